@@ -1,4 +1,4 @@
-"""Publish a data set as a whole: check existing files at DATA, write rejects, and write manifests, DATA's own last."""
+"""Publish a data set as a whole: check existing files at DATA, write rejects, and write manifests (DATA's own last)."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,15 +35,15 @@ _REMEDY = "Give another DATA, or --overwrite to replace it."
 def open_finished(
     data: str, inputs: Mapping[str, Any], options: Mapping[str, Any], version: Mapping[str, Any] | None = None
 ) -> Manifest:
-    """Open the data set at `data`, which must be made from `inputs` with `options`, as this `version`.
+    """Open the data set at `data`, which must have been built from `inputs` with `options`, as this `version`.
 
-    Raises InputError if the data set was made differently; TableError if a table is damaged.
+    Raises InputError if the data set was built differently, and TableError if a table is damaged.
     """
     manifest = find_reusable(data, Request("data", None, {"input": inputs, "options": options}), _REMEDY)
     assert manifest is not None
     made = manifest.parameters.get(VERSION, {}).get("choices")
     if made != (None if version is None else dict(version)):
-        raise InputError(f"{data}: this finished data set was made with another --onto. {_REMEDY}")
+        raise InputError(f"{data}: this finished data set was built with a different --onto. {_REMEDY}")
     for table, digest in manifest.parents.items():
         if Table.open(join(data, table)).digest != digest:
             raise TableError(f"{join(data, table)}: this table was replaced after {data} was published. {_REMEDY}")
@@ -51,14 +51,14 @@ def open_finished(
 
 
 def clear(data: str) -> None:
-    """Remove the data set at `data`, finished or not; unpublish the data set first."""
+    """Unpublish and remove the data set at `data`, whether finished or not."""
     manifests.unpublish(data)
     for name in DataLayout.FOLDERS:
         storage.remove(join(data, name), recursive=True)
 
 
 def place(build: Build, manifest: Manifest) -> Manifest:
-    """Move an attempt's data set into place: tables first, DATA's `manifest` last. Raises LostError, StorageError."""
+    """Move an attempt's data set to DATA: tables first, DATA's `manifest` last. Raises LostError, StorageError."""
     tables = {name: Table.open(join(build.url, name)) for name in manifest.parents}
     try:
         files = [f"{name}/{file}" for name, table in tables.items() for file in table.manifest.files]
@@ -72,7 +72,7 @@ def place(build: Build, manifest: Manifest) -> Manifest:
 
 
 def write_tokenizer(data: str, tokenizer: FrozenTokenizer, parameters: Mapping[str, Any]) -> Manifest:
-    """Write the tokenizer's files and the file for workers; return the manifest, which is published later."""
+    """Write the tokenizer's files, and a copy for the workers; return the manifest, which is published later."""
     folder = DataLayout(data).tokenizer
     storage.write_sealed(tokenizer_url(data), tokenizer.files[FILE])
     entries = [manifests.write_file(folder, name, content) for name, content in sorted(tokenizer.files.items())]
@@ -81,9 +81,10 @@ def write_tokenizer(data: str, tokenizer: FrozenTokenizer, parameters: Mapping[s
 
 
 def check_rejects(inputs: Inputs, raw: Summary, summary: Summary, max_share: float) -> None:
-    """Raise an InputError if too many rows of a table, or too many label mentions in its rows, are rejected.
+    """Raise InputError if too many rows of a table, or too many label mentions in the table's rows, are rejected.
 
-    raw: the counts of the first flow. summary: the rejects so far. In a format without keys, no label may be rejected.
+    raw: the counts from the first flow. summary: the rejects so far. In a format without keys, no label may be
+    rejected.
     """
     over = []
     for table in dict.fromkeys(part.table for part in inputs.parts):
@@ -116,7 +117,7 @@ def publish(
     rejects: Manifest,
     parameters: Mapping[str, Any],
 ) -> Manifest:
-    """Publish tokenizer, queries, labels and rejects, and last the data set, with `parameters` and all their digests.
+    """Publish tokenizer, queries, labels and rejects; then the data set, with `parameters` and the tables' digests.
 
     Raises StorageError.
     """
@@ -142,7 +143,7 @@ def publish(
 def describe_table(
     plan: QueriesPlan | LabelsPlan, summary: Summary, parents: dict[str, str], parameters: dict[str, Any]
 ) -> Manifest:
-    """Return the manifest of the table that `plan` has made."""
+    """Return the manifest of the table that was written with `plan`."""
     kind, source = ("queries", plan.source) if isinstance(plan, QueriesPlan) else ("labels", LABELS)
     rows = sum(shard.rows for shard in summary.shards_of(plan.name))
     counters = {**dict(sorted(summary.counters[plan.name].items())), "rejected": summary.reasons(source)}
@@ -153,7 +154,7 @@ def describe_table(
 def write_rejects(data: str, rejected: Sequence[tuple[str, Packet]], staged: Files) -> Manifest:
     """Write the rejects, one shard per input table, ordered by file and line; return the unpublished manifest.
 
-    Rejects are grouped by range of lines through `staged`, and sorted one range at a time.
+    The function groups rejects by range of lines with temporary files in `staged`, and sorts one range at a time.
     """
     by_table = dict(group_by_key(rejected))
     url, schema, shards = DataLayout(data).rejects, arrow.rejects(), []
@@ -168,7 +169,7 @@ def write_rejects(data: str, rejected: Sequence[tuple[str, Packet]], staged: Fil
 
 
 def _ranges(batch: pa.RecordBatch) -> Iterator[tuple[Range, pa.RecordBatch]]:
-    """Cut rejects by file and range of lines."""
+    """Split rejects by file and range of lines."""
     files = batch["source"].dictionary_encode()
     names, number = files.dictionary.to_pylist(), files.indices.to_numpy().astype("int64")
     part = batch["line"].to_numpy() // _LINES

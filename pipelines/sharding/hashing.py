@@ -1,7 +1,7 @@
-"""64-bit hashes of strings, one column at a time, to place and to compare rows.
+"""64-bit hashes of strings, computed one column at a time, to assign rows to shards and to compare rows.
 
-Each value is read as 8-byte words; the finaliser of SplitMix64 mixes in every word (Steele, Lea, Flood 2014).
-Different keys may have equal hashes. This only costs time, because rows are ordered by (hash, key).
+Each value is read as 8-byte words, and the finaliser of SplitMix64 mixes in every word (Steele, Lea, Flood 2014).
+Collisions cost time but do no harm, because rows are ordered by (hash, key).
 """
 
 import hashlib
@@ -16,7 +16,7 @@ _LONG = 512
 
 
 def hash_strings(column: pa.Array, seed: int) -> np.ndarray:
-    """Hash each value of a string, binary or list column of fixed-width numbers [B], salted: uint64 [B]."""
+    """Hash each value of a string or binary column, or of a list column of numbers [B], with a salt: uint64 [B]."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if pa.types.is_fixed_size_list(column.type):
@@ -55,12 +55,12 @@ def hash_bytes(content: np.ndarray, offsets: np.ndarray, seed: int) -> np.ndarra
 
 
 def combine(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Combine two columns of hashes, in this order, to one hash per row: uint64 [B]."""
+    """Combine two columns of hashes into one hash per row: uint64 [B]. The order of the columns matters."""
     return _mix(_mix(first) ^ second)
 
 
 def in_share(hashes: np.ndarray, share: tuple[float, float]) -> np.ndarray:
-    """Return which hashes [B] are in the share [low, high) of all hashes, by high bits; low bits choose the shard."""
+    """Return which hashes [B], scaled to [0, 1), are in [low, high). Uses high bits; low bits choose the shard."""
     position = (hashes >> np.uint64(32)).astype(np.float64) / 2**32
     return (position >= share[0]) & (position < share[1])
 

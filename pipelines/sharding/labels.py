@@ -1,9 +1,9 @@
-"""Order labels by id, look up the labels that points name, count training points by label, and write the labels.
+"""Order labels by id, look up the labels that points name, count training points per label, and write the labels.
 
 No process has all labels in memory: each shard looks up the keys that it receives, and sends the ids back to the
-blocks. A label's id is its rank in its shard plus the number of labels in all earlier shards. Blocks form groups, so
-that there are at most _REFERENCES references in each direction, for any number of blocks and shards. If there are few
-shards, several places look up keys in the same shard, and each place serves different groups.
+blocks. A label's id is its rank in its shard plus the number of labels in all earlier shards. Blocks are grouped, so
+that at most _REFERENCES references to packets are exchanged in each direction, for any number of blocks and shards. If
+there are few shards, several lookup tasks serve the same shard, and each task serves different groups of blocks.
 """
 
 from collections import Counter
@@ -42,8 +42,8 @@ def order_labels(flow: Flow, plan: LabelsPlan, blocks: list[Block]) -> Ordered:
     """Order labels by id: by (hash, key), or by row in a format without keys.
 
     Returns the collections `rows` and `keys` (shard, packet), `sizes` (shard, number of labels), and `summary`. In a
-    version, shards of earlier labels have the first numbers, and shards of new labels follow. `keys` are sharded by
-    the hash of the key, and have ids if labels already have ids.
+    version, the shards of earlier labels have the lowest numbers, and the shards of new labels follow. `keys` are
+    sharded by the hash of the key, and contain the ids of labels that already have ids.
     """
     encoded = flow.create("Blocks of labels", blocks).flat_map("Encode labels", encode_block, plan)
     every = flow.create("Shards of labels", [(shard, None) for shard in range(plan.shards)])  # even without labels
@@ -52,7 +52,7 @@ def order_labels(flow: Flow, plan: LabelsPlan, blocks: list[Block]) -> Ordered:
 
 
 def keep_labels(ordered: Ordered, plan: LabelsPlan) -> Collection:
-    """Keep rows and sizes of ordered labels for the next flow. Returns Summary."""
+    """Store the rows and sizes of ordered labels for the next flow. Returns Summary."""
     sizes = ordered[SIZES].map("Sizes of labels", _kept_size)
     return ordered[SUMMARY] + sizes + keep(ordered[ROWS], LABELS, plan.files[resume.LABELS])
 
@@ -62,7 +62,7 @@ def _kept_size(element: tuple[int, int]) -> Summary:
 
 
 def write_labels(counts: Collection, plan: LabelsPlan, ordered: Summary) -> Collection:
-    """Write the labels of `ordered`, joined with training counts (shard, packet). Returns Summary."""
+    """Join the labels in `ordered` with their training counts (shard, packet), and write them. Returns Summary."""
     joined = counts.flow.join("Join counts", {"rows": reopen(counts.flow, ordered, LABELS), "counts": counts})
     return joined.map("Write labels", write_shard, plan, ordered.label_sizes)
 
@@ -80,7 +80,7 @@ def encode_block(block: Block, plan: LabelsPlan) -> Iterator[tuple[int, Packet]]
 
 
 def order_shard(element: tuple[int, dict[str, Any]], plan: LabelsPlan) -> Iterator[Tagged]:
-    """Order the labels of (shard, parts), and yield the shard's rows, keys and size, and a summary."""
+    """Order the labels in the parts of (shard, parts); yield the shard's rows, keys, size and summary."""
     shard, parts = element
     plan.meter.start(ORDER)
     table = gather(parts["rows"], plan.row_schema)
@@ -99,7 +99,7 @@ def order_shard(element: tuple[int, dict[str, Any]], plan: LabelsPlan) -> Iterat
 def send_ordered(
     shard: int, plan: LabelsPlan, table: pa.Table, keys: pa.Table, counters: Counter[str], rejects: list[Reject]
 ) -> Iterator[Tagged]:
-    """Send the labels of a shard in the order of their ids, the number of labels, the `keys`, and a summary."""
+    """Yield a shard's labels in the order of their ids, the number of labels, the `keys`, and a summary."""
     number = plan.shards_before + shard
     counters["truncated"] = int(np.count_nonzero(table["truncated"].to_numpy()))
     yield Tagged(SUMMARY, reported(LABELS, rejects, plan.files[resume.REJECTS], counters={plan.name: counters}))
@@ -112,7 +112,7 @@ def send_ordered(
 
 
 def write_shard(element: tuple[int, dict[str, Any]], plan: LabelsPlan, sizes: dict[int, int]) -> Summary:
-    """Write the file of (shard, parts): ordered labels, and their counts in any order."""
+    """Write a shard's file from (shard, parts); the parts are ordered labels, and label counts in any order."""
     shard, parts = element
     plan.meter.start(WRITE)
     table = gather(parts["rows"], plan.row_schema)
@@ -129,7 +129,7 @@ def write_shard(element: tuple[int, dict[str, Any]], plan: LabelsPlan, sizes: di
 
 
 def duplicates(ordered: rows.Ordered, sources: Mapping[int, str]) -> list[Reject]:
-    """Return rejects for rows that have the same key as a kept row, but different content."""
+    """Return rejects for rows that have the same key as a retained row, but different content."""
     rejects = []
     for row, kept in zip(ordered.rejected.to_pylist(), ordered.kept.to_pylist(), strict=True):
         place = f"{sources[kept['part']]}, line {kept['row'] + 1}"
@@ -149,7 +149,7 @@ def count_labels(label_ids: np.ndarray, first: np.ndarray) -> Iterator[tuple[int
 
 
 def sum_counts(parts: Iterable[pa.RecordBatch], first: int, labels: int) -> np.ndarray:
-    """Sum the training points of the labels [first, first + labels): int64 [labels]."""
+    """Sum the numbers of training points of the labels [first, first + labels): int64 [labels]."""
     total = np.zeros(labels, np.int64)
     for part in parts:
         np.add.at(total, part["label_id"].to_numpy() - first, part["count"].to_numpy())
@@ -157,7 +157,7 @@ def sum_counts(parts: Iterable[pa.RecordBatch], first: int, labels: int) -> np.n
 
 
 def count_tokens(table: pa.Table) -> Counter[str]:
-    """Count tokens and features of finished rows, and empty rows; a row with only a vector is not empty."""
+    """Count tokens, features and empty rows in finished rows; a row that has only a vector is not empty."""
     counts: Counter[str] = Counter()
     counted = {"input_ids": "tokens", "feature_ids": "features"}
     empty = np.full(table.num_rows, not counted.keys().isdisjoint(table.column_names))
@@ -170,25 +170,25 @@ def count_tokens(table: pa.Table) -> Counter[str]:
 
 
 def ids_of_table(table: str) -> str:
-    """Return the name of the collection of label ids by group, for the blocks of an input table."""
+    """Return the name of the collection that contains, per group of an input table's blocks, the label ids."""
     return f"ids of {table}"
 
 
 def group_blocks(blocks: Sequence[Block], shards: int) -> list[tuple[int, Blocks]]:
-    """Group blocks that are joined with `shards` label shards: (number, blocks)."""
+    """Group blocks into (number, blocks), with larger groups if there are many blocks and label `shards`."""
     size = max(1, -(-len(blocks) * shards // _REFERENCES))
     return [(start // size, tuple(blocks[start : start + size])) for start in range(0, len(blocks), size)]
 
 
 def places_of_shard(shards: int) -> int:
-    """Return how many places look up keys in one shard: place p belongs to shard p // places."""
+    """Return how many lookup tasks serve one shard, n: task p serves shard p // n."""
     return -(-_PLACES // shards)
 
 
 def resolve_labels(groups: Collection, ordered: Ordered, plan: LabelsPlan, seed: int) -> Collection:
-    """Look up the labels of groups (number, blocks): (number, packet in files with columns `index` and `label_id`).
+    """Look up the labels that groups (number, blocks) name: (number, packet with columns `index` and `label_id`).
 
-    seed: seed of the hash that chooses a label's shard.
+    The packets are in files. seed: seed of the hash that chooses a label's shard.
     """
     mentions = groups.flat_map("Route mentions", route_mentions, plan, seed)
     keys = ordered[KEYS].flat_map("Keys to places", copy_keys, plan.shards)
@@ -197,7 +197,7 @@ def resolve_labels(groups: Collection, ordered: Ordered, plan: LabelsPlan, seed:
 
 
 def copy_keys(element: tuple[int, Packet], shards: int) -> Iterator[tuple[int, Packet]]:
-    """Send the packet of (label shard, packet of its keys) to all places of the shard."""
+    """Send a label shard's keys, (shard, packet), to all lookup tasks of the shard: (task, packet)."""
     shard, packet = element
     places = places_of_shard(shards)
     yield from ((shard * places + place, packet) for place in range(places))
@@ -206,7 +206,7 @@ def copy_keys(element: tuple[int, Packet], shards: int) -> Iterator[tuple[int, P
 def route_mentions(
     element: tuple[int, Blocks], plan: LabelsPlan, seed: int
 ) -> Iterator[tuple[int, tuple[int, Packet]]]:
-    """Send the label keys in (group number, blocks) to their places: (place, (group number, packet))."""
+    """Send the label keys in (group number, blocks) to lookup tasks: (task, (group number, packet))."""
     number, blocks = element
     plan.meter.start(SEND)
     mentions = [batch for batch in map(read_mentions, blocks) if batch is not None]
@@ -222,14 +222,14 @@ def route_mentions(
 
 
 def read_mentions(block: Block) -> pa.RecordBatch | None:
-    """Read the label keys in a block; None if its points do not name labels by key."""
+    """Read the label keys in a block; None if the block's points do not name labels by key."""
     return None if block.mentions is None else next(receive([block.mentions]))
 
 
 def resolve_shard(
     element: tuple[int, dict[str, Any]], plan: LabelsPlan, sizes: dict[int, int]
 ) -> Iterator[tuple[int, Packet]]:
-    """Look up the label keys in (place, parts), and send the ids back: (group number, packet)."""
+    """Look up the label keys in (lookup task, parts), and send the ids back: (group number, packet)."""
     place, parts = element
     plan.meter.start(FIND)
     (labels,) = receive(parts["keys"])
@@ -243,7 +243,7 @@ def resolve_shard(
 
 
 def ids_of(labels: pa.RecordBatch, first: int) -> pa.Array:
-    """Return the ids of a shard's labels: the column `label_id`, or numbers from `first` on for new labels."""
+    """Return the ids of a shard's labels: the values of `label_id`, or numbers from `first` on for new labels."""
     if "label_id" not in labels.schema.names:
         return pa.array(np.arange(first, first + labels.num_rows))
     new = pc.is_null(labels["label_id"]).to_numpy(zero_copy_only=False)
@@ -255,9 +255,9 @@ def ids_of(labels: pa.RecordBatch, first: int) -> pa.Array:
 def look_up(
     labels: pa.Array, ids: pa.Array, mentions: list[tuple[int, pa.RecordBatch]]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield (group number, `index` and `label_id` of the labels that exist) for each (group number, `index`, `key`).
+    """For each (group number, `index` and `key`), yield (group number, `index` and `label_id` of existing labels).
 
-    labels, ids: the keys of a shard's labels, and their ids.
+    labels, ids: the keys and the ids of a shard's labels.
     """
     keys = pa.concat_arrays([batch["key"] for _, batch in mentions])
     rank = pc.index_in(keys, value_set=labels)

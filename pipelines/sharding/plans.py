@@ -1,4 +1,4 @@
-"""Plans of a sharding run: the launching process makes every choice once, from the counts of the first flow."""
+"""Plans for a sharding run. The launching process makes each choice once, based on the counts from the first flow."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ from schemas.text_model import DenseModel, TextEmbedder
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """Plan of the first flow, from input files to parsed `blocks` and `rejects`; `bulk`: exchange within the flow."""
+    """Plan of the first flow, which parses input files into `blocks` and `rejects`. `bulk`: exchange in the flow."""
 
     form: Format
     inputs: Inputs
@@ -38,7 +38,7 @@ class ReadPlan:
 
 @dataclass(frozen=True)
 class OlderShards:
-    """Shards of an older table of points. The hash of a key selects the shard: hash % `count` is an index in `numbers`.
+    """Shards of an older table of points. A key belongs to shard hash % `count`.
 
     `numbers`: the position of each shard among all older shards of the split; -1 if the shard has no rows.
     """
@@ -49,7 +49,7 @@ class OlderShards:
 
 @dataclass(frozen=True)
 class TablePlan:
-    """Plan of a table: the facts that queries and labels share."""
+    """Plan of a table: the fields that plans of queries and plans of labels share."""
 
     table: str  # URL of the output
     shards: int
@@ -76,7 +76,7 @@ class TablePlan:
 
 @dataclass(frozen=True)
 class QueriesPlan(TablePlan):
-    """Plan of one split, from parsed blocks to `queries/<split>`."""
+    """Plan for turning the parsed blocks of one split into `queries/<split>`."""
 
     split: str
     source: str  # the input table: a validation split may be taken from `train`
@@ -103,7 +103,7 @@ class QueriesPlan(TablePlan):
 
     @property
     def row_schema(self) -> pa.Schema:
-        """Columns before writing: the table's columns without `query_id`, and columns for ordering and counting."""
+        """Columns before writing: all columns except `query_id`, and extra columns for ordering and counting."""
         extra = [("truncated", pa.bool_()), ("merged", pa.int32())]
         fields = [field.with_nullable(True) for field in self.schema if field.name != "query_id"]
         return pa.schema([*_place(), *extra, *fields])
@@ -111,7 +111,7 @@ class QueriesPlan(TablePlan):
 
 @dataclass(frozen=True)
 class LabelsPlan(TablePlan):
-    """Plan of the labels, from parsed blocks to `labels`."""
+    """Plan for turning the parsed blocks of the labels into `labels`."""
 
     rows: int  # number of rows of the input
     keyed: bool
@@ -121,7 +121,7 @@ class LabelsPlan(TablePlan):
 
     @property
     def shard_rows(self) -> int:
-        """Number of labels in each shard except the last, if a label's id is its row."""
+        """Number of labels in each shard except the last, for labels whose id is their row number."""
         return -(-self.rows // self.shards) or 1
 
     @property
@@ -131,14 +131,14 @@ class LabelsPlan(TablePlan):
 
     @property
     def row_schema(self) -> pa.Schema:
-        """Columns before writing: the table's columns without `label_id` and `frequency`, and columns for ordering."""
+        """Columns before writing: all columns except `label_id` and `frequency`, and extra columns for ordering."""
         later = ("label_id", "frequency")
         fields = [field.with_nullable(True) for field in self.schema if field.name not in later]
         return pa.schema([*_place(), ("truncated", pa.bool_()), *fields])
 
     @property
     def raw_schema(self) -> pa.Schema:
-        """Columns before texts are tokenized and embedded."""
+        """Columns of rows before texts are tokenized and embedded."""
         made = {"truncated", "input_ids", *(["dense"] if self.embedder else [])}
         return pa.schema([field for field in self.row_schema if field.name not in made])
 
@@ -154,17 +154,17 @@ _BYTES_A_TOKEN = 4.5  # bytes of text
 
 
 class MadeDense(NamedTuple):
-    """Dense vectors [dimension] that `model` makes from texts."""
+    """Dense vectors [dimension] that `model` computes from texts."""
 
     model: DenseModel
     dimension: int
 
 
 class Basis(NamedTuple):
-    """Basis of the plans: inputs, the first flow's summary, DATA, options, and the tokenizer.
+    """Information that the plans are based on: inputs, the first flow's summary, DATA, options, and the tokenizer.
 
-    `dense`: vectors that a model makes. `tables`: URL of the tables, DATA or the part of a version.
-    `labels_before`, `shards_before`: how many labels and label shards the earlier version has. `bulk`, `files`,
+    `dense`: vectors that a model computes. `tables`: URL of the tables, which is DATA or a version's part.
+    `labels_before`, `shards_before`: number of labels and label shards in the earlier version. `bulk`, `files`,
     `meter`, `threads`: see `TablePlan`.
     """
 
@@ -183,13 +183,13 @@ class Basis(NamedTuple):
     threads: int
 
     def dense_of(self, table: str) -> int:
-        """Return the length of a row's vector in the input table `table`; 0 without vectors."""
+        """Return the length of each row's vector in the input table `table`; 0 if rows have no vectors."""
         if self.dense is not None:
             return self.dense.dimension if self.raw.count_input(table, "text_bytes") else 0
         return max((part.holds.dense for part in self.inputs.of(table) if not part.holds.derived), default=0)
 
     def shared(self, table: str, *sources: str) -> dict[str, Any]:
-        """Return fields of `TablePlan` for the input `table` and all its `sources`."""
+        """Return fields of `TablePlan` for the input `table` and the additional input tables `sources`."""
         rows, frozen, options = self.raw.count_input(table, "rows"), self.tokenizer, self.options
         dense, what = self.dense_of(table), "labels" if table == LABELS else "queries"
         return {
@@ -210,7 +210,7 @@ class Basis(NamedTuple):
 
 
 def plan_queries(basis: Basis, filter_pairs: Mapping[str, int]) -> list[QueriesPlan]:
-    """Plan each split; splits with a share are taken from `train`. `filter_pairs`: number of filter pairs by split."""
+    """Plan each split, including splits taken from `train`. `filter_pairs`: number of filter pairs per split."""
     plans = [_plan_split(split, basis, bool(filter_pairs.get(split))) for split in basis.inputs.splits]
     options, train = basis.options, next(plan for plan in plans if plan.split == "train")
     cuts, low = list[QueriesPlan](), 0.0
@@ -241,24 +241,24 @@ def plan_labels(basis: Basis) -> LabelsPlan:
 
 
 def check(inputs: Inputs, options: ShardOptions) -> None:
-    """Raise InputError for faults that are visible before any file is read."""
+    """Raise InputError for problems that can be detected before any file is read."""
     cuts = {"val": options.validation_share, "test": options.test_share}
     for split, kind in (("val", "validation"), ("test", "test")):
         if cuts[split] and split in inputs.splits:
-            raise InputError(f"{name_of(inputs, split)} is a {kind} split already. Remove it, or do not split train.")
+            raise InputError(f"{name_of(inputs, split)} is already a {kind} split. Remove it, or do not split train.")
     if not inputs.keyed and len(inputs.of(LABELS)) != 1:
         raise InputError(
-            f"{name_of(inputs, LABELS)}: the line number of a label is its id, so the labels must be in a single file."
+            f"{name_of(inputs, LABELS)}: a label's line number is its id, so all labels must be in a single file."
         )
     for split, url in inputs.filters.items():
         if len(inputs.of(split)) != 1:
             raise InputError(
-                f"{url}: a filter refers to the lines of one file of {split}, but INPUT has several files or no file."
+                f"{url}: a filter refers to line numbers, so INPUT must have exactly one file for {split}."
             )
 
 
 def stage_filters(inputs: Inputs, raw: Summary, data: str) -> dict[str, int]:
-    """Check filter files and write their pairs to staging. Returns the number of pairs by split. Raises InputError."""
+    """Check filter files and write the pairs to staging. Returns the number of pairs per split. Raises InputError."""
     counts = {}
     for split, url in inputs.filters.items():
         rows, labels = raw.count_input(split, "rows_in"), raw.count_input(LABELS, "rows_in")
@@ -269,10 +269,10 @@ def stage_filters(inputs: Inputs, raw: Summary, data: str) -> dict[str, int]:
 
 
 def parse_filter(content: bytes, url: str, rows: int, labels: int) -> np.ndarray:
-    """Parse a filter file to distinct, sorted pairs (row, label): int64 [F, 2] in [0, rows) × [0, labels).
+    """Parse a filter file into distinct, sorted pairs (row, label): int64 [F, 2] in [0, rows) × [0, labels).
 
-    `url` is for messages. Raises InputError with the line number if a line is malformed, or its point or label does not
-    exist.
+    `url` is used in messages. Raises InputError with the line number if a line is malformed, or if the line's point or
+    label does not exist.
     """
     pairs: list[tuple[int, int]] = []
     for number, line in enumerate(content.split(b"\n"), start=1):
@@ -300,12 +300,12 @@ def parse_filter(content: bytes, url: str, rows: int, labels: int) -> np.ndarray
 
 
 def tokenizer_url(data: str) -> str:
-    """Return the URL of the tokenizer's file in staging, which the workers open."""
+    """Return the URL of the staged tokenizer file, which the workers open."""
     return join(staging(data), "tokenizer.json")
 
 
 def name_of(inputs: Inputs, table: str) -> str:
-    """Return the name of an input table for messages: its file, or the number of its files."""
+    """Return an input table's name for messages: the file's name, or the number of files."""
     parts = inputs.of(table)
     return parts[0].name if len(parts) == 1 else f"the {len(parts)} files of {table}"
 
@@ -329,7 +329,7 @@ def _plan_split(split: str, basis: Basis, filtered: bool) -> QueriesPlan:
 
 
 def _estimated_bytes(table: str, basis: Basis, text: bool) -> float:
-    """Estimate the bytes of a table in storage, with or without its `text`."""
+    """Estimate the stored size of a table in bytes, with or without the column `text`."""
     raw = basis.raw
     text_bytes = raw.count_input(table, "text_bytes")
     most = raw.count_input(table, "rows") * basis.tokenizer.max_tokens if basis.tokenizer else 0

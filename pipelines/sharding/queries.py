@@ -1,4 +1,4 @@
-"""Make the queries of one split: add label ids and tokens to blocks; order, number and write shards."""
+"""Build the queries of one split: add label ids and tokens to blocks, then order, number and write shards."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,16 +29,16 @@ PAIRS = pa.schema(
 
 
 class Group(NamedTuple):
-    """Blocks of an input table, and the ids of their labels, or None if the blocks do not name labels."""
+    """Blocks of an input table. `ids`: ids of the labels that the blocks name; None if the blocks name no labels."""
 
     blocks: tuple[Block, ...]
     ids: Packet | None
 
 
 def assemble_queries(flow: Flow, plan: QueriesPlan, groups: Mapping[str, list[Group]]) -> Collection:
-    """Assemble one split. Returns a Summary; `kept` has the places of the rows and pairs of each shard.
+    """Assemble one split. Returns a Summary, in which `kept` locates the rows and pairs of each shard.
 
-    groups: groups of blocks, by input table.
+    groups: groups of blocks, per input table.
     """
     sources = (plan.source, PAIRS_OF + plan.source) if plan.pairs else (plan.source,)
     summaries = []
@@ -50,12 +50,12 @@ def assemble_queries(flow: Flow, plan: QueriesPlan, groups: Mapping[str, list[Gr
 
 
 def names_of(plan: QueriesPlan) -> tuple[str, str]:
-    """Return the names of the split's collections of rows by shard and of pairs by shard."""
+    """Return the names of the split's two collections: rows per shard, and pairs per shard."""
     return f"rows of {plan.split}", f"pairs of {plan.split}"
 
 
 def assemble_points(groups: Iterable[Group], plan: QueriesPlan) -> Iterator[Tagged]:
-    """Tokenize the points of groups of blocks, and send rows of the plan's `row_schema` to their shards."""
+    """Tokenize the points in groups of blocks, and send rows with the plan's `row_schema` to their shards."""
     tokens = open_tokens(plan)
     pairs = np.frombuffer(storage.read_sealed(plan.filters), np.int64).reshape(-1, 2) if plan.filters else None
 
@@ -71,7 +71,7 @@ def assemble_points(groups: Iterable[Group], plan: QueriesPlan) -> Iterator[Tagg
 
 
 def assemble_pairs(groups: Iterable[Group], plan: QueriesPlan) -> Iterator[Tagged]:
-    """Send pairs with the ids of their labels to their shards, with columns PAIRS."""
+    """Add label ids to pairs, and send the pairs to their shards, with columns PAIRS."""
 
     def finish(batch: pa.RecordBatch) -> pa.RecordBatch:
         batch = batch.filter(pc.equal(pc.list_value_length(batch["label_ids"]), 1))
@@ -87,7 +87,7 @@ def _assemble(
     finish: Callable[[pa.RecordBatch], pa.RecordBatch],
     count: Callable[[str, int], None],
 ) -> Iterator[Tagged]:
-    """Add `label_ids` to rows, send the results of `finish`, many blocks at a time, and sum up rejects."""
+    """Add `label_ids` to rows, send the results of `finish` for many blocks at a time, and summarize rejects."""
     summaries: list[Summary] = []
 
     def parts() -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -105,7 +105,7 @@ def _assemble(
 
 
 def _with_labels(group: Group, plan: QueriesPlan) -> Iterator[tuple[Block, pa.RecordBatch, list[Reject]]]:
-    """Yield each block, its rows in the plan's share with their label ids, and its rejects."""
+    """Yield each block with its rejects, and its rows that belong to the plan's split, with label ids."""
     mentions = [read_mentions(block) for block in group.blocks]
     ends = np.cumsum([0 if named is None else named.num_rows for named in mentions])
     ids = np.split(known_ids(int(ends[-1]), receive(read_places(group.ids))), ends[:-1])
@@ -123,7 +123,7 @@ _UNORDERED = ("input_ids", "text", "feature_ids", "feature_values", "dense")  # 
 
 
 class Shard(NamedTuple):
-    """One shard of a split: the places of its rows and of its pairs, or None if it has no pairs."""
+    """One shard of a split: packets that locate the shard's rows and pairs; None if there are none."""
 
     number: int
     rows: Packet | None
@@ -137,8 +137,8 @@ class Shard(NamedTuple):
 def write_queries(flow: Flow, plan: QueriesPlan, assembled: Summary) -> dict[str, Collection]:
     """Write one split. Returns the collections `summary` (Summary) and `frequencies` (label shard, packet).
 
-    If the plan has older shards, also `again` (older shard, packet): keys that older points may have. assembled: the
-    places of the rows, and the number of labels in each label shard.
+    If the plan has older shards, also returns `again` (older shard, packet): keys that older points may have.
+    assembled: the locations of the rows, and the number of labels in each label shard.
     """
     places, pairs = (assembled.kept.get(name, {}) for name in names_of(plan))
     every = [Shard(number, places.get(number), pairs.get(number)) for number in range(plan.shards)]
@@ -150,10 +150,10 @@ def write_queries(flow: Flow, plan: QueriesPlan, assembled: Summary) -> dict[str
 
 
 def order_shard(shard: Shard, plan: QueriesPlan, label_sizes: dict[int, int]) -> Iterator[Tagged]:
-    """Order the rows of a shard, with the labels of its pairs. Yields places, size, label counts, and summaries.
+    """Order the rows of a shard, with the labels from pairs. Yields positions, size, label counts and summaries.
 
-    Rows are not written again: only the position of each row among the gathered rows is sent, and its labels if the
-    labels have changed.
+    Whole rows are not written again. Only each row's position among the gathered rows is sent, and the row's labels if
+    the labels have changed.
     """
     plan.meter.start(ORDER)
     staged = plan.files[resume.REJECTS]
@@ -194,7 +194,7 @@ def order_shard(shard: Shard, plan: QueriesPlan, label_sizes: dict[int, int]) ->
 
 
 def write_shard(element: tuple[Shard, Packet], plan: QueriesPlan, sizes: dict[int, int]) -> Summary:
-    """Write a shard from (shard, positions of its rows in order); `sizes` (rows of each shard) give its first id."""
+    """Write a shard from (shard, ordered positions of its rows); `sizes` are the rows per shard, for the first id."""
     shard, packet = Shard(*element[0]), element[1]
     plan.meter.start(WRITE)
     (order,) = receive([packet])
@@ -211,7 +211,7 @@ def write_shard(element: tuple[Shard, Packet], plan: QueriesPlan, sizes: dict[in
 
 
 def _count(table: pa.Table) -> Counter[str]:
-    """Return the manifest's counters of ordered rows, except the counters of texts."""
+    """Return the manifest's counters for ordered rows, except the counters for texts."""
     counts = Counter(
         rows_out=table.num_rows,
         truncated=int(np.count_nonzero(table["truncated"].to_numpy())),

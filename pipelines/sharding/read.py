@@ -1,4 +1,4 @@
-"""First flow: read every input file once, parse and count the rows, and write the rows to staging by block."""
+"""First flow: read every input file once, parse and count the rows, and write the rows to staging in blocks."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,7 +46,7 @@ def read_part(number: int, plan: ReadPlan) -> Iterator[tuple[tuple[int, int], Pa
 
 
 def parse_block(element: tuple[tuple[int, int], Iterable[Packet]], plan: ReadPlan) -> Summary:
-    """Parse ((part, block), raw rows) to a Block in staging; the files of a failed attempt are never read."""
+    """Parse ((part, block), raw rows) into a Block in staging. Files that a failed attempt has written are not read."""
     (number, block), packets = element
     plan.meter.start(PARSE)
     (raw,) = receive(packets)
@@ -66,7 +66,7 @@ def parse_block(element: tuple[tuple[int, int], Iterable[Packet]], plan: ReadPla
 def describe_first(raw: Summary, inputs: Inputs, table: str) -> str | None:
     """Describe the first row of an input table as it was parsed.
 
-    Returns None if the table has no rows, or if the labels have no texts, or if only the points name the labels.
+    Returns None if the table has no rows, if the labels have no texts, or if labels occur only in points.
     """
     if table == LABELS and not (raw.count_input(LABELS, "text_bytes") and not inputs.of(LABELS)[0].holds.derived):
         return None
@@ -101,7 +101,7 @@ def hash_file(url: str) -> Summary:
 
 
 def _hashed_pairs(pairs: pa.RecordBatch, seed: int) -> pa.RecordBatch:
-    """Return pairs as points with one label each, with the hash of their keys."""
+    """Turn each pair into a point with one label, and add the hash of the point's key."""
     keys, offsets = pairs["query_key"], pa.array(range(pairs.num_rows + 1), pa.int32())
     named = pa.ListArray.from_arrays(offsets, pairs["label_key"])
     hashes = pa.array(hash_strings(keys, seed))
@@ -130,7 +130,7 @@ def _count(others: int, rows: pa.RecordBatch) -> Counter[str]:
 
 
 def with_hashes(batch: pa.RecordBatch, seed: int) -> pa.RecordBatch:
-    """Add `hash` (of the key; chooses the shard) and `content` (hash of text, features and vector), both uint64."""
+    """Add `hash` (of the key, to choose the shard) and `content` (hash of text, features and vector), both uint64."""
     content = hash_strings(batch["text"], seed)
     for name in CONTENT[1:]:
         if name in batch.schema.names:
@@ -140,9 +140,9 @@ def with_hashes(batch: pa.RecordBatch, seed: int) -> pa.RecordBatch:
 
 
 def split_mentions(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-    """Replace `label_keys` of points with `label_index`: positions in the second batch, which has the distinct keys.
+    """Replace the points' `label_keys` with `label_index`: positions in a second batch, which contains distinct keys.
 
-    Points without keys are returned unchanged, with None.
+    If points have no `label_keys`, returns the unchanged points and None.
     """
     if "label_keys" not in batch.schema.names:
         return batch, None
@@ -156,19 +156,19 @@ def split_mentions(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatc
 
 
 def sample_position(hashes: np.ndarray) -> np.ndarray:
-    """Return the place [B] of each hash in [0, 1) for sampling: independent of its shard and of a validation split."""
+    """Map each hash to [0, 1) for sampling: float64 [B], independent of the row's shard and of a validation split."""
     return (combine(hashes, hashes) >> np.uint64(11)).astype(np.float64) / 2**53
 
 
 def split_sample(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield ("sampled", rows) and ("rest", rows) of points or labels."""
+    """Split points or labels into a sample and the other rows: yield ("sampled", rows) and ("rest", rows)."""
     sampled = pa.array(sample_position(batch["hash"].to_numpy()) < SAMPLED_SHARE)
     yield "sampled", batch.filter(sampled)
     yield "rest", batch.filter(pc.invert(sampled))
 
 
 def sample_texts(blocks: Sequence[Block], rows: int, size: int) -> pa.ChunkedArray:
-    """Draw about `size` of the `rows` texts in `blocks`, by the hashes of their keys; all texts if `rows` is smaller.
+    """Draw about `size` of the `rows` texts in `blocks`, using the hashes of the keys; all texts if there are fewer.
 
     Raises StorageError.
     """

@@ -1,10 +1,10 @@
-"""Phases of making a data set: a resumed run continues after the last finished phase.
+"""Phases of building a data set; a resumed run continues after the last finished phase.
 
     <kind>-<attempt>/    files of a phase, in folders that belong to one attempt
     <phase>.json         record of a finished phase: the folders that later phases need, with their contents
 
-Only the holder of the output's claim writes records, and removes files that are no longer needed: the input of a phase
-is removed when the phase is done. Two runs do the same work if the digests of their input files are equal.
+Only the owner of the output's claim writes records and removes files. When a phase is done, its input is removed. Two
+runs do the same work if the digests of their input files are equal.
 """
 
 import json
@@ -30,7 +30,7 @@ from schemas.storage import join
 
 @dataclass
 class Phases:
-    """Phases below `root`, which the owner of `claim` writes; `digest` identifies the work."""
+    """Records and files of phases below `root`, written by the owner of `claim`. `digest` identifies the work."""
 
     root: str
     digest: str
@@ -38,11 +38,11 @@ class Phases:
     needed: set[str] = field(default_factory=set)  # names under the root that stay for a later run
 
     def folder(self, kind: str) -> str:
-        """Return the prefix of this attempt's files of one kind."""
+        """Return the folder for this attempt's files of one kind."""
         return join(self.root, f"{kind}-{self.claim.attempt}")
 
     def find(self, *phases: str) -> tuple[str, Any] | None:
-        """Return the last finished and undamaged phase of `phases` (in order), and its output; remove all other phases.
+        """Return the last of the ordered `phases` that is finished and undamaged, and its output; remove other phases.
 
         Raises LostError, StorageError.
         """
@@ -57,7 +57,7 @@ class Phases:
         return None
 
     def finish(self, phase: str, left: Any, kinds: Sequence[str]) -> None:
-        """Record that `phase` is finished with its output `left`; remove all folders except the folders of `kinds`.
+        """Record that `phase` is finished, with its output `left`; remove all folders except those of `kinds`.
 
         Raises LostError, StorageError.
         """
@@ -80,7 +80,7 @@ class Phases:
     def _read(self, phase: str) -> Mapping[str, Any] | None:
         """Return the record of a phase; None if it is missing, belongs to other work, or a file has changed."""
         try:
-            content = storage.read_sealed(join(self.root, _file(phase)), remedy="The file is made again.")
+            content = storage.read_sealed(join(self.root, _file(phase)), remedy="The file is written again.")
             record: Mapping[str, Any] = json.loads(content)
         except (FileNotFoundError, TableError):
             return None
@@ -103,18 +103,18 @@ _THREADS = 8
 BLOCKS, REJECTS, LABELS, IDS, ROWS = "blocks", "rejects", "labels", "ids", "rows"  # folders that phases write
 READ, JOINED, TOKENIZED = "read", "joined", "tokenized"
 _DONE = {
-    READ: "rows are read",
-    JOINED: "rows are read, and label ids are known",
-    TOKENIZED: "rows are read and tokenized",
+    READ: "rows have been read",
+    JOINED: "rows have been read, and label ids are known",
+    TOKENIZED: "rows have been read and tokenized",
 }
 _NEEDED = {READ: (BLOCKS, REJECTS), JOINED: (BLOCKS, REJECTS, LABELS, IDS), TOKENIZED: (REJECTS, LABELS, ROWS)}
 
 
 @dataclass(frozen=True)
 class Finished:
-    """Summaries of the phases up to `phase`. raw: summary of the first flow; later: summaries of the later flows.
+    """Summaries of the phases up to `phase`. raw: summary of the first flow; later: summary of the later flows.
 
-    frozen: the tokenizer, after it is chosen.
+    frozen: the tokenizer, or None before the tokenizer is chosen.
     """
 
     phase: str
@@ -127,14 +127,17 @@ _AS_JSON = TypeAdapter(Finished)
 
 
 def digest(inputs: Inputs, recorded: Mapping[str, Any], version: Mapping[str, Any] | None) -> str:
-    """Return the digest of all that determines the work, except contents of files, which are compared separately."""
+    """Return the digest of everything that determines the work, except file contents, which are compared separately."""
     parts = [[part.table, part.name, dict(part.files), part.rows, vars(part.holds)] for part in inputs.parts]
     work = [code_version(), inputs.format, parts, dict(inputs.filters), dict(recorded), version and dict(version)]
     return storage.sha256(json.dumps(work, sort_keys=True).encode())
 
 
 def find_finished(phases: Phases, inputs: Inputs, data: str, say: Progress) -> Finished | None:
-    """Return the finished phases of an earlier run of this work; remove other files. Raises LostError, StorageError."""
+    """Return the phases that an earlier run of the same work finished, if any; remove other files.
+
+    Raises LostError, StorageError.
+    """
     record = phases.find(*_DONE)
     if record is None:
         return None
@@ -164,17 +167,17 @@ def files_of(inputs: Inputs) -> tuple[str, ...]:
 
 
 def read_files(inputs: Inputs) -> dict[str, tuple[int, str]]:
-    """Return (bytes, SHA-256) of every input file by its URL. Raises InputError, StorageError."""
+    """Return each input file's size in bytes and SHA-256, by URL. Raises InputError, StorageError."""
     urls = files_of(inputs)
     with ThreadPoolExecutor(_THREADS) as pool:
         return dict(zip(urls, pool.map(lines.identify, urls), strict=True))
 
 
 def identity(inputs: Inputs, files: Mapping[str, tuple[int, str]]) -> Identity:
-    """Return name, bytes and SHA-256 of the files, by use.
+    """Return the name, size in bytes and SHA-256 of the files of each kind.
 
-    In a format with keys, names and order of files do not matter, so the sorted digests identify several files of one
-    kind.
+    In a format with keys, the names and the order of files do not matter, so several files of one kind are identified
+    by their sorted digests.
     """
     return {kind: _described(urls, files, inputs.keyed) for kind, urls in group_by_key(_places(inputs))}
 

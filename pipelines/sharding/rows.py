@@ -1,8 +1,8 @@
 """Pure functions that put rows into their final order, merge duplicates, attach label ids to points, and reject rows.
 
-The rule for duplicates does not depend on files or lines. Rows with equal key and content become one row with all their
-labels. If rows with equal keys differ in content, the row with the smallest content hash stays, and the other rows are
-rejected.
+The handling of duplicates does not depend on file names or line numbers. Rows with the same key and content become one
+row with all their labels. If rows with the same key differ in content, the row with the smallest content hash is
+retained, and the other rows are rejected.
 """
 
 from collections.abc import Mapping
@@ -21,9 +21,9 @@ LISTS = ("label_ids", "filter_label_ids")  # list columns that are united when r
 
 
 class Ordered(NamedTuple):
-    """Ordered rows: by (hash, key), with each key once. merged: number of rows that were merged into other rows.
+    """Rows in the order of (hash, key), with distinct keys. merged: number of rows that were merged into other rows.
 
-    rejected, kept: the place (columns part, row, key) of each rejected row, and of the row that stays instead.
+    rejected, kept: columns part, row and key of each rejected row, and of the retained row with the same key.
     """
 
     rows: pa.Table
@@ -33,7 +33,7 @@ class Ordered(NamedTuple):
 
 
 def order(rows: pa.Table) -> Ordered:
-    """Put rows [N] with hash, key, content, part, row into their final order; unite the LISTS of merged rows."""
+    """Sort rows [N] by hash, key, content, part and row, and handle duplicates; unite the LISTS of merged rows."""
     rows = _sort(rows)
     place = rows.select(["part", "row", "key"])
     count = rows.num_rows
@@ -60,7 +60,7 @@ def order(rows: pa.Table) -> Ordered:
 
 
 def unite(owner: np.ndarray, ids: np.ndarray, rows: int, kind: pa.DataType) -> pa.ListArray:
-    """Turn pairs (owner[i], ids[i]) in any order into a list column: the distinct ids of each row, sorted."""
+    """Turn unordered pairs (owner[i], ids[i]) into a list column with the sorted, distinct ids of each row."""
     by = np.lexsort((ids, owner))
     owner, ids = owner[by], ids[by]
     new = np.ones(len(ids), bool)
@@ -69,7 +69,7 @@ def unite(owner: np.ndarray, ids: np.ndarray, rows: int, kind: pa.DataType) -> p
 
 
 def add_pairs(rows: pa.Table, keys: pa.Array, ids: np.ndarray) -> tuple[pa.Table, np.ndarray]:
-    """Add the labels `ids` [P] of the queries `keys` [P] to ordered rows; return rows, and missing keys bool [P]."""
+    """Add the labels `ids` [P] to the rows with the keys `keys` [P]; return rows, and bool [P] for missing keys."""
     column = rows["key"].combine_chunks()
     places = pc.index_in(keys, value_set=column).fill_null(-1).to_numpy()
     values, offsets = parquet.list_column(rows, "label_ids")
@@ -106,10 +106,10 @@ Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 def attach_labels(
     batch: pa.RecordBatch, plan: QueriesPlan, ids: np.ndarray, keys: pa.Array | None
 ) -> tuple[pa.RecordBatch, list[Reject]]:
-    """Return points with `label_ids` of the table's type, and rejects; points without a label are left out.
+    """Return the points that have labels, with `label_ids` of the table's type, and rejects.
 
-    ids int64 [mentions]: the ids for `label_index`, -1 for unknown labels. keys: the keys of these labels. Points of a
-    format without keys already have `label_ids`, which must be below `plan.labels`.
+    ids int64 [mentions]: the ids for `label_index`, -1 for unknown labels. keys: the keys of these labels. In a format
+    without keys, points already have `label_ids`, which must be below `plan.labels`.
     """
     kind = plan.schema.field("label_ids").type.value_type
     if "label_ids" in batch.schema.names:
@@ -136,7 +136,7 @@ def attach_labels(
 
 
 def join_pairs(rows: np.ndarray, pairs: np.ndarray, type: pa.DataType) -> pa.ListArray:
-    """Return the labels of each row of `rows` [B] in `pairs` (int64 [F, 2], sorted), as a list column of `type`."""
+    """Return the labels of `rows` [B] according to the sorted `pairs` (int64 [F, 2]), as a list column of `type`."""
     first = np.searchsorted(pairs[:, 0], rows, "left")
     counts = np.searchsorted(pairs[:, 0], rows, "right") - first
     offsets = offsets_of(counts)
@@ -155,7 +155,7 @@ def without_labels(rows: Rows, sources: Mapping[int, str]) -> tuple[Rows, list[R
 
 
 def reject_rows(rows: Rows, sources: Mapping[int, str], reason: Reason, detail: str) -> list[Reject]:
-    """Reject `rows` with the columns part and row, and the columns that `detail` names in braces."""
+    """Reject `rows`, which have the columns part and row, and the columns that `detail` names in braces."""
     rejects = []
     for row in rows.to_pylist():
         values = {name: ascii(value)[:80] for name, value in row.items()}

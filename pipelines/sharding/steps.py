@@ -32,7 +32,7 @@ def _open_encoder(url: str, name: str) -> Encoder:
 
 
 def encode(batch: pa.RecordBatch, plan: TablePlan, tokens: Encoder | None) -> pa.RecordBatch:
-    """Add `truncated` to parsed rows, `input_ids` if rows have texts, and `dense` if a model makes the vectors."""
+    """Add `truncated` to parsed rows, `input_ids` if rows have texts, and `dense` if a model computes vectors."""
     rows = batch.num_rows
     if tokens is None:
         values, offsets, truncated = np.zeros(0, np.uint32), np.zeros(rows + 1, np.int64), np.zeros(rows, bool)
@@ -50,23 +50,23 @@ def encode(batch: pa.RecordBatch, plan: TablePlan, tokens: Encoder | None) -> pa
 
 
 def by_shard(batch: pa.RecordBatch, shards: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield (shard, rows of this shard) from rows with a column `hash`."""
+    """Split rows by the column `hash`: yield (shard, rows of the shard)."""
     yield from split_by(batch, (batch["hash"].to_numpy() % np.uint64(shards)).astype(np.int64))
 
 
 def keep(packets: Collection, name: str, files: Files) -> Collection:
-    """Keep (key, packet in files) for a later flow as the collection `name`; return a Summary of the places."""
+    """Store (key, packet in files) as the collection `name` for a later flow; return a Summary of the locations."""
     return packets.group(f"{name} by key").over(f"Keep {name}", _keep_places, name, files)
 
 
 def _keep_places(groups: Iterable[tuple[int, Iterable[Packet]]], name: str, files: Files) -> Iterator[Summary]:
-    """Write the places of the packets of (key, packets), many keys in one file."""
+    """Write, for each key, the locations of the key's packets, with many keys per file."""
     places = ((key, places_of(packets)) for key, packets in groups)
     yield from (Summary(kept={name: dict([sent])}) for sent in send_together(files, places))
 
 
 def reopen(flow: Flow, kept: Summary, name: str) -> Collection:
-    """Return the collection of (key, packet) that `keep` stored under `name`."""
+    """Return the collection of (key, packet) that `keep` stored as `name`."""
     return flow.create(f"Kept {name}", kept.kept.get(name, {}).items()).flat_map(f"Reopen {name}", _packets_of)
 
 
@@ -76,12 +76,12 @@ def _packets_of(element: tuple[int, Packet]) -> Iterator[tuple[int, Packet]]:
 
 
 def first_ids(sizes: Mapping[int, int]) -> np.ndarray:
-    """Return first int64 [shards + 1] from the sizes of the shards: shard s has the ids [first[s], first[s + 1])."""
+    """Compute first int64 [shards + 1] from the shards' sizes: shard s contains ids [first[s], first[s + 1])."""
     return np.concatenate([[0], np.cumsum([sizes[shard] for shard in range(len(sizes))], dtype=np.int64)])
 
 
 def reported(table: str, rejects: list[Reject], exchange: Exchange, **fields: Any) -> Summary:
-    """Write `rejects` of the input table to staging through `exchange`, and return a Summary of the rejects."""
+    """Write the `rejects` of an input table to staging through `exchange`, and return a Summary of the rejects."""
     packets = exchange.send([(table, to_batch(rejects))]) if rejects else ()
     counts = {**fields.pop("counters", {}), REJECTED + table: Counter(reject.reason.value for reject in rejects)}
     return Summary(counters=counts, rejects=tuple(sorted(rejects)[:SHOWN]), rejected=tuple(packets), **fields)

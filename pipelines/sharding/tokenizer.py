@@ -1,9 +1,8 @@
 """Load a data set's tokenizer from a directory or the hub, or train a tokenizer on the data's texts; encode texts.
 
 A tokenizer like BERT's never looks across a space: it normalises one character at a time, splits words at white space
-and punctuation, and cuts each word into pieces separately. So the tokens of a text are the tokens of the parts between
-its spaces, in order. A block of texts has about a tenth as many distinct words as words, and each distinct word is
-encoded once.
+and punctuation, and splits each word into pieces separately. So the text can be split at spaces, and the parts can be
+tokenized separately. Only about a tenth of the words in a block are distinct, and each distinct word is encoded once.
 """
 
 import json
@@ -35,7 +34,7 @@ _PROBE = "a"
 
 
 class Words(NamedTuple):
-    """Words of texts [B]: the distinct words, the indices of all words int [W], and offsets int [B + 1]."""
+    """Words of texts [B]: the distinct words, an index into these for each word int [W], and offsets int [B + 1]."""
 
     different: pa.StringArray
     places: np.ndarray
@@ -43,7 +42,7 @@ class Words(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """Tokens of texts [B]: values uint32 [T], offsets int64 [B + 1], and whether a text was cut, bool [B]."""
+    """Tokens of texts [B]: values uint32 [T], offsets int64 [B + 1], and whether each text was truncated, bool [B]."""
 
     values: np.ndarray
     offsets: np.ndarray
@@ -51,7 +50,7 @@ class Encoded(NamedTuple):
 
 
 class Encoder:
-    """Encoder of text columns with `tokenizer`; nothing else may use the tokenizer then. Errors contain `name`."""
+    """Encoder for text columns. It must be the only user of `tokenizer`. Error messages contain `name`."""
 
     def __init__(self, tokenizer: Tokenizer, name: str = "") -> None:
         self._tokenizer, self._name = tokenizer, name
@@ -77,7 +76,7 @@ class Encoder:
         return Encoded(np.concatenate(values), offsets_of(np.concatenate(lengths)), np.concatenate(truncated))
 
     def _encode_words(self, words: Words, before: Sequence[int], after: Sequence[int]) -> Encoded:
-        """Encode texts by their words, with the special tokens `before` and `after` each text."""
+        """Encode texts word by word, and add the special tokens `before` and `after` to each text."""
         pieces, index = encode_whole(self._tokenizer, words.different.to_pylist(), self._name, False), words.places
         counts = np.diff(pieces.offsets)[index]  # tokens of each word
         ends = offsets_of(counts)
@@ -99,9 +98,9 @@ class Encoder:
 
 
 def encode_whole(tokenizer: Tokenizer, texts: Sequence[str], name: str = "", special: bool = True) -> Encoded:
-    """Encode each text of `texts` separately; `special` adds the tokenizer's special tokens around each text.
+    """Encode each text in `texts` separately. `special`: add the tokenizer's special tokens around each text.
 
-    Raises InputError with the tokenizer's `name` if it cannot encode a text.
+    Raises InputError with the tokenizer's `name` if the tokenizer cannot encode a text.
     """
     values: list[np.ndarray] = []
     lengths: list[int] = []
@@ -124,7 +123,7 @@ def encode_whole(tokenizer: Tokenizer, texts: Sequence[str], name: str = "", spe
 
 
 def _ends_at_spaces(tokenizer: Tokenizer) -> bool:
-    """Return whether a text's tokens are the tokens of the parts between its spaces, in order."""
+    """Return whether a text can be split at spaces, and the parts tokenized separately, with the same result."""
     cut = tokenizer.truncation
     return (
         isinstance(tokenizer.normalizer, BertNormalizer)
@@ -150,7 +149,7 @@ def _special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
 
 
 def cut_words(texts: pa.StringArray) -> Iterator[Words]:
-    """Cut texts into words at spaces, in slices of at most _SLICE_BYTES; a longer text is a slice of its own."""
+    """Split texts into words at spaces, in slices of at most _SLICE_BYTES; a longer text forms a slice of its own."""
     import pyarrow.compute as pc  # serving does not need it
 
     ends = offsets_of(pc.binary_length(texts).to_numpy())
@@ -187,9 +186,9 @@ SPECIAL = {
 
 @dataclass(frozen=True)
 class FrozenTokenizer:
-    """Files of the tokenizer by name, and its vocabulary: token ids are in [0, vocabulary).
+    """Files of a tokenizer by name, and the size of its vocabulary: token ids are in [0, vocabulary).
 
-    The tokenizer truncates texts to `max_tokens` tokens. `kept`: the files that are kept as in the source.
+    The tokenizer truncates texts to `max_tokens` tokens. `kept`: the files that are unchanged copies from the source.
     """
 
     files: Mapping[str, Base64Bytes]
@@ -199,24 +198,24 @@ class FrozenTokenizer:
 
     @property
     def sha256(self) -> str:
-        """Digest of the file that determines the tokens."""
+        """SHA-256 of the file that determines the tokens."""
         return storage.sha256(self.files[FILE])
 
     @property
     def longest(self) -> int | None:
-        """Token limit of the model, if its files state one."""
+        """Maximum number of tokens of the model, if the model's files specify a limit."""
         limit = json.loads(self.files[CONFIG]).get("model_max_length") if CONFIG in self.kept else None
         return limit if isinstance(limit, int) and limit > 0 else None
 
     def cut_at(self, max_tokens: int) -> "FrozenTokenizer":
-        """Return the same tokenizer, which truncates texts to `max_tokens` tokens."""
+        """Return the same tokenizer with a limit of `max_tokens` tokens per text."""
         if max_tokens == self.max_tokens:
             return self
         return freeze(Tokenizer.from_str(self.files[FILE].decode()), self.kept, max_tokens)
 
 
 def load_directory(name: str, max_tokens: int) -> FrozenTokenizer | None:
-    """Load the tokenizer of a local directory; None if `name` is not a directory. Raises InputError: not loadable."""
+    """Load a tokenizer from a local directory; None if `name` is no directory. Raises InputError if loading fails."""
     if not os.path.isdir(name):
         return None
     place, config = find_tokenizer(Path(name)), os.path.join(name, CONFIG)
@@ -250,7 +249,7 @@ def load_hub(name: str, max_tokens: int) -> FrozenTokenizer:
 
 
 def freeze(tokenizer: Tokenizer, others: Mapping[str, bytes], max_tokens: int) -> FrozenTokenizer:
-    """Make tokenizer files for `tokenizers` and `transformers` that truncate to `max_tokens` and never pad.
+    """Write a tokenizer that truncates to `max_tokens` and never pads, as files for `tokenizers` and `transformers`.
 
     Raises the library's error if the vocabulary has no token for unknown words.
     """
@@ -269,20 +268,20 @@ def freeze(tokenizer: Tokenizer, others: Mapping[str, bytes], max_tokens: int) -
 
 
 def open_tokenizer(data: bytes, place: str) -> Tokenizer:
-    """Open a tokenizer from the content `data` of a FILE at `place`. Raises TableError if it is not a tokenizer."""
+    """Open a tokenizer from `data`, the content of the FILE at `place`. Raises TableError if that is not possible."""
     try:
         return Tokenizer.from_str(data.decode())
     except Exception as error:  # the library does not define its own error
         raise TableError(
-            f"{place}: this version of Extremis cannot read the tokenizer: {error}. Make the tokenizer again."
+            f"{place}: this version of Extremis cannot read the tokenizer: {error}. Create the tokenizer again."
         ) from None
 
 
 class _Normal(NamedTuple):
-    """Texts in the form that the library's trainer counts: normalised, and split only at spaces.
+    """Texts in the form in which the library's trainer counts words: normalised, and split only at spaces.
 
-    different: the normal form of each distinct word, which may be several words. counts: how often each distinct word
-    occurs, int64. texts: for each slice of texts, the indices of words, and offsets.
+    different: the normalised form of each distinct word, which can consist of several words. counts: how often each
+    distinct word occurs, int64. texts: for each slice of texts, the indices of the words, and offsets.
     """
 
     different: pa.StringArray
@@ -290,7 +289,7 @@ class _Normal(NamedTuple):
     texts: list[tuple[np.ndarray, np.ndarray]]
 
     def iterate(self) -> Iterator[str]:
-        """Yield the normal forms of the texts."""
+        """Yield the normalised texts."""
         import pyarrow.compute as pc
 
         for index, offsets in self.texts:
@@ -299,12 +298,12 @@ class _Normal(NamedTuple):
 
 
 def train_wordpiece(texts: pa.ChunkedArray, size: int) -> Tokenizer:
-    """Train a WordPiece tokenizer of at most `size` tokens. The same texts give the same bytes.
+    """Train a WordPiece tokenizer with at most `size` tokens. The same texts always give exactly the same tokenizer.
 
-    The library's time is quadratic in the length of a word. Words longer than MAX_WORD are left out, so that the time
-    is linear in the size of the texts. The library reads words in the random order of a hash map, numbers continuing
-    characters (`##e`) in this order, and merges equally frequent pairs in the order of these numbers. All continuing
-    characters are given beforehand, so that the result is always the same.
+    The library's running time is quadratic in the length of a word. Words longer than MAX_WORD are ignored, so that the
+    time is linear in the size of the texts. The library reads words in the random order of a hash map, numbers
+    continuing characters (`##e`) in this order, and merges equally frequent pairs in the order of these numbers. To
+    make the result reproducible, all continuing characters are numbered beforehand.
     """
     normalizer = BertNormalizer(lowercase=True, strip_accents=True)
     words = BertPreTokenizer()
@@ -360,7 +359,7 @@ def _alphabet(normal: _Normal) -> list[str]:
 
 
 def choose_length(frozen: FrozenTokenizer, tables: Iterable[pa.ChunkedArray], name: str = FILE) -> int:
-    """Return the length that 99 % of the texts of each table do not exceed: a multiple of 32 tokens in [LEAST, MOST].
+    """Choose the maximum length in tokens: a multiple of 32 in [LEAST, MOST] that fits 99 % of each table's texts.
 
     The length never exceeds the limit of the tokenizer's model. Raises InputError with the tokenizer's `name`.
     """

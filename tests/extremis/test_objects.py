@@ -80,7 +80,7 @@ def test_the_command_says_what_is_in_the_data_and_what_to_do_next(tmp_path: Path
     assert f"next: extremis run auto {tmp_path / 'data'} RUN" in done.err
     refused = call("shard", tmp_path, tmp_path / "other", "--test", "0.2")
     assert refused.status == 2
-    assert "is a test split already" in refused.err
+    assert "is already a test split" in refused.err
 
 
 def sharded(folder: Path, *options: str, **files: str) -> str:

@@ -49,10 +49,10 @@ def fail(*_: Any) -> None:
 # A step of each pipeline, and what a later run says.
 STEPS: dict[str, tuple[Any, str, str]] = {
     "read": (read, "parse_block", ""),
-    "join": (labels, "look_up", "rows are read"),
-    "tokenize": (queries, "encode", "rows are read, and label ids are known"),
-    "write": (queries, "write_shard", "rows are read and tokenized"),
-    "write labels": (labels, "count_tokens", "rows are read and tokenized"),
+    "join": (labels, "look_up", "rows have been read"),
+    "tokenize": (queries, "encode", "rows have been read, and label ids are known"),
+    "write": (queries, "write_shard", "rows have been read and tokenized"),
+    "write labels": (labels, "count_tokens", "rows have been read and tokenized"),
 }
 
 
@@ -106,7 +106,7 @@ def test_an_error_that_may_pass_keeps_what_is_finished_and_says_so(raw: Path, tm
     )
     kept = storage.list_names(phases(str(out)))
     assert [name.partition("-")[0] for name in kept] == ["labels", "rejects", "rows", "tokenized.json"]
-    go_on(raw, out, lenient(), "rows are read and tokenized")
+    go_on(raw, out, lenient(), "rows have been read and tokenized")
     assert not (out / ".staging").exists()
 
 

@@ -218,7 +218,7 @@ def test_a_finished_version_is_kept_and_another_one_refused(tmp_path: Path) -> N
     lines: list[str] = []
     shard(f"{tmp_path}/raw1", data[1], options, progress=lines.append)
     assert "up to date" in lines[0]
-    with pytest.raises(InputError, match="was made with another --onto"):
+    with pytest.raises(InputError, match="was built with a different --onto"):
         shard(f"{tmp_path}/raw1", data[1], options.model_copy(update={"again": "keep"}))
 
 

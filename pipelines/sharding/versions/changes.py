@@ -1,4 +1,4 @@
-"""Changes that a version makes to earlier rows: match labels by key, and remove points that INPUT repeats.
+"""Changes that a version makes to earlier rows: update labels with the same keys, and remove points that INPUT repeats.
 
 New labels follow the earlier labels. Changes are written as patches; the earlier shards do not change.
 """
@@ -47,8 +47,8 @@ STATE = pa.schema([("label_id", pa.int64()), (RETIRED, pa.bool_())])
 def order_labels_onto(flow: Flow, plan: LabelsPlan, earlier: EarlierData, blocks: list[Block]) -> Ordered:
     """Order new labels by (hash, key) after the earlier labels; find earlier labels that change, retire or return.
 
-    Returns the collections of `order_labels`, and `changed` and `states`: packets in files, by the number of an earlier
-    label shard. `changed` has the rows of changed labels; `states` has columns STATE of labels that retire or return.
+    Returns the collections of `order_labels`, and two collections of packets in files per earlier label shard:
+    `changed` contains the rows of changed labels, and `states` the columns STATE of labels that retire or return.
     """
     before = earlier.views[LABELS]
     routed = flow.create("Blocks of labels", blocks).flat_map("Route labels", route_labels, plan)
@@ -67,7 +67,7 @@ def route_labels(block: Block, plan: LabelsPlan) -> Iterator[tuple[int, Packet]]
 
 
 def read_before(number: int, plan: LabelsPlan, earlier: EarlierData) -> Iterator[tuple[int, Packet]]:
-    """Send key, id and state of the labels in the earlier shard `number`, and the hash of their content if needed."""
+    """Send the key, id and state of each label in the earlier shard `number`, and the content's hash if needed."""
     entry = earlier.views[LABELS][number]
     names = [column.name for column in earlier.tables[LABELS].columns]
     given = {*CONTENT} - ({"dense"} if earlier.dense_model else set())  # a model's vectors follow from the text
@@ -83,7 +83,7 @@ def read_before(number: int, plan: LabelsPlan, earlier: EarlierData) -> Iterator
 
 
 def order_new_labels(element: tuple[int, dict[str, Any]], plan: LabelsPlan, earlier: EarlierData) -> Iterator[Tagged]:
-    """Order the labels of (shard, parts); yield new rows, their number, keys with ids, and changes to old rows."""
+    """Order the labels in (shard, parts); yield new rows, their number, keys with ids, and changes to old rows."""
     shard, parts = element
     plan.meter.start(ORDER)
     staged = plan.files[resume.LABELS]
@@ -115,7 +115,7 @@ def order_new_labels(element: tuple[int, dict[str, Any]], plan: LabelsPlan, earl
 
 
 def _encoded(plan: LabelsPlan, table: pa.Table) -> pa.Table:
-    """Return rows with tokens, in the columns of `row_schema`."""
+    """Tokenize rows, and return them with the columns of `row_schema`."""
     batch = encode(one_batch(table), plan, open_tokens(plan))
     return pa.Table.from_batches([batch.select(plan.row_schema.names)]).cast(plan.row_schema)
 
@@ -127,7 +127,7 @@ def _by_shard_before(staged: Files, first: np.ndarray, tag: str, batch: pa.Recor
 
 
 def _states(before: pa.Table, listed: pa.ChunkedArray, complete: bool) -> pa.Table:
-    """Return labels with a new state, columns STATE: `listed` labels return; other labels retire if `complete`."""
+    """Return labels that change state, with columns STATE: `listed` labels return; if `complete`, others retire."""
     is_listed = pc.is_in(before["label_id"], value_set=listed.combine_chunks())
     retired = before[RETIRED]
     returns = pc.and_(retired, is_listed)
@@ -140,7 +140,7 @@ def _states(before: pa.Table, listed: pa.ChunkedArray, complete: bool) -> pa.Tab
 def leave_out(
     keys: Collection, plan: QueriesPlan, earlier: EarlierData, built: str, label_sizes: dict[int, int]
 ) -> dict[str, Collection]:
-    """Remove older rows with the new `keys` (older shard, packet). Returns `summary`, and negative `frequencies`."""
+    """Remove older rows with one of the `keys` (older shard, packet). Returns `summary` and negative `frequencies`."""
     grouped, tags = keys.group(f"Keys by older shard of {plan.split}"), (SUMMARY, FREQUENCIES)
     return grouped.split(f"Find keys of {plan.split}", tags, find_gone, plan, earlier, built, label_sizes)
 
@@ -148,7 +148,7 @@ def leave_out(
 def find_gone(
     element: tuple[int, Any], plan: QueriesPlan, earlier: EarlierData, built: str, label_sizes: dict[int, int]
 ) -> Iterator[Tagged]:
-    """Write a patch that removes the keys of (number, packets of keys) from an older shard; subtract label counts."""
+    """Write a patch that removes keys, given as (older shard, packets of keys); subtract the rows' label counts."""
     number, packets = element
     entry, url = earlier.views[plan.name][number], earlier.place(plan.name)
     view = entry.view
@@ -185,7 +185,7 @@ _GROUP_ROWS = 1 << 16
 def write_patch(
     built: str, table: str, number: int, kind: str, rows: pa.Table, groups: tuple[int, ...] | None = None
 ) -> Patched:
-    """Write a patch of `kind` over shard `number` of `table`, in the attempt at `built`. Raises StorageError."""
+    """Write a patch of `kind` for shard `number` of `table`, in the attempt at `built`. Raises StorageError."""
     file = f"_{kind}-{number:05d}.parquet"  # readers of Parquet folders skip files with a leading _
     data = memoryview(encode_shard(rows, _GROUP_ROWS))
     storage.write_bytes(join(built, table, file), data)
@@ -193,7 +193,7 @@ def write_patch(
 
 
 def patch_labels(element: tuple[int, dict[str, Any]], earlier: EarlierData, built: str) -> Summary:
-    """Write the patches of the earlier label shard `number`, from (number, counts, states and changed rows)."""
+    """Write the patches for an earlier label shard, from (number, counts, states and changed rows)."""
     number, parts = element
     entry, url = earlier.views[LABELS][number], earlier.place(LABELS)
     assert entry.view is not None
@@ -219,7 +219,7 @@ def patch_labels(element: tuple[int, dict[str, Any]], earlier: EarlierData, buil
 
 
 def _over(older: pa.Table | None, newer: pa.Table) -> pa.Table:
-    """Merge older and newer changed rows by position; at equal positions, the newer row wins."""
+    """Merge older and newer changed rows by position. If both have a row at a position, the newer row wins."""
     if older is None:
         return newer
     stays = pc.invert(pc.is_in(older[POSITION], value_set=newer[POSITION].combine_chunks()))

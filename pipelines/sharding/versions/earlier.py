@@ -1,4 +1,4 @@
-"""The earlier data set of a version: its tables as views of the new version, and its shards with keys of new points."""
+"""The data set that a new version extends: views of its tables for the new version, and its shards by key."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,10 +38,10 @@ _INHERITED = (
 
 @dataclass(frozen=True)
 class EarlierData:
-    """The data set at `url`, which the version at `data` continues with the part `part`.
+    """The data set at `url`, which the version at `data` extends with the part `part`.
 
-    `complete`: whether the input lists all labels; None if the input has a list of labels, and the options do not state
-    whether the list is complete.
+    `complete`: whether the input lists all labels; None if the input has a list of labels, but the options do not
+    specify whether the list is complete.
     """
 
     url: str
@@ -55,7 +55,7 @@ class EarlierData:
 
     @classmethod
     def open(cls, data: str, inputs: Inputs, options: ShardOptions) -> "EarlierData":
-        """Open the data set that `options.onto` names. Raises InputError if no version can follow it; TableError."""
+        """Open the data set at `options.onto`. Raises TableError, and InputError if INPUT or options do not fit it."""
         assert options.onto is not None
         url, manifest = options.onto, open_whole(options.onto)[0].manifest
         if not inputs.keyed:
@@ -68,7 +68,7 @@ class EarlierData:
         version = Version.of(manifest)
         part = options.part or part_name(version.number + 1)
         if part in version.parts:
-            raise InputError(f"--part {part}: {url} already has a part of this name. Give another name.")
+            raise InputError(f"--part {part}: {url} already has a part with this name. Give another name.")
         names = [name for name in manifest.parents if name == LABELS or name.startswith("queries/")]
         tables = {name: Table.open(join(url, name)).manifest for name in names}
         listed = [part for part in inputs.of(LABELS) if not part.holds.derived]
@@ -84,7 +84,7 @@ class EarlierData:
 
     @cached_property
     def dense_model(self) -> DenseModel | None:
-        """Model that made the data set's dense vectors; None if there are no vectors, or the user gave the vectors."""
+        """Model that computed the data set's dense vectors; None if there are none, or if they came with the input."""
         return DenseModel.stated(self.manifest.parameters, self.url)
 
     @property
@@ -98,7 +98,7 @@ class EarlierData:
         return self.tables[LABELS].rows
 
     def inherit(self, options: ShardOptions) -> ShardOptions:
-        """Return `options` with the earlier version's options that shape rows. Raises InputError if values differ."""
+        """Return `options` with the earlier values of options that affect rows. Raises InputError if values differ."""
         recorded = {"test_share": 0.0, **self.manifest.parameters["options"]}
         default = ShardOptions()
         for name in _INHERITED:
@@ -114,7 +114,7 @@ class EarlierData:
         return options.model_copy(update=changes)
 
     def load_tokenizer(self) -> FrozenTokenizer | None:
-        """Load the data set's tokenizer, or return None. Raises TableError."""
+        """Load the data set's tokenizer; None if the data set has no tokenizer. Raises TableError."""
         if "tokenizer" not in self.manifest.parents:
             return None
         url = DataLayout(self.url).tokenizer
@@ -126,19 +126,19 @@ class EarlierData:
         return FrozenTokenizer(files, int(facts["vocabulary"]), int(facts["max_tokens"]), {})
 
     def place(self, name: str) -> str:
-        """Return the URL of the table `name` of the new version."""
+        """Return the URL of the new version's table `name`."""
         return join(self.data, name)
 
     @cached_property
     def views(self) -> Mapping[str, tuple[Shard, ...]]:
-        """Shards of the earlier tables by name, as views for the new version's tables; other names have no shards."""
+        """Shards of the earlier tables, as views in the new version's tables, by table name; empty for other names."""
         part, views = self.version.part, defaultdict[str, tuple[Shard, ...]](tuple)
         for name, table in self.tables.items():
             views[name] = views_of(join(self.url, name), self.place(name), table, part)
         return views
 
     def parts(self, name: str) -> tuple[PartTable, ...]:
-        """Return the parts of the earlier table `name`, with places relative to the new table."""
+        """Return the parts of the earlier table `name`, with paths relative to the new table."""
         table, url = self.tables.get(name), join(self.url, name)
         if table is None:
             return ()
@@ -150,12 +150,12 @@ class EarlierData:
         return tuple(replace(part, table=relative(self.place(name), resolve(url, part.table))) for part in parts)
 
     def needs(self) -> list[tuple[str, str]]:
-        """Return (part, place of its data set) for all parts of the version; places are relative to the version."""
+        """Return (part, path of the part's data set) for all parts; paths are relative to the version."""
         places = [(part, relative(self.data, resolve(self.url, place))) for part, place in self.version.needs]
         return [*places, (self.part, ".")]
 
     def described(self) -> dict[str, Any]:
-        """Return the facts that determine the version's content in addition to its input and options."""
+        """Return the settings that, along with input and options, determine the version's content."""
         return {
             "onto": self.manifest.digest,
             "part": self.part,
@@ -165,7 +165,7 @@ class EarlierData:
 
 
 def views_of(before: str, after: str, table: Manifest, part: str) -> tuple[Shard, ...]:
-    """Return the non-empty shards of `table` at `before`, in the part `part`, as views of the table at `after`."""
+    """Return the non-empty shards of `table` at `before`, which belong to `part`, as views in the table at `after`."""
     shards, place, size = [], relative(after, before), table.row_group_rows or 1
     for entry in table.shards:
         view = entry.view and moved(entry.view, before, after)
@@ -175,7 +175,7 @@ def views_of(before: str, after: str, table: Manifest, part: str) -> tuple[Shard
 
 
 def renumbered(shards: Sequence[Shard]) -> list[Shard]:
-    """Return the non-empty shards, with row ids counted from 0 again."""
+    """Return the non-empty shards, with row ids that start at 0 again."""
     numbered, first = [], 0
     for entry in shards:
         if entry.rows and entry.view is not None:
@@ -185,7 +185,7 @@ def renumbered(shards: Sequence[Shard]) -> list[Shard]:
 
 
 def older_shards(views: Sequence[Shard]) -> tuple[OlderShards, ...]:
-    """Return the source tables of `views`, with the positions of their shards: `part-00007-of-00064` is 7 of 64."""
+    """Return the tables behind `views`, with their shards' positions: `part-00007-of-00064` is shard 7 of 64."""
     tables: dict[str, dict[int, int]] = {}
     counts: dict[str, int] = {}
     for number, entry in enumerate(views):
@@ -200,7 +200,7 @@ def older_shards(views: Sequence[Shard]) -> tuple[OlderShards, ...]:
 
 
 def route_keys(batch: pa.RecordBatch, older: Sequence[OlderShards]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield (number of an older shard, keys that it may have) from rows with `hash` and `key`."""
+    """From rows with `hash` and `key`, yield (number of an older shard, keys that the shard may contain)."""
     keys, hashes = batch.select(["key"]), batch["hash"].to_numpy()
     for table in older:
         numbers = np.array(table.numbers, np.int64)[(hashes % np.uint64(table.count)).astype(np.int64)]

@@ -76,7 +76,7 @@ def publish_version(
 
 
 def view_of_tokenizer(earlier: EarlierData) -> Manifest:
-    """Return a manifest for the version that refers to the tokenizer of the earlier data set."""
+    """Return a tokenizer manifest for the version; it refers to the files of the earlier data set's tokenizer."""
     before, after = DataLayout(earlier.url).tokenizer, earlier.place("tokenizer")
     manifest = Table.open(before, "tokenizer").manifest
     shards = []
@@ -88,7 +88,7 @@ def view_of_tokenizer(earlier: EarlierData) -> Manifest:
 
 
 def require_most_labels(earlier: EarlierData, summary: Summary) -> None:
-    """Raise InputError if more than half of the labels would retire and the list is not stated to be complete."""
+    """Raise InputError if more than half of the labels would retire and the option --labels is missing."""
     retired, before = summary.counters.get(LABELS, Counter())["retired"], earlier.labels - earlier.version.retired
     if earlier.complete is None and 2 * retired > before:
         raise InputError(
@@ -121,7 +121,7 @@ def _version(earlier: EarlierData, summary: Summary) -> Version:
 def _view_of_table(
     earlier: EarlierData, name: str, added: Manifest | None, summary: Summary, facts: Mapping[str, Any]
 ) -> Manifest:
-    """Return the manifest of the table `name` over all parts: earlier shards with patches, then the new shards."""
+    """Return the manifest of the table `name` with all parts: first earlier shards with patches, then new shards."""
     older = earlier.tables.get(name)
     own = _own(earlier.data, earlier, name)
     patched = [each for each in summary.patched if each.table == name]
@@ -163,7 +163,7 @@ def _with_patches(views: Sequence[Shard], patched: Sequence[Patched]) -> list[Sh
 
 
 def _cut(entry: Shard, size: int) -> Shard:
-    """State the sizes of a shard's row groups, unless all groups except the last have `size` rows."""
+    """Record the sizes of a shard's row groups, unless all groups except the last have `size` rows."""
     assert entry.view is not None
     groups = entry.groups
     if groups is None:
@@ -189,7 +189,7 @@ def _parts(earlier: EarlierData, name: str, added: Manifest | None, shards: Sequ
 
 
 def _columns(name: str, older: Manifest | None, added: Manifest | None) -> tuple[Column, ...]:
-    """Return the columns of all parts. Raises InputError if parts have different columns."""
+    """Return the columns of a table with several parts. Raises InputError if parts have different columns."""
     columns = (older or added).columns if older or added else ()  # type: ignore[union-attr]
     if older is None or added is None or not added.rows:
         return columns
