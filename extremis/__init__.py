@@ -1,11 +1,11 @@
-"""Extreme classification: predicts labels out of millions, with functions (docs/python.md) or a command line.
+"""Extreme classification: predict labels out of millions, from Python (docs/python.md) or from the command line.
 
     extremis.shard("raw/", "data/")
     extremis.run("auto", "data/", "runs/1", minutes=10)
     extremis.export("data/", "runs/1", "exported/")
     extremis.load("exported/").predict(["a ship in a storm"], k=5)
 
-Before the first use of a name, only this file and a check of the installation are loaded.
+The import loads only this file and a check of the installation. The rest is loaded when a name is first used.
 """
 
 import importlib

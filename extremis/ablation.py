@@ -1,4 +1,4 @@
-"""`extremis ablate`: trains several recipes on the same data, one after the other, and compares them."""
+"""`extremis ablate`: trains several recipes on the same data, one after the other, and compares the results."""
 
 import contextlib
 import gc
@@ -31,7 +31,8 @@ Variants: TypeAlias = dict[str, Recipe]  # recipes by the name of their line in 
 def load_lines(recipes: Sequence[str], data: str, overrides: Sequence[str]) -> Variants:
     """Load `recipes` for `data`, each with the applicable `overrides`.
 
-    A recipe is a name, the path of a file (the line then has the file's name), or a folder of files. Raises InputError.
+    A recipe is a name, a file, or a folder of files. For a file, the line in the comparison has the file's name.
+    Raises InputError.
     """
     lines: dict[str, str] = {}
     for recipe in recipes:
@@ -48,10 +49,11 @@ def load_lines(recipes: Sequence[str], data: str, overrides: Sequence[str]) -> V
 def ablate(
     data: str, out: str, variants: Variants, split: str, shown: Sequence[str] = SHOWN, retry: bool = False
 ) -> dict[str, Any]:
-    """Train each variant into OUT/<name>, evaluate it on `split`, and print and write a comparison of `shown` metrics.
+    """Train each variant in OUT/<name>, evaluate it on `split`, and print and write a comparison of `shown` metrics.
 
-    A finished variant is not trained again, an interrupted variant continues, and a failed variant is skipped unless
-    `retry`; all others are compared. Raises InputError if OUT contains runs on other data or with other recipes.
+    Finished variants are not trained again, and interrupted variants continue. Variants that failed earlier are
+    trained again only with `retry`. If a variant fails, the others are still compared. Raises InputError if OUT
+    contains runs on other data or with other recipes.
     """
     ks = tuple(sorted({int(name.partition("@")[2]) for name in shown}))
     require_place(out, "compared", [data])
@@ -61,7 +63,7 @@ def ablate(
         report[name] = _train_and_score(data, join(out, name), recipe, split, ks, retry)
         _write(out, report, split, shown)
     rows = [[name, *_cells(result, shown)] for name, result in report.items()]
-    table(f"{split}, %, with half of a 95 % interval", ["recipe", *shown, "train s"], rows)
+    table(f"{split}, in %, ± half of the 95 % interval", ["recipe", *shown, "train s"], rows)
     files = [COMPARED, COMPARISON]
     runs = [result["run"] for result in report.values() if result["error"] is None]
     if runs and find_spec("plotly"):
@@ -74,7 +76,7 @@ def ablate(
 def _train_and_score(
     data: str, run: str, recipe: Recipe, split: str, ks: tuple[int, ...], retry: bool
 ) -> dict[str, Any]:
-    """Return the result of one variant, from this call or an earlier call."""
+    """Train and score one variant, and return the result; reuse the result of an earlier call if there is one."""
     name = run.rsplit("/", 1)[-1]
     settings = recipe.model_dump(mode="json", exclude={"storage", "name"})
     made_from = {"data": Table.open(data, "data").digest, "recipe": json.loads(json.dumps(settings))}
@@ -96,14 +98,14 @@ def _train_and_score(
         result |= {"split": split, "error": None}
     try:
         if not storage.exists(RunLayout(run).finished):
-            say(f"{name}: training into {run}")
+            say(f"{name}: training, in {run}")
             outcome = train(data, run, recipe, resume=True, beam_options=())
             gc.collect()  # a trainer has reference cycles, and would stay in memory while the next trainer runs
             result["train_seconds"] = round(sum(epoch["seconds"] for epoch in outcome["epochs"]), 1)
             result["table_versions"] = {str(epoch): table for epoch, table in outcome["table_versions"].items()}
         result |= evaluate(data, run, EvaluateOptions(split, ks=ks))
     except InputError:
-        raise  # wrong use: no training started
+        raise  # incorrect usage: no training has started
     except ExtremisError as error:
         say(f"{name}: {error}")
         result["error"] = str(error)
@@ -112,7 +114,7 @@ def _train_and_score(
 
 
 def _cells(result: Mapping[str, Any], shown: Sequence[str]) -> list[str]:
-    """Format the metrics with half of their intervals, and the seconds of training."""
+    """Format the metrics, half the width of each interval, and the seconds of training."""
     if result["error"] is not None:
         return ["failed", *[""] * len(shown)]
     seconds = result["train_seconds"]
@@ -122,7 +124,7 @@ def _cells(result: Mapping[str, Any], shown: Sequence[str]) -> list[str]:
 def _write(out: str, report: Mapping[str, Any], split: str, shown: Sequence[str]) -> None:
     """Write the comparison so far, as JSON and as a page."""
     storage.write_bytes(join(out, COMPARED), json.dumps(report, indent=1, sort_keys=True).encode())
-    lines = [f"Split {split}, %, with half of a 95 % bootstrap interval over queries.", ""]
+    lines = [f"Split {split}: metrics in %, ± half of the 95 % bootstrap interval over queries.", ""]
     lines += ["| recipe | " + " | ".join([*shown, "train s"]) + " |", "|---" * (len(shown) + 2) + "|"]
     for name, result in report.items():
         lines.append("| " + " | ".join([f"`{name}`", *_cells(result, shown)]) + " |")

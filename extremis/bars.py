@@ -10,7 +10,7 @@ from rich.text import Text
 
 
 class SafeConsole(Console):
-    """A console that shows texts unchanged after `clean`, also in table cells: no markup, no emoji."""
+    """A console that prints cleaned texts literally, also in table cells, and does not interpret markup or emoji."""
 
     def __init__(self, clean: Callable[[str], str], **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, soft_wrap=True, **options)
@@ -21,7 +21,7 @@ class SafeConsole(Console):
 
 
 def make_bars(console: Console, counted: bool) -> progress.Progress:
-    """Make bars: with counts and times if `counted`, else with a note that contains the counts. Texts must be clean."""
+    """Make progress bars with counts and times if `counted`, else with a note for the counts. Texts must be clean."""
     title, note = (progress.TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[note]}"))
     counts = progress.MofNCompleteColumn(), progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
     columns = title, progress.BarColumn(), *(counts if counted else ()), note

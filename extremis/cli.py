@@ -46,7 +46,7 @@ class _Commands(Mapping[str, click.Command]):
 
 
 def _summary(name: str) -> str:
-    """Read the first line of a command's docstring from its source, so that the main help loads no command."""
+    """Read the first line of a command's docstring from its source file, so that the main help loads no command."""
     source = (Path(__file__).parent / "commands" / f"{name}.py").read_text(encoding="utf-8")
     return source.partition(f"\ndef {name}(")[2].partition('"""')[2].partition("\n")[0]
 
@@ -87,7 +87,7 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; a user error gives one message and an exit status, never a traceback.
+    """Run the command line. A user error prints one message and sets the exit status, and never prints a traceback.
 
     `arguments`: by default the arguments of this process. Raises SystemExit unless the command succeeds.
     """

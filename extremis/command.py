@@ -1,9 +1,9 @@
-"""Commands from typed functions: the function is the Python API; its signature and docstring give the command line.
+"""Commands from typed functions: the function is the Python API, and its signature defines the command line.
 
-Parameters before `*` are arguments, the others are options: `max_tokens` is `--max-tokens`. The type of a parameter
-determines its parsing; an `Option` in its annotation, or a line under "Options:" in the docstring, adds other facts.
-The function of a pipeline names the model of its options, as in `@command(ShardOptions)`: a parameter that defaults to
-None has the bounds, the default and the help of the model's field.
+Parameters before `*` are arguments, the others are options: `max_tokens` is `--max-tokens`. A parameter's type
+determines how its value is parsed. An `Option` in the annotation, or a line under "Options:" in the docstring, adds
+bounds and help. The command of a pipeline names the class of the pipeline's options, as in `@command(ShardOptions)`.
+Parameters that default to None then take bounds, default and help from the fields of this class.
 """
 
 import contextlib
@@ -39,11 +39,11 @@ Model = TypeVar("Model", bound="Options")
 
 @dataclass(frozen=True)
 class Option:
-    """Facts about a parameter in addition to its type: `Annotated[int, Option(ge=1)]`.
+    """Properties of a parameter in addition to its type: `Annotated[int, Option(ge=1)]`.
 
-    `flags`: names on the command line, in addition to the parameter's own. `ge`, `gt`, `le`, `lt`: bounds. `parse`
-    reads a value from text, or raises ValueError with the expected form. `names`: values for completion, which replace
-    {names} in the help. `repeated`: each value has its own flag.
+    `flags`: additional names on the command line. `ge`, `gt`, `le`, `lt`: bounds. `parse`: parses a value, or raises
+    ValueError with the expected format. `names`: values for shell completion, which also replace {names} in the help.
+    `repeated`: the flag is repeated for each value.
     """
 
     help: str | None = None
@@ -59,7 +59,7 @@ class Option:
 
 
 Progress = bool | Callable[[Event], object]
-_PROGRESS = "    progress: True as on the command line, False for none, or a function that gets every event."
+_PROGRESS = "    progress: True: as on the command line; False: no progress; or a function, called with every event."
 _PYTHON_ONLY = ("progress", "beam_options")  # the command line has --quiet, and Beam's options after --
 _SHELL_ONLY = ("as_json", "quiet", "verbose")
 _OF_ALL = {
@@ -74,9 +74,9 @@ _TYPED = re.compile(
 
 
 def command(model: "type[Options] | None" = None) -> Callable[[Callable[P, Any]], Callable[P, Result]]:
-    """Make a command from a function that returns the object of `--json`, or None if another rank reports.
+    """Turn a function into a command. It returns the object for `--json`, or None if another rank reports the result.
 
-    The command raises ExtremisError; InputError also for unknown or refused options.
+    The command raises ExtremisError, and InputError for unknown or invalid options.
     """
 
     def decorate(function: Callable[P, Any]) -> Callable[P, Result]:
@@ -97,7 +97,7 @@ def command(model: "type[Options] | None" = None) -> Callable[[Callable[P, Any]]
 
 
 def options_of(model: type[Model], arguments: Mapping[str, Any]) -> Model:
-    """Make the options of a pipeline from the arguments of its command; None means not given. Raises InputError."""
+    """Build a pipeline's options from the arguments of its command; None means not given. Raises InputError."""
     from schemas.options import check
 
     names = {field.alias or name for name, field in model.model_fields.items()}
@@ -114,7 +114,7 @@ def _flag(name: str) -> str:
 
 
 class Command:
-    """A command made from a function: a command line, a docstring with all options, and calls from Python."""
+    """A command that is based on a function: its command line, its docstring with all options, and its Python API."""
 
     def __init__(self, function: Callable[..., Any], model: "type[Options] | None") -> None:
         self.function, self.parameters = function, inspect.signature(function).parameters
@@ -126,14 +126,14 @@ class Command:
 
     @functools.cached_property
     def line(self) -> click.Command:
-        """Return the command line: arguments, options, common options, and the words for Beam."""
+        """Return the command line: arguments, options, common options, and arguments for Beam."""
         params = [self._parameter(each) for name, each in self.parameters.items() if name not in _PYTHON_ONLY]
         params += [click.Option(names, is_flag=True, help=help) for names, help in _OF_ALL.items()]
         if "beam_options" in self.parameters:
             params.append(click.Argument(["beam_options"], nargs=-1, type=click.UNPROCESSED))
 
         def prepare(**values: Any) -> Callable[[], None]:
-            """Return the work of the command, which runs outside of click's frames."""
+            """Return a function that runs the command, to be called outside of click."""
             return functools.partial(_run, self.function, values)
 
         # With this mark click prints examples unchanged.
@@ -153,7 +153,7 @@ class Command:
         return "\n".join([f"{head}\n\nOptions:", *lines, _PROGRESS + mark + examples])
 
     def call(self, arguments: Sequence[Any], options: Mapping[str, Any]) -> Result:
-        """Run the command from Python by building the words of its command line."""
+        """Run the command from Python: convert the arguments to a command line, and parse the command line."""
         name = self.function.__name__
         for option in options:
             if option not in self.parameters:
@@ -178,7 +178,7 @@ class Command:
                 raise InputError(f"{name}: {error.format_message()}") from None
 
     def _option(self, name: str, annotation: Any) -> tuple[Any, Option]:
-        """Return the type of a parameter without None, and its facts."""
+        """Return the type of a parameter without None, and the parameter's `Option`."""
         kind, facts = _unwrapped(annotation)
         sources = [*(self._fields[name].metadata if name in self._fields else ()), *facts]
         found = [(key.name, getattr(source, key.name, None)) for source in sources for key in fields(Option)]
@@ -241,7 +241,7 @@ def _unwrapped(kind: Any) -> tuple[Any, list[Any]]:
 
 
 class _Parsed(click.ParamType):
-    """A parameter type that parses values with a function."""
+    """A parameter type whose values are parsed by a function."""
 
     name = "value"
 
@@ -314,7 +314,7 @@ def _run(function: Callable[..., Any], values: dict[str, Any]) -> None:
 def _bound(function: Callable[..., Any], values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments and the options to call `function` with.
 
-    A --start-timeout is added to the Beam options, so that the check of the workers gets it.
+    --start-timeout is added to the Beam options, where the start-up check of the workers finds it.
     """
     arguments: list[Any] = []
     for name, parameter in inspect.signature(function).parameters.items():
@@ -328,7 +328,7 @@ def _bound(function: Callable[..., Any], values: dict[str, Any]) -> tuple[list[A
 
 
 def _words(line: click.Command, stated: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the words of the command line for the given arguments and options; None means the default."""
+    """Yield the command-line arguments for the given arguments and options; None means the default."""
     params, places = {param.name: param for param in line.params}, list[str]()
     for name, value in stated.items():
         param = params[name]
@@ -346,14 +346,14 @@ def _words(line: click.Command, stated: Mapping[str, Any]) -> Iterator[str]:
 
 
 def changes(settings: Mapping[str, Any] | Sequence[str]) -> tuple[str, ...]:
-    """Return changes of a recipe in the form of --set: KEY=VALUE, with the value in TOML (JSON values are TOML)."""
+    """Return changes to a recipe in the format of --set: KEY=VALUE, with the value in TOML (JSON values are TOML)."""
     if isinstance(settings, Mapping):
         return tuple(f"{key}={json.dumps(value)}" for key, value in settings.items())
     return tuple(settings)
 
 
 def text_of(value: Any) -> str:
-    """Write a value in command line form: 0.55,1.5 for (0.55, 1.5), key=id,text=query for a mapping."""
+    """Format a value for the command line: 0.55,1.5 for (0.55, 1.5), and key=id,text=query for a mapping."""
     if isinstance(value, Mapping):
         return ",".join(f"{key}={part}" for key, part in value.items())
     if isinstance(value, list | tuple):
@@ -368,7 +368,7 @@ def _is_place(value: Any) -> bool:
 def comma_list(
     parse: Callable[[str], Any], expected: str, count: int | None = None
 ) -> Callable[[str], tuple[Any, ...]]:
-    """Return a parser of comma-separated values; `parse` reads one value, or raises ValueError."""
+    """Return a parser for comma-separated values; `parse` parses one value, or raises ValueError."""
 
     def read(text: str) -> tuple[Any, ...]:
         try:
@@ -384,7 +384,7 @@ def comma_list(
 
 @contextlib.contextmanager
 def naming_arguments() -> Iterator[None]:
-    """In errors of the block, replace flags with the arguments of the Python functions."""
+    """In errors that the block raises, replace command-line flags with the arguments of the Python functions."""
     try:
         yield
     except ExtremisError as error:
@@ -394,7 +394,7 @@ def naming_arguments() -> Iterator[None]:
 
 @functools.cache
 def _of_all_commands() -> Mapping[str, str]:
-    """Return the Python argument of each flag, read from the commands' sources without loading a command."""
+    """Return the Python argument for each flag, read from the commands' source files without loading a command."""
     found = {"--from": "from_run"}  # `from` is a Python keyword
     for path in (Path(__file__).parent / "commands").glob("*.py"):
         for name, switch in re.findall(r"^    (\w+): .* = (True|False)?", path.read_text("utf-8"), re.MULTILINE):
@@ -404,7 +404,7 @@ def _of_all_commands() -> Mapping[str, str]:
 
 
 def in_python(message: str) -> str:
-    """Return a message with arguments in place of flags."""
+    """Replace command-line flags in a message with Python arguments."""
     arguments = _of_all_commands()
 
     def state(typed: re.Match[str]) -> str:
@@ -420,6 +420,6 @@ def in_python(message: str) -> str:
 
 
 def _literal(word: str) -> str:
-    """Write a word of a command line as a Python literal."""
+    """Format a command-line value as a Python literal."""
     number = re.fullmatch(r"\d+(\.\d+)?(e-?\d+)?", word)
     return word if number else {"true": "True", "false": "False"}.get(word, json.dumps(word))

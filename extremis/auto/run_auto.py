@@ -1,4 +1,4 @@
-"""The run of `auto`: survey, trials, training of the best recipe on almost all rows, and fusion of its scores."""
+"""The steps of `extremis run auto`: survey, trials, training with the best recipe on almost all rows, and fusion."""
 
 import math
 import statistics
@@ -54,11 +54,11 @@ def run_auto(
     pretrained: str = "",
     **process: Any,
 ) -> dict[str, Any]:
-    """Choose a recipe for DATA and train it into RUN; `minutes` limits the total time, 0: no limit.
+    """Choose a recipe for DATA, and train with it in RUN. `minutes` limits the total time; 0: no limit.
 
     `pretrained`: a model whose token vectors are also tried, as `encoder.pretrained`.
-    `began`: start of the time limit by `time.perf_counter`; None: now. `process`: options of the final run's training,
-    the same as in `extremis.supervisor:train`.
+    `began`: reading of `time.perf_counter` at which the time limit starts; None: now. `process`: options for training
+    the final run, as in `extremis.supervisor:train`.
     Returns {"chosen", "trials", "epochs", ...}. Raises ExtremisError.
     """
     require_place(run, "trained", [data])
@@ -109,7 +109,7 @@ def run_auto(
 
 
 def _require_able(run: str, is_there: bool, resume: bool) -> None:
-    """Refuse requests that `auto` cannot fulfil, before it writes anything. Raises InputError."""
+    """Raise InputError for requests that `auto` cannot fulfil, before anything is written."""
     ranks = ranks_of_environment().ranks
     if ranks > 1:
         raise InputError(
@@ -129,7 +129,7 @@ def _choose(
 ) -> tuple[dict[str, Any], Resolved, float]:
     """Try the contenders, then variations of the best; return a report, the winning recipe, and seconds per epoch.
 
-    Trials get a share of `minutes` (0: no limit); contenders for which no time is left are not tried.
+    Trials use only a fraction of `minutes` (0: no limit). When this time is used up, no more contenders are tried.
     """
     rows, began = survey.facts.queries, time.perf_counter()
     fitting = _fitting(data, contenders(survey, pretrained), rows, overrides)
@@ -140,11 +140,11 @@ def _choose(
     trials = list[Trial]()
 
     def epoch_of(seconds: float, recipe: Recipe) -> float:
-        """Estimate the seconds of an epoch of `recipe` over all rows from its trial."""
+        """Estimate the seconds of an epoch of `recipe` over all rows; `seconds`: an epoch of the recipe's trial."""
         return seconds * rows / trial_data.rows * _WIDER * (_MINED if recipe.table_epochs() else 1.0)
 
     def expect(contender: Contender, to_come: int) -> None:
-        """Begin the trial of `contender`, before `to_come` other trials and the final run."""
+        """Estimate the remaining time when the trial of `contender` begins, and `to_come` other trials follow."""
 
         def after(own: float) -> float:
             one = statistics.median([own, *(trial.seconds for trial in trials)])
@@ -159,7 +159,7 @@ def _choose(
         for number, contender in enumerate(kinds):
             left = minutes * _OF_TRIALS - (time.perf_counter() - began) / 60
             if trials and minutes and left <= 0:
-                say(f"not tried, because the time is too short: {contender.name}")
+                say(f"not tried, because no time is left: {contender.name}")
                 continue
             best = best_of(trials, trial_data.queries) if trials else None
             to_come = len(kinds) - number - 1 + further
@@ -181,7 +181,7 @@ def _choose(
 
 
 def _fitting(data: str, kinds: Sequence[Contender], rows: int, overrides: Sequence[str]) -> dict[Contender, Recipe]:
-    """Return the contenders to which the overrides apply, each with its recipe. Raises InputError if there are none."""
+    """Return the contenders that fit the overrides, with their recipes. Raises InputError if no contender fits."""
     fitting, faults = dict[Contender, Recipe](), list[InputError]()
     for contender in kinds:
         try:
@@ -196,7 +196,7 @@ def _fitting(data: str, kinds: Sequence[Contender], rows: int, overrides: Sequen
 
 
 def _resolve(data: str, contender: Contender, rows: int, overrides: Sequence[str]) -> Resolved:
-    """Return the contender's recipe for all rows except held-out rows."""
+    """Resolve the contender's recipe for training on all rows except the held-out rows."""
     waits = applicable_overrides(contender.recipe, [WAITS]) if WAITS in overrides else []
     changes = [
         *contender.changes,
@@ -213,8 +213,8 @@ def _resolve(data: str, contender: Contender, rows: int, overrides: Sequence[str
 def _within(recipe: Recipe, minutes: float, epoch: float, spent: float, of_ranker: float) -> Recipe:
     """Limit training so that time for the fusion remains within `minutes`; `spent` seconds have passed.
 
-    The fusion embeds all rows once, and may fit the ranker again, which took `of_ranker` seconds. Prints a line if two
-    epochs, the minimum for learning rates to fall to their final values, take longer.
+    The fusion embeds all rows once, and may fit the ranker again, which took `of_ranker` seconds. Training takes at
+    least two epochs, so that learning rates fall to their final values. Prints a line if these exceed the limit.
     """
     if not minutes:
         return recipe
@@ -223,8 +223,8 @@ def _within(recipe: Recipe, minutes: float, epoch: float, spent: float, of_ranke
     needed = minutes + (2 * epoch - left) / 60
     if needed > _LATE * minutes:
         say(
-            f"--minutes {minutes:g} is too short: at least two epochs are trained, which takes about {needed:.1f} "
-            "minutes in all"
+            f"--minutes {minutes:g} is too short: training takes at least two epochs, so the whole run takes about "
+            f"{needed:.1f} minutes"
         )
     left = max(0.1, left / 60)
     return recipe.model_copy(update={"train": recipe.train.model_copy(update={"minutes": left})})
@@ -240,7 +240,7 @@ def _tidy(run: RunLayout, best: int | None, claim: Claim) -> None:
 
 
 def _write(run: str, report: dict[str, Any], recipe: Recipe, claim: Claim) -> None:
-    """Write the choice and its reasons; the recipe can be trained again like any other recipe."""
+    """Write the chosen recipe and the reasons for the choice; the recipe file can be used like any other recipe."""
     claim.require()
     write_json(join(run, REPORT), report, indent=1)
     storage.write_bytes(join(run, RECIPE), tomli_w.dumps(recipe.model_dump(mode="json")).encode())

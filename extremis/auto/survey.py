@@ -1,4 +1,4 @@
-"""Survey of a data set, and its contenders: the few recipes that may be best for the data set."""
+"""Survey of a data set, and the contenders: the few recipes that may be the best for this data set."""
 
 import math
 from collections.abc import Iterator
@@ -33,9 +33,9 @@ _NO_TEXTS = "data.label_texts=false"  # for labels that are also queries: each w
 
 @dataclass(frozen=True)
 class Survey:
-    """Figures of DATA, and the possible `inputs` of an encoder.
+    """Statistics of DATA, and the `inputs` that an encoder can read.
 
-    `texts`: share of the labels that have a text. `symmetric`: share of these texts that are also queries.
+    `texts`: fraction of labels that have a text. `symmetric`: fraction of these texts that are also queries.
     """
 
     facts: Facts
@@ -65,7 +65,7 @@ class Survey:
 
     @property
     def is_symmetric(self) -> bool:
-        """True if most labels are also queries. A pair may then have a reverse pair, which an excerpt would lose."""
+        """True if most labels are also queries. Pairs may then have reverse pairs, which an excerpt would lose."""
         return self.labels_have_texts and self.symmetric > 0.5
 
     def lines(self) -> Iterator[str]:
@@ -75,21 +75,21 @@ class Survey:
         read = " and ".join(named[part] for part in reads(self.inputs))
         yield f"{facts.queries:,} queries of {read}, {facts.labels:,} labels"
         each = facts.pairs / max(1, facts.queries)
-        yield f"{each:.1f} labels per query, median of training points per label: {facts.median_frequency:g}"
+        yield f"{each:.1f} labels per query, median number of training points per label: {facts.median_frequency:g}"
         yield f"{self.texts:.0%} of the labels have a text" + (
             f", {self.symmetric:.0%} of these texts are also queries" if self.texts else ""
         )
 
 
 class Contender(NamedTuple):
-    """The name of a recipe, and changes to the recipe."""
+    """A recipe's name, and changes to the recipe."""
 
     recipe: str
     changes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        """Name of its trial: the recipe and the changed values."""
+        """Name of the contender's trial: the recipe's name and the changed values."""
         stated = (change.partition(".")[2].split("=", 1) for change in self.changes)
         return "-".join([self.recipe, *(f"{name}-{value.rstrip('/').rpartition('/')[2]}" for name, value in stated)])
 
@@ -104,9 +104,9 @@ class Contender(NamedTuple):
 
 
 def contenders(survey: Survey, pretrained: str = "") -> list[Contender]:
-    """List one contender of each kind that is possible for the data: one-vs-all, decoupled softmax, a dual encoder.
+    """List one contender of each kind that is possible for the data: one-vs-all, decoupled softmax, dual encoder.
 
-    With a model of `pretrained` token vectors, each contender comes twice: with and without these vectors.
+    With `pretrained`, a model with token vectors, each contender is listed twice: with and without these vectors.
     """
     sampled, few = survey.facts.labels > _EVERY_LABEL, survey.facts.labels <= _FEW_LABELS
     texts = f"data.label_texts={'true' if survey.labels_have_texts else 'false'}"
@@ -121,6 +121,6 @@ def contenders(survey: Survey, pretrained: str = "") -> list[Contender]:
 
 
 def variations(best: Contender, weight: float) -> list[Contender]:
-    """List the best contender with other weights of n-grams, the settings with the most influence on word vectors."""
+    """List variations of the best contender with other n-gram weights, which affect word vectors the most."""
     nearest = min(_NGRAM_WEIGHTS, key=lambda value: abs(math.log(value / max(weight, _LEAST_WEIGHT))))
     return [best.changed(f"encoder.ngram_weight={value:g}") for value in _NGRAM_WEIGHTS if value != nearest]

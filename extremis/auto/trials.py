@@ -1,8 +1,8 @@
 """Trials: short trainings of contenders on an excerpt of the data, scored on held-out rows.
 
-After half of its epochs a trial ends if the best earlier trial is better at the same epoch. An excerpt is a data set of
-some labels with all their training points. A sample of rows with all labels would have too few points per label, which
-favours recipes that need few points.
+After half of its epochs, a trial is stopped if the best earlier trial was better at the same epoch. An excerpt is a
+data set that contains some labels with all their training points. A sample of rows with all labels would have too few
+points per label, which favours recipes that need few points.
 """
 
 import time
@@ -53,8 +53,8 @@ _SEED = 0  # seed of the excerpt
 class Trial:
     """Scores of a contender on the held-out rows, and the seconds of its trial.
 
-    `course`: METRIC after each validation. `ended`: the trial lost, and training stopped early. `epoch`: seconds of its
-    last epoch.
+    `course`: METRIC after each validation. `ended`: the trial lost, and training stopped early. `epoch`: seconds that
+    the last epoch took.
     """
 
     contender: Contender
@@ -69,17 +69,17 @@ class Trial:
         return self.metrics[METRIC]
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts that a run records about the trial."""
+        """Return the information about the trial that a run records."""
         metrics = {name: round(self.metrics[name], 2) for name in SHOWN}
         facts = {"recipe": self.contender.recipe, "changes": list(self.contender.changes), **metrics}
         return {**facts, "ended": True} if self.ended else facts
 
     def beats(self, other: Contender, course: Sequence[float], queries: int, epochs: int) -> bool:
-        """Return whether `other`, with scores `course` after `epochs` epochs on `queries` queries, has lost.
+        """Return whether `other` has lost, given its scores `course` after `epochs` epochs, on `queries` queries.
 
-        A variation of the same recipe loses if it is behind after two epochs or more. Another recipe loses if it is
-        behind by more than the interval. On WordNet, n-grams with full weight are 3.4 behind after one epoch and 0.7
-        ahead after two epochs.
+        A variation of the same recipe loses if it is behind after two epochs or more. A different recipe loses if it
+        is behind by more than half of the 95 % interval. On WordNet, n-grams with full weight are 3.4 points behind
+        after one epoch and 0.7 points ahead after two epochs.
         """
         is_change = other.recipe == self.contender.recipe
         if len(course) > len(self.course) or (is_change and epochs < _JUDGED):
@@ -91,9 +91,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialData:
-    """Rows for training and scoring all trials of a data set: the share `share` of the `rows` at `data`.
+    """Rows for training and scoring all trials: the fraction `share` of the `rows` rows at `data`.
 
-    Each trial passes over the training rows `epochs` times on `device` with `threads` threads, and is kept in `folder`.
+    Each trial trains for `epochs` epochs on `device`, with `threads` threads, and is stored in `folder`.
     """
 
     data: str
@@ -121,13 +121,13 @@ class TrialData:
 
     @property
     def queries(self) -> int:
-        """Number of rows for scoring a trial."""
+        """Number of rows on which a trial is scored."""
         return round(self.rows * holdout_share(self.rows))
 
     def try_out(self, contender: Contender, title: str, best: Trial | None = None, minutes: float = 0.0) -> Trial:
-        """Train a contender without tables, for at most `minutes` (0: no limit), until it loses to `best`.
+        """Train a contender without negative tables, for at most `minutes` (0: no limit), or until it loses to `best`.
 
-        Only lines that begin with `title` are printed; all lines go to the log. An existing trial is not run again.
+        Prints only lines that begin with `title`, and logs all lines. An existing trial is not run again.
         Raises ExtremisError.
         """
         place, run = join(self.folder, f"{contender.name}.json"), join(self.folder, contender.name)
@@ -179,17 +179,17 @@ class TrialData:
 
 
 def holdout_share(rows: int, queries: int = QUERIES) -> float:
-    """Return the share of `rows` to hold out: `queries` rows, but at most a twentieth, or a tenth if rows are few."""
+    """Return the fraction of `rows` to hold out for `queries` queries: at most 1/20, or 1/10 if there are few rows."""
     most = min(0.1, max(0.05, _FEW / max(1, rows)))
     return float(f"{min(most, queries / max(1, rows)):.3g}")  # rounded as in recipes, also without rows
 
 
 def best_of(trials: Sequence[Trial], queries: int) -> Trial:
-    """Return the best finished trial, measured on `queries` queries; the first of equal trials.
+    """Return the best finished trial, measured on `queries` queries; the first if several are equally good.
 
-    A dual encoder wins unless another trial leads by more than half of the interval (all trials have the same queries),
-    because trials lack hard negatives, which help dual encoders most. On 20,000 rows of YSO a dual encoder reached a
-    final P@1 of 22.9; a contender that led by 0.2 in its trial reached 14.6.
+    A dual encoder wins unless another trial leads by more than a quarter of the 95 % interval (all trials are scored on
+    the same queries). The reason is that trials lack hard negatives, which help dual encoders most. On 20,000 rows of
+    YSO, a dual encoder reached a final P@1 of 22.9. Another contender led by 0.2 in the trials, but reached only 14.6.
     """
     finished = [trial for trial in trials if not trial.ended]
     best = max(trial.score for trial in finished)
@@ -220,7 +220,10 @@ def write_excerpt(data: DataLayout, root: str, rows: int) -> None:
 
 
 def draw_labels(data: DataLayout, rows: int) -> np.ndarray:
-    """Draw labels until about `rows` training rows have a drawn label; return a mask bool [L]. Raises TableError."""
+    """Draw labels until about `rows` training rows have a drawn label; return the drawn labels as bool [L].
+
+    Raises TableError.
+    """
     labels = Table.open(data.labels, "labels").rows
     place = generator(_SEED, Purpose.EXCERPT).permutation(labels)
     firsts = [np.empty(0, np.int64)]  # for each row with labels, the first position of its labels in the random order
@@ -251,7 +254,7 @@ def _write_queries(data: DataLayout, layout: DataLayout, kept: np.ndarray) -> Ma
 
 
 def _write_table(url: str, key: str, parts: list[pa.Table], whole: Table, parameters: Mapping[str, Any]) -> Manifest:
-    """Publish the rows of `parts` as a table, renumbered in column `key`, with the row-group size of `whole`."""
+    """Publish the rows of `parts` as a table, with new ids in the column `key`, and the row-group size of `whole`."""
     rows = pa.concat_tables(parts).combine_chunks()
     place = rows.schema.get_field_index(key)
     rows = rows.set_column(place, rows.schema.field(key), pa.array(np.arange(rows.num_rows)))

@@ -18,11 +18,11 @@ def ablate(
     retry: bool = False,
     progress: Progress = True,
 ) -> dict[str, Any]:
-    """Train several recipes on DATA under OUT and compare them.
+    """Train several recipes on DATA, compare the results, and write runs and comparison to OUT.
 
-    Finished runs are skipped, and interrupted runs continue. OUT gets ablation.json, ablation.md and, with the extra
-    report, ablation.html: metrics against time if recipes have a validation split. In a checkout of Extremis, papers/
-    contains recipes of papers, and measures the claims of these papers.
+    Finished runs are skipped, and interrupted runs continue. The comparison is in ablation.json, ablation.md and, with
+    the extra report, ablation.html, which also shows metrics against time for recipes with a validation split. In a
+    checkout of Extremis, papers/ contains recipes from papers and checks of the papers' claims.
 
     Options:
         recipes: Recipes to compare: names, TOML files, or folders of TOML files. Default: random,astra.

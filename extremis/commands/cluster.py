@@ -1,4 +1,4 @@
-"""`extremis cluster`: puts queries in the order of balanced clusters."""
+"""`extremis cluster`: orders queries by balanced clusters."""
 
 from os import fspath
 from typing import Any
@@ -32,7 +32,7 @@ def cluster(
 ) -> dict[str, Any]:
     """Group the training queries into balanced clusters by their embeddings, for batches of similar queries.
 
-    For recipes with order.cluster above 1, such as `ngame`. Options after -- go to Beam.
+    Use this command for recipes with order.cluster above 1, such as `ngame`. Options after -- go to Beam.
 
     Options:
         epoch: Epoch of the dump. Default: the newest complete dump.
@@ -40,7 +40,7 @@ def cluster(
 
     Examples:
       extremis cluster data/ runs/1                    the newest dump
-      extremis cluster data/ runs/1 --watch            beside a trainer on any machine
+      extremis cluster data/ runs/1 --watch            alongside a trainer on any machine
       extremis cluster data/ runs/2 --queries embeddings/ --size 64 --for-epoch 0
       extremis cluster data/ runs/1 --memory 8GiB -- --direct_num_workers=8 --direct_running_mode=multi_processing
     """

@@ -12,9 +12,9 @@ from extremis.console import say, table
 def data(action: Literal["list", "show", "drop"], place: Place, *, progress: Progress = True) -> dict[str, Any]:
     """List data versions and exports in a folder, show the parts of a version, or drop a version or an export.
 
-    list shows the part that each version adds, the version's total rows and labels, and missing files; for exports,
-    which export is current. show lists the parts of a data version. drop removes a data set or an export, but refuses
-    if another data set or export in the same folder needs its files, or if the export is current.
+    list shows the part that each version adds, total rows and labels, and missing files. For exports, list also shows
+    which export is current. show lists the parts of a data version. drop removes a data set or an export, unless
+    another data set or export in the same folder needs its files, or the export is current.
 
     Examples:
       extremis data list data/

@@ -26,10 +26,10 @@ def demo(
 ) -> dict[str, Any]:
     """Run the whole loop on the Tate collection: shard, choose a recipe, train with a miner, join, evaluate.
 
-    Writes DIR (default: demo).
+    The output is written to DIR (default: demo).
 
     Options:
-        recipe: auto, or a recipe's name or TOML file.
+        recipe: auto, or the name or TOML file of a recipe.
 
     Example:
       extremis demo demo/

@@ -33,13 +33,13 @@ def embed(
 ) -> dict[str, Any]:
     """Embed texts with any text model (MODEL INPUT OUT), or queries or labels of DATA with a run (DATA RUN OUT).
 
-    MODEL is a directory or a hub name of a model of sentence-transformers, transformers or Model2Vec, in safetensors.
+    MODEL is the directory or hub name of a model for sentence-transformers, transformers or Model2Vec, in safetensors.
     INPUT is DATA, or any number of files with key and text (.txt lines, JSON lines, CSV, Parquet), or, in Python, rows.
-    OUT has query_id, key, text and vector in the order of INPUT. With DATA RUN OUT the vectors are aligned with the
-    table of queries or labels. Options after -- go to Beam.
+    OUT contains query_id, key, text and vector in the order of INPUT. With DATA RUN OUT, the vectors are in the order
+    of the table of queries or labels. Options after -- go to Beam.
 
     Options:
-        step: With DATA RUN OUT: step of the checkpoint. Default: the same checkpoint as evaluate.
+        step: With DATA RUN OUT: step of the checkpoint. Default: the checkpoint that evaluate uses.
 
     Examples:
       extremis embed sentence-transformers/all-MiniLM-L6-v2 corpus.jsonl emb/corpus --what documents

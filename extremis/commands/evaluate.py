@@ -38,21 +38,21 @@ def evaluate(
 ) -> dict[str, Any] | None:
     """Score a checkpoint of RUN on a split of DATA: P, nDCG, R, PSP and PSnDCG at 1, 3, 5, 10.
 
-    RUN may have been trained on an earlier version of DATA. Then RUN predicts only the labels that it knows; newer
-    labels count as missed.
+    If RUN was trained on an earlier version of DATA, RUN predicts only labels of that version, and newer labels count
+    as missed.
 
     Options:
-        split: A split of DATA, or holdout: the rows that the run held out.
+        split: A split of DATA, or holdout, the rows that were held out of training.
         limit: Number of queries to score, from the start of the split. Default: all.
-        no_filter: Keep the filter's pairs among the predictions.
-        k: More values of k, e.g. 20,100; at most 1000.
-        zero_shot: Also score the labels without a training point separately.
-        seen_only: Rank only labels with a training point. Default: all labels.
-        scores: Rank by the run's vectors, by its embeddings of the labels' texts, by their sum, or fused (extremis
-            fuse). Default: fused, if the checkpoint has a fusion.
+        no_filter: Do not remove pairs in the filter file from the predictions.
+        k: Additional values of k, e.g. 20,100; at most 1000.
+        zero_shot: Also score the labels without training points separately.
+        seen_only: Rank only labels with training points. Default: all labels.
+        scores: Scores to rank by: classifier (label vectors), labels (embeddings of the labels' texts), sum (of both),
+            or fused (extremis fuse). Default: fused, if the checkpoint has a fusion.
         baseline: Also score baselines: popular labels, and nearest texts by TF-IDF.
-        calibrate: Also measure probabilities, from a curve that is learned on the rows that RUN held out, or on val.
-            Needs scikit-learn (extra fusion).
+        calibrate: Also evaluate probabilities, from a calibration that is fitted on the held-out rows of RUN, or on
+            val. Needs scikit-learn (extra fusion).
 
     Examples:
       extremis evaluate data/ runs/1 --split test --json
@@ -93,10 +93,10 @@ def evaluate(
 
 
 def _show_parts(report: dict[str, Any]) -> None:
-    """Print metrics by the part of a version that added the queries, or the labels."""
+    """Print metrics for each part of a version: for the queries and for the labels that the part has added."""
     names = ("P@1", "P@5", "PSP@5")
     for key, title, counted, shown in (
-        ("parts", "by part of the queries", "queries", names),
+        ("parts", "by the part that added the query", "queries", names),
         ("labels_by_part", "positives found, by the part that added the label", "positives", ("R@1", "R@5")),
     ):
         parts = report.get(key, {})
@@ -107,17 +107,17 @@ def _show_parts(report: dict[str, Any]) -> None:
 
 
 def _show_seen(split: str, report: dict[str, Any]) -> None:
-    """Print how much queries that repeat a training point raise the metrics."""
+    """Print how metrics differ between queries that repeat the text of a training point and other queries."""
     seen, unseen = report["seen"], report["unseen"]
     values = [f"P@1 {part['metrics']['P@1']:.2f}" for part in (seen, unseen)]
     say(
-        f"{seen['queries']:,} queries of {split} have the text of a training point: {values[0]} on these, {values[1]} "
-        f"on the other {unseen['queries']:,}"
+        f"{seen['queries']:,} queries of {split} repeat the text of a training point: {values[0]} on these queries, "
+        f"{values[1]} on the other {unseen['queries']:,}"
     )
 
 
 def _show_baselines(split: str, report: dict[str, Any]) -> None:
-    """Print the metrics of the model and of the baselines on the same queries, and baselines that beat the model."""
+    """Print the metrics of the model and the baselines on the same queries, and warn if a baseline beats the model."""
     model = report["beside_baselines"]
     names = [name for name in ("P@1", "P@5", "PSP@5") if name in model["metrics"]]
     lines = {"this run": model["metrics"], **report["baselines"]}
@@ -129,14 +129,14 @@ def _show_baselines(split: str, report: dict[str, Any]) -> None:
     for line, metrics in report["baselines"].items():
         above = [name for name in names if metrics[name] > model["metrics"][name]]
         if above:
-            say(f"odd: {', '.join(above)} of this run is below the baseline: {line}")
+            say(f"unexpected: {', '.join(above)} of this run is lower than for the baseline {line}")
 
 
 def _show_zero_shot(report: dict[str, Any]) -> None:
     """Print the tables of `ZeroShot.report`."""
     labels, queries = f"{report['labels']:,}", report["queries"]
     if not queries:
-        say(f"no query of the split has any of the {labels} labels without training points")
+        say(f"none of the {labels} labels without training points is a label of a query in this split")
         return
     title = f"{labels} zero-shot labels, {queries:,} queries with such a label"
     table(f"{title}, ranked among themselves", *metric_grid(report["alone"]))

@@ -35,23 +35,23 @@ def export(
     """Export a checkpoint of RUN to OUT: encoder, vectors, labels, thresholds, and an index if there are many labels.
 
     A transformer becomes a directory that sentence-transformers and transformers can open, or an ONNX graph, which
-    needs no PyTorch. With --onto, OUT contains the changes since an earlier export, and refers to the other files of
-    that export. See docs/export.md.
+    needs no PyTorch. With --onto, OUT contains only the changes since an earlier export, and refers to that export's
+    files for the rest. See docs/export.md.
 
     Options:
-        form: Format of a transformer: torch; onnx, a graph with PyTorch's embeddings (extra onnx); onnx-int8, in eight
-            bits. Default: the format of EXPORT (--onto), else torch.
+        form: Format of a transformer: torch; onnx, a graph with the same embeddings as in PyTorch (extra onnx);
+            onnx-int8, a graph with 8-bit numbers. Default: the format of EXPORT (--onto), else torch.
         index: none, auto (none up to 131,072 labels, else inverted lists), or a Faiss factory string such as HNSW32.
-        target_recall: Recall that the index is tuned to.
-        precision: Precisions that get a threshold.
-        threshold_split: Split to measure thresholds on, or none. Default: val, if DATA has it.
-        calibrate: Learn probabilities from scores, on the split of the thresholds, or, if there is no val, on the
+        target_recall: Recall for which the index is tuned.
+        precision: Precisions for which thresholds are measured.
+        threshold_split: Split to measure thresholds on, or none. Default: val, if DATA has this split.
+        calibrate: Learn to convert scores to probabilities, on the threshold split, or, if there is no val, on the
             held-out rows of RUN. Needs scikit-learn (extra fusion).
         scores: sum adds the embeddings of the labels' texts to the vectors; fused uses the result of `extremis fuse`.
             Default: fused, if the checkpoint has a fusion.
-        onto: Earlier export that OUT refers to, or a folder of exports, to use its current export.
-        current: Make OUT the current export of its folder: `predict` and `load` then open OUT for the folder.
-        overwrite: Replace an export of another run or with other options.
+        onto: Earlier export that OUT refers to; for a folder of exports, its current export.
+        current: Make OUT the current export of its folder. `predict` and `load` then open OUT if they get the folder.
+        overwrite: Replace an existing export of another run, or with other options.
 
     Examples:
       extremis export data/ runs/1 exported/

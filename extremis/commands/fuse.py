@@ -27,18 +27,20 @@ def fuse(
 ) -> dict[str, Any]:
     """Learn to combine the scores of RUN with other scores, on queries that RUN was not trained on.
 
-    By weights: add the scores of the labels' texts, the votes of each query's nearest training points (their embeddings
-    are kept), and the scores of a linear ranker on words and pairs of words, which this command fits. By tree: NGAME's
-    regression tree of depth 7 on the scores of vectors and texts and on the label's frequency; it needs the extra
-    `fusion` (scikit-learn). The result replaces an earlier result in RUN/fusion.
+    With weights, the vectors' scores are added to the scores of the labels' texts, to votes of the nearest training
+    points, and to scores of a linear ranker on words and pairs of words, which this command fits. The embeddings of the
+    training points are stored. With tree, NGAME's regression tree of depth 7 combines the scores of vectors and texts
+    with the label's frequency. This needs the extra `fusion` (scikit-learn). The result replaces an earlier result in
+    RUN/fusion.
 
     Options:
         by: Weighted sum of scores, or NGAME's tree.
         step: Step of the checkpoint. Default: the best on validation, else the newest.
-        split: Split to learn on, with no rows that RUN was trained on. Default: the held-out rows of RUN, or val.
-        shortlist: Number of best labels per query that are ranked again.
+        split: Split to learn on, which must not contain rows that RUN was trained on. Default: the held-out rows of
+            RUN, or val.
+        shortlist: Number of best labels per query to rank again.
         queries: Number of queries to learn from, from the start of the split.
-        memory: Limit for the training points in memory: index codes and labels.
+        memory: Memory limit for the training points: index codes and labels.
         linear: Limit for the size of the rows that the linear ranker learns from; 0: no linear ranker.
 
     Examples:

@@ -18,13 +18,13 @@ def inspect(
     split: str | None = None,
     progress: Progress = True,
 ) -> dict[str, Any]:
-    """Describe a table, a DATA or a RUN at URL: kinds, rows, shards, parents, sizes, checks, and some rows as text.
+    """Describe the table, DATA or RUN at URL: kinds, rows, shards, parents, sizes, checks, and some rows as text.
 
-    With --key or --run, URL is a DATA.
+    With --key or --run, URL must be DATA.
 
     Options:
         verify: Read every byte and compare checksums.
-        rows: Sample rows to print.
+        rows: Number of sample rows to print.
         key: Show only the query with this key, and the texts of its labels.
         run: Show the hard negatives of this run's newest table.
         split: Split of the queries. Default: train for samples, all splits for a key.

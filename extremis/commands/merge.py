@@ -26,12 +26,12 @@ def merge(
     beam_options: BeamOptions = (),
     progress: Progress = True,
 ) -> dict[str, Any]:
-    """Merge hard-negative tables of the same rows into one table, without repeated labels and without positives.
+    """Merge hard-negative tables with the same rows into one table, without repeated labels and without positives.
 
     Options after -- go to Beam.
 
     Options:
-        others: Tables to merge with TABLE, for example a table mined by BM25 or by a different model.
+        others: Tables to merge with TABLE, for example a table that was mined with BM25 or with a different model.
 
     Example:
       extremis merge data/ negatives/ours/queries negatives/both --others negatives/bm25

@@ -1,4 +1,4 @@
-"""`extremis mine`: hard-negative tables from the dumps of a run, or from vectors of any model."""
+"""`extremis mine`: mines hard-negative tables from the dumps of a run, or from vectors of any model."""
 
 import contextlib
 import tempfile
@@ -64,11 +64,11 @@ def mine(
     beam_options: BeamOptions = (),
     progress: Progress = True,
 ) -> dict[str, Any]:
-    """Make hard-negative tables from the dumps of RUN, or from vectors of any model.
+    """Mine hard-negative tables from the dumps of RUN, or from vectors of any model.
 
-    Instead of DATA and RUN you can give vectors of queries and vectors of documents: a file or a folder of .npy,
-    safetensors, Parquet or Arrow, or in Python an array. The table is then OUT/queries, and its data set is OUT/data.
-    Options after -- go to Beam.
+    Instead of DATA and RUN, you can give query vectors and document vectors: .npy, safetensors, Parquet or Arrow files,
+    folders of such files, or, in Python, arrays. The table is then written to OUT/queries, and its data set to
+    OUT/data. Options after -- go to Beam.
 
     Options:
         epoch: Epoch of the dump. Default: the newest complete dump.
@@ -77,7 +77,7 @@ def mine(
     Examples:
       extremis mine q.npy d.npy --positives pairs.csv --out mined/
       extremis mine data/ runs/1                       the newest dump
-      extremis mine data/ runs/1 --watch               beside a trainer on any machine
+      extremis mine data/ runs/1 --watch               alongside a trainer on any machine
       extremis mine data/ runs/1 --memory 8GiB --index IVF4096,PQ32x4fs
       extremis mine data/ runs/1 --by labels --out negatives/theta
       extremis mine data/ runs/1 --skip-top 5 --relative-margin 0.05 --overwrite
@@ -108,7 +108,7 @@ def mine(
 
 @contextlib.contextmanager
 def _as_files(*vectors: Any) -> Iterator[list[str]]:
-    """Yield a place to read `vectors` from: a URL as it is; for an array, a file that exists until the block ends."""
+    """Yield URLs to read `vectors` from: a URL unchanged; for an array, a file that exists until the block ends."""
     with tempfile.TemporaryDirectory(prefix="extremis-vectors-") as folder:
         urls = []
         for name, each in zip(("queries", "vectors"), vectors, strict=True):
@@ -121,7 +121,10 @@ def _as_files(*vectors: Any) -> Iterator[list[str]]:
 
 
 def _has_vectors(places: list[str], stated: dict[str, Any]) -> bool:
-    """Return whether the input is vectors in files, not a dump. Raises InputError for options that need a dump."""
+    """Return whether the input consists of vector files, or else of a dump.
+
+    Raises InputError for options that need a dump.
+    """
     from pipelines.arrays.files import urls_of
 
     found = any(stated[name] for name in _OF_ARRAYS)
@@ -131,7 +134,7 @@ def _has_vectors(places: list[str], stated: dict[str, Any]) -> bool:
     flags = ", ".join(f"--{name.replace('_', '-')}" for name in _OF_RUNS if stated[name] not in (None, False))
     if found and flags:
         raise InputError(
-            f"{flags}: this option works only with the dumps of a RUN, and the input here is vectors in files. Leave "
+            f"{flags}: this option works only with the dumps of a RUN, but the input consists of vector files. Leave "
             "the option out, or give DATA and RUN."
         )
     return found

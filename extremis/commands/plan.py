@@ -10,7 +10,7 @@ from extremis.console import say
 
 
 def _number(text: str) -> int:
-    """Read a whole number, also written as 370e6."""
+    """Parse a whole number, which may be written as 370e6."""
     try:
         value = float(text)
     except ValueError:
@@ -53,35 +53,35 @@ def plan(
     minutes: Annotated[float, Option(gt=0)] = 5,
     progress: Progress = True,
 ) -> dict[str, Any]:
-    """Estimate the bytes of every table and the memory of every step of a run, before it starts.
+    """Estimate the bytes of every table and the memory of every step before a run starts.
 
-    --rehearse runs the share of one rank and one worker on this machine, with simulated peers, and also measures time.
+    --rehearse does the work of one rank and one worker on this machine, with simulated peers, and also measures time.
     Settings that a recipe takes from the data are computed from the given numbers.
 
     Options:
-        queries: N. Default: as many as DATA has.
-        labels: L. Default: as many as DATA has.
-        data: A sharded sample of the data; its averages are used for all rows.
+        queries: Number of queries, N. Default: the number in DATA.
+        labels: Number of labels, L. Default: the number in DATA.
+        data: A sharded sample of the data, from which averages per row are computed.
         tokens: Tokens per query, on average.
         label_tokens: Tokens per label, on average.
         labels_per_query: Labels per query, on average.
         key_bytes: Characters of a key, on average.
         text_bytes: Characters of a label, on average.
         vocabulary: Number of tokens in the vocabulary.
-        dimension: D. Default: the recipe's.
-        width: K of the negative tables. Default: the recipe's.
-        epochs: Default: the recipe's.
-        ranks: Trainer processes.
-        workers: Pipeline workers.
+        dimension: Dimension of embeddings, D. Default: as in the recipe.
+        width: Number of negatives per row in tables, K. Default: as in the recipe.
+        epochs: Number of epochs. Default: as in the recipe.
+        ranks: Number of trainer processes.
+        workers: Number of pipeline workers.
         engine: Engine of the cluster that runs the pipelines. Default: none.
         memory: Memory of each process.
-        rehearse: Run a rank's share of every stage here, and print the measurements beside the plan.
+        rehearse: Do one rank's part of every stage here, and print the measurements next to the plan.
         rank: Rank to rehearse.
         network: Speed of the network between ranks, in bits per second.
-        latency: Milliseconds that a message between ranks takes, in addition to the time for its bytes.
+        latency: Milliseconds that a message between ranks takes, in addition to the transfer time of its bytes.
         disk: Speed of the disk in bytes per second. Default: measured.
         folder: Folder for the rehearsal's files. Default: TMPDIR.
-        minutes: Approximate time for the rehearsal; with too few minutes, only a part of each stage is done.
+        minutes: Approximate time for the rehearsal. If the time is too short, only part of each stage is done.
 
     Examples:
       extremis plan --queries 370e6 --labels 120e6 --tokens 10 --dimension 64 --memory 64GiB

@@ -1,4 +1,4 @@
-"""`extremis predict`: predicts the best labels of texts, or of a split of DATA, with an exported run."""
+"""`extremis predict`: predicts the best labels for texts, or for a split of DATA, with an exported run."""
 
 from os import fspath
 from typing import Annotated, Any, Literal
@@ -32,13 +32,14 @@ def predict(
     device: Device = "auto",
     progress: Progress = True,
 ) -> dict[str, Any]:
-    """Predict labels with an export, for the texts of INPUT, or for a split of --data, and write them to OUT.
+    """Predict labels for the texts in INPUT, or for a split of --data, with an export; write the labels to OUT.
 
     If EXPORT is a folder of exports, predict opens the current export (extremis export --current).
 
-    INPUT is a file, a folder or a pattern of text lines (.txt), JSON lines (.jsonl: key, text), CSV or Parquet, at any
-    URL; - is standard input (text lines, or --form). OUT ends in .jsonl, .csv, .parquet, .trec (a run for trec_eval) or
-    .npz (scipy.sparse.load_npz); - is standard output (JSON lines, or --to). Rows without a key get their row number.
+    INPUT is a file, a folder or a pattern at any URL: text lines (.txt), JSON lines (.jsonl: key, text), CSV or
+    Parquet. - means standard input (text lines, or the format of --form). OUT ends in .jsonl, .csv, .parquet, .trec (a
+    run for trec_eval) or .npz (scipy.sparse.load_npz). - means standard output (JSON lines, or the format of --to). For
+    rows without a key, the row number is the key.
 
     Options:
         data: DATA of the run: predict for one of its splits instead of INPUT.
@@ -48,20 +49,20 @@ def predict(
         to: Format of OUT. Default: from its name.
         fields: Names of the fields in INPUT, e.g. key=id,text=query.
         text: Fields that make up a text, if records have a title.
-        batch: Queries at a time.
+        batch: Number of queries that are processed at a time.
         threshold: Leave out labels with a lower score.
         precision: Use the export's threshold for this precision.
         exact: Score every label, even if the export has an index.
-        embedder: Path or hub name of the model that made the dense vectors of DATA. Default: the name in the export.
-        no_filter: With --data: do not remove the pairs of the filter files.
+        embedder: Path or hub name of the model that computed DATA's dense vectors. Default: the name in the export.
+        no_filter: With --data: do not remove pairs in the filter files from the predictions.
         safe_cells: In CSV, put an apostrophe before cells that a spreadsheet would read as a formula.
         threads: Number of threads. Default: all cores.
         overwrite: Replace existing predictions at OUT.
 
-    A text without a known token gets the most frequent labels and known_tokens 0. A calibrated export (extremis export
-    --calibrate) also gives probabilities.
+    For a text without known tokens, the output contains the most frequent labels, and known_tokens is 0. With a
+    calibrated export (extremis export --calibrate), the output also contains probabilities.
 
-    In Python use `extremis.load(export).predict(texts)` for a list of texts.
+    In Python, use `extremis.load(export).predict(texts)` for a list of texts.
 
     Examples:
       extremis predict exported/ queries.jsonl predictions.jsonl --k 5

@@ -31,7 +31,7 @@ def recipes(
 
     `auto` is not a recipe: `extremis run auto` tries a few recipes on the data, and trains the best. show prints the
     keys of RECIPE, including keys of the recipe that it extends. copy writes these keys to a TOML file OUT for you to
-    edit. validate checks a recipe (a name or a file) and changes by --set, as a run does.
+    edit. validate checks a recipe (a name or a file), with the changes of --set, in the same way as a run.
 
     Examples:
       extremis recipes
@@ -56,7 +56,7 @@ def recipes(
 
 
 def _show(recipe: str, overrides: tuple[str, ...], out: str | None) -> dict[str, Any]:
-    """Print the keys of `recipe` as TOML, or write the keys at `out`. Raises InputError if the file exists."""
+    """Print the keys of `recipe` as TOML, or write the keys to `out`. Raises InputError if the file exists."""
     import tomli_w
 
     from schemas import storage

@@ -16,16 +16,16 @@ def report(
     predictions: bool = True,
     progress: Progress = True,
 ) -> dict[str, Any]:
-    """Write one HTML page about runs, with a search. The page opens from a disk, without a network.
+    """Write one HTML page about runs, with a search. The page works from a disk, without a network.
 
     The page shows data, training, tables of negatives, metrics (from `extremis evaluate`), and queries with positives,
-    predictions and hard negatives as text. Several runs on the same DATA, or on earlier versions of DATA, are compared.
-    Without DATA, the queries are left out.
+    predictions and hard negatives as text. It compares several runs on the same DATA, or on earlier versions of DATA.
+    Without DATA, the page does not contain queries.
 
     Options:
         out: URL of the page. Default: report.html in the first RUN.
-        queries: Queries to show.
-        predictions: Load each run's checkpoint.
+        queries: Number of queries to show.
+        predictions: Load each run's checkpoint, and show predictions.
 
     Examples:
       extremis report data/ runs/1

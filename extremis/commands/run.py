@@ -32,19 +32,20 @@ def run(
     beam_options: BeamOptions = (),
     progress: Progress = True,
 ) -> dict[str, Any] | None:
-    """Train RECIPE on DATA into RUN, and run a miner process next to the trainer.
+    """Train RECIPE on DATA, with a miner process next to the trainer, and write the results to RUN.
 
-    RECIPE is a name (see `extremis recipes`) or a TOML file. `auto` tries a few recipes on a part of DATA, trains the
-    best recipe into RUN, and learns to combine its scores with the labels' texts, near training points and a linear
+    RECIPE is a name (see `extremis recipes`) or a TOML file. `auto` tries a few recipes on part of DATA, trains the
+    best recipe, and learns to combine its scores with scores of label texts, nearby training points and a linear
     ranker.
 
-    If a table of hard negatives is late, a later epoch uses it, unless the recipe waits for it (refresh.stale =
-    "wait"). Options after -- go to the miner's Beam pipeline.
+    If a table of hard negatives is late, a later epoch uses the table, unless the recipe waits for tables
+    (refresh.stale = "wait"). Options after -- go to the miner's Beam pipeline.
 
     Options:
         minutes: With `auto`: limit for the total time. Default: no limit.
-        pretrained: With `auto`: a model with DATA's tokenizer (a directory or hub name), to try its token vectors.
-        deterministic: Wait for each table, so that two runs with equal --threads give the same bytes.
+        pretrained: With `auto`: also try the token vectors of this model (a directory or hub name), which must have the
+            same tokenizer as DATA.
+        deterministic: Wait for each table, so that two runs with the same --threads write the same bytes.
 
     Examples:
       extremis run auto data/ runs/1 --minutes 10

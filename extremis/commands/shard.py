@@ -63,14 +63,14 @@ def shard(
 ) -> dict[str, Any]:
     """Tokenize and shard raw data from INPUT to DATA.
 
-    INPUT is a folder or URL with files in a format of docs/formats.md, or a pattern such as raw/*-2024.jsonl.
-    In Python INPUT may also be rows, as dictionaries or as pairs of text and label, an Arrow table, a pandas frame, a
-    Hugging Face data set, or a dictionary of these by split ("train", "test", "labels").
+    INPUT is a folder or URL with files in a format from docs/formats.md, or a pattern such as raw/*-2024.jsonl.
+    In Python, INPUT may also be rows (dictionaries, or pairs of text and label), an Arrow table, a pandas data frame or
+    a Hugging Face data set, or a dictionary with one of these for each split ("train", "test", "labels").
     Unusable rows go to DATA/rejects. Rows with an empty text are kept; rows without a text are rejected. Options after
-    -- go to Beam. By default shard uses all cores of this machine.
+    -- go to Beam. By default, shard uses all cores of this machine.
 
     Options:
-        propensity: Propensity constants, e.g. 0.55,1.5. Default: none, and no PSP metrics.
+        propensity: Propensity constants, e.g. 0.55,1.5. Default: none, so that there are no PSP metrics.
         overwrite: Replace any finished data set, and start from the beginning.
 
     Examples:
@@ -98,10 +98,10 @@ def shard(
 
 @contextlib.contextmanager
 def as_source(data: Any) -> Iterator[str]:
-    """Yield a place to read `data` from: a path or URL as it is, else a folder that exists until the block ends.
+    """Yield a URL to read `data` from: a path or URL unchanged, else a folder that exists until the block ends.
 
-    data: rows (dictionaries, or pairs of text and label), an Arrow table, a pandas frame, a Hugging Face data set; or
-    these by split: {"train": …, "test": …, "labels": …}. Raises InputError for anything else.
+    data: rows (dictionaries, or pairs of text and label), an Arrow table, a pandas data frame, a Hugging Face data set,
+    or one of these per split: {"train": …, "test": …, "labels": …}. Raises InputError for anything else.
     """
     if isinstance(data, str | PathLike):
         yield str(data)
@@ -132,7 +132,7 @@ def _write(folder: Path, rows: Any) -> None:
 
 
 def _table(rows: Any) -> "pa.Table":
-    """Return `rows` as a table. Raises InputError."""
+    """Convert `rows` to a table. Raises InputError."""
     import pyarrow as pa
 
     if isinstance(rows, pa.Table):

@@ -1,4 +1,4 @@
-"""Types of parameters that several commands have, with their help."""
+"""Types of parameters that several commands share, with help texts."""
 
 import json
 import re
@@ -13,7 +13,7 @@ def _device(text: str) -> str:
     from schemas.options import DEVICES
 
     if not re.match(DEVICES, text):
-        raise ValueError("auto, cpu, cuda, or a GPU's number as in cuda:1")
+        raise ValueError("auto, cpu, cuda, or a GPU's number, such as cuda:1")
     return text
 
 
@@ -38,7 +38,7 @@ Positive = Annotated[int, Option(ge=1)]
 NotNegative = Annotated[int, Option(ge=0)]
 _STEP = "Step of the checkpoint. Default: the step of the newest fusion, else the best on validation, else the newest."
 Step = Annotated[int | str, Option(_STEP, metavar="N|newest", parse=_step)]
-Device = Annotated[str, DEVICE, Option("Where to compute. Default: auto, which takes a GPU if the machine has one.")]
+Device = Annotated[str, DEVICE, Option("Device to use. Default: auto, which takes a GPU if the machine has one.")]
 Size = Annotated[str, Option(metavar="SIZE")]  # "8GiB"
 Fields = Annotated[Mapping[str, str] | str, Option(metavar="NAME=NAME,...")]  # {"key": "id"}, or "key=id"
 Text = Literal["title+content", "title"]
@@ -51,11 +51,11 @@ StartTimeout = Annotated[
     float,
     Option(
         "Seconds to wait for an answer from the Flink or Spark workers before the job starts. Default: 60. 0: do "
-        "not ask.",
+        "not wait.",
         ge=0,
     ),
 ]
-BeamOptions = Annotated[Sequence[str], Option("Options for Beam; on the command line they follow --.")]
+BeamOptions = Annotated[Sequence[str], Option("Options for Beam, which follow -- on the command line.")]
 Names = Annotated[
     Sequence[str],
     Option(metavar="NAME,...", parse=comma_list(str, "comma-separated names, for example astra,renee")),
@@ -63,6 +63,6 @@ Names = Annotated[
 
 
 def with_settings(changes: Sequence[str], **settings: Any) -> tuple[str, ...]:
-    """Return the changes of a recipe, including changes by other options; None: not given."""
+    """Return the changes to a recipe, including the changes that other options make; None: option not given."""
     stated = {key.replace("__", "."): value for key, value in settings.items() if value is not None}
     return (*changes, *(f"{key}={json.dumps(value)}" for key, value in stated.items()))

@@ -28,8 +28,8 @@ def teach(
 ) -> dict[str, Any]:
     """Score the negatives of TABLE with a cross-encoder, and write a table with the column `teacher`.
 
-    TEACHER is a directory with a cross-encoder. With a margin, negatives are dropped if the teacher scores them near or
-    above a positive. Queries and labels need texts. Options after -- go to Beam.
+    TEACHER is a directory with a cross-encoder. With a margin, the command drops negatives that the teacher scores
+    close to or above a positive. Queries and labels need texts. Options after -- go to Beam.
 
     Examples:
       extremis teach data/ negatives/queries cross-encoder/ negatives/scored

@@ -1,4 +1,4 @@
-"""`extremis train`: trains with the tables of a miner that runs elsewhere."""
+"""`extremis train`: trains without starting a miner; it can use tables from a miner that runs elsewhere."""
 
 from collections.abc import Sequence
 from os import fspath
@@ -12,12 +12,12 @@ from trainer.checkpoints.stopping import GRACE
 
 LOOPBACK = "127.0.0.1"
 _FROM = "Start from the encoder and the label vectors of RUN1, a run on an earlier version of DATA."
-_THREADS = "Threads to compute with; the miner uses the same number. Default: the cores that this process may use."
+_THREADS = "Number of threads; the miner uses the same number. Default: the cores that this process may use."
 
 RecipeDevice = Annotated[
     str,
     DEVICE,
-    Option("Where to compute. Default: from the recipe; usually auto, which takes a GPU if the machine has one."),
+    Option("Device to use. Default: as in the recipe; usually auto, which takes a GPU if the machine has one."),
 ]
 FromRun = Annotated[Place, Option(_FROM, metavar="RUN1", flags=("--from",))]
 Threads = Annotated[int, Option(_THREADS, ge=1)]
@@ -25,7 +25,7 @@ Resume = Annotated[
     bool, Option("Continue from the newest checkpoint of RUN. Without a checkpoint, start from the beginning.")
 ]
 MetricsPort = Annotated[int, Option("Port that serves metrics for Prometheus. 0: any free port.", ge=0, le=65535)]
-Grace = Annotated[float, Option("Seconds to save a checkpoint after SIGTERM or SIGHUP. 0: end at once.", ge=0)]
+Grace = Annotated[float, Option("Seconds allowed for a checkpoint after SIGTERM or SIGHUP. 0: end at once.", ge=0)]
 MetricsHost = Annotated[str, Option("Address that the metrics port listens on.")]
 
 
@@ -45,7 +45,7 @@ def train(
     metrics_host: MetricsHost = LOOPBACK,
     progress: Progress = True,
 ) -> dict[str, Any] | None:
-    """Train RECIPE on DATA into RUN, without a miner; a miner may run elsewhere.
+    """Train RECIPE on DATA, and write the results to RUN. This starts no miner, but a miner may run elsewhere.
 
     RECIPE is a name (see `extremis recipes`) or a TOML file.
 
@@ -61,7 +61,7 @@ def train(
 
 
 def overrides_of(set: Settings, device: str | None, threads: int | None, from_run: Place | None) -> tuple[str, ...]:
-    """Return the changes of the recipe, including changes by other options; sets `threads` of this process."""
+    """Return the changes to the recipe, including those by other options; also set the threads of this process."""
     if threads is not None:
         share_cores(threads)
     start_from = from_run and fspath(from_run)
@@ -69,7 +69,7 @@ def overrides_of(set: Settings, device: str | None, threads: int | None, from_ru
 
 
 def process_options(resume: bool, port: int | None, host: str, grace: float) -> dict[str, Any]:
-    """Return the options of the training process, which do not affect the results of the run."""
+    """Return options for the training process that do not affect the results of the run."""
     return {"resume": resume, "metrics": None if port is None else (host, port), "grace": grace}
 
 
@@ -83,7 +83,7 @@ def train_recipe(
 ) -> dict[str, Any] | None:
     """Train on the ranks that torchrun launched; rank 0 returns the outcome.
 
-    `beam_options`: options of the miner; None: no miner.
+    `beam_options`: options for the miner; None: no miner.
     """
     from trainer.config.load import check_keys
 
@@ -107,7 +107,7 @@ def train_recipe(
 
 
 def carry(data: str, run: str, earlier: str, device: str) -> None:
-    """Carry the fusion of the earlier run, if there is a fusion, over to the refreshed run. Raises ExtremisError."""
+    """If the earlier run has a fusion, carry it over to the refreshed run. Raises ExtremisError."""
     from trainer.evaluation.fitting import carry_fusion
     from trainer.evaluation.memory import FACTS, describe_memory
 

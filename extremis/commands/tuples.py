@@ -1,4 +1,4 @@
-"""`extremis tuples`: writes mined negatives as texts for other trainers."""
+"""`extremis tuples`: writes mined negatives as training texts for other libraries."""
 
 from os import fspath
 from typing import Any, Literal
@@ -30,17 +30,17 @@ def tuples(
     """Write a table of negatives to OUT as training examples for other libraries.
 
     TABLE is a table of negatives, the output folder of `extremis mine` on arrays, or a RUN (its newest table). OUT ends
-    in .jsonl, .jsonl.gz, .jsonl.bz2 or .jsonl.zst, or is a folder, which gets Parquet shards. Rows without a positive,
-    or with too few negatives, give no example.
+    in .jsonl, .jsonl.gz, .jsonl.bz2 or .jsonl.zst, or is a folder for Parquet shards. Rows without positives, or with
+    too few negatives, are left out.
 
     triplets: anchor, positive, negative. tuples: anchor, positive, negative_1, negative_2, ... pairs: anchor, other,
-    label. lists: anchor, documents, labels. tevatron and flagembedding: the lines that these libraries read.
+    label. lists: anchor, documents, labels. tevatron and flagembedding: the formats that these libraries read.
 
     Options:
         data: DATA that the table was mined from. Default: the data set in the output folder of `extremis mine` on
             arrays.
-        shuffle: Shuffle by --seed and --epoch. Default: the order of the table.
-        epoch: Epoch for the order and for the choice of positives.
+        shuffle: Shuffle with --seed and --epoch. Default: keep the order of the table.
+        epoch: Number of the epoch, which determines the order and the choice of positives.
         shards: Number of shards in a folder. Default: computed from the number of examples.
         overwrite: Replace existing examples at OUT.
 
@@ -66,7 +66,7 @@ def tuples(
             bar.update(written)
 
         manifest = write_tuples(stream, out, shuffle, shards, overwrite, show)
-    left = f"; {left_out:,} rows give no example" if left_out else ""
+    left = f"; {left_out:,} rows were left out" if left_out else ""
     say(f"{out}: {examples:,} examples ({options.form}){left}")
     facts = {"out": out, "form": options.form, "examples": examples, "rows_left_out": left_out}
     return facts | ({} if manifest is None else {"digest": manifest.digest, "shards": len(manifest.shards)})
