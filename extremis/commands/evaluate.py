@@ -129,14 +129,14 @@ def _show_baselines(split: str, report: dict[str, Any]) -> None:
     for line, metrics in report["baselines"].items():
         above = [name for name in names if metrics[name] > model["metrics"][name]]
         if above:
-            say(f"unexpected: {', '.join(above)} of this run is lower than for the baseline {line}")
+            say(f"odd: {', '.join(above)} of this run is lower than for the baseline {line}")
 
 
 def _show_zero_shot(report: dict[str, Any]) -> None:
     """Print the tables of `ZeroShot.report`."""
     labels, queries = f"{report['labels']:,}", report["queries"]
     if not queries:
-        say(f"none of the {labels} labels without training points is a label of a query in this split")
+        say(f"no query of the split has any of the {labels} labels without training points")
         return
     title = f"{labels} zero-shot labels, {queries:,} queries with such a label"
     table(f"{title}, ranked among themselves", *metric_grid(report["alone"]))

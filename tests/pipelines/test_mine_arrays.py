@@ -414,7 +414,7 @@ class TestBadInput:
         place = write(tmp_path / "q", "npy", self.GOOD)
         refused(call("mine", place, place), "--out")
         for flag in (["--epoch", "3"], ["--by", "labels"], ["--for-epoch", "2"], ["--watch"]):
-            refused(self.mine(tmp_path, place, *flag), f"{flag[0]}: ", "vectors in files")
+            refused(self.mine(tmp_path, place, *flag), f"{flag[0]}: ", "vector files")
         refused(call("mine", data, place / "part-00.npy", "--out", tmp_path / "out"), f"{data}: no vectors here")
         for words in (["train", "astra", place / "part-00.npy", tmp_path / "run"], ["inspect", place / "part-00.npy"]):
             refused(call(*words), "part-00.npy", "extremis mine")
