@@ -28,12 +28,12 @@ _NOT_SHOWN = dict.fromkeys((7, 8, 11, 12, 13))  # bells, returns and feeds, whic
 
 
 def without_controls(text: str) -> str:
-    """Return `text` with a mark in place of each control character except tabs and line ends."""
+    """Replace each control character in `text`, except tabs and line ends, with a replacement character."""
     return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 class _Channel:
-    """A standard stream for people; hides credentials and, on a terminal, control characters.
+    """A standard stream for human-readable output; removes credentials and, on a terminal, control characters.
 
     `width`: characters per line of a table; None: the terminal's width.
     """
@@ -43,7 +43,7 @@ class _Channel:
 
     @property
     def file(self) -> Any:
-        """The current stream, None if it is closed; a bar replaces the stream to print above itself."""
+        """The current stream; None if it is closed. A progress bar replaces the stream to print above the bar."""
         file = getattr(sys, self._name)
         return file if self._name == "stderr" else getattr(file, "rich_proxied_file", file)
 
@@ -59,7 +59,7 @@ class _Channel:
         return SafeConsole(self.clean, stderr=self._name == "stderr", width=self._width)
 
     def print(self, text: Any, end: str = "\n", style: str | None = None) -> None:
-        """Print a text, or something that rich draws. Raises StorageError, Unread."""
+        """Print a text, or an object that rich renders. Raises StorageError, Unread."""
         spoke()
         if not isinstance(text, str) or (style is not None and self.is_terminal):
             self.rich.print(text, end=end, style=style)
@@ -73,7 +73,7 @@ class _Channel:
 
 
 class _Notes(_Channel):
-    """Channel of messages; a message that cannot be written is lost without an error."""
+    """Channel for messages; if a message cannot be written, it is dropped without an error."""
 
     def print(self, text: Any, end: str = "\n", style: str | None = None) -> None:
         with contextlib.suppress(OSError, ValueError):  # a full disk, a closed file
@@ -85,7 +85,7 @@ class Unread(Exception):
 
 
 class _Stream(io.FileIO):
-    """Standard output (1) or error (2) of a command; a failed write raises an error once, or is ignored."""
+    """A command's standard output (1) or error (2). Only the first failed write to standard output raises an error."""
 
     _failed = False
 
@@ -99,12 +99,12 @@ class _Stream(io.FileIO):
             if isinstance(error, BrokenPipeError):
                 raise Unread from None
             raise StorageError(
-                f"cannot write to standard output: {error.strerror}; redirect it to another place."
+                f"cannot write to standard output: {error.strerror}. Redirect it to another location."
             ) from error
 
 
 def open_streams() -> None:
-    """Open the standard streams of a command, even if they are closed, on a full disk, or pipes without a reader."""
+    """Set up a command's standard streams so that closed streams, full disks and broken pipes are handled."""
     while (null := os.open(os.devnull, os.O_RDWR)) <= 2:  # else a new file would get the number of a closed stream
         os.set_inheritable(null, True)
     os.close(null)
@@ -122,7 +122,7 @@ _PIPED_WIDTH = 200  # characters per line of a table without a terminal
 
 @dataclass(frozen=True)
 class Event:
-    """A line of progress. Events of a bar have a `title`, the number `done`, and the `total` if it is known."""
+    """A line of progress. Events of a progress bar have a `title`, the number `done`, and the `total` if known."""
 
     text: str
     title: str = ""
@@ -137,9 +137,9 @@ class Event:
 class Output:
     """Destinations of output: progress goes to `listener`, else to standard error unless `quiet`; results to `tables`.
 
-    `verbose`: lines of progress begin with the seconds since the start. `command`: the running command line. `log` gets
-    every line of progress; while output is `aside`, only `log` gets lines, except lines of bars. `remaining` describes
-    the command's remaining time, given the finished share of the current phase.
+    `verbose`: lines of progress begin with the seconds since the start. `command`: the running command line. `log`:
+    receives every line of progress. `aside`: only `log` receives lines, except lines of progress bars. `remaining`:
+    describes the command's remaining time, given the finished fraction of the current phase.
     """
 
     listener: Callable[[Event], object] | None = None
@@ -173,7 +173,7 @@ _began = time.monotonic()
 
 @contextlib.contextmanager
 def output(**changes: Any) -> Iterator[None]:
-    """Change the fields of `Output` for all threads until the block ends."""
+    """Change fields of the current `Output`, in all threads, until the block ends."""
     global _output
     before, _output = _output, replace(_output, **changes)
     try:
@@ -188,7 +188,7 @@ def present_output() -> Output:
 
 
 def at_work(title: str) -> contextlib.AbstractContextManager[None]:
-    """Show that `title` is at work until the block ends; on rank 0, unless output is quiet or goes to a listener."""
+    """Show on rank 0 that `title` is running, until the block ends; not if output is quiet or goes to a listener."""
     if _output.quiet or _output.listener is not None or os.environ.get("RANK", "0") != "0":
         return contextlib.nullcontext()
     return alive(title, notes.is_terminal, notes.print, lambda: _output.remaining(0.0) if _output.remaining else "")
@@ -204,7 +204,7 @@ add_listener(lambda line: say(line) if _output.command and os.environ.get("LOCAL
 
 
 def say_lines(message: str) -> None:
-    """Print a line of progress while another process may have its own display."""
+    """Print one line of progress, without progress bars: another process may display its own."""
     say(message)
 
 
@@ -226,7 +226,7 @@ def print_json(body: Mapping[str, Any]) -> None:
 
 
 def print_file(path: str) -> None:
-    """Copy a file to standard output, without control characters if standard output is a terminal, else unchanged."""
+    """Copy a file to standard output; on a terminal, replace control characters."""
     spoke()
     with open(path, "rb") as file:
         if sys.stdout.isatty():
@@ -238,7 +238,7 @@ def print_file(path: str) -> None:
 
 
 class Bar:
-    """A progress bar on a terminal, else a plain line every _BAR_SECONDS. `total` None: not known yet.
+    """A progress bar on a terminal, else a plain line every _BAR_SECONDS. `total`: None if not known yet.
 
     `quiet`: print nothing. Use as a context manager.
     """
@@ -279,16 +279,16 @@ class Bar:
             _tell(Event(text.rstrip(), self._title, done, self._total), keep=is_due)
 
     def advance(self, more: int) -> None:
-        """Count `more` of the total as done."""
+        """Add `more` to the number done."""
         self._done += more
         self.update(self._done)
 
 
 class StepBars:
-    """One bar per step of a pipeline on a terminal; events for a listener; no output elsewhere.
+    """Progress of a pipeline: a bar per step on a terminal, events for a listener, otherwise no output.
 
-    A context manager that yields a function. The function gets the steps that have begun
-    (`pipelines.common.progress.Step`), shows these steps, and returns whether they were shown.
+    A context manager that yields a function. Call the function with the steps that have begun
+    (`pipelines.common.progress.Step`). It shows these steps, and returns whether they were shown.
     """
 
     def __enter__(self) -> Callable[[Sequence[Any]], bool]:
@@ -335,7 +335,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 def say_value(value: Any) -> str:
-    """Format a value for people."""
+    """Format a value for human readers."""
     if isinstance(value, bool) or value is None:
         return {None: "", True: "yes", False: "no"}[value]
     if isinstance(value, float):
@@ -344,7 +344,7 @@ def say_value(value: Any) -> str:
 
 
 def format_metric(report: Mapping[str, Any], name: str) -> str:
-    """Format a metric of an evaluation with half the width of its 95 % interval; "" if the metric is missing."""
+    """Format a metric with half the width of its 95 % interval, from an evaluation report; "" if it is missing."""
     if name not in report["metrics"]:
         return ""
     low, high = report["intervals"][name]
@@ -352,7 +352,7 @@ def format_metric(report: Mapping[str, Any], name: str) -> str:
 
 
 def metric_grid(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return (columns, rows) of P, nDCG, R, PSP and PSnDCG by k, with half the width of the 95 % interval."""
+    """Return (columns, rows) with P, nDCG, R, PSP and PSnDCG per k, and half the width of each 95 % interval."""
     families: dict[str, dict[int, str]] = {}
     for name in report["metrics"]:
         family, k = name.split("@")

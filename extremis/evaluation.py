@@ -30,8 +30,8 @@ from trainer.model import Model, load_model, trained_digest, trained_labels
 class EvaluateOptions:
     """Options of an evaluation. `limit`, `filter`, `ks`, `seen_only` and `zero_shot` are arguments of `Scorer.score`.
 
-    `step` has the same meaning as in `open_step`, and `scores` (also None) as in `scores_of`. `baseline`: also score
-    baselines, on the first queries of the split. `calibrate`: also measure probabilities, fitted on the held-out rows.
+    `step` has the same meaning as in `open_step`, and `scores` as in `scores_of`. `baseline`: also score baselines, on
+    the first queries of the split. `calibrate`: also evaluate probabilities; calibration uses the held-out rows.
     """
 
     split: str = "test"
@@ -47,7 +47,7 @@ class EvaluateOptions:
 
     @property
     def standard(self) -> bool:
-        """True if all queries and candidates count, the filter applies, and the run's own kind of scores is used."""
+        """True if all queries and labels are included, the filter applies, and `scores` has its default."""
         return self.limit is None and self.filter and not self.seen_only and self.scores is None
 
 
@@ -60,9 +60,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return metrics, intervals and deciles of a run's checkpoint, the same on every rank. Raises ExtremisError.
 
-    The run may have been trained on an earlier version of DATA: all labels of DATA count, and the run predicts the
-    labels of its own version. `device`: the device for embedding and search, as in `open_device`. Rank 0 saves a
-    standard report in the run, for `extremis report`.
+    If the run was trained on an earlier version of DATA, it predicts only labels of that version, but all labels of
+    DATA count. `device`: the device for embedding and search, as in `open_device`. Rank 0 saves a standard report in
+    the run, for `extremis report`.
     """
     doing("evaluate: reading the model")
     later = group.decide(lambda: _later(data, run, options))
@@ -112,20 +112,20 @@ def evaluate(
 
 
 def _later(data: str, run: str, options: EvaluateOptions) -> str | None:
-    """Return the digest of DATA if it is a later version than the data of the run. Raises InputError."""
+    """Return DATA's digest if DATA is a later version of the data that the run was trained on. Raises InputError."""
     digest = Table.open(data, "data").digest
     if trained_digest(load_config(RunLayout(run).config)) == digest:
         return None
     if options.split == HOLDOUT or options.calibrate or options.scores == "fused":
         what = "the fused scores were learned" if options.scores == "fused" else "the held-out rows were chosen"
         raise InputError(
-            f"{run}: {what} for the data of the run, but {data} is another version. Evaluate on the data of the run."
+            f"{run}: {what} on the run's own data, but {data} is a different version. Evaluate on the run's own data."
         )
     return digest
 
 
 def _baselines(data: DataLayout, trained: Data, options: EvaluateOptions, scores: Scores) -> dict[str, Any]:
-    """Return {"baselines": metrics by name, "beside_baselines": the number of the queries and the model's metrics}."""
+    """Return {"baselines": metrics by name, "beside_baselines": number of queries, and the model's metrics on them}."""
     queries = min(scores.queries, QUERIES)
     baselines = measure_baselines(data, options.split, trained, queries, options.filter)
     return {
@@ -135,7 +135,7 @@ def _baselines(data: DataLayout, trained: Data, options: EvaluateOptions, scores
 
 
 def _seen_and_unseen(data: str, split: str, scores: Scores) -> dict[str, Any]:
-    """Return metrics of "seen" queries (the text is also in train) and of "unseen" queries, if such queries exist."""
+    """Return metrics of "seen" queries (with a text that is also in train) and of "unseen" queries, if both exist."""
     seen = seen_queries(data, split)
     if seen is not None:
         seen = seen[scores.counted]

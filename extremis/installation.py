@@ -20,9 +20,9 @@ _EXTRAS = {
 
 
 def refuse_others() -> None:
-    """Check the packages; a foreign package ends the command with one message and status 2.
+    """Check the packages. If a package is not ours, print one message, and end the command with status 2.
 
-    In any other program, which may continue without Extremis, the check raises ImportError.
+    In a program that is not one of our commands, raise ImportError: the program may continue without Extremis.
     """
     try:
         require_ours()
@@ -36,7 +36,7 @@ def refuse_others() -> None:
 def require_ours(names: Sequence[str] = OURS) -> None:
     """Check that each package comes from this folder, not from another distribution or folder with the same name.
 
-    A folder without `__init__.py` is harmless. Raises ImportError, which names both files and a remedy.
+    A folder without `__init__.py` is harmless. Raises ImportError that names both files and a remedy.
     """
     root = Path(__file__).resolve().parents[1]
     for name in names:
@@ -54,20 +54,20 @@ def require_ours(names: Sequence[str] = OURS) -> None:
 
 
 def _remedy(folder: Path | None) -> str:
-    """Describe what to do about a module in `folder` with the name of an Extremis module."""
+    """Describe what to do about a module in `folder` that has the name of an Extremis module."""
     named = {Path(place).resolve() for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place}
     if folder in named:
-        return f"Rename it, or take {folder} off PYTHONPATH."
+        return f"Rename it, or remove {folder} from PYTHONPATH."
     if folder in (Path.cwd(), Path(sys.path[0]).resolve()):
         return (
-            "Rename it, start from another folder, or set PYTHONSAFEPATH=1 (Python 3.11 and later), which leaves "
+            "Rename it, start from another folder, or set PYTHONSAFEPATH=1 (Python 3.11 and later), which keeps "
             f"{folder} off the path."
         )
     return "Install Extremis into an environment of its own (python -m venv)."
 
 
 def _is_command() -> bool:
-    """Return whether this process is one of our commands, not a program that imports Extremis."""
+    """Return whether this process is one of our commands, rather than a program that imports Extremis."""
     program, words = sys.argv[0], sys.orig_argv
     if program == "-m":  # Python has not found the module yet
         return words[len(words) - len(sys.argv)].removeprefix("-m").partition(".")[0] == "extremis"
@@ -75,6 +75,6 @@ def _is_command() -> bool:
 
 
 def extra_of(module: str) -> str | None:
-    """Return the extra that installs `module` ("torch", "torch.nn"); None if no extra does."""
+    """Return the extra that installs `module` ("torch" or "torch.nn"); None if no extra installs it."""
     top = module.partition(".")[0]
     return next((extra for extra, modules in _EXTRAS.items() if top in modules), None)

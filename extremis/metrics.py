@@ -1,4 +1,4 @@
-"""Newest metrics of a run, for the progress line, and for Prometheus at http://HOST:PORT/metrics."""
+"""The latest metrics of a run, for the progress line, and for Prometheus at http://HOST:PORT/metrics."""
 
 import contextlib
 import re
@@ -45,7 +45,7 @@ class MetricsState(Collector):
                 self._mark = second, step
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """Take a record of the run: its numbers become metrics `<kind>_<name>`; other values remove the metric."""
+        """Process a record of the run: numbers set the metric `<kind>_<name>`, and other values remove the metric."""
         with self._lock:
             for name, value in values.items():
                 metric = re.sub(r"\W+", "_", f"{kind}_{name}".replace("@", "_at_"))
@@ -71,7 +71,7 @@ class MetricsState(Collector):
 
 
 def _table_of(values: Mapping[str, float]) -> str:
-    """Name the table in use by its epoch, and its delay if the next table is late."""
+    """Describe the table in use by the table's epoch, and by the delay if the next table is late."""
     made_for, late = values.get("adoption_table_epoch"), values.get("adoption_late")
     if made_for is None:
         return "waiting for the first table" if late else ""
@@ -81,9 +81,9 @@ def _table_of(values: Mapping[str, float]) -> str:
 
 @contextlib.contextmanager
 def serving(collector: Collector, place: tuple[str, int] | None, say: Callable[[str], None]) -> Iterator[int | None]:
-    """Serve the metrics of `collector` until the block ends; yield the port (0: a free port is chosen).
+    """Serve the metrics of `collector` until the block ends; yield the port.
 
-    `place`: host and port; None: no server.
+    `place`: host and port (0: any free port); None: no server.
     Raises InputError if the port cannot be opened.
     """
     if place is None:

@@ -25,7 +25,7 @@ def start_miner(
     verb: str = "mine",
     ended: threading.Event | None = None,
 ) -> "Miner":
-    """Start `extremis mine --watch`, or `cluster`, as a process whose lines go to `log`. Raises ExtremisError."""
+    """Start `extremis mine --watch` (or `cluster`) as a process; its output goes to `log`. Raises ExtremisError."""
     command = python_command("from extremis.cli import main; main()", verb, data, run, "--watch")
     if beam_options:
         command += ["--", *beam_options]
@@ -33,9 +33,9 @@ def start_miner(
 
 
 class Miner:
-    """A watched miner process; its death is reported at once, and it is restarted after each of the PAUSES.
+    """A miner process that is watched. If it dies, this is reported at once, and it is restarted after a pause.
 
-    `ended` is set when the miner has ended and is not restarted.
+    PAUSES limits the number of restarts. `ended` is set when the miner has ended and is not restarted.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class Miner:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the miner. After the end of the run a miner ends by itself; an unfinished table would not be used."""
+        """Stop the miner if it is still running after the end of the run; no epoch would use its unfinished table."""
         self._stopping.set()
         self._thread.join()
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                with Wait("the end of the miner", seconds=10):
+                with Wait("the miner to end", seconds=10):
                     self.process.wait(10)
             except subprocess.TimeoutExpired:
                 self.process.kill()
@@ -77,7 +77,7 @@ class Miner:
         return process
 
     def _read(self, process: subprocess.Popen) -> None:
-        """Write the lines of a process to the log, and keep the last line."""
+        """Write the output of a process to the log, and remember the last line."""
         assert process.stderr is not None
         for line in process.stderr:
             self._last = line.rstrip()
@@ -98,8 +98,8 @@ class Miner:
             ended = _describe(self.process.returncode) + (f": {self._last}" if self._last else "")
             if pause is None or self.process.returncode == InputError.exit_status:
                 say(
-                    f"the miner {ended} and is not started again: later epochs use older tables, or random negatives "
-                    "alone"
+                    f"the miner {ended} and is not started again: later epochs use older tables, or only random "
+                    "negatives"
                 )
                 return
             say(f"the miner {ended}; restart in {pause:g} s ({number} of {len(PAUSES)})")
@@ -130,7 +130,7 @@ def end_with_trainer() -> None:
 
 
 def require_watchable(watch: bool, options: DumpOptions, epoch: int | None) -> None:
-    """Check that --watch is given without options for a single dump or place. Raises InputError."""
+    """Check that --watch is not combined with options for a single dump or output. Raises InputError."""
     one_dump = {"epoch": epoch, "queries": options.queries, "out": options.out, "for-epoch": options.for_epoch}
     flags = [f"--{name}" for name, value in one_dump.items() if value is not None]
     flags += ["--overwrite"] if options.overwrite else []

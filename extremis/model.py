@@ -47,7 +47,7 @@ class Label:
 class Prediction:
     """The best labels of a text, best first; the most frequent labels if `known_tokens` is 0.
 
-    `none_of_these`: True if the best label is more likely wrong than right; None if the export is not calibrated.
+    `none_of_these`: True if the best label is more likely incorrect than correct; None if the export is not calibrated.
     """
 
     text: str
@@ -58,11 +58,11 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Terms whose sum is a label's score: `parts` by source, with details in `words` and `points`.
+    """Terms that add up to a label's score: `parts` by source, with details in `words` and `points`.
 
-    "vector": the label's vector; "text": the embedding of its text; "points": votes of near training points; "words":
-    the linear ranker; "tree": the tree of `extremis fuse --by tree`; "prior": for a text without known tokens. `words`:
-    (a word or two neighbouring words, its share); `points`: (key, cosine, its share).
+    "vector": the label's vector; "text": the embedding of the label's text; "points": votes of nearby training points;
+    "words": the linear ranker; "tree": the tree of `extremis fuse --by tree`; "prior": for a text without known tokens.
+    `words`: (a word or two neighbouring words, contribution to the score); `points`: (key, cosine, contribution).
     """
 
     score: float
@@ -131,7 +131,7 @@ class Labels(Sequence[Label]):
 
 
 class Model:
-    """An open export: `predict`, `embed`, `labels`. It does not change when another export becomes current."""
+    """An open export with `predict`, `embed` and `labels`. It stays the same when another export becomes current."""
 
     def __init__(self, exported: Exported, place: str, embedder: str | None = None) -> None:
         self._exported, self._place = exported, place
@@ -152,7 +152,7 @@ class Model:
 
     @property
     def url(self) -> str:
-        """URL of the export; if a folder was opened, URL of the export that was current then."""
+        """URL of the export; if a folder was opened, URL of the export that was current at that time."""
         return self._exported.table.url
 
     @property
@@ -175,10 +175,11 @@ class Model:
         precision: float | None = None,
         filter: Sequence[str] | Sequence[Sequence[str]] = (),
     ) -> Predictions:
-        """Return the best `k` labels of each text that score at least `threshold`, or the threshold of `precision`.
+        """Return the best `k` labels of each text that score at least `threshold`, or the threshold for `precision`.
 
         `filter`: keys of labels to leave out, or a list of keys for each text.
-        Raises InputError if no threshold has this precision, both limits are given, k < 1, or a label does not exist.
+        Raises InputError if there is no threshold for this precision, if both limits are given, if k < 1, or if a label
+        does not exist.
         """
         if threshold is not None and precision is not None:
             raise InputError("threshold and precision both set the lowest score. Give only one of the two.")
@@ -200,7 +201,7 @@ class Model:
         return predictions
 
     def explain(self, text: str, label: int | str) -> Explanation:
-        """Return the terms of a label's score for a text; `label`: id or key. Raises InputError if unknown."""
+        """Return the terms of a label's score for a text. `label`: id or key. Raises InputError for unknown labels."""
         place = self.labels.ids([label])[0] if isinstance(label, str) else label
         if not 0 <= place < len(self.labels):
             raise InputError(f"label = {label}: expected a label id from 0 to below {len(self.labels):,}.")
@@ -227,7 +228,7 @@ class Model:
         return explained
 
     def embed(self, texts: str | Sequence[str]) -> np.ndarray:
-        """Embed texts: x float32 [N, D], ready for products with the labels' vectors."""
+        """Embed texts: x float32 [N, D], in the same space as the labels' vectors."""
         parts = [self._exported.serving.embed(inputs) for _, inputs, _ in self._batches(texts)]
         dimension = int(self._exported.table.parameters["dimension"])
         return np.concatenate(parts) if parts else np.zeros((0, dimension), np.float32)
@@ -242,7 +243,7 @@ class Model:
         return Ragged.from_counts(np.array([*itertools.chain(*ids)], np.int64), np.array([*map(len, ids)], np.int64))
 
     def _batches(self, texts: str | Sequence[str]) -> Iterator[tuple[list[str], Inputs, np.ndarray]]:
-        """Yield batches of texts, with inputs of the encoder and numbers of known tokens. Raises InputError."""
+        """Yield batches of texts, with the encoder's inputs and the number of known tokens. Raises InputError."""
         listed = [texts] if isinstance(texts, str) else [*texts]
         for place, text in enumerate(listed):
             if not isinstance(text, str):
@@ -264,9 +265,9 @@ def load(
 ) -> Model:
     """Open the export at `export`, a directory or an object-store prefix; for a folder, open its current export.
 
-    `exact`: score every label, without an index. `threads` None: all cores. `embedder`: another path or hub name of the
-    model that made the dense vectors of DATA.
-    Raises TableError if the export is missing or damaged; InputError if the model is missing or different;
+    `exact`: score every label, without an index. `threads`: number of threads; None: all cores. `embedder`: a different
+    path or hub name of the model that computed the dense vectors of DATA.
+    Raises TableError if the export is missing or damaged, InputError if the model is missing or different, and
     StorageError.
     """
     place = None if embedder is None else str(embedder)
@@ -276,7 +277,7 @@ def load(
 def open_exported(url: str, exact: bool = False, threads: int | None = None, device: str = "auto") -> Exported:
     """Open the export at `url` on `device`, with `threads` threads for searches.
 
-    Raises InputError if the device does not exist; TableError, StorageError.
+    Raises InputError if the device does not exist, TableError, and StorageError.
     """
     exported = Exported.open(url, exact, find_device(device))
     use_threads(threads)
@@ -284,10 +285,10 @@ def open_exported(url: str, exact: bool = False, threads: int | None = None, dev
 
 
 def open_embedder(exported: Exported, place: str | None = None) -> Callable[[pa.Array], pa.Array] | None:
-    """Open the model of the dense vectors that an export's encoder reads, by its recorded name or at `place`.
+    """Open the text model whose dense vectors an export's encoder reads, by its recorded name or at `place`.
 
-    The returned function makes a column of vectors from texts; None if the encoder reads no vectors. Raises InputError
-    for a missing or different model.
+    The returned function computes a column of vectors from texts; None if the encoder reads no vectors. Raises
+    InputError if the model is missing or different.
     """
     stated = exported.dense_model if DENSE in exported.serving.columns else None
     if stated is None:
@@ -314,7 +315,7 @@ def open_embedder(exported: Exported, place: str | None = None) -> Callable[[pa.
 
 @dataclass(frozen=True, eq=False)
 class TextTokenizer:
-    """The tokenizer of an export. `blank` [n]: special and unknown tokens, ignored. `dense`: the model reads words."""
+    """The tokenizer of an export. `blank` [n]: special and unknown tokens. `dense`: count words, not known tokens."""
 
     tokenizer: Tokenizer
     blank: np.ndarray
@@ -339,5 +340,5 @@ class TextTokenizer:
         return Ragged(values, offsets), np.array([len(text.split()) for text in texts]) if self.dense else known
 
     def words(self, ids: Sequence[int]) -> str:
-        """Return the words of token ids."""
+        """Return the words for token ids."""
         return " ".join(str(self.tokenizer.id_to_token(token)) for token in ids)

@@ -1,6 +1,6 @@
-"""Predictions of an exported run: reads rows for its encoder, ranks labels batch by batch, and writes a file.
+"""Predictions of an exported run: reads the encoder's inputs, ranks labels batch by batch, and writes a file.
 
-The file is JSON lines, CSV, Parquet, a TREC run or a SciPy matrix, published when complete.
+The file contains JSON lines, CSV, Parquet, a TREC run or a SciPy matrix, and is published when complete.
 """
 
 import contextlib
@@ -57,9 +57,9 @@ def write_predictions(
     filter: bool = True,
     total: int | None = None,
 ) -> dict[str, Any]:
-    """Write the best `k` labels of every row with scores of at least `threshold`, without the filter's pairs.
+    """Write the best `k` labels of every row, if their scores are at least `threshold`, without the filter's pairs.
 
-    `to`: format of the file; None: the name gives the format. `safe_cells`: no cell of a CSV starts like a formula.
+    `to`: format of the file; None: depends on the name. `safe_cells`: no CSV cell starts like a formula.
     Raises ExtremisError.
     """
     labels = exported.label_table(("key", "text"))
@@ -88,8 +88,8 @@ def write_predictions(
 def rows_of_texts(exported: Exported, texts: Texts, batch: int, embedder: str | None = None) -> Iterator[pa.Table]:
     """Return texts with the columns that the encoder reads, `batch` rows at a time. Raises ExtremisError.
 
-    `embedder`: another path or hub name of the model that made the dense vectors of DATA. The call also warms the model
-    up.
+    `embedder`: a different path or hub name of the model that computed the dense vectors of DATA. The call also warms
+    up the model.
     """
     columns = exported.serving.columns
     features, embed = "feature_ids" in columns, open_embedder(exported, embedder)
@@ -112,16 +112,16 @@ def rows_of_texts(exported: Exported, texts: Texts, batch: int, embedder: str | 
 
 
 def rows_of_split(exported: Exported, data: str, split: str) -> tuple[Iterator[pa.Table], int]:
-    """Return the rows of a split of the run's DATA, as an iterator of row groups, and their number.
+    """Return an iterator over the row groups of a split of the run's DATA, and the number of rows.
 
-    Batches and filter are the same as in `extremis evaluate`, so predictions are also the same. Raises InputError,
+    Batches and filters are the same as in `extremis evaluate`, so the predictions are also the same. Raises InputError,
     TableError, StorageError.
     """
     digest, trained = Table.open(data, "data").digest, exported.table.parents["data"]
     if digest != trained:
         raise InputError(
             f"{exported.table.url}: this export comes from a run on data with digest {trained[:12]}…, but {data} has "
-            f"digest {digest[:12]}…. Give the data of that run, or give the texts as INPUT."
+            f"digest {digest[:12]}…. Give the DATA of that run, or give the texts as INPUT."
         )
     queries = open_queries(DataLayout(data), split)
     require_inputs(queries, exported.serving.inputs)
@@ -134,10 +134,10 @@ def rows_of_split(exported: Exported, data: str, split: str) -> tuple[Iterator[p
 def open_writer(
     out: str, form: str | None, labels: int, safe_cells: bool = False, schema: pa.Schema = _SCHEMA
 ) -> Iterator[Write]:
-    """Open a writer of predictions out of L labels; publishes the file at `out` when the block ends without error.
+    """Open a writer for predictions among `labels` labels; publish the file at `out` when the block ends without error.
 
-    `schema`: the schema of the predictions. `safe_cells`: no cell of a CSV starts like a formula. Raises InputError if
-    neither `form` nor the name gives the format, or if the format does not fit `out` or `safe_cells`; StorageError.
+    `schema`: the schema of the predictions. `safe_cells`: no CSV cell starts like a formula. Raises StorageError, and
+    InputError if neither `form` nor the name specifies the format, or if the format does not fit `out` or `safe_cells`.
     """
     if out == STANDARD:
         if sys.stdout is None:
@@ -155,7 +155,7 @@ def open_writer(
         return
     form = form or next((form for end, form in _ENDS.items() if out.endswith(end)), None)
     if form is None:
-        raise InputError(f"{out}: unknown file ending (expected {', '.join(_ENDS)}). Give the form with --to FORM.")
+        raise InputError(f"{out}: unknown file ending (expected {', '.join(_ENDS)}). Give the format with --to FORM.")
     if safe_cells and form != "csv":
         raise InputError(
             f"--safe-cells works only with CSV, but OUT is {form}. Leave --safe-cells out, or give --to csv."
@@ -166,9 +166,9 @@ def open_writer(
 
 
 def prediction_table(rows: pa.Table, answer: Answer, labels: pa.Table, schema: pa.Schema = _SCHEMA) -> pa.Table:
-    """Make one row per row of `rows` [B]: key, labels' keys, scores, label ids and labels' texts, without padding.
+    """Build a table with one row per row of `rows` [B]: key, labels' keys, scores, label ids, and labels' texts.
 
-    `labels` [L]: key, text. Probabilities and known tokens are added if `schema` has their columns.
+    Padding is removed. `labels` [L]: key, text. If `schema` has the columns, probabilities and known tokens are added.
     """
     present = answer.ids != PAD
     offsets = pa.array(offsets_of(present.sum(axis=1)).astype(np.int32))
@@ -191,19 +191,19 @@ def _write_lines(
 
 
 def _json_line(query: dict[str, Any]) -> str:
-    """Format {"key", "labels": [keys], "scores": [...], "label_ids": [...], "texts": [...]}."""
+    """Format a query as {"key", "labels": [keys], "scores": [...], "label_ids": [...], "texts": [...]}."""
     for name in {"scores", "probabilities"} & query.keys():
         query[name] = [float(f"{number:.7g}") for number in query[name]]
     return json.dumps(query, ensure_ascii=False) + "\n"
 
 
 def _trec_lines(query: dict[str, Any]) -> str:
-    """Format lines `query Q0 label rank score tag`, rank from 1, for trec_eval and pytrec_eval."""
+    """Format lines `query Q0 label rank score tag` for trec_eval and pytrec_eval; ranks start at 1."""
     key, lines = query["key"], ""
     for rank, (label, score) in enumerate(zip(query["labels"], query["scores"], strict=True), 1):
         if len(key.split()) != 1 or len(label.split()) != 1:
             raise InputError(
-                f"fields of a TREC run are separated by spaces, but the key {key!r} or {label!r} contains a space. Write "
+                f"fields of a TREC run are separated by spaces, but the key {key!r} or {label!r} has a space. Write "
                 ".jsonl, .parquet or .npz instead."
             )
         lines += f"{key} Q0 {label} {rank} {score:.9g} {_TAG}\n"
@@ -212,9 +212,9 @@ def _trec_lines(query: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _write_csv(path: str, labels: int, schema: pa.Schema, safe_cells: bool = False) -> Iterator[Write]:
-    """Write one row per label: key, rank from 1, label, text, score, and probability if present.
+    """Write one row per label: key, rank (from 1), label, text, score, and probability if present.
 
-    `safe_cells`: put an apostrophe before a cell that starts like a formula.
+    `safe_cells`: put an apostrophe before cells that start like a formula.
     """
 
     def safe(cell: str) -> str:
@@ -238,7 +238,7 @@ def _write_csv(path: str, labels: int, schema: pa.Schema, safe_cells: bool = Fal
 def _write_parquet(path: str, labels: int, schema: pa.Schema) -> Iterator[Write]:
     """Write columns key string, labels list<string>, scores list<float>, label_ids list<int64>, texts list<string>.
 
-    A calibrated export adds probabilities list<float>; input texts add known_tokens int32.
+    If the export is calibrated, there is a column probabilities list<float>; for texts, known_tokens int32.
     """
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         yield writer.write_table
@@ -246,9 +246,9 @@ def _write_parquet(path: str, labels: int, schema: pa.Schema) -> Iterator[Write]
 
 @contextlib.contextmanager
 def _write_matrix(path: str, labels: int, schema: pa.Schema) -> Iterator[Write]:
-    """Write a file for `scipy.sparse.load_npz`: CSR [N, L] float32; row n is the n-th query, with ascending columns.
+    """Write a file for `scipy.sparse.load_npz`: CSR [N, L] float32, with sorted columns. Row n is the n-th query.
 
-    All predictions are kept in memory until the file is written.
+    All predictions are held in memory until the file is written.
     """
     try:
         from scipy import sparse

@@ -1,4 +1,4 @@
-"""Ranks of a command: their group, the claim on a RUN, and the command lines that made the run."""
+"""Ranks of a command: the ranks' group, the claim on a RUN, and the command lines that created the run."""
 
 import contextlib
 import sys
@@ -17,7 +17,7 @@ from trainer.group import Group
 
 @contextlib.contextmanager
 def joined() -> Iterator[Group]:
-    """Join this process's group for the block. The first rank that fails raises its error; the other ranks exit.
+    """Join this process's group until the block ends. The first rank that fails raises its error; other ranks exit.
 
     Raises ExtremisError, SystemExit.
     """
@@ -37,7 +37,7 @@ def joined() -> Iterator[Group]:
 
 @contextlib.contextmanager
 def owning(run: str, group: Group, data: str) -> Iterator[Claim]:
-    """Let rank 0 hold the claim on RUN for all ranks during the block. Raises InputError on every rank."""
+    """Let rank 0 hold the claim on RUN for all ranks until the block ends. Raises InputError on every rank."""
     with contextlib.ExitStack() as held:
         claim: Claim = Unclaimed()
         refused: ExtremisError | None = None
@@ -54,11 +54,11 @@ def owning(run: str, group: Group, data: str) -> Iterator[Claim]:
 
 
 def keep_command(run: RunLayout) -> None:
-    """Add the current command line, if any, to the command lines of RUN. Raises TableError, StorageError."""
+    """Append the current command line, if any, to the command lines of RUN. Raises TableError, StorageError."""
     if line := redact(present_output().command):
         write_json(run.commands, {"commands": [*commands_of(run), line]}, indent=1)
 
 
 def commands_of(run: RunLayout) -> list[str]:
-    """Return the command lines that made RUN, oldest first. Raises TableError if the file is damaged."""
+    """Return the command lines that created RUN, oldest first. Raises TableError if the file is damaged."""
     return list(read_json(run.commands)["commands"]) if storage.exists(run.commands) else []

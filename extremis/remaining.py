@@ -1,4 +1,4 @@
-"""Estimate of the remaining time of a command with several phases."""
+"""Estimation of the remaining time of a command with several phases."""
 
 import math
 import time
@@ -9,7 +9,7 @@ _OVERDUE = 1.25  # estimated length of an overdue phase, relative to its time so
 
 
 class Remaining:
-    """Describes the remaining time of all phases. `limit`: seconds for all phases."""
+    """Estimates the remaining time of all phases. `limit`: limit in seconds for all phases together."""
 
     def __init__(self, limit: float = math.inf) -> None:
         self._began = self._phase_began = time.monotonic()
@@ -18,12 +18,12 @@ class Remaining:
         self._first = 0.0, 0.0
 
     def begin(self, expected: float, after: Callable[[float], float]) -> None:
-        """Begin a phase of `expected` seconds (0: unknown); `after` maps its seconds to the seconds of later phases."""
+        """Begin a phase of `expected` seconds (0: unknown); `after`: seconds of later phases, given this phase's."""
         self._phase_began, self._expected, self._after = time.monotonic(), expected, after
         self._first = 0.0, 0.0  # share at the first call, and the seconds before it: the set-up
 
     def __call__(self, share: float = 0.0) -> str:
-        """Return a text such as "about 2 min left", given the finished `share` of the phase; "" while unknown."""
+        """Return a text such as "about 2 min left", for a finished fraction `share` of the phase; "" while unknown."""
         spent = time.monotonic() - self._phase_began
         if share and not self._first[0]:
             self._first = share, spent

@@ -1,4 +1,4 @@
-"""Results of commands: mappings with keys as attributes, readable at a prompt and in a notebook."""
+"""Results of commands: mappings whose keys are also attributes, with a readable display in a prompt or notebook."""
 
 import html
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Signs of life while a command is silent: a spinner on a terminal, an occasional line elsewhere."""
+"""Signs of life while a command prints nothing: a spinner on a terminal, an occasional line elsewhere."""
 
 import contextlib
 import os
@@ -15,13 +15,13 @@ _PLAIN_FRAMES = "|/-\\"
 
 
 class _Waiting:
-    """State of the process's sign of life; all methods may be called from any thread."""
+    """State of this process's sign of life. Any thread may call the methods."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Switch off, as in a forked process."""
+        """Switch off the sign of life, for example in a forked process."""
         self._lock = threading.RLock()
         self._text, self._began = "", 0.0
         self._spoken = self._pause = 0.0
@@ -34,7 +34,7 @@ class _Waiting:
             self.spoke()
 
     def spoke(self) -> None:
-        """Clear the spinner for another line, and restart the wait."""
+        """Clear the spinner to make room for a line, and restart the wait."""
         with self._lock:
             if self._shown:
                 sys.stderr.write("\r\x1b[K")
@@ -43,7 +43,7 @@ class _Waiting:
             self._spoken, self._pause = time.monotonic(), _LINES_AFTER
 
     def suspend(self, by: int) -> None:
-        """Count the other displays of progress, such as bars: `by` is +1 for a new display, -1 for a closed display."""
+        """Count other progress displays, such as bars: `by` is +1 for a new display, and -1 for a closed display."""
         with self._lock:
             self.spoke()
             self._suspended += by
@@ -74,7 +74,7 @@ spoke, doing = _waiting.spoke, _waiting.begin
 
 @contextlib.contextmanager
 def alive(title: str, on_terminal: bool, tell: Callable[[str], None], left: Callable[[], str] = str) -> Iterator[None]:
-    """Until the block ends, show that `title` is at work whenever output is silent for a while.
+    """Until the block ends, show that `title` is running whenever nothing has been printed for a while.
 
     `tell` prints a line; `left` describes the remaining time, if it is known.
     """

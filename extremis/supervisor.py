@@ -1,4 +1,4 @@
-"""Training of a run, with the claim, a miner process, metrics, progress, the log, and signals."""
+"""Training of a run, including the claim, a miner process, metrics, progress, the log, and signals."""
 
 import contextlib
 import tempfile
@@ -39,10 +39,10 @@ def train(
     """Train `recipe`; `resume` continues an existing run. With `beam_options`, a miner runs next to rank 0.
 
     `metrics`: host and port at which rank 0 serves metrics for Prometheus. `grace`: seconds after SIGTERM or SIGHUP for
-    saving a checkpoint; 0: the process ends at once. `goes_on` is called after each epoch; False stops the run there.
-    `title`: title of the progress; "": the recipe's name. Returns {"epochs": [...], "table_versions": {epoch: table
-    epoch or None}}. Raises ExtremisError: ClaimedError while another process trains RUN, StoppedError if a signal
-    stopped this process.
+    saving a checkpoint; 0: the process ends at once. `goes_on` is called after each epoch; if it returns False, the run
+    stops. `title`: title of the progress bar; "": the recipe's name. Returns {"epochs": [...], "table_versions":
+    {epoch: table epoch or None}}. Raises ExtremisError: ClaimedError while another process trains RUN, StoppedError if
+    a signal stopped this process.
     """
     with owning(run, group, data) as claim, stopping_on_signal(grace) as asked, logged(run) as log:
         doing(f"{title or 'train'}: reading the data")
@@ -116,10 +116,10 @@ def _line(report: EpochReport, recipe: Recipe) -> str:
 
 
 class RunLog:
-    """Log RUN/run.log of all lines of a run and its miner, with times.
+    """The log RUN/run.log: all lines that a run and its miner print, with times.
 
-    Lines are kept in memory until `begin`, and then appended, so that a command that fails early leaves no file. Object
-    stores cannot append, so `close` writes the whole file there. A line that cannot be written is lost, without error.
+    Lines are buffered in memory until `begin`, so that a command that fails early leaves no file. Object stores cannot
+    append, so `close` writes the whole file there. If a line cannot be written, it is dropped without an error.
     """
 
     def __init__(self, run: str) -> None:
@@ -161,7 +161,7 @@ class RunLog:
 
 @contextlib.contextmanager
 def logged(run: str) -> Iterator[RunLog]:
-    """Write all lines to RUN's log until the block ends, or to the log of an enclosing block."""
+    """Write all lines to RUN's log until the block ends; inside another such block, use that block's log."""
     around = present_output().log
     if isinstance(around, RunLog):
         yield around

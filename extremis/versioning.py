@@ -1,4 +1,4 @@
-"""Versions of data and exports in a folder: lists versions with the versions that they need, and removes a version."""
+"""Versions of data and exports in a folder: lists versions and their dependencies, and removes a version."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,7 +21,7 @@ _REQUIRE = {"data": require_parts, "export": require_needed}
 
 @dataclass(frozen=True)
 class _Listed:
-    """A listed data set or export; `fault` describes missing files that it needs."""
+    """A data set or export. `fault`: describes files that the item needs but that are missing."""
 
     table: Table
     fault: str | None
@@ -30,7 +30,7 @@ class _Listed:
 
     @classmethod
     def find(cls, url: str) -> "Self | None":
-        """Open the item at `url`; None if `url` has no item of this kind."""
+        """Open the item at `url`; None if there is no item of this kind."""
         table = Table.find(url)
         if table is None or table.kind != cls.KIND:
             return None
@@ -60,11 +60,11 @@ class ListedData(_Listed):
 
     @property
     def needs(self) -> dict[str, str]:
-        """Other data sets that this data set needs: URL by part, oldest first."""
+        """The other data sets that this data set needs: URL by part, oldest first."""
         return {part: resolve(self.table.url, place) for part, place in self.version.needs if place != "."}
 
     def facts(self, root: str) -> dict[str, Any]:
-        """Return the facts as JSON values; places are relative to `root`."""
+        """Return information about the data set as JSON values; paths are relative to `root`."""
         version, parameters = self.version, self.table.parameters
         return {
             "data": relative(root, self.table.url),
@@ -79,7 +79,7 @@ class ListedData(_Listed):
         }
 
     def require_unneeded(self) -> None:
-        """Raise InputError, which names the data sets, if other data sets in the same folder need this data set."""
+        """Raise InputError if other data sets in the same folder need this data set; the message names them."""
         url = resolve(self.table.url, ".")
         others = [
             f"{each.table.url} (version {each.version.number})"
@@ -104,7 +104,7 @@ class ListedExport(_Listed):
         return [resolve(self.table.url, place) for _, place, _ in ExportVersion.of(self.table.manifest).needs]
 
     def facts(self, root: str) -> dict[str, Any]:
-        """Return the facts as JSON values; places are relative to `root`."""
+        """Return information about the export as JSON values; paths are relative to `root`."""
         patches = [patch.bytes for entry in self.table.shards if entry.view for patch in entry.view.patches]
         return {
             "export": relative(root, self.table.url),
@@ -135,9 +135,9 @@ class ListedExport(_Listed):
 
 
 def drop(url: str) -> dict[str, Any]:
-    """Remove the data set or export at `url`; it becomes invisible first.
+    """Unpublish and remove the data set or export at `url`.
 
-    Raises InputError if it is missing or still needed; ClaimedError if another process is making it.
+    Raises InputError if there is none, or if it is still needed; ClaimedError if another process is writing it.
     """
     with claimed(url, "removed", say):
         listed = ListedExport.find(url) or ListedData.find(url)

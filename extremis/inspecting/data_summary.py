@@ -1,4 +1,4 @@
-"""Summary of a DATA for people: content, merged and rejected rows, and possible problems."""
+"""Human-readable summary of a DATA: content, merged and rejected rows, and possible problems."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,8 +20,8 @@ _TRAIN = "train"
 def summarize(data: str) -> dict[str, Any]:
     """Return {"splits": {name: counts}, "labels": counts, "rejected": {table: {reason: count}}} of the DATA at `data`.
 
-    Counts of a split: points, merged, labels (mentions), empty_texts; small splits other than train also have in_train,
-    the number of points whose text is also in train. Raises TableError, StorageError.
+    Counts of a split: points, merged, labels (mentions) and empty_texts. Small splits other than train also have
+    in_train, the number of points with a text that is also in train. Raises TableError, StorageError.
     """
     whole = Table.open(data, "data").manifest
     tables = {name: Table.open(join(data, name)) for name in whole.parents if name != "tokenizer"}
@@ -47,7 +47,7 @@ def summarize(data: str) -> dict[str, Any]:
 
 
 def summary_lines(data: str, summary: Mapping[str, Any]) -> list[str]:
-    """Describe the summary of the DATA at `data`, one line per table, labels first."""
+    """Format the summary of the DATA at `data`: one line per table, starting with the labels."""
     labels = summary["labels"]
     parts = [f"{labels['labels']:,}"] + [f"{labels[key]:,} {said}" for key, said in _SAID.items() if labels.get(key)]
     lines = [f"labels: {', '.join(parts)}"]
@@ -57,7 +57,7 @@ def summary_lines(data: str, summary: Mapping[str, Any]) -> list[str]:
         lines.append(f"{name}: {', '.join(parts)}")
     for name, reasons in summary["rejected"].items():
         counts = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
-        lines.append(f"rejected of {name.removeprefix('queries/')}: {counts}; see {DataLayout(data).rejects}")
+        lines.append(f"rejected from {name.removeprefix('queries/')}: {counts}; see {DataLayout(data).rejects}")
     return lines
 
 
@@ -83,10 +83,10 @@ def _split_facts(name: str, table: Manifest, texts: Mapping[str, pa.Array]) -> d
 
 
 def seen_queries(data: str, split: str) -> np.ndarray | None:
-    """Return which queries of a split have the text of a point in train, bool [N]; None if texts are not compared.
+    """Return which queries of a split have a text that is also in train, bool [N]; None if texts are not compared.
 
-    These queries make the metrics too high. Texts are not compared above _COMPARED_ROWS rows. Raises TableError,
-    StorageError.
+    Metrics on these queries are too high. Texts are not compared if there are more than _COMPARED_ROWS rows. Raises
+    TableError, StorageError.
     """
     layout, parents = DataLayout(data), Table.open(data, "data").parents
     if split == _TRAIN or not {f"queries/{split}", f"queries/{_TRAIN}"} <= parents.keys():
@@ -99,12 +99,12 @@ def seen_queries(data: str, split: str) -> np.ndarray | None:
 
 
 def repeated(texts: pa.Array, among: pa.Array) -> pa.Array:
-    """Return which texts are not empty, and also occur in `among`."""
+    """Return which `texts` are not empty and also occur in `among`."""
     return pc.and_(pc.greater(pc.binary_length(texts), 0), pc.is_in(texts, value_set=among))
 
 
 def texts_of(table: Table, rows: int | None = None) -> pa.Array:
-    """Return the token ids of each of the first `rows` rows as bytes, large binary [N]; empty without token ids."""
+    """Return the token ids of the first `rows` rows as large binary [N]; empty if the table has no token ids."""
     if "input_ids" not in table.columns:
         return pa.array([], pa.large_binary())
     parts = []

@@ -1,6 +1,6 @@
-"""Queries as text, with their positives and the hard negatives from a run's table.
+"""Queries as text, with their positives, and with hard negatives from a run's table.
 
-The data's tokenizer decodes token ids, and texts of labels replace label ids.
+Token ids are decoded with the tokenizer of DATA, and label ids are replaced by label texts.
 """
 
 import bisect
@@ -33,7 +33,7 @@ def clean(text: str, longest: int | None = None) -> str:
 
 
 class TextDecoder:
-    """Decoder of texts by the tokenizer and the labels of DATA. Raises TableError if DATA is not finished."""
+    """Decoder that turns token ids and label ids of DATA into texts. Raises TableError if DATA is not finished."""
 
     def __init__(self, data: DataLayout) -> None:
         self._data = data
@@ -42,7 +42,7 @@ class TextDecoder:
         self._tokenizer: Any = None
 
     def texts(self, rows: pa.Table, longest: int | None = None) -> list[str]:
-        """Return the text of each of `rows` (queries or labels): the stored text, else the decoded tokens."""
+        """Return the text of each row (query or label): the stored text if there is one, else the decoded tokens."""
         names = rows.column_names
         if "text" in names:
             texts = rows.column("text").to_pylist()
@@ -56,14 +56,14 @@ class TextDecoder:
         return [clean(text, longest) for text in texts]
 
     def labels(self, ids: Iterable[int] | np.ndarray, longest: int | None = None) -> dict[int, str]:
-        """Map label ids to texts, or to keys if a text is empty. Ids below 0 are padding and are left out."""
+        """Map label ids to texts, or to keys where texts are empty. Ids below 0 are padding and are ignored."""
         return {
             row["label_id"]: clean(row["text"], longest) or clean(str(row["key"]), longest)
             for row in self.label_rows(ids)
         }
 
     def label_rows(self, ids: Iterable[int] | np.ndarray) -> list[dict[str, Any]]:
-        """Read label_id, key, text and frequency of labels in ascending order, without ids below 0 (padding)."""
+        """Read label_id, key, text and frequency of labels in the order of their ids; ids below 0 are padding."""
         if self._labels is None:
             self._labels = Table.open(self._data.labels, "labels")
         unique = np.unique(np.fromiter(ids, np.int64))
@@ -85,14 +85,14 @@ class TextDecoder:
 
 
 def input_columns(names: Sequence[str]) -> list[str]:
-    """Return the columns of a table that `TextDecoder.texts` needs."""
+    """Return the names of the columns that `TextDecoder.texts` needs."""
     if "text" in names:
         return ["text"]
     return ["input_ids"] if "input_ids" in names else [name for name in names if name.startswith("feature_")]
 
 
 def _format_features(ids: list[int], values: list[float]) -> str:
-    """List the features with the largest values, for rows without text."""
+    """Format the features with the largest values, for a row without text."""
     order = np.argsort(-np.abs(np.asarray(values, np.float64)), kind="stable")[:FEATURES_SHOWN]
     shown = " ".join(f"{ids[i]}:{values[i]:.3g}" for i in order.tolist())
     return f"features {shown}{' …' if len(ids) > FEATURES_SHOWN else ''}"
@@ -101,8 +101,8 @@ def _format_features(ids: list[int], values: list[float]) -> str:
 def find_row(table: Table, key: str) -> int | None:
     """Return the row with this key, or None. Raises TableError for a damaged table.
 
-    `extremis shard` orders rows by a salted hash of the key, so a bisection reads only a few row groups. In a table
-    with another order, the keys are read from the start.
+    `extremis shard` orders rows by a salted hash of the key, so that a binary search reads only a few row groups. If
+    a table has a different order, all row groups are searched from the start.
     """
     for number in (*_likely_group(table, key), *range(len(table.groups))):
         position = pc.index(_keys(table, number), key).as_py()
@@ -112,7 +112,7 @@ def find_row(table: Table, key: str) -> int | None:
 
 
 def _likely_group(table: Table, key: str) -> list[int]:
-    """Find the row group that may contain the key if rows are ordered by hash; empty if no group can."""
+    """Return the row group that can contain the key if rows are ordered by hash; empty if there is no such group."""
     seed = table.parameters.get("seed")
     if not isinstance(seed, int):
         return []
@@ -148,7 +148,7 @@ class Example:
 
 
 def splits_of(data: DataLayout, only: str | None = None) -> list[str]:
-    """List the splits of DATA, train first, or just `only`. Raises InputError if no split is found, TableError."""
+    """List the splits of DATA, train first, or just `only`. Raises InputError if `only` does not exist; TableError."""
     parents = Table.open(data.root, "data").parents
     names = [name.removeprefix("queries/") for name in parents if name.startswith("queries/")]
     names.sort(key=lambda name: (name != "train", name))
@@ -160,7 +160,10 @@ def splits_of(data: DataLayout, only: str | None = None) -> list[str]:
 def read_examples(
     data: DataLayout, split: str, rows: np.ndarray, decoder: TextDecoder, run: RunLayout | None
 ) -> list[Example]:
-    """Read rows of a split, ascending, with the negatives of the newest aligned table of `run`. Raises TableError."""
+    """Read the ascending `rows` of a split, with negatives from the newest table of `run` for this split.
+
+    Raises TableError.
+    """
     queries = Table.open(data.queries(split), "queries")
     batch = queries.rows_at(rows, ["query_id", "key", "label_ids", *input_columns(queries.columns)])
     columns = [batch.column(name).to_pylist() for name in ("query_id", "key", "label_ids")]
@@ -206,7 +209,7 @@ def require_run(run: str) -> RunLayout:
 def inspect_queries(
     data: DataLayout, rows: int, split: str | None, key: str | None = None, run: RunLayout | None = None
 ) -> dict[str, Any]:
-    """Print the query of `key`, or the first `rows` of a split, with the negatives of `run`.
+    """Print the query with this `key`, or the first `rows` queries of a split, with hard negatives from `run`.
 
     Returns {"queries": [...]}, or {} if DATA has no split or `rows` is 0. Raises InputError, TableError.
     """

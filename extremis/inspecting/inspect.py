@@ -1,4 +1,4 @@
-"""`extremis inspect`: describes the table at a URL, or a prefix with tables below it, such as a DATA or a RUN."""
+"""`extremis inspect`: describes the table at a URL, or all tables below a prefix, such as a DATA or a RUN."""
 
 import shlex
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ FOLDERS = 10_000  # maximum of folders to search
 
 @dataclass(frozen=True)
 class ListedTable:
-    """A table below a prefix, with its manifest or its fault."""
+    """A table below a prefix, with its manifest, or with a description of what is wrong."""
 
     name: str
     url: str
@@ -60,14 +60,14 @@ def list_tables(url: str) -> list[ListedTable]:
 
 
 def find_mismatches(data: Manifest | None, tables: list[ListedTable]) -> dict[str, str]:
-    """Find unreadable tables, and parts of DATA whose digests differ from the manifest of DATA, by name."""
+    """Find unreadable tables, and tables of DATA whose digests differ from DATA's manifest; return faults by name."""
     faults = {item.name: item.fault for item in tables if item.fault}
     digests = {item.name: item.manifest.digest for item in tables if item.manifest is not None}
     for name, digest in (data.parents if data is not None else {}).items():
         if name not in digests and name not in faults:
-            faults[name] = "missing, but the data's manifest names it: shard again"
+            faults[name] = "missing, but listed in the data's manifest: shard again"
         elif name in digests and digests[name] != digest:
-            had = f"digest {digests[name][:12]}…, but the data's manifest names {digest[:12]}…"
+            had = f"digest {digests[name][:12]}…, but the data's manifest lists {digest[:12]}…"
             faults[name] = f"{had}: the table was replaced; shard again"
     return faults
 
@@ -76,7 +76,7 @@ _SHOWN_VALUES = 8  # values shown of a list
 
 
 def inspect_table(url: str, manifest: Manifest, check: bool, rows: int) -> dict[str, Any]:
-    """Print a table's facts and its first `rows` rows; with `check`, verify its bytes. Raises TableError."""
+    """Print information about a table and its first `rows` rows; with `check`, verify its bytes. Raises TableError."""
     if check:
         verify_tables({url: manifest})
     facts: dict[str, Any] = {
@@ -101,7 +101,7 @@ def inspect_table(url: str, manifest: Manifest, check: bool, rows: int) -> dict[
 
 
 def print_facts(facts: dict[str, Any]) -> None:
-    """Print one fact per line."""
+    """Print each name and value on a line."""
     for name, value in facts.items():
         results.print(f"  {name}: {clean(str(value))}")
 
@@ -113,7 +113,7 @@ def print_section(manifest: Manifest, section: str) -> None:
 
 
 def verify_tables(tables: dict[str, Manifest]) -> None:
-    """Read every byte of tables by URL. Raises TableError, which names the first shard that differs."""
+    """Verify every byte of the tables, given by URL. Raises TableError that names the first damaged shard."""
     shards = [shard for manifest in tables.values() for shard in manifest.shards]
     total = sum(shard.bytes for shard in shards)
     with Bar("verify", total) as bar:
@@ -123,7 +123,7 @@ def verify_tables(tables: dict[str, Manifest]) -> None:
 
 
 def _sample(url: str, manifest: Manifest, rows: int) -> list[dict[str, Any]]:
-    """Read the first rows; rows of queries and labels have their text if DATA has the tokenizer."""
+    """Read the first rows; add texts to rows of queries and labels if the tokenizer of DATA is available."""
     sample: list[dict[str, Any]] = []
     for group in Table(url, manifest).batches(stop=rows) if manifest.columns else ():
         part = [{name: _shorten(value) for name, value in row.items()} for row in group.to_pylist()]
@@ -136,7 +136,7 @@ def _sample(url: str, manifest: Manifest, rows: int) -> list[dict[str, Any]]:
 
 
 def _decoder_of(url: str, manifest: Manifest) -> TextDecoder | None:
-    """Find the DATA of the table at `url`, by its place and the digest of its tokenizer."""
+    """Find the DATA that the table at `url` belongs to, by the URL and the digest of the tokenizer."""
     depth = {"labels": 1, "queries": 2}.get(manifest.kind)
     if depth is None or "tokenizer" not in manifest.parents:
         return None
@@ -162,9 +162,9 @@ _DIRECTORY = "directory:"  # prefix of the digest of a tokenizer that was read f
 
 
 def sharding_command(url: str, data: Manifest) -> str:
-    """Return the `extremis shard` command that makes DATA at `url`.
+    """Return the `extremis shard` command that creates the DATA at `url`.
 
-    Manifests do not record places of inputs: INPUT stands for the input, DATA1 for the earlier version, and TOKENIZER
+    Manifests do not record paths of inputs. INPUT stands for the input, DATA1 for the earlier version, and TOKENIZER
     for a tokenizer's directory.
     """
     options, version = data.parameters["options"], Version.of(data)
@@ -190,7 +190,7 @@ def sharding_command(url: str, data: Manifest) -> str:
 def inspect_url(
     url: str, *, verify: bool, rows: int, key: str | None, split: str | None, run: str | None
 ) -> dict[str, Any]:
-    """Print and return a description of `url`. Raises InputError; TableError if the table is missing or damaged."""
+    """Print and return a description of `url`. Raises InputError, and TableError if a table is missing or damaged."""
     url = url.removesuffix("/").removesuffix("/" + MANIFEST).removesuffix("/" + EARLIER_MANIFEST)
     layout = None if run is None else require_run(run)
     if key is not None or layout is not None:
@@ -227,7 +227,7 @@ def _inspect_prefix(url: str, check: bool, rows: int, split: str | None) -> dict
         print_facts({"code version": data.code_version})
         print_section(data, "parameters")
         if data.parameters.get("options"):  # empty if vectors in files were mined
-            results.print(f"to make DATA again (INPUT: the input files):\n  {sharding_command(url, data)}")
+            results.print(f"to create DATA again (INPUT: the input files):\n  {sharding_command(url, data)}")
     if kind == "prefix" and {"queries", "labels"} <= set(storage.list_names(url)):
         Table.open(url)  # raises for an unfinished DATA, whose parts were printed above
     if check:
@@ -243,7 +243,7 @@ def _inspect_prefix(url: str, check: bool, rows: int, split: str | None) -> dict
         body |= {"digest": data.digest, "parameters": data.parameters, "command": sharding_command(url, data)}
         body |= inspect_queries(DataLayout(url), rows, split)
     if mismatches and check:
-        raise TableError(f"{url}: {len(mismatches)} item(s) differ from the manifests; see above.")
+        raise TableError(f"{url}: {len(mismatches)} item(s) do not match the manifests; see above.")
     return body
 
 

@@ -1,1 +1,1 @@
-"""`extremis plan`: bytes and memory of a run before it starts, and its time after a rehearsal."""
+"""`extremis plan`: estimates a run's bytes and memory before the run starts, and also time with a rehearsal."""

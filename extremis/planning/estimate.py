@@ -1,4 +1,4 @@
-"""Bytes and memory of a run from formulas of its size; the constants below are all the measured figures."""
+"""Formulas for the bytes and memory of a run, based on its size. All measured constants are below."""
 
 import math
 from collections.abc import Iterator
@@ -44,9 +44,9 @@ _SAMPLE = 1 << 13  # rows of DATA for averages
 
 @dataclass(frozen=True)
 class Workload:
-    """Size of the data, recipe and machines. Tokens, characters and labels are averages. Raises InputError.
+    """Size of the data, recipe, and machines. Numbers per query or label are averages. Raises InputError.
 
-    `stored`: bytes per row of queries and of labels, if samples of both exist.
+    `stored`: bytes per row of queries and of labels, if DATA contains samples.
     """
 
     queries: int
@@ -82,50 +82,50 @@ class Workload:
 
     @property
     def columns(self) -> int:
-        """Count the columns of embeddings and vectors: D, plus one for a bias."""
+        """Number of columns of embeddings and vectors: D, plus one if there is a bias."""
         return self.recipe.encoder.dimension + int(has_bias(self.recipe))
 
     @property
     def searched(self) -> str:
-        """Name of the table with the vectors that mining searches."""
+        """Name of the table that contains the vectors for mining."""
         return "embeddings of queries" if self.recipe.table_facts.get("by") == "points" else "vectors"
 
     @property
     def sources(self) -> dict[str, int]:
-        """Count the rows of dumps and negative tables, by source."""
+        """Number of rows in dumps and negative tables, by source."""
         return {"queries": self.queries, **({"labels": self.labels} if self.recipe.data.label_texts else {})}
 
     @property
     def trained_queries(self) -> int:
-        """Count the training queries, without held-out queries."""
+        """Number of training queries, without held-out queries."""
         return self.recipe.data.trained.rows(self.queries)
 
     @property
     def rows(self) -> int:
-        """Count the rows of all sources."""
+        """Number of rows of all sources."""
         return sum(self.sources.values())
 
     @property
     def steps(self) -> int:
-        """Count the steps of the whole run."""
+        """Number of steps in the whole run."""
         rows = self.trained_queries + self.sources.get("labels", 0)
         return -(-rows // self.recipe.order.batch) * self.recipe.train.epochs
 
     @property
     def dumps(self) -> int:
-        """Count the dumps of the whole run; one table is mined or clustered from each dump."""
+        """Number of dumps in the whole run; one table is mined or clustered from each dump."""
         return len(self.recipe.table_epochs())
 
     @property
     def input_bytes(self) -> int:
-        """Estimate the bytes of the input as lines of JSON, uncompressed."""
+        """Estimated bytes of the input as uncompressed JSON lines."""
         reference = self.key_bytes + _REFERENCE
         point = _TOKEN * self.tokens + self.key_bytes + self.labels_per_query * reference + _POINT
         return int(self.queries * point + self.labels * (self.text_bytes + self.key_bytes + _LABEL))
 
     @property
     def row_bytes(self) -> dict[str, float]:
-        """Estimate the bytes per row of queries and of labels in memory."""
+        """Estimated bytes in memory per row, for queries and for labels."""
         token = arrow.token_type(self.vocabulary).bit_width / 8
         label = arrow.label_type(self.labels).bit_width / 8
         return {
@@ -134,7 +134,7 @@ class Workload:
         }
 
     def like(self, data: str) -> "Workload":
-        """Return the workload with the averages of DATA. Raises TableError."""
+        """Return the workload with averages measured on DATA. Raises TableError."""
         layout = DataLayout(data)
         queries, queries_bytes = _sample(Table.open(layout.queries("train"), "queries"))
         labels, labels_bytes = _sample(Table.open(layout.labels, "labels"))
@@ -153,7 +153,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class TableSize:
-    """Size of a table on storage; `times`: number of times that a run writes the table."""
+    """Size of a table in storage. `times`: how many times a run writes the table."""
 
     rows: int
     bytes: int
@@ -163,7 +163,7 @@ class TableSize:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Sizes of all tables on storage, peak bytes of one process for each step, and the blocks of mining."""
+    """Sizes of all tables in storage, peak bytes of a process for each step, and the blocks of mining."""
 
     tables: dict[str, TableSize]
     memory: dict[str, int]
@@ -205,13 +205,13 @@ def estimate(workload: Workload) -> Estimate:
 
 
 def _entropy(count: int) -> float:
-    """Return the bytes per id in [0, count) by Zipf's law: (log2(n) / 2 + log2(ln n)) / 8."""
+    """Return the entropy in bytes of an id in [0, n) that follows Zipf's law: (log2(n) / 2 + log2(ln n)) / 8."""
     count = max(count, 8)
     return (math.log2(count) / 2 + math.log2(math.log(count))) / 8
 
 
 def _data_tables(workload: Workload) -> Iterator[tuple[str, TableSize]]:
-    """Estimate the tables of queries and labels, in shards as cut by `extremis shard`."""
+    """Estimate the tables of queries and labels, with the number of shards that `extremis shard` would choose."""
     token, label = _TOKENS * _entropy(workload.vocabulary), _LABELS * _entropy(workload.labels)
     key = _NUMBERS + _CHARACTER * workload.key_bytes
     stored = {
@@ -225,7 +225,7 @@ def _data_tables(workload: Workload) -> Iterator[tuple[str, TableSize]]:
 
 
 def _source_tables(kind: str, each: float, workload: Workload, data: dict[str, TableSize]) -> dict[str, TableSize]:
-    """Estimate the tables of `kind` with `each` bytes per row; each dump has a table for each source."""
+    """Estimate the tables of `kind`, with `each` bytes per row. Each dump contains one table per source."""
     return {
         f"{kind} of {name}": TableSize(rows, int((_NUMBERS + each) * rows), data[name].shards, workload.dumps)
         for name, rows in workload.sources.items()
@@ -243,19 +243,19 @@ def _mining_blocks(workload: Workload, data: dict[str, TableSize]) -> Blocks:
 
 
 def _planned(kind: str, table: TableSize, row_group_rows: int) -> Manifest:
-    """Make the manifest of a planned table, with the fields that mining reads."""
+    """Build a manifest for a planned table, with the fields that mining reads."""
     shard = Shard(path=shard_name(0, table.shards), rows=-(-table.rows // table.shards), bytes=0, sha256="0" * 64)
     return Manifest(kind=kind, shards=(shard,), rows=table.rows, row_group_rows=row_group_rows)
 
 
 def saved_bytes(workload: Workload) -> tuple[int, int]:
-    """Return the bytes of a checkpoint: (encoder, written by rank 0; labels of one rank)."""
+    """Return the bytes of a checkpoint: (encoder, which rank 0 writes; the labels of one rank)."""
     own = -(-workload.labels // workload.ranks) * sum(label_bytes(workload.recipe))
     return sum(parameter_bytes(workload.recipe, workload.vocabulary, 0, workload.dense)), own
 
 
 def _train_memory(workload: Workload) -> int:
-    """Estimate the peak bytes of a rank: parameters and optimizer state, the stream's windows, a step, a checkpoint."""
+    """Estimate a rank's peak bytes: parameters, optimizer state, windows of the stream, one step, one checkpoint."""
     recipe = workload.recipe
     group = default_row_group_rows(workload.queries)
     width = recipe.table_facts.get("table_width", 0) if workload.dumps else 0
@@ -277,7 +277,7 @@ def _train_memory(workload: Workload) -> int:
 
 
 def step_bytes(workload: Workload) -> float:
-    """Return the bytes that a rank sends per step (docs/ranks.md), with sums by ring all-reduce."""
+    """Return the bytes that a rank sends per step (docs/ranks.md), with ring all-reduce for sums."""
     recipe, ranks, columns = workload.recipe, workload.ranks, workload.columns
     points, texts = workload.trained_queries, workload.sources.get("labels", 0)
     positives, tokens = (
@@ -300,7 +300,7 @@ def step_bytes(workload: Workload) -> float:
 
 
 def _sample(table: Table) -> tuple[pa.Table, float]:
-    """Return the first rows of a table, and the bytes per row on storage."""
+    """Return the first rows of a table, and the table's stored bytes per row."""
     return table.read(stop=_SAMPLE), sum(shard.bytes for shard in table.shards) / table.rows
 
 

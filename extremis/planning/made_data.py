@@ -1,6 +1,6 @@
-"""Made-up tables of a planned run with true rows, row groups and types, ids by Zipf's law, and random vectors.
+"""Synthetic tables for a planned run: rows, row groups and types as planned, ids by Zipf's law, and random vectors.
 
-Shards of a table may be `linked`: one file with many names, so that a table of any size takes the space of one shard.
+Shards of a table may be `linked`: all are links to one file, so that a table of any size takes the space of one shard.
 """
 
 import os
@@ -27,7 +27,7 @@ Columns = Callable[[Draw, int], list[Any]]  # makes columns of the given number 
 
 
 def write_data(root: str, sizes: Sizes, linked: bool = True) -> None:
-    """Write made-up DATA. Raises StorageError."""
+    """Write synthetic DATA. Raises StorageError."""
     data, tokens, label = DataLayout(root), arrow.token_type(sizes.vocabulary), arrow.label_type(sizes.labels)
     made = publish(data.tokenizer, Manifest(kind="tokenizer", parameters={"vocabulary": sizes.vocabulary}))
     parents = {"tokenizer": made.digest}
@@ -57,7 +57,7 @@ def write_data(root: str, sizes: Sizes, linked: bool = True) -> None:
 
 
 def write_negatives(url: str, table: Table, sizes: Sizes) -> None:
-    """Write linked negatives of the rows of `table`."""
+    """Write negatives, in linked shards, for the rows of `table`."""
     schema = arrow.negatives(sizes.width, arrow.label_type(sizes.labels))
 
     def columns(draw: Draw, count: int) -> list[Any]:
@@ -70,7 +70,7 @@ def write_negatives(url: str, table: Table, sizes: Sizes) -> None:
 
 
 def write_vectors(url: str, kind: str, rows: int, schema: pa.Schema, group: int, **facts: Any) -> None:
-    """Write vectors, or embeddings of queries, around common centres, in shards that are not linked."""
+    """Write label vectors, or embeddings of queries, around shared centres, in shards that are not linked."""
     width, kept = schema.types[1].list_size, schema.types[1].value_type
     centres = np.random.default_rng(0).standard_normal((_CENTRES, width), np.float32)
 
@@ -84,7 +84,7 @@ def write_vectors(url: str, kind: str, rows: int, schema: pa.Schema, group: int,
 def write(
     url: str, kind: str, rows: int, schema: pa.Schema, group: int, columns: Columns, linked: bool, **facts: Any
 ) -> Manifest:
-    """Write a table in shards of equal size, except the last; `facts` go into its manifest. Raises StorageError."""
+    """Write a table in shards of equal size, except the last; the manifest contains `facts`. Raises StorageError."""
     most = min(LINKED_ROWS, -(-rows // (MIN_SHARDS * group)) * group)
     count, shards = -(-rows // most), list[Shard]()
     for number in range(count):
@@ -101,7 +101,7 @@ def write(
 
 
 def zipf(draw: Draw, count: int, top: int) -> np.ndarray:
-    """Draw ids in [0, top) by Zipf's law, int64 [count]."""
+    """Draw ids in [0, top) that follow Zipf's law, int64 [count]."""
     return np.minimum(np.exp(draw.random(count) * np.log(top)).astype(np.int64), top) - 1
 
 

@@ -1,4 +1,4 @@
-"""`extremis plan`: bytes of every table, memory of every step, and whether the memory is enough."""
+"""`extremis plan`: estimates the bytes of every table and the memory of every step, and checks the memory limit."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
@@ -52,7 +52,7 @@ ENGINES = {
 def workload(
     data: str | None, queries: int | None, labels: int | None, recipe: Recipe, memory: str, averages: dict[str, Any]
 ) -> Workload:
-    """Make a workload; DATA gives the averages, and the counts that are None. Raises InputError, TableError."""
+    """Build a workload; averages, and counts that are None, come from DATA. Raises InputError, TableError."""
     if data is not None:
         layout = DataLayout(data)
         queries = queries or Table.open(layout.queries("train"), "queries").rows
@@ -66,9 +66,9 @@ def workload(
 
 
 def resolve_for(workload: Workload, source: str, overrides: Iterable[str], data: str | None) -> Resolved:
-    """Compute the settings that the recipe `source` takes from the data; `data`: a sample of the data.
+    """Compute the settings that the recipe `source` takes from the data. `data`: a sample of the data.
 
-    Raises InputError for the same reasons as `resolve`; TableError.
+    Raises InputError for the same reasons as `resolve`, and TableError.
     """
     body = read_recipe(source, overrides)
     if not left_to_data(body):
@@ -77,7 +77,10 @@ def resolve_for(workload: Workload, source: str, overrides: Iterable[str], data:
 
 
 def facts_of(workload: Workload, data: str | None) -> Facts:
-    """Return the figures of the planned data, from its averages, or from `data` scaled up. Raises TableError."""
+    """Return statistics of the planned data, from the workload's averages or scaled up from `data`.
+
+    Raises TableError.
+    """
     label_texts = workload.sources.get("labels", 0)
     queries = workload.trained_queries
     if data is None:
@@ -98,7 +101,7 @@ def facts_of(workload: Workload, data: str | None) -> Facts:
 
 
 def dealt_to(ranks: int, recipe: Recipe, say: Callable[[str], None]) -> Recipe:
-    """Return the recipe with at least one stream for each of the `ranks`; `say` gets a note of a change."""
+    """Return the recipe with at least one stream for each of the `ranks`; report a change with `say`."""
     streams = recipe.order.streams * -(-ranks // recipe.order.streams)
     if streams == recipe.order.streams:
         return recipe
@@ -107,9 +110,9 @@ def dealt_to(ranks: int, recipe: Recipe, say: Callable[[str], None]) -> Recipe:
 
 
 def plan(workload: Workload, engine: str | None = None, rehearsal: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Estimate sizes as one JSON object.
+    """Estimate all sizes; return one JSON object.
 
-    `engine`: engine of the pipelines, if other than this machine. `rehearsal`: measured seconds of the workload.
+    `engine`: engine that runs the pipelines; None: this machine. `rehearsal`: result of the workload's rehearsal.
     Raises InputError if mining needs more memory.
     """
     sizes = estimate(workload)
@@ -144,7 +147,7 @@ def plan(workload: Workload, engine: str | None = None, rehearsal: dict[str, Any
 
 
 def plan_memory(workload: Workload) -> dict[str, Any]:
-    """Return the size of the memory of training points of `extremis fuse`, with its limit and without a limit."""
+    """Return how much memory `extremis fuse` needs for training points, with the default limit and without a limit."""
     sizes = workload.queries, workload.recipe.encoder.dimension, workload.labels_per_query
     settled = settle(*sizes)
     return {
@@ -158,9 +161,9 @@ def plan_memory(workload: Workload) -> dict[str, Any]:
 
 
 def plan_engine(name: str, workload: Workload, memory: dict[str, int], tables: int) -> dict[str, Any]:
-    """Return the needs of the pipelines on the engine `name`: `memory` of each step's process.
+    """Return what the pipelines need on the engine `name`. `memory`: bytes of a process, for each step.
 
-    `tables`: bytes of queries and labels. Raises InputError if no machine type of Dataflow is large enough.
+    `tables`: bytes of queries and labels. Raises InputError if no Dataflow machine type is large enough.
     """
     options, java = ENGINES[name]
     worker = max(memory[step] for step in PIPELINES if step in memory)
@@ -187,7 +190,7 @@ def show(plan: dict[str, Any]) -> None:
     for name, size in plan["tables"].items():
         numbers = [f"{size['rows']:,}", f"{size['shards']:,}", say_bytes(size["bytes"]), str(size["times"])]
         rows.append([name, *numbers, say_bytes(size["bytes"] * size["times"])])
-    table("on storage", ["table", "rows", "shards", "bytes", "times", "in all"], rows)
+    table("in storage", ["table", "rows", "shards", "bytes", "times", "in all"], rows)
     limit = plan["workload"]["memory"]
     steps = [
         [step, say_bytes(need), "fits" if need <= limit else "too much", say_time(plan["seconds"].get(step))]
@@ -205,19 +208,19 @@ def show(plan: dict[str, Any]) -> None:
     all_points = kept["points"] == plan["workload"]["queries"]
     results.print(
         f"fusion: {kept['points']:,} points, index {kept['index']}, {size} in memory, {stored} stored, about "
-        f"{kept['milliseconds']:.2g} ms a query in large "
-        f"batches{'' if all_points else f'; all points take --memory {of_all}'}"
+        f"{kept['milliseconds']:.2g} ms per query in large "
+        f"batches{'' if all_points else f'; all points need --memory {of_all}'}"
     )
     if plan["on_engine"]:
         _show_engine(plan["on_engine"])
     over = ", ".join(f"{step} needs {say_bytes(need)}" for step, need in plan["over"].items())
     verdict = f"does not fit: {over}" if over else "every step fits"
-    results.print(f"{say_bytes(plan['bytes'])} on storage, {plan['steps']:,} steps; {verdict}")
+    results.print(f"{say_bytes(plan['bytes'])} in storage, {plan['steps']:,} steps; {verdict}")
 
 
 def _show_engine(plan: dict[str, Any]) -> None:
-    """Print the needs of the pipelines on an engine."""
-    results.print(f"the pipelines on {plan['engine']}, {plan['workers']:,} worker(s)")
+    """Print what the pipelines need on an engine."""
+    results.print(f"pipelines on {plan['engine']} with {plan['workers']:,} worker(s)")
     worker, slot, staging, network, source = (
         say_bytes(plan[f"{name}_bytes"]) for name in ("worker", "slot", "staging", "network", "input")
     )
@@ -228,7 +231,7 @@ def _show_engine(plan: dict[str, Any]) -> None:
 
 
 def say_time(seconds: float | None) -> str:
-    """Format seconds as `3.2 h`; "" for None, which means not estimated."""
+    """Format seconds, for example as `3.2 h`; return "" for None, which means not estimated."""
     if seconds is None:
         return ""
     for unit, length in (("days", 86_400.0), ("h", 3_600.0), ("min", 60.0)):

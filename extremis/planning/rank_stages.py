@@ -1,4 +1,4 @@
-"""Stages of one rank of a trainer; each runs the trainer's own parts, with simulated peers."""
+"""Rehearsal stages of one trainer rank. The stages run the trainer's own code, with simulated peers."""
 
 import contextlib
 import gc
@@ -38,7 +38,7 @@ _EMBEDDED = 1 << 14  # rows whose embeddings represent all embeddings of a dump
 
 
 def make_tables(task: Task) -> list[Stage]:
-    """Write DATA, and the negatives of the first epoch with hard negatives from tables."""
+    """Write DATA, and the tables of negatives for the first epoch that uses tables."""
     data, run, epoch = DataLayout(f"{task.folder}/data"), _run(task), first_epoch(task.recipe)
     made_data.write_data(data.root, task.sizes)
     places = {"queries": data.queries("train"), **({"labels": data.labels} if task.recipe.data.label_texts else {})}
@@ -48,7 +48,7 @@ def make_tables(task: Task) -> list[Stage]:
 
 
 def train(task: Task) -> list[Stage]:
-    """Run the stages of a rank on the tables of `make_tables`."""
+    """Run the stages of a rank on the tables that `make_tables` has written."""
     recipe, note = _alone(task.recipe)
     group = FakedRanks(task.rank, task.ranks) if task.ranks > 1 else ALONE
     rank = _Rank(task, recipe, group, note)
@@ -59,7 +59,7 @@ def train(task: Task) -> list[Stage]:
 
 
 def first_epoch(recipe: Recipe) -> int:
-    """Return the first epoch with hard negatives from tables; 0 if there is no such epoch."""
+    """Return the first epoch that uses hard negatives from tables; 0 if there is no such epoch."""
     return next(iter(recipe.table_epochs()), 0)
 
 
@@ -68,7 +68,7 @@ def _run(task: Task) -> RunLayout:
 
 
 def _alone(recipe: Recipe) -> tuple[Recipe, str]:
-    """Return the recipe without parts that need other runs, services, splits or a missing GPU, and a note on this."""
+    """Return the recipe without settings that need other runs, services, splits or a missing GPU, and a note on it."""
     train, note = {"start_from": "", "encoder_from": "", "minutes": 0.0}, ""
     try:
         open_device(recipe.train.device)
@@ -89,7 +89,7 @@ class _EnoughError(Exception):
 
 @dataclass
 class _Rank:
-    """A running rank; call `start` first and `resume` last."""
+    """A rank during the rehearsal. Call `start` first and `resume` last."""
 
     task: Task
     recipe: Recipe
@@ -98,7 +98,7 @@ class _Rank:
     tables: list[Source] = field(default_factory=list)
 
     def start(self) -> Iterator[Stage]:
-        """Build the model; adopt the existing table."""
+        """Build the model, and start to use the existing table."""
         recipe, run, began = self.recipe, _run(self.task), time.perf_counter()
         parts = set_up(DataLayout(f"{self.task.folder}/data"), run, recipe, lambda line: None, self.group, Unclaimed())
         initialise_model(parts)
@@ -111,7 +111,7 @@ class _Rank:
         yield Stage("train", "adoption", time.perf_counter() - began)
 
     def in_line(self) -> JoinedStream:
-        """Return the stream of the epoch without threads of its own."""
+        """Return the epoch's stream without additional threads."""
         order = self.recipe.order.model_copy(update={"threads": 0})
         recipe = self.recipe.model_copy(update={"order": order})
         stream = open_stream(recipe, self.tables, self.trainer.parts.labels, self.group)
@@ -130,7 +130,7 @@ class _Rank:
         yield Stage("train", "stream", seconds / steps, storage=a_row * rows / steps, note=f"{rows:,} rows")
 
     def plan(self) -> Iterator[Stage]:
-        """Plan the candidates of global batches, if planning needs no model."""
+        """Plan the candidates for global batches, if planning does not need the model."""
         spent, planner = [0.0], self.trainer.parts.step.planner
         if not self.trainer.parts.batches.plans:
             return
@@ -143,7 +143,7 @@ class _Rank:
         yield Stage("train", "plan", float(np.mean(spent[len(spent) // 4 :])), note=f"{len(spent) - 1:,} steps")
 
     def steps(self) -> Iterator[Stage]:
-        """Train some steps with all threads of a run, and write a checkpoint."""
+        """Train for some steps with the same threads as in a run, and write a checkpoint."""
         trainer, times, sent, operators, saved = self.trainer, [0.0], [(0.0, 0)], Operators(), 0.0
         until = time.perf_counter() + self.task.seconds / 4
 
@@ -170,7 +170,7 @@ class _Rank:
         yield Stage("train", "checkpoint", saved, storage=size_of(_run(self.task).checkpoints))
 
     def dump(self) -> Iterator[Stage]:
-        """Write a dump: all vectors of the rank, and all embeddings, or a part of the embeddings if time is short."""
+        """Write a dump with the rank's vectors and embeddings; only part of the embeddings if there is little time."""
         if not (epoch := first_epoch(self.recipe)):
             return
         epoch, run, parts, ranks = epoch - LEAD, _run(self.task), self.trainer.parts, self.task.ranks
@@ -197,7 +197,7 @@ class _Rank:
                 some[met] = some[met].normal_()
         began = time.perf_counter()
         parts.refresher.publish(dump, parts.model, self.trainer.progress.global_step)
-        for _ in waiting("a dump to be written", until="the dump is there"):
+        for _ in waiting("a dump to be written", until="the dump exists"):
             if dump_is_published(run, epoch):
                 break
         seconds, size = time.perf_counter() - began, size_of(run.dump(epoch))
@@ -207,7 +207,7 @@ class _Rank:
         yield Stage("train", "dump", seconds * times, storage=size * times, note=note)
 
     def resume(self) -> Iterator[Stage]:
-        """Resume from the checkpoint in another trainer. Files of earlier ranks are named, but not read."""
+        """Resume from the checkpoint in a new trainer. The files of lower ranks are listed but not read."""
         checkpoint, first = latest_checkpoint(_run(self.task)), self.trainer.model.head.start
         assert checkpoint is not None
         own = checkpoint.table.shards

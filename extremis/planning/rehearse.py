@@ -1,8 +1,8 @@
-"""Rehearsal of a run: runs one rank's or worker's share of every stage on this machine, and compares it with the plan.
+"""Rehearsal of a run: does the work of one rank and one worker on this machine, and compares it with the plan.
 
-Labels, steps, windows and row groups have their true sizes. If `minutes` are too short, a stage does part of its steps,
-rows, block or input, and scales the measured time. Each process of a run is also a process here. All processes write to
-one folder, which is removed at the end.
+Labels, steps, windows and row groups have the same sizes as in the run. If `minutes` is too short for a stage, the
+stage processes only some of its steps, rows or input, and the measured time is scaled up. Each process of a run is also
+a process in the rehearsal. All processes write to one folder, which is removed at the end.
 """
 
 import os
@@ -28,9 +28,9 @@ _BESIDE = ("stream", "plan")  # threads run these stages during a step
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A rehearsal of the rank `rank` below `folder`.
+    """A rehearsal of the rank `rank`, with files below `folder`.
 
-    network, disk: bytes per second (disk 0: measured). latency: seconds per message.
+    network, disk: bytes per second (disk 0: measure it). latency: seconds per message.
     """
 
     workload: Workload
@@ -43,16 +43,16 @@ class Rehearsal:
 
     @cached_property
     def planned(self) -> Estimate:
-        """Bytes and memory by formulas. Raises InputError if mining needs more memory."""
+        """Bytes and memory according to the formulas. Raises InputError if mining needs more memory."""
         return estimate(self.workload)
 
     @property
     def embeddings(self) -> float:
-        """Bytes of a dump's embeddings that the rank keeps."""
+        """Bytes of a dump's embeddings that one rank writes."""
         return 2 * self.workload.rows * self.workload.columns / self.workload.ranks
 
     def sizes(self, rows: int) -> Sizes:
-        """Return the sizes of the stages' tasks for a workload with `rows` rows."""
+        """Return the sizes that the stages need, for a workload with `rows` rows."""
         values: dict[str, Any] = {of.name: getattr(self.workload, of.name, of.default) for of in fields(Sizes)}
         values |= {"queries": rows, "width": self.workload.recipe.negatives.table_width}
         if blocks := self.planned.blocks:
@@ -63,17 +63,17 @@ class Rehearsal:
 
 
 def parse_speed(text: str) -> float:
-    """Parse a speed such as `10Gbit` or `400Mbit` (per second) to bytes per second. Raises InputError."""
+    """Parse a speed such as `10Gbit` or `400Mbit` (per second), and return bytes per second. Raises InputError."""
     match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([KMGT])bit(?:/s)?\s*", text, re.IGNORECASE)
     if match is None or not float(match[1]):
-        raise InputError(f"{text!r}: expected bits a second, for example 10Gbit or 400Mbit.")
+        raise InputError(f"{text!r}: expected bits per second, for example 10Gbit or 400Mbit.")
     return float(match[1]) * 1000.0 ** (1 + "KMGT".index(match[2].upper())) / 8
 
 
 def rehearse(work: Rehearsal, say: Callable[[str], None]) -> dict[str, Any]:
-    """Run all stages; return the stages, the totals of the whole run, and its limits, as JSON values.
+    """Run all stages; return the stages, the totals and the bottlenecks of the whole run, as JSON values.
 
-    Raises InputError for an impossible rank, too little memory or space, or rows that cannot be made up; TableError.
+    Raises TableError, and InputError for an invalid rank, too little memory or space, or rows that cannot be generated.
     """
     dumped = min(1.0, work.minutes * _A_MINUTE / work.embeddings)
     _check(work, dumped)
@@ -96,7 +96,7 @@ def rehearse(work: Rehearsal, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def _check(work: Rehearsal, dumped: float) -> None:
-    """Refuse workloads that cannot be rehearsed on this machine. Raises InputError."""
+    """Raise InputError for workloads that cannot be rehearsed on this machine."""
     from trainer.footprint import free_memory
 
     workload, recipe = work.workload, work.workload.recipe
@@ -104,8 +104,8 @@ def _check(work: Rehearsal, dumped: float) -> None:
         raise InputError(f"--rank {work.rank}: expected a rank below --ranks {workload.ranks}; ranks count from 0.")
     if recipe.encoder.inputs != "tokens" or recipe.clusters or (workload.dumps and workload.searched != "vectors"):
         raise InputError(
-            "--rehearse: the rehearsal makes up rows of tokens, without clusters. Leave out encoder.inputs, clusters "
-            "or memory."
+            "--rehearse: the rehearsal supports only synthetic rows of tokens, without clusters. Leave out "
+            "encoder.inputs, clusters or memory."
         )
     need, free = work.planned.memory["train"], free_memory()
     if free is not None and need > free:
@@ -118,11 +118,11 @@ def _check(work: Rehearsal, dumped: float) -> None:
         "a checkpoint and vectors": 2 * sum(saved_bytes(workload)),
         "tables": 1 << 30,
     }
-    require_room(work.folder or tempfile.gettempdir(), needs, "Name another --folder, or fewer --minutes.")
+    require_room(work.folder or tempfile.gettempdir(), needs, "Give another --folder, or fewer --minutes.")
 
 
 def _disk_speed(folder: str) -> float:
-    """Return the speed of writing a file to the disk, in bytes per second."""
+    """Measure how fast the disk writes a file, in bytes per second."""
     body, began = os.urandom(1 << 20), time.perf_counter()
     with tempfile.TemporaryFile(dir=folder) as file:
         for _ in range(128):
@@ -132,7 +132,7 @@ def _disk_speed(folder: str) -> float:
 
 
 def _planned(work: Rehearsal) -> dict[str, tuple[float, dict[str, float]]]:
-    """Return for each stage how often a rank or worker runs it, and its planned bytes."""
+    """Return, for each stage, how often a rank or worker runs the stage, and the planned bytes."""
     workload, recipe, tables, memory = work.workload, work.workload.recipe, work.planned.tables, work.planned.memory
     share, a_rank = 1 / workload.workers, 1 / workload.ranks
     epochs, hard = recipe.train.epochs, [recipe.uses_table(epoch) for epoch in range(recipe.train.epochs)]
@@ -162,7 +162,7 @@ def _planned(work: Rehearsal) -> dict[str, tuple[float, dict[str, float]]]:
 
 
 def _sum_up(work: Rehearsal, disk: float, stages: list[Stage]) -> dict[str, Any]:
-    """Return the stages (each with its seconds in the whole run and its bottleneck), sums of seconds, and limits."""
+    """Return the stages, with their seconds in the whole run and their bottlenecks; seconds per step; and limits."""
     planned, rows = _planned(work), list[dict[str, Any]]()
     for stage in stages:
         times, sizes = planned[stage.name]
@@ -200,12 +200,12 @@ def show(body: dict[str, Any]) -> None:
         ]
         for row in body["stages"]
     ]
-    network = f"network {say_bytes(body['network'])}/s and {1000 * body['latency']:g} ms a message"
+    network = f"network {say_bytes(body['network'])}/s and {1000 * body['latency']:g} ms per message"
     speeds = f"{network}, disk {say_bytes(body['disk'])}/s"
     title = f"rank {body['rank']} of {body['ranks']}, measured / planned; {speeds}"
     table(title, ["stage", *_MEASURES, "time", "times", "in all", "done, bound by"], rows)
     whole = say_time(sum(body["seconds"].values()))
-    results.print(f"the whole run: {whole}; the first limits are {', then '.join(body['limits'][:3])}")
+    results.print(f"the whole run: {whole}; the main bottlenecks are {', then '.join(body['limits'][:3])}")
 
 
 def _notes(row: dict[str, Any]) -> Iterator[str]:
@@ -218,7 +218,7 @@ def _notes(row: dict[str, Any]) -> Iterator[str]:
 
 
 def _pair(measured: float | None, planned: float | None) -> str:
-    """Format measured and planned bytes."""
+    """Format a pair of measured and planned bytes."""
     if not measured and not planned:
         return ""
     return " / ".join("?" if count is None else say_bytes(count) for count in (measured, planned))

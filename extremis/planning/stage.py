@@ -19,7 +19,7 @@ from schemas.processes import end_with_parent
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a workload, named as in `Workload`, and of its search, so that workers need not load the trainer."""
+    """Sizes of a workload, named as in `Workload`, and of mining; workers can read them without loading the trainer."""
 
     queries: int
     labels: int
@@ -41,9 +41,9 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Task:
-    """Task of a rehearsal below `folder`: `recipe` on rank `rank` of `ranks`.
+    """Task of a rehearsal with files below `folder`: run `recipe` as rank `rank` of `ranks`.
 
-    `seconds`: approximate time for all stages; `dumped`: share of a dump's embeddings to write.
+    `seconds`: approximate time for all stages. `dumped`: fraction of a dump's embeddings to write.
     """
 
     folder: str
@@ -57,9 +57,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Stage:
-    """Measurements of a stage or `step`: seconds; bytes of memory, of storage and of messages; number of messages.
+    """Measurements of a stage of `step`: seconds; bytes in memory, in storage and in messages; number of messages.
 
-    None means not counted. `note`: how much of the stage was done.
+    None means not measured. `note`: how much of the stage was done.
     """
 
     step: str
@@ -73,12 +73,12 @@ class Stage:
 
 
 def size_of(folder: str) -> int:
-    """Return the bytes of all files below a folder."""
+    """Return the total bytes of all files below a folder."""
     return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
 
 
 def run_in_process(stages: Callable[[Task], list[Stage]], task: Task) -> list[Stage]:
-    """Return `stages(task)`, run in a new process. Raises the errors of `stages`; ExtremisError if the process died."""
+    """Run `stages(task)` in a new process. Raises the errors of `stages`, and ExtremisError if the process died."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context, _follow, (task.folder,)) as process:
         try:
@@ -90,7 +90,7 @@ def run_in_process(stages: Callable[[Task], list[Stage]], task: Task) -> list[St
 
 
 def _follow(folder: str) -> None:
-    """Keep all files of this process in `folder`, and end the process with its parent."""
+    """Write all temporary files of this process to `folder`, and end the process when its parent ends."""
     end_with_parent()
     tempfile.tempdir = os.environ["TMPDIR"] = folder
 

@@ -1,4 +1,4 @@
-"""Stages of a pipeline worker: `shard` samples of the input, and `mine` made-up blocks."""
+"""Rehearsal stages of a pipeline worker: `shard` samples of the input, and `mine` synthetic blocks."""
 
 import json
 import time
@@ -23,7 +23,7 @@ _ONE = ("--direct_num_workers=1", "--direct_running_mode=in_memory")
 
 
 def shard(task: Task) -> list[Stage]:
-    """Shard two samples of the input; their difference gives the cost per byte, the rest is constant."""
+    """Shard two samples of different size. The difference in cost gives the cost per byte; the rest is constant."""
     sizes, took = task.sizes, list[tuple[int, float, int]]()
     group, words = default_row_group_rows(sizes.queries), max(100, min(sizes.vocabulary, 30_000))
     options = ShardOptions(tokenizer=f"train:{words}", row_group_rows=group)
@@ -40,7 +40,7 @@ def shard(task: Task) -> list[Stage]:
 
 
 def _write_lines(folder: Path, rows: int, sizes: Sizes) -> int:
-    """Write `rows` rows of the input, and their share of the labels, as JSON lines; return the bytes."""
+    """Write `rows` rows of input, and proportionally many labels, as JSON lines; return the bytes."""
     draw, labels = np.random.default_rng(rows), max(10, rows * sizes.labels // sizes.queries)
     letters, width = draw.choice([*"etaoinshrdlucm"], (min(sizes.vocabulary, 30_000), 5)), round(sizes.key_bytes)
     words = np.array(["".join(word) for word in letters.tolist()], object)
@@ -60,7 +60,7 @@ def _write_lines(folder: Path, rows: int, sizes: Sizes) -> int:
 
 
 def make_dump(task: Task) -> list[Stage]:
-    """Write a dump of one or two blocks, and the queries to search against it."""
+    """Write a dump with one or two blocks, and the queries to search for in the dump."""
     sizes, data, run = _sample(task), DataLayout(f"{task.folder}/searched"), RunLayout(f"{task.folder}/mined")
     made_data.write_data(data.root, sizes, False)
     table, schema = Table.open(data.queries("train")), arrow.embeddings(sizes.columns)
@@ -73,7 +73,7 @@ def make_dump(task: Task) -> list[Stage]:
 
 
 def mine(task: Task) -> list[Stage]:
-    """Mine the dump; scale a block's cost by the products of its search, a merge's cost by rows and blocks."""
+    """Mine the dump; scale the cost of a block with the number of products, and of a merge with rows and blocks."""
     whole, few, run = task.sizes, _sample(task), RunLayout(f"{task.folder}/mined")
     asked = {"width": whole.width, "block_rows": few.block_rows, "query_batch": whole.batch, "memory": whole.memory}
     options = MineOptions(index="auto" if Factory(whole.index).lists else whole.index, **asked)
@@ -98,7 +98,7 @@ def mine(task: Task) -> list[Stage]:
 
 
 def _sample(task: Task) -> Sizes:
-    """Return the sizes to mine: one block, or two blocks to merge, as large as the time allows."""
+    """Return the sizes for mining: one block, or two blocks to merge, as large as the time allows."""
     few = replace(task.sizes, queries=min(task.sizes.queries, 1 << 17), blocks=min(2, task.sizes.blocks))
     products = task.seconds / 4 / _PRODUCT / few.blocks * (8 if Factory(few.index).lists else 1)
     while few.queries * few.block_rows * few.columns > products and few.queries > 1 << 10:

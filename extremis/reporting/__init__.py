@@ -1,1 +1,1 @@
-"""`extremis report`: makes one HTML page about runs from their files in storage."""
+"""`extremis report`: writes one HTML page about runs, based on their files in storage."""

@@ -1,8 +1,8 @@
-"""`extremis report`: gathers the facts, draws the page, and publishes it.
+"""`extremis report`: collects data about runs, renders the page, and publishes it.
 
-The page is one HTML file without external parts, so that it opens from a disk without a network. Jinja2 escapes texts
-of the template; the script adds other texts, from JSON, as plain text. A content security policy lets only the page's
-own script run, and blocks all loads.
+The page is one HTML file without external resources, so that it works from a disk without a network. Jinja2 escapes the
+texts in the template. The script adds other texts, from JSON, as plain text. A content security policy allows only the
+page's own script, and blocks all loads.
 """
 
 import base64
@@ -46,7 +46,7 @@ def build(
 ) -> dict[str, Any]:
     """Write the page about `urls`: an optional DATA, and runs on this DATA or an earlier version.
 
-    `queries`: number of queries to show; `predict`: add predictions of each run's checkpoint.
+    `queries`: number of queries to show. `predict`: add predictions by each run's checkpoint.
     Returns {"out", "bytes", "seconds", "runs"}. Raises InputError, TableError, StorageError.
     """
     began = time.perf_counter()
@@ -93,7 +93,7 @@ def _require_page(out: str, own: str, reads: Sequence[str]) -> None:
     """Refuse to overwrite a file that is not a report page. Raises InputError, StorageError."""
     if not storage.is_within(out, own):
         is_page = storage.exists(out) and _TITLE in storage.read_range(out, 0, min(storage.size(out), _HEAD))
-        require_file(out, reads, "The file is not a report; choose another place.", is_page)
+        require_file(out, reads, "The file is not a report; choose another path.", is_page)
 
 
 def _open(urls: Sequence[str]) -> tuple[DataLayout | None, list[Run]]:
@@ -115,26 +115,26 @@ def _open(urls: Sequence[str]) -> tuple[DataLayout | None, list[Run]]:
 
 
 TERMS = {
-    "P@k": "precision: the share of correct labels among the first k predictions, averaged over the queries",
+    "P@k": "precision: the fraction of correct labels among the first k predictions, averaged over the queries",
     "nDCG@k": "like precision, but a correct label counts more at an earlier rank; 100 is the best order",
-    "R@k": "recall: the share of a query's true labels that are among the first k predictions",
-    "PSP@k": "precision in which a rare label counts more than a frequent one, by the propensity constants of the data",
-    "baseline": "a ranking without a model, on the first queries of the split; a model should do better",
-    "popular labels": "the most frequent labels of training, the same for every query",
-    "linear ranker": "one vector for each label, over words and pairs of words",
-    "nearest queries by TF-IDF": "labels of the training queries with words most like the words of the query",
-    "nearest label texts by TF-IDF": "labels with texts whose words are most like the words of the query",
+    "R@k": "recall: the fraction of a query's true labels that are among the first k predictions",
+    "PSP@k": "precision with more weight on rare labels, according to the propensity constants of the data",
+    "baseline": "a ranking without a trained model, on the first queries of the split; a model should do better",
+    "popular labels": "the most frequent labels in the training data, the same for every query",
+    "linear ranker": "one weight vector per label, over words and pairs of words",
+    "nearest queries by TF-IDF": "labels of the training queries that have the most similar words",
+    "nearest label texts by TF-IDF": "labels with the texts that have the most similar words",
     "±": "half of the 95 % interval, from resampled queries (bootstrap)",
     "seen": "queries whose text is also in train: a model may have memorized their labels",
     "unseen": "queries whose text is not in train",
     "found": "true labels among the first 5 predictions; queries with the same text are counted together",
     "scores": "the score that ranks labels: the classifier's score, or a fusion of several scores (extremis fuse)",
-    "ECE %": "expected calibration error: how far predicted probabilities are from the share of correct labels",
+    "ECE %": "expected calibration error: how far predicted probabilities are from the fraction of correct labels",
     "Brier": "mean squared difference between a label's probability and 1 if the label is correct, 0 if not",
     "none of these %": "queries whose best label has a probability below one half",
-    "fused": "the scores of vectors, labels' texts, training points and a linear ranker, added up by learned weights",
+    "fused": "weighted sum of the scores of vectors, label texts, training points and a linear ranker",
     "vectors": "scores of the trained vectors alone",
-    "Trials": "short trainings on an excerpt of the data; extremis run auto chooses a recipe by their scores",
+    "Trials": "short training runs on an excerpt of the data, from which extremis run auto chooses a recipe",
     "ended": "the trial was stopped at half time, because it was behind the best earlier trial",
     "step": "number of batches trained before the scored checkpoint",
     "epoch": "one pass over all training points; the first epoch is 0",
@@ -142,22 +142,22 @@ TERMS = {
     "split": "a part of the data: a model learns from train, and is scored on test and val",
     "shards": "files that make up a table",
     "truncated": "points whose text was truncated to the maximum number of tokens",
-    "merged": "rows of the input that were merged into another row with the same key or text",
-    "in train": "points with a text that is also in train: metrics on these are too high",
-    "K": "hard negatives that a table has for each query",
-    "hard negative": "a wrong label with a high score; a model learns most from hard negatives",
-    "table": "hard negatives of every query, mined from the vectors of one epoch for a later epoch",
-    "recall": "share of the true nearest labels that the index found, measured on a sample by exact search",
-    "overlap": "share of the negatives that were also in the previous table",
-    "above a positive": "share of queries with a hard negative that scores above a true label",
-    "padded rows": "queries with fewer than K negatives left after filters",
-    "index": "how the nearest labels were searched; exact compares with every label",
+    "merged": "input rows that were merged into another row with the same key or text",
+    "in train": "points with a text that is also in train: metrics on these points are too high",
+    "K": "number of hard negatives per query in a table",
+    "hard negative": "an incorrect label with a high score; a model learns most from hard negatives",
+    "table": "hard negatives for every query, mined with the vectors of one epoch for a later epoch",
+    "recall": "fraction of the true nearest labels that the index found, compared with exact search on a sample",
+    "overlap": "fraction of the negatives that were also in the previous table",
+    "above a positive": "fraction of queries with a hard negative that scores above a true label",
+    "padded rows": "queries with fewer than K negatives left after filtering",
+    "index": "how the nearest labels were searched; exact compares each query with every label",
 }
 _AT = re.compile(r"@\d+$")
 
 
 def explain(name: str) -> Markup:
-    """Return `name` as HTML, with an explanation if `name` is a term (P@5 counts as P@k)."""
+    """Return `name` as HTML, with an explanation if `name` is in TERMS (P@5 is explained as P@k)."""
     meaning = TERMS.get(_AT.sub("@k", name))
     if meaning is None:
         return escape(name)
@@ -165,7 +165,7 @@ def explain(name: str) -> Markup:
 
 
 def render(facts: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
-    """Render the page. `facts` fill the template; `body` (charts, queries, labels) is for the script.
+    """Render the page. The template uses `facts`; the script uses `body` (charts, queries, labels).
 
     Raises InputError if the `report` extra is not installed, or if the page would be larger than LARGEST.
     """
@@ -194,13 +194,13 @@ def render(facts: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
     data = html.encode("utf-8", "replace")
     if len(data) > LARGEST:
         raise InputError(
-            f"the page would have {len(data):,} bytes, more than {LARGEST:,}. Ask for fewer --queries, or fewer runs."
+            f"the page would have {len(data):,} bytes, more than {LARGEST:,}. Give fewer --queries, or fewer runs."
         )
     return data
 
 
 def _inert(text: str) -> str:
-    """Escape JSON so that no string in it is HTML markup."""
+    """Escape JSON so that its strings contain no HTML markup."""
     return text.translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})
 
 
@@ -209,15 +209,15 @@ def _asset(name: str) -> str:
 
 
 def explain_choice(report: Mapping[str, Any]) -> str:
-    """Describe the figures from which `auto` chose its recipe; `report`: the record of `auto`."""
+    """Describe the metrics that `auto` based its choice of a recipe on; `report`: the record of `auto`."""
     finished = sorted((t for t in report["trials"] if not t.get("ended")), key=lambda t: -float(t[METRIC]))
     chosen = next(t for t in finished if (t["recipe"], t["changes"]) == (report["chosen"], report["changes"]))
-    text = f"auto chose {_name(chosen)}: {METRIC} {chosen[METRIC]:.2f} on queries held out of the trials"
+    text = f"auto chose {_name(chosen)}: {METRIC} {chosen[METRIC]:.2f} on queries that were held out of the trials"
     other = next((trial for trial in finished if trial is not chosen), None)
     if other is None:
         return f"{text}; no other trial was finished."
     text += f"; the second best, {_name(other)}, had {other[METRIC]:.2f}"
-    unclear = ", a difference within the noise: hard negatives, which no trial has, improve a dual encoder most"
+    unclear = ". The difference is within the noise, and hard negatives, which trials lack, improve a dual encoder most"
     return f"{text}{unclear if other[METRIC] > chosen[METRIC] else ''}."
 
 

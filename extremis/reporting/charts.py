@@ -1,8 +1,8 @@
 """Charts of the report, as Plotly figures without colours and margins; the page adds these from its theme.
 
-A chart is a dict of `id`, `title`, `note` and `figure` (Plotly's `data` and `layout`). A trace's `meta` is the number
-of its colour, which is the same for one run in all charts. A chart with only one dot per line has a sentence, `said`,
-instead of a figure.
+A chart is a dict of `id`, `title`, `note` and `figure` (Plotly's `data` and `layout`). A trace's `meta` is its colour
+number. A run has the same colour in all charts. If all lines of a chart have only one dot, a sentence, `said`, replaces
+the figure.
 """
 
 import html
@@ -52,7 +52,7 @@ def data_charts(facts: Facts) -> list[Chart]:
 
 
 def _lengths(name: str, title: str, splits: Sequence[Split]) -> Chart:
-    """Draw the share of rows per value, so that splits of different sizes and bin widths can be compared."""
+    """Draw the percentage of rows per value, so that splits with different sizes and bin widths can be compared."""
     traces = []
     for number, split in enumerate(splits):
         values, rows = getattr(split, name) or ((), np.zeros(0))
@@ -62,7 +62,7 @@ def _lengths(name: str, title: str, splits: Sequence[Split]) -> Chart:
 
 
 def training_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Draw loss, rates, throughput and validation of all runs, and the parts of a step's time for each run."""
+    """Draw loss, learning rates, throughput and validation for all runs, and the time per activity for each run."""
     rates = {"encoder_lr": "encoder", "classifier_lr": "classifier"}
     charts = [
         _curves("loss", "Loss of a step", runs, "train", {"loss": ""}, "step", "loss"),
@@ -91,7 +91,7 @@ def _curves(
 
 
 def _against_time(name: str, runs: Sequence[Run]) -> Chart:
-    """Draw a metric on the validation split over the seconds of training (ASTRA, figure 1; NGAME, figure 2)."""
+    """Draw a validation metric against the seconds of training (ASTRA, figure 1; NGAME, figure 2)."""
     traces = []
     for number, run in enumerate(runs):
         seconds = {row["epoch"]: row.get("seconds", 0.0) for row in run.records.get("epoch", [])}
@@ -105,7 +105,7 @@ def _against_time(name: str, runs: Sequence[Run]) -> Chart:
 
 
 def _step_times(number: int, run: Run, several: bool) -> Chart:
-    """Draw the seconds of each epoch by the part of a step."""
+    """Draw the seconds of each epoch, divided into the parts of a step."""
     rows = run.records.get("epoch", [])
     parts = sorted({key for row in rows for key in row if key.startswith("seconds_") and key != "seconds_background"})
     epochs = [row["epoch"] for row in rows]
@@ -118,15 +118,15 @@ def _step_times(number: int, run: Run, several: bool) -> Chart:
 
 
 def table_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Draw recall, overlap, age and hardness over the epochs of all runs; scores and candidates for each run."""
+    """Draw tables' recall, overlap, age and hardness over epochs for all runs; scores and candidates for each run."""
     scores = {"score_then": "when mined", "score_now": "when used"}
     title = "Scores of the table's negatives: when mined, and when used"
     ranks = {"rank_p10": "10 %", "rank_p50": "median", "rank_p90": "90 %"}
     charts = [
         _quality("recall", "Recall of the table against exact search", runs, "recall_at_k"),
-        _quality("overlap", "Share of negatives that were also in the previous table", runs, "overlap_with_previous"),
+        _quality("overlap", "Negatives that were also in the previous table", runs, "overlap_with_previous"),
         _quality(
-            "above", "Rows whose hardest negative beats their weakest positive", runs, "top1_above_weakest_positive"
+            "above", "Rows whose hardest negative beats the weakest positive", runs, "top1_above_weakest_positive"
         ),
         _ages(runs),
         _curves("hardness", title, runs, "staleness", scores, "epoch", "mean score"),
@@ -181,7 +181,7 @@ def _scores(name: str, title: str, tables: Sequence[RunTable]) -> Chart:
 
 
 def _fates(name: str, title: str, tables: Sequence[RunTable]) -> Chart:
-    """Draw candidates per row: kept, or dropped by each filter."""
+    """Draw the number of candidates per row that are kept, and that each filter drops."""
     epochs = [table.epoch for table in tables]
     traces = []
     for color, (field, label) in enumerate(FATES.items()):
@@ -192,7 +192,7 @@ def _fates(name: str, title: str, tables: Sequence[RunTable]) -> Chart:
 
 
 def metric_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Draw the part of P@5 that each decile of labels gives, for every evaluated split."""
+    """Draw how much each decile of the labels contributes to P@5, for every evaluated split."""
     charts = []
     for split in evaluated_splits(runs):
         traces = []
@@ -201,13 +201,13 @@ def metric_charts(runs: Sequence[Run]) -> list[Chart]:
             bins = [f"{10 * i}-{10 * (i + 1)} %" for i in range(len(parts))]
             traces.append(_trace("bar", run.name, number, x=bins, y=parts))
         note = "bins of equal training mass, the most frequent labels first; the parts add up to P@5"
-        title = f"Parts of P@5 on {split} from frequent and rare labels"
+        title = f"Contributions of frequent and rare labels to P@5 on {split}"
         charts.append(draw_chart(f"deciles-{split}", title, traces, "labels, by frequency", "part of P@5", note))
     return _drawn(charts)
 
 
 def line(name: str, color: int, x: Iterable[Any], y: Iterable[Any], dash: int = 0, points: bool = False) -> Trace:
-    """Make a line, with a marker at each point if `points`."""
+    """Make a line; with `points`, with a marker at each point."""
     style = {"width": 2, "dash": _DASHES[dash % len(_DASHES)]}
     mode = "lines+markers" if points else "lines"
     return {**_trace("scatter", name, color, x=x, y=y), "mode": mode, "line": style, "marker": {"size": 6}}
@@ -222,7 +222,7 @@ def _trace(kind: str, name: str, color: int, **values: Iterable[Any]) -> Trace:
 def draw_chart(
     identity: str, title: str, traces: list[Trace], x: str, y: str, note: str = "", barmode: str = "group"
 ) -> Chart:
-    """Make a chart of the non-empty `traces`; `x` and `y`: titles of the axes."""
+    """Make a chart from the non-empty `traces`; `x` and `y` are the titles of the axes."""
     traces = [trace for trace in traces if trace["x"]]
     x_axis: dict[str, Any] = {"title": {"text": x}}
     y_axis: dict[str, Any] = {"title": {"text": y}}
@@ -236,7 +236,7 @@ def draw_chart(
 
 
 def _legend(runs: Sequence[Run], run: Run, label: str) -> str:
-    """Return the legend name of a run's line; only `label` if there is one run."""
+    """Return the name of a run's line in the legend; only `label` if there is only one run."""
     return label if label and len(runs) == 1 else f"{run.name} {label}".rstrip()
 
 
@@ -246,7 +246,7 @@ def _drawn(charts: list[Chart]) -> list[Chart]:
 
 
 def _said(chart: Chart) -> Chart | None:
-    """Return a chart with a sentence about its dots; None if a line has several dots, or there are no lines."""
+    """Return a chart with a sentence about the dots, or None if a line has several dots or the chart has no lines."""
     traces, layout = chart["figure"]["data"], chart["figure"]["layout"]
     if any(trace["type"] != "scatter" or len(trace["x"]) > 1 for trace in traces):
         return None
@@ -260,12 +260,12 @@ def _said(chart: Chart) -> Chart | None:
 
 
 def _sources_of(run: Run) -> list[str]:
-    """List the sources of the run's tables, queries first."""
+    """List the sources of the run's tables, starting with queries."""
     return sorted({table.source for table in run.tables}, key=lambda name: (name != "queries", name))
 
 
 def _plain(values: Iterable[Any]) -> list[Any]:
-    """List values for JSON, with 5 digits, which are enough for a screen, and NaN as null."""
+    """Convert values for JSON: 5 significant digits, which are enough for a screen, and NaN as null."""
     values = values.tolist() if isinstance(values, np.ndarray) else values
     return [_round(value) for value in values]
 
@@ -280,7 +280,7 @@ _OF_QUERIES = ("P@1", "P@5", "PSP@5")
 
 
 def drift_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Draw metrics by part of the queries, by part of the positives' labels, and by version, for every split."""
+    """Draw metrics for every split: per part of the queries, per part of the labels, and per version."""
     charts = []
     for split in evaluated_splits(runs):
         bodies = {number: run.evaluations[split] for number, run in enumerate(runs) if split in run.evaluations}
@@ -289,10 +289,10 @@ def drift_charts(runs: Sequence[Run]) -> list[Chart]:
         charts.append(draw_chart(f"parts-{split}", f"Metrics on {split} by part", traces, "part", "%", note))
         note += "; a run that is older than a part does not know the labels of that part"
         traces = _by_part(runs, bodies, "labels_by_part", "positives", ("R@5",))
-        title = f"True labels of {split} found, by the part that added the label"
+        title = f"True labels found on {split}, by the part that added the label"
         charts.append(draw_chart(f"label-parts-{split}", title, traces, "part", "%", note))
         traces = _by_version([body for body in bodies.values() if "version" in body])
-        note = "each run on the version of its evaluation"
+        note = "each run is shown at the version on which it was evaluated"
         title = f"Metrics on {split} over versions"
         charts.append(draw_chart(f"versions-{split}", title, traces, "version", "%", note))
     for chart in charts:  # names of parts may look like numbers or dates
@@ -303,7 +303,7 @@ def drift_charts(runs: Sequence[Run]) -> list[Chart]:
 def _by_part(
     runs: Sequence[Run], bodies: dict[int, dict[str, Any]], section: str, counted: str, names: Sequence[str]
 ) -> list[Trace]:
-    """Draw lines over the parts of a section of evaluations (`bodies`, by number of the run), one colour per run."""
+    """Draw metrics over parts, from a section of the evaluations (`bodies`, by run number), one colour per run."""
     traces = []
     for number, body in bodies.items():
         parts = body.get(section, {})
@@ -316,7 +316,7 @@ def _by_part(
 
 
 def _by_version(bodies: Sequence[dict[str, Any]]) -> list[Trace]:
-    """Draw a line for each metric over versions, if there are several versions."""
+    """Draw each metric over versions, if there are several versions."""
     versions = {body["version"]["number"]: body for body in bodies}
     if len(versions) < 2:
         return []

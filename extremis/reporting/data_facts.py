@@ -1,4 +1,4 @@
-"""Facts of a data set: rows of each split, lengths of its points, and the tail of its labels' frequencies."""
+"""Statistics of a data set: rows and lengths of points for each split, and the tail of the label frequencies."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ RANKS = 200  # points of the tail curve
 
 @dataclass(frozen=True)
 class Split:
-    """Facts of a split; `tokens` and `labels` are histograms (value, rows) over `sampled` rows."""
+    """Statistics of a split; `tokens` and `labels` are histograms (value, rows) over `sampled` rows."""
 
     name: str
     manifest: Manifest
@@ -42,7 +42,7 @@ class Tail:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about DATA for the page."""
+    """Information about DATA for the page."""
 
     url: str
     manifest: Manifest
@@ -59,7 +59,7 @@ class Facts:
 
 
 def describe(data: DataLayout) -> Facts:
-    """Read manifests, the labels' frequencies and a sample of row groups. Raises TableError."""
+    """Describe DATA, from manifests, label frequencies and a sample of row groups. Raises TableError."""
     manifest = Table.open(data.root, "data").manifest
     splits = [_split(data, name) for name in splits_of(data)]
     rejected = Table.open(data.rejects, "rejects").rows if manifest.parents.get("rejects") else 0
@@ -92,7 +92,7 @@ def histogram(counts: np.ndarray, bins: int = 60) -> tuple[np.ndarray, np.ndarra
 
 
 def frequencies(data: DataLayout) -> tuple[np.ndarray, np.ndarray]:
-    """Count labels by frequency: (frequency [n] ascending, labels [n]). Memory depends on n, not on L."""
+    """Count labels per frequency: (ascending frequency [n], labels [n]). Memory depends on n, not on L."""
     labels: Counter[int] = Counter()
     for group in Table.open(data.labels, "labels").batches(["frequency"]):
         values, counts = np.unique(group.column("frequency").to_numpy(), return_counts=True)
@@ -102,7 +102,7 @@ def frequencies(data: DataLayout) -> tuple[np.ndarray, np.ndarray]:
 
 
 def tail_of(frequencies: tuple[np.ndarray, np.ndarray]) -> Tail:
-    """Sample the curve of seen labels at RANKS ranks, equally spaced on a logarithmic scale."""
+    """Sample the frequencies of labels with training points at RANKS ranks, evenly spaced on a logarithmic scale."""
     values, labels = frequencies[0][::-1], frequencies[1][::-1]
     last = np.cumsum(labels)  # the last rank with each value
     total = int(last[-1]) if len(last) else 0

@@ -174,10 +174,10 @@
       const near = body.near[number][label.id] ?? [];
       const more = label.queries.length > PAGE ? `, ${PAGE} of ${label.queries.length}` : "";
       return [
-        label.queries.length && list("its queries here" + more, label.queries.slice(0, PAGE).map(
+        label.queries.length && list("its queries on this page" + more, label.queries.slice(0, PAGE).map(
           (query) => [make("span", query.text), query.key, missed.includes(query) ? "" : "hit"]), "cut"),
         near.length && list("nearest labels", near.map(([id, cosine]) => [name(id), score(cosine)])),
-        confused.length && list("predicted in its place", confused.map(([id, count]) => [name(id), "× " + count])),
+        confused.length && list("predicted instead", confused.map(([id, count]) => [name(id), "× " + count])),
       ];
     });
   }
@@ -290,6 +290,6 @@
   lay();
   const release = hold();
   load().then(draw).catch((error) => {
-    for (const [plot] of plots) plot.replaceChildren(make("p", "This browser cannot unpack the chart library: " + error.message, "note"));
+    for (const [plot] of plots) plot.replaceChildren(make("p", "This browser cannot decompress the chart library: " + error.message, "note"));
   }).finally(release);
 })();

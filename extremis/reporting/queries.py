@@ -1,4 +1,4 @@
-"""Queries and labels as text: a sample with each run's output, and the worst queries of each run."""
+"""Queries and labels as text: a sample with each run's output, and the weakest queries of each run."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ def weakest(data: DataLayout, runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def group_queries(counted: Sequence[tuple[Example, int, int]]) -> list[dict[str, Any]]:
-    """Group queries by text, in order of first occurrence; each query has its counts of found and of all positives.
+    """Group (query, number of found positives, number of positives) by text, in order of first occurrence.
 
     A group is {"text", "keys", "rows", "found", "positives"}; a truncated text forms a group of its own.
     """
@@ -62,7 +62,7 @@ Near: TypeAlias = dict[int, list[tuple[int, float]]]  # nearest labels and their
 
 
 class Label(NamedTuple):
-    """A label's text (or its key), key and training points; `shared`: other labels here have the same text."""
+    """A label's text (or key), key, and number of training points; `shared`: other labels have the same text."""
 
     text: str
     key: str
@@ -71,7 +71,7 @@ class Label(NamedTuple):
 
 
 def name_labels(decoder: TextDecoder, ids: Iterable[int]) -> dict[int, Label]:
-    """Return labels by id with unique names: the text, with the key if the text is shared. Raises TableError."""
+    """Return labels by id. If labels share a text, the page also shows their keys. Raises TableError."""
     named = {row["label_id"]: (clean(str(row["key"])), row) for row in decoder.label_rows(ids)}
     texts = {label: clean(row["text"], LONGEST_LABEL) or key for label, (key, row) in named.items()}
     labels = Counter(texts.values())
@@ -80,7 +80,7 @@ def name_labels(decoder: TextDecoder, ids: Iterable[int]) -> dict[int, Label]:
 
 @dataclass(frozen=True)
 class Sample:
-    """Queries, labels by id, the nearest labels by run and label, and notes on missing parts."""
+    """Queries, labels by id, the nearest labels of each label for each run, and notes on missing parts."""
 
     queries: list[dict[str, Any]]
     labels: dict[int, Label]
@@ -89,9 +89,9 @@ class Sample:
 
 
 def sample_rows(rows: int, count: int) -> np.ndarray:
-    """Choose `count` rows in [0, rows), or all, as evenly spread runs of neighbours, to read few row groups.
+    """Choose `count` rows in [0, rows), or all rows, in a few evenly spread ranges, so that few row groups are read.
 
-    Rows are in the order of a hash of their keys, so neighbours are a random sample. Returns int64, ascending.
+    Rows are ordered by a hash of the key, so that a range is a random sample. Returns int64, ascending.
     """
     count = min(rows, count)
     edges = np.linspace(0, count, min(SAMPLED_RUNS, count) + 1).astype(np.int64)
@@ -107,10 +107,10 @@ def sample(
     predict: bool,
     tables: Sequence[Mapping[str, Any]] = (),
 ) -> Sample:
-    """Read about `count` queries of `splits` in equal parts, with the runs' negatives and predictions.
+    """Read about `count` queries, equally many from each of `splits`, with the runs' negatives and predictions.
 
     The sample contains the first query of each group in `tables` (from `weakest`), and the names of the labels in
-    `tables`. A run that cannot predict (no checkpoint yet) is left out, with a note. Raises TableError.
+    `tables`. A run that cannot predict (no checkpoint yet) has no predictions, but a note. Raises TableError.
     """
     decoder = TextDecoder(data)
     notes: list[str] = []
@@ -148,9 +148,9 @@ def sample(
 
 
 def _score(data: DataLayout, run: Run, examples: list[Example], asked: list[int]) -> tuple[Scores, Near]:
-    """Fill in predictions; return the scores of each positive and negative, and the nearest labels of `asked`.
+    """Add predictions to `examples`; return scores of all positives and negatives, and the nearest labels of `asked`.
 
-    The run's own checkpoint gives all results; predictions and scores use the run's own kind of scores.
+    All results are computed with the checkpoint and the kind of scores that represent the run.
     """
     from trainer.evaluation.fusion_files import open_fused
     from trainer.evaluation.ranking import nearest_labels, score_rows
@@ -177,7 +177,7 @@ def _score(data: DataLayout, run: Run, examples: list[Example], asked: list[int]
 
 
 def _describe(examples: tuple[Example, ...], scores: list[Scores]) -> dict[str, Any]:
-    """Describe one query for the page, with a view per run: scores of the run's checkpoint, else of its table."""
+    """Describe one query for the page, with a view per run. Scores come from the run's checkpoint, else its table."""
     query = examples[0]
     views = [
         _describe_view(example, by_row.get((query.split, query.row), {}))

@@ -1,4 +1,4 @@
-"""Records and evaluations of runs, and the tables of their metrics."""
+"""Records and evaluations of runs, and tables of metrics."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ _BESIDE = {"texts": "labels' texts", "votes": "votes of training points", "linea
 
 
 class Standing(NamedTuple):
-    """The step and the kind of scores that represent a run; `fusion`: facts about the fit if scores are fused."""
+    """The step and the kind of scores that represent a run; `fusion`: results of the fit if scores are fused."""
 
     step: int
     scores: str
@@ -45,14 +45,14 @@ class Standing(NamedTuple):
 
     @property
     def formula(self) -> str:
-        """Describe the terms of the fused score."""
+        """Format the fused score as a weighted sum."""
         weights = [(self.fusion.get(field), name) for field, name in _BESIDE.items()]
         return " + ".join(["vectors", *(f"{weight:.2f} × {name}" for weight, name in weights if weight)])
 
 
 @dataclass(frozen=True)
 class Run:
-    """Facts about a run for the page; the name consists of path and recipe."""
+    """Information about a run for the page; the name consists of path and recipe."""
 
     name: str
     layout: RunLayout
@@ -66,20 +66,20 @@ class Run:
     auto: dict[str, Any] | None  # record of `auto`, if it made the run
 
     def curve(self, kind: str, name: str, over: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return (step or epoch [n], value [n]) of the records of `kind` that contain a number `name`; n <= POINTS."""
+        """Return (step or epoch [n], value [n]) from records of `kind` that contain a number `name`; n <= POINTS."""
         rows = [row for row in self.records.get(kind, []) if isinstance(row.get(name), int | float)]
         return thin(np.asarray([row[over] for row in rows]), np.asarray([row[name] for row in rows], float), POINTS)
 
 
 def ordered_splits(names: Iterable[str]) -> list[str]:
-    """Sort splits: test first, train last."""
+    """Sort splits, with test first and train last."""
     return sorted(names, key=lambda name: (name == "train", name != "test", name))
 
 
 def open_run(url: str, name: str, data: Manifest | None = None) -> Run:
-    """Read the run at `url`, with its evaluations on `data` (default: its own data); adds the recipe to `name`.
+    """Read the run at `url`, with evaluations on `data` (default: the run's own data); add the recipe to `name`.
 
-    Raises TableError if there is no run, or its config cannot be read.
+    Raises TableError if there is no run, or if the config cannot be read.
     """
     layout = require_run(url)
     config = load_config(layout.config)
@@ -103,7 +103,7 @@ def open_run(url: str, name: str, data: Manifest | None = None) -> Run:
 
 
 def names_of(urls: Sequence[str]) -> list[str]:
-    """Make a short name for each run: the last two parts of its URL, or more if names would be equal."""
+    """Return a short, unique name for each run: the last two parts of the URL, or more parts if necessary."""
     parts = [redact(url).rstrip("/").split("/") for url in urls]
     for length in range(2, max(2, *map(len, parts)) + 1):
         names = ["/".join(path[-length:]) for path in parts]
@@ -113,7 +113,7 @@ def names_of(urls: Sequence[str]) -> list[str]:
 
 
 def differing(configs: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
-    """List (dotted key, value in each run) of all recipe values that differ between runs."""
+    """List the recipe keys whose values differ between runs: (dotted key, value in each run)."""
     flat = [flatten(config.get("recipe", {})) for config in configs.values()]
     keys = sorted({key for values in flat for key in values})
     rows = [(key, [values.get(key) for values in flat]) for key in keys]
@@ -121,7 +121,7 @@ def differing(configs: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[
 
 
 def thin(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Reduce a curve to at most `most` points: means of neighbours at the last step of each group."""
+    """Reduce a curve to at most `most` points: the mean of each group of neighbours, at the group's last step."""
     if len(values) <= most:
         return steps, values
     edges = np.linspace(0, len(values), most + 1).astype(int)
@@ -129,7 +129,7 @@ def thin(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, 
 
 
 def _evaluations(folder: str, checkpoint: Checkpoint | None) -> dict[str, dict[str, Any]]:
-    """Return one evaluation per split: of the checkpoint that represents the run, else the newest evaluation."""
+    """Return one evaluation per split: that of the run's representative checkpoint, else the newest evaluation."""
 
     def rank(body: dict[str, Any]) -> tuple[bool, int]:
         return checkpoint is not None and body["step"] == checkpoint.step, body["step"]
@@ -144,15 +144,15 @@ def _evaluations(folder: str, checkpoint: Checkpoint | None) -> dict[str, dict[s
 
 
 def evaluated_splits(runs: Iterable[Run]) -> list[str]:
-    """List the splits with an evaluation of any run, test first."""
+    """List the splits on which any run has been evaluated, test first."""
     return ordered_splits({split for run in runs for split in run.evaluations})
 
 
 def metric_tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Make a table per evaluated split, test first: one row per run, and the best value of each metric.
 
-    A row is the run's evaluation, with its name and colour number. Baselines come last, without a colour, on only the
-    first queries of the split. `parts`: run, name, and evaluation of seen and of unseen queries.
+    A row is a run's evaluation, with the run's name and colour number. Baselines come last, without a colour, and are
+    measured only on the first queries of the split. `parts`: run, "seen" or "unseen", and evaluation of these queries.
     """
     tables = []
     for split in evaluated_splits(runs):

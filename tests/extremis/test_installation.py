@@ -71,7 +71,7 @@ def test_a_name_that_is_taken_on_the_path_ends_a_program_with_one_message(
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert f"{foreign} shadows" in line
-    assert line.endswith(f"Rename it, or take {tmp_path} off PYTHONPATH.")
+    assert line.endswith(f"Rename it, or remove {tmp_path} from PYTHONPATH.")
     # An installed program does not look into the current folder.
     assert run(programs / command, "--help", cwd=tmp_path).returncode == 0
 

@@ -192,7 +192,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         rehearse(rehearsal(tmp_path), print)
     monkeypatch.setattr("trainer.footprint.free_memory", lambda: 1 << 50)
     monkeypatch.setattr("schemas.storage.free_bytes", lambda url: 1 << 20)
-    with pytest.raises(InputError, match="Name another --folder"):
+    with pytest.raises(InputError, match="Give another --folder"):
         rehearse(rehearsal(tmp_path), print)
 
 

@@ -115,7 +115,7 @@ def test_it_renders_without_a_complaint_and_without_the_network(page: Any) -> No
     assert {"chart-tail", "chart-loss", "chart-rates", "chart-throughput", "chart-time-0", "chart-recall"} <= names
     assert {"chart-age", "chart-scores-0-queries", "chart-funnel-0-queries"} <= names
     assert {"chart-validation", "chart-time-to-P-1", "chart-deciles-test"} <= names
-    said = "Share of negatives that were also in the previous table: "
+    said = "Negatives that were also in the previous table: "
     assert any(p.text.startswith(said) for p in page.find_elements("css selector", ".said"))  # of one table
     assert console_messages(page) == []
     assert [url for url in requests(page) if not url.startswith("file://")] == []
@@ -282,7 +282,7 @@ def test_labels_are_searched_and_stand_beside_what_they_are_confused_with(page: 
             assert int(label) not in dict(near)
             missed = [(query, top) for query, top in zip(own, first, strict=True) if int(label) not in top]
             wrong = sum(each not in query["positives"] for query, top in missed for each in top)
-            counts = [int(text.split("× ")[1]) for _, text in view.get("predicted in its place", [])]
+            counts = [int(text.split("× ")[1]) for _, text in view.get("predicted instead", [])]
             assert counts == sorted(counts, reverse=True)
             assert sum(counts) == wrong or len(counts) == 10
         assert points >= 0
