@@ -225,7 +225,7 @@ def test_a_finished_version_is_kept_and_another_one_refused(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"part": "0001"}, "has a part of this name"),
+        ({"part": "0001"}, "has a part with this name"),
         ({"max_tokens": 7}, r"max_tokens = 7, but .* was sharded with None"),
         ({}, r"lacks 5 of the 6 labels .* Give --labels new"),
     ],

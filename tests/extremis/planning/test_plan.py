@@ -208,7 +208,7 @@ def test_options_of_an_engine_are_those_that_beam_knows(engine: str) -> None:
     )
     shown = call("plan", *arguments)
     assert planned["options"] in shown.out
-    assert f"the pipelines on {engine}, 7 worker(s)" in shown.out
+    assert f"pipelines on {engine} with 7 worker(s)" in shown.out
 
 
 def test_a_worker_fits_a_machine_of_its_engine() -> None:
