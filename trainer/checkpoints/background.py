@@ -177,7 +177,7 @@ class RowSnapshot:
         return np.diff(bounds)
 
     def _filed_rows(self, filed: np.ndarray, start: int, stop: int) -> Iterator[tuple[np.ndarray, Any]]:
-        """Yield ids and rows from the file for each block that overlaps [start, stop); `filed`: rows per block."""
+        """Yield ids and rows from the file for each block that overlaps [start, stop); `filed`: row counts."""
         for block in np.flatnonzero((self._edges[:-1] < stop) & (self._edges[1:] > start) & (filed > 0)):
             assert self._file is not None
             records = np.empty(filed[block], self._record)

@@ -37,10 +37,10 @@ _SEAL = _SEAL_MARK + b"%08x\n"
 
 
 def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
-    """Read the recipe `source` with `overrides`, as in `read_recipe`, and check it; "auto" settings get default values.
+    """Read and validate the recipe `source` with `overrides`; "auto" settings get default values.
 
-    Raises the errors of `read_recipe`, and InputError for an unknown key (with the nearest known key), for a key that
-    belongs to a different kind, and for a value out of range.
+    Raises the same errors as `read_recipe`, and InputError for an unknown key (with the nearest known key), for a key
+    that belongs to a different kind, and for a value out of range.
     """
     return validate(without_auto(read_recipe(source, overrides)), source)
 
@@ -72,10 +72,10 @@ def check_keys(source: str, overrides: Iterable[str] = ()) -> None:
 def read_recipe(source: str, overrides: Iterable[str] = (), light: bool = False) -> dict[str, Any]:
     """Read the recipe `source` (a name under recipes/ or a URL of a TOML file) with `section.key=value` overrides.
 
-    With `extends = "astra"`, or `extends = "base.toml"` for a file in the same folder, a recipe sets only keys that
-    differ. If the recipe or an override changes the method or the kind of a section, options that extended recipes set
-    for other kinds are dropped. `light`: do not check encoders and losses, because a bare installation lacks some of
-    their modules. Raises InputError if the recipe does not exist or is not TOML.
+    With `extends = "astra"`, or `extends = "base.toml"` for a file in the same folder, a recipe sets only the keys that
+    differ from the extended recipe. If the recipe or an override changes the method or the kind of a section, options
+    that extended recipes set for other kinds are dropped. `light`: do not check encoders and losses, because a bare
+    installation lacks some of their modules. Raises InputError if the recipe does not exist or is not TOML.
     """
     top: dict[str, Any] = {"name": source.rsplit("/", 1)[-1].removesuffix(".toml")}
     bodies = _read_bodies(source)
@@ -133,7 +133,7 @@ def lost_options(body: Mapping[str, Any], recipe: Recipe) -> list[str]:
 
 
 def validate(body: Mapping[str, Any], source: str) -> Recipe:
-    """Check `body` and return it as a Recipe. Raises an InputError that lists every fault."""
+    """Check `body` and return it as a Recipe. Raises an InputError that lists every error."""
     try:
         return Recipe.model_validate(body)
     except ValidationError as error:

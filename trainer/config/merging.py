@@ -34,7 +34,7 @@ def without_foreign(body: Body, section: type[OneOfKinds] = Recipe) -> dict[str,
 
 
 def flatten(options: Body, prefix: str = "") -> dict[str, Any]:
-    """Return the values of `options` by dotted key."""
+    """Return `options` as a flat dict from dotted keys to values."""
     flat: dict[str, Any] = {}
     for key, value in options.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}

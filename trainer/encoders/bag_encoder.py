@@ -26,9 +26,9 @@ class BagEncoder(Encoder):
     """x = dropout(r(sum_f weight_f E_f + P d)), where r is the identity, a residual layer or relu.
 
     A step updates only the rows of E for features in the batch. The first rows of E are for tokens, the next rows for
-    hashed n-grams, the last rows for the data's sparse features; a kind of features that `inputs` does not include has
-    no rows. If `inputs` includes dense vectors, d is the dense vector of a row, scaled to length `dense_weight`, and P
-    is [D, d].
+    hashed n-grams, the last rows for the data's sparse features; E has no rows for kinds of features that `inputs` does
+    not include. If `inputs` includes dense vectors, d is the dense vector of a row, scaled to length `dense_weight`,
+    and P is [D, d].
     """
 
     section = BagSection

@@ -106,7 +106,7 @@ class Encoder(ABC):
     def encode(self, inputs: Any, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:
         """Return x [B, D], with an autograd graph only in training (if `dropout_key` is given).
 
-        Equal keys give equal dropout. In training under `torch.no_grad` there is dropout but no graph.
+        The same key always gives the same dropout. In training under `torch.no_grad` there is dropout but no graph.
         """
 
     def exchanging(self, group: Group) -> contextlib.AbstractContextManager[None]:

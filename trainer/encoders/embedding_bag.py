@@ -70,7 +70,7 @@ class BagInputs:
         kept: torch.Tensor | None = None,
         pads: bool = False,
     ) -> "BagInputs":
-        """Number the distinct features of B rows; `pads` (for a device) pads to a few different sizes."""
+        """Number the distinct features of B rows; `pads` (for a device) pads inputs to one of a few sizes."""
         entries = _pad(rows) if pads else rows
         ids, column = np.unique(entries.ids, return_inverse=True)
         if pads:

@@ -17,7 +17,7 @@ class GradientExchange:
 
     Buckets are filled from the last parameter to the first, in the order of a backward pass. A full bucket is sent as
     soon as the previous bucket has been sent. At the end of the pass, the remaining buckets are sent. Every rank
-    therefore sends the same buckets in the same order, for any part of the batch.
+    therefore sends the same buckets in the same order, whatever part of the batch the rank has.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], group: Group) -> None:

@@ -34,7 +34,7 @@ class _Place(NamedTuple):
 def read_token_vectors(name: str, data: DataLayout) -> torch.Tensor:
     """Return the vectors, float32 [V, d], of DATA's tokens in model `name`; zero for tokens that the model lacks.
 
-    Raises the errors of `find_token_vectors`, and InputError if the model has no token vectors.
+    Raises the same errors as `find_token_vectors`, and InputError if the model has no token vectors.
     """
     folder, tokens = find_token_vectors(name, data)
     with reading_model(_of(name)):

@@ -40,7 +40,7 @@ def measure_popularity(
 ) -> dict[str, float]:
     """Return metrics of predicting the most frequent labels, on the first `queries` of `split` or of parts in `window`.
 
-    Raises the errors of `measure_baselines`.
+    Raises the same errors as `measure_baselines`.
     """
     statistics = label_statistics(data, trained)
     table, part = open_split(data, split, trained, window)

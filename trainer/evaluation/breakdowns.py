@@ -70,7 +70,7 @@ class Deciles:
 class ByPart:
     """Metrics per part of the queries, and recall per part of the labels, streamed like `Metrics`.
 
-    The report omits a table, queries or labels, that has a single part.
+    The report omits queries, or labels, if the table has a single part.
     """
 
     def __init__(self, queries: Table, labels: Table, ks: Sequence[int]) -> None:

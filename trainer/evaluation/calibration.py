@@ -17,7 +17,7 @@ EVEN = 0.5  # a query whose best label has a lower probability counts as "none o
 
 @dataclass(frozen=True)
 class Calibration:
-    """Linear interpolation through `scores` and `probabilities`, both ascending [n]; constant outside."""
+    """Linear interpolation through `scores` and `probabilities`, both ascending [n]; constant outside this range."""
 
     scores: np.ndarray
     probabilities: np.ndarray
@@ -72,7 +72,7 @@ class Calibration:
 def calibrate(held_out: ScoredPredictions) -> tuple[Calibration, dict[str, Any]]:
     """Fit a curve to all predictions; evaluate each half of the queries with a curve fitted to the other half.
 
-    Raises the errors of `Calibration.fit`.
+    Raises the same errors as `Calibration.fit`.
     """
     scores, hits, query = held_out.pairs()
     found = np.zeros(len(scores))

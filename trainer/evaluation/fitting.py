@@ -50,7 +50,7 @@ class FitOptions:
 def _open_validation(data: str, run: str, options: FitOptions) -> tuple[Recipe, Model, Checkpoint, str, list[pa.Table]]:
     """Load the model as `load_model` does, and open the split to fit on, as one table per row group.
 
-    Raises the errors of `load_model`, and InputError if the split or device does not exist. Raises TableError,
+    Raises the same errors as `load_model`, and InputError if the split or device does not exist. Raises TableError,
     StorageError.
     """
     layout = DataLayout(data)
@@ -134,7 +134,7 @@ def carry_fusion(data: str, run: str, earlier: str, device: str = "auto", budget
     """Copy the fusion of the run `earlier` that `run` continues: weights and linear ranker, but with a new memory.
 
     Nothing is fitted, so no rows need to be held out; the memory's index is tuned on the memory's own points. Returns
-    None if `earlier` has no fusion, or if `run` already has a fusion. Raises the errors of `fit_weights`.
+    None if `earlier` has no fusion, or if `run` already has a fusion. Raises the same errors as `fit_weights`.
     """
     layout = DataLayout(data)
     _, before, _ = find_earlier(layout, RunLayout(earlier))

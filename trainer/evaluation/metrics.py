@@ -50,7 +50,7 @@ class Metrics:
     def __init__(self, ks: Sequence[int] = (1, 3, 5, 10), inverse_propensity: np.ndarray | None = None) -> None:
         self.ks = tuple(ks)
         if not self.ks or min(self.ks) < 1:
-            raise InputError(f"metrics need one k or more, each at least 1; got {list(self.ks)}.")
+            raise InputError(f"metrics need at least one k, and every k must be at least 1; got {list(self.ks)}.")
         self._inverse_propensity = inverse_propensity
         self._batches: list[dict[str, Contributions]] = []
 

@@ -91,8 +91,8 @@ def embed_label_texts(model: Model, data: DataLayout) -> torch.Tensor:
     head = model.head
     if not head.has_rows:
         raise InputError(
-            "--scores has no effect with this method, because labels have only the scores of their texts. Leave "
-            "--scores out."
+            "--scores has no effect with this method, because labels are scored only by their texts. Leave --scores "
+            "out."
         )
     texts = torch.empty(head.stop - head.start, model.encoder.dimension, device=model.device)
     for first, rows in embed_texts(model, data, head.start, head.stop):

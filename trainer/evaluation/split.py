@@ -64,7 +64,7 @@ def inverse_propensity(frequency: np.ndarray, points: int, a: float, b: float) -
     float64 [L]. Raises InputError if N training points cannot have these frequencies. Jain et al. (2016), section 4.
     """
     if points < 1:
-        raise InputError(f"propensities need training points; got N = {points}. Count the train split.")
+        raise InputError(f"propensities need training points; got N = {points}. Compute N from the train split.")
     if frequency.size and not 0 <= frequency.min() <= frequency.max() <= points:
         raise InputError(
             f"training frequencies must be in [0, N]; got {frequency.min()} to {frequency.max()} with N = {points}. "

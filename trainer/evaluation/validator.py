@@ -53,7 +53,7 @@ class Validator:
         return self.group.broadcast(scorer.score(self.options.queries, ks=[self._k]).metrics.result())
 
     def fell(self, metric: float, best: float | None) -> str:
-        """Describe a `metric` that is below its `best` value by more than its 95 % interval; else return ""."""
+        """Return a description if `metric` is below `best` by more than the 95 % interval of `metric`; else ""."""
         interval = half_interval(metric, self._rows)
         if best is None or metric >= best - interval:
             return ""
@@ -63,7 +63,7 @@ class Validator:
         )
 
     def odd(self, metrics: dict[str, float]) -> str:
-        """Describe a metric that is below the baseline of the most frequent labels on the same rows; else return ""."""
+        """Return a description if the metric is below that of the most frequent labels on the same rows; else ""."""
         name = self.options.metric
         popular = self._popular.get(name, 0.0)
         if metrics.get(name, popular) >= popular:

@@ -1,6 +1,6 @@
 """An open export: ranks labels for rows of token ids or sparse features, without PyTorch.
 
-NumPy and Faiss compute embeddings (of a bag of embeddings) and all scores from mapped files.
+NumPy and Faiss run the bag-of-embeddings encoder and compute all scores, from mapped files.
 """
 
 import contextlib

@@ -118,7 +118,7 @@ class Files:
         return pa.concat_tables(groups).select([*columns])
 
     def _place(self, shard: Shard) -> tuple[str, bool]:
-        """Return the path of a file, and whether the file is the original."""
+        """Return the local path of a file, and whether the file is the original, not a copy."""
         place = shard_url(self.url, shard)
         local = storage.is_local(place)
         return storage.filesystem(place)[1] if local else join(self._copies.name, shard.path), local
