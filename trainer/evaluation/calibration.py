@@ -111,7 +111,7 @@ def describe_calibration(facts: dict[str, Any], of: str) -> str:
     before, none = facts["uncalibrated"], facts["none_of_these"]
     return (
         f"probabilities of the best 10 labels {of}: ECE {100 * facts['ece']:.2f} %, Brier {facts['brier']:.4f} "
-        f"(sigmoids of scores: {100 * before['ece']:.2f} %, {before['brier']:.4f}); \"none of these\" for "
+        f'(sigmoids of scores: {100 * before["ece"]:.2f} %, {before["brier"]:.4f}); "none of these" for '
         f"{100 * none['queries']:.1f} % of the queries; the best label is incorrect for {100 * none['wrong']:.1f} % of "
         "these queries"
     )
