@@ -227,7 +227,8 @@ def load_model(name: str, what: str) -> Any:
         options = {"trust_remote_code": False, "use_safetensors": True, "output_loading_info": True}
         model, found = kind.from_pretrained(name, **options)  # nothing is unpickled
         if missing := sorted(key for key in found["missing_keys"] if "pooler." not in key):  # heads have no pooler
-            raise ValueError(f"the weights lack {', '.join(missing[:3])} and {len(missing) - 1} more.")
+            named = ", ".join([*missing[:3], *["…"] * (len(missing) > 3)])
+            raise ValueError(f"the weights lack {len(missing)} of the model's tensors: {named}.")
     except (OSError, ValueError) as error:
         raise InputError(
             f"cannot load {what}: {str(error).splitlines()[0]} Give a directory with config.json and "
