@@ -1,6 +1,6 @@
 """Options of the pipelines: their types, defaults, bounds and meanings.
 
-The description of a field is the help of the option, on the command line and in Python.
+The description of a field is the help text of the option, on the command line and in Python.
 """
 
 from collections.abc import Callable, Mapping
@@ -128,7 +128,7 @@ class ShardOptions(Options):
     def recorded(self, tokenizer_identity: str, embed: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Return the options for the manifest, without paths, so that the same input gives the same manifest.
 
-        embed: facts of the model of dense vectors, except its name.
+        embed: properties of the model for dense vectors, except its name.
         """
         unstated = {"test_share"} if not self.test_share else set()  # data sets of earlier versions lack this option
         stated = {} if embed is None else {"embed": dict(embed)}
@@ -163,7 +163,7 @@ class DumpOptions(Options):
         return parse_bytes(value) if isinstance(value, str) else value
 
     def for_workers(self, place: Callable[[str], str]) -> "Self":
-        """Return these options, with `place(url)` for each URL that is sent to workers."""
+        """Return these options, in which each URL that is sent to workers is replaced by `place(url)`."""
         places = ("queries", "out", "vectors", "keep_index", "positives", "query_texts", "document_texts")
         urls = {name: getattr(self, name, None) for name in places}
         return self.model_copy(update={name: place(url) for name, url in urls.items() if url is not None})
@@ -186,7 +186,7 @@ class MarginOptions(Options):
 
 
 class MineOptions(DumpOptions, TextOptions, MarginOptions):
-    """Options of `extremis mine`. None means the trainer's request in the dump, or a default from the sizes."""
+    """Options of `extremis mine`. None: use the trainer's request in the dump, or a default based on the sizes."""
 
     # The vectors to search.
     by: Literal["classifier", "labels", "points"] | None = _unset(
@@ -279,7 +279,7 @@ class ArrayOptions(MineOptions):
 
 
 class ClusterOptions(DumpOptions):
-    """Options of `extremis cluster`. None means the trainer's request in the dump, or a default from the sizes."""
+    """Options of `extremis cluster`. None: use the trainer's request in the dump, or a default based on the sizes."""
 
     size: int | None = _unset("C, queries per cluster. Default: from the recipe.", ge=2)
     smallest: int | None = _positive("Smallest size that clusters can be halved to. Default: from the recipe.")
@@ -313,10 +313,10 @@ class EmbedTextsOptions(Options):
 
 
 def default_shards(rows: int, estimated_bytes: float, shard_bytes: int) -> int:
-    """Return the number of shards of about `shard_bytes`: at least 4 for small data, so that every reader gets some."""
+    """Return the number of shards of about `shard_bytes`: at least 4 for small data, so that every reader gets one."""
     return max(min(MIN_SHARDS, rows), -(-int(estimated_bytes) // shard_bytes), 1)
 
 
 def default_row_group_rows(rows: int) -> int:
-    """Return the rows of a row group: few for small data, which then has many row groups to permute."""
+    """Return the number of rows per row group; it is lower for small data, to have many row groups to permute."""
     return 1024 if rows < 1_000_000 else 8192

@@ -30,8 +30,8 @@ _TEXTS = (
 def choose(source: str, name: str | None = None, fields: str | None = None) -> Format:
     """Return the format called `name`, or the format that matches the file names at `source`.
 
-    fields: names of fields in the data, as in `key=id,text=query`; None: the usual names. Raises InputError, also if
-    `source` matches two formats.
+    fields: names of fields in the data, as in `key=id,text=query`; None: the usual names. Raises InputError, for
+    example if `source` matches two formats.
     """
     form = by_name(name) if name is not None else _recognise(source)
     if fields is None:

@@ -20,10 +20,10 @@ _UNLISTED = 8  # number of epochs to check after the last listed dump
 class MineInputs:
     """Points and vectors of one mining run. `epoch`: epoch of the dump, or None. `root`: URL of the folder of tables.
 
-    `drop_bias`: the vectors are label embeddings, and their last column is a constant 1, as in the queries. This column
-    only adds 1 to every score, so it is left out. `requested`: parameters of the dump, in which the trainer requests a
-    table width and an index. `attempt`: name of the folder in which all files are written before they are moved into
-    place. `texts`: the labels table; None if points are searched.
+    `drop_bias`: whether the vectors are label embeddings with a constant 1 in the last column, as in the queries. This
+    column only adds 1 to every score, so the search ignores it. `requested`: parameters of the dump, in which the
+    trainer requests a table width and an index. `attempt`: name of the folder in which all files are written before
+    they are published. `texts`: the labels table; None if points are searched.
     """
 
     by: str
@@ -73,10 +73,11 @@ class MineInputs:
 
 
 def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) -> MineInputs:
-    """Open the dump of `epoch` (by default the newest); tables that `options` name replace the tables of the dump.
+    """Open the dump of `epoch` (by default the newest); tables named in `options` replace the tables of the dump.
 
-    Raises InputError if there is no dump, or no place to publish. Raises TableError if a table is unfinished, damaged,
-    made from other data or by another checkpoint, not aligned with its queries, or without some labels.
+    Raises InputError if there is no dump or no location for the new tables. Raises TableError if a table is unfinished,
+    damaged, computed from other data or with another checkpoint, not aligned with its queries, or does not cover all
+    labels.
     """
     layout = RunLayout(run)
     whole = options.queries is not None and options.vectors is not None
@@ -107,9 +108,9 @@ def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) ->
 
 
 def complete_dumps(run: str) -> dict[int, str]:
-    """Return the digest of the vectors of every complete dump of `run`, by epoch, oldest first.
+    """Map the epoch of every complete dump of `run` to the digest of its vectors, oldest first.
 
-    A dump is complete when its vectors and all sources that the vectors name are published; the vectors are written
+    A dump is complete when its vectors and all sources that the vectors list are published; the vectors are written
     last. An object store may list new files late, so the next few epochs are also checked by name.
     """
     layout = RunLayout(run)
@@ -166,8 +167,8 @@ def _sources(
 def _rows_of(data: DataLayout, name: str) -> Table:
     """Open the rows of the trainer's source `name`.
 
-    The name is `queries` or `labels`, or the name of a part if the trainer deals rows by part, or the name of a split
-    if the trainer mixes splits.
+    The name is `queries` or `labels`, the name of a part if the trainer uses each part as a source, or the name of a
+    split if the trainer mixes splits.
     """
     whole = {"queries": (data.queries("train"), "queries"), LABEL_TEXTS: (data.labels, "labels")}
     for source, place in whole.items():
@@ -222,7 +223,7 @@ def _vectors(
 
 
 def _require_one_training(source: Source, vectors: Table, dump: Table | None) -> None:
-    """Raise TableError if embeddings and vectors are not in the same space."""
+    """Raise TableError if embeddings and vectors do not belong to the same embedding space."""
     got, expected = source.embeddings.dimension, vectors.dimension
     if got != expected:
         raise TableError(
