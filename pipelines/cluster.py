@@ -106,7 +106,7 @@ def _make(plan: ClusterPlan, job: Job, say: Progress) -> Manifest:
     settled = Settled(plan, layout, queries.schema)
     parts = f" in {plan.tree.parts} parts" if plan.tree.parts > 1 else ""
     say(
-        f"{plan.inputs.name}: {queries.rows:,} queries{parts}, to be put into {layout.clusters:,} clusters of "
+        f"{plan.inputs.name}: {queries.rows:,} queries{parts}, to be grouped into {layout.clusters:,} clusters of "
         f"{layout.rows}"
     )
     exchange = choose_exchange(job.runner.shuffles, job.watch.staging)

@@ -47,7 +47,7 @@ def make_table(
     say: Progress,
     *,
     needs: Mapping[str, int],
-    remedy: str = "Give another place.",
+    remedy: str = "Choose another location.",
     urls: Sequence[str] = (),
     reads: Sequence[str] = (),
     in_phases: bool = False,

@@ -51,7 +51,7 @@ def merge(
     options = options or MergeOptions()
     require_place(out, "mined", [data, *urls])
     if len(urls) < 2:
-        raise InputError("only one table is given. Name further tables with --others.")
+        raise InputError("only one table is given. Name more tables with --others.")
     rows, opened, labels = open_tables(data, urls)
     widths = [table.width("label_ids") for table in opened]
     width = options.width or max(widths)

@@ -43,8 +43,8 @@ def load_texts_model(name: str, digest: str, device: str, compute: str, prompt: 
     files = TextFiles.find(name)
     if files.digest != digest:
         raise InputError(
-            f"{name}: a worker has different files of this model than the launching process. Give all machines the "
-            "same files."
+            f"{name}: the model's files differ between a worker and the launching process. Give all machines the same "
+            "files."
         )
     return files.open(open_device(device), compute, prompt)
 

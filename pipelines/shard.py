@@ -95,7 +95,7 @@ def shard(
             return None
         files = resume.identity(inputs, resume.read_files(inputs))
         finished = dataset.open_finished(data, files, recorded, described)
-        say(f"{data}: up to date: made from this input with these options")
+        say(f"{data}: up to date: built from this input with these options")
         return finished
 
     def make(job: Job) -> Manifest:
@@ -120,7 +120,7 @@ def shard(
         beam_options,
         say,
         needs=needs,
-        remedy="Choose another place.",
+        remedy="Choose another location.",
         urls=[*files, data, *([base.url] if base else ())],
         reads=files[:1],
         in_phases=True,
@@ -156,14 +156,14 @@ def _find_dense_model(
     given = next((part for part in inputs.parts if part.holds.dense and not part.holds.derived), None)
     if options.embed and given:
         raise InputError(
-            f"--embed: {given.name} has its own vectors, of {given.holds.dense:,} numbers. Leave --embed out, or "
+            f"--embed: {given.name} has its own vectors of {given.holds.dense:,} numbers. Leave --embed out, or "
             "remove the vectors from INPUT."
         )
     before = base.dense_model if base else None
     name = options.embed or (before.name if before and not given else None)
     if base is not None:
-        has = "made by a model" if name else given.holds.dense if given else 0
-        had = "made by a model" if before else base.manifest.parameters.get(DENSE) or 0
+        has = "computed by a model" if name else given.holds.dense if given else 0
+        had = "computed by a model" if before else base.manifest.parameters.get(DENSE) or 0
         if has != had:
             raise InputError(
                 f"--onto: dense vectors differ in length or origin ({base.url}: {had or 'none'}; INPUT: "
@@ -272,7 +272,7 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     if base is not None:
         say(_changes(base, summary))
         if open_whole(base.url)[0].digest != base.manifest.digest:
-            raise InputError(f"{base.url}: another command has just made this data set again. Run the command again.")
+            raise InputError(f"{base.url}: another command has just rebuilt this data set. Run the command again.")
         return publish_version(data, base, summary, queries, labels, rejects, parameters)
     return dataset.publish(data, summary, tokenizer_manifest, queries, labels, rejects, parameters)
 
@@ -426,7 +426,7 @@ def _changes(base: EarlierData, summary: Summary) -> str:
     """Describe the rows that the version adds to `base`, and the changes to earlier rows."""
     counts = summary.counters.get(LABELS, Counter())
     replaced = sum(counters["replaced"] for counters in summary.counters.values())
-    parts = [f"{counts['new']:,} new labels", f"{counts['changed']:,} with another text"]
+    parts = [f"{counts['new']:,} new labels", f"{counts['changed']:,} labels with a new text"]
     parts += [f"{counts['retired']:,} retired", f"{counts['returned']:,} returned", f"{replaced:,} points replaced"]
     return f"onto {base.url}: {', '.join(parts)}"
 

@@ -130,13 +130,13 @@ class RowFile:
         with np.errstate(over="ignore"):
             kept = x.astype(stored)
         for row in np.flatnonzero(~np.isfinite(kept).all(axis=1))[:1]:
-            what = f"the vector is not finite in {stored} (NaN, infinite or too large)"
+            what = f"the vector contains a number that is not finite in {stored} (NaN, infinite or too large)"
             raise self.fault(first + row, f"{what}. Embed the row again, or leave the row out.")
         if cosine:
             x = x.astype(np.float64)
             norms = np.sqrt((x * x).sum(axis=1, keepdims=True))
             for row in np.flatnonzero(norms == 0)[:1]:
-                raise self.fault(first + row, "the vector is zero, and has no cosine. Leave the row out.")
+                raise self.fault(first + row, "the vector is all zeros, so it has no cosine. Leave the row out.")
             kept = (x / norms).astype(stored)
         return matrix_array(kept, pa.from_numpy_dtype(stored))
 
@@ -211,7 +211,7 @@ def open_files(source: str, names: Names) -> RowFiles:
     with ThreadPoolExecutor() as pool:
         files = tuple(file for file in pool.map(lambda url: _open(url, names), urls) if file.rows)
     if not files:
-        raise InputError(f"{source}: no rows here. Is the path right?")
+        raise InputError(f"{source}: the files contain no rows. Is the path right?")
     for file, what in itertools.product(files, ("dimension", "dtype", "columns")):
         of_first, own = getattr(files[0], what), getattr(file, what)
         if own != of_first:
@@ -315,7 +315,7 @@ def _of_columns(
     if name not in fitting:
         found = listed([f"{each.name} ({each.type})" for each in schema])
         raise InputError(
-            f"{url}: no column {name!r} of lists of floats; found: {found}. Give the name with --fields vector=NAME."
+            f"{url}: no column {name!r} with lists of floats; found: {found}. Give the name with --fields vector=NAME."
         )
     dimension = (some and pc.list_value_length(some.column(name))[0].as_py()) or 0
     if rows and not dimension:

@@ -138,7 +138,7 @@ def mine_arrays(
     say, place = progress or silent, functools.partial(for_workers, beam_options)
     options, queries, documents = options.for_workers(place), place(queries), place(documents)
     if options.out is None:
-        raise InputError("--out is missing: give the place for the tables with --out URL.")
+        raise InputError("--out is missing: specify where to write the tables with --out URL.")
     out = options.out
     choose_runner(beam_options)  # refuses wrong options before anything is read
     require_place(out, "mined", [queries, documents, options.query_texts, options.document_texts, options.positives])
@@ -148,7 +148,7 @@ def mine_arrays(
     dimensions = [side.vectors.dimension for side in sides]
     if len({*dimensions}) > 1:
         raise InputError(
-            f"{queries}: vectors of {dimensions[0]} dimensions, but the vectors of {documents} have {dimensions[1]}. "
+            f"{queries}: vectors of {dimensions[0]} dimensions, but the vectors in {documents} have {dimensions[1]}. "
             "Embed queries and documents with the same model."
         )
     stated: dict[str, Any] = {
@@ -208,7 +208,7 @@ def _import(
 ) -> None:
     """Build the tables at OUT and publish them, with the data set last. Raises InputError, StorageError."""
     if is_published(join(out, "queries")) and not options.overwrite:
-        raise InputError(f"{out}: contains hard negatives that were mined from other input. {_REMEDY}")
+        raise InputError(f"{out}: contains hard negatives that were mined from different input. {_REMEDY}")
     for side in sides:
         has = [f"{role}s" for role in (KEY, TEXT) if side.keyed.has(role)] or ["row numbers as keys"]
         shape = f"{side.vectors.rows:,} × {side.vectors.dimension} {side.vectors.files[0].dtype}"

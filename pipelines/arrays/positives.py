@@ -60,7 +60,7 @@ class Keys:
                 return cls.of(files, seed + 1)
             (other, there), (file, row) = map(files.place, rows)
             raise file.fault(
-                row, f"the key {a!r} is also the key of row {there:,} of {other.url}. Give each row its own key."
+                row, f"the key {a!r} is also the key of row {there:,} of {other.url}. Give each row a unique key."
             )
         return cls(files, hashes, order, seed)
 
@@ -106,9 +106,9 @@ def read_positives(source: str, queries: Keys, documents: Keys, say: Progress) -
         if not count:
             raise InputError(f"{url}: no pairs here. {_EXPECTED}")
         by = " and ".join("row number" if keys.hashes is None else "key" for keys in sides)
-        say(f"{url}: {count:,} pairs by {by}")
+        say(f"{url}: {count:,} pairs, identified by {by}")
     pairs = np.unique(np.concatenate(codes))
-    say(f"{source}: {len(pairs):,} different pairs with a score above 0, or without a score")
+    say(f"{source}: {len(pairs):,} distinct pairs with a score above 0, or without a score")
     return Ragged.from_counts(pairs % stride, np.bincount(pairs // stride, minlength=queries.files.rows))
 
 

@@ -43,7 +43,7 @@ def balanced_order(
     i is the range [i n // m, (i + 1) n // m).
     """
     if size < 1 or smallest < 1:
-        raise ValueError(f"clusters of {size} points, and parts of {smallest}; expected 1 or more")
+        raise ValueError(f"cluster size {size} and smallest part {smallest}; expected 1 or more")
     count = len(vectors)
     vectors = np.ascontiguousarray(vectors, np.float32)
     order = np.arange(count)  # points, ordered by part

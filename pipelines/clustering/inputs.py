@@ -63,7 +63,7 @@ def open_clustering(data: str, run: str, epoch: int | None, options: ClusterOpti
     if use_from is None and epoch is not None:
         use_from = int(embeddings.parameters.get("use_from", epoch + 2))
     if out is None and use_from is None:
-        raise InputError("--queries needs a place for the table: give --for-epoch E or --out URL.")
+        raise InputError("--queries needs a location for the table: give --for-epoch E or --out URL.")
     out = out or layout.clusters(use_from or 0, SOURCE)
     return ClusterInputs(open_source(SOURCE, rows, embeddings), origin, epoch, use_from, out)
 
@@ -85,7 +85,7 @@ def _newest(run: str) -> int:
     if not epochs:
         raise InputError(
             f"{layout.dumps}: no query embeddings to cluster. A run with order.cluster > 1 writes the first embeddings "
-            "two epochs before refresh.start. Is the path of the run right? Or make embeddings with `extremis embed "
+            "two epochs before refresh.start. Check the path of the run, or make embeddings with `extremis embed "
             "DATA RUN URL --split train`, and give --queries URL."
         )
     return epochs[-1]
@@ -107,5 +107,5 @@ def _rows_of(data: str, layout: RunLayout, embeddings: Table) -> tuple[Table, st
     raise TableError(
         f"{embeddings.url}: these embeddings belong to queries with digest {str(embedded)[:12]}…, but {rows.url} has "
         f"digest {rows.digest[:12]}…, and no table under {layout.clusters_root} matches. Give the data and the run "
-        "that the embeddings were made from."
+        "that the embeddings were computed from."
     )

@@ -147,7 +147,7 @@ class ClusterPlan:
         return find_reusable(
             self.inputs.out,
             Request("queries", self.inputs.parents, self.parameters()[CLUSTERS], section=CLUSTERS),
-            "Give the same options, another place with --out, or --overwrite to replace the table.",
+            "Give the same options, another location with --out, or --overwrite to replace the table.",
             overwrite=options.overwrite,
             # The trainer has rewritten the dump since then.
             is_stale=lambda old: epoch is not None and old["epoch"] == epoch and options.queries is None,

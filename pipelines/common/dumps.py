@@ -47,7 +47,7 @@ def watch_dumps(
                 count += make(epoch)
                 seen[epoch], failures, after = digest, 0, f" after epoch {epoch}"
         except ClaimedError:
-            wait.change(f"another process that works on the dump of epoch {epoch} of {run},")
+            wait.change(f"another process that is working on the dump of epoch {epoch} of {run},")
         except ExtremisError as error:
             lasts = isinstance(error, InputError) and not isinstance(error, RoomError)
             if lasts and epoch is not None and complete().get(epoch) != digest:

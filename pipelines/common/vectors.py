@@ -75,7 +75,7 @@ class Source:
 
 def open_source(name: str, queries: Table, embeddings: Table) -> Source:
     """Pair `queries` with `embeddings`. Raises TableError if they come from other data or are not aligned."""
-    embeddings.require_aligned(queries, "Make the embeddings again.")
+    embeddings.require_aligned(queries, "Compute the embeddings again.")
     return Source(name, queries, embeddings)
 
 

@@ -54,7 +54,7 @@ def _recognise(source: str) -> Format:
         several = " and ".join(form.name for form in similar)
         raise InputError(f"{source}: looks like {several}; found: {listed(names)}. Choose one with --format.")
     forms = "".join(f"\n  {form.name}: {form.expects}" for form in FORMATS)
-    present = "one file with an unknown ending" if not names and storage.exists(source) else listed(names)
+    present = "one file with an unknown extension" if not names and storage.exists(source) else listed(names)
     texts = any(name.partition(".gz")[0].endswith((".txt", ".md")) for name in [*names, source])
     hint = _TEXTS if texts else ""
     raise InputError(f"{source}: no known input format here; found: {present}.{hint} Expected one of:{forms}")

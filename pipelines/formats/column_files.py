@@ -204,7 +204,9 @@ def _listed(text: str | None) -> list[str]:
 def _header(url: str, records: Iterator[list[str]]) -> list[str]:
     names = [name.strip() for name in next(records, [])]
     if len({*names}) < len(names):
-        raise InputError(f"{url}: the header names a column twice: {', '.join(names)[:200]}. Rename one of the two.")
+        raise InputError(
+            f"{url}: the header names a column twice: {', '.join(names)[:200]}. Rename one of the two columns."
+        )
     return names
 
 

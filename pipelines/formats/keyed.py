@@ -126,7 +126,7 @@ class KeyedFiles(Keyed):
             files = _table(names, _STEMS[split], self.kind)
             if files and shared and split in paired:
                 raise InputError(
-                    f"{source}: both {files[0]} and {shared[0]} contain points of {split}. Remove one of the two."
+                    f"{source}: both {files[0]} and {shared[0]} contain points of {split}. Remove one of the two files."
                 )
             of_split = files or (shared if split in paired else [])
             if split in paired and not of_split:
@@ -308,7 +308,8 @@ def _require_points(url: str, fields: Fields) -> Holds:
         example = ",".join(stated)
         raise InputError(
             f"{url}: {' and '.join(problems)}; found: {shown}. Expected a header, and rows with a text and one "
-            f"label or a list of labels. If the columns have other names, name them, as in --fields {example[:100]}"
+            "label or a list of labels. If the columns have other names, specify the names, as in "
+            f"--fields {example[:100]}"
             f"{'' if has_labels else ' (labels=… for lists)'}."
         )
     return Holds(features=featured, keys=fields.key in names, single=fields.labels not in names, dense=dense)
@@ -331,7 +332,9 @@ def _parts(
     for name in names:
         same = plain.setdefault(re.sub(rf"\.({JSONL}|{PARQUET}|{TSV})$", "", name), name)
         if same != name:
-            raise InputError(f"{root}: both {same} and {name} are here, with the same content. Remove one of the two.")
+            raise InputError(
+                f"{root}: both {same} and {name} are here, with the same content. Remove one of the two files."
+            )
     urls = [join(root, name) for name in names]
     pairs = table.startswith(PAIRS)
     dense = 0 if pairs else vector_length(urls, fields)

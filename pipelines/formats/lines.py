@@ -98,7 +98,7 @@ def _split(url: str) -> Iterator[tuple[list[bytes], bool]]:
         chunk = pending + chunk
         *whole, pending = chunk.split(b"\n")
         if max(map(len, [*whole, pending])) > MAX_LINE_BYTES:
-            raise InputError(f"{url}: a line is longer than {MAX_LINE_BYTES:,} bytes. Check the line ends.")
+            raise InputError(f"{url}: a line is longer than {MAX_LINE_BYTES:,} bytes. Check the line endings.")
         if empty and whole:
             empty, whole[0] = False, _without_mark(url, whole[0])
         yield [line.removesuffix(b"\r") for line in whole] if b"\r" in chunk else whole, True
@@ -131,7 +131,8 @@ def content(url: str) -> Iterator[bytes]:
                 if suffix and unpacked > max(_UNSUSPECTED, MAX_RATIO * file.tell()):
                     raise InputError(
                         f"{url}: {file.tell():,} bytes unpack to more than {unpacked:,}, which is unusual for text. "
-                        f"Expected at most {MAX_RATIO} times the bytes. If the size is right, unpack the file first."
+                        f"Expected at most {MAX_RATIO} times the compressed size. If the size is correct, unpack the "
+                        "file first."
                     )
                 yield chunk
         except EOFError:
@@ -157,6 +158,6 @@ def _cut_off(url: str, name: str, after: int) -> InputError:
 
 def _damaged(url: str, name: str, error: Exception) -> InputError:
     return InputError(
-        f"{url}: not a {name} file, or damaged ({error}). The file name means {name}: compress a plain file with "
+        f"{url}: not a {name} file, or damaged ({error}). The file name indicates {name}: compress a plain file with "
         f"`{name}`, and copy a damaged file again."
     )

@@ -32,7 +32,8 @@ def one_of(
     present = [name for name in usual if name in names]
     if len(present) > 1:
         raise InputError(
-            f"{source}: both {present[0]} and {present[1]} are here, with the same content. Remove one of the two."
+            f"{source}: both {present[0]} and {present[1]} are here, with the same content. Remove one of the two "
+            "files."
         )
     if not present and required:
         raise one_missing(source, names, usual, expected)

@@ -188,4 +188,6 @@ def _naming_damage(url: str) -> Iterator[None]:
 
 
 def _damaged(url: str, fault: str) -> InputError:
-    return InputError(f"{url}: not a NumPy .npz file, or damaged: {fault}. Copy or make the file again. {_REMEDY}")
+    return InputError(
+        f"{url}: not a NumPy .npz file, or damaged: {fault}. Copy the file again, or write a new file. {_REMEDY}"
+    )

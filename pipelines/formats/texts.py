@@ -95,7 +95,7 @@ class Texts:
     def _form_of(self, url: str) -> str:
         form = self.form or next((form for form, end in _ENDS.items() if re.search(end, url)), None)
         if form is None:
-            raise InputError(f"{url}: unknown file ending. Give the form with --form {'|'.join(_ENDS)}.")
+            raise InputError(f"{url}: unknown file extension. Give the format with --form {'|'.join(_ENDS)}.")
         return form
 
     def _read_lines(self, url: str, rows: int) -> Iterator[pa.RecordBatch]:
@@ -135,7 +135,9 @@ class Texts:
 def _copy_of_standard_input(folder: str, form: str) -> str:
     """Copy standard input to a file in `folder`, named after its format. Raises InputError for Parquet."""
     if form not in _NAMES:
-        raise InputError(f"--form {form}: standard input can be {', '.join(_NAMES)}. Give a file instead.")
+        raise InputError(
+            f"--form {form}: the format of standard input must be one of {', '.join(_NAMES)}. Give a file instead."
+        )
     if sys.stdin is None:
         raise InputError("standard input is closed. Open it, or give a file.")
     path = Path(folder) / _NAMES[form]

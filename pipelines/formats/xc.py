@@ -241,9 +241,9 @@ class Rows(RawRows):
         if len(beyond):
             line = self.first_row + int(ragged.row_of()[beyond[0]]) + self._header(role) + 1
             raise InputError(
-                f"{self._part.files[role]}, line {line}: index {ragged.ids[beyond[0]]} is too large: the header states "
-                f"{columns} {kind} (indices start at 0). Fix the line or the header. The header may state more than "
-                "the lines use, but not fewer."
+                f"{self._part.files[role]}, line {line}: index {ragged.ids[beyond[0]]} is too large: the header "
+                f"declares {columns} {kind} (indices start at 0). Fix the line or the header. The header may declare "
+                "more than the lines use, but not fewer."
             )
         return ragged
 
@@ -330,7 +330,7 @@ def _sized(source: str, form: Aligned, parts: list[Part], names: Sequence[str]) 
         rows = _read_size(of_labels.files[FEATURES])[0]
         if labels is not None and labels > rows:
             raise InputError(
-                f"{of_labels.files[FEATURES]}: the header states {rows:,} rows, one for each label, but the label "
+                f"{of_labels.files[FEATURES]}: the header declares {rows:,} rows, one for each label, but the label "
                 f"matrices have {labels:,} columns. Do the files belong to the same data set?"
             )
         labels = rows
@@ -363,7 +363,7 @@ def _check_features(features: int, url: str) -> None:
     """Raise InputError if the header of `url` declares too many features."""
     if features > _MAX_FEATURES:
         raise InputError(
-            f"{url}: the header states {features:,} features; expected at most {_MAX_FEATURES:,}. Fix the header."
+            f"{url}: the header declares {features:,} features; expected at most {_MAX_FEATURES:,}. Fix the header."
         )
 
 
@@ -375,8 +375,8 @@ def _labels_by_number(labels: int, points: int, url: str) -> Part:
     limit = min(_MAX_LABELS, _LABELS_A_POINT * (points + _LABELS_A_POINT))
     if labels > limit:
         raise InputError(
-            f"{url}: the header states {labels:,} labels for {points:,} points; without a file of labels, expected at "
-            f"most {limit:,}. Fix the header."
+            f"{url}: the header declares {labels:,} labels for {points:,} points; without a file of labels, expected "
+            f"at most {limit:,}. Fix the header."
         )
     return Part(LABELS, "labels", {}, rows=labels)
 
@@ -388,7 +388,7 @@ def _stated(part: Part) -> tuple[int | None, dict[str, int]]:
         return rows, {FEATURES: features, LABELS: labels}
     sizes = {role: _read_size(url) for role, url in part.files.items() if role in _MATRICES}
     if len({size[0] for size in sizes.values()}) > 1:
-        stated = " and ".join(f"{part.files[role]} states {size[0]:,}" for role, size in sizes.items())
+        stated = " and ".join(f"{part.files[role]} declares {size[0]:,}" for role, size in sizes.items())
         raise InputError(
             f"{stated} rows, but each row of the first file belongs to a row of the second. Do the files belong to the "
             "same data set?"
@@ -428,7 +428,7 @@ def _lines(role: str, url: str, rows: int | None, block_rows: int) -> Iterator[d
     if missing and not (matrix and source.ended and missing <= read + _MISSING):
         raise InputError(
             f"{url}: incomplete: {read:,} lines{' after the header' if matrix else ''}, expected {rows:,}, as the "
-            f"header {'states' if matrix else 'of the other matrix states'}. Copy the file again."
+            f"header {'declares' if matrix else 'of the other matrix declares'}. Copy the file again."
         )
     while missing or len(held):
         blank = min(missing, block_rows - len(held))
@@ -441,6 +441,6 @@ def _check_blank(url: str, beyond: Sequence[bytes], rows: int, line: int) -> Non
     for number, content in enumerate(beyond, start=line):
         if content.strip():
             raise InputError(
-                f"{url}, line {number}: the header states {rows:,} rows, but the file continues: "
+                f"{url}, line {number}: the header declares {rows:,} rows, but the file continues: "
                 f"{sparse.shown(content)}. Fix the header. Does the file belong to another split?"
             )

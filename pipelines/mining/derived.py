@@ -153,15 +153,15 @@ def open_tables(data: str, urls: Sequence[str]) -> tuple[Table, tuple[Table, ...
     rows = next((table for table in known if table.digest == tables[0].parents.get("queries")), None)
     if rows is None:
         raise TableError(
-            f"{tables[0].url}: this table was made from rows that are not in {data}. Give the DATA that "
-            "the table was made from."
+            f"{tables[0].url}: this table was built from rows that are not in {data}. Give the DATA that "
+            "the table was built from."
         )
     for table in tables:
         table.require_ids_of("labels")
         table.require_aligned(rows, "Make the table again from these rows.")
         if table.parameters.get("labels", labels.rows) != labels.rows:
             raise TableError(
-                f"{table.url}: this table was made with {table.parameters['labels']} labels, but {labels.url} has "
+                f"{table.url}: this table was built with {table.parameters['labels']} labels, but {labels.url} has "
                 f"{labels.rows}. Make the table again with these labels."
             )
         if len(table.parameters.get("ranges") or ()) > 1:

@@ -83,7 +83,8 @@ def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) ->
     whole = options.queries is not None and options.vectors is not None
     if whole and epoch is not None:
         raise InputError(
-            f"--epoch {epoch} chooses a dump, but --queries and --vectors replace the dump. Leave one of the three out."
+            f"--epoch {epoch} chooses a dump, but --queries and --vectors replace the dump. Leave out one of the three "
+            "options."
         )
     if not whole and epoch is None:
         epoch = newest(run)
@@ -97,7 +98,7 @@ def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) ->
     if use_from is None and dump is not None and epoch is not None:
         use_from = int(dump.parameters.get("use_from", epoch + 2))
     if options.out is None and use_from is None:
-        raise InputError("--queries and --vectors need a place for the table: give --for-epoch E or --out URL.")
+        raise InputError("--queries and --vectors need a location for the table: give --for-epoch E or --out URL.")
     root = options.out or join(layout.negatives_root, f"epoch-{use_from:04d}")
     drop_bias = by == "labels" and bool(
         vectors.parameters.get("bias", dump is not None and dump.parameters.get("bias"))
@@ -198,15 +199,15 @@ def _vectors(
         vectors = open_vectors(options.vectors)
         if vectors.parameters.get("what") != "labels" and options.by == "labels":
             raise TableError(
-                f"{options.vectors}: this table has no label embeddings. Make label embeddings with `extremis embed "
-                "DATA RUN OUT --what labels`, or leave --by out."
+                f"{options.vectors}: this table contains no label embeddings. Make label embeddings with `extremis "
+                "embed DATA RUN OUT --what labels`, or leave --by out."
             )
         labels = Table.open(DataLayout(data).labels, "labels")
         parent = vectors.parents.get("labels", labels.digest)
         if vectors.rows != labels.rows or parent != labels.digest:
             raise TableError(
-                f"{options.vectors}: these embeddings were made from {vectors.rows} labels, but {labels.url} has "
-                f"{labels.rows} labels, or different labels. Make the embeddings again from this data."
+                f"{options.vectors}: these embeddings were computed from {vectors.rows} labels, but {labels.url} has "
+                f"{labels.rows} labels, or different labels. Compute the embeddings again from this data."
             )
         return vectors, "labels" if vectors.parameters.get("what") == "labels" else "classifier"
     assert epoch is not None

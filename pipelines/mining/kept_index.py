@@ -70,7 +70,7 @@ class KeptIndex:
         self.manifest = Table.open(url, KIND).manifest
         self._vectors = None if vectors_url is None else Table.open(vectors_url)
         if self._vectors is not None and self._vectors.digest != self.manifest.parents["vectors"]:
-            raise InputError(f"{vectors_url}: the index {url} was made from other vectors.")
+            raise InputError(f"{vectors_url}: the index {url} was built from different vectors.")
 
     def load(self, number: int) -> faiss.Index:
         """Read the Faiss index of one block, with its tuned search parameters. Raises TableError."""

@@ -40,8 +40,8 @@ _RANK_OPTIONS = (
 )
 
 REMEDY = (
-    "Free some space, remove tables of earlier epochs, mine fewer negatives (--width) or choose another place for RUN. "
-    "The same command continues with the unfinished shards."
+    "Free some space, remove tables of earlier epochs, mine fewer negatives (--width) or choose another location for "
+    "RUN. The same command continues with the unfinished shards."
 )
 RECORD = "record"  # extension of the files that record finished work
 _INDEXES = "indexes"
@@ -244,7 +244,7 @@ class MinePlan(Blocks):
             table = find_reusable(
                 inputs.table(source),
                 Request("negatives", inputs.parents(source), self.parameters()),
-                "Give the same options, another place with --out, or --overwrite to replace it.",
+                "Give the same options, another location with --out, or --overwrite to replace it.",
                 overwrite=options.overwrite,
                 is_stale=lambda old: (
                     from_dump and old.get("epoch") == inputs.epoch and old.get("by", inputs.by) == inputs.by
@@ -272,7 +272,7 @@ class MinePlan(Blocks):
         if self.aliases:
             yield (
                 f"{inputs.name}: {self.aliases:,} labels share their text with another label; these labels are not "
-                "negatives of a row with a positive of the same text (--equal-texts)"
+                "used as negatives for a row that has a positive with the same text (--equal-texts)"
             )
         needs, passes = self.needs_of(self.places), len(self.passes(self.places))
         scratch = [f"{say_bytes(size)} of {what}" for what, size in needs.items() if what != "tables"]
