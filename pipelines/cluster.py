@@ -122,7 +122,7 @@ def _make(plan: ClusterPlan, job: Job, say: Progress) -> Manifest:
 
 
 def _count(plan: ClusterPlan, job: Job) -> list[int]:
-    """Return the number of rows of each part. Rows are counted only if there are several parts."""
+    """Return the number of rows in each part. Rows are counted only if there are several parts."""
     if plan.tree.parts == 1:
         return [plan.queries.rows]
     summary = job.run_step(COUNT, plan.queries.rows, range(len(plan.queries.shards)), count_parts, plan)

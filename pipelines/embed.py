@@ -117,10 +117,10 @@ def embed(
     """Embed the queries of a split, or the label texts, with a checkpoint of RUN. Returns the manifest of OUT.
 
     OUT has the same shards and row groups as the table; each row of OUT is the embedding x [D] of the corresponding
-    row. x is multiplied with classifier vectors, so D includes the bias column if there is a bias. OUT is an
-    `embeddings` table for queries, and a `vectors` table for labels. If OUT already exists with the same parents and
-    parameters, it is returned. Raises InputError (no such split, run or checkpoint; OUT contains something else; a
-    value too large for the dtype), TableError, StorageError.
+    row. x is multiplied by classifier vectors, so D includes the bias column if there is a bias. OUT is an `embeddings`
+    table for queries, and a `vectors` table for labels. If OUT already exists with the same parents and parameters, it
+    is returned. Raises InputError (no such split, run or checkpoint; OUT contains something else; a value too large for
+    the dtype), TableError, StorageError.
     """
     data, run, out = (for_workers(beam_options, url) for url in (data, run, out))
     options, layout = options or EmbedOptions(), DataLayout(data)
@@ -281,11 +281,11 @@ def read_texts(texts: Texts, files: Files, meter: Meter) -> Summary:
 
 
 def embed_texts_shard(shard: int, plan: TextsPlan) -> Summary:
-    """Write the vectors of shard `shard` unless they exist. Raises InputError, TableError, StorageError."""
+    """Write the vectors of shard `shard` unless they already exist. Raises InputError, TableError, StorageError."""
     plan.meter.start(_EMBED)
     place = join(plan.out, f"{shard}.json")
     try:
-        entry = Shard.model_validate_json(storage.read_sealed(place, "The file is made again."))
+        entry = Shard.model_validate_json(storage.read_sealed(place, "The file will be written again."))
         plan.meter.count(_EMBED, entry.rows)
     except (FileNotFoundError, TableError):
         entry = _write_texts(shard, plan)

@@ -54,9 +54,9 @@ def make_table(
 ) -> Manifest:
     """Return the table that `find` finds at `out`, or otherwise the table that `make` publishes at `out`.
 
-    `needs`: bytes that the table needs, by use. `urls`: URLs that the job uses. `reads`: some URLs that the job reads.
-    Raises RoomError with a message that ends with `remedy`, ClaimedError, StorageError, and the errors of `find` and
-    `make`.
+    `needs`: bytes that the table needs, by use. `urls`: URLs that the job uses. `reads`: URLs that workers must be able
+    to read. Raises RoomError with a message that ends with `remedy`, ClaimedError, StorageError, and the errors of
+    `find` and `make`.
     """
     if (finished := find()) is not None:
         clean_up(out, doing)

@@ -63,7 +63,7 @@ class RowFile:
     order: Literal["<", ">"] = "<"  # byte order
 
     def read(self, start: int, stop: int, step: int, wanted: Collection[str], cosine: bool) -> Iterator[pa.Table]:
-        """Validate and yield the fields `wanted` of rows [start, stop), up to `step` rows at a time, in table types."""
+        """Validate and yield the fields `wanted` of rows [start, stop) in stored types, up to `step` rows at a time."""
         columns = {role: name for role, name in self.columns.items() if role in wanted}
         for first, rows in (self._batches if self.names else self._matrices)(start, stop, step, [*columns.values()]):
             yield pa.table({role: self._column(role, first, rows[name], cosine) for role, name in columns.items()})
@@ -105,7 +105,7 @@ class RowFile:
                     yield first, _next_batch(stream, schema)
 
     def _column(self, role: str, first: int, values: Any, cosine: bool) -> pa.Array:
-        """Return `values`, which start at row `first`, as a table column. Raises InputError that names a bad row."""
+        """Return `values`, which start at row `first`, as a table column. Raises InputError naming an invalid row."""
         if role == VECTOR:
             return self._vectors(
                 first, values if isinstance(values, np.ndarray) else self._matrix(first, values), cosine

@@ -230,7 +230,7 @@ def _import(
 
 
 def _pairs_by_shard(sides: Sequence[Side], pairs: Ragged) -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:
-    """Yield ((side, shard), column): the positives of each query, or the number of queries of each document."""
+    """Yield ((side, shard), column): each query's positives, or how often each document is a positive."""
     labels = sides[1]
     for shard, (start, stop) in enumerate(sides[0].bounds):
         column = list_array(*pairs.slice(start, stop), arrow.label_type(labels.of))
@@ -241,7 +241,7 @@ def _pairs_by_shard(sides: Sequence[Side], pairs: Ragged) -> Iterator[tuple[tupl
 
 
 def import_rows(element: tuple[tuple[int, int], Packet], plan: ImportPlan) -> Summary:
-    """Write a shard of rows and a shard of their vectors. Raises InputError with the file and row; StorageError."""
+    """Write a shard of rows and a shard of their vectors. Raises InputError naming the file and row; StorageError."""
     (number, shard), packet = element
     plan.meter.start(_STEP)
     side = plan.sides[number]

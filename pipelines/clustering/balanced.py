@@ -73,7 +73,7 @@ def balanced_order(
 def halved(
     vectors: np.ndarray, starts: np.ndarray, left: np.ndarray, divided: np.ndarray, seed: int, rounds: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the order [N] that puts each part's left half before its right half: balanced 2-means within every part.
+    """Apply balanced 2-means in every part; return the order [N] with each part's left half before its right half.
 
     `vectors` [N, D] are ordered by part. A point x is assigned to a half by its rank along the line through both
     centroids, c1 and c2. For halves of given sizes this assignment is optimal: the sum of squared distances to the
@@ -107,7 +107,7 @@ def halved(
 
 
 def _means(vectors: np.ndarray, order: np.ndarray, starts: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Return c1 - c2 of each part's halves in `order`, float32 [P, D]."""
+    """Return the difference c1 - c2 of the centroids of each part's halves in `order`, float32 [P, D]."""
     edges = np.append(np.stack([starts[:-1], starts[:-1] + left], axis=1).reshape(-1), starts[-1])
     means = np.zeros((len(edges) - 1, vectors.shape[1]))
     for half, (low, high) in enumerate(itertools.pairwise(edges.tolist())):
@@ -121,7 +121,7 @@ def _means(vectors: np.ndarray, order: np.ndarray, starts: np.ndarray, left: np.
 class PartTree:
     """A binary tree of `depth` levels with 2**depth parts.
 
-    `lines` [2**depth - 1, D] float32 and `thresholds` [2**depth - 1] float32 list the nodes level by level: a point
+    `lines` [2**depth - 1, D] float32 and `thresholds` [2**depth - 1] float32 describe the nodes level by level. A point
     goes left if its dot product with the node's line is above the threshold.
     """
 
@@ -179,7 +179,7 @@ def parts_of(tree: PartTree, vectors: np.ndarray, first: int) -> np.ndarray:
 
 
 def _along(vectors: np.ndarray, lines: np.ndarray, part: np.ndarray) -> np.ndarray:
-    """Return x . lines[part of x] for every point, float32 [N]."""
+    """Return the dot product x . lines[part of x] for every point, float32 [N]."""
     scores = np.empty(len(vectors), np.float32)
     for start in range(0, len(vectors), _ROWS):
         rows = slice(start, start + _ROWS)

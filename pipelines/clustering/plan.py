@@ -60,7 +60,7 @@ class Layout:
         return np.array([*edges[0], *edges[1], full + short])
 
     def places(self, part: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (shard, row in the shard), int64 [n], of a part's rows by cluster; clusters of C rows come first."""
+        """Return (shard, row in the shard), int64 [n], for a part's rows in cluster order; clusters of C rows first."""
         full = self._slots[0][sum(self.full[:part]) : sum(self.full[: part + 1])]
         short = self._slots[1][sum(self.short[:part]) : sum(self.short[: part + 1])]
         short = sum(self.full) * self.rows + short * (self.rows - 1)
@@ -76,7 +76,7 @@ class Layout:
 
 
 def make_layout(points: list[int], size: int, row_group_rows: int, shard_rows: int, seed: int) -> Layout:
-    """Divide parts of `points` points into clusters of at most `size` points; all cluster sizes differ by at most one.
+    """Divide parts of `points` points into clusters of at most `size` points whose sizes differ by at most one overall.
 
     `row_group_rows` and `shard_rows` are the sizes in the old table; the new table uses about the same sizes. Raises
     InputError if a part has too few points for clusters of C and C - 1 points.

@@ -19,12 +19,12 @@ _POLL_LOCAL, _POLL_REMOTE = 0.5, 5.0  # seconds between two checks for a dump
 def watch_dumps(
     run: str, complete: Callable[[], dict[int, str]], make: Callable[[int], bool], say: Callable[[str], None]
 ) -> int:
-    """Call `make(epoch)` for every dump in `complete()` (epoch to digest), oldest first, until the run is finished.
+    """Call `make(epoch)` for every dump in `complete()`, which maps epochs to digests, until the run is finished.
 
-    `make` returns whether it built a table; this function returns the number of tables built. If a trainer resumes from
-    an earlier checkpoint and withdraws dumps, the function waits for the new dumps. While another process is working on
-    a dump, the function waits. If storage fails or is full, or if processing a dump fails, the function waits and
-    retries, up to RETRIES times in a row. Raises the errors of `make`.
+    The oldest dump comes first. `make` returns whether it built a table; this function returns the number of tables
+    built. If a trainer resumes from an earlier checkpoint and withdraws dumps, the function waits for the new dumps.
+    While another process is working on a dump, the function waits. If storage fails or is full, or if processing a dump
+    fails, the function waits and retries, up to RETRIES times in a row. Raises the errors of `make`.
     """
     pause = _POLL_LOCAL if storage.is_local(run) else _POLL_REMOTE
     layout, seen, after, count, failures, again = RunLayout(run), dict[int, str](), "", 0, 0, 0.0

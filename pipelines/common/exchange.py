@@ -1,10 +1,11 @@
 """Exchange of bulk data between two stages, so that a runner groups small references instead of rows.
 
-The local runner keeps all groups in the launching process. On Flink and Spark, a group is one element in memory. With
-these runners, a worker writes its messages for all destinations to one file in staging, and sends only the location of
-each message. Dataflow has its own shuffle service and receives the messages directly. A message is an Arrow IPC stream
-with one record batch. The CRC-32 of a message is sent with its location, so that a reader can verify the message. With
-every runner, data for the next flow and the locations of this data are stored in files.
+The local runner keeps all groups in the launching process. On Flink and Spark, each group is held in memory as one
+element. With the local runner, Flink and Spark, a worker therefore writes its messages for all destinations to one file
+in staging, and sends only the location of each message. Dataflow has its own shuffle service and receives the messages
+directly. A message is an Arrow IPC stream with one record batch. The CRC-32 of a message is sent with its location, so
+that a reader can verify the message. With every runner, data for the next flow and the locations of this data are
+stored in files.
 """
 
 import uuid

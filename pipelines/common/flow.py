@@ -29,7 +29,7 @@ class Tagged(NamedTuple):
 
 
 class Output(NamedTuple):
-    """One output of the stage with this number."""
+    """One output, by tag, of the stage with the number `stage`."""
 
     stage: int
     tag: str
@@ -62,7 +62,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a flow: given elements, a function applied to the elements of `reads`, or a grouping of them by key.
+    """A stage of a flow: given elements, a function over the elements of `reads`, or these elements grouped by key.
 
     sides: maps argument positions of the work to outputs that contain (key, value) pairs. The function receives the
     pairs as dictionaries at these positions.
@@ -81,7 +81,7 @@ class Stage:
         return (*self.reads, *(output for outputs in self.sides.values() for output in outputs))
 
     def with_sides(self, dictionaries: Mapping[int, Mapping[Any, Any]]) -> Work:
-        """Return the work with `dictionaries` as the arguments at the positions of `sides`."""
+        """Return the work with `dictionaries` inserted as arguments at the positions in `sides`."""
         assert self.work is not None
         arguments = [dictionaries.get(place, argument) for place, argument in enumerate(self.work.arguments)]
         return Work(self.work.way, self.work.function, tuple(arguments))
@@ -127,7 +127,7 @@ class Collection:
         return self._add(name, "flat_map", function, arguments)[MAIN]
 
     def over(self, name: str, function: Callable[..., Any], *arguments: Any) -> "Collection":
-        """Call `function(elements, *arguments)`, which yields elements, with several elements of a worker at once."""
+        """Call `function(elements, *arguments)`, which takes several elements at a time and yields elements."""
         return self._add(name, "over", function, arguments)[MAIN]
 
     def split(

@@ -144,7 +144,7 @@ def silent(line: str) -> None:
 
 
 def say_use(use_from: int | None) -> str:
-    """Return the end of a message line, which gives the first epoch that trains on a table."""
+    """Return the end of a message that says from which epoch a table is used."""
     return "" if use_from is None else f", for use from epoch {use_from}"
 
 
@@ -163,7 +163,7 @@ class Step:
 
     @property
     def state(self) -> str:
-        """Text with rows done, rows per second, time left, and workers."""
+        """Text that shows rows done, rows per second, time left, and workers."""
         parts = [f"{say_count(self.rows, self.total)} rows"]
         if self.seconds > 0 and self.rows:
             rate = self.rows / self.seconds
@@ -255,7 +255,7 @@ class Watch:
         return sum_counts(processes) | self._over
 
     def _settle(self, counts: Mapping[str, Count]) -> None:
-        """Store the counts of a finished flow: the runner's, or the workers' if the runner does not count."""
+        """Store the counts of a finished flow from the runner or, if the runner does not count, from the workers."""
         with contextlib.suppress(ExtremisError, OSError):
             self._over |= self._merged()
         self._over |= counts

@@ -74,7 +74,7 @@ class Source:
 
 
 def open_source(name: str, queries: Table, embeddings: Table) -> Source:
-    """Pair `queries` with `embeddings`. Raises TableError if they come from other data or are not aligned."""
+    """Pair `queries` with `embeddings`. Raises TableError if the embeddings are of other data or not aligned."""
     embeddings.require_aligned(queries, "Compute the embeddings again.")
     return Source(name, queries, embeddings)
 

@@ -174,7 +174,7 @@ class Format(Protocol):
 
     @property
     def expects(self) -> str:
-        """Text for messages that lists the files of this format."""
+        """Text for messages that lists the files that this format expects."""
 
     def recognises(self, source: str, names: Sequence[str]) -> bool:
         """Return whether the `names` under `source` match this format; opens a file only if the names are ambiguous."""

@@ -99,7 +99,7 @@ def _with_names(column: pa.Array, names: list[str] | None) -> pa.Array:
 
 @contextlib.contextmanager
 def _open_arrow(url: str) -> Iterator[pa.RecordBatchStreamReader]:
-    """Open an Arrow stream. Raises InputError, also within the block, if it is damaged or no stream; StorageError."""
+    """Open an Arrow stream. Raises InputError, also within the block, if the stream is damaged; StorageError."""
     with lines.open_file(url) as file:
         try:
             with pa.ipc.open_stream(pa.PythonFile(file, mode="r")) as stream:
@@ -226,7 +226,7 @@ def _records(url: str) -> Iterator[list[str]]:
 
 
 def _text_lines(url: str) -> Iterator[str]:
-    """Yield the lines of a UTF-8 text with line endings (a single CR is one, too), without a byte order mark."""
+    """Yield the lines of UTF-8 text with their line endings, including a lone CR, and without a byte order mark."""
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=False)
     pending = ""
     for chunk in lines.content(url):

@@ -46,7 +46,7 @@ def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) 
 
 
 class _Rows(RawRows):
-    """Rows of one file. A CSV row with more or fewer fields than the header is a reject, unless the row is empty."""
+    """Rows of one file. A CSV row with more or fewer fields than the header is rejected, unless the row is empty."""
 
     def __init__(self, raw: pa.RecordBatch, first_row: int, file: str) -> None:
         super().__init__(raw, first_row, file)

@@ -145,7 +145,7 @@ class KeyedFiles(Keyed):
         return Inputs(self.name, _of_one_length(parts), keyed=True, shared_points=bool(shared and paired))
 
     def _whole(self, root: str, files: Mapping[str, Sequence[str]], of_labels: Sequence[str] = ()) -> Inputs:
-        """Find a data set in `files`, which are given by split. Labels come from `of_labels`, or from the points.
+        """Find a data set in `files`, which are grouped by split. Labels come from `of_labels`, or from the points.
 
         Raises InputError if columns are missing.
         """

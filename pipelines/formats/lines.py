@@ -34,7 +34,7 @@ SCHEMA = pa.schema([pa.field("line", pa.large_binary(), nullable=False)])
 class Blocks:
     """Lines of a file in batches: a binary column `line` [B] without line endings (LF or CRLF) or byte order mark.
 
-    Batches have `block_lines` lines (the last may be shorter); the first `skip` lines are skipped. After reading,
+    Batches have `block_lines` lines (the last may be shorter); the first `skip` lines are omitted. After reading,
     `ended` records whether the last line had a line ending, which is usually missing in incomplete files. Raises
     InputError if the format does not match the suffix, the file is incomplete or empty, or a line is longer than
     MAX_LINE_BYTES; StorageError.
@@ -118,7 +118,7 @@ def _without_mark(url: str, line: bytes) -> bytes:
 
 
 def content(url: str) -> Iterator[bytes]:
-    """Yield chunks of the file's content, decompressed according to its extension. Raises the errors of `Blocks`."""
+    """Yield chunks of the file's content, decompressed according to the extension. Raises the errors of `Blocks`."""
     suffix = next((suffix for suffix in _CODECS if url.endswith(suffix)), None)
     name, open_codec = _CODECS[suffix] if suffix else ("plain", None)
     with contextlib.ExitStack() as stack:

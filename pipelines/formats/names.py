@@ -28,7 +28,7 @@ _FILTERS = {
 def one_of(
     source: str, names: Sequence[str], usual: Sequence[str], expected: str, *, required: bool = False
 ) -> str | None:
-    """Return which `usual` name exists, or None. Raises InputError if two names exist, or a `required` one does not."""
+    """Return the `usual` name that exists, or None. Raises InputError for two names, or for none if `required`."""
     present = [name for name in usual if name in names]
     if len(present) > 1:
         raise InputError(
@@ -65,8 +65,8 @@ def single_file(source: str, kind: str) -> bool:
 def listing(source: str) -> tuple[str, list[str]]:
     """Return (prefix, sorted names below the prefix) of `source`, a prefix or a pattern with `*` and `?`.
 
-    For a prefix, the names are the names directly under the prefix, and names in its folders as `folder/name`. For a
-    pattern, the names are the matching names, relative to the folders before the first wildcard.
+    For a prefix, the result contains the names directly under the prefix and, as `folder/name`, the names in its
+    folders. For a pattern, the result contains the matching names, relative to the folders before the first wildcard.
     """
     parts = source.split("/")
     wild = next((i for i, part in enumerate(parts) if "*" in part or "?" in part), None)
@@ -94,9 +94,9 @@ _OF_PAIRS = ("query_key", "label_key", "weight")  # all other fields belong to p
 class Fields:
     """Name of each field in the data.
 
-    A point has a key, a text, and `labels` or one `label`. A label has a key and a text. A pair has the last three
-    fields. If a record has `title`, the text is the title followed by `text` or `content`. Features and a vector are
-    optional.
+    A point has a key, a text, and `labels` or one `label`. A label has a key and a text. A pair has a query key, a
+    label key and optionally a weight. If a record has `title`, the text is the title followed by `text` or `content`.
+    Features and a vector are optional.
     """
 
     key: str = "key"

@@ -26,7 +26,7 @@ _BAD_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, Runti
 
 
 def read_shape(url: str) -> tuple[int, int]:
-    """Return (rows, columns) of the matrix at `url`. Raises InputError if it is missing or not CSR; StorageError."""
+    """Return (rows, columns) of the matrix at `url`. Raises InputError if there is no CSR matrix; StorageError."""
     with _open(url) as arrays:
         return _shape(url, arrays)
 

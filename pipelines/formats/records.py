@@ -16,7 +16,7 @@ Record = dict[str, Any]
 
 
 class Bad(Exception):
-    """Error for an invalid row: `reason` is the reason for rejecting it, and the message is the detail."""
+    """Error for an invalid row: `reason` is the reason for rejecting the row, and the message gives details."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
@@ -65,7 +65,7 @@ def field_names(line: bytes) -> list[str]:
 
 
 def required(record: Record, name: str) -> Any:
-    """Return the field `name`. Raises Bad if it is missing."""
+    """Return the field `name`. Raises Bad if the field is missing."""
     if name not in record:
         raise Bad(Reason.MISSING_FIELD, f"the field {name!r} is missing; found {shown(sorted(record))}")
     return record[name]

@@ -33,7 +33,7 @@ _ENDS = {
 
 @dataclass(frozen=True)
 class Texts:
-    """Rows from files. `form`: format; None: from the file name. `title_only`: as in `extremis shard --text title`."""
+    """Rows from files in format `form` (None: from the file name). `title_only`: like `extremis shard --text title`."""
 
     source: str
     form: str | None = None
@@ -77,7 +77,7 @@ class Texts:
         return ["/dev/stdin"] if self.source == STANDARD else [url for url, _ in self.files()]
 
     def files(self) -> list[tuple[str, str]]:
-        """List (URL, form) of every file, sorted by name. Raises InputError for no files or unknown formats."""
+        """List (URL, form) of all files by name. Raises InputError if there are no files or a format is unknown."""
         if storage.exists(self.source):
             return [(self.source, self._form_of(self.source))]
         root, names = listing(self.source)

@@ -233,7 +233,7 @@ class Rows(RawRows):
         return self.checked(role, role, *sparse.parse_pairs(self.raw[role]))
 
     def checked(self, kind: str, role: str, ragged: SparseRows, faults: Mapping[int, str]) -> SparseRows:
-        """Reject invalid rows of `ragged`, from the file of `role`, and check indices against the header's `kind`."""
+        """Reject invalid rows of `ragged`, from the file of `role`; check indices against the number of `kind`."""
         for row, detail in faults.items():
             self.reject_in(role, row, Reason.MALFORMED, detail)
         columns = int((self.raw.schema.metadata or {})[kind.encode()])
@@ -348,7 +348,7 @@ def _read_size(url: str) -> tuple[int, int]:
 
 
 def _read_header(url: str, role: str = "") -> list[int]:
-    """Read the whole numbers in the first line of the matrix `url` with `role`. Raises InputError, StorageError."""
+    """Read the whole numbers in the first line of a matrix with the role `role`. Raises InputError, StorageError."""
     count, names = _HEADERS[role]
     header = lines.first_line(url)
     sizes = sparse.whole_numbers(header)
@@ -382,7 +382,7 @@ def _labels_by_number(labels: int, points: int, url: str) -> Part:
 
 
 def _stated(part: Part) -> tuple[int | None, dict[str, int]]:
-    """Return the rows in the headers (None without headers), and columns by role. Raises InputError if rows differ."""
+    """Return the row count from the headers, or None, and columns by role. Raises InputError if row counts differ."""
     if BOTH in part.files:
         rows, features, labels = _read_header(part.files[BOTH], BOTH)
         return rows, {FEATURES: features, LABELS: labels}

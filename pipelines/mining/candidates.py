@@ -132,8 +132,8 @@ def select(
     """Select `width` keys that pass the filters from each of G label ranges: G arrays [B, F] become one [B, G · width].
 
     The columns of each range are sorted best first, with EMPTY at the end. `weakest` [B] is the lowest score among each
-    row's positives. The query ids `ids` int64 [B] seed the draw. `counts` counts the selected candidates, and counts
-    each rejected candidate under the first rule that rejects it.
+    row's positives. The query ids `ids` int64 [B] seed the random choice. `counts` counts the selected candidates, and
+    counts each rejected candidate under the first rule that rejects it.
     """
     counts = Counter() if counts is None else counts
     ranges = list(ranges)

@@ -141,7 +141,7 @@ def _read(plan: Derived, table: Table, shard: int, ids: pa.Array, offer: pa.Tabl
 
 
 def open_tables(data: str, urls: Sequence[str]) -> tuple[Table, tuple[Table, ...], Table]:
-    """Open the tables at `urls`; return the rows in DATA from which they were built, the tables, and the labels.
+    """Open the tables at `urls`; return the rows in DATA that the tables were built from, the tables, and the labels.
 
     Raises TableError if a table was built from other rows or labels, contains points instead of labels, or has separate
     columns for label ranges.

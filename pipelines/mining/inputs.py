@@ -67,7 +67,7 @@ class MineInputs:
         return join(self.root, source.name)
 
     def parents(self, source: Source) -> dict[str, str]:
-        """Return the digests of the parents of the table of `source`."""
+        """Return the digests of the parent tables for the table of `source`."""
         queries, embeddings = source.queries.digest, source.embeddings.digest
         return {"queries": queries, "embeddings": embeddings, "vectors": self.vectors.digest}
 

@@ -26,7 +26,7 @@ from schemas.sizes import with_room
 from schemas.storage import join
 
 _READERS = 16  # records read at a time
-_REMEDY = "The record is made again."
+_REMEDY = "The record will be written again."
 
 
 class Record(NamedTuple):
