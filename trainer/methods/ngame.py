@@ -48,7 +48,7 @@ class ClusterOrder(Order):
 
 
 class InBatch(Labels):
-    """Positives of the batch, for every query (Algorithm 1, step 8); `loss.radius` leaves out distant labels."""
+    """The batch's positives, for every query (Algorithm 1, step 8); `loss.radius` excludes distant labels."""
 
 
 class Clustered(Recipe):

@@ -341,7 +341,8 @@ class Train(Options):
         False,
         description=(
             "on a GPU, record steps as CUDA graphs. This works for a bag of embeddings with binary cross-entropy and "
-            "own pools that are planned ahead; otherwise, the trainer prints the reason and trains without graphs"
+            "pools per query that are planned ahead; otherwise, the trainer prints the reason and trains without "
+            "graphs"
         ),
     )
     threads: int = Field(

@@ -79,7 +79,7 @@ class NegativeSource(ABC):
         """
 
     def touch(self, rows: np.ndarray) -> None:  # noqa: B027
-        """Record that the vectors of the distinct `rows` [C], counted from the rank's first row, are updated."""
+        """Record an update of the vectors of the distinct `rows` [C], counted from the rank's first row."""
 
     def after_step(self, global_step: int, epoch: int, step: int) -> None:  # noqa: B027
         """React to the end of a step: `step` of `epoch`, or `global_step` of the run, counted from 1."""

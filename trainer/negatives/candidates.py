@@ -44,8 +44,8 @@ def own_pool(batch: Batch, hard: Rows, pool: np.ndarray | Ragged, weight: float 
     """Build candidates with a random pool per query: `pool` [B, k_r], or rows of random draws, padded with -1.
 
     A draw that is already a positive or hard negative of the query is dropped; every other draw has the weight
-    `weight`, as in `shared_pool`. A label that a query draws twice is one pair with twice the weight, so there are at
-    most queries times labels pairs.
+    `weight`, as in `shared_pool`. A label that a query draws twice is one pair with twice the weight, so the number of
+    pairs is at most the number of queries times the number of labels.
     """
     rows = batch.positives, batch.positive_offsets, hard, pool
     if not isinstance(weight, np.ndarray):

@@ -34,7 +34,7 @@ _HASHED = 1 << 16  # rows of the classifier that are hashed at a time
 
 
 class HashedNegatives(NegativeSource):
-    """Labels in the query's buckets of hash tables over the vectors of a rank's labels.
+    """Labels from the query's buckets in hash tables over the vectors of a rank's labels.
 
     All results depend only on (options, seed), the vectors, and the (epoch, step) of each call.
     """

@@ -3,7 +3,7 @@
 The method depends on the sizes. With few labels per pair, a bitmap over all labels is used: a label's position is the
 number of set bits before the label's bit. Otherwise pairs are sorted by label, with at most 11 bits in each pass over
 memory. A bitmap reads one word per 64 labels; sorting makes a few passes over the pairs. Loops do not branch on random
-labels, because a random branch costs more than all other work on a pair.
+labels, because an unpredictable branch costs more than all other work on a pair.
 """
 
 import numba
@@ -113,7 +113,7 @@ def _queries(
 
 
 def _rows(labels: Rows, bounds: int) -> Ragged:
-    """Return labels of queries as rows with offsets int64 [bounds]."""
+    """Return the labels of queries as ragged rows, with offsets int64 [bounds]."""
     if labels is None:
         return Ragged(_NONE, np.zeros(bounds, np.int64))
     return Ragged.from_matrix(labels) if isinstance(labels, np.ndarray) else labels

@@ -69,7 +69,7 @@ class Planner:
     and k_r of each epoch, if they change. `frequency` [L]: number of training points of each label, if draws depend on
     it. `positives`: number of positives per query that a step trains on, for methods that use the labels of the batch;
     0: all. `retired` [L] bool: labels that must not be random negatives. `merges`: False if a device merges the labels
-    of own pools itself.
+    of pools per query itself.
     """
 
     options: Options
@@ -107,7 +107,7 @@ class Planner:
     def draw(
         self, batch: Batch, count: int, own: bool, reweight: bool
     ) -> tuple[np.ndarray | Ragged, float | np.ndarray]:
-        """Draw `count` labels, per query if `own`; return this rank's part, counted from its first label.
+        """Draw `count` labels, per query if `own`; return this rank's part, counted from the rank's first label.
 
         Also return the weights of the labels: with `reweight`, 1 / (count q_l), which is L / count for uniform draws;
         else 1.
@@ -214,7 +214,7 @@ class Planner:
         return join_hard(self._own(batch), None if first is None else _matrix(first), _matrix(rest))
 
     def _labels_within(self, found: list[np.ndarray | Ragged]) -> np.ndarray | Ragged | None:
-        """Return this rank's label ids of each query, counted from its first label; None if `found` is empty."""
+        """Return this rank's label ids per query, counted from the rank's first label; None if `found` is empty."""
         if not found:
             return None
         ids = found[0] if len(found) == 1 else np.concatenate([_matrix(each) for each in found], axis=1)

@@ -1,4 +1,4 @@
-"""Dump of an epoch for the miner: its query embeddings, in the order of the queries, and the classifier's vectors.
+"""Dump of an epoch for the miner: query embeddings, in the order of the queries, and the classifier's vectors.
 
 Each rank collects and writes the embeddings of some shards, and the vectors of its labels; rank 0 publishes the dump.
 """
@@ -232,7 +232,7 @@ class EmbeddingCollector:
 
 
 def dump_is_published(run: RunLayout, epoch: int, for_clusters: str | None = None) -> bool:
-    """Return whether the dump of `epoch` is complete: its vectors are published last.
+    """Return whether the dump of `epoch` is complete: whether its vectors, which come last, are published.
 
     `for_clusters`: the name of the source, if the dump is for clusters and contains only embeddings.
     """

@@ -25,14 +25,14 @@ class Resolved:
     settings: dict[str, Setting] = field(default_factory=dict)
 
     def lines(self, data: str) -> list[str]:
-        """Return lines with the settings and reasons, and warnings for DATA. Raises TableError."""
+        """Return lines with the settings and their reasons, and with warnings for DATA. Raises TableError."""
         if self.recipe.data.mix:
             return []
         return [*self.reasons, *(f"odd: {line}" for line in odd_settings(self.recipe, facts_of(self.recipe, data)))]
 
     @property
     def reasons(self) -> list[str]:
-        """Return lines with the settings and reasons."""
+        """Return lines with the settings and their reasons."""
         return [f"{key} = {setting.value} ({setting.reason})" for key, setting in self.settings.items()]
 
 

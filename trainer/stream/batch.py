@@ -16,7 +16,7 @@ _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 @dataclass(frozen=True)
 class DrawnLabels:
-    """Labels of queries with their own pools, which a device will merge.
+    """Labels of queries that each have their own pool, for a device that merges the labels.
 
     The labels of query q are `label` [starts[q] : starts[q + 1]], draws last, int32 (int64 from 2**31 labels on);
     `starts` [B + 1] int32. A draw is ignored if the query already has the same label. `use` [n] int32 is 2 q, or 2 q +
@@ -167,7 +167,7 @@ def _pad_arrays(tokens: Ragged, pad: int, most: int | None, dtype: torch.dtype) 
 
 @numba.njit(cache=True)  # so short that releasing the lock would take longer
 def _measure(offsets: np.ndarray, most: int, lengths: np.ndarray) -> int:
-    """Write the lengths of rows, at most `most`; return the greatest length, at least 1."""
+    """Write the lengths of rows, at most `most`; return the largest length, at least 1."""
     longest = 1
     for row in range(len(lengths)):
         lengths[row] = min(offsets[row + 1] - offsets[row], most)

@@ -40,7 +40,7 @@ class OrderBySource(EpochOrder):
 
     @cached_property
     def _steps(self) -> list[int]:
-        """Number of batches of each source; computed without a permutation, because every step reads the numbers."""
+        """Number of batches of each source; computed without a permutation, because every step needs it."""
         return [
             self._steps_for(count_rows(self._dealt[first:stop], (share,)))
             for _, first, stop, share in source_ranges(self.mix)

@@ -39,12 +39,12 @@ Plan = Callable[[Batch], Candidates | None]
 class StreamOptions:
     """Options of a stream.
 
-    `batch`: B. `streams`: S. `inputs`: the encoder's inputs. `threads` read, decode and gather ahead, and run `plan`,
-    which gives each batch its candidates, and `prepare`, which prepares a batch for the encoder; with 0 threads,
-    everything runs in the calling thread. `damaged`: a row group that cannot be decoded stops the stream (TableError),
-    or is skipped and counted in `skipped_rows`. `clusters`: if all tables are in cluster order, deal whole clusters of
-    these sizes. `tail`: keep the last batch of an epoch, which may be shorter, or drop it. `batches`: whether a batch
-    mixes rows from all sources, or takes all rows from a single source.
+    `batch`: B. `streams`: S. `inputs`: the encoder's inputs. `threads`: number of threads that read, decode and gather
+    ahead. They also call `plan`, which returns the candidates of a batch, and `prepare`, which prepares a batch for the
+    encoder. With 0 threads, everything runs in the calling thread. `damaged`: a row group that cannot be decoded stops
+    the stream (TableError), or is skipped and counted in `skipped_rows`. `clusters`: if all tables are in cluster
+    order, deal whole clusters of these sizes. `tail`: keep the last batch of an epoch, which may be shorter, or drop
+    it. `batches`: whether a batch mixes rows from all sources, or takes all rows from a single source.
     """
 
     batch: int
@@ -69,8 +69,8 @@ class JoinedStream(IterableDataset):
 
     `sources`: tables that are dealt as one table, each as often as its weight specifies. `labels`: L. `options` are
     fields of `StreamOptions`. Iteration yields the rest of the current epoch as `Batch`es; call `set_epoch` for the
-    next epoch. `state_dict` is small and the same on every rank; `load_state_dict` is O(1): it reads nothing before the
-    step to resume at. Raises InputError for more ranks than streams, or two sources with the same name.
+    next epoch. `state_dict` is small and the same on every rank; `load_state_dict` is O(1): it reads no data before the
+    step at which the stream resumes. Raises InputError for more ranks than streams, or two sources with the same name.
     """
 
     def __init__(self, sources: list[Source], labels: int, **options: Any) -> None:
@@ -285,7 +285,7 @@ class JoinedStream(IterableDataset):
             yield Work(decoding.tasks, functools.partial(self._open, decoding, order.epoch, first_step, steps))
 
     def _open(self, decoding: Decoding, epoch: int, first_step: int, steps: range) -> Opened[Batch]:
-        """Open a decoded window, whose batch 0 belongs to `first_step`, to deal its batches of `steps`."""
+        """Open a decoded window, whose batch 0 belongs to `first_step`, to deal the window's batches of `steps`."""
         window, plan, prepare = decoding.result(), self._options.plan, self._options.prepare
         if self._slice is None or self._slice.worker == 0:  # every worker decodes every window
             self._channel.skip(window.skipped)

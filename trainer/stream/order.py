@@ -6,7 +6,7 @@ row groups. Global batch t takes B/S rows from every stream at cursor t * B/S, s
 threads, and any step can be reached without reading other steps.
 
 For rows in cluster order (NGAME), whole clusters are dealt instead of rows: clusters of consecutive rows are permuted,
-cut and taken, so a batch consists of B / C clusters, and all rows of a cluster are in one batch.
+cut into streams and taken, so a batch consists of B / C clusters, and all rows of a cluster are in one batch.
 
 For a source with N rows and weight w, an epoch deals each row floor(w) times, and round((w - floor(w)) * N) of the rows
 once more. (seed, epoch, source) determines the chosen rows: row groups are permuted again every b = floor(N / rows
@@ -120,8 +120,8 @@ class EpochOrder:
     """The order of one epoch.
 
     `group_rows` [M]: rows of each row group in storage order. `batch` B and `streams` S with S | B. `window_groups`:
-    approximate number of row groups per window. `tail`: 'keep' makes the last batches shorter, 'drop' leaves out steps
-    that not every stream can fill. `mix`: how often each source is dealt, in storage order; empty: each row once.
+    approximate number of row groups per window. `tail`: with 'keep', the last batches may be shorter; 'drop' leaves out
+    steps that not every stream can fill. `mix`: how often each source is dealt, in storage order; empty: each row once.
     `clusters` [M]: the number of clusters in each row group, whose sizes differ by at most one row; C = `cluster` is
     the largest size, and divides B / S. None: every row is dealt on its own. `dealt` [M, 2]: the rows [first, end) of
     each row group that are dealt; None: every row.
@@ -147,7 +147,7 @@ class EpochOrder:
 
     @cached_property
     def pieces(self) -> np.ndarray:
-        """(row group's storage number, first row, end) of all dealt pieces, in this epoch's order, [E, 3] int64."""
+        """All dealt pieces in this epoch's order: (row group in storage order, first row, end) [E, 3] int64."""
         pieces = pieces_of(self._dealt, self.mix, self.seed, self.epoch)
         return pieces[generator(self.seed, Purpose.ROW_GROUPS, self.epoch).permutation(len(pieces))]
 
@@ -159,7 +159,7 @@ class EpochOrder:
 
     @cached_property
     def rows(self) -> int:
-        """N, the number of rows of every epoch; computed without the permutation, because every step reads N."""
+        """N, the number of rows of every epoch; computed without the permutation, because every step needs N."""
         return count_rows(self._dealt, self.mix)
 
     @cached_property
@@ -199,7 +199,7 @@ class EpochOrder:
         return self.window_units // self.share
 
     def steps_of(self, window: int) -> int:
-        """Return the number of batches of `window`; the last window may have fewer batches."""
+        """Return the number of batches in `window`; the last window may have fewer batches."""
         return min(self.steps_per_window, self.steps - window * self.steps_per_window)
 
     def segments(self, stream: int, window: int) -> list[Segment]:

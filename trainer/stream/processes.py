@@ -61,9 +61,9 @@ def slice_of_process() -> WorkerSlice | None:
 class WorkerChannel:
     """Shared memory with the last message of the main process to copies of a stream in persistent workers.
 
-    The memory has no name, and disappears with the processes. If a loader spawns workers, the memory moves to /dev/shm,
-    which may be small in a container. Writer and readers take turns: a loader's workers begin an epoch only after the
-    owner has called `set_epoch`.
+    The memory is anonymous, and is freed when the processes end. If a loader spawns workers, the memory moves to
+    /dev/shm, which may be small in a container. Writer and readers take turns: a loader's workers begin an epoch only
+    after the owner has called `set_epoch`.
     """
 
     def __init__(self) -> None:

@@ -69,8 +69,8 @@ class _TableGroup:
 class RowGroups:
     """Reads the row groups of several sources. Thread-safe.
 
-    Row groups and row ids are numbered source by source in storage order. The object can be pickled, without open files
-    and downloads.
+    Row groups and row ids are numbered source by source in storage order. Pickling the object leaves out open files and
+    downloads.
     """
 
     _downloads: DownloadQueue[Pieces] | None

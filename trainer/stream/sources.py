@@ -43,7 +43,7 @@ class RowShare(NamedTuple):
     def batches(
         self, table: Table, columns: Sequence[str] | None = None, limit: int | None = None
     ) -> Iterator[pa.Table]:
-        """Yield the first `limit` rows of the share, one row group at a time in storage order. Raises TableError."""
+        """Yield the first `limit` of these rows, one row group at a time in storage order. Raises TableError."""
         start, stop = self.range(table.rows)
         return table.batches(columns, start, stop if limit is None else min(stop, start + limit))
 
@@ -91,7 +91,7 @@ class Source:
         return replace(self, negatives=negatives)
 
     def _newest_negatives(self, url: str) -> Table:
-        """Return the newest table of the run at `url`. If there is no run, raises the TableError of opening a table."""
+        """Return the newest table of the run at `url`. If there is no run, raises the TableError of `Table.open`."""
         run = RunLayout(url)
         if not storage.exists(run.config):
             return Table.open(url, "negatives")
@@ -211,7 +211,7 @@ def clusters_of(group_rows: np.ndarray, rows: int, halvings: int) -> np.ndarray:
 
 
 def count_clusters(sources: Sequence[Source], size: int) -> np.ndarray | None:
-    """Count the clusters of about `size` rows in each row group of `sources`, [M]; None if a source has none.
+    """Count the clusters of about `size` rows in each row group of `sources`, [M]; None if a source has no clusters.
 
     Raises InputError if a table's clusters cannot be halved down to `size`.
     """

@@ -51,7 +51,7 @@ class Tracker:
         self._listeners.append(listener)
 
     def start(self, step: int) -> None:
-        """Continue after global `step`: later records of an interrupted run will be written again.
+        """Continue after global `step`: records of an interrupted run after this step will be written again.
 
         Raises InputError if a watcher's setup fails.
         """

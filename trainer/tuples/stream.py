@@ -120,7 +120,7 @@ class TupleStream(IterableDataset):
                 self._within = 0
 
     def blocks(self, shuffle: bool = True) -> Iterator[pa.Table]:
-        """Yield the examples of the current epoch as tables; without `shuffle` in the order of the table's rows."""
+        """Yield the examples of the current epoch as tables; without `shuffle`, in the order of the table's rows."""
         if shuffle:
             yield from (examples for _, examples in self._batches())
             return

@@ -78,11 +78,11 @@ class Tables:
         return self.options.negatives or (1 if self.options.form == "triplets" else self.negatives.width("label_ids"))
 
     def texts(self, table: Table, rows: np.ndarray) -> pa.Array:
-        """Return the texts, or keys, of rows of the queries or labels. Raises InputError, TableError, StorageError."""
+        """Return the texts, or keys, for `rows` of queries or labels. Raises InputError, TableError, StorageError."""
         return self.strings(table, "key" if self.options.keys else "text", rows)
 
     def strings(self, table: Table, column: str, rows: np.ndarray) -> pa.Array:
-        """Return strings of a column for `rows` [n]. Raises InputError if all are empty, TableError, StorageError."""
+        """Return strings of a column for `rows` [n]. Raises InputError if all are empty; TableError, StorageError."""
         held = self._hold(table, column, _open_strings)
         if not held.buffers()[2].size and table.rows:
             raise InputError(f"{table.url}: the table has no {column}. Give --keys to write keys instead of texts.")
