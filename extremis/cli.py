@@ -74,7 +74,7 @@ class _Loop(click.Group):
     help="Show the version and exit.",
 )
 def cli() -> None:
-    """Extreme classification that streams: shard, train, mine, join, evaluate.
+    """Extreme classification on streamed data: shard, train, mine, join, evaluate.
 
     DATA and RUN are directories or object-store prefixes (s3://, gs://, ...).
 

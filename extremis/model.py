@@ -1,4 +1,4 @@
-"""An export as a model in this process: predicts labels of texts, embeds texts, and lists its labels."""
+"""An open export as a model: predicts labels for texts, embeds texts, and lists all labels."""
 
 import functools
 import itertools

@@ -57,7 +57,7 @@ def write_predictions(
     filter: bool = True,
     total: int | None = None,
 ) -> dict[str, Any]:
-    """Write the best `k` labels of every row, if their scores are at least `threshold`, without the filter's pairs.
+    """Write the best `k` labels of every row that score at least `threshold`, except labels in the row's filter pairs.
 
     `to`: format of the file; None: depends on the name. `safe_cells`: no CSV cell starts like a formula.
     Raises ExtremisError.

@@ -88,8 +88,8 @@ class ListedData(_Listed):
         ]
         if others:
             raise InputError(
-                f"{self.table.url}: {', '.join(others)} need its part {self.version.part}. Drop these first, beginning "
-                "with the newest."
+                f"{self.table.url}: {', '.join(others)} need the part {self.version.part} of this data set. Drop these "
+                "first, beginning with the newest."
             )
 
 
@@ -131,7 +131,7 @@ class ListedExport(_Listed):
             raise InputError(f"{url}: this is the current export of {folder}. Make another export current first.")
         others = [other.table.url for other in ListedExport.below(folder) if url in other.needs]
         if others:
-            raise InputError(f"{url}: {', '.join(others)} need its files. Drop these first.")
+            raise InputError(f"{url}: {', '.join(others)} need files of this export. Drop these exports first.")
 
 
 def drop(url: str) -> dict[str, Any]:

@@ -187,9 +187,9 @@ def holdout_share(rows: int, queries: int = QUERIES) -> float:
 def best_of(trials: Sequence[Trial], queries: int) -> Trial:
     """Return the best finished trial, measured on `queries` queries; the first if several are equally good.
 
-    A dual encoder wins unless another trial leads by more than a quarter of the 95 % interval (all trials are scored on
-    the same queries). The reason is that trials lack hard negatives, which help dual encoders most. On 20,000 rows of
-    YSO, a dual encoder reached a final P@1 of 22.9. Another contender led by 0.2 in the trials, but reached only 14.6.
+    All trials are scored on the same queries. A dual encoder wins unless another trial leads by more than a quarter of
+    the 95 % interval, because trials lack hard negatives, which help dual encoders most. On 20,000 rows of YSO, a dual
+    encoder reached a final P@1 of 22.9. Another contender led by 0.2 in the trials, but reached only 14.6.
     """
     finished = [trial for trial in trials if not trial.ended]
     best = max(trial.score for trial in finished)

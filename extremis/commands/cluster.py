@@ -32,7 +32,7 @@ def cluster(
 ) -> dict[str, Any]:
     """Group the training queries into balanced clusters by their embeddings, for batches of similar queries.
 
-    Use this command for recipes with order.cluster above 1, such as `ngame`. Options after -- go to Beam.
+    Use this command for recipes with order.cluster above 1, such as `ngame`. Options after -- are passed to Beam.
 
     Options:
         epoch: Epoch of the dump. Default: the newest complete dump.

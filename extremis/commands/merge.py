@@ -28,7 +28,7 @@ def merge(
 ) -> dict[str, Any]:
     """Merge hard-negative tables with the same rows into one table, without repeated labels and without positives.
 
-    Options after -- go to Beam.
+    Options after -- are passed to Beam.
 
     Options:
         others: Tables to merge with TABLE, for example a table that was mined with BM25 or with a different model.

@@ -68,7 +68,7 @@ def mine(
 
     Instead of DATA and RUN, you can give query vectors and document vectors: .npy, safetensors, Parquet or Arrow files,
     folders of such files, or, in Python, arrays. The table is then written to OUT/queries, and its data set to
-    OUT/data. Options after -- go to Beam.
+    OUT/data. Options after -- are passed to Beam.
 
     Options:
         epoch: Epoch of the dump. Default: the newest complete dump.

@@ -39,7 +39,7 @@ def run(
     ranker.
 
     If a table of hard negatives is late, a later epoch uses the table, unless the recipe waits for tables
-    (refresh.stale = "wait"). Options after -- go to the miner's Beam pipeline.
+    (refresh.stale = "wait"). Options after -- are passed to the miner's Beam pipeline.
 
     Options:
         minutes: With `auto`: limit for the total time. Default: no limit.

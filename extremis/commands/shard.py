@@ -67,7 +67,7 @@ def shard(
     In Python, INPUT may also be rows (dictionaries, or pairs of text and label), an Arrow table, a pandas data frame or
     a Hugging Face data set, or a dictionary with one of these for each split ("train", "test", "labels").
     Unusable rows go to DATA/rejects. Rows with an empty text are kept; rows without a text are rejected. Options after
-    -- go to Beam. By default, shard uses all cores of this machine.
+    -- are passed to Beam. By default, shard uses all cores of this machine.
 
     Options:
         propensity: Propensity constants, e.g. 0.55,1.5. Default: none, so that there are no PSP metrics.

@@ -29,7 +29,7 @@ def teach(
     """Score the negatives of TABLE with a cross-encoder, and write a table with the column `teacher`.
 
     TEACHER is a directory with a cross-encoder. With a margin, the command drops negatives that the teacher scores
-    close to or above a positive. Queries and labels need texts. Options after -- go to Beam.
+    close to or above a positive. Queries and labels need texts. Options after -- are passed to Beam.
 
     Examples:
       extremis teach data/ negatives/queries cross-encoder/ negatives/scored

@@ -107,7 +107,7 @@ def print_facts(facts: dict[str, Any]) -> None:
 
 
 def print_section(manifest: Manifest, section: str) -> None:
-    """Print a section of a manifest, one entry per line, without values that were not given."""
+    """Print a section of a manifest, one entry per line; leave out entries that are None."""
     entries = flatten(getattr(manifest, section))
     print_facts({f"{section}: {name}": value for name, value in entries.items() if value is not None})
 

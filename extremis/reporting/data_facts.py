@@ -31,7 +31,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Tail:
-    """Training points per label, most frequent first: the label with rank `rank` [n] (from 1) has `points` [n]."""
+    """Training points per label, with the most frequent label at rank 1: `points` [n] for the ranks `rank` [n]."""
 
     rank: np.ndarray
     points: np.ndarray

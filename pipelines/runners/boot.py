@@ -241,7 +241,7 @@ def _socket_place() -> Path:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Prevent other processes from starting or ending warm parents within the block."""
+    """Prevent other processes from starting or ending warm parents until the block ends."""
     number = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(number, fcntl.LOCK_EX)

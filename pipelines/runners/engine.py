@@ -98,7 +98,7 @@ class Engine:
         self.question: Question | None = None
 
     def ask(self, reads: Sequence[str], folder: str, say: Progress) -> None:
-        """Ask the workers to read `reads` and to write below `folder` when the first job starts.
+        """Make the workers check, when the first job starts, that they can read `reads` and write below `folder`.
 
         Asks only once per process, and never with `--start_timeout=0`. Raises ExtremisError if there is no job server
         or no free slot.

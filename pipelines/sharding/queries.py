@@ -71,7 +71,7 @@ def assemble_points(groups: Iterable[Group], plan: QueriesPlan) -> Iterator[Tagg
 
 
 def assemble_pairs(groups: Iterable[Group], plan: QueriesPlan) -> Iterator[Tagged]:
-    """Add label ids to pairs, and send the pairs to their shards, with columns PAIRS."""
+    """Add label ids to pairs, and send the pairs to their shards, with the columns of the schema PAIRS."""
 
     def finish(batch: pa.RecordBatch) -> pa.RecordBatch:
         batch = batch.filter(pc.equal(pc.list_value_length(batch["label_ids"]), 1))

@@ -234,7 +234,7 @@ def test_exports_are_listed_and_dropped(days: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the current export of"):
         extremis.data("drop", first, progress=False)
     switch(str(second))
-    with pytest.raises(InputError, match=r"0: .*/1 need its files"):
+    with pytest.raises(InputError, match=r"0: .*/1 need files of this export"):
         extremis.data("drop", first, progress=False)
     switch(str(first))
     extremis.data("drop", second, progress=False)
