@@ -1,4 +1,4 @@
-"""Pipelines that make tables, and the pure functions that the pipelines call."""
+"""Pipelines that build tables, and the pure functions that the pipelines call."""
 
 import logging
 

@@ -1,10 +1,10 @@
-"""`extremis cluster`: put queries in the order of clusters of their embeddings (NGAME, section 3, algorithm 1).
+"""`extremis cluster`: sort queries by clusters of their embeddings (NGAME, section 3, algorithm 1).
 
     shards ─▶ count rows of each part of the tree's top            (only if one worker cannot hold all queries)
     shards ─▶ deal rows to parts ─▶ cluster each part ─▶ deal to shards of the new table ─▶ write ─▶ sum up ─▶ publish
 
-The result is an ordinary table of queries. The stream reads the table in sequence; the row counts of row groups show
-where clusters are.
+The result is an ordinary table of queries. The trainer reads the table sequentially; the row counts of the row groups
+show where each cluster starts.
 """
 
 import functools
@@ -52,9 +52,9 @@ def cluster(
 ) -> Manifest:
     """Publish the queries of one dump (the newest by default) in cluster order. Returns the manifest of the new table.
 
-    A table that was already made from the same input with the same options is returned. `beam_options` go to Beam;
-    `progress` gets one line per step. Raises InputError (no dump, wrong options, a table made with other options, a
-    table in use), TableError (a dump that is unfinished, damaged, or from other data), StorageError.
+    If a table was already built from the same input with the same options, it is returned. `beam_options` are passed to
+    Beam; `progress` receives one line per step. Raises InputError (no dump, invalid options, a table built with other
+    options, a table in use), TableError (a dump that is unfinished, damaged, or from other data), StorageError.
     """
     say, place = progress or silent, functools.partial(for_workers, beam_options)
     data, run, options = place(data), place(run), (options or ClusterOptions()).for_workers(place)
@@ -106,7 +106,7 @@ def _make(plan: ClusterPlan, job: Job, say: Progress) -> Manifest:
     settled = Settled(plan, layout, queries.schema)
     parts = f" in {plan.tree.parts} parts" if plan.tree.parts > 1 else ""
     say(
-        f"{plan.inputs.name}: {queries.rows:,} queries{parts}, to be put into {layout.clusters:,} clusters of "
+        f"{plan.inputs.name}: {queries.rows:,} queries{parts}, to be grouped into {layout.clusters:,} clusters of "
         f"{layout.rows}"
     )
     exchange = choose_exchange(job.runner.shuffles, job.watch.staging)
@@ -122,7 +122,7 @@ def _make(plan: ClusterPlan, job: Job, say: Progress) -> Manifest:
 
 
 def _count(plan: ClusterPlan, job: Job) -> list[int]:
-    """Return the number of rows of each part. Rows are counted only if there are several parts."""
+    """Return the number of rows in each part. Rows are counted only if there are several parts."""
     if plan.tree.parts == 1:
         return [plan.queries.rows]
     summary = job.run_step(COUNT, plan.queries.rows, range(len(plan.queries.shards)), count_parts, plan)
@@ -139,7 +139,7 @@ def _describe(settled: Settled, summary: Summary) -> Manifest:
 
 
 def count_parts(shard: int, plan: ClusterPlan) -> Summary:
-    """Count the rows of source shard `shard` by part."""
+    """Count the rows of source shard `shard` per part."""
     counts = np.zeros(plan.tree.parts, np.int64)
     plan.meter.start(COUNT)
     for _, part in _parted(plan, shard, [plan.queries.id_column]):
@@ -161,7 +161,7 @@ def deal_shard(shard: int, settled: Settled, exchange: Exchange) -> Iterator[tup
 def cluster_part(
     element: tuple[int, Iterable[Packet]], settled: Settled, exchange: Exchange
 ) -> Iterator[tuple[int, Packet]]:
-    """Cluster the rows of (part, packets); send them as (shard of the new table, packet with places in `row`)."""
+    """Cluster the rows of (part, packets); send (shard of the new table, packet with the positions in `row`)."""
     part, packets = element
     plan = settled.plan
     plan.meter.start(CLUSTER)
@@ -175,7 +175,7 @@ def cluster_part(
 
 
 def write_shard(element: tuple[int, Iterable[Packet]], settled: Settled) -> Summary:
-    """Write (shard, packets) of the new table, numbering its rows after those of the earlier shards."""
+    """Write (shard, packets) as a shard of the new table; row numbers continue from the earlier shards."""
     shard, packets = element
     layout, schema, meter = settled.layout, settled.schema, settled.plan.meter
     meter.start(WRITE)

@@ -3,10 +3,11 @@
     files of texts ─▶ blocks of rows in staging                             (MODEL INPUT OUT only; then the plan)
     shards ─▶ embed and write ─▶ sum up ─▶ publish
 
-With a run's checkpoint, a shard is a shard of the table, and vectors are aligned with its rows. With any other model,
-a shard is a block of rows, or a shard of DATA. Only INPUT determines the shards, so that a resumed run keeps the shards
-that were written before. Workers load the model, so they need the trainer's packages. Memory is bounded by the model, a
-row group or block of rows, and a batch for each thread, for any number of rows and labels.
+With a run's checkpoint, each output shard corresponds to a shard of the table, and the vectors are aligned with the
+rows. With any other model, each output shard corresponds to a block of rows, or to a shard of DATA. The shards depend
+only on INPUT, so that a resumed run can reuse the shards that are already written. Workers load the model, so they need
+the trainer's packages. Memory is bounded by the model, a row group or block of rows, and a batch for each thread,
+regardless of the number of rows and labels.
 """
 
 import functools
@@ -115,11 +116,11 @@ def embed(
 ) -> Manifest:
     """Embed the queries of a split, or the label texts, with a checkpoint of RUN. Returns the manifest of OUT.
 
-    Row j of row group g of shard i of OUT is the embedding x [D] of row j of row group g of shard i of the table. x is
-    multiplied with classifier vectors, so D includes the bias column if there is a bias. Queries give an `embeddings`
-    table, labels a `vectors` table. A finished OUT with the same parents and parameters is returned. Raises InputError
-    (no such split, run or checkpoint; OUT contains something else; a value too large for the dtype), TableError,
-    StorageError.
+    OUT has the same shards and row groups as the table; each row of OUT is the embedding x [D] of the corresponding
+    row. x is multiplied by classifier vectors, so D includes the bias column if there is a bias. OUT is an `embeddings`
+    table for queries, and a `vectors` table for labels. If OUT already exists with the same parents and parameters, it
+    is returned. Raises InputError (no such split, run or checkpoint; OUT contains something else; a value too large for
+    the dtype), TableError, StorageError.
     """
     data, run, out = (for_workers(beam_options, url) for url in (data, run, out))
     options, layout = options or EmbedOptions(), DataLayout(data)
@@ -220,9 +221,9 @@ def embed_texts(
 ) -> Manifest:
     """Embed the texts at `source` (files, or a data set) with the text model `model`. Returns the manifest of OUT.
 
-    OUT is an `embeddings` table with key and text, in the order of the input. A finished OUT with the same model, input
-    and parameters is returned. Raises InputError (no model, a pickled model, no texts, OUT contains something else, a
-    value too large for the dtype), TableError, StorageError.
+    OUT is an `embeddings` table with key and text, in the order of the input. If OUT already exists with the same
+    model, input and parameters, it is returned. Raises InputError (no model, a pickled model, no texts, OUT contains
+    something else, a value too large for the dtype), TableError, StorageError.
     """
     say, options = progress or silent, options or EmbedTextsOptions()
     source, out = for_workers(beam_options, source), for_workers(beam_options, out)
@@ -280,11 +281,11 @@ def read_texts(texts: Texts, files: Files, meter: Meter) -> Summary:
 
 
 def embed_texts_shard(shard: int, plan: TextsPlan) -> Summary:
-    """Write the vectors of shard `shard` unless an earlier run did. Raises InputError, TableError, StorageError."""
+    """Write the vectors of shard `shard` unless they already exist. Raises InputError, TableError, StorageError."""
     plan.meter.start(_EMBED)
     place = join(plan.out, f"{shard}.json")
     try:
-        entry = Shard.model_validate_json(storage.read_sealed(place, "The file is made again."))
+        entry = Shard.model_validate_json(storage.read_sealed(place, "The file will be written again."))
         plan.meter.count(_EMBED, entry.rows)
     except (FileNotFoundError, TableError):
         entry = _write_texts(shard, plan)

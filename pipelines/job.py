@@ -1,4 +1,4 @@
-"""Make a table: return an existing table, or else build a table with flows in a temporary place and publish it."""
+"""Make a table: return an existing table, or build a table with flows in a temporary location and publish it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ REMEDY = "Give another OUT, or remove the existing table first."
 
 @dataclass(frozen=True)
 class Job:
-    """Job that makes one output, with the place of the output, the runner of flows, and the display of steps."""
+    """Job that makes one output, with the location of the output, the runner of flows, and the display of steps."""
 
     build: Build
     runner: Runner
@@ -34,7 +34,7 @@ class Job:
         return read_summary(url)
 
     def run_step(self, step: str, rows: int | None, elements: Iterable[Any], *work: Any) -> Summary:
-        """Run one step over `rows` rows. work: a function from element to Summary, and its further arguments."""
+        """Run one step over `rows` rows. work: a function from element to Summary, and its other arguments."""
         return self.run(step, {step: rows}, lambda flow: flow.create(f"Elements of {step}", elements).map(step, *work))
 
 
@@ -47,16 +47,16 @@ def make_table(
     say: Progress,
     *,
     needs: Mapping[str, int],
-    remedy: str = "Give another place.",
+    remedy: str = "Choose another location.",
     urls: Sequence[str] = (),
     reads: Sequence[str] = (),
     in_phases: bool = False,
 ) -> Manifest:
-    """Return the table that `find` finds at `out`, or else the table that `make` publishes at `out`.
+    """Return the table that `find` finds at `out`, or otherwise the table that `make` publishes at `out`.
 
-    `needs`: bytes that the table needs. `urls`: places that the job uses. `reads`: some of these places, which the job
-    reads. Raises RoomError with a message that ends with `remedy`, ClaimedError, StorageError, and the errors of `find`
-    and `make`.
+    `needs`: bytes that the table needs, by use. `urls`: URLs that the job uses. `reads`: URLs that workers must be able
+    to read. Raises RoomError with a message that ends with `remedy`, ClaimedError, StorageError, and the errors of
+    `find` and `make`.
     """
     if (finished := find()) is not None:
         clean_up(out, doing)

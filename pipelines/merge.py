@@ -1,6 +1,6 @@
 """`extremis merge`: merge tables of hard negatives for the same rows, from several miners, into one table.
 
-Memory is bounded by one row group of each table, and the labels with equal texts.
+Memory is bounded by one row group of each table plus the labels with equal texts.
 """
 
 from collections import Counter
@@ -43,15 +43,15 @@ def merge(
 ) -> Manifest:
     """Merge tables of hard negatives for rows of DATA into the table OUT, without duplicates or positives in a row.
 
-    A finished OUT of the same tables and options is returned. Raises InputError (fewer than two tables, a width that is
-    too large, OUT contains something else), TableError (other rows or labels, label ranges, damaged),
-    StorageError.
+    If OUT was already built from the same tables with the same options, it is returned. Raises InputError (fewer than
+    two tables, a width that is too large, OUT contains something else), TableError (other rows or labels, label ranges,
+    damaged), StorageError.
     """
     data, out, *urls = (for_workers(beam_options, url) for url in (data, out, *tables))
     options = options or MergeOptions()
     require_place(out, "mined", [data, *urls])
     if len(urls) < 2:
-        raise InputError("only one table is given. Name further tables with --others.")
+        raise InputError("only one table is given. Name more tables with --others.")
     rows, opened, labels = open_tables(data, urls)
     widths = [table.width("label_ids") for table in opened]
     width = options.width or max(widths)
@@ -83,9 +83,9 @@ def merge_shard(shard: int, plan: MergePlan) -> Summary:
 def merge_rows(
     offered: Sequence[np.ndarray], by: str, exclusions: Exclusions, width: int, counts: Counter[str]
 ) -> np.ndarray:
-    """Merge the keys [B, K] of each table into keys [B, width]: by score, or in turns, best first of each table.
+    """Merge the keys [B, K] of all tables into keys [B, width], by score, or in turns starting with each table's best.
 
-    If several tables contain a label, the first entry stays. `counts` counts rows, and candidates by result.
+    If several tables contain the same label, the first entry is kept. `counts` counts rows, and candidates by outcome.
     """
     if by == "score":
         keys = np.sort(np.concatenate(offered, axis=1), axis=1)

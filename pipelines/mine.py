@@ -2,9 +2,9 @@
 
     groups of blocks ─▶ search the pass's query shards ─▶ group by shard ─▶ merge and write ─▶ next pass … ─▶ publish
 
-Only the candidates of one pass at a time are in storage. Finished shards stay in storage until the tables are
-published, and an interrupted run continues from these shards. ASTRA's Algorithm 1 (papers: section 3.1) mines during
-training: `watch` mines each dump as soon as the trainer completes it.
+Only the candidates of one pass at a time are in storage. Finished shards remain in storage until the tables are
+published, and an interrupted run continues from these shards. In ASTRA's Algorithm 1 (section 3.1 of the paper), mining
+runs during training: `watch` mines each dump as soon as the trainer completes it.
 """
 
 import contextlib
@@ -51,10 +51,10 @@ def mine(
 ) -> dict[str, Manifest]:
     """Mine the tables of one dump (the newest complete dump by default). Returns manifests by source.
 
-    A table that was already made from the same queries, embeddings and vectors with the same options is returned.
-    `beam_options` go to Beam; `progress` gets one line per step. Raises InputError (no dump, wrong options, a plan
-    that does not fit into the memory, a table made with other options), TableError (a dump that is unfinished, damaged,
-    or from other data), StorageError.
+    If a table was already built from the same queries, embeddings and vectors with the same options, it is returned.
+    `beam_options` are passed to Beam; `progress` receives one line per step. Raises InputError (no dump, invalid
+    options, a plan that does not fit into memory, a table built with other options), TableError (a dump that is
+    unfinished, damaged, or from other data), StorageError.
     """
     say, place = progress or silent, functools.partial(for_workers, beam_options)
     data, run, options = place(data), place(run), (options or MineOptions()).for_workers(place)
@@ -96,10 +96,10 @@ def watch(
 ) -> int:
     """Mine every complete dump that has no table, oldest first, until the run is finished.
 
-    Returns the number of mined dumps. A trainer that resumes from an earlier checkpoint withdraws dumps; the watch then
-    waits for the new dumps. Dumps that another process mines are skipped. Existing tables of a dump are kept, whatever
-    the options. If storage or mining fails, the watch waits and retries, up to RETRIES times in a row. Raises the
-    errors of `mine`.
+    Returns the number of mined dumps. If a trainer resumes from an earlier checkpoint and withdraws dumps, the function
+    waits for the new dumps. While another process is mining a dump, the function waits. Existing tables of a dump are
+    kept, even if they were built with other options. If storage or mining fails, the function waits and retries, up to
+    RETRIES times in a row. Raises the errors of `mine`.
     """
     say, options = progress or silent, options or MineOptions()
 
@@ -116,7 +116,7 @@ def watch(
 def _make(
     plan: MinePlan, build: Build, index: Build | None, runner: Runner, here: bool, say: Progress
 ) -> dict[str, Manifest]:
-    """Mine and publish the tables of the plan's sources, and the index if it is kept."""
+    """Mine and publish the tables of the plan's sources, and the index if one is to be stored."""
     started = time.monotonic()
     inputs = plan.inputs
     for line in plan.describe():
@@ -172,7 +172,7 @@ def _run_passes(plan: MinePlan, runner: Runner, watch: Watch, here: bool, say: P
 
 
 def _steps(plan: MinePlan, passes: Sequence[Sequence[Place]]) -> dict[str, int | None]:
-    """Return the steps with their numbers of rows: vectors, queries by block, queries."""
+    """Return the steps with their row counts: vectors, queries times blocks, and queries."""
     rows = plan.rows(place for places in passes for place in places)
     groups = [plan.bounds[stop - 1][1] - plan.bounds[first][0] for first, stop in plan.groups]
     indexed = sum(groups[group] for places in passes for group, _, _ in plan.tasks(places))

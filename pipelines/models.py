@@ -1,4 +1,4 @@
-"""Models for vectors of texts, which workers load once per process."""
+"""Text embedding models, which workers load once per process."""
 
 import functools
 import os
@@ -39,12 +39,12 @@ def once_a_process(load: Callable[..., T]) -> Callable[..., T]:
 
 @once_a_process
 def load_texts_model(name: str, digest: str, device: str, compute: str, prompt: str) -> TextModel:
-    """Open a text model. Raises InputError: the model does not have this digest."""
+    """Open a text model. Raises InputError if the model does not have this digest."""
     files = TextFiles.find(name)
     if files.digest != digest:
         raise InputError(
-            f"{name}: a worker has different files of this model than the launching process. Give all machines the "
-            "same files."
+            f"{name}: the model's files differ between a worker and the launching process. Give all machines the same "
+            "files."
         )
     return files.open(open_device(device), compute, prompt)
 
@@ -63,14 +63,14 @@ def dimension_of(model: DenseModel) -> int:
 
 
 def dense_column(embedder: TextEmbedder, texts: pa.Array, dimension: int, threads: int = 0) -> pa.Array:
-    """Return the column of dense vectors [d] of `texts`, on `threads` threads (0: one per core). Raises InputError."""
+    """Return the dense vectors [d] of `texts`, computed on `threads` threads (0: one per core). Raises InputError."""
     x = _embed(embedder, texts.to_pylist(), threads or cores()) if len(texts) else np.empty((0, dimension), np.float32)
     vectors = narrow(x, "float16", f"{embedder.name}: the vector of a text", "Choose another model.")
     return matrix_array(vectors, dense_type(dimension).value_type)
 
 
 def narrow(x: np.ndarray, dtype: str, what: str, remedy: str) -> np.ndarray:
-    """Return x [B, D] as `dtype`. Raises InputError about `what` if a value does not fit."""
+    """Return x [B, D] as `dtype`. Raises InputError that names `what` if a value does not fit."""
     with np.errstate(over="ignore"):
         narrowed = x.astype(dtype)
     if not np.isfinite(narrowed).all():

@@ -1,6 +1,6 @@
 """Options of the pipelines: their types, defaults, bounds and meanings.
 
-The description of a field is the help of the option, on the command line and in Python.
+The description of a field is the help text of the option, on the command line and in Python.
 """
 
 from collections.abc import Callable, Mapping
@@ -54,17 +54,19 @@ class ShardOptions(Options):
     embed: str | None = _unset("Text model (directory or hub name) whose vectors are stored with the tokens.")
     keep_text: bool = Field(False, description="Store the texts of the queries, too.")
     validation_share: float = Field(
-        0.0, ge=0, lt=1, alias="validation", description="Share of train that becomes the split val."
+        0.0, ge=0, lt=1, alias="validation", description="Fraction of train that becomes the split val."
     )
-    test_share: float = Field(0.0, ge=0, lt=1, alias="test", description="Share of train that becomes the split test.")
+    test_share: float = Field(
+        0.0, ge=0, lt=1, alias="test", description="Fraction of train that becomes the split test."
+    )
     max_reject_share: float = Field(
         0.001,
         ge=0,
         le=1,
-        description="Largest allowed share of rejected rows and label mentions. XC formats allow no rejected label.",
+        description="Largest allowed fraction of rejected rows and label mentions. XC formats allow no rejected label.",
     )
     tokenizer_texts: int = Field(
-        200_000, ge=1, description="Number of texts that train:SIZE learns from, chosen by the hash of their keys."
+        200_000, ge=1, description="Number of texts that the tokenizer of train:SIZE is trained on, chosen by key hash."
     )
     format: str | None = _unset("Format of INPUT{names}. Default: detected.")
     fields: str | None = _unset("Names of the fields in INPUT, e.g. key=id,text=query.")
@@ -84,8 +86,8 @@ class ShardOptions(Options):
         description="With --onto, if the key of a point exists already: replace the older point, or keep both points.",
     )
     labels: Literal["all", "new"] | None = _unset(
-        "With --onto, whether INPUT lists all labels (other labels retire), or only new and changed labels. Default: "
-        "all, unless more than half of the labels would retire."
+        "With --onto, whether INPUT lists all labels (other labels are retired), or only new and changed labels. "
+        "Default: all, unless more than half of the labels would be retired."
     )
 
     @field_validator("tokenizer")
@@ -128,7 +130,7 @@ class ShardOptions(Options):
     def recorded(self, tokenizer_identity: str, embed: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Return the options for the manifest, without paths, so that the same input gives the same manifest.
 
-        embed: facts of the model of dense vectors, except its name.
+        embed: properties of the model for dense vectors, except its name.
         """
         unstated = {"test_share"} if not self.test_share else set()  # data sets of earlier versions lack this option
         stated = {} if embed is None else {"embed": dict(embed)}
@@ -155,7 +157,7 @@ class DumpOptions(Options):
     seed: int = Field(0, ge=0, description="Seed for all random choices.")
     for_epoch: int | None = _unset("First epoch that trains on the table. Default: from the dump.", ge=0)
     out: str | None = _unset("Publish the table at URL instead of in RUN.")
-    overwrite: bool = Field(False, description="Replace a table made with other options.")
+    overwrite: bool = Field(False, description="Replace a table that was built with other options.")
 
     @field_validator("memory", mode="before")
     @classmethod
@@ -163,7 +165,7 @@ class DumpOptions(Options):
         return parse_bytes(value) if isinstance(value, str) else value
 
     def for_workers(self, place: Callable[[str], str]) -> "Self":
-        """Return these options, with `place(url)` for each URL that is sent to workers."""
+        """Return these options, in which each URL that is sent to workers is replaced by `place(url)`."""
         places = ("queries", "out", "vectors", "keep_index", "positives", "query_texts", "document_texts")
         urls = {name: getattr(self, name, None) for name in places}
         return self.model_copy(update={name: place(url) for name, url in urls.items() if url is not None})
@@ -174,19 +176,19 @@ class TextOptions(Options):
 
     equal_texts: Literal["off", "equal", "near"] = Field(
         "equal",
-        description="Also exclude labels that share the text of a positive (equal), or its set of words (near).",
+        description="Also exclude labels with the same text as a positive (equal), or the same set of words (near).",
     )
 
 
 class MarginOptions(Options):
     """Options for the margin between negatives and a row's positives."""
 
-    margin: float | None = _unset("Keep negatives that score below the weakest positive minus this margin.", ge=0)
-    relative_margin: float | None = _unset("The same margin, as a share of the positive's score.", ge=0)
+    margin: float | None = _unset("Keep negatives that score below the lowest positive score minus this margin.", ge=0)
+    relative_margin: float | None = _unset("The same margin, as a fraction of the positive's score.", ge=0)
 
 
 class MineOptions(DumpOptions, TextOptions, MarginOptions):
-    """Options of `extremis mine`. None means the trainer's request in the dump, or a default from the sizes."""
+    """Options of `extremis mine`. None: use the trainer's request in the dump, or a default based on the sizes."""
 
     # The vectors to search.
     by: Literal["classifier", "labels", "points"] | None = _unset(
@@ -196,7 +198,7 @@ class MineOptions(DumpOptions, TextOptions, MarginOptions):
     # The negatives of a row.
     width: int | None = _positive("K, hard negatives per query. Default: from the recipe; 50 for arrays.")
     ranges: int = Field(
-        1, ge=1, description="Number of equal label ranges that give K negatives each (one range per rank)."
+        1, ge=1, description="Number of equal label ranges, each with its own K negatives (one range per rank)."
     )
     skip_top: int = Field(0, ge=0, description="Number of top-ranked negatives to leave out.")
     window: int | None = _positive("Take negatives from the ranks [skip-top, window).")
@@ -204,7 +206,7 @@ class MineOptions(DumpOptions, TextOptions, MarginOptions):
     min_score: float | None = _unset("Keep negatives that score at least this.")
     sample: Literal["top", "uniform", "softmax"] = Field(
         "top",
-        description="How to choose K of the ranks [skip-top, window): the best, or at random, uniformly or by softmax.",
+        description="How to choose K of the ranks [skip-top, window): the best K, or K at random (uniform or softmax).",
     )
     temperature: float | None = _unset("Temperature of --sample softmax. Default: 1.", ge=1e-6)
     # The search.
@@ -215,14 +217,16 @@ class MineOptions(DumpOptions, TextOptions, MarginOptions):
     target_recall: float = Field(0.95, gt=0, le=1, description="Recall that nprobe, ef-search and refine are tuned to.")
     block_rows: int | None = _positive("Vectors in one index at a time. Default: from --memory.")
     query_batch: int | None = _positive("Queries searched at a time. Default: from --memory.")
-    tasks_per_block: int = Field(1, ge=1, description="Work items per group of blocks, each with its indexes.")
+    tasks_per_block: int = Field(
+        1, ge=1, description="Work items per group of blocks; each item builds or reads the group's indexes."
+    )
     threads: int | None = _positive("Faiss threads per worker. Default: all cores.")
-    device: str = Field("auto", pattern=DEVICES, description="Device of exact search, which each worker opens.")
+    device: str = Field("auto", pattern=DEVICES, description="Device for exact search, which each worker opens.")
     audit_queries: int | None = _unset(
         "Rows that are also searched exactly, to measure recall. Default: 200 to 1000.", ge=0
     )
     # The output.
-    keep_index: str | None = _unset("Keep the Faiss index of every block under URL, for serving.")
+    keep_index: str | None = _unset("Store the Faiss index of every block under URL, for serving.")
 
     @model_validator(mode="after")
     def _agree(self) -> "Self":
@@ -247,7 +251,7 @@ class MergeOptions(TextOptions):
     """Options of `extremis merge`."""
 
     by: Literal["turns", "score"] = Field(
-        "turns", description="Order of the negatives of a row: the tables take turns, or by score."
+        "turns", description="Order of a row's negatives: taken from the tables in turns, or by score."
     )
     width: int | None = _positive("K, negatives per row. Default: the largest K of the tables.")
 
@@ -256,14 +260,14 @@ class TeachOptions(MarginOptions):
     """Options of `extremis teach`."""
 
     width: int | None = _positive("K, negatives per row. Default: the K of the table.")
-    label: str | None = _unset("Name of the output that is the score, if the teacher has several outputs.")
+    label: str | None = _unset("Name of the output to use as the score, if the teacher has several outputs.")
     batch: int = Field(64, ge=1, description="Pairs that are scored at once.")
 
 
 class ArrayOptions(MineOptions):
     """Options of `extremis mine` for vectors in files."""
 
-    positives: str | None = _unset("Pairs of a query and a document, by key or row: CSV, TSV, Parquet, qrels.")
+    positives: str | None = _unset("Positive (query, document) pairs, by key or row number: CSV, TSV, Parquet, qrels.")
     metric: Literal["inner", "cosine"] | None = _unset(
         "Inner product, or cosine, which scales vectors to length 1. Default: inner."
     )
@@ -279,11 +283,11 @@ class ArrayOptions(MineOptions):
 
 
 class ClusterOptions(DumpOptions):
-    """Options of `extremis cluster`. None means the trainer's request in the dump, or a default from the sizes."""
+    """Options of `extremis cluster`. None: use the trainer's request in the dump, or a default based on the sizes."""
 
     size: int | None = _unset("C, queries per cluster. Default: from the recipe.", ge=2)
     smallest: int | None = _positive("Smallest size that clusters can be halved to. Default: from the recipe.")
-    part_rows: int | None = _positive("Queries that are clustered in one piece. Default: from --memory.")
+    part_rows: int | None = _positive("Number of queries that are clustered together. Default: from --memory.")
 
 
 class EmbedOptions(Options):
@@ -300,9 +304,9 @@ class EmbedTextsOptions(Options):
     """Options of `extremis embed` with any text model; `what` selects the labels or the queries of DATA."""
 
     what: Literal["queries", "labels", "documents"] | None = _unset(
-        "Texts to embed; chooses the prompt if the model has prompts. Default: queries of DATA."
+        "Texts to embed; determines the prompt if the model has prompts. Default: queries of DATA."
     )
-    prompt: str | None = _unset("Prompt of all texts: the name of a prompt of the model, or the prompt itself.")
+    prompt: str | None = _unset("Prompt for all texts: the name of one of the model's prompts, or the prompt itself.")
     fields: str | None = _unset("Names of the fields in INPUT, e.g. key=id,text=query.")
     split: str = cast("Any", EmbedOptions.model_fields["split"])
     dtype: Literal["float16", "float32"] = cast("Any", EmbedOptions.model_fields["dtype"])
@@ -313,10 +317,10 @@ class EmbedTextsOptions(Options):
 
 
 def default_shards(rows: int, estimated_bytes: float, shard_bytes: int) -> int:
-    """Return the number of shards of about `shard_bytes`: at least 4 for small data, so that every reader gets some."""
+    """Return the number of shards of about `shard_bytes`: at least 4 for small data, so that every reader gets one."""
     return max(min(MIN_SHARDS, rows), -(-int(estimated_bytes) // shard_bytes), 1)
 
 
 def default_row_group_rows(rows: int) -> int:
-    """Return the rows of a row group: few for small data, which then has many row groups to permute."""
+    """Return the number of rows per row group; it is lower for small data, to have many row groups to permute."""
     return 1024 if rows < 1_000_000 else 8192

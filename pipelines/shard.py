@@ -5,7 +5,8 @@ labels ─▶ order ─▶ ids ─▶ resolve the points' labels
 blocks ─▶ tokenize ─▶ to the shards
 shards ─▶ order ─▶ write ─▶ sum up                                                           (then publish)
 
-Each line is a flow, and a phase: the output of a phase is kept until the next phase is done, so that a run can resume.
+Each line is both a flow and a phase. The output of a phase is kept until the next phase is finished, so that a run can
+resume.
 """
 
 import contextlib
@@ -59,11 +60,12 @@ def shard(
     progress: Progress | None = None,
     overwrite: bool = False,
 ) -> Manifest:
-    """Shard the input at `source` (any of `formats`) to the prefix `data`. Returns the data set's manifest.
+    """Shard the input at `source` (in any of `formats`) into a data set at `data`. Returns the manifest.
 
-    A finished data set of the same input and options is returned; an interrupted run resumes.
-    `overwrite` first removes any finished data set, and begins again. `progress` gets one line per step.
-    A table is complete or absent. Raises InputError (bad input, or `data` contains something else), StorageError.
+    If the data set was already built from the same input with the same options, it is returned; an interrupted run
+    resumes. With `overwrite`, any finished data set is removed, and the run starts from the beginning. `progress`
+    receives one line per step. Readers never see an incomplete table. Raises InputError (invalid input, or `data`
+    contains something else), StorageError.
     """
     say = progress or silent
     choose_runner(beam_options)  # refuses wrong options before anything is read
@@ -93,7 +95,7 @@ def shard(
             return None
         files = resume.identity(inputs, resume.read_files(inputs))
         finished = dataset.open_finished(data, files, recorded, described)
-        say(f"{data}: up to date: made from this input with these options")
+        say(f"{data}: up to date: built from this input with these options")
         return finished
 
     def make(job: Job) -> Manifest:
@@ -118,7 +120,7 @@ def shard(
         beam_options,
         say,
         needs=needs,
-        remedy="Choose another place.",
+        remedy="Choose another location.",
         urls=[*files, data, *([base.url] if base else ())],
         reads=files[:1],
         in_phases=True,
@@ -147,21 +149,21 @@ def _kept_for_later(phases: Phases, data: str, say: Progress) -> Iterator[None]:
 def _find_dense_model(
     options: ShardOptions, inputs: Inputs, base: EarlierData | None, beam_options: Sequence[str]
 ) -> DenseModel | None:
-    """Return the model that makes dense vectors of texts, from the earlier data or the options, or None.
+    """Return the model that computes dense vectors of texts, given by the earlier data or the options, or None.
 
-    Raises InputError: INPUT has its own vectors, or vectors that do not match the earlier data.
+    Raises InputError if --embed is given but INPUT has its own vectors, or if vectors do not match the earlier data.
     """
     given = next((part for part in inputs.parts if part.holds.dense and not part.holds.derived), None)
     if options.embed and given:
         raise InputError(
-            f"--embed: {given.name} has its own vectors, of {given.holds.dense:,} numbers. Leave --embed out, or "
+            f"--embed: {given.name} has its own vectors of {given.holds.dense:,} numbers. Leave --embed out, or "
             "remove the vectors from INPUT."
         )
     before = base.dense_model if base else None
     name = options.embed or (before.name if before and not given else None)
     if base is not None:
-        has = "made by a model" if name else given.holds.dense if given else 0
-        had = "made by a model" if before else base.manifest.parameters.get(DENSE) or 0
+        has = "computed by a model" if name else given.holds.dense if given else 0
+        had = "computed by a model" if before else base.manifest.parameters.get(DENSE) or 0
         if has != had:
             raise InputError(
                 f"--onto: dense vectors differ in length or origin ({base.url}: {had or 'none'}; INPUT: "
@@ -270,7 +272,7 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     if base is not None:
         say(_changes(base, summary))
         if open_whole(base.url)[0].digest != base.manifest.digest:
-            raise InputError(f"{base.url}: another command has just made this data set again. Run the command again.")
+            raise InputError(f"{base.url}: another command has just rebuilt this data set. Run the command again.")
         return publish_version(data, base, summary, queries, labels, rejects, parameters)
     return dataset.publish(data, summary, tokenizer_manifest, queries, labels, rejects, parameters)
 
@@ -290,13 +292,13 @@ class TablePlans(NamedTuple):
     labels: LabelsPlan
 
     def groups(self, raw: Summary) -> dict[str, list[tuple[int, label_steps.Blocks]]]:
-        """Return groups of the blocks of points and pairs, by input table."""
+        """Return the blocks of points and pairs in groups, by input table."""
         sources = dict.fromkeys(table for plan in self.queries for table in (plan.source, PAIRS + plan.source))
         return {table: label_steps.group_blocks(raw.blocks_of(table), self.labels.shards) for table in sources}
 
 
 def join_labels(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary) -> Collection:
-    """Order the labels, find the ids of the points' labels, and keep labels and ids for later. Returns Summary.
+    """Order the labels, find the ids of the points' labels, and store labels and ids for later. Returns Summary.
 
     raw: blocks of the first flow.
     """
@@ -354,13 +356,13 @@ def write(flow: Flow, attempt: Attempt, tables: TablePlans, assembled: Summary) 
 
 
 def _of_labels(element: tuple[int, Packet], before: int, new: bool) -> Iterator[tuple[int, Packet]]:
-    """Yield the counts of a shard if its labels are new (`new`), or earlier labels (not `new`)."""
+    """Yield the counts of a shard if it contains new labels (with `new`), or earlier labels (without `new`)."""
     if (element[0] >= before) == new:
         yield element
 
 
 def _counted(inputs: Inputs, raw: Summary) -> str:
-    """Describe the input. Shared queries are counted once; pairs decide the splits of a query."""
+    """Describe the input. Shared queries are counted once; pairs determine the splits of a query."""
     labels = f"{raw.count_input(LABELS, 'rows'):,} labels"
     if inputs.shared_points:
         pairs = ", ".join(f"{raw.count_input(PAIRS + split, 'rows'):,} pairs of {split}" for split in inputs.splits)
@@ -369,7 +371,7 @@ def _counted(inputs: Inputs, raw: Summary) -> str:
 
 
 def _steps(raw: Summary, queries: Sequence[QueriesPlan], labels: LabelsPlan) -> tuple[dict[str, int | None], ...]:
-    """Return the steps of the later flows, with numbers of rows. Splits that are taken from a table divide its rows."""
+    """Return the steps of the later flows with row counts. Splits taken from the same table share its rows."""
     rows = sum(
         round(raw.count_input(plan.source, "rows") * (min(plan.share[1], 1.0) - plan.share[0])) for plan in queries
     )
@@ -407,7 +409,7 @@ def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | 
 
 
 def _open_dense(attempt: Attempt, raw: Summary) -> MadeDense | None:
-    """Load the model of dense vectors, and return it with their dimension. Raises InputError: no row has a text."""
+    """Load the model for dense vectors, and return it with the dimension. Raises InputError if no row has a text."""
     model = attempt.dense
     if model is None:
         return None
@@ -424,7 +426,7 @@ def _changes(base: EarlierData, summary: Summary) -> str:
     """Describe the rows that the version adds to `base`, and the changes to earlier rows."""
     counts = summary.counters.get(LABELS, Counter())
     replaced = sum(counters["replaced"] for counters in summary.counters.values())
-    parts = [f"{counts['new']:,} new labels", f"{counts['changed']:,} with another text"]
+    parts = [f"{counts['new']:,} new labels", f"{counts['changed']:,} labels with a new text"]
     parts += [f"{counts['retired']:,} retired", f"{counts['returned']:,} returned", f"{replaced:,} points replaced"]
     return f"onto {base.url}: {', '.join(parts)}"
 

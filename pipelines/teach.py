@@ -1,4 +1,4 @@
-"""`extremis teach`: score the negatives of a table with a cross-encoder, to keep, drop or weigh them.
+"""`extremis teach`: score the negatives of a table with a cross-encoder, to keep, drop or weight them.
 
 Workers load the model. Memory is bounded by the model and the texts of one row group.
 """
@@ -56,8 +56,8 @@ def teach(
 ) -> Manifest:
     """Score the negatives of a table with the cross-encoder in the directory `teacher`, and write the table OUT.
 
-    OUT has a column `teacher` (float16 [K], like `label_ids`). With a margin, negatives that score too close to the
-    weakest positive are dropped. Raises InputError (no teacher, a teacher with several outputs, OUT contains
+    OUT has a column `teacher` (float16 [K], aligned with `label_ids`). With a margin, negatives that score too close to
+    the weakest positive are dropped. Raises InputError (no teacher, a teacher with several outputs, OUT contains
     something else), TableError (other rows or labels, no texts, damaged), StorageError.
     """
     data, table, teacher, out = (for_workers(beam_options, url) for url in (data, table, teacher, out))
@@ -109,7 +109,7 @@ def teach_shard(shard: int, plan: TeachPlan) -> Summary:
 
 
 def _score(plan: TeachPlan, teacher: Teacher, queries: list[str], rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Score pairs of a query (by its row) and a label: float32 [V]. Raises TableError if no label has a text."""
+    """Score pairs of a query, given by its row, and a label, float32 [V]. Raises TableError if no label has a text."""
     if not len(labels):
         return np.empty(0, np.float32)
     unique, at = np.unique(labels, return_inverse=True)

@@ -85,7 +85,7 @@ def test_data_of_ones_own_with_the_wheel(tmp_path: Path) -> None:
     said = _type_page(DOCS / "your-data.md", folder)
     summary = blocks(DOCS / "your-data.md", "")[0]
     assert [line for line in summary.splitlines() if line not in said] == []
-    assert "data/: up to date: made from this input with these options" in said
+    assert "data/: up to date: built from this input with these options" in said
     for run in ("runs/1", "runs/2"):
         assert (folder / run / "report.html").stat().st_size < 5_000_000
     with open(folder / "predictions.csv", newline="") as file:

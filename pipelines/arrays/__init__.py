@@ -1,1 +1,1 @@
-"""Import vectors of any model from files as tables, which are then mined like the tables of a run."""
+"""Import vectors of any model from files into tables, which are then mined in the same way as the tables of a run."""

@@ -1,6 +1,6 @@
-"""Read files of vectors, keys and texts in ranges of rows: `.npy`, safetensors, Parquet, Arrow and Feather.
+"""Read row ranges from files of vectors, keys and texts: `.npy`, safetensors, Parquet, Arrow and Feather.
 
-Nothing is unpickled. Memory is bounded by a batch of rows, or by a record batch of an Arrow file.
+Nothing is unpickled. Memory is bounded by the size of one batch of rows or, for an Arrow file, of one record batch.
 """
 
 import itertools
@@ -38,7 +38,7 @@ Places = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Names:
-    """Names of the fields in files with columns. `vector` also names a tensor; empty: read no vectors."""
+    """Column names of the fields. `vector` is also the name of a tensor; if `vector` is empty, no vectors are read."""
 
     key: str = KEY
     text: str = TEXT
@@ -47,10 +47,10 @@ class Names:
 
 @dataclass(frozen=True)
 class RowFile:
-    """File of `rows` rows. `columns` maps the fields key, text and vector that the file contains to names of columns.
+    """File with `rows` rows. `columns` maps each field that the file contains (key, text, vector) to its column name.
 
-    `names`: all columns. `dtype` and `dimension` describe the vectors. `places`: (first row, byte) of a matrix, or of
-    each Arrow batch.
+    `names` lists all columns. `dtype` and `dimension` describe the vectors. `places` lists (first row, byte offset) of
+    a matrix, or of each Arrow batch.
     """
 
     url: str
@@ -63,7 +63,7 @@ class RowFile:
     order: Literal["<", ">"] = "<"  # byte order
 
     def read(self, start: int, stop: int, step: int, wanted: Collection[str], cosine: bool) -> Iterator[pa.Table]:
-        """Check and yield the fields `wanted` of rows [start, stop), at most `step` rows at a time, in stored types."""
+        """Validate and yield the fields `wanted` of rows [start, stop) in stored types, up to `step` rows at a time."""
         columns = {role: name for role, name in self.columns.items() if role in wanted}
         for first, rows in (self._batches if self.names else self._matrices)(start, stop, step, [*columns.values()]):
             yield pa.table({role: self._column(role, first, rows[name], cosine) for role, name in columns.items()})
@@ -105,7 +105,7 @@ class RowFile:
                     yield first, _next_batch(stream, schema)
 
     def _column(self, role: str, first: int, values: Any, cosine: bool) -> pa.Array:
-        """Return `values`, the rows from `first` on, as a column for a table. Raises InputError that names a row."""
+        """Return `values`, which start at row `first`, as a table column. Raises InputError naming an invalid row."""
         if role == VECTOR:
             return self._vectors(
                 first, values if isinstance(values, np.ndarray) else self._matrix(first, values), cosine
@@ -130,13 +130,13 @@ class RowFile:
         with np.errstate(over="ignore"):
             kept = x.astype(stored)
         for row in np.flatnonzero(~np.isfinite(kept).all(axis=1))[:1]:
-            what = f"the vector is not finite in {stored} (NaN, infinite or too large)"
+            what = f"the vector contains a number that is not finite in {stored} (NaN, infinite or too large)"
             raise self.fault(first + row, f"{what}. Embed the row again, or leave the row out.")
         if cosine:
             x = x.astype(np.float64)
             norms = np.sqrt((x * x).sum(axis=1, keepdims=True))
             for row in np.flatnonzero(norms == 0)[:1]:
-                raise self.fault(first + row, "the vector is zero, and has no cosine. Leave the row out.")
+                raise self.fault(first + row, "the vector is all zeros, so it has no cosine. Leave the row out.")
             kept = (x / norms).astype(stored)
         return matrix_array(kept, pa.from_numpy_dtype(stored))
 
@@ -150,7 +150,7 @@ class RowFiles:
 
     @cached_property
     def first(self) -> np.ndarray:
-        """First row of each file, and N at the end."""
+        """Number of the first row of each file, followed by N."""
         return offsets_of(np.array([file.rows for file in self.files]))
 
     @property
@@ -165,7 +165,7 @@ class RowFiles:
 
     @property
     def stored(self) -> str:
-        """Number type of the vectors in tables: float16 stays, all other types become float32."""
+        """Number type of the vectors in tables: float16 remains float16, and all other types become float32."""
         return _STORED[self.files[0].dtype]
 
     def has(self, role: str) -> bool:
@@ -190,7 +190,7 @@ class RowFiles:
 
 
 def urls_of(source: str) -> list[str]:
-    """List the files of vectors at `source` (a file, a prefix, or a pattern), by the ends of the file names."""
+    """List the vector files at `source` (a file, a prefix, or a pattern), which are recognised by their extensions."""
     wild = "*" in source or "?" in source
     root, names = listing(source) if wild else (source, storage.list_names(source))
     urls = [join(root, name) for name in names if _SUFFIX.search(name) and name[0] not in "._"]
@@ -198,9 +198,9 @@ def urls_of(source: str) -> list[str]:
 
 
 def open_files(source: str, names: Names) -> RowFiles:
-    """Open the files at `source`: vectors, keys and texts, or keys and texts only.
+    """Open the files at `source`, which contain vectors, keys and texts, or only keys and texts.
 
-    Raises InputError: no such files, an unknown or damaged format, or different dimensions, dtypes or columns.
+    Raises InputError if there are no files, a format is unknown or damaged, or dimensions, dtypes or columns differ.
     """
     urls = urls_of(source)
     if not urls:
@@ -211,7 +211,7 @@ def open_files(source: str, names: Names) -> RowFiles:
     with ThreadPoolExecutor() as pool:
         files = tuple(file for file in pool.map(lambda url: _open(url, names), urls) if file.rows)
     if not files:
-        raise InputError(f"{source}: no rows here. Is the path right?")
+        raise InputError(f"{source}: the files contain no rows. Is the path right?")
     for file, what in itertools.product(files, ("dimension", "dtype", "columns")):
         of_first, own = getattr(files[0], what), getattr(file, what)
         if own != of_first:
@@ -224,7 +224,7 @@ def open_files(source: str, names: Names) -> RowFiles:
 
 
 def _open(url: str, names: Names) -> RowFile:
-    """Open one file. Raises InputError if its format does not match its name, or fields are missing."""
+    """Open one file. Raises InputError if the format does not match the file name, or if fields are missing."""
     form = url.rpartition(".")[2]
     try:
         if form == "parquet":
@@ -280,7 +280,7 @@ def _of_matrix(url: str, shape: tuple[int, ...], dtype: str, place: int, little:
 
 
 def _open_arrow(url: str, stream: IO[bytes], names: Names) -> RowFile:
-    """Find the places of the record batches in a file with a footer, or in a stream, as `datasets` saves."""
+    """Find the offsets of the record batches in an Arrow file with a footer, or in a stream as saved by `datasets`."""
     schema, places, rows, some = _open_stream(stream), list[tuple[int, int]](), 0, None
     while True:
         place = stream.tell()
@@ -304,7 +304,7 @@ def _next_batch(stream: IO[bytes], schema: pa.Schema) -> pa.RecordBatch:
 def _of_columns(
     url: str, schema: pa.Schema, rows: int, some: pa.RecordBatch | None, names: Names, places: Places = ()
 ) -> RowFile:
-    """Describe a file with columns; the rows `some` show the dimension. Raises InputError: no column of vectors."""
+    """Describe a file with columns; `some` rows give the dimension. Raises InputError if no column contains vectors."""
     columns = {role: name for role, name in vars(names).items() if name in schema.names and role != VECTOR}
     if not names.vector:
         return RowFile(url, rows, columns, "", 0, places, tuple(schema.names))
@@ -315,7 +315,7 @@ def _of_columns(
     if name not in fitting:
         found = listed([f"{each.name} ({each.type})" for each in schema])
         raise InputError(
-            f"{url}: no column {name!r} of lists of floats; found: {found}. Give the name with --fields vector=NAME."
+            f"{url}: no column {name!r} with lists of floats; found: {found}. Give the name with --fields vector=NAME."
         )
     dimension = (some and pc.list_value_length(some.column(name))[0].as_py()) or 0
     if rows and not dimension:

@@ -1,4 +1,4 @@
-"""`extremis mine QUERIES VECTORS`: mine hard negatives from vectors of any model in files.
+"""`extremis mine QUERIES VECTORS`: mine hard negatives from files that contain vectors of any model.
 
     ranges of rows ─▶ read, check, write as tables ─▶ sum up ─▶ publish        (then the tables are mined)
 
@@ -48,9 +48,9 @@ _REMEDY = "Give another --out, or --overwrite to replace OUT."
 
 @dataclass(frozen=True)
 class Side:
-    """Queries, or the documents as `labels`, with the files of vectors, and the files of keys and texts.
+    """The queries, or the documents (named `labels`), with their files of vectors and their files of keys and texts.
 
-    `of`: number of labels. Below OUT, the rows are in `table`, and the vectors are in `embeddings`.
+    `of` is the number of labels. Under OUT, the rows are stored in `table`, and the vectors in `embeddings`.
     """
 
     name: str
@@ -68,12 +68,12 @@ class Side:
 
     @property
     def keyed(self) -> RowFiles:
-        """Files of the keys and texts: `beside`, or else the files of the vectors."""
+        """Files that contain the keys and texts: `beside` if given, otherwise the vector files."""
         return self.beside or self.vectors
 
     @property
     def schemas(self) -> tuple[pa.Schema, pa.Schema]:
-        """Columns of the table of rows, and of the table of vectors."""
+        """Schemas of the table of rows and of the table of vectors."""
         shape = self.vectors.dimension, self.vectors.stored
         if self.name == "labels":
             types = {"label_id": pa.int64(), KEY: pa.string(), TEXT: pa.string(), "frequency": pa.int64()}
@@ -88,19 +88,19 @@ class Side:
 
     @property
     def group_rows(self) -> int:
-        """Number of rows of a row group, chosen so that its size in memory is bounded."""
+        """Number of rows per row group, chosen to limit the memory that a row group needs."""
         return max(1, min(default_row_group_rows(self.vectors.rows), _GROUP_BYTES // self.vector_bytes))
 
     @property
     def bounds(self) -> list[tuple[int, int]]:
-        """Rows [start, stop) of each shard: whole row groups, except in the last shard."""
+        """Row range [start, stop) of each shard; all shards except the last consist of full row groups."""
         rows = self.vectors.rows
         shards = default_shards(rows, rows * (self.vector_bytes + _TEXT_BYTES * self.keyed.has(TEXT)), _SHARD_BYTES)
         step = -(-rows // (shards * self.group_rows)) * self.group_rows
         return [(start, min(start + step, rows)) for start in range(0, rows, step)]
 
     def read(self, start: int, stop: int, cosine: bool) -> Iterator[dict[str, pa.Array]]:
-        """Yield the columns of rows [start, stop), a row group at a time; the row number replaces a missing key."""
+        """Yield the columns of rows [start, stop), one row group at a time; without keys, row numbers are the keys."""
         keyed = self.keyed.read(start, stop, self.group_rows, {KEY, TEXT}) if self.beside else None
         for rows in self.vectors.read(start, stop, self.group_rows, {KEY, TEXT, VECTOR}, cosine):
             ids = pa.array(np.arange(start, start + rows.num_rows))
@@ -128,16 +128,17 @@ def mine_arrays(
     beam_options: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> dict[str, Manifest]:
-    """Mine negatives for each vector at `queries` among `documents`. Returns the manifest of the table at OUT/queries.
+    """Mine negatives from `documents` for each vector at `queries`. Returns the manifest of the table at OUT/queries.
 
-    Vectors are [N, D] and [L, D] of float16, float32 or float64, or bfloat16 in safetensors. A finished OUT with the
-    same content and options is returned; an interrupted run resumes. A table is complete or absent. Raises InputError
-    (bad input, with file, row and remedy; OUT contains something else; wrong options), StorageError.
+    The vectors of queries [N, D] and documents [L, D] are float16, float32 or float64, or bfloat16 in safetensors. If
+    OUT is already complete with the same content and options, it is returned; an interrupted run resumes. Readers never
+    see an incomplete table. Raises InputError (invalid input, with file, row and remedy; OUT contains something else;
+    invalid options), StorageError.
     """
     say, place = progress or silent, functools.partial(for_workers, beam_options)
     options, queries, documents = options.for_workers(place), place(queries), place(documents)
     if options.out is None:
-        raise InputError("--out is missing: give the place for the tables with --out URL.")
+        raise InputError("--out is missing: specify where to write the tables with --out URL.")
     out = options.out
     choose_runner(beam_options)  # refuses wrong options before anything is read
     require_place(out, "mined", [queries, documents, options.query_texts, options.document_texts, options.positives])
@@ -147,7 +148,7 @@ def mine_arrays(
     dimensions = [side.vectors.dimension for side in sides]
     if len({*dimensions}) > 1:
         raise InputError(
-            f"{queries}: vectors of {dimensions[0]} dimensions, but the vectors of {documents} have {dimensions[1]}. "
+            f"{queries}: vectors of {dimensions[0]} dimensions, but the vectors in {documents} have {dimensions[1]}. "
             "Embed queries and documents with the same model."
         )
     stated: dict[str, Any] = {
@@ -171,7 +172,7 @@ def mine_arrays(
 
 
 def _open(source: str, texts: str | None, names: Names) -> tuple[RowFiles, RowFiles | None]:
-    """Open vectors, and separate files of keys and texts. Raises InputError: row counts differ, or a missing column."""
+    """Open vectors, and separate files of keys and texts. Raises InputError if row counts or columns do not match."""
     vectors = open_files(source, names)
     beside = open_files(texts, replace(names, vector="")) if texts else None
     if beside and beside.rows != vectors.rows:
@@ -190,7 +191,7 @@ def _open(source: str, texts: str | None, names: Names) -> tuple[RowFiles, RowFi
 
 
 def _identity(urls: Sequence[str]) -> dict[str, Any]:
-    """Return the number, bytes and digest of the files, independent of their location."""
+    """Return the number of files, their total size and a digest; the result does not depend on the files' location."""
     with ThreadPoolExecutor() as pool:
         known = list(pool.map(lines.identify, urls))
     digest = storage.sha256(json.dumps([sha256 for _, sha256 in known]).encode())
@@ -205,9 +206,9 @@ def _import(
     beam_options: Sequence[str],
     say: Progress,
 ) -> None:
-    """Make and publish the tables at OUT, the data set last. Raises InputError, StorageError."""
+    """Build the tables at OUT and publish them, with the data set last. Raises InputError, StorageError."""
     if is_published(join(out, "queries")) and not options.overwrite:
-        raise InputError(f"{out}: contains hard negatives that were mined from other input. {_REMEDY}")
+        raise InputError(f"{out}: contains hard negatives that were mined from different input. {_REMEDY}")
     for side in sides:
         has = [f"{role}s" for role in (KEY, TEXT) if side.keyed.has(role)] or ["row numbers as keys"]
         shape = f"{side.vectors.rows:,} × {side.vectors.dimension} {side.vectors.files[0].dtype}"
@@ -229,7 +230,7 @@ def _import(
 
 
 def _pairs_by_shard(sides: Sequence[Side], pairs: Ragged) -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:
-    """Yield ((side, shard), column): the positives of each query, and how often each document is a positive."""
+    """Yield ((side, shard), column): each query's positives, or how often each document is a positive."""
     labels = sides[1]
     for shard, (start, stop) in enumerate(sides[0].bounds):
         column = list_array(*pairs.slice(start, stop), arrow.label_type(labels.of))
@@ -240,7 +241,7 @@ def _pairs_by_shard(sides: Sequence[Side], pairs: Ragged) -> Iterator[tuple[tupl
 
 
 def import_rows(element: tuple[tuple[int, int], Packet], plan: ImportPlan) -> Summary:
-    """Write a shard of rows and a shard of their vectors. Raises InputError that names file and row; StorageError."""
+    """Write a shard of rows and a shard of their vectors. Raises InputError naming the file and row; StorageError."""
     (number, shard), packet = element
     plan.meter.start(_STEP)
     side = plan.sides[number]

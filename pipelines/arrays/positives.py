@@ -1,7 +1,7 @@
-"""Read positives, which are pairs of a query and a document: CSV or TSV, Parquet, and qrels of TREC and BEIR.
+"""Read positives, which are (query, document) pairs, from CSV, TSV, Parquet, or qrels in TREC or BEIR format.
 
-A pair names rows by key, or by row number if the names in a file are not keys. In memory, keys and pairs are 64-bit
-numbers.
+A pair refers to rows by key, or by row number if the values in a file are not keys. In memory, keys and pairs are
+stored as 64-bit numbers.
 """
 
 import csv
@@ -38,7 +38,7 @@ _ROW = r"^(0|[1-9]\d{0,17})$"
 
 @dataclass(frozen=True)
 class Keys:
-    """Look-up of rows by the hash of a key, or by number. `hashes` uint64 [N] ascend; `order` int64 [N]: their rows."""
+    """Look-up of rows by key hash or row number: sorted `hashes` uint64 [N], and the row `order` int64 [N] of each."""
 
     files: RowFiles
     hashes: np.ndarray | None = None
@@ -47,7 +47,7 @@ class Keys:
 
     @classmethod
     def of(cls, files: RowFiles, seed: int = 0) -> "Keys":
-        """Read all keys, if the files have keys. Raises InputError that names both rows of a repeated key."""
+        """Read all keys if the files contain keys. If a key is repeated, raises InputError that names both rows."""
         if not files.has(KEY):
             return cls(files)
         parts = [hash_strings(rows.column(KEY), seed) for rows in files.read(0, files.rows, _BLOCK_ROWS, {KEY})]
@@ -60,7 +60,7 @@ class Keys:
                 return cls.of(files, seed + 1)
             (other, there), (file, row) = map(files.place, rows)
             raise file.fault(
-                row, f"the key {a!r} is also the key of row {there:,} of {other.url}. Give each row its own key."
+                row, f"the key {a!r} is also the key of row {there:,} of {other.url}. Give each row a unique key."
             )
         return cls(files, hashes, order, seed)
 
@@ -75,15 +75,16 @@ class Keys:
         return np.where(self.hashes[nearest] == sought, self.order[nearest], -1)
 
     def for_names(self, named: pa.Array) -> "Keys":
-        """Return these keys, or a look-up by row number if the strings in `named` are not keys but row numbers."""
+        """Return this look-up, or a look-up by row number if the strings in `named` are row numbers instead of keys."""
         numbers = replace(self, hashes=None)
         return numbers if (self.find(named) < 0).all() and (numbers.find(named) >= 0).all() else self
 
 
 def read_positives(source: str, queries: Keys, documents: Keys, say: Progress) -> Ragged:
-    """Return the documents of each query as N lists of rows int64, ascending and without duplicates.
+    """Return the positive documents of each query as N lists of row numbers (int64), sorted and without duplicates.
 
-    Pairs with a score of 0 or less are left out. Raises InputError: an unknown key, no pairs, or an unknown format.
+    Pairs with a score of 0 or less are ignored. Raises InputError if a key or format is unknown, or a file has no
+    pairs.
     """
     stride, codes = documents.files.rows, [np.empty(0, np.int64)]
     for url in files_of(source):
@@ -105,9 +106,9 @@ def read_positives(source: str, queries: Keys, documents: Keys, say: Progress) -
         if not count:
             raise InputError(f"{url}: no pairs here. {_EXPECTED}")
         by = " and ".join("row number" if keys.hashes is None else "key" for keys in sides)
-        say(f"{url}: {count:,} pairs by {by}")
+        say(f"{url}: {count:,} pairs, identified by {by}")
     pairs = np.unique(np.concatenate(codes))
-    say(f"{source}: {len(pairs):,} different pairs with a score above 0, or without a score")
+    say(f"{source}: {len(pairs):,} distinct pairs with a score above 0, or without a score")
     return Ragged.from_counts(pairs % stride, np.bincount(pairs // stride, minlength=queries.files.rows))
 
 
@@ -117,7 +118,7 @@ def files_of(source: str) -> list[str]:
 
 
 def _read_pairs(url: str, queries: Keys, documents: Keys) -> Iterator[tuple[int, list[pa.Array]]]:
-    """Yield (first row, columns of strings: query, document, and the score if the file has scores)."""
+    """Yield (first row, string columns); the columns are query, document and, if the file contains scores, score."""
     if url.endswith(".parquet"):
         row, chosen = 0, _choose(url, column_names(url) or [])
         for batch in read_parquet(url, _BLOCK_ROWS, chosen):
@@ -146,7 +147,7 @@ def _read_pairs(url: str, queries: Keys, documents: Keys) -> Iterator[tuple[int,
 
 
 def _choose(url: str, names: Sequence[str]) -> list[str]:
-    """Return the names of the columns of query, document and score, found by their usual names or by position."""
+    """Return the names of the query, document and score columns, identified by their usual names or by position."""
     usual = [next((name for name in names if name.lower() in some), "") for some in _USUAL]
     if usual[0] and usual[1]:
         return [name for name in usual if name]

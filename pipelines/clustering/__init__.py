@@ -1,1 +1,1 @@
-"""Put queries into clusters of equal size, so that in-batch negatives are hard (NGAME)."""
+"""Group queries into clusters of equal size, so that in-batch negatives are hard (NGAME)."""

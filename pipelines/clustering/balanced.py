@@ -1,12 +1,12 @@
-"""Balanced hierarchical k-means: halve the points repeatedly, into clusters of equal size (NGAME, appendix C).
+"""Balanced hierarchical k-means: halve the points repeatedly until clusters of equal size remain (NGAME, appendix C).
 
-All parts of one level are halved together, in a few passes over the points. There are log2(N / C) levels, so the
-cost is O(N D log(N / C)). No sum depends on the number of threads.
+All parts of one level are halved together, in a few passes over the points. There are log2(N / C) levels, so the cost
+is O(N D log(N / C)). The results do not depend on the number of threads.
 
-If the points do not fit into memory, a tree that is grown on a sample first divides the points into parts. The part of
-a point depends only on the point, so workers can divide the shards in any order. Parts have equal sizes in the sample,
-and about equal sizes in all rows. The sizes of a part's clusters still differ by at most one, because any number of
-points n >= C (C - 1) is a sum of terms C and C - 1.
+If the points do not fit into memory, the points are first divided into parts by a tree that is built on a sample. A
+point's part depends only on the point itself, so workers can process the shards in any order. The parts have equal
+sizes in the sample, and approximately equal sizes in the full data. The cluster sizes within a part still differ by at
+most one, because any number of points n >= C (C - 1) is a sum of terms C and C - 1.
 """
 
 import itertools
@@ -21,10 +21,11 @@ _ROWS = 1 << 15  # points whose scores are computed at a time
 
 
 def balanced_clusters(vectors: np.ndarray, size: int, seed: int = 0, rounds: int = _ROUNDS) -> np.ndarray:
-    """Return the cluster of each vector in `vectors` [N, D]: numbers [0, K), int64 [N], with K = ceil(N / size).
+    """Return the cluster number, in [0, K), of each vector in `vectors` [N, D] as int64 [N], with K = ceil(N / size).
 
-    Clusters have floor(N / K) or ceil(N / K) points. Cluster numbers follow the tree: clusters with adjacent numbers
-    are near in space. The result depends only on (vectors, size, seed). Raises ValueError for a size below 1.
+    Clusters have floor(N / K) or ceil(N / K) points. Clusters are numbered in the order of the tree's leaves, so
+    clusters with adjacent numbers are close in space. The result depends only on (vectors, size, seed). Raises
+    ValueError for a size below 1.
     """
     order, starts = balanced_order(vectors, size, size, seed, rounds)
     clusters = np.empty(len(vectors), np.int64)
@@ -35,14 +36,14 @@ def balanced_clusters(vectors: np.ndarray, size: int, seed: int = 0, rounds: int
 def balanced_order(
     vectors: np.ndarray, size: int, smallest: int, seed: int = 0, rounds: int = _ROUNDS
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the points ordered by cluster, int64 [N], and the start of each cluster, [K + 1]: see `balanced_clusters`.
+    """Return point indices ordered by cluster, int64 [N], and the cluster boundaries [K + 1]; see `balanced_clusters`.
 
-    Clusters of ceil(N / K) points come before smaller clusters. Within each cluster, points are ordered as if the
-    tree divided the cluster further, down to `smallest` points. In a cluster of n points, part i of m equal parts is
-    [i n // m, (i + 1) n // m).
+    Clusters of ceil(N / K) points come before smaller clusters. Within each cluster, points are ordered as if the tree
+    divided the cluster further, down to `smallest` points. If a cluster of n points is divided into m equal parts, part
+    i is the range [i n // m, (i + 1) n // m).
     """
     if size < 1 or smallest < 1:
-        raise ValueError(f"clusters of {size} points, and parts of {smallest}; expected 1 or more")
+        raise ValueError(f"cluster size {size} and smallest part {smallest}; expected 1 or more")
     count = len(vectors)
     vectors = np.ascontiguousarray(vectors, np.float32)
     order = np.arange(count)  # points, ordered by part
@@ -72,11 +73,11 @@ def balanced_order(
 def halved(
     vectors: np.ndarray, starts: np.ndarray, left: np.ndarray, divided: np.ndarray, seed: int, rounds: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the order [N] that puts each part's left half before its right half: balanced 2-means within every part.
+    """Apply balanced 2-means in every part; return the order [N] with each part's left half before its right half.
 
-    `vectors` [N, D] are ordered by part. The rank of a point x along the line through both centroids decides the half
-    of x. This assignment is the best for halves of these sizes: the sum of squared distances to the centroids c1 and
-    c2 is least if the points with the largest x.(c1 - c2) go to c1. Also returns the lines [P, D].
+    `vectors` [N, D] are ordered by part. A point x is assigned to a half by its rank along the line through both
+    centroids, c1 and c2. For halves of given sizes this assignment is optimal: the sum of squared distances to the
+    centroids is smallest if the points with the largest x.(c1 - c2) are assigned to c1. Also returns the lines [P, D].
     """
     sizes = np.diff(starts)
     part = np.repeat(np.arange(len(sizes)), sizes)
@@ -106,7 +107,7 @@ def halved(
 
 
 def _means(vectors: np.ndarray, order: np.ndarray, starts: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Return c1 - c2 of each part's halves in `order`, float32 [P, D]."""
+    """Return the difference c1 - c2 of the centroids of each part's halves in `order`, float32 [P, D]."""
     edges = np.append(np.stack([starts[:-1], starts[:-1] + left], axis=1).reshape(-1), starts[-1])
     means = np.zeros((len(edges) - 1, vectors.shape[1]))
     for half, (low, high) in enumerate(itertools.pairwise(edges.tolist())):
@@ -120,8 +121,8 @@ def _means(vectors: np.ndarray, order: np.ndarray, starts: np.ndarray, left: np.
 class PartTree:
     """A binary tree of `depth` levels with 2**depth parts.
 
-    `lines` [2**depth - 1, D] float32 and `thresholds` [2**depth - 1] float32 list the nodes level by level: a point
-    goes left if its product with the node's line is above the threshold.
+    `lines` [2**depth - 1, D] float32 and `thresholds` [2**depth - 1] float32 describe the nodes level by level. A point
+    goes left if its dot product with the node's line is above the threshold.
     """
 
     lines: np.ndarray
@@ -134,7 +135,7 @@ class PartTree:
 
 
 def grow_parts(sample: np.ndarray, parts: int, seed: int) -> PartTree:
-    """Grow a tree with `parts` leaves, a power of two, that divides `sample` [S, D] into parts equal within one point.
+    """Grow a tree that divides `sample` [S, D] into `parts` parts (a power of two), whose sizes differ by at most one.
 
     Each node is split by balanced 2-means. Raises ValueError if `parts` is not a power of two.
     """
@@ -160,9 +161,10 @@ def grow_parts(sample: np.ndarray, parts: int, seed: int) -> PartTree:
 
 
 def parts_of(tree: PartTree, vectors: np.ndarray, first: int) -> np.ndarray:
-    """Return the part [0, parts), int64 [n], of each of `vectors` [n, D], which are points [first, first + n).
+    """Return the part of each of `vectors` [n, D], the points [first, first + n), as int64 [n] in [0, parts).
 
-    For a point on a border, a bit of the point's number decides, so that equal points are distributed over the parts.
+    If a point lies exactly on a boundary, a bit of its number selects the side, so that equal points are spread over
+    the parts.
     """
     vectors = np.ascontiguousarray(vectors, np.float32)
     node = np.zeros(len(vectors), np.int64)
@@ -177,7 +179,7 @@ def parts_of(tree: PartTree, vectors: np.ndarray, first: int) -> np.ndarray:
 
 
 def _along(vectors: np.ndarray, lines: np.ndarray, part: np.ndarray) -> np.ndarray:
-    """Return x . lines[part of x] for every point, float32 [N]."""
+    """Return the dot product x . lines[part of x] for every point, float32 [N]."""
     scores = np.empty(len(vectors), np.float32)
     for start in range(0, len(vectors), _ROWS):
         rows = slice(start, start + _ROWS)

@@ -1,4 +1,4 @@
-"""Inputs of one clustering: query embeddings, and the table of the embedded queries, in DATA's or in cluster order."""
+"""Inputs of one clustering run: query embeddings, and the table of these queries in DATA's order or cluster order."""
 
 from dataclasses import dataclass
 
@@ -38,7 +38,7 @@ class ClusterInputs:
 
     @property
     def parents(self) -> dict[str, str]:
-        """Digests of the parents; `order` is the table in an earlier cluster order, if it is the source of the rows."""
+        """Digests of the parent tables; `order` is an earlier table in cluster order, if the rows come from it."""
         rows, embeddings = self.source.queries.digest, self.source.embeddings.digest
         return {SOURCE: self.origin, "embeddings": embeddings, **({} if rows == self.origin else {"order": rows})}
 
@@ -46,8 +46,8 @@ class ClusterInputs:
 def open_clustering(data: str, run: str, epoch: int | None, options: ClusterOptions) -> ClusterInputs:
     """Open the dump of `epoch` (the newest by default), or the embeddings in `options`, and the table of the queries.
 
-    Raises InputError: no dump, or no place to publish; TableError: unfinished, damaged, made from other data, or not
-    aligned with the queries.
+    Raises InputError if there is no dump or no location for the new table; TableError if the embeddings are unfinished,
+    damaged, computed from other data, or not aligned with the queries.
     """
     layout, queries, out = RunLayout(run), options.queries, options.out
     if queries is not None and epoch is not None:
@@ -63,13 +63,13 @@ def open_clustering(data: str, run: str, epoch: int | None, options: ClusterOpti
     if use_from is None and epoch is not None:
         use_from = int(embeddings.parameters.get("use_from", epoch + 2))
     if out is None and use_from is None:
-        raise InputError("--queries needs a place for the table: give --for-epoch E or --out URL.")
+        raise InputError("--queries needs a location for the table: give --for-epoch E or --out URL.")
     out = out or layout.clusters(use_from or 0, SOURCE)
     return ClusterInputs(open_source(SOURCE, rows, embeddings), origin, epoch, use_from, out)
 
 
 def dumps_for_clusters(run: str) -> dict[int, str]:
-    """Map the epoch to the digest of the embeddings, for every dump of `run` that has to be clustered, oldest first."""
+    """Map the epoch of every dump of `run` that requests clusters to the digest of its embeddings, oldest first."""
     layout = RunLayout(run)
     digests: dict[int, str] = {}
     for epoch in numbered(layout.dumps):
@@ -85,14 +85,14 @@ def _newest(run: str) -> int:
     if not epochs:
         raise InputError(
             f"{layout.dumps}: no query embeddings to cluster. A run with order.cluster > 1 writes the first embeddings "
-            "two epochs before refresh.start. Is the path of the run right? Or make embeddings with `extremis embed "
+            "two epochs before refresh.start. Check the path of the run, or make embeddings with `extremis embed "
             "DATA RUN URL --split train`, and give --queries URL."
         )
     return epochs[-1]
 
 
 def _rows_of(data: str, layout: RunLayout, embeddings: Table) -> tuple[Table, str]:
-    """Return the table of the embedded rows, DATA's or the run's in cluster order, and the digest of DATA's table.
+    """Return the table of the embedded rows (DATA's, or the run's in cluster order) and the digest of DATA's table.
 
     Raises TableError if the embeddings belong to neither table.
     """
@@ -107,5 +107,5 @@ def _rows_of(data: str, layout: RunLayout, embeddings: Table) -> tuple[Table, st
     raise TableError(
         f"{embeddings.url}: these embeddings belong to queries with digest {str(embedded)[:12]}…, but {rows.url} has "
         f"digest {rows.digest[:12]}…, and no table under {layout.clusters_root} matches. Give the data and the run "
-        "that the embeddings were made from."
+        "that the embeddings were computed from."
     )

@@ -1,9 +1,10 @@
-"""Plan of one clustering and place of every row. The launching process makes one plan, so that all workers agree.
+"""Plan of one clustering run and position of every row. The launching process makes one plan for all workers.
 
-The layout is pure arithmetic. Clusters are shuffled, because a row group of near clusters would be one large cluster.
-Every row group contains whole clusters of one size. Clusters of C rows fill row groups of a multiple of C rows. A part
-has fewer than C clusters of C - 1 rows. These clusters fill shards at the end; each shard is one row group with fewer
-than C clusters. So the number of rows of a row group gives its number of clusters: ceil(rows / C).
+The layout is computed by arithmetic alone. Clusters are shuffled, because a row group of neighbouring clusters would
+act as one large cluster. Every row group contains whole clusters of one size. Clusters of C rows are stored in row
+groups whose size is a multiple of C. A part has fewer than C clusters of C - 1 rows. These clusters are stored in
+shards at the end of the table, and each such shard is one row group with fewer than C clusters. The number of clusters
+in a row group therefore follows from its number of rows: ceil(rows / C).
 """
 
 import functools
@@ -34,8 +35,8 @@ _GROUP_CLUSTERS = 16  # fewest clusters in a row group
 class Layout:
     """Layout of a table. `rows` is C, the number of rows of a full cluster.
 
-    `full` and `short`: numbers of clusters of C and of C - 1 rows, [parts]. Row groups have `row_group_rows` rows, and
-    shards of full clusters have `shard_rows` rows. Both numbers are multiples of C.
+    `full` and `short` [parts] are the numbers of clusters with C rows and with C - 1 rows in each part. Row groups have
+    `row_group_rows` rows, and shards of full clusters have `shard_rows` rows. Both numbers are multiples of C.
     """
 
     rows: int
@@ -52,14 +53,14 @@ class Layout:
 
     @cached_property
     def first(self) -> np.ndarray:
-        """First row of each shard and N at the end, int64 [shards + 1]; shards with clusters of C rows come first."""
+        """First row of each shard, followed by N, int64 [shards + 1]; shards with clusters of C rows come first."""
         full, short = sum(self.full) * self.rows, sum(self.short) * (self.rows - 1)
         clusters = max(1, min(self.row_group_rows // max(1, self.rows - 1), self.rows - 1))  # clusters of C - 1
         edges = range(0, full, self.shard_rows), range(full, full + short, max(1, clusters * (self.rows - 1)))
         return np.array([*edges[0], *edges[1], full + short])
 
     def places(self, part: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (shard, row within it) int64 [n] of a part's rows, ordered by cluster; clusters of C rows first."""
+        """Return (shard, row in the shard), int64 [n], for a part's rows in cluster order; clusters of C rows first."""
         full = self._slots[0][sum(self.full[:part]) : sum(self.full[: part + 1])]
         short = self._slots[1][sum(self.short[:part]) : sum(self.short[: part + 1])]
         short = sum(self.full) * self.rows + short * (self.rows - 1)
@@ -69,16 +70,16 @@ class Layout:
 
     @cached_property
     def _slots(self) -> tuple[np.ndarray, np.ndarray]:
-        """Places of the clusters, ordered by part: first the clusters of C rows, then the clusters of C - 1 rows."""
+        """Positions of the clusters, ordered by part: first the clusters of C rows, then the clusters of C - 1 rows."""
         draw = generator(self.seed, Purpose.SAMPLE)
         return draw.permutation(sum(self.full)), draw.permutation(sum(self.short))
 
 
 def make_layout(points: list[int], size: int, row_group_rows: int, shard_rows: int, seed: int) -> Layout:
-    """Lay out parts of `points` points in clusters of at most `size` points, equal within one over all parts.
+    """Divide parts of `points` points into clusters of at most `size` points whose sizes differ by at most one overall.
 
-    `row_group_rows` and `shard_rows` describe the old table; the new table has about the same sizes. Raises InputError
-    if a part has too few points for clusters of C and C - 1 points.
+    `row_group_rows` and `shard_rows` are the sizes in the old table; the new table uses about the same sizes. Raises
+    InputError if a part has too few points for clusters of C and C - 1 points.
     """
     counts = [-(-count // size) for count in points]
     rows = max((-(-count // clusters) for count, clusters in zip(points, counts, strict=True) if clusters), default=1)
@@ -95,7 +96,7 @@ def make_layout(points: list[int], size: int, row_group_rows: int, shard_rows: i
 
 
 def _runs(starts: np.ndarray, length: int) -> np.ndarray:
-    """Return the concatenated ranges [start, start + length) of all starts."""
+    """Return the concatenated ranges [start, start + length) for all starts."""
     return (starts[:, None] + np.arange(length)).reshape(-1)
 
 
@@ -128,7 +129,7 @@ class ClusterPlan:
         return sum(entry.rows for entry in self.queries.shards[:shard])
 
     def parameters(self) -> dict[str, Any]:
-        """Return the table's parameters, except the parameters that follow from the counts of its parts."""
+        """Return the table's parameters, except parameters that depend on the number of rows in each part."""
         embeddings = self.inputs.source.embeddings.parameters
         kept = {name: value for name, value in self.queries.parameters.items() if name != CLUSTERS}
         clusters = {
@@ -146,7 +147,7 @@ class ClusterPlan:
         return find_reusable(
             self.inputs.out,
             Request("queries", self.inputs.parents, self.parameters()[CLUSTERS], section=CLUSTERS),
-            "Give the same options, another place with --out, or --overwrite to replace the table.",
+            "Give the same options, another location with --out, or --overwrite to replace the table.",
             overwrite=options.overwrite,
             # The trainer has rewritten the dump since then.
             is_stale=lambda old: epoch is not None and old["epoch"] == epoch and options.queries is None,
@@ -156,7 +157,7 @@ class ClusterPlan:
 
 @dataclass(frozen=True)
 class Settled:
-    """A plan whose parts are counted: the place of every cluster, and the columns of the rows."""
+    """A plan after the rows of all parts have been counted: the layout of the clusters, and the schema of the rows."""
 
     plan: ClusterPlan
     layout: Layout
@@ -164,7 +165,7 @@ class Settled:
 
 
 def make_plan(inputs: ClusterInputs, options: ClusterOptions) -> ClusterPlan:
-    """Plan a clustering. Raises InputError: no size, a wrong size, or too little memory; TableError."""
+    """Plan a clustering run. Raises InputError if the size is missing or invalid or memory is too small; TableError."""
     size = options.size or inputs.requested.get("size")
     if size is None:
         raise InputError(f"{inputs.source.embeddings.url}: the recipe of this run has no cluster size. Give --size C.")
@@ -188,12 +189,12 @@ def make_plan(inputs: ClusterInputs, options: ClusterOptions) -> ClusterPlan:
 
 
 def worker_bytes(queries: int, dimension: int, stored: float, memory: int) -> int:
-    """Estimate the bytes of a worker for `queries` queries of `stored` bytes each, in parts that fit into `memory`."""
+    """Estimate the memory of a worker for `queries` queries of `stored` bytes each, in parts that fit into `memory`."""
     return min(memory, _PROCESS + int(_SPARE * _bytes_a_query(dimension, stored) * queries))
 
 
 def _bytes_a_query(dimension: int, stored: float) -> float:
-    """Estimate the bytes of a query: the vector as read, as ordered and in float64 for means, and the row itself."""
+    """Estimate the memory per query: the vector as read, as reordered and in float64 for means, and the row itself."""
     return 20 * dimension + _UNPACKED * stored + 64
 
 
@@ -204,7 +205,7 @@ def _halved(size: int) -> int:
 
 
 def _fit(inputs: ClusterInputs, memory: int) -> int:
-    """Return the number of queries of a part that fits into `memory`."""
+    """Return the largest number of queries in a part that fits into `memory`."""
     queries = inputs.source.queries
     stored = sum(entry.bytes for entry in queries.shards) / max(1, queries.rows)
     each = _bytes_a_query(inputs.source.embeddings.dimension, stored)

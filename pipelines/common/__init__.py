@@ -1,1 +1,1 @@
-"""Parts that several pipelines share: dumps, flows, exchange of bulk data, vectors of tables, progress, summaries."""
+"""Code shared by several pipelines: dumps, flows, exchange of bulk data, vectors from tables, progress, summaries."""

@@ -19,12 +19,12 @@ _POLL_LOCAL, _POLL_REMOTE = 0.5, 5.0  # seconds between two checks for a dump
 def watch_dumps(
     run: str, complete: Callable[[], dict[int, str]], make: Callable[[int], bool], say: Callable[[str], None]
 ) -> int:
-    """Call `make(epoch)` for every dump of `complete()` (epoch to digest), oldest first, until the run is finished.
+    """Call `make(epoch)` for every dump in `complete()`, which maps epochs to digests, until the run is finished.
 
-    `make` returns whether it made a table; the result is the number of tables. A trainer that resumes from an earlier
-    checkpoint withdraws dumps; the function then waits for the new dumps. Dumps that another process works on are
-    skipped. If storage fails or is full, or the work on a dump fails, the function waits and retries, up to RETRIES
-    times in a row. Raises the errors of `make`.
+    The oldest dump comes first. `make` returns whether it built a table; this function returns the number of tables
+    built. If a trainer resumes from an earlier checkpoint and withdraws dumps, the function waits for the new dumps.
+    While another process is working on a dump, the function waits. If storage fails or is full, or if processing a dump
+    fails, the function waits and retries, up to RETRIES times in a row. Raises the errors of `make`.
     """
     pause = _POLL_LOCAL if storage.is_local(run) else _POLL_REMOTE
     layout, seen, after, count, failures, again = RunLayout(run), dict[int, str](), "", 0, 0, 0.0
@@ -47,7 +47,7 @@ def watch_dumps(
                 count += make(epoch)
                 seen[epoch], failures, after = digest, 0, f" after epoch {epoch}"
         except ClaimedError:
-            wait.change(f"another process that works on the dump of epoch {epoch} of {run},")
+            wait.change(f"another process that is working on the dump of epoch {epoch} of {run},")
         except ExtremisError as error:
             lasts = isinstance(error, InputError) and not isinstance(error, RoomError)
             if lasts and epoch is not None and complete().get(epoch) != digest:
@@ -64,7 +64,7 @@ def watch_dumps(
 def require_unused(run: str, url: str, manifest: Manifest) -> None:
     """Raise InputError if an unfinished run trains on this table.
 
-    A trainer reads a table until it adopts the next table, and again when it resumes.
+    A trainer reads a table until the trainer adopts the next table, and reads the table again when the run resumes.
     """
     layout = RunLayout(run)
     if storage.exists(layout.finished):

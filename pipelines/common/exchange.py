@@ -1,10 +1,11 @@
 """Exchange of bulk data between two stages, so that a runner groups small references instead of rows.
 
-The local runner keeps all groups in the launching process. On Flink and Spark, a group is one element in memory. On
-these runners, a worker writes its messages for all destinations to one file in staging, and sends the place of each
-message. Dataflow has its own shuffle service and gets the messages themselves. A message is an Arrow IPC stream of one
-record batch. The CRC-32 of a message is sent with its place, so a reader decodes exactly this message. On every runner,
-data for the next flow and the places of this data are in files.
+The local runner keeps all groups in the launching process. On Flink and Spark, each group is held in memory as one
+element. With the local runner, Flink and Spark, a worker therefore writes its messages for all destinations to one file
+in staging, and sends only the location of each message. Dataflow has its own shuffle service and receives the messages
+directly. A message is an Arrow IPC stream with one record batch. The CRC-32 of a message is sent with its location, so
+that a reader can verify the message. With every runner, data for the next flow and the locations of this data are
+stored in files.
 """
 
 import uuid
@@ -43,7 +44,7 @@ class Files:
     prefix: str
 
     def send(self, parts: Iterable[tuple[K, pa.RecordBatch]]) -> Iterator[tuple[K, Packet]]:
-        """Turn (destination, batch) into (destination, packet), for any worker to `receive`. Raises StorageError."""
+        """Convert (destination, batch) to (destination, packet) that any worker can `receive`. Raises StorageError."""
         out = pa.BufferOutputStream()
         places: list[tuple[K, int, int]] = []
         for destination, batch in parts:
@@ -100,9 +101,9 @@ def split_by(batch: pa.RecordBatch, part: np.ndarray) -> Iterator[tuple[int, pa.
 
 
 def receive(packets: Iterable[Packet], fields: Sequence[int] | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of `packets`, in order; with `fields`, only the columns with these numbers.
+    """Yield the batches of `packets` in order; if `fields` is given, read only the columns with these numbers.
 
-    Raises StorageError: the file is missing, or permanently damaged.
+    Raises StorageError if a file is missing or permanently damaged.
     """
     options = pa.ipc.IpcReadOptions(included_fields=fields)
     for packet in packets:
@@ -123,13 +124,13 @@ def gather(packets: Iterable[Packet], schema: pa.Schema, columns: Sequence[str] 
 
 
 def places_of(packets: Iterable[Packet]) -> pa.RecordBatch:
-    """Return the places of packets in files as rows, in a fixed order."""
+    """Return the file locations of the packets as rows, in sorted order."""
     places = sorted(packet for packet in packets if not isinstance(packet, bytes))
     return pa.RecordBatch.from_pylist([dict(zip(_PLACES.names, place, strict=True)) for place in places], _PLACES)
 
 
 def read_places(packet: Packet | None) -> list[Packet]:
-    """Return the packets at the places in `packet`; an empty list if `packet` is None. Raises StorageError."""
+    """Return the packet locations stored in `packet`; an empty list if `packet` is None. Raises StorageError."""
     batches = receive([] if packet is None else [packet])
     return [tuple(place.values()) for batch in batches for place in batch.to_pylist()]
 

@@ -1,11 +1,11 @@
-"""A flow of stages, which are plain functions, and collections between the stages. A runner executes the flow.
+"""A flow consists of stages, which are plain functions, and of collections between the stages. A runner executes it.
 
     flow = Flow()
     raw = flow.create("Parts", range(3)).flat_map("Read", read_part, plan)
     parsed = raw.group("By block").map("Parse", parse_block, plan)
 
-Workers receive a function by name, so a function must be defined at the top level of a module. The results of a
-function are small elements, such as places of bulk data (`pipelines.common.exchange`), not rows. The operator `+` joins
+Workers receive a function by name, so a function must be defined at the top level of a module. A function returns small
+elements, such as locations of bulk data (`pipelines.common.exchange`), instead of rows. The operator `+` merges
 collections.
 """
 
@@ -29,7 +29,7 @@ class Tagged(NamedTuple):
 
 
 class Output(NamedTuple):
-    """One output of the stage with this number."""
+    """One output, by tag, of the stage with the number `stage`."""
 
     stage: int
     tag: str
@@ -37,10 +37,10 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """A function over elements. `map` and `flat_map` call the function with each element, `over` with all elements.
+    """A function to apply to elements: `map` and `flat_map` pass one element per call, `over` passes several.
 
     With `map`, the function returns one element; with `flat_map` and `over`, the function yields elements. arguments:
-    further arguments, after the element.
+    additional arguments, passed after the element.
     """
 
     way: Way
@@ -62,10 +62,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a flow: given elements, or a function over the elements of `reads`, or these elements grouped by key.
+    """A stage of a flow: given elements, a function over the elements of `reads`, or these elements grouped by key.
 
-    sides: maps positions among the work's arguments to outputs of pairs (key, value). The pairs become dictionaries at
-    these positions.
+    sides: maps argument positions of the work to outputs that contain (key, value) pairs. The function receives the
+    pairs as dictionaries at these positions.
     """
 
     name: str
@@ -81,29 +81,29 @@ class Stage:
         return (*self.reads, *(output for outputs in self.sides.values() for output in outputs))
 
     def with_sides(self, dictionaries: Mapping[int, Mapping[Any, Any]]) -> Work:
-        """Return the work with `dictionaries` as the arguments at the positions of `sides`."""
+        """Return the work with `dictionaries` inserted as arguments at the positions in `sides`."""
         assert self.work is not None
         arguments = [dictionaries.get(place, argument) for place, argument in enumerate(self.work.arguments)]
         return Work(self.work.way, self.work.function, tuple(arguments))
 
 
 class Flow:
-    """Stages in an order in which a runner can execute the stages."""
+    """Stages, in an order in which a runner can execute them."""
 
     def __init__(self) -> None:
         self.stages: list[Stage] = []
 
     def create(self, name: str, elements: Iterable[Any]) -> "Collection":
-        """Add elements that are known beforehand; the runner distributes them over the workers."""
+        """Add elements that are known in advance; the runner distributes the elements over the workers."""
         return self.add(Stage(name, given=list(elements)))[MAIN]
 
     def add(self, stage: Stage) -> "dict[str, Collection]":
-        """Add a stage. Returns its collections by tag."""
+        """Add a stage. Returns the stage's collections by tag."""
         self.stages.append(stage)
         return {tag: Collection(self, (Output(len(self.stages) - 1, tag),)) for tag in stage.tags}
 
     def join(self, name: str, sides: "Mapping[str, Collection]") -> "Collection":
-        """Group several collections of (key, value) by key into (key, {name of a collection: values})."""
+        """Group the (key, value) pairs of several collections by key into (key, {collection name: values})."""
         tagged = [side.map(f"{name}: {tag}", _tag_value, tag) for tag, side in sides.items()]
         return sum_of(tagged).group(name).map(f"{name}: together", _values_by_tag, tuple(sides))
 
@@ -127,13 +127,13 @@ class Collection:
         return self._add(name, "flat_map", function, arguments)[MAIN]
 
     def over(self, name: str, function: Callable[..., Any], *arguments: Any) -> "Collection":
-        """Call `function(elements, *arguments)`, which yields elements, for the elements of one worker at a time."""
+        """Call `function(elements, *arguments)`, which takes several elements at a time and yields elements."""
         return self._add(name, "over", function, arguments)[MAIN]
 
     def split(
         self, name: str, tags: Sequence[str], function: Callable[..., Any], *arguments: Any, over: bool = False
     ) -> "dict[str, Collection]":
-        """Like `flat_map` or `over`, but `function` yields `Tagged` elements. Returns collections `tags` and MAIN."""
+        """Like `flat_map` or `over`, but `function` yields `Tagged` elements. Returns the collections by tag."""
         return self._add(name, "over" if over else "flat_map", function, arguments, tags)
 
     def group(self, name: str) -> "Collection":
@@ -149,7 +149,7 @@ class Collection:
 
 
 def sum_of(collections: Sequence[Collection]) -> Collection:
-    """Join one or more collections into one collection."""
+    """Merge one or more collections into one collection."""
     return Collection(collections[0].flow, tuple(output for each in collections for output in each.outputs))
 
 

@@ -1,8 +1,8 @@
-"""Progress of a pipeline: workers count rows and bytes by step, and the launching process shows the counts.
+"""Progress of a pipeline: workers count rows and bytes per step, and the launching process shows the counts.
 
-A worker writes its counts to a file in staging from time to time, because the job servers of Flink and Spark report
-Beam's metrics only at the end of a job. The final counts come from the runner: from its workers' answers, or from
-Beam's metrics, which count repeated work once.
+Each worker periodically writes its counts to a file in staging, because the job servers of Flink and Spark report
+Beam's metrics only at the end of a job. The runner provides the final counts, either from the results of its workers or
+from Beam's metrics, which count repeated work only once.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ K = TypeVar("K")
 
 
 class Count(NamedTuple):
-    """Work on one step, from second `first` to second `last` of the meter's clock."""
+    """Work done in one step between the times `first` and `last`, in seconds on the meter's clock."""
 
     rows: int = 0
     bytes: int = 0
@@ -46,7 +46,7 @@ class Count(NamedTuple):
 
 @dataclass
 class _Counts:
-    """Counts of this process, by step."""
+    """Counts of this process, per step."""
 
     written: float = 0.0  # monotonic seconds; infinite in the launching process, which reads its counts from memory
     steps: dict[str, Count] = field(default_factory=dict)
@@ -57,7 +57,7 @@ _COUNTS: dict[str, _Counts] = {}  # by the meter's URL
 
 @dataclass(frozen=True)
 class Meter:
-    """Counter for the steps of one command, with files below `url`. `began`: start, in seconds since 1970.
+    """Counter for the steps of one command, with files under `url`. `began` is the start time, in seconds since 1970.
 
     Without a URL nothing is counted.
     """
@@ -96,7 +96,7 @@ class Meter:
                 storage.write_bytes(join(self.url, name), body, durable=False)
 
     def count_bytes(self, step: str, sent: Iterable[tuple[K, Packet]]) -> Iterator[tuple[K, Packet]]:
-        """Yield the packets that `step` sends, and count the bytes of all packets once, at the end, for speed."""
+        """Yield the packets that `step` sends; for speed, count the bytes of all packets only once, at the end."""
         size = 0
         for key, packet in sent:
             size += size_of(packet)
@@ -128,7 +128,7 @@ def sum_counts(many: Iterable[Mapping[str, Count]]) -> dict[str, Count]:
 
 
 def counted_here() -> dict[str, Count]:
-    """Return all counts of this process, by step."""
+    """Return all counts of this process, per step."""
     with _LOCK:
         return sum_counts(counts.steps for counts in _COUNTS.values())
 
@@ -144,13 +144,13 @@ def silent(line: str) -> None:
 
 
 def say_use(use_from: int | None) -> str:
-    """Return the end of a line that names the first epoch to train on a table."""
+    """Return the end of a message that says from which epoch a table is used."""
     return "" if use_from is None else f", for use from epoch {use_from}"
 
 
 @dataclass(frozen=True)
 class Step:
-    """State of a step that has begun: rows done of `total` (None: unknown), number of processes, and time."""
+    """State of a step that has started: rows done out of `total` (None: unknown), number of processes, and time."""
 
     name: str
     rows: int
@@ -163,7 +163,7 @@ class Step:
 
     @property
     def state(self) -> str:
-        """Text with rows done, rows per second, time left, and workers."""
+        """Text that shows rows done, rows per second, time left, and workers."""
         parts = [f"{say_count(self.rows, self.total)} rows"]
         if self.seconds > 0 and self.rows:
             rate = self.rows / self.seconds
@@ -177,7 +177,7 @@ class Step:
 
 
 def say_seconds(seconds: float) -> str:
-    """Format a time for people: 8 s, 1:05 min, 2:10 h."""
+    """Format a duration for display: 8 s, 1:05 min, 2:10 h."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -187,9 +187,9 @@ def say_seconds(seconds: float) -> str:
 class Watch:
     """Display of the steps of one command's flows. Workers count with `meter`.
 
-    `progress` gets a line from time to time. If `progress` has `display()`, a context manager that returns a function,
-    this function regularly gets the steps that have begun. If the function returns True, it shows the steps, and no
-    lines are sent.
+    `progress` periodically receives a line of text. If `progress` has a context manager `display()` that returns a
+    function, this function periodically receives the steps that have started. If the function returns True, it has
+    shown the steps itself, and no lines are sent.
     """
 
     def __init__(self, staging: str, progress: Progress) -> None:
@@ -203,16 +203,16 @@ class Watch:
         self._workers: dict[str, int] = {}
 
     def expect(self, totals: Mapping[str, int | None]) -> None:
-        """Set the steps of the next flow, in order, and the approximate rows of each step; None: unknown.
+        """Set the steps of the next flow, in order, with the approximate number of rows of each step (None: unknown).
 
-        If an earlier flow has a step of the same name, that step continues: its rows are summed over all flows.
+        If an earlier flow has a step with the same name, that step continues: its rows are summed over all flows.
         """
         self._totals |= totals
         self._over = {name: count for name, count in self._over.items() if name not in totals}
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[Callable[[Mapping[str, Count]], None]]:
-        """Show the steps until the block ends. The block passes the runner's counts of all flows to the function."""
+        """Show the steps until the block ends. Yields a function that takes the runner's counts of all flows."""
         ended = threading.Event()
         with self._display() if self._display else contextlib.nullcontext() as show:
             thread = threading.Thread(target=self._look, args=(ended, show), name="extremis-watch", daemon=True)
@@ -224,7 +224,7 @@ class Watch:
                 thread.join()
 
     def steps(self) -> list[Step]:
-        """Return the steps that have begun, in their order. Raises StorageError."""
+        """Return the steps that have started, in order. Raises StorageError."""
         return self._states(self._merged())
 
     def summarize(self) -> None:
@@ -255,7 +255,7 @@ class Watch:
         return sum_counts(processes) | self._over
 
     def _settle(self, counts: Mapping[str, Count]) -> None:
-        """Keep the counts of a finished flow: from the runner, or from the workers if the runner does not count."""
+        """Store the counts of a finished flow from the runner or, if the runner does not count, from the workers."""
         with contextlib.suppress(ExtremisError, OSError):
             self._over |= self._merged()
         self._over |= counts

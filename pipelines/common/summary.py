@@ -45,7 +45,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Patched:
-    """A patch to shard `number` (in the view) of the earlier labels or points, and the shard's row groups."""
+    """A patch to the earlier labels or points in shard `number` of the view, and the row groups of this shard."""
 
     table: str
     number: int
@@ -59,9 +59,9 @@ class Summary:
     """Shards and counters by table, the first rejects, and the contents of staging.
 
     blocks: parsed rows in staging. rejected: (input table, packet) of rejected rows in staging. files: (bytes, SHA-256)
-    of each input file by its URL. features: one more than the largest feature id of any row. patched: changes to rows
-    of earlier versions. kept: places of packets for a later flow, by collection and key. label_sizes: number of
-    labels of each shard.
+    of each input file, by URL. features: the largest feature id of all rows, plus one. patched: changes to rows of
+    earlier versions. kept: locations of packets for a later flow, by collection and key. label_sizes: number of labels
+    of each shard.
     """
 
     shards: dict[str, tuple[Shard, ...]] = field(default_factory=dict)
@@ -127,7 +127,7 @@ _AS_JSON = TypeAdapter(Summary)
 
 
 def write_sum(summaries: Collection, url: str) -> None:
-    """End a flow: write the sum to one small file at `url`, which the launching process reads."""
+    """End a flow: write the sum of the summaries to one small file at `url`, which the launching process reads."""
     summaries.over("Sum up", _add_up).group("All summaries").map("Write summary", _write_summary, url)
 
 
@@ -156,7 +156,7 @@ def describe(
     table: str = "",
     **more: Any,
 ) -> Manifest:
-    """Return the manifest of the table of `request`, from the shards and counters in `summary`.
+    """Return the manifest for the requested table, built from the shards and counters in `summary`.
 
     table: name of the table in `summary`; default: the request's kind. more: other fields of the manifest.
     """
@@ -174,6 +174,6 @@ def describe(
 
 
 def written_schema(out: str, summary: Summary, table: str) -> pa.Schema:
-    """Return the columns of the first shard of `table` at `out`, because only workers find out the dimension."""
+    """Read the schema from the first shard of `table` at `out`, because only the workers know the dimension."""
     with open_shard(out, summary.shards_of(table)[0]) as first:
         return first.schema_arrow

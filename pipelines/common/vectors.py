@@ -21,7 +21,7 @@ from search.exclusions import Exclusions
 
 
 class Batch(NamedTuple):
-    """Rows [first, first + B) of a shard: their `ids`, `queries` float32 [B, D] and the labels to drop for each row."""
+    """Rows [first, first + B) of a shard: `ids`, `queries` float32 [B, D], and the labels to exclude for each row."""
 
     first: int
     ids: pa.Array
@@ -39,9 +39,9 @@ class Source:
     ids_of: str = "labels"  # kind of the ids to search; among "points", a point does not find itself
 
     def batches(self, shard: int, rows: int, dimension: int) -> Iterator[Batch]:
-        """Read shard `shard` in batches of `rows` rows (the last may be shorter), padded with zeros to `dimension`.
+        """Read shard `shard` in batches of `rows` rows (the last may be shorter), with vectors padded to `dimension`.
 
-        Raises TableError: damaged, not finite, or embeddings of other rows.
+        Raises TableError if a table is damaged, a vector is not finite, or the embeddings belong to other rows.
         """
         first = sum(entry.rows for entry in self.queries.shards[:shard])
         within = 0
@@ -64,9 +64,9 @@ class Source:
         return np.concatenate(parts)
 
     def aligned(self, shard: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Read row groups of shard `shard` with a column `vector`, and `columns` of the points (None: all columns).
+        """Read the row groups of shard `shard` with a column `vector` and `columns` of the points (None: all columns).
 
-        Raises TableError: damaged, or embeddings of other rows.
+        Raises TableError if a table is damaged or the embeddings belong to other rows.
         """
         columns = [name for name in self.queries.columns if columns is None or name in columns]
         for point, embedding in self.queries.aligned_with(self.embeddings, shard, columns):
@@ -74,8 +74,8 @@ class Source:
 
 
 def open_source(name: str, queries: Table, embeddings: Table) -> Source:
-    """Pair `queries` with `embeddings`. Raises TableError: embeddings of other data, or not aligned."""
-    embeddings.require_aligned(queries, "Make the embeddings again.")
+    """Pair `queries` with `embeddings`. Raises TableError if the embeddings are of other data or not aligned."""
+    embeddings.require_aligned(queries, "Compute the embeddings again.")
     return Source(name, queries, embeddings)
 
 
@@ -83,13 +83,13 @@ _READERS = 2  # threads; each has a row group in memory, before the index and th
 
 
 def equal_ranges(start: int, stop: int, count: int) -> list[tuple[int, int]]:
-    """Cut [start, stop) into `count` half-open ranges in order, equal in size within one: range g of G for rank g."""
+    """Split [start, stop) into `count` consecutive ranges whose sizes differ by at most one; rank g uses range g."""
     edges = [start + (stop - start) * part // count for part in range(count + 1)]
     return list(itertools.pairwise(edges))
 
 
 def block_bounds(labels: int, ranges: int, block_rows: int) -> list[list[tuple[int, int]]]:
-    """Cut each of `ranges` equal label ranges into as few blocks as `block_rows` allows, equal in size within one."""
+    """Split each of `ranges` equal label ranges into as few blocks of equal size as `block_rows` allows."""
     return [
         equal_ranges(start, stop, -(-(stop - start) // block_rows)) for start, stop in equal_ranges(0, labels, ranges)
     ]
@@ -98,8 +98,8 @@ def block_bounds(labels: int, ranges: int, block_rows: int) -> list[list[tuple[i
 def read_block(table: Table, start: int, stop: int, dimension: int, drop_bias: bool = False) -> np.ndarray:
     """Read the vectors of labels [start, stop) as float32 [stop - start, dimension], two row groups at a time.
 
-    Columns after the table's D are zeros. With `drop_bias`, the table's last column is also zero: the bias, which is
-    multiplied by a constant 1. Raises TableError: damaged, or vectors that are not finite.
+    Columns beyond the table's dimension D are filled with zeros. With `drop_bias`, the table's last column, which is a
+    constant bias, is also set to zero. Raises TableError if the table is damaged or a vector is not finite.
     """
     block = np.zeros((stop - start, dimension), np.float32)
     begin = int(table.groups.of_rows(np.array(start)))
@@ -121,7 +121,7 @@ def read_block(table: Table, start: int, stop: int, dimension: int, drop_bias: b
 
 
 def require_finite(vectors: np.ndarray, first_row: int, url: str) -> None:
-    """Raise TableError that names `url` and the first row of `vectors` [n, D] with an infinity or a NaN."""
+    """Raise TableError that names `url` and the first row of `vectors` [n, D] that contains an infinity or a NaN."""
     if np.isfinite(vectors).all():
         return
     row = first_row + int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])

@@ -30,8 +30,8 @@ _TEXTS = (
 def choose(source: str, name: str | None = None, fields: str | None = None) -> Format:
     """Return the format called `name`, or the format that matches the file names at `source`.
 
-    fields: names of fields in the data, as in `key=id,text=query`; None: the usual names. Raises InputError, also if
-    `source` matches two formats.
+    fields: names of fields in the data, as in `key=id,text=query`; None: the usual names. Raises InputError, for
+    example if `source` matches two formats.
     """
     form = by_name(name) if name is not None else _recognise(source)
     if fields is None:
@@ -54,7 +54,7 @@ def _recognise(source: str) -> Format:
         several = " and ".join(form.name for form in similar)
         raise InputError(f"{source}: looks like {several}; found: {listed(names)}. Choose one with --format.")
     forms = "".join(f"\n  {form.name}: {form.expects}" for form in FORMATS)
-    present = "one file with an unknown ending" if not names and storage.exists(source) else listed(names)
+    present = "one file with an unknown extension" if not names and storage.exists(source) else listed(names)
     texts = any(name.partition(".gz")[0].endswith((".txt", ".md")) for name in [*names, source])
     hint = _TEXTS if texts else ""
     raise InputError(f"{source}: no known input format here; found: {present}.{hint} Expected one of:{forms}")

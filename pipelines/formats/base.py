@@ -1,7 +1,7 @@
-"""Interface of every input format: files, raw blocks of rows, and normalised columns with rejects.
+"""Interface of all input formats: find files, read raw blocks of rows, and parse them into normalised columns.
 
-A parser never raises an error for a bad row: the row becomes a Reject. A parser raises InputError only if a file is
-unusable. The order of rejects does not depend on the workers.
+A parser never raises an error for an invalid row: the row becomes a Reject. A parser raises InputError only if a file
+is unusable. The order of rejects does not depend on the workers.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from schemas import arrow
 
 
 class Reason(str, Enum):
-    """Reason of a reject; the value is its name in the rejects table and in a manifest's counters."""
+    """Reason for rejecting a row; the value is the reason's name in the rejects table and in a manifest's counters."""
 
     NOT_JSON = "not_json"
     NOT_OBJECT = "not_an_object"
@@ -64,11 +64,11 @@ PAIRS = "pairs/"  # a table `pairs/train` contains (query_key, label_key) of the
 
 @dataclass(frozen=True)
 class Holds:
-    """Content of the rows of a part with string keys.
+    """What the rows of a part with string keys contain.
 
-    keys: rows have keys; if not, the key of a row is a hash of the text. labels: rows have labels; if not, a file of
-    pairs has the labels. single: a row names one label. derived: the labels of a part of labels come from the points.
-    dense: length of a row's vector; 0: no vector.
+    keys: rows contain keys; otherwise, the key of a row is a hash of its text. labels: rows contain labels; otherwise,
+    a file of pairs contains the labels. single: each row names one label. derived: the part contains labels that are
+    extracted from the points. dense: length of a row's vector; 0: no vector.
     """
 
     features: bool = False
@@ -81,10 +81,10 @@ class Holds:
 
 @dataclass(frozen=True)
 class Part:
-    """Files that are read together, line by line; `files` maps a role to a URL.
+    """Files that are read together, line by line; `files` maps each role to a URL.
 
-    A table (a split, `labels`, `pairs/<split>`) may have many parts. `name` is the name in messages and rejects.
-    `rows` is the number of rows that a header states for a part without files.
+    A table (a split, `labels`, `pairs/<split>`) may have many parts. `name` is shown in messages and rejects. For a
+    part without files, `rows` is the number of rows given in a header.
     """
 
     table: str
@@ -98,10 +98,11 @@ class Part:
 class Inputs:
     """Files of one data set at a source.
 
-    keyed: string keys name labels, and the pipeline makes the ids; if not, a label's id is its 0-based line, as in XC.
-    shared_points: the splits share files of points, and a point without a pair belongs to another split. labels,
-    features: numbers of labels and features that a header states; None: labels are counted, or there are no features.
-    filters: by split, the URL of a file of pairs `row label` (0-based lines of the split's only part).
+    keyed: labels have string keys, and the pipeline assigns ids; otherwise, a label's id is its 0-based line number, as
+    in XC. shared_points: the splits share files of points, and a point without a pair in one split belongs to another
+    split. labels, features: the numbers of labels and features given in a header; None if the labels have to be
+    counted, or if there are no features. filters: for each split, the URL of a file of pairs `row label`, in which row
+    is a 0-based line of the split's only part.
     """
 
     format: str
@@ -124,7 +125,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Parsed:
-    """Good rows with the columns of a `*_schema` below, rejects, and the number of pairs left out because of weight."""
+    """Valid rows with the columns of a `*_schema` below, rejects, and the number of pairs ignored because of weight."""
 
     batch: pa.RecordBatch
     rejects: list[Reject]
@@ -132,7 +133,7 @@ class Parsed:
 
 
 class RawRows:
-    """Rows of a raw block during parsing into columns. Each rejected row is recorded with its first reason."""
+    """Rows of a raw block that is being parsed into columns. For each rejected row, the first reason is recorded."""
 
     def __init__(self, raw: pa.RecordBatch, first_row: int, file: str) -> None:
         self.raw, self.first_row, self.file = raw, first_row, file
@@ -141,15 +142,15 @@ class RawRows:
 
     @property
     def rejects(self) -> list[Reject]:
-        """Rejects in the order of their rows."""
+        """Rejects, in row order."""
         return [reject for _, reject in sorted(self._left_out.items()) if reject is not None]
 
     def reject(self, row: int, reason: Reason, detail: str, file: str = "", header: int = 0) -> None:
-        """Reject the 0-based `row` of the block, because of `file`. `header`: number of header lines of `file`."""
+        """Reject the 0-based `row` of the block because of `file`, which starts with `header` header lines."""
         self._left_out.setdefault(row, Reject(file or self.file, self.first_row + row + header + 1, reason, detail))
 
     def skip(self, rows: np.ndarray) -> None:
-        """Leave out empty `rows`, which are not rejects."""
+        """Skip empty `rows`, which do not count as rejects."""
         self._left_out |= dict.fromkeys(rows.tolist())
 
     def good(self, rows: np.ndarray) -> pa.BooleanArray:
@@ -173,34 +174,36 @@ class Format(Protocol):
 
     @property
     def expects(self) -> str:
-        """Text for messages that lists the files of this format."""
+        """Text for messages that lists the files that this format expects."""
 
     def recognises(self, source: str, names: Sequence[str]) -> bool:
-        """Return whether the `names` under `source` match this format; opens a file only if names do not suffice."""
+        """Return whether the `names` under `source` match this format; opens a file only if the names are ambiguous."""
 
     def find(self, source: str) -> Inputs:
-        """Find the data set at `source`, a prefix or a glob. Raises InputError: files are missing or given twice."""
+        """Find the data set at `source`, a prefix or a glob. Raises InputError if files are missing or duplicated."""
 
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
         """Yield raw blocks of exactly `block_rows` rows (the last may be shorter).
 
-        Reading must be cheap, because a part has one reader. Raises InputError (unusable file), StorageError.
+        Reading must be cheap, because a single worker reads a part. Raises InputError if a file is unusable;
+        StorageError.
         """
 
     def parse(self, raw: pa.RecordBatch, first_row: int, part: Part, text: Text) -> Parsed:
         """Parse a raw block that starts at 0-based row `first_row` of its part into points, labels or pairs.
 
-        A format without keys has no pairs, and an invalid label makes the whole data set unusable.
+        If a format has no keys, it has no pairs, and an invalid label makes the whole data set unusable.
         """
 
 
 def points_schema(labels: str | None, features: bool, dense: int = 0) -> pa.Schema:
     """Return the columns of normalised points.
 
-    row: 0-based row in the part. key: unique within the data set if rows are not duplicates. text: empty if the format
-    has no texts. labels: `label_ids` or `label_keys`, both sorted and unique; None: labels come from pairs. Ids are
-    >= 0; the upper bound is checked later, when the labels are counted. merged: number of labels that the point
-    repeats. features: feature_ids sorted and unique, with feature_values. dense: length of the vectors, or 0.
+    row: 0-based row in the part. key: unique within the data set, except for duplicate rows. text: empty if the format
+    has no texts. labels: `label_ids` or `label_keys`, both sorted and unique; None: labels come from pairs. Ids are >=
+    0; the upper bound is checked later, when the labels are counted. merged: number of duplicate labels that were
+    removed from the point. features: feature_ids sorted and unique, with feature_values. dense: length of the vectors,
+    or 0.
     """
     named = {"label_ids": pa.list_(pa.int64()), "label_keys": pa.list_(pa.string()), None: None}[labels]
     of_labels = [] if labels is None else [pa.field(labels, named)]
@@ -218,12 +221,12 @@ def labels_schema(features: bool, dense: int = 0) -> pa.Schema:
 
 
 def pairs_schema() -> pa.Schema:
-    """Return the columns of normalised pairs; pairs of weight <= 0 are left out, not rejected."""
+    """Return the columns of normalised pairs; pairs with weight <= 0 are ignored without being rejected."""
     return pa.schema([("row", pa.int64()), ("query_key", pa.string()), ("label_key", pa.string())])
 
 
 def decode_column(column: pa.Array, note: Callable[[int, int], None]) -> pa.StringArray:
-    """Return a binary column without nulls as text; a value that is not UTF-8 becomes "", with `note(row, byte)`."""
+    """Return a binary column without nulls as text; values that are not UTF-8 become "" and call `note(row, byte)`."""
     try:
         return column.cast(pa.string())
     except pa.ArrowInvalid:

@@ -1,6 +1,6 @@
-"""Read files of columns as record batches: CSV and TSV, Parquet, and Arrow streams that Hugging Face `datasets` saves.
+"""Read columnar files as record batches: CSV and TSV, Parquet, and Arrow streams saved by Hugging Face `datasets`.
 
-CSV and TSV have a header and one row per record; quoted fields may contain line ends. All columns of CSV and TSV
+CSV and TSV files have a header and one row per record; quoted fields may contain line breaks. All CSV and TSV columns
 are text.
 """
 
@@ -31,9 +31,9 @@ csv.field_size_limit(lines.MAX_LINE_BYTES)
 
 
 def column_names(url: str) -> list[str] | None:
-    """Return the column names of a file, or None if the file name does not end like a format with columns.
+    """Return the column names of a file, or None if its extension does not belong to a format with columns.
 
-    Raises InputError: not a file of this format, or a duplicate column in a header; StorageError.
+    Raises InputError if the content does not match the extension or a header contains a column twice; StorageError.
     """
     if url.endswith(f".{PARQUET}"):
         with open_parquet(url) as file:
@@ -45,9 +45,9 @@ def column_names(url: str) -> list[str] | None:
 
 
 def check_columns(url: str, *required: Sequence[str], example: str = "key=id,text=query") -> None:
-    """Raise InputError if a file has no column of one of the groups in `required`; types are checked later.
+    """Raise InputError if a file contains no column from one of the groups in `required`; types are checked later.
 
-    example: a value of --fields, for the message.
+    example: a value of --fields to show in the message.
     """
     names = column_names(url)
     for group in required:
@@ -60,9 +60,10 @@ def check_columns(url: str, *required: Sequence[str], example: str = "key=id,tex
 
 
 def read_arrow(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield blocks of `block_rows` rows (the last may be shorter) of the existing columns among `columns`.
+    """Yield blocks of `block_rows` rows (the last may be shorter) with the columns in `columns` that the file contains.
 
-    Class labels are returned as their names. Raises InputError: not an Arrow stream, or damaged; StorageError.
+    Class labels are returned as their names. Raises InputError if the file is damaged or not an Arrow stream;
+    StorageError.
     """
     with _open_arrow(url) as stream:
         present = [name for name in columns if name in stream.schema.names]
@@ -98,7 +99,7 @@ def _with_names(column: pa.Array, names: list[str] | None) -> pa.Array:
 
 @contextlib.contextmanager
 def _open_arrow(url: str) -> Iterator[pa.RecordBatchStreamReader]:
-    """Open an Arrow stream. Raises InputError, also within the block: not a stream, or damaged; StorageError."""
+    """Open an Arrow stream. Raises InputError, also within the block, if the stream is damaged; StorageError."""
     with lines.open_file(url) as file:
         try:
             with pa.ipc.open_stream(pa.PythonFile(file, mode="r")) as stream:
@@ -109,9 +110,9 @@ def _open_arrow(url: str) -> Iterator[pa.RecordBatchStreamReader]:
 
 
 def read_parquet(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield blocks of exactly `block_rows` rows (the last may be shorter) of the existing columns among `columns`.
+    """Yield blocks of exactly `block_rows` rows (the last may be shorter) with the columns in `columns` that exist.
 
-    Raises InputError: not Parquet, or damaged; StorageError.
+    Raises InputError if the file is damaged or not Parquet; StorageError.
     """
     rows = min(block_rows, 1 << 16)
     with open_parquet(url) as file:
@@ -126,9 +127,9 @@ def read_parquet(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[
 
 @contextlib.contextmanager
 def open_parquet(url: str, buffer_size: int = 0) -> Iterator[pq.ParquetFile]:
-    """Open a Parquet file. With a `buffer_size`, column chunks are read in parts, and are never in memory as a whole.
+    """Open a Parquet file. With a `buffer_size`, column chunks are read in parts and are never loaded as a whole.
 
-    Raises InputError, also within the block: a missing or damaged file; StorageError.
+    Raises InputError, also within the block, if the file is missing or damaged; StorageError.
     """
     try:
         length = storage.size(url)
@@ -151,21 +152,21 @@ def too_large(url: str, rows: int) -> InputError:
 
 
 def _in_blocks(batches: Iterator[pa.RecordBatch], block_rows: int) -> Iterator[pa.RecordBatch]:
-    """Cut the rows again into batches of exactly `block_rows` rows (the last may be shorter)."""
+    """Regroup the rows into batches of exactly `block_rows` rows (the last may be shorter)."""
     for table in rechunk((pa.Table.from_batches([batch]) for batch in batches), block_rows):
         (block,) = table.to_batches()
         yield block
 
 
 def is_csv(url: str) -> bool:
-    """Return whether the file name ends like the name of a CSV or TSV file."""
+    """Return whether the file has the extension of a CSV or TSV file."""
     return re.search(rf"\.{CSV}$", url) is not None
 
 
 def read_csv(url: str, block_rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield blocks of `block_rows` rows (the last may be shorter): columns of strings by name, and COUNT.
+    """Yield blocks of `block_rows` rows (the last may be shorter) with the file's columns as strings, and COUNT.
 
-    Raises InputError: not CSV in UTF-8, or incomplete; StorageError.
+    Raises InputError if the file is incomplete or not CSV in UTF-8; StorageError.
     """
     records = _records(url)
     names = _header(url, records)
@@ -182,7 +183,7 @@ def read_csv(url: str, block_rows: int) -> Iterator[pa.RecordBatch]:
 
 
 def split_lists(column: pa.Array) -> pa.ListArray:
-    """Read a column of texts as lists: `["a", "b"]`, or values separated by | or ;."""
+    """Parse a text column into lists: `["a", "b"]`, or values separated by | or ;."""
     return pa.array([_listed(text) for text in column.to_pylist()], pa.list_(pa.string()))
 
 
@@ -203,7 +204,9 @@ def _listed(text: str | None) -> list[str]:
 def _header(url: str, records: Iterator[list[str]]) -> list[str]:
     names = [name.strip() for name in next(records, [])]
     if len({*names}) < len(names):
-        raise InputError(f"{url}: the header names a column twice: {', '.join(names)[:200]}. Rename one of the two.")
+        raise InputError(
+            f"{url}: the header names a column twice: {', '.join(names)[:200]}. Rename one of the two columns."
+        )
     return names
 
 
@@ -223,7 +226,7 @@ def _records(url: str) -> Iterator[list[str]]:
 
 
 def _text_lines(url: str) -> Iterator[str]:
-    """Yield the lines of a UTF-8 text with their line ends (CR alone is also a line end), without a byte order mark."""
+    """Yield the lines of UTF-8 text with their line endings, including a lone CR, and without a byte order mark."""
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=False)
     pending = ""
     for chunk in lines.content(url):

@@ -46,7 +46,7 @@ def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) 
 
 
 class _Rows(RawRows):
-    """Rows of one file. A CSV row with more or fewer fields than the header is a reject, unless the row is empty."""
+    """Rows of one file. A CSV row with more or fewer fields than the header is rejected, unless the row is empty."""
 
     def __init__(self, raw: pa.RecordBatch, first_row: int, file: str) -> None:
         super().__init__(raw, first_row, file)
@@ -82,7 +82,7 @@ class _Rows(RawRows):
         return pc.binary_join_element_wise(title, gap, rest, "")
 
     def label(self, name: str) -> tuple[pa.Array, pa.Array]:
-        """Return the columns label_keys and merged of rows with one label each."""
+        """Return the columns label_keys and merged for rows with one label each."""
         offsets = pa.array(np.arange(self.raw.num_rows + 1, dtype=np.int32))
         merged = pa.array(np.zeros(self.raw.num_rows, np.int32))
         return pa.ListArray.from_arrays(offsets, self.key(name)), merged
@@ -144,7 +144,7 @@ class _Rows(RawRows):
         return vector_column(vectors)
 
     def is_positive(self, name: str) -> np.ndarray:
-        """Return which numbers of a column are above 0: bool [B]."""
+        """Return whether each number in a column is above 0, bool [B]."""
         values = self._numbers(self.raw[name], name, whole=False)
         self._reject(pa.array(np.isnan(values)), Reason.WRONG_TYPE, f"{name} must be a number")
         return values > 0

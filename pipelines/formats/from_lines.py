@@ -1,8 +1,8 @@
 """Parse points, labels and pairs from lines: one JSON object per line, or tab-separated pairs. Blank lines are ignored.
 
-Arrow reads blocks of points of the simplest shape, several times as fast as a loop over records. If a block has any
-other line (another type, a missing field, two objects in a line, bytes that are not text), every line of the block is
-read by itself, so that a reject explains the fault.
+Arrow parses blocks in which all points have the simplest form, several times faster than a loop over records. If a
+block contains any other line (another type, a missing field, two objects on a line, bytes that are not text), each line
+of the block is parsed separately, so that a reject can explain the error.
 """
 
 from collections.abc import Sequence
@@ -135,7 +135,7 @@ def _features(rows: Sequence[tuple[list[int], list[float]]]) -> list[pa.Array]:
 
 
 def _read_plainest(lines: Sequence[bytes], first_row: int, fields: Fields) -> pa.RecordBatch | None:
-    """Parse raw lines [B] into points that have only key, text and labels; None unless every line is valid."""
+    """Parse raw lines [B] into points with only key, text and labels; return None unless every line is valid."""
     marked = [b'{"\\u0001row":%d,%b' % (row, line[1:]) for row, line in enumerate(lines) if line[:1] == b"{"]
     if not lines or len(marked) < len(lines):
         return None
@@ -209,7 +209,7 @@ def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed
 
 
 def _numbers(fields: pa.LargeBinaryArray) -> np.ndarray:
-    """Parse each field as a number, NaN if it is not a number: float64 [B]."""
+    """Parse each field as a number, float64 [B]; a field that is not a number becomes NaN."""
     values = np.full(len(fields), np.nan)
     good = pc.match_substring_regex(fields, _NUMBER)
     numbers = fields.filter(good).cast(pa.string())

@@ -1,8 +1,8 @@
 """Formats with string keys: find the files of each table at a source, read the files, and parse rows into points.
 
-The end of a file name chooses the reader, which yields blocks of lines or columns (`lines`, `column_files`). The names
+The file extension determines the reader, which yields blocks of lines or columns (`lines`, `column_files`). The names
 of the fields determine how a block becomes points, labels or pairs (`from_lines`, `from_columns`). The formats differ
-only in the kind of files, and in whether labels may come from the points.
+only in the kind of file, and in whether labels can be extracted from the points.
 """
 
 import re
@@ -31,7 +31,7 @@ _QRELS = {"train": ("train",), "val": ("dev", "val"), "test": ("test",)}
 
 @dataclass(frozen=True)
 class Keyed:
-    """Reader of parts of one file each, chosen by the end of the file name. `fields`: names of the fields."""
+    """Reads parts that consist of one file each, according to the file extension. `fields`: names of the fields."""
 
     fields: Fields = field(default_factory=Fields)
     label_fields: Fields | None = None  # names in the table of labels; None: the same names
@@ -43,7 +43,7 @@ class Keyed:
         return (own and self.label_fields) or self.fields
 
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield blocks with a column `line`, or for files of columns, blocks with the columns of the file."""
+        """Yield blocks with one column `line` or, for columnar files, with the columns of the file."""
         (url,), fields = part.files.values(), self.fields_of(part)
         names = [name for name in vars(fields).values() if part.holds.dense or name != fields.vector]
         if is_csv(url) and not part.table.startswith(PAIRS):
@@ -78,12 +78,12 @@ class Keyed:
 
 @dataclass(frozen=True)
 class KeyedFiles(Keyed):
-    """Format of files called `train`, `test`, `val` and `labels`, with names that end in `kind`.
+    """Format with files called `train`, `test`, `val` and `labels`, whose extensions match the pattern `kind`.
 
     A table may have many files (`train-00000-of-00016.parquet`, `train/*.parquet`), and a data set may be a single
     file. Pairs may be in separate files (`pairs_train.jsonl`, `.tsv`, `.parquet`), with the points of all splits in one
-    `queries` file. derives: without a file of labels, labels come from the points. alone: pattern of the names of train
-    files in a folder without splits. not_beside: a name that indicates another format.
+    `queries` file. derives: if there is no file of labels, labels are extracted from the points. alone: file name
+    pattern of the training files in a folder without splits. not_beside: name of a file that indicates another format.
     """
 
     name: str = ""
@@ -102,7 +102,7 @@ class KeyedFiles(Keyed):
     def find(self, source: str) -> Inputs:
         """Find the data set at `source`.
 
-        Raises InputError: no points or labels, the same file in two formats, or missing columns.
+        Raises InputError if points, labels or columns are missing, or if the same file exists in two formats.
         """
         if single_file(source, self.kind):
             root, slash, name = source.rpartition("/")
@@ -126,7 +126,7 @@ class KeyedFiles(Keyed):
             files = _table(names, _STEMS[split], self.kind)
             if files and shared and split in paired:
                 raise InputError(
-                    f"{source}: both {files[0]} and {shared[0]} contain points of {split}. Remove one of the two."
+                    f"{source}: both {files[0]} and {shared[0]} contain points of {split}. Remove one of the two files."
                 )
             of_split = files or (shared if split in paired else [])
             if split in paired and not of_split:
@@ -145,9 +145,9 @@ class KeyedFiles(Keyed):
         return Inputs(self.name, _of_one_length(parts), keyed=True, shared_points=bool(shared and paired))
 
     def _whole(self, root: str, files: Mapping[str, Sequence[str]], of_labels: Sequence[str] = ()) -> Inputs:
-        """Find a data set in `files` (by split). Labels come from `of_labels`, or from the points.
+        """Find a data set in `files`, which are grouped by split. Labels come from `of_labels`, or from the points.
 
-        Raises InputError: missing columns.
+        Raises InputError if columns are missing.
         """
         parts, derived = list[Part](), list[Part]()
         for split, names in files.items():
@@ -171,7 +171,7 @@ class Beir(Keyed):
     """`corpus.jsonl` (`_id`, `title`, `text`), `queries.jsonl` (`_id`, `text`), `qrels/train.tsv`, and optionally
     `qrels/dev.tsv`, `qrels/test.tsv` (query-id, corpus-id, score).
 
-    The points of a split are the queries that its qrels name; a score of 0 or less means that the pair is not relevant.
+    The points of a split are the queries in its qrels; a score of 0 or less means that the pair is not relevant.
     """
 
     name: str = "beir"
@@ -230,7 +230,7 @@ DATASETS = KeyedFiles(
 
 
 def _labels_of(points: Parsed) -> Parsed:
-    """Return the distinct labels that parsed points name, in the order of their first row, and no rejects."""
+    """Return the distinct labels of parsed points, ordered by the first row of each label, without rejects."""
     named = points.batch["label_keys"]
     owner = np.repeat(np.arange(len(named)), pc.list_value_length(named).to_numpy())
     coded = named.flatten().dictionary_encode()
@@ -241,12 +241,12 @@ def _labels_of(points: Parsed) -> Parsed:
 
 
 def features_in(urls: Sequence[str], fields: Fields) -> bool:
-    """Return whether any file has features, according to its first rows or its columns. Raises InputError."""
+    """Return whether any file contains features, according to its first rows or its columns. Raises InputError."""
     return any(fields.feature_ids in field_names(url) for url in urls)
 
 
 def vector_length(urls: Sequence[str], fields: Fields) -> int:
-    """Return the length of the first vector in the first rows of files; 0 without vectors. Raises InputError."""
+    """Return the length of the first vector in the first rows of the files; 0 if there is none. Raises InputError."""
     name = fields.vector
     for url in urls:
         if is_csv(url) or name not in field_names(url):
@@ -268,7 +268,7 @@ def vector_length(urls: Sequence[str], fields: Fields) -> int:
 
 
 def _of_one_length(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Return the parts, changed to expect vectors of the same length as the first vector."""
+    """Return the parts, modified to expect vectors of the same length as the first vector."""
     dense = next((part.holds.dense for part in parts if part.holds.dense), 0)
     return tuple(replace(part, holds=replace(part.holds, dense=dense if part.holds.dense else 0)) for part in parts)
 
@@ -276,8 +276,7 @@ def _of_one_length(parts: Sequence[Part]) -> tuple[Part, ...]:
 def field_names(url: str) -> Sequence[str]:
     """Return the field names of a file; for JSON lines, the field names of its first records.
 
-    The first records are the records of the first MiB, or the first record after the first MiB. Raises InputError,
-    StorageError.
+    JSON lines are read one MiB at a time until a record with fields is found. Raises InputError, StorageError.
     """
     columns = column_files.column_names(url)
     if columns is not None:
@@ -290,7 +289,7 @@ def field_names(url: str) -> Sequence[str]:
 
 
 def _require_points(url: str, fields: Fields) -> Holds:
-    """Return the content of a file of points with labels. Raises InputError: no texts, or no labels."""
+    """Return what a file of points with labels contains. Raises InputError if texts or labels are missing."""
     names = field_names(url)
     featured, dense = fields.feature_ids in names, vector_length([url], fields)
     of_labels = in_use(fields.label, fields.labels)
@@ -309,7 +308,8 @@ def _require_points(url: str, fields: Fields) -> Holds:
         example = ",".join(stated)
         raise InputError(
             f"{url}: {' and '.join(problems)}; found: {shown}. Expected a header, and rows with a text and one "
-            f"label or a list of labels. If the columns have other names, name them, as in --fields {example[:100]}"
+            "label or a list of labels. If the columns have other names, specify the names, as in "
+            f"--fields {example[:100]}"
             f"{'' if has_labels else ' (labels=… for lists)'}."
         )
     return Holds(features=featured, keys=fields.key in names, single=fields.labels not in names, dense=dense)
@@ -332,7 +332,9 @@ def _parts(
     for name in names:
         same = plain.setdefault(re.sub(rf"\.({JSONL}|{PARQUET}|{TSV})$", "", name), name)
         if same != name:
-            raise InputError(f"{root}: both {same} and {name} are here, with the same content. Remove one of the two.")
+            raise InputError(
+                f"{root}: both {same} and {name} are here, with the same content. Remove one of the two files."
+            )
     urls = [join(root, name) for name in names]
     pairs = table.startswith(PAIRS)
     dense = 0 if pairs else vector_length(urls, fields)

@@ -1,4 +1,4 @@
-"""Read lines of a plain or compressed file as record batches, in one streaming pass; refuse damaged files."""
+"""Read lines of a plain or compressed file as record batches, in one streaming pass; reject damaged files."""
 
 import bz2
 import codecs
@@ -32,11 +32,12 @@ SCHEMA = pa.schema([pa.field("line", pa.large_binary(), nullable=False)])
 
 
 class Blocks:
-    """Lines of a file in batches: column `line` [B] binary, without line ends (LF or CRLF) or byte order mark.
+    """Lines of a file in batches: a binary column `line` [B] without line endings (LF or CRLF) or byte order mark.
 
-    Batches have `block_lines` lines (the last may be shorter); the first `skip` lines are left out. After reading,
-    `ended` is whether the last line had a line end, which incomplete files usually lack. Raises InputError (wrong
-    format for the suffix, incomplete, no lines, a line longer than MAX_LINE_BYTES), StorageError.
+    Batches have `block_lines` lines (the last may be shorter); the first `skip` lines are omitted. After reading,
+    `ended` records whether the last line had a line ending, which is usually missing in incomplete files. Raises
+    InputError if the format does not match the suffix, the file is incomplete or empty, or a line is longer than
+    MAX_LINE_BYTES; StorageError.
     """
 
     def __init__(self, url: str, block_lines: int, skip: int = 0) -> None:
@@ -57,12 +58,12 @@ class Blocks:
 
 
 def read_lines(url: str) -> Generator[list[bytes]]:
-    """Yield lists of the lines that each MiB of the file's content completes. Raises the errors of `Blocks`."""
+    """Yield, for each MiB of the file's content, a list of the lines that end in it. Raises the errors of `Blocks`."""
     yield from (lines for lines, _ in _split(url) if lines)
 
 
 def first_line(url: str) -> bytes:
-    """Read the first line of the file, and little more. Raises the errors of `Blocks`."""
+    """Read the first line of the file without reading the whole file. Raises the errors of `Blocks`."""
     with contextlib.closing(read_lines(url)) as some:
         return next(some, [b""])[0]
 
@@ -82,7 +83,7 @@ def _batch(lines: list[bytes]) -> pa.RecordBatch:
 
 
 def open_file(url: str) -> IO[bytes]:
-    """Open an input file without decompressing it. Raises InputError: no such file; StorageError."""
+    """Open an input file without decompressing it. Raises InputError if there is no such file; StorageError."""
     try:
         return storage.open_read(url)
     except FileNotFoundError:
@@ -90,14 +91,14 @@ def open_file(url: str) -> IO[bytes]:
 
 
 def _split(url: str) -> Iterator[tuple[list[bytes], bool]]:
-    """Yield (the whole lines that each chunk completes, whether they have line ends)."""
+    """Yield, for each chunk, (the lines that end in the chunk, whether these lines have line endings)."""
     pending = b""
     empty = True
     for chunk in content(url):
         chunk = pending + chunk
         *whole, pending = chunk.split(b"\n")
         if max(map(len, [*whole, pending])) > MAX_LINE_BYTES:
-            raise InputError(f"{url}: a line is longer than {MAX_LINE_BYTES:,} bytes. Check the line ends.")
+            raise InputError(f"{url}: a line is longer than {MAX_LINE_BYTES:,} bytes. Check the line endings.")
         if empty and whole:
             empty, whole[0] = False, _without_mark(url, whole[0])
         yield [line.removesuffix(b"\r") for line in whole] if b"\r" in chunk else whole, True
@@ -117,7 +118,7 @@ def _without_mark(url: str, line: bytes) -> bytes:
 
 
 def content(url: str) -> Iterator[bytes]:
-    """Yield chunks of the file's content, decompressed according to the end of `url`. Raises the errors of `Blocks`."""
+    """Yield chunks of the file's content, decompressed according to the extension. Raises the errors of `Blocks`."""
     suffix = next((suffix for suffix in _CODECS if url.endswith(suffix)), None)
     name, open_codec = _CODECS[suffix] if suffix else ("plain", None)
     with contextlib.ExitStack() as stack:
@@ -130,7 +131,8 @@ def content(url: str) -> Iterator[bytes]:
                 if suffix and unpacked > max(_UNSUSPECTED, MAX_RATIO * file.tell()):
                     raise InputError(
                         f"{url}: {file.tell():,} bytes unpack to more than {unpacked:,}, which is unusual for text. "
-                        f"Expected at most {MAX_RATIO} times the bytes. If the size is right, unpack the file first."
+                        f"Expected at most {MAX_RATIO} times the compressed size. If the size is correct, unpack the "
+                        "file first."
                     )
                 yield chunk
         except EOFError:
@@ -156,6 +158,6 @@ def _cut_off(url: str, name: str, after: int) -> InputError:
 
 def _damaged(url: str, name: str, error: Exception) -> InputError:
     return InputError(
-        f"{url}: not a {name} file, or damaged ({error}). The file name means {name}: compress a plain file with "
+        f"{url}: not a {name} file, or damaged ({error}). The file name indicates {name}: compress a plain file with "
         f"`{name}`, and copy a damaged file again."
     )

@@ -1,4 +1,4 @@
-"""Names of the usual files at a source, and names of the fields in formats with string keys."""
+"""Usual file names at a source, and field names in formats with string keys."""
 
 import dataclasses
 import difflib
@@ -28,11 +28,12 @@ _FILTERS = {
 def one_of(
     source: str, names: Sequence[str], usual: Sequence[str], expected: str, *, required: bool = False
 ) -> str | None:
-    """Return the `usual` name at `source`, or None. Raises InputError: two names, or no name if `required`."""
+    """Return the `usual` name that exists, or None. Raises InputError for two names, or for none if `required`."""
     present = [name for name in usual if name in names]
     if len(present) > 1:
         raise InputError(
-            f"{source}: both {present[0]} and {present[1]} are here, with the same content. Remove one of the two."
+            f"{source}: both {present[0]} and {present[1]} are here, with the same content. Remove one of the two "
+            "files."
         )
     if not present and required:
         raise one_missing(source, names, usual, expected)
@@ -56,7 +57,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def single_file(source: str, kind: str) -> bool:
-    """Return whether `source` is a single file whose name ends in the pattern `kind`, not a folder or pattern."""
+    """Return whether `source` is a single file with the extension `kind` (a regex), rather than a folder or a glob."""
     wild = "*" in source or "?" in source
     return not wild and re.search(rf"\.{kind}$", source) is not None and not storage.list_names(source)
 
@@ -64,8 +65,8 @@ def single_file(source: str, kind: str) -> bool:
 def listing(source: str) -> tuple[str, list[str]]:
     """Return (prefix, sorted names below the prefix) of `source`, a prefix or a pattern with `*` and `?`.
 
-    A prefix gives the names directly under the prefix, and names in its folders, as `folder/name`. A pattern gives the
-    matching names, relative to the fixed folders of the pattern.
+    For a prefix, the result contains the names directly under the prefix and, as `folder/name`, the names in its
+    folders. For a pattern, the result contains the matching names, relative to the folders before the first wildcard.
     """
     parts = source.split("/")
     wild = next((i for i, part in enumerate(parts) if "*" in part or "?" in part), None)
@@ -93,9 +94,9 @@ _OF_PAIRS = ("query_key", "label_key", "weight")  # all other fields belong to p
 class Fields:
     """Name of each field in the data.
 
-    A point has a key, a text, and `labels` or one `label`. A label has a key and a text. A pair has the last three
-    fields. If a record has `title`, the text is the title followed by `text` or `content`. Features and a vector are
-    optional.
+    A point has a key, a text, and `labels` or one `label`. A label has a key and a text. A pair has a query key, a
+    label key and optionally a weight. If a record has `title`, the text is the title followed by `text` or `content`.
+    Features and a vector are optional.
     """
 
     key: str = "key"
@@ -131,7 +132,7 @@ def in_use(*names: str) -> list[str]:
 
 
 class Shape(NamedTuple):
-    """Shape of points: names of fields, parts of a text, whether there are features and labels, length of vectors."""
+    """Structure of points: field names, the parts of a text, whether features and labels exist, and vector length."""
 
     fields: Fields
     text: Text
@@ -148,15 +149,15 @@ class Shape(NamedTuple):
 
 
 def text_key(text: str) -> str:
-    """Return a key for a point without a key: a hash of its text, so rows with the same text are one point."""
+    """Return a key for a point without a key: a hash of its text, so that rows with the same text become one point."""
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 def parse_fields_by_table(text: str, usual: Named = Fields()) -> tuple[Named, Named | None]:  # type: ignore[assignment]
-    """Parse `key=id,labels.key=code` into names of fields in points and pairs, and names in the table of labels.
+    """Parse `key=id,labels.key=code` into the field names of points and pairs, and the field names of labels.
 
-    Entries `labels.` change only the names in the table of labels; None: the names are the same. Raises the errors of
-    `parse_fields`.
+    Entries that start with `labels.` change only the field names of labels; without such entries, the second result is
+    None. Raises the errors of `parse_fields`.
     """
     items = [item.strip() for item in text.split(",") if item.strip()]
     of_labels = [item.removeprefix(OF_LABELS) for item in items if item.startswith(OF_LABELS)]
@@ -165,10 +166,11 @@ def parse_fields_by_table(text: str, usual: Named = Fields()) -> tuple[Named, Na
 
 
 def parse_fields(text: str, usual: Named = Fields()) -> Named:  # type: ignore[assignment]
-    """Parse `key=id,text=query`, which names the fields that differ from the usual names.
+    """Parse `key=id,text=query`, which gives the names of the fields that differ from the usual names.
 
-    A column belongs to one field: if an entry names a column, the field that usually has this name is absent. Only a
-    key may also be the text. Raises InputError: no such field or name, or one name for two fields.
+    A column belongs to one field: if an entry assigns a column to a field, the field that usually uses this column is
+    absent. Only the key and the text may share a column. Raises InputError if a field is unknown, a name is missing, or
+    one column is assigned to two fields.
     """
     names = [field.name for field in dataclasses.fields(usual)]
     changes = dict[str, str]()

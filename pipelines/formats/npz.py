@@ -1,6 +1,6 @@
-"""Read a sparse matrix from SciPy's `save_npz` block by block, as three streams, but never as a whole.
+"""Read a sparse matrix saved by SciPy's `save_npz` block by block, as three streams, and never as a whole.
 
-Nothing is unpickled. Only rows in CSR order can be streamed, so other orders are refused.
+Nothing is unpickled. Only a matrix in CSR format can be streamed by row, so other formats are rejected.
 """
 
 import ast
@@ -26,15 +26,15 @@ _BAD_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, Runti
 
 
 def read_shape(url: str) -> tuple[int, int]:
-    """Return (rows, columns) of the matrix at `url`. Raises InputError (no file, not a CSR matrix), StorageError."""
+    """Return (rows, columns) of the matrix at `url`. Raises InputError if there is no CSR matrix; StorageError."""
     with _open(url) as arrays:
         return _shape(url, arrays)
 
 
 def read_rows(url: str, block_rows: int) -> Iterator[SparseRows]:
-    """Yield rows of the matrix at `url`, `block_rows` at a time (fewer at the end), entries in the file's order.
+    """Yield rows of the matrix at `url`, `block_rows` at a time (fewer at the end), with entries in file order.
 
-    Values out of the range of a 32-bit float become infinities or NaN. Raises InputError, StorageError.
+    Values outside the range of a 32-bit float become infinite or NaN. Raises InputError, StorageError.
     """
     with _open(url) as arrays:
         rows, columns = _shape(url, arrays)
@@ -102,7 +102,7 @@ class _Array:
         return np.frombuffer(b"".join(parts), self.dtype)
 
     def end(self) -> None:
-        """Read to the end of the stream, so that its checksum is compared."""
+        """Read to the end of the stream, so that its checksum is verified."""
         with _naming_damage(self.url):
             if self.stream.read(1):
                 raise _damaged(self.url, f"the array {self.name} is too long")
@@ -145,9 +145,9 @@ def _shape(url: str, arrays: dict[str, _Array]) -> tuple[int, int]:
 
 
 def read_header(stream: IO[bytes], most: int = 10_000) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
-    """Read (dtype, shape, whether the order is by column) from a `.npy` stream with a header of at most `most` bytes.
+    """Read (dtype, shape, whether in column-major order) from a `.npy` stream with a header of at most `most` bytes.
 
-    Raises ValueError; its text continues a sentence that starts with the array's name.
+    Raises ValueError with a message that continues a sentence starting with the array's name.
     """
     magic = stream.read(8)
     width = {b"\x93NUMPY\x01": 2, b"\x93NUMPY\x02": 4, b"\x93NUMPY\x03": 4}.get(magic[:7], 0)
@@ -165,7 +165,7 @@ def read_header(stream: IO[bytes], most: int = 10_000) -> tuple[np.dtype[Any], t
 
 
 def _header(url: str, name: str, stream: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Read (dtype, shape) from the start of an array; refuse an array that needs unpickling."""
+    """Read (dtype, shape) from the start of an array; reject an array that would have to be unpickled."""
     try:
         dtype, shape, by_column = read_header(stream, _SMALL)
     except ValueError as error:
@@ -188,4 +188,6 @@ def _naming_damage(url: str) -> Iterator[None]:
 
 
 def _damaged(url: str, fault: str) -> InputError:
-    return InputError(f"{url}: not a NumPy .npz file, or damaged: {fault}. Copy or make the file again. {_REMEDY}")
+    return InputError(
+        f"{url}: not a NumPy .npz file, or damaged: {fault}. Copy the file again, or write a new file. {_REMEDY}"
+    )

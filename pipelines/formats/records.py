@@ -1,4 +1,4 @@
-"""Read JSON records, one per line. A record becomes a tuple of columns, or a reject with a reason, never an error."""
+"""Read JSON records, one per line. Each record becomes a tuple of values or a reject, never an error."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ Record = dict[str, Any]
 
 
 class Bad(Exception):
-    """Error for an invalid row: `reason` is the reason of its reject, the message is the detail."""
+    """Error for an invalid row: `reason` is the reason for rejecting the row, and the message gives details."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
@@ -26,9 +26,10 @@ class Bad(Exception):
 def each(
     lines: Sequence[bytes], first_row: int, file: str, read: Callable[[Record, int], T], skip_blank: bool = False
 ) -> tuple[list[int], list[T], list[Reject]]:
-    """Read raw lines [B] from 0-based row `first_row` on: (rows, results of `read`, rejects).
+    """Read raw lines [B] that start at 0-based row `first_row`; return (rows, results of `read`, rejects).
 
-    `read` gets the record and its row, and may raise Bad. Blank lines are ignored with `skip_blank`, else rejected.
+    `read` receives each record and its row number, and may raise Bad. Blank lines are skipped with `skip_blank`, and
+    rejected otherwise.
     """
     rows: list[int] = []
     good: list[T] = []
@@ -64,7 +65,7 @@ def field_names(line: bytes) -> list[str]:
 
 
 def required(record: Record, name: str) -> Any:
-    """Return the field `name`. Raises Bad if it is missing."""
+    """Return the field `name`. Raises Bad if the field is missing."""
     if name not in record:
         raise Bad(Reason.MISSING_FIELD, f"the field {name!r} is missing; found {shown(sorted(record))}")
     return record[name]
@@ -101,7 +102,7 @@ def whole_numbers(value: Any, name: str) -> list[int]:
 
 
 def shown(value: Any) -> str:
-    """Return `value` as text truncated to the length of a line and safe to print."""
+    """Return `value` as text that is safe to print and truncated to the length of a line."""
     try:
         text = ascii(value[: _SHOWN + 1] if isinstance(value, str) else value)
     except RecursionError:

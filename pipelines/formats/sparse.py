@@ -1,7 +1,7 @@
-"""Parse sparse text, lines of `index:value` fields or of indices only, into ragged arrays without a loop over lines.
+"""Parse lines of `index:value` fields, or of indices only, into ragged arrays without a loop over lines.
 
-If a block has a malformed line, a slow pass finds the line, and the fast pass reads the other lines. So the arrays of a
-good line do not depend on the other lines of the block.
+If a block contains a malformed line, a slow pass finds that line, and the fast pass parses the other lines. The result
+for a valid line therefore does not depend on the other lines of the block.
 """
 
 import re
@@ -24,9 +24,9 @@ _INDEX = re.compile(rb"[0-9]{1,18}")
 
 
 def parse_pairs(lines: pa.LargeBinaryArray) -> tuple[SparseRows, dict[int, str]]:
-    """Parse lines [B] of fields `index:value` separated by spaces or tabs into (rows [B], the fault of each bad line).
+    """Parse lines [B] of `index:value` fields separated by spaces or tabs into (rows [B], errors of invalid lines).
 
-    A bad line becomes an empty row. Order and repetitions within a row are kept.
+    An invalid line becomes an empty row. The order and repetitions of entries within a row are preserved.
     """
     ragged, wrong = _parse(lines, _pairs, _wrong_pair)
     finite, beyond = only_finite(ragged)
@@ -34,12 +34,12 @@ def parse_pairs(lines: pa.LargeBinaryArray) -> tuple[SparseRows, dict[int, str]]
 
 
 def parse_indices(lines: pa.LargeBinaryArray) -> tuple[SparseRows, dict[int, str]]:
-    """Parse lines [B] of comma-separated indices into (rows [B] with every value 1, the fault of each bad line)."""
+    """Parse lines [B] of comma-separated indices into (rows [B] in which all values are 1, errors of invalid lines)."""
     return _parse(lines, _indices, _wrong_index)
 
 
 def only_finite(ragged: SparseRows) -> tuple[SparseRows, dict[int, str]]:
-    """Replace rows with a non-finite value by empty rows. Returns (rows, the fault of each bad row)."""
+    """Replace rows that contain a non-finite value with empty rows. Returns (rows, errors of invalid rows)."""
     finite = np.isfinite(ragged.values)
     if finite.all():
         return ragged, {}
@@ -58,7 +58,7 @@ def cut_at_space(lines: pa.LargeBinaryArray) -> tuple[pa.LargeBinaryArray, pa.La
 
 
 def sort_rows(ragged: SparseRows) -> SparseRows:
-    """Return the rows with ascending indices; entries of equal index keep their order."""
+    """Return the rows sorted by index; entries with equal indices keep their order."""
     rows = ragged.row_of()
     if not len(rows) or not ((np.diff(ragged.ids) <= 0) & (rows[1:] == rows[:-1])).any():
         return ragged
@@ -67,7 +67,7 @@ def sort_rows(ragged: SparseRows) -> SparseRows:
 
 
 def merge_labels(ragged: SparseRows) -> tuple[SparseRows, np.ndarray]:
-    """Return rows of distinct labels (values > 0), sorted, and the number of duplicates of each row: int32 [B]."""
+    """Return rows of distinct, sorted labels (values > 0), and the number of duplicates in each row, int32 [B]."""
     ragged = sort_rows(ragged.keep(ragged.values > 0))
     again = _again(ragged)
     merged = np.bincount(ragged.row_of()[again], minlength=ragged.rows).astype(np.int32)
@@ -75,7 +75,7 @@ def merge_labels(ragged: SparseRows) -> tuple[SparseRows, np.ndarray]:
 
 
 def unite_keys(keys: pa.StringArray, offsets: np.ndarray) -> tuple[pa.ListArray, pa.Array]:
-    """Return the columns label_keys and merged of rows that name `keys` [V]; row i begins at `offsets[i]`."""
+    """Return the columns label_keys and merged for rows with label keys `keys` [V]; row i starts at `offsets[i]`."""
     coded = keys.dictionary_encode()
     order = pc.sort_indices(coded.dictionary)
     rank = np.argsort(order.to_numpy())
@@ -85,7 +85,7 @@ def unite_keys(keys: pa.StringArray, offsets: np.ndarray) -> tuple[pa.ListArray,
 
 
 def merge_features(ragged: SparseRows) -> SparseRows:
-    """Return rows of distinct features, sorted; the values of a repeated feature are added in order."""
+    """Return rows of distinct, sorted features; the values of a repeated feature are summed in order."""
     ragged = sort_rows(ragged)
     again = _again(ragged)
     if not again.any():
@@ -98,7 +98,7 @@ def merge_features(ragged: SparseRows) -> SparseRows:
 
 
 def feature_columns(ragged: SparseRows) -> list[pa.Array]:
-    """Return the columns feature_ids and feature_values of rows of features."""
+    """Return the columns feature_ids and feature_values for rows of features."""
     merged = merge_features(ragged)
     return [
         parquet.list_array(merged.ids.astype(np.int32), merged.offsets, pa.int32()),
@@ -112,13 +112,13 @@ NOT_HALF = "{} contains a value that a finite 16-bit float cannot hold"
 
 
 def vector_column(vectors: np.ndarray) -> pa.FixedSizeListArray:
-    """Return the column of dense vectors [B, d]; numbers above MOST_HALF, in rejected rows, become zeros."""
+    """Return dense vectors [B, d] as a column; numbers above MOST_HALF, which are in rejected rows, become zeros."""
     kept = np.where(np.abs(vectors) <= MOST_HALF, vectors, 0).astype(np.float16)
     return parquet.matrix_array(kept, pa.float16())
 
 
 def _again(ragged: SparseRows) -> np.ndarray:
-    """Mark entries of sorted rows [V] whose index equals the index of the previous entry in their row."""
+    """Mark the entries [V] of sorted rows that have the same index as the previous entry in the same row."""
     again = np.zeros(len(ragged.ids), bool)
     rows = ragged.row_of()
     again[1:] = (ragged.ids[1:] == ragged.ids[:-1]) & (rows[1:] == rows[:-1])
@@ -155,11 +155,11 @@ _INDEX_BYTES = _classes(b"0123456789", b"", b",")
 
 @dataclass(frozen=True)
 class _Fields:
-    """Fields of lines, which are runs of field bytes.
+    """Fields of lines; a field is a run of consecutive field bytes.
 
-    `text` [F]: fields as strings. `start` [F] and `lengths` [F]: places in the data. `first` int64 [B + 1]: first field
-    of each line. `kind` [F]: class of the byte before each field (0 at the start of a line). `marks`: number of colons
-    or commas.
+    `text` [F]: fields as strings. `start` [F] and `lengths` [F]: positions in the data. `first` int64 [B + 1]: first
+    field of each line. `kind` [F]: class of the byte before each field (0 at the start of a line). `marks`: number of
+    colons or commas.
     """
 
     text: pa.StringArray
@@ -245,5 +245,5 @@ def whole_numbers(line: bytes) -> list[int]:
 
 
 def shown(field: bytes) -> str:
-    """Show `field`, cut short and safe to print."""
+    """Return `field` as text that is safe to print and truncated."""
     return records.shown(field[:_SHOWN].decode("utf-8", "replace"))

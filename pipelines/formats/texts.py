@@ -1,4 +1,4 @@
-"""Read texts to embed or to predict labels for, in batches: lines of text, JSON lines, CSV or Parquet."""
+"""Read batches of texts to embed or to predict labels for, from lines of text, JSON lines, CSV or Parquet."""
 
 import re
 import shutil
@@ -33,7 +33,7 @@ _ENDS = {
 
 @dataclass(frozen=True)
 class Texts:
-    """Rows from files. `form`: format; None: from the file name. `title_only`: as in `extremis shard --text title`."""
+    """Rows from files in format `form` (None: from the file name). `title_only`: like `extremis shard --text title`."""
 
     source: str
     form: str | None = None
@@ -41,9 +41,9 @@ class Texts:
     title_only: bool = False
 
     def batches(self, rows: int, features: bool, dense: int = 0) -> Iterator[pa.RecordBatch]:
-        """Yield `key`, `text`, and with `features` also `feature_ids`, `feature_values`, up to `rows` rows at a time.
+        """Yield up to `rows` rows at a time: `key`, `text` and, with `features`, `feature_ids` and `feature_values`.
 
-        dense: length of the vectors in a further column; 0: no vectors.
+        dense: length of the vectors in an additional column; 0: no vectors.
 
         Raises InputError at the first invalid row, and if there are no rows; StorageError.
         """
@@ -77,7 +77,7 @@ class Texts:
         return ["/dev/stdin"] if self.source == STANDARD else [url for url, _ in self.files()]
 
     def files(self) -> list[tuple[str, str]]:
-        """List (URL, form) of every file, sorted by name. Raises InputError: no files, or a file of unknown format."""
+        """List (URL, form) of all files by name. Raises InputError if there are no files or a format is unknown."""
         if storage.exists(self.source):
             return [(self.source, self._form_of(self.source))]
         root, names = listing(self.source)
@@ -95,7 +95,7 @@ class Texts:
     def _form_of(self, url: str) -> str:
         form = self.form or next((form for form, end in _ENDS.items() if re.search(end, url)), None)
         if form is None:
-            raise InputError(f"{url}: unknown file ending. Give the form with --form {'|'.join(_ENDS)}.")
+            raise InputError(f"{url}: unknown file extension. Give the format with --form {'|'.join(_ENDS)}.")
         return form
 
     def _read_lines(self, url: str, rows: int) -> Iterator[pa.RecordBatch]:
@@ -133,9 +133,11 @@ class Texts:
 
 
 def _copy_of_standard_input(folder: str, form: str) -> str:
-    """Copy standard input to a file in `folder`, named after its format. Raises InputError: Parquet is not a stream."""
+    """Copy standard input to a file in `folder`, named after its format. Raises InputError for Parquet."""
     if form not in _NAMES:
-        raise InputError(f"--form {form}: standard input can be {', '.join(_NAMES)}. Give a file instead.")
+        raise InputError(
+            f"--form {form}: the format of standard input must be one of {', '.join(_NAMES)}. Give a file instead."
+        )
     if sys.stdin is None:
         raise InputError("standard input is closed. Open it, or give a file.")
     path = Path(folder) / _NAMES[form]

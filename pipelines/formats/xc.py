@@ -83,10 +83,10 @@ def _text(record: Record, text: str) -> str:
 
 @dataclass(frozen=True)
 class Aligned:
-    """Format whose parts have files of `roles`: LABELS and FEATURES (matrices), and TEXT or JSON (lines).
+    """Format whose parts have files with different `roles`: LABELS and FEATURES (matrices), and TEXT or JSON (lines).
 
-    A matrix is text (first line `rows columns`, then fields `index:value`) or an .npz file of SciPy. Every split has a
-    file of the `required` role.
+    A matrix is text (first line `rows columns`, then `index:value` fields) or a SciPy .npz file. Every split has a file
+    with the `required` role.
     """
 
     name: str
@@ -101,9 +101,9 @@ class Aligned:
         return here[:1] == [self.required]  # a source with features is XC_SPARSE
 
     def find(self, source: str) -> Inputs:
-        """Find the data set at `source`, with the sizes that headers state.
+        """Find the data set at `source`, with the sizes given in the headers.
 
-        Raises InputError: a file is missing or given twice, or headers disagree.
+        Raises InputError if a file is missing or duplicated, or if headers disagree.
         """
         source, names = listing(source)
         parts = []
@@ -124,9 +124,9 @@ class Aligned:
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
         """Yield blocks of exactly `block_rows` rows (the last may be shorter) with the columns of every file of `part`.
 
-        A file of lines gives a column `<role>`; an npz matrix gives `<role>.indices` and `<role>.values`. The schema's
-        metadata contains the number of columns that each matrix states, by role. A part without files has only a number
-        of rows. Raises InputError, StorageError.
+        A file of lines yields a column `<role>`; an npz matrix yields `<role>.indices` and `<role>.values`. The
+        schema's metadata contains the number of columns that each matrix declares, by role. A part without files has
+        only a number of rows. Raises InputError, StorageError.
         """
         if part.rows is not None:
             for first in range(0, part.rows, block_rows):
@@ -180,26 +180,26 @@ XC_TEXT = Aligned(
 
 
 class Rows(RawRows):
-    """Rows of the files of a part."""
+    """Rows from the files of a part."""
 
     def __init__(self, raw: pa.RecordBatch, first_row: int, part: Part) -> None:
         super().__init__(raw, first_row, part.name)
         self._part = part
 
     def reject_in(self, role: str, row: int, reason: Reason, detail: str) -> None:
-        """Reject the 0-based `row` of the block, because of the file of `role`."""
+        """Reject the 0-based `row` of the block because of an error in the file with the role `role`."""
         self.reject(row, reason, detail, self._part.files[role].rsplit("/", 1)[-1], self._header(role))
 
     def _header(self, role: str) -> int:
-        """Return the number of header lines before the rows of a matrix in text."""
+        """Return the number of header lines in a text matrix; 0 for other files."""
         return int(role in _MATRICES and not self._part.files[role].endswith(".npz"))
 
     def records(self, text: Text) -> tuple[pa.Array, ...]:
-        """Return keys and texts [B]: from the JSON records, or from the lines, with row numbers as keys (`#17`).
+        """Return keys and texts [B] from the JSON records, or from the lines with row numbers as keys (`#17`).
 
         A record has `title`, and optionally `uid` (default: the row number) and `content`. If the labels of points are
-        only in `target_ind` of the records (as lines of the labels' file), the result ends with the columns label_ids
-        and merged.
+        given only by `target_ind` in the records (line numbers in the labels' file), the result also contains the
+        columns label_ids and merged.
         """
         part, count = self._part, self.raw.num_rows
         if JSON not in part.files:
@@ -225,7 +225,7 @@ class Rows(RawRows):
         self.reject_in(TEXT, row, Reason.NOT_UNICODE, f"byte {byte} is not UTF-8")
 
     def matrix(self, role: str) -> SparseRows:
-        """Read the rows of the matrix in the file of `role`. Raises InputError: an index is too large."""
+        """Read the rows of the matrix in the file with the role `role`. Raises InputError if an index is too large."""
         if f"{role}.indices" in self.raw.schema.names:
             table = pa.Table.from_batches([self.raw])
             ids, values = (parquet.list_column(table, f"{role}.{part}") for part in ("indices", "values"))
@@ -233,7 +233,7 @@ class Rows(RawRows):
         return self.checked(role, role, *sparse.parse_pairs(self.raw[role]))
 
     def checked(self, kind: str, role: str, ragged: SparseRows, faults: Mapping[int, str]) -> SparseRows:
-        """Reject faulty rows of `ragged`, from the file of `role`, and check indices against the header's `kind`."""
+        """Reject invalid rows of `ragged`, from the file of `role`; check indices against the number of `kind`."""
         for row, detail in faults.items():
             self.reject_in(role, row, Reason.MALFORMED, detail)
         columns = int((self.raw.schema.metadata or {})[kind.encode()])
@@ -241,9 +241,9 @@ class Rows(RawRows):
         if len(beyond):
             line = self.first_row + int(ragged.row_of()[beyond[0]]) + self._header(role) + 1
             raise InputError(
-                f"{self._part.files[role]}, line {line}: index {ragged.ids[beyond[0]]} is too large: the header states "
-                f"{columns} {kind} (indices start at 0). Fix the line or the header. The header may state more than "
-                "the lines use, but not fewer."
+                f"{self._part.files[role]}, line {line}: index {ragged.ids[beyond[0]]} is too large: the header "
+                f"declares {columns} {kind} (indices start at 0). Fix the line or the header. The header may declare "
+                "more than the lines use, but not fewer."
             )
         return ragged
 
@@ -257,10 +257,10 @@ class Rows(RawRows):
 
 @dataclass(frozen=True)
 class XcSingle(Aligned):
-    """`train.txt`, and optionally `test.txt`, `val.txt` (also with a prefix, as `eurlex_train.txt`).
+    """`train.txt`, and optionally `test.txt` and `val.txt` (a prefix is allowed, as in `eurlex_train.txt`).
 
-    The first line states the numbers of points, features and labels. A line that starts with a space has no labels. A
-    label has a number, but no text.
+    The first line contains the numbers of points, features and labels. A line that starts with a space has no labels.
+    Labels have numbers but no texts.
     """
 
     name: str = "xc-single"
@@ -296,24 +296,24 @@ class XcSingle(Aligned):
 
 
 def _matching(split: str, names: Sequence[str]) -> list[str]:
-    """List the matching names of the file of `split`, with or without the name of the data set in front."""
+    """List the names that match the file of `split`, with or without the data set's name as a prefix."""
     return [name for name in names if re.fullmatch(rf"(?!filter_labels)(.+_)?{split}\.txt{lines.CODEC}", name)]
 
 
 def _usual(table: str, role: str) -> list[str]:
-    """List the names that the file of `role` (LABELS, FEATURES, TEXT, JSON) of `table` may have."""
+    """List the possible names of the file with the role `role` (LABELS, FEATURES, TEXT, JSON) in `table`."""
     packed, whole = (_OF_LABELS if table == LABELS else _OF_SPLITS)[role]
     names = [name + codec for name in packed for codec in lines.SUFFIXES] + whole
     return [name.format(stem=_STEMS[table], split=table) for name in names]
 
 
 def _is_any(names: Sequence[str], table: str, role: str) -> bool:
-    """Return whether `names` contain the file of `role` of `table`."""
+    """Return whether `names` contains the file with the role `role` in `table`."""
     return any(name in names for name in _usual(table, role))
 
 
 def _sized(source: str, form: Aligned, parts: list[Part], names: Sequence[str]) -> Inputs:
-    """Return the inputs with the numbers of labels and features, from the headers."""
+    """Return the inputs with the numbers of labels and features, read from the headers."""
     of_labels = next((part for part in parts if part.table == LABELS), None)
     matrices = {url: _read_size(url) for part in parts if (url := part.files.get(LABELS))}
     widths = [(_read_size(part.files[FEATURES])[1], part.files[FEATURES]) for part in parts if FEATURES in part.files]
@@ -330,7 +330,7 @@ def _sized(source: str, form: Aligned, parts: list[Part], names: Sequence[str]) 
         rows = _read_size(of_labels.files[FEATURES])[0]
         if labels is not None and labels > rows:
             raise InputError(
-                f"{of_labels.files[FEATURES]}: the header states {rows:,} rows, one for each label, but the label "
+                f"{of_labels.files[FEATURES]}: the header declares {rows:,} rows, one for each label, but the label "
                 f"matrices have {labels:,} columns. Do the files belong to the same data set?"
             )
         labels = rows
@@ -348,7 +348,7 @@ def _read_size(url: str) -> tuple[int, int]:
 
 
 def _read_header(url: str, role: str = "") -> list[int]:
-    """Read the whole numbers in the first line of the matrix `url` of `role`. Raises InputError, StorageError."""
+    """Read the whole numbers in the first line of a matrix with the role `role`. Raises InputError, StorageError."""
     count, names = _HEADERS[role]
     header = lines.first_line(url)
     sizes = sparse.whole_numbers(header)
@@ -360,35 +360,35 @@ def _read_header(url: str, role: str = "") -> list[int]:
 
 
 def _check_features(features: int, url: str) -> None:
-    """Raise InputError if the header of `url` states too many features."""
+    """Raise InputError if the header of `url` declares too many features."""
     if features > _MAX_FEATURES:
         raise InputError(
-            f"{url}: the header states {features:,} features; expected at most {_MAX_FEATURES:,}. Fix the header."
+            f"{url}: the header declares {features:,} features; expected at most {_MAX_FEATURES:,}. Fix the header."
         )
 
 
 def _labels_by_number(labels: int, points: int, url: str) -> Part:
-    """Make the part of `labels` labels without files; the header of `url` states only their number.
+    """Make a part of `labels` labels without files, because the header of `url` gives only the number of labels.
 
     Raises InputError if the number is too large, because all labels would be written.
     """
     limit = min(_MAX_LABELS, _LABELS_A_POINT * (points + _LABELS_A_POINT))
     if labels > limit:
         raise InputError(
-            f"{url}: the header states {labels:,} labels for {points:,} points; without a file of labels, expected at "
-            f"most {limit:,}. Fix the header."
+            f"{url}: the header declares {labels:,} labels for {points:,} points; without a file of labels, expected "
+            f"at most {limit:,}. Fix the header."
         )
     return Part(LABELS, "labels", {}, rows=labels)
 
 
 def _stated(part: Part) -> tuple[int | None, dict[str, int]]:
-    """Return the rows in headers (None without headers), and the columns by role. Raises InputError: headers differ."""
+    """Return the row count from the headers, or None, and columns by role. Raises InputError if row counts differ."""
     if BOTH in part.files:
         rows, features, labels = _read_header(part.files[BOTH], BOTH)
         return rows, {FEATURES: features, LABELS: labels}
     sizes = {role: _read_size(url) for role, url in part.files.items() if role in _MATRICES}
     if len({size[0] for size in sizes.values()}) > 1:
-        stated = " and ".join(f"{part.files[role]} states {size[0]:,}" for role, size in sizes.items())
+        stated = " and ".join(f"{part.files[role]} declares {size[0]:,}" for role, size in sizes.items())
         raise InputError(
             f"{stated} rows, but each row of the first file belongs to a row of the second. Do the files belong to the "
             "same data set?"
@@ -406,10 +406,10 @@ def _npz_rows(role: str, url: str, block_rows: int) -> Iterator[dict[str, pa.Arr
 
 
 def _lines(role: str, url: str, rows: int | None, block_rows: int) -> Iterator[dict[str, pa.Array]]:
-    """Yield blocks of exactly `block_rows` lines up to `rows`. Raises InputError: too few lines, or too many.
+    """Yield blocks of exactly `block_rows` lines, up to `rows`. Raises InputError for too few or too many lines.
 
-    A header may state more rows than a matrix has lines; the missing rows are empty. But a file that stops within a
-    line, or far before the stated end, is incomplete.
+    A header may declare more rows than a matrix has lines; the missing rows are then empty. However, a file that ends
+    within a line, or far before the declared number of rows, is incomplete.
     """
     matrix = role in _MATRICES
     source = lines.Blocks(url, block_rows, skip=int(matrix))
@@ -428,7 +428,7 @@ def _lines(role: str, url: str, rows: int | None, block_rows: int) -> Iterator[d
     if missing and not (matrix and source.ended and missing <= read + _MISSING):
         raise InputError(
             f"{url}: incomplete: {read:,} lines{' after the header' if matrix else ''}, expected {rows:,}, as the "
-            f"header {'states' if matrix else 'of the other matrix states'}. Copy the file again."
+            f"header {'declares' if matrix else 'of the other matrix declares'}. Copy the file again."
         )
     while missing or len(held):
         blank = min(missing, block_rows - len(held))
@@ -441,6 +441,6 @@ def _check_blank(url: str, beyond: Sequence[bytes], rows: int, line: int) -> Non
     for number, content in enumerate(beyond, start=line):
         if content.strip():
             raise InputError(
-                f"{url}, line {number}: the header states {rows:,} rows, but the file continues: "
+                f"{url}, line {number}: the header declares {rows:,} rows, but the file continues: "
                 f"{sparse.shown(content)}. Fix the header. Does the file belong to another split?"
             )

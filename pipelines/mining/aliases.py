@@ -1,4 +1,4 @@
-"""Labels with equal texts: a label that shares its text with a positive of a row is not a negative of this row.
+"""Labels with equal texts: a label with the same text as a positive of a row is not used as a negative for this row.
 
 The launching process hashes the normalised text of each label to 64 bits, and needs 16 bytes per label to search for
 repeated hashes. The file for workers contains only labels with repeated texts: 12 bytes per label and 4 bytes per text.
@@ -24,7 +24,7 @@ _OF_NAMES = "#%&*@"  # characters that stay: C# is not C
 
 
 class Aliases(NamedTuple):
-    """M labels with shared texts, and their G texts; all arrays are uint32.
+    """M labels that share their text with another label, and their G texts; all arrays are uint32.
 
     `labels` [M] are in ascending order, and `texts` [M] are the numbers of the labels' texts, in [0, G). `members` [M]
     are the same labels ordered by (text, label): the labels of text g are members[edges[g] : edges[g + 1]].
@@ -36,7 +36,7 @@ class Aliases(NamedTuple):
     edges: np.ndarray
 
     def add_to(self, exclusions: Exclusions) -> Exclusions:
-        """Add to the exclusions every label that has the text of a positive, including the positive itself."""
+        """Add every label with the same text as a positive, including the positive itself, to the exclusions."""
         positives, ids = exclusions.positives, exclusions.positives.entries
         at = np.minimum(np.searchsorted(self.labels, ids.astype(np.uint32)), len(self.labels) - 1)
         hits = self.labels[at] == ids
@@ -48,7 +48,7 @@ class Aliases(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Bytes in memory while a worker reads the file: twice the size of the content."""
+        """Memory, in bytes, that a worker needs to read the file: twice the size of the content."""
         return 2 * sum(part.nbytes for part in self)
 
     def write(self, url: str) -> None:
@@ -59,7 +59,7 @@ class Aliases(NamedTuple):
 
 @functools.lru_cache(maxsize=1)
 def read_aliases(url: str) -> Aliases:
-    """Read a file that `Aliases.write` has written, once per process. Raises StorageError."""
+    """Read a file written by `Aliases.write`, once per process. Raises StorageError."""
     try:
         content = np.frombuffer(storage.read_sealed(url), "<u4")
     except FileNotFoundError:
@@ -70,7 +70,7 @@ def read_aliases(url: str) -> Aliases:
 
 
 def find_aliases(labels: Table | None, rule: str) -> Aliases | None:
-    """Return the labels that have equal texts by `rule` (equal, near or off), or None if there are none.
+    """Return the labels with equal texts according to `rule` (equal, near or off), or None if there are none.
 
     Raises TableError, StorageError.
     """
@@ -79,7 +79,7 @@ def find_aliases(labels: Table | None, rule: str) -> Aliases | None:
 
 @functools.lru_cache(maxsize=1)
 def _find(url: str, digest: str, rule: str) -> Aliases | None:
-    """Find the aliases once per process: a miner that runs beside a trainer needs the aliases for each dump."""
+    """Find the aliases once per process: a miner that runs alongside a trainer needs the aliases for each dump."""
     table, normal = Table.open(url, "labels"), near if rule == "near" else normalized
     hashes = np.zeros(table.rows, np.uint64)
     for rows in table.batches(["label_id", "text"]):
@@ -103,9 +103,9 @@ def _find(url: str, digest: str, rule: str) -> Aliases | None:
 
 
 def normalized(text: str) -> str:
-    """Return a text in NFKC and case-folded, with single spaces, and without leading and trailing punctuation.
+    """Return a text in NFKC form, case-folded, with single spaces and without leading or trailing punctuation.
 
-    The characters # % & * @ stay, and a text that consists only of punctuation keeps the punctuation.
+    The characters # % & * @ are not removed, and a text that consists only of punctuation keeps its punctuation.
     """
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text)

@@ -1,8 +1,8 @@
-"""Measurements of a mining run, stored with its tables.
+"""Quality and cost of a mining run, stored with its tables.
 
-A sample of rows gives recall against exact search, the hardness of the negatives, and the share of negatives that the
-previous table also has. This share shows how fast negatives become stale. A profile gives seconds by stage, and peak
-memory.
+A sample of rows is used to measure recall against exact search, the hardness of the negatives, and the fraction of
+negatives that the previous table also contains. This fraction shows how fast negatives become stale. A profile records
+the seconds per stage and the peak memory.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ _QUANTILES = {"p01": 0.01, "p10": 0.10, "p50": 0.50, "p90": 0.90, "p99": 0.99}
 class Audit(NamedTuple):
     """Results of exact search for S sampled rows.
 
-    `exact` [S, F] are the best keys without positives and filtered labels. `positive_scores` float32 [V] are the scores
-    of positives, and `positive_rows` int64 [V] in [0, S) are the sampled rows of these positives.
+    `exact` [S, F] are the best keys, excluding positives and filtered labels. `positive_scores` float32 [V] are the
+    scores of positives, and `positive_rows` int64 [V] in [0, S) are the sampled rows of these positives.
     """
 
     exact: np.ndarray
@@ -50,7 +50,7 @@ def audit_block(block: Block, queries: np.ndarray, exclusions: Exclusions, width
 
 
 def stack(audits: Sequence[Audit], width: int) -> Audit:
-    """Join audits of different rows."""
+    """Concatenate the audits of different rows."""
     parts, rows = [Audit(np.empty((0, width), np.uint64), np.empty(0, np.int64), np.empty(0, np.float32))], 0
     for audit in audits:
         parts.append(audit._replace(positive_rows=audit.positive_rows + rows))
@@ -72,10 +72,11 @@ def weakest_positives(rows: int, audit: Audit) -> np.ndarray:
 
 
 def measure(table: np.ndarray, audit: Audit) -> dict[str, Any]:
-    """Measure the quality of the rows `table` (keys [S, K]) against exact search, `audit.exact` [S, K].
+    """Measure the quality of the sampled rows `table` (keys [S, K]) against exact search, `audit.exact` [S, K].
 
-    recall_at_k: share of exact search's negatives that the table contains. top1_above_weakest_positive: among rows with
-    positives, the share of rows in which the hardest negative scores above the lowest positive.
+    recall_at_k: fraction of the negatives from exact search that the table contains. top1_above_weakest_positive: among
+    rows with positives, the fraction of rows in which the hardest negative scores higher than the lowest-scoring
+    positive.
     """
     label_ids, scores = unpack(table)
     hardest = scores.max(axis=1, initial=-np.inf)
@@ -113,7 +114,7 @@ def find_previous(run: str, source: Source, use_from: int | None) -> Table | Non
 
 
 def overlaps(previous: Table, shard: int, rows: np.ndarray, keys: np.ndarray) -> np.ndarray | None:
-    """Return the share [S] of each row's negatives (keys [S, K]) in `previous`, for `rows` int64 [S] of the shard.
+    """Return the fraction [S] of the negatives (keys [S, K]) of `rows` int64 [S] that `previous` also contains.
 
     Rows without negatives are left out. Returns None if the previous table is incomplete: another process may replace
     the table at any time.

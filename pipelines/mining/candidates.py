@@ -1,16 +1,16 @@
 """Store the candidates of each group of blocks until all groups are merged; filter the merged candidates.
 
 A file contains the candidates of one group for one shard, in consecutive chunks, one chunk per query batch. A chunk
-contains keys [R, n, F] of R label ranges and n rows. The keys are split into eight byte planes, which are compressed
+contains keys [R, n, F] for R label ranges and n rows. The keys are split into eight byte planes, which are compressed
 separately without loss: four planes of the label minus the group's first label, and four planes of the score's bits
 minus the bits of the previous candidate's score. Successive scores of a row are close, and all labels are in the group,
-so a plane has few bits of information. With a margin, the chunk ends with float32 [n]: the lowest score among the row's
+so each plane compresses well. With a margin, the chunk ends with float32 [n]: the lowest score among the row's
 positives in this group, or infinity without positives. Numbers are little-endian, as on every machine that Faiss
 supports.
 
 Filters for false negatives (NV-Retriever, arXiv:2407.15831: Top-k shifted by N, TopK-Abs, TopK-MarginPos,
-TopK-PercPos): a row uses the ranks [skip_top, window), counted from the best over all labels that are not excluded.
-With a margin, a negative stays if its score < p - margin - relative_margin · |p|, where p is the lowest score among
+TopK-PercPos): a row uses the ranks [skip_top, window), where rank 0 is the best of all labels that are not excluded.
+With a margin, a negative is kept if its score < p - margin - relative_margin · |p|, where p is the lowest score among
 the row's positives; rows without positives keep all candidates. Absolute bounds apply to every row, and are inclusive.
 A row keeps the K best remaining candidates, or K candidates drawn without replacement: uniformly, or by softmax with
 Gumbel noise (Kool, van Hoof, Welling 2019, arXiv:1903.06059).
@@ -40,7 +40,7 @@ _CODEC = pa.Codec("zstd", compression_level=1)
 
 @dataclass(frozen=True)
 class Chunks:
-    """Chunks of a file: `shapes` [R, n, F] of the keys, `edges` (byte offsets, and the end), and CRC-32 `checksums`."""
+    """Chunks of a file: `shapes` [R, n, F] of the keys, `edges` (byte offsets and the end), and CRC-32 `checksums`."""
 
     shapes: tuple[tuple[int, int, int], ...]
     edges: tuple[int, ...]
@@ -92,7 +92,7 @@ def write_chunks(url: str, start: int, chunks: Iterable[tuple[np.ndarray, np.nda
 def read_chunk(url: str, chunks: Chunks, number: int, start: int) -> tuple[np.ndarray, np.ndarray | None]:
     """Read chunk `number` of a file. Damaged bytes are read again.
 
-    Raises StorageError: the file is missing, or permanently damaged.
+    Raises StorageError if the file is missing or permanently damaged.
     """
     try:
         start_byte, stop_byte = chunks.edges[number : number + 2]
@@ -108,13 +108,13 @@ def has_margin(options: MarginOptions) -> bool:
 
 
 def fetched(options: MineOptions, width: int) -> int:
-    """Return how many candidates per label range to fetch for a row, so that usually `width` pass the filters."""
+    """Return how many candidates to fetch per row and label range, so that usually `width` of them pass the filters."""
     bounded = has_margin(options) or options.max_score is not None
     return options.window or options.skip_top + width * (2 if bounded else 1)
 
 
 def limits(options: MarginOptions, weakest: np.ndarray) -> np.ndarray:
-    """Return upper bounds of scores, float32 [B], from the lowest positive scores [B]; infinity without positives."""
+    """Return upper score limits, float32 [B], from the lowest positive scores [B]; infinity without positives."""
     some = np.isfinite(weakest)
     positive = np.where(some, weakest, np.float32(0)).astype(np.float64)
     highest = positive - (options.margin or 0.0) - (options.relative_margin or 0.0) * np.abs(positive)
@@ -129,11 +129,11 @@ def select(
     width: int,
     counts: Counter[str] | None = None,
 ) -> np.ndarray:
-    """Select `width` keys that pass the filters from each of G label ranges: G arrays [B, F] give one [B, G · width].
+    """Select `width` keys that pass the filters from each of G label ranges: G arrays [B, F] become one [B, G · width].
 
     The columns of each range are sorted best first, with EMPTY at the end. `weakest` [B] is the lowest score among each
-    row's positives. The query ids `ids` int64 [B] seed the draw. `counts` counts each dropped candidate under the first
-    rule that drops the candidate, and the kept candidates.
+    row's positives. The query ids `ids` int64 [B] seed the random choice. `counts` counts the selected candidates, and
+    counts each rejected candidate under the first rule that rejects it.
     """
     counts = Counter() if counts is None else counts
     ranges = list(ranges)
@@ -162,7 +162,7 @@ def select(
 
 
 def _drawn(keys: np.ndarray, ids: np.ndarray, options: MineOptions, width: int) -> np.ndarray:
-    """Draw `width` keys of each row, and mark them in bool [B, F]; the draw depends only on seed, query and label."""
+    """Sample `width` keys per row, and return them as a mask bool [B, F] that depends only on seed, query and label."""
     label_ids, scores = unpack(keys)
     key = combine(np.array([options.seed % (1 << 64)], np.uint64), np.array([Purpose.MINED_RANKS], np.uint64))
     hashes = combine(combine(key, ids.astype(np.uint64))[:, None], label_ids.astype(np.uint64))
@@ -178,7 +178,7 @@ def _drawn(keys: np.ndarray, ids: np.ndarray, options: MineOptions, width: int) 
 
 
 def rows_of_table(query_ids: pa.Array, keys: np.ndarray, schema: pa.Schema, *more: np.ndarray) -> pa.Table:
-    """Return rows of a table of negatives from the query ids [B], their keys [B, K], and more scores `more` [B, K]."""
+    """Build rows of a negatives table from query ids [B], their keys [B, K], and additional scores `more` [B, K]."""
     label_ids, scores = unpack(keys)
     columns = [query_ids, matrix_array(label_ids, schema.field("label_ids").type.value_type)]
     for each in (scores, *more):

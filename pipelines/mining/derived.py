@@ -1,4 +1,4 @@
-"""Make tables of negatives from other tables for the same rows, shard by shard, one row group of each at a time."""
+"""Build tables of negatives from other tables with the same rows, shard by shard, one row group at a time."""
 
 import functools
 from collections import Counter
@@ -28,7 +28,7 @@ STEP = "write"
 
 @dataclass(frozen=True)
 class Derived:
-    """Plan of a table of negatives at `out`, made from `tables` for the same `rows`. `labels`: the labels table."""
+    """Plan of a table of negatives at `out`, built from `tables` with the same `rows`. `labels`: the labels table."""
 
     rows: Table
     tables: tuple[Table, ...]
@@ -60,9 +60,9 @@ def make_derived(
     say: Progress | None,
     aliases: Aliases | None = None,
 ) -> Manifest:
-    """Make the table of `plan`, or return the existing table. Workers read `aliases`.
+    """Build the table that `plan` describes, or return the existing table. Workers read `aliases`.
 
-    The manifest records `parents` and `parameters` in addition to the usual facts. Raises InputError, TableError,
+    The manifest records `parents` and `parameters` in addition to the usual fields. Raises InputError, TableError,
     StorageError.
     """
     rows, before = plan.rows, plan.tables[0].parameters
@@ -97,9 +97,8 @@ Make = Callable[[pa.Table, pa.Array, list[np.ndarray], Counter[str]], pa.Table]
 def write_derived(shard: int, plan: Derived, columns: Sequence[str], make: Make) -> Summary:
     """Write shard `shard` of the table, one row group at a time; return its manifest entry and the counts of `make`.
 
-    `make` gets the rows (their ids, and the available `columns`), the ids [B], the keys [B, K] of each table, and the
-    counter.
-    Raises TableError, StorageError.
+    `make` receives the rows (ids and the available `columns`), the ids [B], the keys [B, K] of each table, and the
+    counter. Raises TableError, StorageError.
     """
     plan.meter.start(STEP)
     rows, counts = plan.rows, Counter[str]()
@@ -117,7 +116,7 @@ def write_derived(shard: int, plan: Derived, columns: Sequence[str], make: Make)
 
 
 def keep_first(keys: np.ndarray, width: int, counts: Counter[str]) -> np.ndarray:
-    """Return the positions [B, width] of each row's first `width` keys, then positions of EMPTY; update `counts`."""
+    """Return the positions [B, width] of each row's first `width` keys, padded with EMPTY entries; update `counts`."""
     gone = np.pad(keys == EMPTY, ((0, 0), (0, max(0, width - keys.shape[1]))), constant_values=True)
     places = np.argsort(gone, axis=1, kind="stable")[:, :width]
     left, kept = int((~gone).sum()), ~np.take_along_axis(gone, places, axis=1)
@@ -127,7 +126,7 @@ def keep_first(keys: np.ndarray, width: int, counts: Counter[str]) -> np.ndarray
 
 
 def _read(plan: Derived, table: Table, shard: int, ids: pa.Array, offer: pa.Table) -> np.ndarray:
-    """Return the keys [B, K] of a row group. Raises TableError if rows, labels or scores are impossible."""
+    """Return the keys [B, K] of a row group. Raises TableError if rows, labels or scores are invalid."""
     labels, scores = matrix_column(offer, "label_ids"), matrix_column(offer, "scores").astype(np.float32)
     fault = None
     if not ids.equals(offer.column("query_id").combine_chunks()):
@@ -142,9 +141,10 @@ def _read(plan: Derived, table: Table, shard: int, ids: pa.Array, offer: pa.Tabl
 
 
 def open_tables(data: str, urls: Sequence[str]) -> tuple[Table, tuple[Table, ...], Table]:
-    """Open the tables at `urls`; return the rows in DATA that the tables were made from, the tables, and the labels.
+    """Open the tables at `urls`; return the rows in DATA that the tables were built from, the tables, and the labels.
 
-    Raises TableError if a table has other rows, other labels, points instead of labels, or label ranges.
+    Raises TableError if a table was built from other rows or labels, contains points instead of labels, or has separate
+    columns for label ranges.
     """
     layout, tables = DataLayout(data), tuple(Table.open(url, "negatives") for url in urls)
     labels = Table.open(layout.labels, "labels")
@@ -153,15 +153,15 @@ def open_tables(data: str, urls: Sequence[str]) -> tuple[Table, tuple[Table, ...
     rows = next((table for table in known if table.digest == tables[0].parents.get("queries")), None)
     if rows is None:
         raise TableError(
-            f"{tables[0].url}: this table was made from rows that are not in {data}. Give the DATA that "
-            "the table was made from."
+            f"{tables[0].url}: this table was built from rows that are not in {data}. Give the DATA that "
+            "the table was built from."
         )
     for table in tables:
         table.require_ids_of("labels")
         table.require_aligned(rows, "Make the table again from these rows.")
         if table.parameters.get("labels", labels.rows) != labels.rows:
             raise TableError(
-                f"{table.url}: this table was made with {table.parameters['labels']} labels, but {labels.url} has "
+                f"{table.url}: this table was built with {table.parameters['labels']} labels, but {labels.url} has "
                 f"{labels.rows}. Make the table again with these labels."
             )
         if len(table.parameters.get("ranges") or ()) > 1:

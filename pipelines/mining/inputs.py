@@ -20,10 +20,10 @@ _UNLISTED = 8  # number of epochs to check after the last listed dump
 class MineInputs:
     """Points and vectors of one mining run. `epoch`: epoch of the dump, or None. `root`: URL of the folder of tables.
 
-    `drop_bias`: the vectors are label embeddings, and their last column is a constant 1, as in the queries. This column
-    only adds 1 to every score, so it is left out. `requested`: parameters of the dump, in which the trainer requests a
-    table width and an index. `attempt`: name of the folder in which all files are written before they are moved into
-    place. `texts`: the labels table; None if points are searched.
+    `drop_bias`: whether the vectors are label embeddings with a constant 1 in the last column, as in the queries. This
+    column only adds 1 to every score, so the search ignores it. `requested`: parameters of the dump, in which the
+    trainer requests a table width and an index. `attempt`: name of the folder in which all files are written before
+    they are published. `texts`: the labels table; None if points are searched.
     """
 
     by: str
@@ -67,22 +67,24 @@ class MineInputs:
         return join(self.root, source.name)
 
     def parents(self, source: Source) -> dict[str, str]:
-        """Return the digests of the parents of the table of `source`."""
+        """Return the digests of the parent tables for the table of `source`."""
         queries, embeddings = source.queries.digest, source.embeddings.digest
         return {"queries": queries, "embeddings": embeddings, "vectors": self.vectors.digest}
 
 
 def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) -> MineInputs:
-    """Open the dump of `epoch` (by default the newest); tables that `options` name replace the tables of the dump.
+    """Open the dump of `epoch` (by default the newest); tables named in `options` replace the tables of the dump.
 
-    Raises InputError if there is no dump, or no place to publish. Raises TableError if a table is unfinished, damaged,
-    made from other data or by another checkpoint, not aligned with its queries, or without some labels.
+    Raises InputError if there is no dump or no location for the new tables. Raises TableError if a table is unfinished,
+    damaged, computed from other data or with another checkpoint, not aligned with its queries, or does not cover all
+    labels.
     """
     layout = RunLayout(run)
     whole = options.queries is not None and options.vectors is not None
     if whole and epoch is not None:
         raise InputError(
-            f"--epoch {epoch} chooses a dump, but --queries and --vectors replace the dump. Leave one of the three out."
+            f"--epoch {epoch} chooses a dump, but --queries and --vectors replace the dump. Leave out one of the three "
+            "options."
         )
     if not whole and epoch is None:
         epoch = newest(run)
@@ -96,7 +98,7 @@ def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) ->
     if use_from is None and dump is not None and epoch is not None:
         use_from = int(dump.parameters.get("use_from", epoch + 2))
     if options.out is None and use_from is None:
-        raise InputError("--queries and --vectors need a place for the table: give --for-epoch E or --out URL.")
+        raise InputError("--queries and --vectors need a location for the table: give --for-epoch E or --out URL.")
     root = options.out or join(layout.negatives_root, f"epoch-{use_from:04d}")
     drop_bias = by == "labels" and bool(
         vectors.parameters.get("bias", dump is not None and dump.parameters.get("bias"))
@@ -107,9 +109,9 @@ def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) ->
 
 
 def complete_dumps(run: str) -> dict[int, str]:
-    """Return the digest of the vectors of every complete dump of `run`, by epoch, oldest first.
+    """Map the epoch of every complete dump of `run` to the digest of its vectors, oldest first.
 
-    A dump is complete when its vectors and all sources that the vectors name are published; the vectors are written
+    A dump is complete when its vectors and all sources that the vectors list are published; the vectors are written
     last. An object store may list new files late, so the next few epochs are also checked by name.
     """
     layout = RunLayout(run)
@@ -166,8 +168,8 @@ def _sources(
 def _rows_of(data: DataLayout, name: str) -> Table:
     """Open the rows of the trainer's source `name`.
 
-    The name is `queries` or `labels`, or the name of a part if the trainer deals rows by part, or the name of a split
-    if the trainer mixes splits.
+    The name is `queries` or `labels`, the name of a part if the trainer uses each part as a source, or the name of a
+    split if the trainer mixes splits.
     """
     whole = {"queries": (data.queries("train"), "queries"), LABEL_TEXTS: (data.labels, "labels")}
     for source, place in whole.items():
@@ -197,15 +199,15 @@ def _vectors(
         vectors = open_vectors(options.vectors)
         if vectors.parameters.get("what") != "labels" and options.by == "labels":
             raise TableError(
-                f"{options.vectors}: this table has no label embeddings. Make label embeddings with `extremis embed "
-                "DATA RUN OUT --what labels`, or leave --by out."
+                f"{options.vectors}: this table contains no label embeddings. Make label embeddings with `extremis "
+                "embed DATA RUN OUT --what labels`, or leave --by out."
             )
         labels = Table.open(DataLayout(data).labels, "labels")
         parent = vectors.parents.get("labels", labels.digest)
         if vectors.rows != labels.rows or parent != labels.digest:
             raise TableError(
-                f"{options.vectors}: these embeddings were made from {vectors.rows} labels, but {labels.url} has "
-                f"{labels.rows} labels, or different labels. Make the embeddings again from this data."
+                f"{options.vectors}: these embeddings were computed from {vectors.rows} labels, but {labels.url} has "
+                f"{labels.rows} labels, or different labels. Compute the embeddings again from this data."
             )
         return vectors, "labels" if vectors.parameters.get("what") == "labels" else "classifier"
     assert epoch is not None
@@ -222,7 +224,7 @@ def _vectors(
 
 
 def _require_one_training(source: Source, vectors: Table, dump: Table | None) -> None:
-    """Raise TableError if embeddings and vectors are not in the same space."""
+    """Raise TableError if embeddings and vectors do not belong to the same embedding space."""
     got, expected = source.embeddings.dimension, vectors.dimension
     if got != expected:
         raise TableError(

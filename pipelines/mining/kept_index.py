@@ -1,4 +1,4 @@
-"""Indexes that are kept after the run, for serving: one Faiss file per block and a manifest of kind `index`.
+"""Indexes that are stored for serving after the run: one Faiss file per block and a manifest of kind `index`.
 
 Vector p in the file of block b is label start_b + p; the manifest's parameter `blocks` lists all [start_b, stop_b).
 """
@@ -22,7 +22,7 @@ KIND = "index"
 
 
 def _request(plan: MinePlan) -> Request:
-    """Return the parents and parameters that identify a kept index."""
+    """Return the parents and parameters that identify a stored index."""
     inputs = plan.inputs
     parameters = {
         **plan.options.model_dump(include={*SEARCH_OPTIONS}),
@@ -46,7 +46,7 @@ def find_index(plan: MinePlan, url: str) -> Manifest | None:
 
 
 def describe_index(plan: MinePlan) -> Manifest:
-    """Describe the files of all blocks as one index, from the records of the workers."""
+    """Return a manifest that describes the files of all blocks as one index, based on the workers' records."""
     request = _request(plan)
     notes = [read_record(plan.note(block)) for block in range(len(plan.bounds))]
     return Manifest(
@@ -60,9 +60,9 @@ def describe_index(plan: MinePlan) -> Manifest:
 
 
 class KeptIndex:
-    """Kept index that is searched block by block, so that only one block is in memory at a time.
+    """Stored index that is searched block by block, so that only one block is in memory at a time.
 
-    With `vectors_url`, the table of the indexed vectors, candidates are scored exactly and refined as in mining.
+    If `vectors_url` gives the table of the indexed vectors, candidates are scored exactly and refined as in mining.
     """
 
     def __init__(self, url: str, vectors_url: str | None = None) -> None:
@@ -70,7 +70,7 @@ class KeptIndex:
         self.manifest = Table.open(url, KIND).manifest
         self._vectors = None if vectors_url is None else Table.open(vectors_url)
         if self._vectors is not None and self._vectors.digest != self.manifest.parents["vectors"]:
-            raise InputError(f"{vectors_url}: the index {url} was made from other vectors.")
+            raise InputError(f"{vectors_url}: the index {url} was built from different vectors.")
 
     def load(self, number: int) -> faiss.Index:
         """Read the Faiss index of one block, with its tuned search parameters. Raises TableError."""

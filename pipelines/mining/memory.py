@@ -48,7 +48,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes of one worker process at its peak, by use."""
+    """Peak memory of one worker process in bytes, by use."""
 
     process: int
     vectors: int
@@ -93,7 +93,7 @@ class Blocks:
         return len(self.groups) == 1
 
     def candidate_bytes(self, group: int) -> float:
-        """Estimate the stored bytes of one row's candidates from one group."""
+        """Estimate the storage in bytes for one row's candidates from one group."""
         first, stop = self.groups[group]
         labels = self.bounds[stop - 1][1] - self.bounds[first][0]
         kept = len({*self.range_of[first:stop]}) * min(self.sizes.fetch, labels)
@@ -101,26 +101,26 @@ class Blocks:
 
     @property
     def row_bytes(self) -> float:
-        """Stored bytes of one row's candidates from all groups; 0 for a single group."""
+        """Storage in bytes for one row's candidates from all groups; 0 for a single group."""
         return 0.0 if self.sole else sum(map(self.candidate_bytes, range(len(self.groups))))
 
     def table_bytes(self, rows: int) -> int:
-        """Estimate the bytes of the finished tables of `rows` rows."""
+        """Estimate the size in bytes of the finished tables for `rows` rows."""
         return int(rows * self.sizes.columns * (math.log2(max(2, self.bounds[-1][1])) / 8 + _TABLE_SCORE))
 
     def index_bytes(self, flat: bool = False) -> int:
-        """Estimate the stored bytes of all blocks' indexes; for exact search 0, or the vectors' bytes with `flat`."""
+        """Estimate the storage in bytes for all indexes; for exact search 0, or with `flat` the size of the vectors."""
         if self.factory.exact:
             return 4 * self.sizes.dimension * self.bounds[-1][1] * flat
         dimension = self.factory.dimension(self.sizes.dimension)
         return sum(self.factory.stored_bytes(stop - start, dimension) for start, stop in self.bounds)
 
     def pass_rows(self, rows: int) -> int:
-        """Return the most rows per pass with which candidates and kept indexes take no more bytes than all tables.
+        """Return the most rows per pass for which candidates and stored indexes need no more bytes than all tables.
 
-        If the indexes alone take more than half of the tables' bytes, the candidates may still take half. Returns all
-        `rows` if their candidates take no more bytes than the tables, or than an eighth of the vectors, because each
-        pass reads the vectors again.
+        If the indexes alone need more than half as many bytes as the tables, the candidates may still use the other
+        half. Returns all `rows` if the candidates need no more bytes than the tables, or than an eighth of the vectors,
+        because each pass reads the vectors again.
         """
         each, tables = self.row_bytes, self.table_bytes(rows)
         vectors = 2 * self.sizes.dimension * self.bounds[-1][1]
@@ -129,9 +129,10 @@ class Blocks:
         return max(1, int(max(tables - self.index_bytes(), tables / 2) / each))
 
     def needs(self, rows: int, at_once: int | None = None) -> dict[str, int]:
-        """Estimate the bytes in storage, by use, while the tables of `rows` rows are made; leave out uses of 0 bytes.
+        """Estimate the storage in bytes, by use, needed to build the tables for `rows` rows; omit uses of 0 bytes.
 
-        Uses: tables; candidates of a pass of `at_once` rows (None: the largest pass); indexes kept between passes.
+        The uses are: tables; candidates of a pass over `at_once` rows (None: the largest pass); indexes stored between
+        passes.
         """
         at_once = min(rows, self.pass_rows(rows)) if at_once is None else at_once
         needs = {
@@ -182,7 +183,7 @@ def fit_rows(factory: Factory, most: int, batch: int, memory: int, sizes: Sizes)
 
 
 def require_fit(factory: Factory, rows: int, batch: int, memory: int, sizes: Sizes) -> Estimate:
-    """Return the estimate of a plan. Raises InputError with the required memory if that exceeds `memory`."""
+    """Return the memory estimate for a plan. Raises InputError with the required memory if it exceeds `memory`."""
     need = estimate(factory, rows, batch, sizes)
     if need.total > memory:
         raise InputError(
@@ -195,7 +196,7 @@ def require_fit(factory: Factory, rows: int, batch: int, memory: int, sizes: Siz
 
 
 def _enough(factory: Factory, rows: int, batch: int, sizes: Sizes) -> float:
-    """Return enough memory for the plan, also for the larger batches that are chosen with more memory."""
+    """Return enough memory for the plan, including the larger batches that are chosen if there is more memory."""
     memory = estimate(factory, rows, batch, sizes).total
     while (total := estimate(factory, rows, max(batch, fit_batch(factory, memory, sizes)), sizes).total) > memory:
         memory = total
@@ -208,9 +209,9 @@ def group_bytes(table: Manifest, row_bytes: float) -> int:
 
 
 def settle(spec: str, labels: int, queries: int, options: MineOptions, sizes: Sizes) -> Blocks:
-    """Choose index, query batch and blocks for `queries` rows against `labels` vectors within `options.memory`.
+    """Choose the index, batch size and blocks to search `labels` vectors for `queries` rows within `options.memory`.
 
-    Raises InputError if the memory is too small, or `spec` is not an index.
+    Raises InputError if the memory is too small or `spec` is not a valid index.
     """
     most = min(options.block_rows or labels, -(-labels // options.ranges))
     largest = max(1, fit_rows(Factory(EXACT), most, SMALLEST_BATCH, options.memory, sizes))

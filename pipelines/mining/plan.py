@@ -40,8 +40,8 @@ _RANK_OPTIONS = (
 )
 
 REMEDY = (
-    "Free some space, remove tables of earlier epochs, mine fewer negatives (--width) or choose another place for RUN. "
-    "The same command continues with the unfinished shards."
+    "Free some space, remove tables of earlier epochs, mine fewer negatives (--width) or choose another location for "
+    "RUN. The same command continues with the unfinished shards."
 )
 RECORD = "record"  # extension of the files that record finished work
 _INDEXES = "indexes"
@@ -52,11 +52,11 @@ Task = tuple[int, bool, Sequence[Place]]
 
 @dataclass(frozen=True)
 class MinePlan(Blocks):
-    """Plan of one run: its search, and the places of its tables.
+    """Plan of one run: its search and the locations of its tables.
 
     `width` is the number K of negatives per label range, `fetch` the number of candidates per row and block. `aliases`
-    is the number of labels with shared texts. `index_url`: URL for a permanent copy of every block's index; None: no
-    copy.
+    is the number of labels that share their text with another label. `index_url`: URL for a permanent copy of every
+    block's index; None: no copy.
     """
 
     inputs: MineInputs
@@ -109,11 +109,11 @@ class MinePlan(Blocks):
 
     @property
     def finished(self) -> str:
-        """Prefix of finished shards and indexes, which a later attempt at the same work reuses."""
+        """Prefix of finished shards and indexes, which later attempts at the same work reuse."""
         return join(phases(self.inputs.root), f"{self.work}-{self.inputs.attempt}")
 
     def candidates(self, place: Place, group: int) -> str:
-        """Return the URL of the candidates of one group for one shard; the file is kept until the end of the pass."""
+        """Return the URL of one group's candidates for one shard; the file exists until the end of the pass."""
         folder = shard_name(group, len(self.groups), "group")
         return join(self.inputs.candidates, folder, self._named(place, "keys"))
 
@@ -136,20 +136,20 @@ class MinePlan(Blocks):
         return join(self.finished, "tables", source.name)
 
     def record(self, place: Place) -> str:
-        """Return the path of the record of a finished shard, below the folder of finished files."""
+        """Return the path of a finished shard's record, relative to the folder of finished files."""
         return join("tables", self._named(place, RECORD))
 
     def index_record(self, block: int) -> str:
-        """Return the path of the record of a block's kept index."""
+        """Return the relative path of the record that describes the stored index of a block."""
         return join(_INDEXES, shard_name(block, len(self.bounds), RECORD))
 
     def note(self, block: int) -> str:
-        """Return the URL of the record of a block's index. Each attempt builds permanent indexes again."""
+        """Return the URL of the record for a block's index. Permanent indexes are rebuilt in each attempt."""
         return join(self.inputs.scratch if self.index_url else self.finished, self.index_record(block))
 
     @property
     def indexes(self) -> str:
-        """Prefix of the indexes that are kept permanently or between passes."""
+        """Prefix of the indexes that are stored permanently or between passes."""
         return self.index_url or join(self.finished, _INDEXES)
 
     @property
@@ -158,7 +158,7 @@ class MinePlan(Blocks):
         return [(s, i) for s, source in enumerate(self.sources) for i in range(len(source.queries.shards))]
 
     def rows(self, places: Iterable[Place]) -> int:
-        """Return the number of rows of these shards."""
+        """Return the number of rows in these shards."""
         return sum(self.sources[source].queries.shards[shard].rows for source, shard in places)
 
     def passes(self, places: Iterable[Place]) -> list[list[Place]]:
@@ -173,7 +173,7 @@ class MinePlan(Blocks):
         return passes
 
     def tasks(self, places: Sequence[Place], keep: bool = False) -> list[Task]:
-        """List tasks (group of blocks, whether to keep its indexes, shards); the tasks of a group cover all `places`.
+        """List tasks (group of blocks, whether to store its indexes, shards); the tasks of a group cover all `places`.
 
         A group has `tasks_per_block` tasks, or fewer if there are fewer shards.
         """
@@ -209,9 +209,10 @@ class MinePlan(Blocks):
         }
 
     def needs_of(self, places: Sequence[Place], indexed: int = 0) -> dict[str, int]:
-        """Estimate the bytes, by use, that mining these shards writes to the storage of the tables, like `needs`.
+        """Estimate the bytes, by use, that mining these shards writes to the tables' storage; see `needs`.
 
-        indexed: number of blocks whose indexes already exist. Permanent indexes are elsewhere, and not counted.
+        indexed: number of blocks whose indexes already exist. Permanent indexes are stored elsewhere and are not
+        counted.
         """
         rows = [self.rows(some) for some in self.passes(places)]
         needs = self.needs(sum(rows), max(rows, default=0))
@@ -221,7 +222,7 @@ class MinePlan(Blocks):
     def require_room(self, places: Sequence[Place], indexed: int = 0, here: bool = True) -> None:
         """Raise RoomError if there is not enough room to mine these shards: see `needs_of`.
 
-        here: workers run on this machine, and write files to its TMPDIR before uploading to other storage.
+        here: whether workers run on this machine and write files to its TMPDIR before an upload to other storage.
         """
         require_room(self.inputs.root, self.needs_of(places, indexed), REMEDY)
         if here and not storage.is_local(self.inputs.root) and places:
@@ -232,8 +233,9 @@ class MinePlan(Blocks):
     def finished_tables(self, run: str) -> dict[str, Manifest]:
         """Return the finished tables of this plan, by source.
 
-        A table is made again if the trainer has rewritten its dump. A table that an epoch trains on is never replaced
-        while the run continues: see docs/decisions/0003. Raises InputError if a different table is in the place.
+        A table is rebuilt if the trainer has rewritten its dump. A table that an epoch trains on is never replaced
+        while the run continues: see docs/decisions/0003. Raises InputError if a different table already exists at the
+        location.
         """
         options, inputs = self.options, self.inputs
         from_dump = inputs.epoch is not None and options.queries is None and options.vectors is None
@@ -242,7 +244,7 @@ class MinePlan(Blocks):
             table = find_reusable(
                 inputs.table(source),
                 Request("negatives", inputs.parents(source), self.parameters()),
-                "Give the same options, another place with --out, or --overwrite to replace it.",
+                "Give the same options, another location with --out, or --overwrite to replace it.",
                 overwrite=options.overwrite,
                 is_stale=lambda old: (
                     from_dump and old.get("epoch") == inputs.epoch and old.get("by", inputs.by) == inputs.by
@@ -270,7 +272,7 @@ class MinePlan(Blocks):
         if self.aliases:
             yield (
                 f"{inputs.name}: {self.aliases:,} labels share their text with another label; these labels are not "
-                "negatives of a row with a positive of the same text (--equal-texts)"
+                "used as negatives for a row that has a positive with the same text (--equal-texts)"
             )
         needs, passes = self.needs_of(self.places), len(self.passes(self.places))
         scratch = [f"{say_bytes(size)} of {what}" for what, size in needs.items() if what != "tables"]
@@ -281,10 +283,10 @@ class MinePlan(Blocks):
 
 
 def make_plan(inputs: MineInputs, options: MineOptions, previous: dict[str, Table]) -> MinePlan:
-    """Plan a run: the user's options override the trainer's request in the dump; table sizes decide what is left open.
+    """Plan a run: the user's options override the trainer's request in the dump, and table sizes determine the rest.
 
-    Raises InputError if neither options nor dump give a width, options contradict each other, there are too many
-    labels, or the plan does not fit into `memory`.
+    Raises InputError if neither the options nor the dump specify a width, options contradict each other, there are too
+    many labels, or the plan does not fit into `memory`.
     """
     width = options.width or inputs.requested.get("table_width")
     if not width:

@@ -1,7 +1,7 @@
-"""Records of finished work (a table shard, or the index of a block); sum up a table from the records of its shards.
+"""Records of finished work (a table shard or a block's index); a table is summarised from its shards' records.
 
-A worker writes a record when its work is finished. The launching process makes the manifest from the records. A resumed
-attempt reuses the records of the same work, and the files that the records describe.
+A worker writes a record when its work is finished. The launching process builds the manifest from the records. A
+resumed attempt reuses the records of the same work, and the files that the records describe.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from schemas.sizes import with_room
 from schemas.storage import join
 
 _READERS = 16  # records read at a time
-_REMEDY = "The record is made again."
+_REMEDY = "The record will be written again."
 
 
 class Record(NamedTuple):
@@ -58,7 +58,7 @@ def read_record(url: str) -> Record:
 
 
 def find_left(plan: MinePlan) -> tuple[list[Place], int]:
-    """List the shards that no attempt has finished yet, and count the kept indexes. Lists folders; reads no file."""
+    """List the shards that no attempt has finished, and count the stored indexes. Lists folders but reads no files."""
     root = phases(plan.inputs.root)
     folders = [join(root, name) for name in storage.list_names(root) if name.startswith(plan.work)]
     there = {join(kind, name) for at in folders for kind in plan.kinds for name in storage.list_names(join(at, kind))}
@@ -81,7 +81,7 @@ def take_over(plan: MinePlan) -> None:
 
 
 def _move_whole(old: str, new: str) -> None:
-    """Move the files that have the size in their record, then the records: each moved record has a complete file."""
+    """Move the files whose size matches their record, then the records, so that no moved record lacks its file."""
     sizes, files, records = storage.list_sizes(old), list[str](), list[str]()
     for name in (name for name in sizes if name.endswith(RECORD)):
         with contextlib.suppress(FileNotFoundError, TableError):
@@ -94,7 +94,7 @@ def _move_whole(old: str, new: str) -> None:
 
 
 def summarize(plan: MinePlan, source: Source) -> dict[str, Any]:
-    """Return the shards in order, counters, quality and profile of a source's table.
+    """Return the ordered shards, the counters, the quality and the profile of a source's table.
 
     Raises the errors of `read_record`.
     """

@@ -1,7 +1,8 @@
 """Steps of a worker: load a group of blocks, search a shard against the group, merge and finish a shard.
 
-Between search and merge, candidates are in storage, one file per group and shard, not in the runner's memory. A worker
-has one group of blocks and one batch of queries in memory, for any number of queries and labels.
+Between search and merge, candidates are kept in storage, in one file per group and shard, instead of in the runner's
+memory. A worker holds one group of blocks and one batch of queries in memory, regardless of the number of queries and
+labels.
 """
 
 import contextlib
@@ -71,7 +72,7 @@ class LoadedBlock(NamedTuple):
 
 
 class WrittenShard(NamedTuple):
-    """One shard of a table: its entry, the number of padded rows, and keys [S, columns] and ids [S] of sampled rows."""
+    """One shard of a table: manifest entry, number of padded rows, keys [S, columns] and ids [S] of sampled rows."""
 
     entry: Shard
     padded: int
@@ -83,8 +84,8 @@ class WrittenShard(NamedTuple):
 class GroupCandidates:
     """Candidates of one group of blocks for one shard, and the audit of the shard's sampled rows by label range.
 
-    `content`: chunks of the candidates' file, or the finished shard if there is one group. `params`: search parameters
-    by block.
+    `content`: chunks of the file of candidates, or the finished shard if there is only one group. `params`: search
+    parameters of each block.
     """
 
     group: int
@@ -96,7 +97,7 @@ class GroupCandidates:
 
 
 def search_group(task: Task, plan: MinePlan) -> Iterator[tuple[Place, GroupCandidates]]:
-    """Build or read the indexes of a group, search all shards of the task; yield ((source, shard), candidates).
+    """Build or read the indexes of a group, and search all shards of the task; yield ((source, shard), candidates).
 
     If there is only one group, this step finishes the shards and yields nothing. Raises TableError, InputError,
     StorageError.
@@ -121,7 +122,7 @@ def merge_shard(element: tuple[Place, Iterable[GroupCandidates]], plan: MinePlan
 
 
 def load_block(plan: MinePlan, number: int, profile: Profile, keep: bool = False) -> LoadedBlock:
-    """Read, index and tune block `number`, or read its kept index; with `keep`, keep a new index.
+    """Read, index and tune block `number`, or read its stored index; with `keep`, store a new index.
 
     Raises TableError, InputError, StorageError.
     """
@@ -160,7 +161,7 @@ def keep_block(plan: MinePlan, loaded: LoadedBlock) -> None:
 
 
 def _find_kept(plan: MinePlan, number: int, exact: Block, profile: Profile) -> LoadedBlock | None:
-    """Return the block `exact` with its kept index; None if the index is missing or damaged."""
+    """Return the block `exact` with its stored index; None if the index is missing or damaged."""
     if plan.factory.exact:
         return None
     with contextlib.suppress(FileNotFoundError, TableError), profile.stage("read index"):
@@ -175,11 +176,11 @@ def _find_kept(plan: MinePlan, number: int, exact: Block, profile: Profile) -> L
 def search_shards(
     plan: MinePlan, group: int, blocks: Sequence[LoadedBlock], places: Iterable[Place], profile: Profile
 ) -> Iterator[tuple[Place, GroupCandidates]]:
-    """Search every row of each (source, shard) against the blocks; write candidates, or a table if there is one group.
+    """Search all rows of each (source, shard) in the blocks; write candidates, or a table if there is only one group.
 
     Each thread searches its own part of a batch, so the work before and after Faiss also uses all processors, and no
-    thread waits for another thread. The parts in progress are at most one batch. A GPU searches a whole batch. Raises
-    TableError, StorageError.
+    thread waits for another thread. The parts in progress add up to at most one batch. A GPU searches a whole batch.
+    Raises TableError, StorageError.
     """
     with contextlib.ExitStack() as held:
         threads = faiss.omp_get_max_threads()
@@ -227,7 +228,7 @@ def _finish(plan: MinePlan, place: Place, candidates: Iterable[GroupCandidates])
 
 
 def funnel(counts: Counter[str]) -> dict[str, int]:
-    """Return the manifest's counters of candidates: `kept` is `candidates` minus all other counters."""
+    """Return the candidate counters for the manifest; `kept` is `candidates` minus all other counters."""
     drops = {name: counts[name] for name in DROPS}
     outranked = counts["candidates"] - sum(drops.values()) - counts["kept"]
     return {"candidates": counts["candidates"], **drops, "outranked": outranked, "kept": counts["kept"]}
@@ -311,7 +312,7 @@ def _search_batches(
 
 
 def _batches(plan: MinePlan, place: Place) -> Iterator[Batch]:
-    """Read a shard in batches with the labels to drop, including labels that share their text with a positive."""
+    """Read a shard in batches with the labels to exclude, including labels that share their text with a positive."""
     for batch in plan.sources[place[0]].batches(place[1], plan.batch, plan.dimension):
         aliases = read_aliases(plan.alias_url) if plan.aliases else None
         yield batch._replace(exclusions=aliases.add_to(batch.exclusions)) if aliases else batch
@@ -323,7 +324,7 @@ def _merge_range(ranges: dict[int, np.ndarray], of: int, keys: np.ndarray, fetch
 
 
 def _one_ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yield items in order, each after the next item is read, so that the next search already runs."""
+    """Yield items in order, each only after the next item is read, so that the next search is already running."""
     held: deque[T] = deque()
     for item in items:
         held.append(item)
@@ -359,7 +360,7 @@ def _write_shard(plan: MinePlan, place: Place, batches: Iterable[Rows], counts: 
 def _merge_chunk(
     plan: MinePlan, place: Place, groups: list[GroupCandidates], number: int
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return keys [B, F] of each label range and weakest positives [B] of one chunk.
+    """Return, for one chunk, the keys [B, F] of each label range and the lowest positive scores [B].
 
     The candidates of at most two groups are in memory at a time.
     """
@@ -389,7 +390,7 @@ def _exact_rows(plan: MinePlan, groups: list[GroupCandidates], ids: np.ndarray) 
 
 
 def _sampled_rows(plan: MinePlan, place: Place) -> np.ndarray:
-    """Return the audited rows of a shard, counted from its first row."""
+    """Return the audited rows of a shard, numbered from the shard's first row."""
     source, shard = plan.sources[place[0]], place[1]
     first = sum(entry.rows for entry in source.queries.shards[:shard])
     rows = sample_rows(source.queries.rows, plan.audited(source), plan.options.seed)

@@ -73,7 +73,7 @@ def with_labels(*target: int) -> Callable[[Path], None]:
 BAD_FILES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "not gzip": (
         spoil("trn.json.gz", b'{"title": "plain"}\n'),
-        ("raw/trn.json.gz: not a gzip file", "The file name means gzip", "compress"),
+        ("raw/trn.json.gz: not a gzip file", "The file name indicates gzip", "compress"),
     ),
     "cut off": (cut, ("raw/trn.json.gz: incomplete", "bytes", "Copy the file again")),
     "not JSON": (

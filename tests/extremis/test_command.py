@@ -170,7 +170,7 @@ def test_help_lists_the_options_with_their_meaning() -> None:
     assert "    share: A share of all.\n" in (inspect.getdoc(example) or "")
     assert "    batch: How many. Default: 3.\n" in (inspect.getdoc(example) or "")
     text = inspect.getdoc(extremis.shard) or ""
-    assert "max_reject_share: Largest allowed share of rejected rows" in text
+    assert "max_reject_share: Largest allowed fraction of rejected rows" in text
     assert "Default: 0.001." in text
     assert "progress: " in text
     assert inspect.signature(extremis.shard).parameters["tokenizer_texts"].annotation == int | None

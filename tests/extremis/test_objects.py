@@ -62,7 +62,7 @@ def test_what_no_input_is_is_said(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=words):
             extremis.shard(wrong, tmp_path / "data", **QUICK)
     (tmp_path / "x.xlsx").write_bytes(b"PK")
-    with pytest.raises(InputError, match="one file with an unknown ending"):
+    with pytest.raises(InputError, match="one file with an unknown extension"):
         extremis.shard(tmp_path / "x.xlsx", tmp_path / "data", **QUICK)
 
 

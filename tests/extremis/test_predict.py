@@ -322,7 +322,7 @@ class TestWeights:
         done = call("fuse", data, fused / "run", "--memory", "20kB", "--linear", "0", "--json")
         assert done.status == 0, done.err
         assert 0 < done.json["memory_bytes"] <= 20_000
-        assert re.search(r"[\d,]+ points, index exact, [\d.]+ ms a query, [\d.]+ KiB in memory", done.err)
+        assert re.search(r"[\d,]+ points, index exact, [\d.]+ ms per query, [\d.]+ KiB in memory", done.err)
         refused(call("fuse", data, fused / "run", "--memory", "much"), "much")
 
     def test_with_an_index_too_an_export_predicts_as_evaluate_scores(
@@ -462,7 +462,7 @@ class TestRefusals:
             ("in.jsonl", b'{"key": "a"}\n', ("in.jsonl, line 1: the field 'text' is missing",)),
             ("in.jsonl", b"", ("in.jsonl: the file is empty",)),
             ("in.txt", b"fine\n\xff\xfe\xfa\n", ("in.txt, line 2: byte 0 is not UTF-8",)),
-            ("in.xml", b"a,b\n", ("in.xml: unknown file ending", "--form")),
+            ("in.xml", b"a,b\n", ("in.xml: unknown file extension", "--form")),
             (
                 "in.csv",
                 b"a,b\nx,y\n",

@@ -208,7 +208,9 @@ def _sizes(recipe: str) -> list[str]:
 
 @pytest.mark.parametrize("start", ["0", "1"])
 def test_a_run_from_nothing_has_no_table_before_epoch_2(start: str) -> None:
-    with pytest.raises(InputError, match=rf"refresh.start = {start}: .*set 2 or more, or 0 with train.start_from"):
+    with pytest.raises(
+        InputError, match=rf"refresh.start = {start} is too early: .*Set 2 or more, or 0 with train.start_from"
+    ):
         load_recipe("dexml-sampled", [*_sizes("dexml"), f"refresh.start={start}"])
 
 

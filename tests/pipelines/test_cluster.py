@@ -231,7 +231,7 @@ def test_watching_makes_what_is_asked_for_once(data: SmallData, run: str, monkey
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"queries": "PLAIN"}, r"--queries needs a place for the table: give --for-epoch E or --out URL"),
+        ({"queries": "PLAIN"}, r"--queries needs a location for the table: give --for-epoch E or --out URL"),
         ({"queries": "PLAIN", "for_epoch": 0}, r"the recipe of this run has no cluster size. Give --size C"),
         ({"size": 24, "smallest": 16}, r"--smallest 16: clusters of 24 are halved"),
         ({"memory": 100 << 20}, r"--memory 100.0 MiB.*Give --memory"),

@@ -177,7 +177,7 @@ def test_labels_of_data_are_aligned_and_queries_need_their_text(model: str, tmp_
         ("x.txt", "", "empty"),
         ("x.csv", "text\n", "the input has no rows"),
         ("x.jsonl", '{"text": "a"}\n{"text": null}\n', "x.jsonl, line 2"),
-        ("x.bin", "a", "unknown file ending"),
+        ("x.bin", "a", "unknown file extension"),
     ],
 )
 def test_input_that_cannot_be_read_leaves_nothing(

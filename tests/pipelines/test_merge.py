@@ -158,14 +158,14 @@ class TestRefused:
         out = str(tmp_path / "out")
         for url, words in (
             (other, r"was made from a queries table"),
-            (more, r"more: this table was made with 31 labels, but .* has 30\. Make the table again"),
+            (more, r"more: this table was built with 31 labels, but .* has 30\. Make the table again"),
             (ranges, r"ranges: this table has columns for each label range\. Make the table again without --ranges"),
             (beyond, r"part-0000\d-of-00002\.parquet: a label id is outside \[0, 30\)"),
         ):
             with pytest.raises(TableError, match=words):
                 merge(world.data, [good, url], out)
             assert storage.list_names(out) == []
-        with pytest.raises(TableError, match=r"good: this table was made from rows that are not in .*\. Give the DATA"):
+        with pytest.raises(TableError, match=r"good: this table was built from rows that are not in .*\. Give the D"):
             merge(small_world(str(tmp_path / "other"), 1).data, [good, good], out)
 
     def test_one_table_and_too_large_a_width(self, world, tmp_path):

@@ -208,7 +208,7 @@ def test_bfloat16_and_other_names(tmp_path, arrays):
         *("--out", tmp_path / "out", "--width", "3"),
     )
     assert done.status == 0, done.err
-    assert "40 pairs by row number and row number" in done.err
+    assert "40 pairs, identified by row number and row number" in done.err
     labels = Table.open(str(tmp_path / "out/data/labels")).read()
     assert labels["key"].to_pylist()[:2] == ["d0", "d1"]
     assert set(labels["text"].to_pylist()) == {"a text"}
@@ -248,7 +248,7 @@ class TestAnOutputThatIsThere:
         out = files[0].parent / "out"
         self.mine(files)
         shutil.rmtree(out / "data")
-        refused(self.mine(files), "mined from other input")
+        refused(self.mine(files), "mined from different input")
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ def test_a_version_embeds_by_the_model_of_the_data_before(texts: str, made: str,
 
 
 def test_vectors_of_rows_and_of_a_model_do_not_go_together(given: str, texts: str, model: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="has its own vectors, of 5 numbers"):
+    with pytest.raises(InputError, match="has its own vectors of 5 numbers"):
         shard(given, str(tmp_path / "data"), ShardOptions(embed=model))
     with pytest.raises(InputError, match="not a local directory"):
         shard(texts, str(tmp_path / "data"), ShardOptions(embed=str(tmp_path / "nothing")))

@@ -55,7 +55,7 @@ def test_shard(tmp_path: Path, small_disk: Path) -> None:
     raw.mkdir()
     (raw / "labels.jsonl").write_text('{"key": "a", "text": "b"}\n')
     (raw / "train.jsonl").write_text('{"key": "c", "text": "d", "labels": ["a"]}\n' * 2_000)
-    refused(call("shard", raw, small_disk / "data"), "of rows", "16.0 KiB are free", "Choose another place.")
+    refused(call("shard", raw, small_disk / "data"), "of rows", "16.0 KiB are free", "Choose another location.")
     assert not list(small_disk.iterdir())
 
 

@@ -118,7 +118,7 @@ def test_ranks_end_to_end_deal_what_one_deals(data: SmallData, tables: str, rank
 
 def test_clusters_that_cannot_be_dealt_are_refused(data: SmallData, tables: str) -> None:
     url = RunLayout(tables).clusters(2, "queries")
-    with pytest.raises(InputError, match=r"clusters of 8 rows .* halved down to 2, but never have 16"):
+    with pytest.raises(InputError, match=r"clusters of 8 rows .* halved down to 2 rows, but never have 16"):
         list(stream_of(data, url, batch=64, clusters=ClusterSchedule(16)))
     (source,) = open_sources(data.layout, "train", label_texts=False)
     with pytest.raises(TableError, match=r"does not have the rows of .* in cluster order|was made from a"):
@@ -198,7 +198,7 @@ def test_each_epoch_takes_the_newest_table_and_says_so(data: SmallData, tables: 
     train(trainer, on_epoch=lambda report: adopted.append((report.adoption.table_epoch, report.adoption.late)))
     assert adopted == [(None, False), (None, False), (2, False), (2, False), (4, False), (4, False), (4, True)]
     assert [line for line in said if not line.startswith("device: ")] == [
-        "epoch 6: the table of clusters due at epoch 6 is still to come; continuing with the table of epoch 4"
+        "epoch 6: the table of clusters due at epoch 6 is not finished yet; continuing with the table of epoch 4"
     ]
     # Another table in the place of one that was trained on is seen.
     place = RunLayout(run).clusters(4, "queries")

@@ -83,7 +83,7 @@ def test_an_unknown_key_near_nothing_names_the_known_ones() -> None:
         ),
         (
             ["method=astro"],
-            "method = 'astro': expected one of astra, renee, .*; the name of a recipe is the key `name`",
+            "method = 'astro': expected one of astra, renee, .*; name a recipe with the key `name`",
         ),
         (["encoder.kind=transformer"], "needs encoder.model"),
         (
@@ -96,7 +96,10 @@ def test_an_unknown_key_near_nothing_names_the_known_ones() -> None:
         (["data.mix={train = 0.0, labels = 1.0}"], "data.mix.train: .*greater than 0, got 0"),
         (["data.mix={train = inf, labels = 1.0}"], "data.mix.train: .*finite number, got inf"),
         (["data.mix={train = 1e4, labels = 1.0}"], "data.mix.train: .*less than or equal to 1000, got 10000"),
-        (["data.mix_by=shares"], "data.mix_by and data.temperature need sources: set data.mix, which names them"),
+        (
+            ["data.mix_by=shares"],
+            "data.mix_by and data.temperature need sources: set data.mix, which names the sources",
+        ),
         (
             ["data.mix={train = 1.0, labels = 1.0}", "data.temperature=0.5"],
             "data.temperature = 0.5: expected 1 or more",
@@ -110,7 +113,7 @@ def test_an_unknown_key_near_nothing_names_the_known_ones() -> None:
             ["data.mix={train = 2.0, labels = 0.5}"],
             "labels = 0.5 is below 1, .*multiply all weights .*or set negatives.hard = 0",
         ),
-        (["refresh.start=1"], "refresh.start = 1: .*set 2 or more"),
+        (["refresh.start=1"], "refresh.start = 1 is too early: .*Set 2 or more"),
         (["storage.cache=/c"], "storage.cache = '/c' needs a limit: set storage.cache_size"),
         (["storage.cache_size=1GiB"], "storage.cache_size is the limit of a cache: set storage.cache"),
         (
@@ -321,7 +324,7 @@ def test_an_option_that_was_removed_is_named_where_it_did_something(monkeypatch:
         assert restore_recipe({"train": {"gone": value}}, "run") == Recipe.model_validate({})
     assert validate({"train": {"gone": 0}}, "run") == Recipe.model_validate({})
     for read, section in ((validate, "train"), (restore_recipe, "encoder")):
-        with pytest.raises(InputError, match=rf"{section}\.gone = 3: this option was removed, leave this key out"):
+        with pytest.raises(InputError, match=rf"{section}\.gone = 3: this option was removed: leave this key out"):
             read({section: {"gone": 3}}, "run")
 
 

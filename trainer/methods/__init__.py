@@ -1,1 +1,1 @@
-"""Methods, one file per method: keys, settings from the data, candidates, and tables."""
+"""Training methods, one file per method: its keys, automatic settings, candidates and tables."""

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 SHARED_DRAWS, OWN_DRAWS = 3200, 400
 SHARED_HARD, OWN_HARD = 40, 100
-# Each draw of a shared pool stands for L / k_r labels. Above this limit, the few steps that draw a label give it mostly
-# noise, and a separate pool for each query is better. On WordNet, a draw stands for 31 labels: P@1 falls by 9.
+# Each draw of a shared pool represents L / k_r labels. Above this limit, a label is drawn in so few steps that its
+# gradient is mostly noise, and a separate pool for each query is better. On WordNet, where a draw represents 31 labels,
+# a shared pool lowers P@1 by 9.
 HEAVIEST_DRAW = 8
 
 
@@ -36,15 +37,15 @@ HEAVIEST_DRAW = 8
 
 
 def pool_from_data(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Choose one pool per batch if its draws have small weights, else one pool per query (variance against cost)."""
+    """Choose one pool per batch, which is cheaper, unless large weights of its draws would cause a high variance."""
     weight = facts.labels / SHARED_DRAWS
     if weight <= HEAVIEST_DRAW:
-        return Setting("shared", f"a draw of {SHARED_DRAWS:,} stands for {weight:.1f} labels")
-    return Setting("own", f"a draw of {SHARED_DRAWS:,} shared negatives would stand for {weight:.1f} labels")
+        return Setting("shared", f"each of {SHARED_DRAWS:,} draws represents {weight:.1f} labels")
+    return Setting("own", f"each of {SHARED_DRAWS:,} shared draws would represent {weight:.1f} labels")
 
 
 def by_pool(own: int, shared: int) -> Rule:
-    """Return a rule for a number that depends on the pool: `own` for pools per query, `shared` for pools per batch."""
+    """Return a rule that sets a number to `own` for pools per query, and to `shared` for pools per batch."""
     return lambda facts, settled: Setting(own if settled[POOL] == "own" else shared, f"{POOL} = {settled[POOL]}")
 
 
@@ -55,7 +56,7 @@ every_from_data = by_pool(1, 3)  # tau_r: a new table in each epoch if the loss 
 
 
 def start_from_data(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Choose tau_s: as early as a table can exist if the loss is mostly from hard negatives."""
+    """Choose tau_s. If the loss comes mostly from hard negatives, they are used as soon as a table can exist."""
     if settled[SOURCE] == "in-trainer":
         return Setting(0, f"{SOURCE} = in-trainer")
     return by_pool(LEAD, LEAD + 1)(facts, settled)
@@ -65,7 +66,7 @@ def start_from_data(facts: Facts, settled: Mapping[str, Any]) -> Setting:
 
 
 class RandomNegatives(Labels):
-    """Uniform negatives; the expectation of their weighted sum is the sum over all labels (equation 2, lemma 4.1)."""
+    """Uniform negatives. The expectation of their weighted sum is the sum over all labels (equation 2, lemma 4.1)."""
 
     pool: Annotated[Literal["shared", "own"], FromData(pool_from_data)] = Field(
         "shared",
@@ -76,10 +77,16 @@ class RandomNegatives(Labels):
     )
     reweight: bool = Field(
         True,
-        description="weight random negatives by 1 / (k_r q_l), which makes the loss unbiased; q_l = 1 / L if uniform",
+        description=(
+            "weight random negatives by 1 / (k_r q_l), which makes the loss unbiased; q_l is the probability of "
+            "drawing label l (1 / L for uniform draws)"
+        ),
     )
     frequency_share: float = Field(
-        0.0, ge=0, le=1, description="share of the random negatives drawn by training frequency instead of uniformly"
+        0.0,
+        ge=0,
+        le=1,
+        description=("fraction of the random negatives that are drawn by training frequency instead of uniformly"),
     )
 
     @property
@@ -103,7 +110,7 @@ class RandomNegatives(Labels):
         return planner.merge(batch, sampled, drawn, weight)  # steps 13 and 14: H, k_h per row, with weight 1
 
     def random_in(self, planner: Planner, epoch: int, has_hard: bool) -> int:
-        """Return k_r of `epoch`; `has_hard`: whether its queries have hard negatives."""
+        """Return k_r for `epoch`; `has_hard`: whether the queries of the epoch have hard negatives."""
         return self.random
 
 
@@ -111,7 +118,12 @@ class Negatives(TableLabels, RandomNegatives):
     """Hard and random negatives: k_h and k_r per query."""
 
     hard: Annotated[int, FromData(hard_from_data, meanwhile=1)] = Field(
-        0, ge=0, le=MOST, description="k_h, the hard negatives of each query, drawn from the K labels of the table"
+        0,
+        ge=0,
+        le=MOST,
+        description=(
+            "k_h, the number of hard negatives per query, drawn from the K labels in the query's row of the table"
+        ),
     )
     warmup: Annotated[int, FromData(warmup_from_data)] = Field(
         0,
@@ -122,36 +134,36 @@ class Negatives(TableLabels, RandomNegatives):
     curriculum: bool = Field(
         False,
         description=(
-            "from the first epoch with hard negatives to the last epoch, raise the number of hard negatives from 0 to "
-            "`hard`, and move the number of random negatives to `random`"
+            "between the first epoch with hard negatives and the last epoch, gradually raise the number of hard "
+            "negatives from 0 to `hard`, and change the number of random negatives to `random`"
         ),
     )
 
     @property
     def sections(self) -> list[SourceSection]:
-        """Sections of the used sources, except tables."""
+        """Sections of the sources in use, except tables."""
         return used_sections(self)
 
     def columns(self, planner: Planner, epoch: int) -> int:
-        """Return k_h of `epoch`."""
+        """Return k_h for `epoch`."""
         return planner.mixtures[epoch][0] if planner.mixtures else self.hard
 
     def random_in(self, planner: Planner, epoch: int, has_hard: bool) -> int:
-        """Return k_r of `epoch`; before the first table all k_h + k_r negatives are random (step 8)."""
+        """Return k_r for `epoch`; before the first table, all k_h + k_r negatives are random (step 8)."""
         if not has_hard:
             return self.before_tables
         return planner.mixtures[epoch][1] if planner.mixtures else self.random
 
     @property
     def before_tables(self) -> int:
-        """Number of random negatives per query before the first hard negatives."""
+        """Number of random negatives per query until hard negatives are available."""
         return self.warmup or self.random + self.hard
 
     def mixtures(self, epochs: int, start: int) -> tuple[tuple[int, int], ...]:
-        """Return k_h and k_r of each epoch (Table 5, "curriculum").
+        """Return k_h and k_r for each epoch (Table 5, "curriculum").
 
-        From epoch `start` on, the numbers change linearly from random negatives only to `hard` and `random`. Epoch
-        `start` makes the first step of the change; the last epoch has the full numbers.
+        From epoch `start` on, the numbers change linearly, from random negatives only to `hard` and `random`. Epoch
+        `start` takes the first step of the change; the last epoch uses exactly `hard` and `random`.
         """
         before, steps, course = self.before_tables, max(1, epochs - start), []
         for epoch in range(epochs):
@@ -189,21 +201,23 @@ class Refresh(OneOfKinds):
 
 
 class MinedTables(Tables, Refresh):
-    """Tables of each query's nearest labels: dumped in epoch e - 2, mined in e - 1, used from e on (section 3.2)."""
+    """Tables of nearest labels; a table for epoch e is mined in e - 1 from vectors dumped in e - 2 (section 3.2)."""
 
     source: Annotated[Literal["table"], FromData(rules.refresh_source)] = "table"
     start: Annotated[int, FromData(start_from_data)] = Field(
         5,
         ge=0,
         description=(
-            "tau_s: the first epoch with hard negatives, 2 or more, because a table is used two epochs after its dump; "
-            "with train.start_from also 0, to mine the vectors of the earlier run"
+            "tau_s: the first epoch with hard negatives. At least 2, because a table is used two epochs after its "
+            "dump; with train.start_from, 0 is also possible and mines the vectors of the earlier run"
         ),
     )
     every: Annotated[int, FromData(every_from_data)] = Field(5, ge=1, description="tau_r: epochs between tables")
     by: Literal["classifier", "labels"] = Field(
         "classifier",
-        description="find the nearest labels by classifier vectors (w-hard) or by label embeddings (theta-hard)",
+        description=(
+            "vectors used to find the nearest labels: classifier vectors (w-hard) or label embeddings (theta-hard)"
+        ),
     )
     index: str = Field("auto", description="'exact', 'auto' or a Faiss factory string")
 
@@ -217,23 +231,25 @@ class MinedTables(Tables, Refresh):
 
 
 class OwnIndex(Refresh):
-    """An index within the trainer, which is searched with fresh query embeddings in every step."""
+    """An index inside the trainer that every step searches with fresh query embeddings."""
 
     source: Annotated[Literal["in-trainer"], FromData(rules.refresh_source)]
     start: Annotated[int, FromData(start_from_data)] = Field(5, ge=0, description="the first epoch with hard negatives")
-    every_steps: int = Field(1000, ge=1, description="steps between two indexes; each index has a copy of the vectors")
+    every_steps: int = Field(
+        1000, ge=1, description=("number of steps after which the index is rebuilt from a new copy of the vectors")
+    )
     rebuild_steps: int = Field(
         0,
         ge=0,
         description=(
-            "steps from the copy of the vectors to the first use of the new index, which is built in the background; "
-            "0: training waits for the index"
+            "number of steps between copying the vectors and first using the new index, which is built in the "
+            "background; 0: training waits until the index is built"
         ),
     )
     index: str = Field(
         "auto",
         description=(
-            f"'fresh': score every label with its present vector ('auto' does this up to {MOST_FRESH:,} labels); "
+            f"'fresh': score every label with its current vector ('auto' does this up to {MOST_FRESH:,} labels); "
             "'exact'; a Faiss factory string; or 'mips': spherical k-means with sqrt(L) clusters, where a search "
             "visits 64 clusters"
         ),
@@ -263,7 +279,7 @@ Refresh.KINDS = {"table": MinedTables, "in-trainer": OwnIndex}
 
 
 class Astra(ClassifierRecipe):
-    """Hard negatives from tables or an index, and random negatives; any loss (in the paper: binary cross-entropy)."""
+    """Hard negatives from tables or an index, and random negatives; any loss (the paper uses binary cross-entropy)."""
 
     method: Literal["astra"] = "astra"
     negatives: Negatives = Negatives()
@@ -276,7 +292,7 @@ class Astra(ClassifierRecipe):
 
     @property
     def table_facts(self) -> dict[str, Any]:
-        """K, and the index and vectors that find the nearest labels (section 3.1)."""
+        """K, and the kinds of index and vectors used to find the nearest labels (section 3.1)."""
         assert isinstance(self.refresh, MinedTables)
         return {"table_width": self.negatives.table_width, "index": self.refresh.index, "by": self.refresh.by}
 
@@ -303,13 +319,13 @@ class Astra(ClassifierRecipe):
         if self.train.minutes and self.negatives.curriculum:
             raise ValueError(
                 f"train.minutes = {self.train.minutes:g} leaves the number of epochs open, but negatives.curriculum "
-                "depends on it: set only one of the two"
+                "depends on that number: set only one of the two options"
             )
         by_labels = isinstance(self.refresh, MinedTables) and self.refresh.by == "labels"
         if by_labels and not (self.data.label_texts or LABEL_TEXTS in self.data.mix):
             raise ValueError(
-                "refresh.by = 'labels' mines with the embeddings of label texts, which need training on label texts: "
-                "set data.label_texts = true"
+                "refresh.by = 'labels' mines with embeddings of label texts, so the run must also train on label "
+                "texts: set data.label_texts = true"
             )
         return self
 
@@ -327,7 +343,7 @@ class EveryLabel(Labels):
         return batch * self.chunk
 
     def candidates(self, planner: Planner, batch: Batch, sampled: list[Sampled]) -> None:
-        """Return None: all labels are too many to be candidates at once."""
+        """Return None, because there are too many labels to make all of them candidates at once."""
 
     def chunks(self, planner: Planner, batch: Batch) -> Iterator[Candidates]:
         start, stop = planner.part or (0, planner.labels)
@@ -336,12 +352,12 @@ class EveryLabel(Labels):
 
 
 class Renee(ClassifierRecipe):
-    """Full one-vs-all: exact, and linear in the number of labels; the reference for the sampling of ASTRA."""
+    """Full one-vs-all, the exact reference for ASTRA's sampling, at a cost that is linear in the number of labels."""
 
     method: Literal["renee"]
     negatives: EveryLabel = EveryLabel()
 
     def negatives_of(self, labels: int) -> EveryLabel:
-        """Return the section `negatives`, which takes all labels at once if the loss is not a sum over labels."""
+        """Return the section `negatives`; if the loss is not a sum over labels, a single chunk contains all labels."""
         whole = self.loss != LossSection()
         return self.negatives.model_copy(update={"chunk": max(1, labels)}) if whole else self.negatives

@@ -20,16 +20,22 @@ class Positives(Options):
     positives: int = Field(
         0,
         ge=0,
-        description="positives of each query that each step draws, for the loss and for the pool; 0: all positives",
+        description=(
+            "number of positives that each step draws per query, for the loss and for the pool; 0: all positives"
+        ),
     )
 
 
 class LabelTexts(Positives):
-    """Labels with embeddings of their texts (sections 3 and 5.2)."""
+    """Labels represented by the embeddings of their texts (sections 3 and 5.2)."""
 
-    shared: bool = Field(True, description="encode labels with the encoder of the queries")
+    shared: bool = Field(True, description="encode labels with the same encoder as queries")
     label_batch: int = Field(
-        1024, ge=1, description="eta: labels that are encoded at once; a step with more labels encodes them twice"
+        1024,
+        ge=1,
+        description=(
+            "eta: number of labels that are encoded at once; a step with more labels encodes each label twice"
+        ),
     )
 
 
@@ -83,7 +89,7 @@ class EveryText(Pool):
 
 
 class OfBatch(TableLabels, Pool):
-    """Positives of the batch, and m = `hard` near labels of each query: B(1 + m) labels (section 5.4, Table 3)."""
+    """Positives of the batch and, for each query, m = `hard` near labels: B(1 + m) labels (section 5.4, Table 3)."""
 
     pool: Literal["batch"]
 
@@ -92,13 +98,13 @@ Pool.KINDS = {"all": EveryText, "batch": OfBatch}
 
 
 class TextTables(Tables):
-    """Tables of the nearest labels of each query, from the embeddings of queries and labels."""
+    """Tables of each query's nearest labels, found with the embeddings of queries and labels."""
 
     index: str = Field("auto", description="'exact', 'auto' or a Faiss factory string")
 
 
 class Dexml(DualEncoder):
-    """One encoder for queries and labels, or two encoders; decoupled softmax is the paper's loss (equation 5)."""
+    """One encoder for queries and labels, or one for each; the paper's loss is decoupled softmax (equation 5)."""
 
     method: Literal["dexml"]
     negatives: SerializeAsAny[Pool] = Field(default_factory=lambda: Pool.model_validate({}))

@@ -1,7 +1,7 @@
-"""Map the keys of earlier recipes and runs to present keys; no other module maps keys.
+"""Map keys in recipes and runs from earlier versions to current keys; no other module does this.
 
 Before methods existed, a recipe chose a head, a pool and sources independently, and the key `method` was the name of
-the recipe. The method follows from these choices.
+the recipe. The method of such a recipe is derived from these choices.
 """
 
 from collections.abc import Mapping
@@ -26,10 +26,10 @@ _COUNTS = ("random", "hard", "width")
 
 
 def renew(values: Mapping[str, Any], below: Any = "astra", restores: bool = False) -> dict[str, Any]:
-    """Return the options of a recipe with present keys. `below`: the method of the recipe that this recipe extends.
+    """Return the options of a recipe with current keys. `below`: the method of the recipe that this recipe extends.
 
-    Options without earlier keys do not change. `restores`: the options belong to an existing run, so removed options
-    that affected training are also dropped, whatever their value.
+    Options that contain no earlier keys stay unchanged. `restores`: the options belong to an existing run, so all
+    removed options are dropped, even if their values affected training.
     """
     body = {
         name: _without_removed(name, part, restores and name != "encoder") if isinstance(part, Mapping) else part
@@ -38,7 +38,7 @@ def renew(values: Mapping[str, Any], below: Any = "astra", restores: bool = Fals
     if "method" in body and body["method"] not in METHODS:
         if not restores:
             wrong, known = str(body["method"])[:80], ", ".join(METHODS)
-            raise ValueError(f"method = {wrong!r}: expected one of {known}; the name of a recipe is the key `name`")
+            raise ValueError(f"method = {wrong!r}: expected one of {known}; name a recipe with the key `name`")
         body["name"] = body.pop("method")
     if isinstance(body.get("refresh"), dict):
         body["refresh"] = _with_stale(body["refresh"])
@@ -46,7 +46,7 @@ def renew(values: Mapping[str, Any], below: Any = "astra", restores: bool = Fals
 
 
 def _without_removed(prefix: str, options: Mapping[str, Any], all_of_them: bool) -> dict[str, Any]:
-    """Return `options` without the removed options that state the present behaviour, or without all removed options."""
+    """Drop removed options whose values had no effect; with `all_of_them`, drop every removed option."""
     return {
         key: _without_removed(f"{prefix}.{key}", value, all_of_them) if isinstance(value, Mapping) else value
         for key, value in options.items()
@@ -55,7 +55,7 @@ def _without_removed(prefix: str, options: Mapping[str, Any], all_of_them: bool)
 
 
 def _with_stale(refresh: dict[str, Any]) -> dict[str, Any]:
-    """Return the section with `late` = "continue" or "wait" as `stale`. Raises ValueError for another value."""
+    """Replace the earlier key `late` of the section with the key `stale`. Raises ValueError for an unknown value."""
     if "late" not in refresh:
         return refresh
     late, policies = refresh["late"], {"continue": "warn", "wait": "wait"}
@@ -67,7 +67,7 @@ def _with_stale(refresh: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_method(body: dict[str, Any], method: Any) -> dict[str, Any]:
-    """Return `body` with the method that follows from its earlier head, pool, hash tables and clusters."""
+    """Return `body` with the method that its earlier keys for head, pool, hash tables and clusters imply."""
     if method == "rae":  # no earlier option implied this method
         return body
     head, negatives, order = ({**part} if isinstance(part := body.get(name), dict) else {} for name in _TELLING)

@@ -1,4 +1,4 @@
-"""Options of several kinds, such as encoders and losses: a key names the kind, and each kind has a class of options."""
+"""Sections with several kinds, such as encoder and loss: a key selects the kind, and each kind has an option class."""
 
 import importlib
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ Sizes = tuple[int, int, int]  # sizes of the vocabulary, the sparse features, an
 
 
 def import_name(place: str) -> Any:
-    """Import the module of `place`, "module:name", and return the object `name`."""
+    """Import and return the object at `place`, which has the form "module:name"."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -37,9 +37,10 @@ def import_name(place: str) -> Any:
 class OneOfKinds(Options):
     """Base class of options with several kinds.
 
-    A subclass defines the shared options, and each of its own subclasses adds the options of one kind.
+    A subclass defines the options that all kinds share. For each kind, a further subclass adds the options of that
+    kind.
 
-    The subclass validates values with the class of their kind. The module of an encoder or a loss is imported when the
+    Values are validated with the class of the selected kind. The module of an encoder or a loss is imported when the
     kind is first used.
     """
 
@@ -48,7 +49,7 @@ class OneOfKinds(Options):
 
     @classmethod
     def class_of(cls, kind: object) -> Any:
-        """Return the class that `kind` names. Raises ValueError: an unknown kind."""
+        """Return the class that `kind` names. Raises ValueError for an unknown kind."""
         if not isinstance(kind, str) or kind not in cls.KINDS:
             raise ValueError(f"{cls.PLACE} = {kind!r}: expected one of {', '.join(map(repr, cls.KINDS))}")
         named = cls.KINDS[kind]
@@ -56,19 +57,19 @@ class OneOfKinds(Options):
 
     @classmethod
     def kind_in(cls, values: Mapping[str, Any]) -> Any:
-        """Return the kind that `values` name, or the default."""
+        """Return the kind that `values` select, or the default kind."""
         return values.get(cls.PLACE.rpartition(".")[2], next(iter(cls.KINDS)))
 
     @classmethod
     def options_of(cls, kind: object) -> "type[Options]":
-        """Return the class of the options of `kind`. Raises ValueError: an unknown kind."""
+        """Return the option class of `kind`. Raises ValueError for an unknown kind."""
         named = cls.class_of(kind)
         options: type[Options] = getattr(named, "section", named)
         return options
 
     @classmethod
     def renewed(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return `values` with earlier keys replaced by present keys."""
+        """Return `values` with keys from earlier versions replaced by current keys."""
         return values
 
     @model_validator(mode="wrap")
@@ -115,8 +116,8 @@ class EncoderSection(KindSection):
     inputs: Read = Field(
         "tokens",
         description=(
-            "input of the encoder: token ids, sparse features with values, the dense vector, or several of the three; "
-            "both: token ids and sparse features"
+            "input of the encoder: token ids, sparse features with values, the dense vector, or a combination of "
+            "these; both: token ids and sparse features"
         ),
     )
     dimension: Annotated[int, FromData(rules.dimension)] = Field(
@@ -127,7 +128,7 @@ class EncoderSection(KindSection):
     )
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout on x")
     normalize: bool = Field(False, description="L2-normalise x")
-    scale: float = Field(1.0, gt=0, description="factor for x after normalising")
+    scale: float = Field(1.0, gt=0, description="factor by which x is multiplied after normalisation")
     lr: Annotated[float, FromData(rules.encoder_rate)] = Field(
         0.01, gt=0, le=MOST_RATE, description="learning rate of the encoder; for a bag, the rate of its embedding rows"
     )
@@ -143,11 +144,11 @@ class EncoderSection(KindSection):
 
     @property
     def token_limit(self) -> int | None:
-        """Maximum number of tokens of a row that the encoder reads; None: all tokens."""
+        """Maximum number of tokens that the encoder reads per row; None: all tokens."""
         return None
 
     def at_folder(self, folder: str) -> "EncoderSection":
-        """Return the section of the same encoder with its files in `folder`, where `Encoder.write` has written them."""
+        """Return this section for the copy of the encoder that `Encoder.write` has written to `folder`."""
         return self
 
     def differences(self, other: "EncoderSection") -> list[str]:
@@ -172,10 +173,10 @@ class LossSection(KindSection):
         0,
         ge=0,
         description=(
-            "number of labels that are scored at once; every pass over the labels computes their scores again. 0: keep "
-            "all scores of the rank, [B, L / G]"
+            "number of labels that are scored at once; each pass over the labels recomputes the scores. 0: keep all "
+            "scores of the rank in memory, [B, L / G]"
         ),
     )
 
     def check_vectors(self, unit: bool) -> None:
-        """Raise ValueError for options that do not fit the vectors; `unit`: all vectors have length 1."""
+        """Raise ValueError if the options do not suit the vectors; `unit`: all vectors have length 1."""

@@ -23,7 +23,7 @@ class HashedLabels(RandomNegatives):
 
 
 class Lns(ClassifierRecipe):
-    """Negatives from hash tables, which hash changed vectors again; the paper's loss is softmax over sampled labels."""
+    """Negatives from hash tables that rehash changed vectors; the paper's loss is softmax over sampled labels."""
 
     method: Literal["lns"]
     negatives: HashedLabels = HashedLabels()

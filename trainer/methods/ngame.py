@@ -17,18 +17,19 @@ from trainer.schedule import ClusterSchedule
 
 
 class ClusterOrder(Order):
-    """Order of the stream's rows by clusters (section 3)."""
+    """Order in which the stream deals rows, one cluster at a time (section 3)."""
 
     cluster: int = Field(
         1,
         ge=1,
         description=(
             "C, the number of queries in a cluster; must divide batch / streams. A batch consists of batch / C random "
-            "clusters of similar queries, from tables of `extremis cluster`; with 1, it consists of random queries"
+            "clusters of similar queries, from tables of `extremis cluster`; with 1, a batch consists of random "
+            "queries"
         ),
     )
     cluster_doubles_every: int = Field(
-        0, ge=0, description="C doubles each time this many epochs have passed, up to batch / streams; 0: never"
+        0, ge=0, description="number of epochs after which C doubles, up to batch / streams; 0: never"
     )
 
     @property
@@ -47,11 +48,11 @@ class ClusterOrder(Order):
 
 
 class InBatch(Labels):
-    """Positives of the batch, for every query (Algorithm 1, step 8); `loss.radius` leaves out distant labels."""
+    """The batch's positives, for every query (Algorithm 1, step 8); `loss.radius` excludes distant labels."""
 
 
 class Clustered(Recipe):
-    """Recipe whose batches are whole clusters of queries; new clusters are made every `refresh.every` epochs."""
+    """Recipe whose batches are whole clusters of queries; queries are clustered again every `refresh.every` epochs."""
 
     order: ClusterOrder = ClusterOrder()
     negatives: InBatch = InBatch()
@@ -59,7 +60,7 @@ class Clustered(Recipe):
 
     @property
     def tables(self) -> Tables | None:
-        """Schedule of the tables of clusters; None without clusters."""
+        """Schedule of the cluster tables; None without clusters."""
         return self.refresh if self.clusters else None
 
     @property
@@ -77,7 +78,7 @@ class Clustered(Recipe):
         if self.clusters and others:
             raise ValueError(
                 "order.cluster needs all rows of a single split: leave out data.holdout, data.share, data.mix, "
-                "data.label_texts and order.batches, or set order.cluster = 1 without doubling"
+                "data.label_texts and order.batches, or set order.cluster = 1 and order.cluster_doubles_every = 0"
             )
         return self
 
@@ -89,7 +90,7 @@ class Ngame(Clustered, DualEncoder):
 
 
 class NgameM2(Clustered, ClassifierRecipe):
-    """Module M2: a vector per label, initialised with the embedding of its text; training learns the difference."""
+    """Module M2: a vector per label, initialised with the embedding of the label's text, and then trained."""
 
     method: Literal["ngame-m2"]
     head: Positives = Positives()

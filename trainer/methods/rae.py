@@ -16,7 +16,10 @@ class MemorySection(Options):
     """Memory of training points: their embeddings from two epochs earlier, without gradient."""
 
     neighbours: int = Field(
-        24, ge=1, le=MOST, description="K, the nearest other points of a point; each of the K votes for its own labels"
+        24,
+        ge=1,
+        le=MOST,
+        description=("K, the number of nearest other points per point; each of the K points votes for its own labels"),
     )
     weight: float = Field(
         1.0, ge=0, description="weight of the loss on votes, added to the loss on the batch's labels; 0: no votes"
@@ -25,7 +28,7 @@ class MemorySection(Options):
 
 
 class Rae(DualEncoder):
-    """`loss` over the labels of the batch, and votes of each query's nearest points from tables of points."""
+    """`loss` over the labels of the batch, plus a loss on the votes of each query's nearest points (from tables)."""
 
     method: Literal["rae"]
     negatives: Labels = Labels()  # labels of the batch

@@ -46,7 +46,7 @@ class Labels(Options):
 
     @property
     def by_frequency(self) -> float:
-        """Share of the random draws that are made in proportion to training frequency."""
+        """Fraction of the random draws that are made in proportion to training frequency."""
         return 0.0
 
     def draws(self, batch: int) -> int:
@@ -55,27 +55,27 @@ class Labels(Options):
 
     @property
     def most_hard(self) -> int:
-        """Maximum number of labels of a query, not counting positives and drawn labels."""
+        """Maximum number of labels per query, not counting positives and drawn labels."""
         return 0
 
     def candidates_of(self, batch: int, positives: float) -> float:
-        """Estimate the number of candidates of a step of `batch` queries with `positives` positives each."""
+        """Estimate the number of candidates in a step of `batch` queries with `positives` positives each."""
         return batch * (self.most_hard + positives) + self.draws(batch)
 
     def pool_size(self, batch: int, positives: float, labels: int) -> float:
-        """Estimate how many of all `labels` labels a step of `batch` queries scores for every query."""
+        """Estimate how many of the `labels` labels are scored for every query in a step of `batch` queries."""
         return labels if self.all_labels else min(labels, batch * (self.most_hard + positives))
 
     def scores(self, batch: int, positives: float) -> float:
-        """Estimate how many scores a step of `batch` queries keeps in memory at a time."""
+        """Estimate how many scores a step of `batch` queries keeps in memory at once."""
         return batch * self.candidates_of(batch, positives)
 
     def columns(self, planner: Planner, epoch: int) -> int:
-        """Return k_h, the number of labels of a ranked row that a step of `epoch` uses."""
+        """Return k_h, the number of labels that a step of `epoch` uses from each ranked row."""
         return 0
 
     def candidates(self, planner: Planner, batch: Batch, sampled: list[Sampled]) -> Candidates | None:
-        """Return the candidates of each query, with weights; None: only `chunks` gives candidates.
+        """Return the candidates of each query, with weights; None if only `chunks` provides candidates.
 
         The default candidates are the positives and hard negatives of all queries in the batch. `sampled`: labels that
         sources, including tables, found for the batch.
@@ -88,15 +88,19 @@ class Labels(Options):
 
 
 class TableLabels(Labels):
-    """Labels from a query's row of the requested table: `hard` of its K columns per step."""
+    """Labels from the query's row of the requested table; each step uses `hard` of the K columns."""
 
     hard: int = Field(
         0,
         ge=0,
         le=MOST,
-        description="hard negatives of each query, which each step draws from the K labels of the query in the table",
+        description=(
+            "number of hard negatives per query; each step draws them from the K labels in the query's row of the table"
+        ),
     )
-    width: int = Field(0, ge=0, le=MOST, description="K, the labels per query in the mined table; 0: the value of hard")
+    width: int = Field(
+        0, ge=0, le=MOST, description=("K, the number of labels per query in the mined table; 0: the same as hard")
+    )
 
     @property
     def table_width(self) -> int:
@@ -117,7 +121,7 @@ class TableLabels(Labels):
 
 
 class Recipe(OneOfKinds):
-    """All options that determine a run's results, apart from DATA; the `method` adds further options."""
+    """All options that, together with DATA, determine a run's results; the `method` adds further options."""
 
     PLACE = "method"
     KINDS: ClassVar[dict[str, Any]] = {  # imported late, because serving an export does not need the methods
@@ -160,12 +164,12 @@ class Recipe(OneOfKinds):
 
     @property
     def table_facts(self) -> dict[str, Any]:
-        """Facts that go into a dump and state which kind of table the method requests."""
+        """Facts that a dump records to specify which kind of table the method requests."""
         return {}
 
     @property
     def clusters(self) -> bool:
-        """True: the tables are clusters, and batches consist of clusters of queries."""
+        """Whether the tables contain clusters and batches consist of clusters of queries."""
         return self.order.clusters != SINGLE_ROWS
 
     @property
@@ -185,26 +189,27 @@ class Recipe(OneOfKinds):
 
     @property
     def unit_labels(self) -> bool:
-        """True: label vectors have length 1 if query vectors have length 1."""
+        """Whether label vectors have length 1 if query vectors have length 1."""
         return self.encodes_labels
 
     def uses_table(self, epoch: int) -> bool:
         """Return whether `epoch` trains on a table, according to the schedule.
 
-        Clusters may exist earlier: they can be made from any embeddings, without a model of the run.
+        A table of clusters may exist earlier, because clusters can be built from any embeddings, without a model of the
+        run.
         """
         return self.clusters or (self.tables is not None and epoch >= self.tables.start)
 
     def table_epochs(self) -> list[int]:
         """List the epochs that begin to use a new table: start, start + every, ..., within the run.
 
-        The table of epoch 0 comes from the earlier run; every other table is used LEAD or more epochs after its dump.
+        The table of epoch 0 comes from the earlier run; every other table is used at least LEAD epochs after its dump.
         """
         epochs = range(self.tables.start, self.train.epochs, self.tables.every) if self.tables else ()
         return [epoch for epoch in epochs if epoch == 0 or epoch >= LEAD]
 
     def mixtures(self) -> tuple[tuple[int, int], ...]:
-        """Return the numbers of hard and random negatives of each epoch; empty if they do not change."""
+        """Return the numbers of hard and random negatives for each epoch; empty if the numbers do not change."""
         return ()
 
     def negatives_of(self, labels: int) -> Labels:
@@ -213,7 +218,7 @@ class Recipe(OneOfKinds):
 
     @property
     def finds_on_device(self) -> bool:
-        """True: labels from a source may stay on a device, and the device merges the labels of each query."""
+        """Whether labels from a source may stay on a device, which then merges the labels of each query."""
         return False
 
     def open_sources(self, context: SourceContext) -> list[NegativeSource]:
@@ -236,14 +241,15 @@ class Recipe(OneOfKinds):
         start = self.tables.start if self.tables else LEAD
         if start < LEAD and (start or self.clusters or not self.train.start_from):
             raise ValueError(
-                f"refresh.start = {start}: the dump of epoch 0 gives the first table, for epoch {LEAD}: set {LEAD} or "
-                "more, or 0 with train.start_from, which mines the earlier run before epoch 0"
+                f"refresh.start = {start} is too early: the first table is mined from the dump of epoch 0, for epoch "
+                f"{LEAD}. Set {LEAD} or more, or 0 with train.start_from, which mines the earlier run before epoch 0"
             )
         thin = [f"{name} = {weight:g}" for name, weight in self.data.mix.items() if weight < 1]
         if self.tables and thin and not self.data.by_shares:
             raise ValueError(
                 f"data.mix: {', '.join(thin)} is below 1, so a dump would lack embeddings of some rows: multiply all "
-                "weights until each is 1 or more (and divide train.epochs), or set negatives.hard = 0"
+                "weights by a factor that makes each at least 1 (and divide train.epochs by the factor), or set "
+                "negatives.hard = 0"
             )
         return self
 

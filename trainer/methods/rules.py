@@ -1,7 +1,7 @@
-"""Options that are "auto" in a recipe and come from the data: their type, and the rules that methods share.
+"""The type of options that may be "auto" in a recipe, and shared rules that choose these options from the data.
 
-The rules worked on the four data sets of docs/results.md. Counts do not describe the words of a data set, so
-`extremis run auto` tries several values for the weight of n-grams and for dropout.
+The rules worked well on the four data sets in docs/results.md. They use only counts, which do not describe the words of
+a data set, so `extremis run auto` tries several values for the weight of n-grams and for dropout.
 """
 
 import math
@@ -15,7 +15,7 @@ from trainer.negatives.base import MOST_FRESH
 AUTO = ("auto", "prior")  # values in a recipe that mean a setting from the data
 POOL, SOURCE = "negatives.pool", "refresh.source"
 _RAREST = 1e-12
-_TOLD_APART = 0.005  # standard deviation of random initial vectors: small compared with the change in a few steps
+_TOLD_APART = 0.005  # standard deviation of random initial vectors: small compared with the updates of a few steps
 _FEWEST_STEPS = 80  # steps per epoch: with larger batches, training on small data would have too few steps
 _BATCHES = 32, 512
 _POINTS = 600_000  # training points of a run, over all epochs; small data has more epochs
@@ -34,10 +34,10 @@ _DUAL_POINTS = 80_000  # number of training points at which Adam's rates were tu
 class Facts:
     """Statistics of the part of DATA that a run uses.
 
-    `queries`: N, rows to train on. `labels`: L. `pairs`: number of (query, label) pairs. `label_texts`: number of
-    labels whose texts are also training points. `ngrams`: distinct bigrams of tokens that occur in two or more rows, 0
-    without tokens. `tokens`: mean tokens per query. `median_frequency`: training points of the median label, among
-    labels with training points.
+    `queries`: N, the number of rows to train on. `labels`: L. `pairs`: number of (query, label) pairs. `label_texts`:
+    number of labels whose texts are also training points. `ngrams`: number of distinct token bigrams that occur in at
+    least two rows, 0 without tokens. `tokens`: mean number of tokens per query. `median_frequency`: median number of
+    training points per label, over labels with training points.
     """
 
     queries: int
@@ -50,17 +50,17 @@ class Facts:
 
     @property
     def points(self) -> int:
-        """Number of training points: queries, and texts of labels."""
+        """Number of training points: queries and label texts."""
         return self.queries + self.label_texts
 
     @property
     def prior(self) -> float:
-        """Mean share of all labels that are positives of a training point."""
+        """Mean fraction of all labels that are positives of a training point."""
         return (self.pairs + self.label_texts) / max(1, self.points * self.labels)
 
 
 class Setting(NamedTuple):
-    """Value of an option, and the reason for it."""
+    """Value of an option, and the reason for the value."""
 
     value: int | float | str
     reason: str
@@ -73,7 +73,7 @@ Rule = Callable[[Facts, Mapping[str, Any]], Setting]
 class FromData(NamedTuple):
     """Type of an option that may be "auto": `Annotated[int, FromData(rule)]`.
 
-    `meanwhile` is the value while a recipe is checked without data; None: the option's default.
+    `meanwhile`: the value used when a recipe is checked without data; None: the option's default.
     """
 
     rule: Rule
@@ -93,32 +93,32 @@ def batch(facts: Facts, settled: Mapping[str, Any]) -> Setting:
 
 
 def epochs(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Choose the number of epochs so that a run trains on about _POINTS points in all."""
+    """Choose the number of epochs so that a run trains on about _POINTS points in total."""
     value = min(max(round(_POINTS / facts.points), _EPOCHS[0]), _EPOCHS[1])
     return Setting(value, f"{facts.points:,} training points")
 
 
 def dimension(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Choose D, smaller for many labels. Doubling D doubles the time, and gains 0.1 P@1 of the fused scores on Tate."""
+    """Choose D, smaller for many labels. On Tate, doubling D doubles the time and raises the fused P@1 by 0.1."""
     return Setting(64 if facts.labels > _MANY_LABELS else 256, f"{facts.labels:,} labels")
 
 
 def hidden(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Choose the units of the residual layer from the dimension."""
+    """Choose the number of units in the residual layer from the dimension."""
     width = int(settled["encoder.dimension"])
     return Setting(2 * width, f"encoder.dimension = {width}")
 
 
 def buckets(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Choose one bucket per pair of tokens that occurs in two or more texts: other pairs do not help."""
+    """Choose one bucket for each pair of tokens that occurs in at least two texts; other pairs do not help."""
     value = 1 << max(0, facts.ngrams - 1).bit_length()
     return Setting(min(max(value, _BUCKETS[0]), _BUCKETS[1]), f"{facts.ngrams:,} pairs of tokens occur more than once")
 
 
 def encoder_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Scale the rate: steps of row-wise Adagrad grow with the square root of D.
+    """Lower the rate as D grows, because the steps of row-wise Adagrad grow with the square root of D.
 
-    The vector of a text grows with the square root of its number of tokens.
+    Lower the rate for long texts too, because the vector of a text grows with the square root of its number of tokens.
     """
     if settled.get("encoder.optimizer", "adam") == "adam":
         return _by_points(_DUAL_RATES[0], facts)
@@ -130,44 +130,46 @@ def encoder_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
 
 
 def dense_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Scale the rate: a wide residual layer is unstable at the rate of a narrow layer."""
+    """Lower the rate for a wide residual layer, which would be unstable at the rate of a narrow layer."""
     if settled.get("encoder.optimizer", "adam") == "adam":
         return _by_points(_DUAL_RATES[1], facts)
     return _by_width(0.0015, 1.0, settled)
 
 
 def classifier_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Scale the rate: steps of row-wise Adagrad grow with the square root of D."""
+    """Lower the rate as D grows, because the steps of row-wise Adagrad grow with the square root of D."""
     return _by_width(0.2, 0.5, settled)
 
 
 def initial_bias(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Return the log odds of a label: with this bias, initial scores equal the scores of one-vs-all without text."""
+    """Return the log odds that a label is positive: the bias that a one-vs-all model would learn without text."""
     each = facts.prior * facts.labels
-    return Setting(round(log_odds(facts.prior), 2), f"the prior: {each:.2f} of {facts.labels:,} labels per point")
+    return Setting(
+        round(log_odds(facts.prior), 2), f"the prior: {each:.2f} of {facts.labels:,} labels are positive per point"
+    )
 
 
 def refresh_source(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Choose fresh negatives if the loss is mostly from hard negatives and the trainer can search all labels."""
+    """Search in the trainer if the loss comes mostly from hard negatives and there are few labels; else use tables."""
     pool = settled.get(POOL, "all")
     source = "in-trainer" if pool == "own" and facts.labels <= MOST_FRESH else "table"
     return Setting(source, f"{POOL} = {pool}, {facts.labels:,} labels")
 
 
 def initial_scale(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Choose a small initial length for vectors that are searched before training; other vectors begin at zero."""
+    """Choose a small initial scale for vectors that are searched before training; other vectors start at zero."""
     source = settled.get(SOURCE) or refresh_source(facts, settled).value
     return Setting(_TOLD_APART if source == "in-trainer" else 0.0, f"{SOURCE} = {source}")
 
 
 def log_odds(share: float) -> float:
-    """Return ln(share / (1 - share)), which is also finite for shares of 0 and 1."""
+    """Return ln(share / (1 - share)); shares of 0 and 1 also give finite values."""
     share = min(max(share, _RAREST), 1 - _RAREST)
     return math.log(share / (1 - share))
 
 
 def _by_points(rate: float, facts: Facts) -> Setting:
-    """Return Adam's rate, which falls with fewer points: at the full rate, a model would overfit few points."""
+    """Return Adam's rate, which is lower for few training points, because the model would overfit at the full rate."""
     value = max(rate * min(1.0, (facts.points / _DUAL_POINTS) ** 0.5), _LOWEST_RATE)
     return Setting(round(value, 5), f"{facts.points:,} training points")
 

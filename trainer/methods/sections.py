@@ -1,4 +1,4 @@
-"""Sections of a recipe that all methods share: rows, their order, storage, rates, and records of a run."""
+"""Sections of a recipe that all methods share, such as data, order, storage, classifier, training and validation."""
 
 from __future__ import annotations
 
@@ -42,9 +42,11 @@ class Data(Options):
 
     split: str = Field("train", description="split to train on")
     holdout: float = Field(
-        0.0, ge=0, le=0.5, description="share of the rows that is held out of training, as split `holdout`"
+        0.0, ge=0, le=0.5, description="fraction of the rows that is held out of training, as split `holdout`"
     )
-    share: float = Field(1.0, gt=0, le=1, description="share of the remaining rows to train on")
+    share: float = Field(
+        1.0, gt=0, le=1, description=("fraction of the rows to train on; rows that are held out are never used")
+    )
     parts: str | list[str] = Field(
         "", description="parts of a data version to train on: `last N`, a pattern such as 2026-11-*, or a list"
     )
@@ -52,8 +54,8 @@ class Data(Options):
         0.0,
         ge=0,
         description=(
-            "half-life, counted in parts of a data version: rows of the newest part are used once per epoch, and rows "
-            "that are this many parts older half as often; 0: all rows are used equally often"
+            "half-life, in parts of a data version: rows of the newest part are used once per epoch, and rows that are "
+            "this many parts older are used half as often; 0: all rows are used equally often"
         ),
     )
     replay: float = Field(
@@ -61,7 +63,8 @@ class Data(Options):
         gt=0,
         le=1,
         description=(
-            "with train.start_from, how often an epoch uses each row that the earlier run had; new rows are used once"
+            "with train.start_from: how often an epoch uses each row that the earlier run was trained on; new rows are "
+            "used once"
         ),
     )
     label_texts: bool = Field(
@@ -70,23 +73,24 @@ class Data(Options):
     mix: dict[str, Annotated[float, Field(gt=0, le=MOST_WEIGHT)]] = Field(
         default_factory=dict,
         description=(
-            "replaces split and label_texts: how often an epoch uses each row of each named split; `labels` stands for "
-            "the label texts. A weight of 1.5 uses all rows once, and half of them a second time"
+            "weights by split name, instead of split and label_texts: a weight is the number of times that an epoch "
+            "uses each row of the split; `labels` stands for the label texts. With a weight of 1.5, all rows are used "
+            "once, and half of the rows a second time"
         ),
     )
     mix_by: Literal["rows", "shares"] = Field(
         "rows",
         description=(
-            "meaning of the numbers in mix: weights (how often each row is used), or shares of the rows of an epoch; "
-            "with shares, each row of the least used source is used once"
+            "meaning of the numbers in mix. rows: how often each row is used; shares: the proportions of an epoch's "
+            "rows that come from the sources, where each row of the least used source is used once"
         ),
     )
     temperature: float = Field(
         0.0,
         ge=0,
         description=(
-            "temperature T of mix, at least 1: a source with N rows gets a share proportional to its number in mix "
-            "times N^(1/T). 1: weighted by size; 0: no temperature"
+            "temperature T of mix, at least 1: the number of rows that an epoch takes from a source with N rows is "
+            "proportional to its number in mix times N^(1/T). 1: in proportion to size; 0: no temperature"
         ),
     )
 
@@ -106,12 +110,12 @@ class Data(Options):
 
     @property
     def by_shares(self) -> bool:
-        """True: the weights of sources are computed from shares."""
+        """Whether the weights of sources are computed from shares."""
         return bool(self.mix_by == "shares" or self.temperature)
 
     @property
     def by_parts(self) -> bool:
-        """True: the part of a version that a row belongs to decides how often the row is used."""
+        """Whether the part of a data version that contains a row determines how often the row is used."""
         return bool(self.parts or self.half_life or self.replay < 1)
 
     @model_validator(mode="after")
@@ -122,11 +126,13 @@ class Data(Options):
                 "data.holdout and data.share"
             )
         if self.by_shares and not self.mix:
-            raise ValueError("data.mix_by and data.temperature need sources: set data.mix, which names them")
+            raise ValueError("data.mix_by and data.temperature need sources: set data.mix, which names the sources")
         if 0 < self.temperature < 1:
             raise ValueError(f"data.temperature = {self.temperature:g}: expected 1 or more, or 0 for no temperature")
         if self.temperature and self.mix_by == "shares":
-            raise ValueError("data.temperature computes shares from sizes: leave out data.mix_by, which states shares")
+            raise ValueError(
+                "data.temperature computes shares from sizes: leave out data.mix_by, which specifies shares"
+            )
         if not self.mix:
             return self
         if self.holdout or self.share < 1:
@@ -153,7 +159,7 @@ class Order(Options):
     """Order of the stream's rows."""
 
     batch: Annotated[int, FromData(rules.batch)] = Field(
-        512, ge=1, le=1 << 24, description="B, the number of queries of a step, over all ranks"
+        512, ge=1, le=1 << 24, description="B, the number of queries in a step, over all ranks"
     )
     streams: int = Field(
         8, ge=1, description="S, the number of canonical streams, at least one for each rank; must divide the batch"
@@ -161,7 +167,8 @@ class Order(Options):
     batches: Literal["mixed", "by_source"] = Field(
         "mixed",
         description=(
-            "a batch mixes rows of all sources (splits of data.mix, label texts), or comes from a single source"
+            "whether a batch mixes rows from all sources (splits in data.mix, label texts), or takes all rows from a "
+            "single source"
         ),
     )
     window_groups: int = Field(
@@ -177,7 +184,7 @@ class Order(Options):
 
     @property
     def share(self) -> int:
-        """B/S, the number of rows of a batch from one stream."""
+        """B/S, the number of rows that each stream contributes to a batch."""
         return self.batch // self.streams
 
     @property
@@ -187,14 +194,17 @@ class Order(Options):
 
 
 class Storage(Options):
-    """Options of reading from storage. Order and results do not depend on these, so a resumed run may change them."""
+    """Options for reading from storage. They do not affect order or results, so a resumed run may change them."""
 
     verify: bool = Field(True, description="verify checksums of everything that is read")
     damaged: Literal["stop", "skip"] = Field(
         "stop", description="what to do with a damaged row group: stop, or skip it"
     )
     fetch_threads: int = Field(
-        16, ge=0, le=MOST_THREADS, description="parallel requests to a remote store for rows needed later; 0: none"
+        16,
+        ge=0,
+        le=MOST_THREADS,
+        description=("number of parallel requests to a remote store that fetch rows in advance; 0: none"),
     )
     cache: str = Field("", description="an empty local directory that caches remote shards; '': no cache")
     cache_size: str = Field("", description="maximum size of the cache, e.g. '50GiB'")
@@ -219,37 +229,39 @@ class Storage(Options):
 
 
 class Classifier(Options):
-    """Label vectors w_l in R^D; a step updates only touched rows."""
+    """Label vectors w_l in R^D; a step updates only the vectors of labels that it scores."""
 
     optimizer: Literal["sgd", "adagrad", "adam"] = Field(
-        "adagrad", description="optimizer of the label vectors; updates only touched rows"
+        "adagrad",
+        description=("optimizer for the label vectors; a step updates only the vectors of labels that it scores"),
     )
     lr: Annotated[float, FromData(rules.classifier_rate)] = Field(
         0.1, gt=0, le=MOST_RATE, description="learning rate of the label vectors"
     )
-    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd, kept for each row")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd, stored per row")
     weight_decay: float = Field(
         0.0, ge=0, lt=1, description="decoupled weight decay: each step multiplies a row by 1 - lr * weight_decay"
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32",
         description=(
-            "number type of the label vectors; computation is in float32, and narrower types are rounded stochastically"
+            "data type of the label vectors; computation is in float32, and results in narrower types are rounded "
+            "stochastically"
         ),
     )
     products: Literal["tf32", "bfloat16"] = Field(
         "tf32",
         description=(
-            "number type of matrix products on a GPU with bfloat16 label vectors, of a shared pool or of all labels. "
-            "tf32 rounds queries and slopes to 11 significant bits, bfloat16 to 8; sums are float32"
+            "data type of matrix products with a shared pool or all labels, on a GPU with bfloat16 label vectors. tf32 "
+            "rounds queries and the gradients of scores to 11 significant bits, bfloat16 to 8; sums are in float32"
         ),
     )
     storage: str = Field(
         "memory",
         description=(
-            "where label vectors and optimizer rows are kept: memory (of the device); host (main memory; a GPU gets "
-            "the rows of a step); or a directory on a local disk with enough room, for a memory-mapped file that is "
-            "removed at the end"
+            "where label vectors and optimizer state are stored: memory (of the device); host (main memory; a GPU gets "
+            "only the rows of a step); or a directory on a local disk with enough space for a memory-mapped file, "
+            "which is removed at the end"
         ),
     )
     bias: bool = Field(False, description="add a bias for each label")
@@ -262,7 +274,9 @@ class Classifier(Options):
         ),
     )
     initial_scale: Annotated[float, FromData(rules.initial_scale)] = Field(
-        0.0, ge=0, description="standard deviation of random initial vectors; length of initial vectors from labels"
+        0.0,
+        ge=0,
+        description=("standard deviation of random initial vectors, or length of initial vectors from label texts"),
     )
     initial_bias: Annotated[float, FromData(rules.initial_bias)] = Field(0.0, description="initial bias of each label")
     normalize: bool = Field(False, description="keep label vectors at length 1, at the start and after each step")
@@ -296,52 +310,53 @@ class Train(Options):
         ),
     )
     seed: int = Field(0, ge=0, lt=1 << 63, description="random seed of the order and of all draws")
-    warmup: float = Field(0.05, ge=0, lt=1, description="share of all steps in which the learning rate rises")
+    warmup: float = Field(0.05, ge=0, lt=1, description="fraction of all steps during which the learning rate rises")
     decay: Literal["cosine", "linear"] = Field("cosine", description="how the learning rate falls after the warm-up")
-    final_lr: float = Field(0.0, ge=0, le=1, description="share of the learning rate that is left at the end")
+    final_lr: float = Field(0.0, ge=0, le=1, description="final learning rate, as a fraction of the learning rate")
     positive_weight: float = Field(
         0.0,
         ge=0,
         le=1,
         description=(
-            "exponent of the inverse propensity, which weights positives; with 0, or without propensity constants, all "
-            "positives have the same weight"
+            "weight each positive by its inverse propensity to this power; with 0, or without propensity constants, "
+            "all positives have the same weight"
         ),
     )
     positive_ratio: float = Field(
         1.0,
         gt=0,
         description=(
-            "with bce: weight of a positive relative to a negative, eta+ / eta- of MIPS-s (section 3.1: 50). A "
-            "high ratio makes it possible to train from scratch with hard negatives alone"
+            "with bce: weight of a positive relative to a negative (eta+ / eta- in MIPS-s, section 3.1, which uses "
+            "50). A high ratio makes it possible to train from scratch with hard negatives alone"
         ),
     )
     device: str = Field(
         "auto",
         pattern=DEVICES,
         description=(
-            "cpu, cuda, cuda:N, or auto, which takes a GPU if the machine has one; a resumed run can use another device"
+            "cpu, cuda, cuda:N, or auto, which uses a GPU if the machine has one; a resumed run can use another device"
         ),
     )
     graph: bool = Field(
         False,
         description=(
             "on a GPU, record steps as CUDA graphs. This works for a bag of embeddings with binary cross-entropy and "
-            "own pools that are planned ahead; other runs print the reason, and train without graphs"
+            "pools per query that are planned ahead; otherwise, the trainer prints the reason and trains without "
+            "graphs"
         ),
     )
     threads: int = Field(
-        0, ge=0, le=MOST_THREADS, description="number of PyTorch threads, as with --threads; 0: one for each core"
+        0, ge=0, le=MOST_THREADS, description="number of PyTorch threads, as with --threads; 0: one thread per core"
     )
     clip: float = Field(0.0, ge=0, description="maximum norm of the encoder's gradient; 0: no limit")
     start_from: str = Field(
         "",
         description=(
-            "a run on an earlier version of the data: start from its encoder and label vectors. Unless they are set, "
-            "epochs, learning rates and negatives are then chosen for a refresh"
+            "a run on an earlier version of the data: training starts from the encoder and label vectors of that run. "
+            "Epochs, learning rates and negatives that are not set are then chosen for a refresh"
         ),
     )
-    start_optimizer: bool = Field(False, description="with start_from: also take the optimizer state of that run")
+    start_optimizer: bool = Field(False, description="with start_from: also start from the optimizer state of that run")
     new_labels: Literal["points", "texts", "initial"] = Field(
         "points",
         description=(
@@ -350,7 +365,9 @@ class Train(Options):
             "scratch"
         ),
     )
-    encoder_from: str = Field("", description="a run on the same data: start from the encoder of its checkpoint")
+    encoder_from: str = Field(
+        "", description=("a run on the same data: training starts from the encoder in the checkpoint of that run")
+    )
     freeze_encoder: bool = Field(
         False, description="keep the encoder fixed, without dropout; only the classifier learns"
     )
@@ -371,8 +388,10 @@ class Tables(Options):
     start: int = Field(
         5,
         ge=0,
-        description="tau_s: the first epoch with a table, 2 or more, because a table is used two epochs after its "
-        "dump; with train.start_from also 0, for a table from the vectors of the earlier run",
+        description=(
+            "tau_s: the first epoch with a table. At least 2, because a table is used two epochs after its dump; with "
+            "train.start_from, 0 is also possible, for a table mined from the vectors of the earlier run"
+        ),
     )
     every: int = Field(5, ge=1, description="tau_r: epochs between tables")
     stale: Literal["warn", "wait", "random-only", "stop"] = Field(
@@ -397,7 +416,7 @@ class Tables(Options):
 
     @property
     def oldest(self) -> int:
-        """Maximum age of a table that is not stale, in epochs since its dump."""
+        """Maximum number of epochs after its dump before a table is stale."""
         return self.max_age or LEAD + self.every - 1
 
     @model_validator(mode="after")
@@ -457,7 +476,9 @@ class Logging(Options):
     ranks_every: int = Field(
         0,
         ge=0,
-        description="steps between measurements of the ranks of hard negatives among all labels; 0: no measurement",
+        description=(
+            "number of steps between measurements that rank the hard negatives among all labels; 0: no measurement"
+        ),
     )
     tensorboard: bool = Field(True, description="also write RUN/tensorboard")
     wandb: str = Field("", max_length=128, description="project in Weights & Biases that gets the metrics; empty: none")

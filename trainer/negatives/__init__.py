@@ -1,1 +1,1 @@
-"""Negatives that depend on the present model, from hash tables over classifier vectors (LNS) or an index."""
+"""Negatives that depend on the current model, from hash tables over classifier vectors (LNS) or an index."""

@@ -24,11 +24,11 @@ MIPS = "mips"  # K = sqrt(L) clusters of spherical k-means; a search visits tau 
 
 
 class Sampled(NamedTuple):
-    """Labels [B, k] of the global batch, ids in [0, L) padded with -1; or rows of a rank's own labels.
+    """Label ids for the global batch: a matrix [B, k] in [0, L), padded with -1, or ragged rows of a rank's own labels.
 
-    `ranked`: the labels of each row are sorted, best first, without repetitions and positives, and each step draws
-    `negatives.hard` of the columns. If not ranked, all labels count, except labels that the query already has. A tensor
-    stays on its device: it must be ranked, and a run with a tensor has no other source.
+    `ranked`: the labels of each row are sorted, best first, without repetitions or positives, and each step draws
+    `negatives.hard` of the columns. If the labels are not ranked, every label is used unless the query already has it.
+    A tensor stays on its device; its labels must be ranked, and the run must have no other source.
     """
 
     ids: np.ndarray | Ragged | torch.Tensor
@@ -45,7 +45,7 @@ class Vectors(Protocol):
     def vectors(self) -> torch.Tensor: ...
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """Copy `rows` [n], counted from `start`, as float32 [n, D]."""
+        """Return a float32 copy [n, D] of the vectors of `rows` [n], counted from `start`."""
 
 
 @dataclass(frozen=True)
@@ -73,26 +73,26 @@ class NegativeSource(ABC):
 
     @abstractmethod
     def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled | None:
-        """Return negatives of the global batch with embeddings x [B, D], or None.
+        """Return negatives for the global batch, whose embeddings are x [B, D], or None.
 
-        On several ranks, each rank returns labels of its own range, or all ranks return the same labels.
+        On several ranks, each rank returns labels from its own range, or all ranks return the same labels.
         """
 
     def touch(self, rows: np.ndarray) -> None:  # noqa: B027
-        """Record that the vectors of the distinct `rows` [C], counted from the rank's first row, are updated."""
+        """Record an update of the vectors of the distinct `rows` [C], counted from the rank's first row."""
 
     def after_step(self, global_step: int, epoch: int, step: int) -> None:  # noqa: B027
-        """React to the end of `step` of `epoch`, which was step `global_step` of the run, counted from 1."""
+        """React to the end of a step: `step` of `epoch`, or `global_step` of the run, counted from 1."""
 
     def before_checkpoint(self) -> None:  # noqa: B027
-        """Drop state that a run resumed from the checkpoint would lack."""
+        """Drop state that a run resumed from the checkpoint would not have."""
 
     def state(self) -> State:
         """Return the state for a resumed run: arrays by name, not copied; empty before the first use."""
         return {}
 
     def load(self, state: State) -> None:  # noqa: B027
-        """Continue from a `state`. Raises ValueError if it belongs to different options."""
+        """Continue from a `state`. Raises ValueError if the state belongs to different options."""
 
     def figures(self) -> dict[str, float]:
         """Return measurements of the last step for the run's record."""
@@ -100,7 +100,7 @@ class NegativeSource(ABC):
 
 
 class SourceSection(Options):
-    """Options of one source: a table in the section `negatives` of a recipe."""
+    """Options of one source: a subsection of the section `negatives` in a recipe."""
 
     hard: int | Literal["all"] = 0  # maximum number of labels per query; 0: the source is not used; "all": no maximum
 
@@ -116,7 +116,7 @@ class SourceSection(Options):
 
 
 def used_sections(options: Options) -> list[SourceSection]:
-    """Return the sections of used sources in `options`."""
+    """Return the sections in `options` whose sources are used."""
     sections = (getattr(options, name) for name in type(options).model_fields)
     return [section for section in sections if isinstance(section, SourceSection) and section.hard]
 
@@ -125,7 +125,7 @@ class NegativeSources(list[NegativeSource]):
     """All sources of a run that need embeddings."""
 
     def find(self, batch: Batch, x: torch.Tensor) -> list[Sampled]:
-        """Return the labels for the batch from each source that the batch's epoch uses; x [B, D]."""
+        """Return the labels that each source in use at the batch's epoch finds for the batch; x [B, D]."""
         serving = (source for source in self if batch.epoch >= source.first_epoch)
         return [sampled for source in serving if (sampled := source.find(batch, x)) is not None]
 
@@ -138,7 +138,7 @@ class NegativeSources(list[NegativeSource]):
         return {f"{s.name}.{name}": array for s in self for name, array in s.state().items()}
 
     def load(self, state: State) -> None:
-        """Continue from a `state`. Raises ValueError if it belongs to different sources."""
+        """Continue from a `state`. Raises ValueError if the state belongs to different sources."""
         for source in self:
             prefix = f"{source.name}."
             own = {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""Build a batch's candidates from positives, hard negatives and draws: distinct labels, and their use by queries."""
+"""Build a batch's candidates from positives, hard negatives and draws: distinct labels, and which queries use them."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ from trainer.stream.batch import Batch, Candidates
 
 
 def join_hard(batch: Batch, hard: np.ndarray | None, others: np.ndarray) -> np.ndarray:
-    """Join `others` [B, k] and the batch's hard negatives: distinct labels for each query, without its positives."""
+    """Append `others` [B, k] to the hard negatives, without repeated labels and positives of the query."""
     others = np.sort(others.astype(np.int64, copy=False), axis=1)
     others[:, 1:][others[:, 1:] == others[:, :-1]] = PAD
     others[Ragged(batch.positives, batch.positive_offsets).contains(others)] = PAD
@@ -30,8 +30,8 @@ def shared_pool(batch: Batch, hard: Rows, pool: np.ndarray, weight: float | np.n
     """Build candidates with one random pool for the whole batch.
 
     `pool` [k_r]: draws with replacement. Each draw has the weight `weight` (L / k_r for an unbiased sum over every
-    label outside P and H), or the weight of its label if `weight` is an array [L]; repeated draws count repeatedly. A
-    query's own P and H are masked in the pool.
+    label outside P and H), or the weight of its label if `weight` is an array [L]; a label counts once for each time it
+    is drawn. For each query, its positives P and hard negatives H are masked in the pool.
     """
     scalar = 1.0 if isinstance(weight, np.ndarray) else weight
     candidates = merge_with_pool(batch.positives, batch.positive_offsets, hard, pool, scalar)
@@ -41,10 +41,11 @@ def shared_pool(batch: Batch, hard: Rows, pool: np.ndarray, weight: float | np.n
 
 
 def own_pool(batch: Batch, hard: Rows, pool: np.ndarray | Ragged, weight: float | np.ndarray) -> Candidates:
-    """Build candidates with a random pool per query: `pool`, [B, k_r] or rows of draws with repetition, padded with -1.
+    """Build candidates with a random pool per query: `pool` [B, k_r], or rows of random draws, padded with -1.
 
-    Draws of the query's own P or H are dropped; each other draw has the weight `weight`, as in `shared_pool`. A label
-    that a query draws twice is one pair with twice the weight, so there are at most queries times labels pairs.
+    A draw that is already a positive or hard negative of the query is dropped; every other draw has the weight
+    `weight`, as in `shared_pool`. A label that a query draws twice is one pair with twice the weight, so the number of
+    pairs is at most the number of queries times the number of labels.
     """
     rows = batch.positives, batch.positive_offsets, hard, pool
     if not isinstance(weight, np.ndarray):
@@ -81,7 +82,7 @@ def weigh_positives(candidates: Candidates, batch: Batch, weight: np.ndarray | N
 
 
 def draw_positives(batch: Batch, count: int, seed: int) -> np.ndarray | None:
-    """Draw `count` positives of each query for the step, marked in [sum P] bool; None for all (`count` 0).
+    """Draw `count` positives of each query; return a mask [sum P] bool, or None for all positives (`count` = 0).
 
     A query's draw depends on its row id and the step, not on the rest of the batch.
     """
@@ -95,7 +96,7 @@ def draw_positives(batch: Batch, count: int, seed: int) -> np.ndarray | None:
 
 @numba.njit(nogil=True, cache=True)
 def _mark_drawn(key, rows, offsets, count, drawn):  # type: ignore[no-untyped-def]
-    """Mark the `count` places of each row that have the smallest random numbers."""
+    """Mark the `count` positions of each row that have the smallest random numbers."""
     for row in range(len(rows)):
         own = drawn[offsets[row] : offsets[row + 1]]
         numbers = np.empty(len(own), np.uint64)
@@ -105,13 +106,13 @@ def _mark_drawn(key, rows, offsets, count, drawn):  # type: ignore[no-untyped-de
 
 
 def within(batch: Batch, start: int, stop: int) -> Batch:
-    """Keep only the batch's positives in [start, stop), counted from start, without a table."""
+    """Return the batch with only its positives in [start, stop), counted from start, and without hard negatives."""
     own = ids_within(Ragged(batch.positives, batch.positive_offsets), start, stop)
     return replace(batch, positives=own.values, positive_offsets=own.offsets, hard=None, learnt=None)
 
 
 def ids_within(ids: np.ndarray | Ragged, start: int, stop: int) -> Any:
-    """Count label ids from `start`.
+    """Return label ids counted from `start`.
 
     Ids outside [start, stop) become padding in a matrix [B, k], and are removed from rows.
     """
@@ -122,10 +123,10 @@ def ids_within(ids: np.ndarray | Ragged, start: int, stop: int) -> Any:
 
 
 def deal(rows: Ragged, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Assign labels to ranks; rank g has [bounds[g], bounds[g + 1]), and padding belongs to no rank.
+    """Assign labels to ranks: rank g gets the labels in [bounds[g], bounds[g + 1]), and padding belongs to no rank.
 
-    Return the number of labels of each row for each rank, int32 [G, B]; the places of labels in `rows.values`, ordered
-    by rank and row; and the end of each rank except the last, int64 [G - 1].
+    Return three arrays: the number of labels per rank and row, int32 [G, B]; the positions of labels in `rows.values`,
+    ordered by rank and row; and the ends of all ranks except the last in this order, int64 [G - 1].
     """
     owner = np.empty(len(rows.values), np.int32)
     counts = np.zeros((len(bounds) - 1, rows.rows), np.int32)
@@ -139,7 +140,7 @@ def deal(rows: Ragged, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
 
 @numba.njit(nogil=True, cache=True)
 def _find_owners(values, offsets, bounds, owner, counts):  # type: ignore[no-untyped-def]
-    """Write the rank of each label, -1 for padding, and the number of labels of each row for each rank."""
+    """Write the rank of each label (-1 for padding), and the number of labels per rank and row."""
     ranks = len(bounds) - 1
     share = ranks / max(1, bounds[ranks])
     for row in range(len(offsets) - 1):
@@ -156,7 +157,7 @@ def _find_owners(values, offsets, bounds, owner, counts):  # type: ignore[no-unt
 
 @numba.njit(nogil=True, cache=True)
 def _deal_places(values, offsets, owner, ends, order):  # type: ignore[no-untyped-def]
-    """Write the places of labels ordered by rank; `ends` [G] begins with the start of each rank, and is incremented."""
+    """Write the positions of labels ordered by rank; `ends` [G] contains the start of each rank, then its end."""
     for place in range(offsets[0], offsets[-1]):
         rank = owner[place]
         if rank >= 0:
@@ -167,7 +168,7 @@ def _deal_places(values, offsets, owner, ends, order):  # type: ignore[no-untype
 def labels_of(batch: Batch, hard: Rows, drawn: np.ndarray | None = None) -> np.ndarray:
     """Return the distinct labels of a batch, ascending, int64 [C]: its positives and the negatives `hard`.
 
-    Only the `drawn` positives [sum P] count; None: all.
+    Only the `drawn` positives [sum P] are included; None: all positives.
     """
     negatives = np.empty(0, np.int64) if hard is None else hard.values if isinstance(hard, Ragged) else hard.ravel()
     positives = batch.positives if drawn is None else batch.positives[drawn]
@@ -178,9 +179,9 @@ def labels_of(batch: Batch, hard: Rows, drawn: np.ndarray | None = None) -> np.n
 def every_query_with(
     batch: Batch, ids: np.ndarray, positive_weight: np.ndarray | None = None, drawn: np.ndarray | None = None
 ) -> Candidates:
-    """Build candidates of the labels `ids` [C] int64, ascending, for every query; positives are masked in the pool.
+    """Build candidates that score every query against the labels `ids` [C] int64, ascending.
 
-    A step trains on the `drawn` positives [sum P]; None: all.
+    Positives are masked in the pool. The step trains on the `drawn` positives [sum P]; None: all positives.
     """
     query = np.repeat(np.arange(len(batch)), np.diff(batch.positive_offsets))
     place = np.searchsorted(ids, batch.positives)
@@ -203,5 +204,5 @@ def every_query_with(
 
 
 def label_range(batch: Batch, start: int, stop: int, positive_weight: np.ndarray | None = None) -> Candidates:
-    """Build candidates from every label in [start, stop) for every query: a chunk of one-vs-all (ASTRA, equation 1)."""
+    """Build candidates that score every query on labels [start, stop): a chunk of one-vs-all (ASTRA, equation 1)."""
     return every_query_with(batch, np.arange(start, stop), positive_weight)

@@ -24,7 +24,7 @@ _WORDS = np.uint64(40)  # bits for a position in the random words of one node or
 
 @numba.njit(nogil=True, cache=True)
 def scrambled(key: np.uint64, first: np.uint64, second: np.uint64) -> np.uint64:
-    """Return 64 pseudo-random bits for (key, first, second): the finaliser of SplitMix64, applied to their mix."""
+    """Return 64 pseudo-random bits for (key, first, second), mixed by the finaliser of SplitMix64."""
     z = key + first * _GOLDEN
     for word in (second, np.uint64(0)):
         z += word
@@ -36,17 +36,17 @@ def scrambled(key: np.uint64, first: np.uint64, second: np.uint64) -> np.uint64:
 
 @dataclass(frozen=True, eq=False)
 class RandomPool:
-    """Labels drawn with replacement: a share `by_frequency` in proportion to n_l + 1, the other draws uniformly.
+    """Labels drawn with replacement: a fraction `by_frequency` in proportion to n_l + 1, the rest uniformly.
 
-    A draw gives label l with probability q_l = (1 - share) / L + share (n_l + 1) / Z > 0. With weights 1 / (k q_l), a
-    sum over k draws is an unbiased estimate of the sum over all labels, for any share. `frequency` [L] is n. A rank
-    with the labels `part` = [start, stop) draws only these labels, counted from start. `retired` [L] bool: labels that
-    are never drawn; L is then the number of the other labels.
+    Each draw selects label l with probability q_l = (1 - f) / L + f (n_l + 1) / Z > 0, where f is `by_frequency`. With
+    weights 1 / (k q_l), a sum over k draws is an unbiased estimate of the sum over all labels, for any f. `frequency`
+    [L] contains n_l. A rank with the labels `part` = [start, stop) draws only these labels, counted from start.
+    `retired` [L] bool: labels that are never drawn; L in q_l is then the number of the other labels.
 
-    A draw is a number in [0, 1); the shares q_l divide this interval among the labels. First the number of a row's
-    draws in each half of [0, 1) is drawn, then the number in each quarter, and so on down to 64 cells. Then the draws
-    within each cell are made. The keys are seed, step, row and cell, so the draws of all ranks together do not depend
-    on the number of ranks.
+    A draw is a number in [0, 1), and each label has an interval of length q_l. For each row, the number of draws in
+    each half of [0, 1) is drawn first, then the number in each quarter, and so on down to 64 cells; then the draws
+    within each cell are made. Random numbers depend only on seed, step, row and cell, so all ranks together make the
+    same draws for any number of ranks.
     """
 
     labels: int  # L
@@ -56,7 +56,7 @@ class RandomPool:
     retired: np.ndarray | None = None
 
     def draw(self, count: int, *, seed: int, epoch: int, step: int) -> np.ndarray:
-        """Draw `count` labels shared by the rows of a batch. Returns this rank's part, int32 if L fits, else int64."""
+        """Draw `count` labels that all rows of a batch share. Returns this rank's part, int32 if L fits, else int64."""
         labels = self._draw(RandomPoolStream.SHARED, _ONE_ROW, count, seed, epoch, step).values
         return labels if self.part is None else labels[labels != PAD]
 
@@ -65,7 +65,7 @@ class RandomPool:
         return self._draw(RandomPoolStream.OWN, rows, count, seed, epoch, step)
 
     def weight(self, size: int) -> float | np.ndarray:
-        """Return the weight of one of `size` draws: L / size, or 1 / (size q_l) for the rank's labels, float64."""
+        """Return the weight of each of `size` draws: L / size, or 1 / (size q_l) for the rank's labels, float64."""
         return self._inverse / size if self.by_frequency else self._count / size
 
     def _draw(self, stream: RandomPoolStream, rows: np.ndarray, count: int, seed: int, epoch: int, step: int) -> Ragged:
@@ -100,7 +100,7 @@ class RandomPool:
     def _shares(self) -> np.ndarray:
         """Probability q_l of every label, float64 [L]."""
         if self.frequency is None or len(self.frequency) != self.labels:
-            raise ValueError(f"draws by frequency need the number of training points of each of {self.labels} labels")
+            raise ValueError(f"draws by frequency need a number of training points for each of {self.labels} labels")
         live = np.ones(self.labels) if self.retired is None else (~self.retired).astype(np.float64)
         mass = live * (self.frequency.astype(np.float64) + 1)
         return (1 - self.by_frequency) * live / self._count + self.by_frequency * mass / mass.sum()
@@ -141,7 +141,7 @@ def ones(context, word):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True, inline="always")
 def _random(word):  # type: ignore[no-untyped-def]
-    """Return 64 random bits for a position in the sequence of wyrand (Wang Yi), whose step is _STEP."""
+    """Return the 64 random bits at a position in the sequence of wyrand (Wang Yi), which advances by _STEP."""
     high, low = _halves(word, word ^ _MIX)
     return high ^ low
 
@@ -150,9 +150,9 @@ def _random(word):  # type: ignore[no-untyped-def]
 def _draw_labels(key, rows, count, labels, start, stop, kind):  # type: ignore[no-untyped-def]
     """Draw `count` uniform labels from [0, labels) for each row; return the part in [start, stop), counted from start.
 
-    Also return the end of each row, int64 [B + 1]. In the first and the last cell, draws outside the range are
-    pads. A 64-bit number u gives label u · labels / 2^64, rounded down: the counts of numbers u per label differ by at
-    most one.
+    Also return the end of each row, int64 [B + 1]. In the first and the last cell, draws outside the range become
+    padding. A 64-bit number u gives label u · labels / 2^64, rounded down, so the number of values u per label differs
+    by at most one.
     """
     first, last = start * _CELLS // labels, min(_CELLS - 1, (stop * _CELLS - 1) // labels)
     counts, keys = _count_in_cells(key, rows, count, first, last)
@@ -195,16 +195,16 @@ def _draw_numbers(key, rows, count, first, last):  # type: ignore[no-untyped-def
 
 @numba.njit(nogil=True, cache=True)
 def _words_of_cell(key, cell):  # type: ignore[no-untyped-def]
-    """Return the start of the random words of a cell of a row; the words of nodes come first."""
+    """Return the position of the first random word for a cell of a row; the words for nodes come first."""
     return key + ((np.uint64(_CELLS + cell) << _WORDS) * _STEP)
 
 
 @numba.njit(nogil=True, cache=True)
 def _count_in_cells(key, rows, count, first, last):  # type: ignore[no-untyped-def]
-    """Return the number of draws of each row in each of the cells [first, last], [B, cells], and the rows' keys [B].
+    """Return the number of draws per row and cell in [first, last], [B, cells], and the rows' keys [B].
 
-    A draw is in either half of a node with equal probability: of n draws, the number in the lower half is the number of
-    set bits among n random bits. Only nodes above the cells [first, last] are visited.
+    A draw falls into either half of a node with equal probability. Of n draws, the number in the lower half is
+    therefore the number of set bits among n random bits. Only nodes above the cells [first, last] are visited.
     """
     counts, keys = np.empty((len(rows), last - first + 1), np.uint32), np.empty(len(rows), np.uint64)
     of_step = np.uint64(0)

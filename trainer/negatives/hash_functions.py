@@ -1,6 +1,6 @@
 """Families of locality-sensitive hash functions: K functions per code, one code per table (LNS, 1.2, A.2 and A.3).
 
-Function j L + t is function j of the K functions of table t. A code depends only on the vector and the seed, not on the
+Function j L + t is the j-th of the K functions of table t. A code depends only on the vector and the seed, not on the
 batch, because every sum adds the coordinates in order.
 """
 
@@ -22,7 +22,7 @@ _NONE = -1
 
 
 def open_hashes(family: Family, dimension: int, bits: int, tables: int, seed: int, width: int = 2) -> "HashFunctions":
-    """Open the family by name; `width` is m of DWTA. Raises ValueError: bad number of buckets, or D below m."""
+    """Open the family by name; `width` is m in DWTA. Raises ValueError for an invalid number of buckets, or D < m."""
     width = 2 if family == "simhash" else width
     buckets = width**bits
     if not 2 <= buckets <= _MOST_BUCKETS:
@@ -50,9 +50,9 @@ class HashFunctions(ABC):
         return self.width**self.bits
 
     def codes(self, vectors: np.ndarray) -> np.ndarray:
-        """Hash `vectors` [n, D] to codes [n, L], of `code_type`. Raises ValueError for another D."""
+        """Hash `vectors` [n, D] to codes [n, L], of `code_type`. Raises ValueError if D differs."""
         if vectors.ndim != 2 or vectors.shape[1] != self.dimension:
-            raise ValueError(f"vectors are {vectors.shape}; these functions hash [n, {self.dimension}]")
+            raise ValueError(f"vectors have shape {vectors.shape}; these functions hash [n, {self.dimension}]")
         codes = np.empty((len(vectors), self.tables), code_type(self.buckets))
         self._hash(np.ascontiguousarray(vectors, np.float32), codes)
         return codes
@@ -79,7 +79,7 @@ class SimHash(HashFunctions):
 
 @dataclass(frozen=True)
 class Dwta(HashFunctions):
-    """Densified winner-take-all: the index of the largest of a bin's m coordinates (equation 4); zeros are ignored.
+    """Densified winner-take-all: the index of the largest of the m coordinates in a bin (equation 4), ignoring zeros.
 
     Bins are cut from permutations of the coordinates. The K bins of a table come from different permutations, because
     p^K requires independence. A bin of zeros borrows the winner of another bin; bins are tried in an order that is the
@@ -157,7 +157,7 @@ def _pack_winners(winner: np.ndarray, width: int, key: np.uint64, codes: np.ndar
 
 @numba.njit(nogil=True, cache=True)
 def _borrowed(winner: np.ndarray, function: int, key: np.uint64) -> int:
-    """Return the winner of the first non-empty bin, in an order drawn for `function`; 0 for a vector of zeros."""
+    """Return the winner of the first non-empty bin in a random order for `function`; 0 for a vector of zeros."""
     functions = np.uint64(len(winner))
     other = np.uint64(function)
     for attempt in range(_ATTEMPTS):

@@ -5,9 +5,9 @@ steps and after every checkpoint, so that a resumed run and a run that was not s
 checkpoint's vectors. With `refresh.rebuild_steps`, a thread builds the next index in the background; the step that
 first uses the index does not depend on how long the build takes.
 
-`FreshIndex` scores every label with its present vector in every step, in bfloat16 if the processor supports it, so that
+`FreshIndex` scores every label with its current vector in every step, in bfloat16 if the processor supports it, so that
 a search costs a fraction of one-vs-all's forward pass. The search looks for the best K labels only in the K groups of
-labels with the largest maxima, because no other group can contain one of the best K labels.
+labels with the largest maximum scores, because no other group can contain one of the best K labels.
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ _QUERIES = 512  # queries whose scores are in memory at a time
 
 
 class CopiedIndex(NegativeSource):
-    """Index of a rank's labels, which finds `width` labels per query, and is built at its first use.
+    """Index of a rank's labels, built when first used; a search finds `width` labels per query.
 
     `kind`: a recipe's `refresh.index`. The index is rebuilt every `every` steps, and a new index is used
     `lag` steps after its vectors were copied.
@@ -66,7 +66,7 @@ class CopiedIndex(NegativeSource):
         return {"index_age": self._age - 1} if self._current else {}
 
     def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled:
-        """Return the best labels of all ranks for x [B, D], without positives, [B, K]."""
+        """Return the best labels [B, K] over all ranks for the queries x [B, D], without positives."""
         from search.block import padded
         from search.exclusions import Exclusions, start_search
 
@@ -80,7 +80,7 @@ class CopiedIndex(NegativeSource):
         return best_of_ranks(keys, self._width, self._group)
 
     def _index(self, queries: np.ndarray) -> "tuple[Block, SearchParams]":
-        """Return the index of this step."""
+        """Return the index for this step."""
         if self._current is None:
             self._current, self._age = self._build(self._copy(), queries), 0
         elif self._lag and self._age == self._every:
@@ -95,7 +95,7 @@ class CopiedIndex(NegativeSource):
         return self._current
 
     def _copy(self) -> np.ndarray:
-        """Copy the present vectors, float32 [n, D]."""
+        """Return a float32 copy [n, D] of the current vectors."""
         return self._vectors.vectors.to("cpu", torch.float32, copy=True).numpy()
 
     def _build(self, vectors: np.ndarray, queries: np.ndarray) -> "tuple[Block, SearchParams]":
@@ -122,7 +122,7 @@ class CopiedIndex(NegativeSource):
 
 
 class FreshIndex(NegativeSource):
-    """Search for the best `width` labels of each query with the present vectors."""
+    """Search for the best `width` labels of each query with the current vectors."""
 
     name = "in-trainer"
 
@@ -132,7 +132,7 @@ class FreshIndex(NegativeSource):
         self._products = Products()
 
     def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled:
-        """Return the best labels of all ranks for x [B, D], without positives, [B, K]."""
+        """Return the best labels [B, K] over all ranks for the queries x [B, D], without positives."""
         assert x is not None
         rows, scores = map(torch.cat, zip(*self._best(batch, x), strict=True))
         if self._on_device:
@@ -168,10 +168,10 @@ class Products:
     def best(
         self, x: torch.Tensor, vectors: torch.Tensor, width: int, masked: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return rows int64 and scores float32 [B, width] of the greatest x.w, x [B, D], vectors [n, D], width <= n.
+        """Return rows int64 and scores float32 [B, width] with the largest x.w; x [B, D], vectors [n, D], width <= n.
 
-        The order is arbitrary. Scores have the precision of `product_dtype`, and are -inf for the pairs `masked`
-        (queries and rows).
+        The order is arbitrary. Scores have the precision of `product_dtype`, and are -inf for the `masked` pairs of
+        queries and rows.
         """
         queries, rows = len(x), len(vectors)
         chunks = -(-rows // _CHUNK)
@@ -206,7 +206,7 @@ class Products:
 
 
 def rank_by_score(rows: torch.Tensor, scores: torch.Tensor, width: int) -> torch.Tensor:
-    """Sort `rows` [B, k] by descending score, ties by ascending row, to [B, width]; padded with -1, also for score -inf."""
+    """Sort `rows` [B, k] by descending score, then by row; return [B, width], padded with -1, also for score -inf."""
     rows, order = rows.sort(dim=1)
     scores, order = scores.gather(1, order).sort(dim=1, descending=True, stable=True)
     rows = rows.gather(1, order).masked_fill(scores == -torch.inf, PAD)

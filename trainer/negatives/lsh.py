@@ -2,8 +2,8 @@
 
 The L hash tables have buckets with a fixed capacity (section 1.2). Rows are added to buckets, moved between buckets,
 and looked up. A bucket keeps at most `capacity` of its members, so a table does not grow with the number of rows. The
-code of each row in each table is stored, so that its old bucket is known. To find the rows of a query, or to move a
-row, takes L codes and at most L * capacity slots, for any number of rows.
+code of each row in each table is stored, so that the row's old bucket is known. Finding the rows of a query, or moving
+a row, takes L codes and at most L * capacity slots, for any number of rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HASHED = 1 << 16  # rows of the classifier that are hashed at a time
 
 
 class HashedNegatives(NegativeSource):
-    """Labels in the query's buckets of hash tables over the vectors of a rank's labels.
+    """Labels from the query's buckets in hash tables over the vectors of a rank's labels.
 
     All results depend only on (options, seed), the vectors, and the (epoch, step) of each call.
     """
@@ -93,7 +93,8 @@ class HashedNegatives(NegativeSource):
         """Return distinct negatives of B queries, int32, without positives.
 
         With `query` = "embedding" (Theorem 2), x [B, D] is hashed. With "label" (Theorem 1), each step draws a positive
-        of each query and uses its stored code instead of x; a query without a positive gets no negatives.
+        of each query and uses the positive's stored code instead of hashing x; a query without a positive gets no
+        negatives.
         """
         draw = generator(self.seed, Purpose.HASH_TABLES, epoch, step, HashTablesStream.QUERIES)
         order = draw.permutation(self.options.tables)
@@ -164,17 +165,17 @@ class HashTables:
 
     def __init__(self, rows: int, tables: int, buckets: int, capacity: int) -> None:
         if not 0 <= rows < 1 << 31 or capacity < 1:
-            raise ValueError(f"{rows} rows in buckets of {capacity}; expected below 2**31 rows, 1 or more per bucket")
+            raise ValueError(f"{rows} rows, buckets of {capacity}; expected less than 2**31 rows, buckets of 1 or more")
         held, members, owed = np.zeros((3, tables, buckets), np.int32)
         slots = np.full((tables, buckets, capacity), -1, np.int32)
         self.codes = np.zeros((rows, tables), code_type(buckets))  # the bucket of each row
         self.arrays = TableArrays(self.codes, slots, held, members, owed)
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return the state that later steps depend on, by name, with the used buckets only.
+        """Return the arrays that later steps depend on, by name, with only the buckets in use.
 
-        `buckets` [n] are the indices of used buckets among all buckets of all tables; `rows` is the content of these
-        buckets, in the same order.
+        `buckets` [n] contains the indices of the buckets in use among all buckets of all tables; `rows` contains the
+        rows in these buckets, in the same order.
         """
         codes, slots, held, members, owed = self.arrays
         buckets = np.flatnonzero((members.ravel() != 0) | (owed.ravel() != 0))
@@ -189,7 +190,7 @@ class HashTables:
         }
 
     def load(self, state: dict[str, np.ndarray]) -> None:
-        """Continue from a `state`. Raises ValueError if it belongs to different tables."""
+        """Continue from a `state`. Raises ValueError if the state belongs to different tables."""
         codes, slots, held, members, owed = self.arrays
         shape = state["shape"].tolist()
         if state["codes"].shape != codes.shape or state["codes"].dtype != codes.dtype or shape != list(slots.shape):
@@ -218,10 +219,10 @@ class HashTables:
         _move_rows(rows, codes, np.uint64(key), self.arrays)
 
     def find(self, codes: np.ndarray, order: np.ndarray, without: Ragged, most: int = 0) -> Ragged:
-        """Return the union of the buckets in `codes` [B, L]: distinct rows of each query, int32.
+        """Return the distinct rows in the buckets `codes` [B, L] of each query, int32.
 
-        The search visits tables in `order` [L] until a query has `most` rows (0: all). `without`: rows to leave out for
-        each query.
+        The search visits tables in `order` [L] until a query has `most` rows (0: no maximum). `without`: rows to leave
+        out for each query.
         """
         tables, _, capacity = self.arrays.slots.shape
         width = min(most or tables * capacity, tables * capacity, len(self.codes))

@@ -23,19 +23,31 @@ class LshSection(Options):
         ),
     )
     query: Literal["embedding", "label"] = Field(
-        "embedding", description="the hashed vector: x, or the vector of a random positive"
+        "embedding",
+        description=("the vector that is hashed: the query's embedding x, or the vector of a random positive"),
     )
-    family: Family = Field("dwta", description="hash functions: signs of random projections, or winners of bins")
+    family: Family = Field(
+        "dwta",
+        description=(
+            "hash functions: signs of random projections (simhash), or the largest coordinate in each bin (dwta)"
+        ),
+    )
     bits: int = Field(6, ge=1, le=28, description="K, the number of hash functions per code")
     tables: int = Field(50, ge=1, description="L, the number of hash tables")
     width: int = Field(2, ge=2, description="number of coordinates in a bin of dwta; a table has width ** bits buckets")
     capacity: int = Field(
-        128, ge=1, description="maximum number of labels in a bucket; a fuller bucket keeps a uniform sample"
+        128,
+        ge=1,
+        description=(
+            "maximum number of labels that a bucket stores; a bucket with more labels stores a uniform sample"
+        ),
     )
     every: int = Field(
         50,
         ge=1,
-        description="steps until changed rows are hashed again; this number grows by a factor of 1.1 each time",
+        description=(
+            "number of steps until changed rows are hashed again; this number grows by a factor of 1.1 each time"
+        ),
     )
 
     @model_validator(mode="after")

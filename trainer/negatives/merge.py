@@ -1,9 +1,9 @@
-"""Find the distinct labels of a batch, ascending, and the place of every pair's label among them.
+"""Find the distinct labels of a batch, ascending, and the position of each pair's label in this list.
 
-There are two methods, and the sizes decide. With few labels per pair, a bitmap over all labels is used: a label's place
-is the number of set bits before the label's bit. Otherwise pairs are sorted by label, with at most 11 bits in each pass
-over memory. A bitmap reads one word per 64 labels; sorting makes a few passes over the pairs. Loops do not branch on
-random labels, because a random branch costs more than all other work on a pair.
+The method depends on the sizes. With few labels per pair, a bitmap over all labels is used: a label's position is the
+number of set bits before the label's bit. Otherwise pairs are sorted by label, with at most 11 bits in each pass over
+memory. A bitmap reads one word per 64 labels; sorting makes a few passes over the pairs. Loops do not branch on random
+labels, because an unpredictable branch costs more than all other work on a pair.
 """
 
 import numba
@@ -38,10 +38,11 @@ def merge(
 ) -> Candidates:
     """Merge the positives [P] of B queries (`offsets` [B + 1]), their hard negatives and their own `draws`.
 
-    A label that a query draws repeatedly is one pair, whose weight is `weight` times the number of draws; the pair is
-    dropped if its label is already a positive or a hard negative of the query. A positive or hard negative has the
-    weight `weight_of_others`. Padding in `hard` and `draws` is left out. Labels ascend, and are below 2**40; a query's
-    positives come first, then its hard negatives, then its draws. Raises ValueError for more than 2**24 pairs.
+    A label that a query draws repeatedly becomes one pair, and `weight` is multiplied by the number of draws. The pair
+    is dropped if its label is already a positive or a hard negative of the query. A positive or hard negative has the
+    weight `weight_of_others`. Padding in `hard` and `draws` is ignored. Labels are in ascending order and below 2**40;
+    a query's positives come first, then its hard negatives, then its draws. Raises ValueError for more than 2**24
+    pairs.
     """
     queries, size = _queries(positives, offsets, hard, draws, None)
     ids, (query, place), positive = np.empty(size, np.int64), np.empty((2, size), np.int32), np.empty(size, bool)
@@ -53,7 +54,7 @@ def merge(
 def merge_with_pool(
     positives: np.ndarray, offsets: np.ndarray, hard: Rows, pool: np.ndarray, weight: float
 ) -> Candidates:
-    """Merge like `merge`, with the draws `pool` [k] that all queries share, each draw with `weight`.
+    """Merge as `merge` does, but with draws `pool` [k] that all queries share; each draw has the weight `weight`.
 
     Every pair has weight 1.
     """
@@ -71,8 +72,8 @@ def side_by_side(
 ) -> DrawnLabels:
     """Concatenate the labels of `merge`, for a device that merges them itself; `with_pads` keeps the padding of `hard`.
 
-    A draw has weight `weight`, other labels 1. Labels are int32 if all are below its maximum, else int64.
-    Raises ValueError as `merge` does.
+    A draw has the weight `weight`, other labels have the weight 1. Labels are int32 if all of them are below the
+    maximum of int32, else int64. Raises ValueError as `merge` does.
     """
     queries, size = _queries(positives, offsets, hard, draws, None)
     label, starts, draws_from = _lay_side_by_side(queries, size, with_pads)
@@ -112,7 +113,7 @@ def _queries(
 
 
 def _rows(labels: Rows, bounds: int) -> Ragged:
-    """Return labels of queries as rows with offsets int64 [bounds]."""
+    """Return the labels of queries as ragged rows, with offsets int64 [bounds]."""
     if labels is None:
         return Ragged(_NONE, np.zeros(bounds, np.int64))
     return Ragged.from_matrix(labels) if isinstance(labels, np.ndarray) else labels
@@ -170,7 +171,7 @@ def _merge_with_pool(queries, weight, pairs):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _fill_row(row, offsets, begin, end, query, positive):  # type: ignore[no-untyped-def]
-    """Write the query and kind of the pairs [begin, end) of a query."""
+    """Write the query of the pairs [begin, end) of a query, and whether each pair is a positive."""
     others = begin + offsets[row + 1] - offsets[row]
     for pair in range(np.uint64(begin), np.uint64(end)):
         query[pair] = row
@@ -179,9 +180,9 @@ def _fill_row(row, offsets, begin, end, query, positive):  # type: ignore[no-unt
 
 @numba.njit(nogil=True, cache=True)
 def _lay_side_by_side(queries, size, with_pads):  # type: ignore[no-untyped-def]
-    """Concatenate at most `size` labels by query, with the pool at the end; `with_pads` keeps the padding of hard negatives.
+    """Concatenate at most `size` labels per query, then the pool; `with_pads` keeps the padding of hard negatives.
 
-    Return the labels, the start of each query [B + 1], and the start of its draws [B].
+    Return the labels, the start of each query [B + 1], and the start of each query's draws [B].
     """
     positives, offsets, hard, hard_offsets, draws, draw_offsets, pool = queries
     label = np.empty(size, positives.dtype)
@@ -201,7 +202,7 @@ def _lay_side_by_side(queries, size, with_pads):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _append(label, size, values, start, stop, with_pads):  # type: ignore[no-untyped-def]
-    """Append values[start:stop] after the first `size` labels, `with_pads` (1) or without; return the new size."""
+    """Append values[start:stop] to the first `size` labels, with padding if `with_pads` is 1; return the new size."""
     end = np.uint64(size)  # unsigned, like all indices here, which avoids a test for negative indices
     for place in range(np.uint64(start), np.uint64(stop)):
         value = values[place]
@@ -212,7 +213,7 @@ def _append(label, size, values, start, stop, with_pads):  # type: ignore[no-unt
 
 @numba.njit(nogil=True, cache=True)
 def _number(label, pairs, ids, place):  # type: ignore[no-untyped-def]
-    """Number labels [n], labels of the pool (from `pairs` on) first: write `ids` [C], and each label's place in `ids`.
+    """Number labels [n], labels of the pool (from `pairs` on) first: write `ids` [C], and each label's index in `ids`.
 
     Return C, and the number of labels in the pool.
     """
@@ -228,7 +229,7 @@ def _number(label, pairs, ids, place):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _number_by_bits(label, pairs, words, ids, place):  # type: ignore[no-untyped-def]
-    """Do the work of `_number` with a bitmap of `words` words."""
+    """Implement `_number` with a bitmap of `words` words."""
     # Words, each next to the number of bits before it: first for labels outside the pool, then for labels of the pool.
     bits, in_pool = np.zeros((words, 2), np.uint64), np.zeros(words, np.uint64)
     before_in_pool = np.empty(words, np.uint32)
@@ -308,10 +309,10 @@ def _deal_words(source, target, ends, shift, last):  # type: ignore[no-untyped-d
 
 @numba.njit(nogil=True, cache=True)
 def _number_sorted(words, pairs, ids, place):  # type: ignore[no-untyped-def]
-    """Do the work of `_number` with sorted words.
+    """Implement `_number` with sorted words.
 
-    Labels of the pool have the greatest numbers, so their words come last among the words of a label: the last word
-    shows whether the label is in the pool.
+    Labels of the pool have the largest numbers. Their words therefore come last among the words of a label, and the
+    last word shows whether the label is in the pool.
     """
     size = len(words)
     other, first = np.uint64(size > 0), np.uint64(size > 0 and words[-1] & _MASK >= pairs)

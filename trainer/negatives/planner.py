@@ -47,7 +47,7 @@ class Options(Protocol):
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """A batch of all ranks: `part` contains this rank's rows, `sizes` [G] is the number of rows of each rank.
+    """A batch of all ranks: `part` contains this rank's rows, `sizes` [G] the number of rows of each rank.
 
     `whole` contains the row ids of all parts, the positives and hard negatives that this rank plans for, and candidates
     if the batch is already planned. `stop_asked`: a rank was asked to stop before the batch was gathered.
@@ -61,7 +61,7 @@ class GlobalBatch:
 
 @dataclass(frozen=True, eq=False)
 class Planner:
-    """Plans a batch's candidates by a method's `options`: a pure function of the batch, so any thread may call it.
+    """Plans a batch's candidates with a method's `options`: a pure function of the batch that any thread may call.
 
     `labels`: L. `positive_weight` [L] float32, if given, weights the positives. `parts`: the labels [start, stop) of
     every rank. This rank is number `rank`, and plans only the candidates in its range, with ids counted from start; all
@@ -69,7 +69,7 @@ class Planner:
     and k_r of each epoch, if they change. `frequency` [L]: number of training points of each label, if draws depend on
     it. `positives`: number of positives per query that a step trains on, for methods that use the labels of the batch;
     0: all. `retired` [L] bool: labels that must not be random negatives. `merges`: False if a device merges the labels
-    of own pools itself.
+    of pools per query itself.
     """
 
     options: Options
@@ -107,9 +107,10 @@ class Planner:
     def draw(
         self, batch: Batch, count: int, own: bool, reweight: bool
     ) -> tuple[np.ndarray | Ragged, float | np.ndarray]:
-        """Draw `count` labels, per query if `own`; return this rank's part, counted from its first label.
+        """Draw `count` labels, per query if `own`; return this rank's part, counted from the rank's first label.
 
-        Also return their weights: with `reweight` 1 / (count q_l), or L / count for uniform draws; else 1.
+        Also return the weights of the labels: with `reweight`, 1 / (count q_l), which is L / count for uniform draws;
+        else 1.
         """
         weight = self._random.weight(count) if reweight and count else 1.0
         if own:
@@ -119,7 +120,7 @@ class Planner:
     def merge(
         self, batch: Batch, sampled: list[Sampled], drawn: np.ndarray | Ragged, weight: float | np.ndarray
     ) -> Candidates:
-        """Merge positives, hard negatives from `sampled`, and labels `drawn` with `weight`; each once per query."""
+        """Merge positives, hard negatives in `sampled` and labels `drawn` with `weight`, each label once per query."""
         if len(sampled) == 1 and isinstance(sampled[0].ids, torch.Tensor):
             assert isinstance(drawn, Ragged), "a device merges only own pools"
             ranked = sampled[0].ids
@@ -133,7 +134,7 @@ class Planner:
         return weigh_positives(build(part, hard, drawn, weight), part, self._weights)
 
     def of_batch(self, batch: Batch) -> Candidates:
-        """Return candidates of every query: the drawn positives and the hard negatives of all queries in the batch."""
+        """Return candidates for every query: the drawn positives and the hard negatives of all queries in the batch."""
         drawn = self.learnt(batch)
         ids = labels_of(batch, self.of_table(batch), drawn)
         if self.part is None:
@@ -147,14 +148,14 @@ class Planner:
         return draw_positives(batch, self.positives, self.seed) if batch.learnt is None else batch.learnt
 
     def range_of(self, batch: Batch, start: int, stop: int) -> Candidates:
-        """Return every label in [start, stop), counted from this rank's first label, as candidates of every query."""
+        """Return the labels [start, stop), counted from this rank's first label, as candidates for every query."""
         return label_range(batch, start, stop, self._weights)
 
     def gather(self, batch: Batch, group: Group, stop_asked: bool = False) -> GlobalBatch:
         """Gather and concatenate the batches of all ranks, with their row ids. Raises RankLostError.
 
-        A rank sends each other rank the positives, and the negatives of the table that count in this step, if they are
-        in the other rank's label range; without `parts`, it sends all.
+        A rank sends to each other rank the positives in that rank's label range, and the negatives from the table in
+        this range that the step uses; without `parts`, a rank sends all of them.
         """
         if group.ranks == 1:
             return GlobalBatch(batch, batch, [len(batch)], stop_asked)
@@ -176,7 +177,7 @@ class Planner:
         return GlobalBatch(batch, whole, [len(message[0]) for message in arrived], bool(askers.any()))
 
     def _dealt(self, rows: Ragged, ranks: int) -> Iterator[tuple[np.ndarray, np.ndarray | slice]]:
-        """Yield for each rank the number of labels that it gets from each row [b], and their places in `rows`."""
+        """For each rank, yield the number of labels that it gets from each row [b], and their positions in `rows`."""
         if not self.parts:
             yield from itertools.repeat((rows.counts, slice(None)), ranks)
             return
@@ -184,13 +185,13 @@ class Planner:
         yield from zip(counts, np.split(order, ends), strict=True)
 
     def of_table(self, batch: Batch) -> np.ndarray | Ragged | None:
-        """Return the negatives [B, k_h] from the batch's table [B, K] that count in this step; None without a table."""
+        """Return the negatives [B, k_h] that this step uses from the batch's table [B, K]; None without a table."""
         return None if batch.hard is None else self._columns(batch, batch.hard)
 
     def hard(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> np.ndarray | None:
-        """Return this rank's hard negatives [B, k] that count in a step, as ids from its first label; padded with -1.
+        """Return this rank's hard negatives [B, k] in a step, as ids counted from its first label, padded with -1.
 
-        Waits for negatives on a device.
+        Waits for negatives that are still on a device.
         """
         hard = self._hard(batch, self._sampled(batch, sampled))
         return None if hard is None else _matrix(hard)
@@ -204,7 +205,7 @@ class Planner:
         return batch if self.part is None else within(batch, *self.part)
 
     def _hard(self, batch: Batch, sampled: Sequence[Sampled]) -> np.ndarray | Ragged | None:
-        """Return this rank's hard negatives, from all sources, that count in the step; each label once per query."""
+        """Return this rank's hard negatives in the step, from all sources; a label counts once per query."""
         ranked = [self._columns(batch, _on_host(each.ids)) for each in sampled if each.ranked]
         others = [_on_host(each.ids) for each in sampled if not each.ranked]
         first, rest = self._labels_within(ranked), self._labels_within(others)
@@ -213,14 +214,14 @@ class Planner:
         return join_hard(self._own(batch), None if first is None else _matrix(first), _matrix(rest))
 
     def _labels_within(self, found: list[np.ndarray | Ragged]) -> np.ndarray | Ragged | None:
-        """Return this rank's label ids of each query, counted from its first label; None if `found` is empty."""
+        """Return this rank's label ids per query, counted from the rank's first label; None if `found` is empty."""
         if not found:
             return None
         ids = found[0] if len(found) == 1 else np.concatenate([_matrix(each) for each in found], axis=1)
         return ids if self.part is None else ids_within(ids, *self.part)
 
     def _columns(self, batch: Batch, ranked: np.ndarray | Ragged) -> np.ndarray | Ragged:
-        """Draw the columns of ranked negatives [B, K] that count in this step, separately for each query.
+        """Draw the columns of ranked negatives [B, K] that this step uses, separately for each query.
 
         Negatives from other ranks are already drawn.
         """

@@ -1,1 +1,1 @@
-"""Dumps for tables that are made during training, and adoption of these tables."""
+"""Dumps from which tables are built during training, and decisions about which table an epoch uses."""

@@ -1,9 +1,9 @@
 """Tables that are refreshed during training: hard negatives (ASTRA, section 3.2), or clusters (NGAME, section 3).
 
-For a table in epoch e, the trainer keeps the query embeddings of epoch e - 2, which training computes anyway, and dumps
-them at the end of that epoch. For hard negatives, the dump also has the classifier vectors. The miner works during
-epoch e - 1. Epoch e starts with one decision about the table. Unused files are removed: all files of a run that begins
-again, and unfinished tables of a run that has ended.
+For the table that epoch e uses, the trainer stores the query embeddings of epoch e - 2, which training computes anyway,
+and dumps the embeddings at the end of that epoch. For hard negatives, the dump also contains the classifier vectors.
+The miner works during epoch e - 1. At the start of epoch e, the trainer decides once which table to use. Unused files
+are removed: all files when a run starts over, and unfinished tables when a run has ended.
 """
 
 import threading
@@ -29,7 +29,7 @@ from trainer.stream import Source
 class Interrupts:
     """Reasons to end a run, or its wait for a table, early: a signal to `stop`, or the loss of the miner.
 
-    `check` raises errors of background writing, because a failed dump never gets a table.
+    `check` raises errors from background writing, because no table can be built from a failed dump.
     """
 
     stop: threading.Event = field(default_factory=threading.Event)
@@ -39,12 +39,12 @@ class Interrupts:
 
 @dataclass(frozen=True)
 class Adoption:
-    """Decision about an epoch: to use the table made for `table_epoch` (None: random negatives only, or random order).
+    """Decision that an epoch uses the table built for `table_epoch` (None: random negatives only, or random order).
 
-    late: the due table was missing. stale: the newest table was also too old, so `refresh.stale` decided. dumped_at:
-    the step of the run when the vectors were dumped. overlap: mean share of a row's hard negatives that the
-    previous table also had, over all sources; None if unknown. epochs: the present number of epochs of the run; None in
-    runs of earlier versions, which did not record it.
+    late: the table that was due was missing. stale: the newest table was also too old, so `refresh.stale` decided.
+    dumped_at: the step of the run when the vectors were dumped. overlap: mean fraction of a row's hard negatives that
+    the previous table also contained, over all sources; None if unknown. epochs: the number of epochs of the run at
+    that time; None in runs of earlier versions, which did not record the number.
     """
 
     epoch: int
@@ -62,7 +62,7 @@ class Adoption:
         return None if self.table_epoch is None else self.epoch - self.table_epoch + LEAD
 
     def staleness(self, step: int) -> dict[str, int | float | bool | None]:
-        """Return facts about the table before `step`: age in epochs and steps, and overlap with the previous table."""
+        """Return the age of the table at `step`, in epochs and steps, and the overlap with the previous table."""
         return {
             "epoch": self.epoch,
             "table_epoch": self.table_epoch,
@@ -84,8 +84,8 @@ def adopt(
 ) -> tuple[Adoption, list[Source]]:
     """Decide once which table `epoch` trains on, record the decision with `epochs`, and join the table to `sources`.
 
-    The newest finished table that was made for this epoch or an earlier epoch is chosen; `refresh.stale` decides if the
-    table is older than `refresh.max_age`. An existing record, from a resumed run, is followed even if newer tables
+    The newest finished table that was built for this epoch or an earlier epoch is chosen. If that table is older than
+    `refresh.max_age`, `refresh.stale` decides. In a resumed run, a recorded decision is followed even if newer tables
     exist. Raises TableError if a recorded table is missing or differs; ExtremisError if `refresh.stale` is "stop"
     (nothing is recorded, and the run can resume when a table exists); StoppedError if a signal to stop comes during the
     wait for a table.
@@ -115,16 +115,16 @@ def adopt(
 def follow(
     run: RunLayout, recipe: Recipe, sources: list[Source], epoch: int, seconds: float = 600.0
 ) -> tuple[Adoption, list[Source]]:
-    """Wait up to `seconds` for the decision about `epoch` of the rank that calls `adopt`, and follow it.
+    """Wait up to `seconds` for the decision about `epoch` that another rank records with `adopt`, and follow it.
 
-    Raises InputError if no decision is recorded in time, TableError like `adopt`.
+    Raises InputError if no decision is recorded in time, and TableError as `adopt` does.
     """
-    for _ in waiting(f"rank 0 and its decision about epoch {epoch}, {run.adoption(epoch)},", print, seconds):
+    for _ in waiting(f"rank 0 to record its decision about epoch {epoch} ({run.adoption(epoch)})", print, seconds):
         if storage.exists(run.adoption(epoch)):
             return adopt(run, recipe, sources, epoch, print)
     raise InputError(
         f"{run.adoption(epoch)}: no decision about epoch {epoch} after {seconds:g} seconds. Is rank 0 "
-        "running, and do all ranks have the same RUN?"
+        "running, and do all ranks use the same RUN?"
     )
 
 
@@ -136,7 +136,9 @@ def _recorded(run: RunLayout, epoch: int) -> Adoption | None:
     except FileNotFoundError:
         return None
     except TypeError as error:
-        raise TableError(f"{run.adoption(epoch)}: not a decision about an epoch: {error}. Start a new run.") from None
+        raise TableError(
+            f"{run.adoption(epoch)}: this file contains no decision about an epoch: {error}. Start a new run."
+        ) from None
 
 
 def _decide(
@@ -188,9 +190,9 @@ def _is_stale(table_epoch: int | None, epoch: int, options: Tables) -> bool:
 def _report_missing(
     newest: int | None, due: int, epoch: int, stale: bool, recipe: Recipe, options: Tables, say: Say
 ) -> None:
-    """Report what is missing and what happens instead. Raises ExtremisError if `refresh.stale` is "stop"."""
+    """Report which table is missing and what is used instead. Raises ExtremisError if `refresh.stale` is "stop"."""
     command, alone = ("cluster", "random order") if recipe.clusters else ("mine", "random negatives only")
-    missing = f"epoch {epoch}: {_describe_table(due, recipe)} is still to come"
+    missing = f"epoch {epoch}: {_describe_table(due, recipe)} is not finished yet"
     if stale and options.stale == "stop":
         state = (
             "there is no older table"
@@ -206,7 +208,7 @@ def _report_missing(
 
 
 def _overlap(tables: list[Manifest]) -> float | None:
-    """Return the miner's `overlap_with_previous` over all rows; None if a table does not state it."""
+    """Return the mean of the miner's `overlap_with_previous` over all rows; None if a table does not record it."""
     shares = [(table.quality.get("overlap_with_previous"), table.rows) for table in tables]
     rows = sum(count for _, count in shares)
     if not rows or any(share is None for share, _ in shares):
@@ -215,7 +217,7 @@ def _overlap(tables: list[Manifest]) -> float | None:
 
 
 def _newest(run: RunLayout, recipe: Recipe, sources: list[Source], epoch: int) -> int | None:
-    """Return the newest epoch up to `epoch` with a finished table for every source.
+    """Return the newest epoch, at most `epoch`, that has a finished table for every source.
 
     The due table is looked up by name, because a store may list new files late.
     """
@@ -228,14 +230,14 @@ def _newest(run: RunLayout, recipe: Recipe, sources: list[Source], epoch: int) -
 
 
 def _url(run: RunLayout, recipe: Recipe, epoch: int, source: Source) -> str:
-    """Return the URL of the table of `source` made for `epoch`."""
+    """Return the URL of the table built for `source` and `epoch`."""
     return run.clusters(epoch, source.name) if recipe.clusters else run.negatives(epoch, source.name)
 
 
 def discard_refreshes(run: RunLayout) -> None:
-    """Remove the decisions and dumps of a run, and the tables made from its dumps. Raises StorageError.
+    """Remove the decisions and dumps of a run, and the tables built from the dumps. Raises StorageError.
 
-    Tables that were made for the run from other embeddings stay.
+    Tables that were built for the run from other embeddings are not removed.
     """
     for root in (run.negatives_root, run.clusters_root):
         for epoch in numbered(root):
@@ -249,7 +251,7 @@ def discard_refreshes(run: RunLayout) -> None:
 
 
 def discard_unfinished_tables(run: RunLayout) -> None:
-    """Remove the parts of tables whose miners ended before they finished. Raises StorageError."""
+    """Remove unfinished tables whose miners have ended. Raises StorageError."""
     # The negative tables of one dump share one owner.
     outputs = [(epoch_of(run.negatives_root, epoch), "mined") for epoch in numbered(run.negatives_root)]
     outputs += [(run.clusters(epoch, "queries"), "clustered") for epoch in numbered(run.clusters_root)]

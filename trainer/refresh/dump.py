@@ -1,4 +1,4 @@
-"""Dump of an epoch for the miner: its query embeddings, in the order of the queries, and the classifier's vectors.
+"""Dump of an epoch for the miner: query embeddings, in the order of the queries, and the classifier's vectors.
 
 Each rank collects and writes the embeddings of some shards, and the vectors of its labels; rank 0 publishes the dump.
 """
@@ -76,19 +76,19 @@ class EmbeddingCollector:
         self._arriving: deque[tuple[np.ndarray, LateCopy]] = deque()
 
     def add(self, rows: np.ndarray, x: torch.Tensor) -> None:
-        """Keep this rank's part of x [B, D], the embeddings of the rows with the global ids `rows` [B]."""
+        """Store this rank's part of x [B, D], the embeddings of the rows with the global ids `rows` [B]."""
         self._arriving.append((rows, LateCopy(x)))
         # On a GPU the last steps are still running: their embeddings are fetched after later steps have begun.
         self.fetch(0 if x.device == CPU else _BEHIND)
 
     def fetch(self, left: int = 0) -> None:
-        """Keep the embeddings of all steps except the last `left`."""
+        """Store the embeddings of all steps except the last `left` steps."""
         while len(self._arriving) > left:
             rows, x = self._arriving.popleft()
             self._fresh.append(self._take(rows, x.take()))
 
     def embed(self, model: Model) -> None:
-        """Compute and keep the embeddings of all of this rank's rows with `model`. Raises TableError."""
+        """Compute and store the embeddings of all rows of this rank with `model`. Raises TableError."""
         for place in self._places:
             table, first = self._sources[place.source].table, place.start
             for rows in table.batches_of(place.index, model.columns):
@@ -103,10 +103,10 @@ class EmbeddingCollector:
         return rows
 
     def save_part(self, step: int, rows: np.ndarray) -> None:
-        """Publish `rows` [n] as a part. `step` is the epoch's step that the checkpoint resumes at.
+        """Publish `rows` [n] as a part. `step` is the step of the epoch at which the checkpoint resumes.
 
-        If training embeds a row again before the part is written, the part may have its newer embedding. A resumed run
-        repeats these steps, and writes the same embedding.
+        If training embeds a row again before the part is written, the part may contain the newer embedding. A resumed
+        run repeats these steps, and writes the same embedding.
         """
         if not len(rows):
             return
@@ -117,7 +117,7 @@ class EmbeddingCollector:
         storage.write_sealed(join(self._run.parts(self.epoch), name), content, durable=True)
 
     def restore(self, step: int) -> None:
-        """Read the parts saved up to the epoch's `step`. Raises TableError if a part does not decode."""
+        """Read the parts saved up to the epoch's `step`. Raises TableError if a part cannot be decoded."""
         for name in storage.list_names(self._run.parts(self.epoch)):
             number = parse_number(name.partition(".")[0])
             if number is None or number > step:
@@ -132,8 +132,9 @@ class EmbeddingCollector:
     ) -> None:
         """Write each source's embeddings in row order, and then this rank's vectors [n, D] of the `labels` labels.
 
-        `read` returns rows of `vectors` as they were when writing began, while training changes the vectors. Clusters
-        need only embeddings; their manifest then contains the `parameters`. Raises StorageError.
+        `read` returns rows of `vectors` as they were when writing began, even while training changes the vectors. A
+        dump for clusters contains only embeddings, and the manifest of the embeddings contains the `parameters`. Raises
+        StorageError.
         """
         parameters = {**parameters, "epoch": self.epoch}
         for number in range(len(self._sources)):
@@ -145,7 +146,7 @@ class EmbeddingCollector:
             storage.remove(self._run.parts(self.epoch), recursive=True)
 
     def _take(self, rows: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """Keep this rank's part; return its row ids."""
+        """Store the embeddings of this rank's rows; return the ids of these rows."""
         inside = (rows >= self._first) & (rows < self._last)
         kept: np.ndarray = rows[inside]
         self._vectors[kept - self._first] = x[inside]
@@ -173,7 +174,7 @@ class EmbeddingCollector:
         self._publish_table(url, schema, blocks, len(queries.shards), manifest, queries.group_rows)
 
     def _publish_vectors(self, vectors: torch.Tensor, read: ReadVectors, labels: int, parameters: dict) -> None:
-        """Publish vectors [L, D] as a table of contiguous row blocks; each block has labels of a single rank."""
+        """Publish vectors [L, D] as a table of contiguous row blocks; each block contains labels of a single rank."""
         group = self._group
         edges = [0, *itertools.accumulate(group.sizes(len(vectors)))]
         places = [
@@ -204,11 +205,12 @@ class EmbeddingCollector:
         manifest: Manifest,
         group_rows: Callable[[int], int | tuple[int, ...]],
     ) -> None:
-        """Publish a table of vectors by id, with this rank's `blocks`: (shard of `count`, first id, vectors [n, D]).
+        """Publish a table of vectors by id.
 
-        `manifest`: all fields except columns, shards and range of ids. `group_rows`: the row groups of each shard.
-        No rank overwrites a shard of a table that is still published. The manifest is written after all ranks have
-        written their shards, which are in rank order.
+        `blocks`: this rank's shards as (index among `count` shards, first id, vectors [n, D]). `manifest`: all fields
+        except columns, shards and range of ids. `group_rows`: the sizes of the row groups of each shard. No rank
+        overwrites a shard of a table that is still published. The manifest is written after all ranks have written
+        their shards, which are in rank order.
         """
         group = self._group
         if group.first:
@@ -230,9 +232,9 @@ class EmbeddingCollector:
 
 
 def dump_is_published(run: RunLayout, epoch: int, for_clusters: str | None = None) -> bool:
-    """Return whether the dump of `epoch` is complete: its vectors are published last.
+    """Return whether the dump of `epoch` is complete: whether its vectors, which come last, are published.
 
-    With `for_clusters`, the name of the source, the dump is for clusters and has only embeddings.
+    `for_clusters`: the name of the source, if the dump is for clusters and contains only embeddings.
     """
     return is_published(run.vectors(epoch) if for_clusters is None else run.embeddings(epoch, for_clusters))
 
@@ -248,7 +250,7 @@ class Refresher:
     writer: BackgroundWriter
 
     def dump_first(self, tables: list[Source], model: Model) -> None:
-        """Begin to write the dump for the table of epoch 0: all rows, embedded with the model of the earlier run.
+        """Start to write the dump for the table of epoch 0: all rows, embedded with the model of the earlier run.
 
         Raises TableError, StorageError.
         """
@@ -273,12 +275,12 @@ class Refresher:
         return collector
 
     def save_part(self, dump: EmbeddingCollector, step: int, global_step: int) -> None:
-        """Begin to write the dump up to the epoch's `step`. Raises StorageError from earlier background writing."""
+        """Start to write the dump up to the epoch's `step`. Raises StorageError from earlier background writing."""
         rows = dump.take_fresh()
         self.writer.begin(global_step, {}, lambda _: dump.save_part(step, rows))
 
     def publish(self, dump: EmbeddingCollector, model: Model, step: int) -> None:
-        """Begin to write a dump with the present vectors, at global `step`. Raises StorageError like `save_part`."""
+        """Start to write a dump with the current vectors, at global `step`. Raises StorageError as `save_part` does."""
         head = model.head
         dump.fetch()
         facts: dict[str, Any] = {"step": step, "use_from": dump.epoch + LEAD, "bias": head.bias}

@@ -1,4 +1,4 @@
-"""Hardness of a table's negatives: their scores by the present model, compared with the scores in the table."""
+"""Hardness of a table's negatives: their scores under the current model, compared with the scores in the table."""
 
 import itertools
 
@@ -21,13 +21,13 @@ _Row = tuple[int, np.ndarray, np.ndarray]  # place in a batch, label ids [K], an
 
 @torch.no_grad()
 def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> dict[str, float]:
-    """Return the mean scores of the same (query, hard negative) pairs in the table and now, and the difference.
+    """Return the mean score of (query, hard negative) pairs in the table, the mean score now, and the difference.
 
     The pairs come from some rows of the batch, which are encoded as in training, with dropout, before the model trains
     on the batch.
 
-    Every rank calls the function with its part of the batch. The result is empty if there is nothing to compare: no
-    rows of a table, or a table that was mined with label embeddings.
+    Every rank calls the function with its part of the batch. The result is empty if there is nothing to compare,
+    because no row has a table, or because the table was mined with label embeddings.
     """
     places, pairs, labels, scores = _stored(sources, batch.rows)
     key = (batch.epoch, batch.step)
@@ -57,9 +57,9 @@ def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> 
 
 
 def _stored(sources: list[Source], rows: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the places of some of the `rows` [n]; and their pairs: index of the place, label id int64, score float32.
+    """Return positions of some `rows` [n], and their pairs: index of the position, label id int64, score float32.
 
-    The rows come from few row groups. Row ids are counted over all sources, in storage order.
+    The rows come from only a few row groups. Row ids are counted over all sources, in storage order.
     """
     first, parts = 0, list[list[_Row]]()
     for source in sources:
@@ -77,7 +77,7 @@ def _stored(sources: list[Source], rows: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _of_table(table: Table, places: np.ndarray, rows: np.ndarray) -> list[list[_Row]]:
-    """Return `rows` of one table, one list per row group. The stream reports damaged row groups later."""
+    """Return `rows` of one table, one list per row group. Damaged row groups, which the stream reports, are skipped."""
     owner = table.groups.of_rows(rows)
     parts = []
     for m in np.unique(owner)[:GROUPS].tolist():

@@ -1,4 +1,4 @@
-"""Memory of a run's training points: the labels of every point, and a key, which is its embedding in a dump."""
+"""Memory of a run's training points: the labels of every point, and a key, which is the point's embedding in a dump."""
 
 import numpy as np
 import torch
@@ -55,7 +55,7 @@ class Neighbours:
         self._table = table.digest
 
     def learn(self, batch: Batch, x: torch.Tensor, queries: int) -> tuple[torch.Tensor | float, torch.Tensor | float]:
-        """Return the loss of a rank's part of a batch of `queries`, and the gradient on x [b, D]; 0 without a table."""
+        """Return the loss on a rank's part of a batch of `queries`, and its gradient at x [b, D]; 0 without a table."""
         if batch.hard is None or not len(batch):
             return 0.0, 0.0
         assert isinstance(batch.hard, np.ndarray)

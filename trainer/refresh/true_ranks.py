@@ -1,4 +1,4 @@
-"""Measure the ranks of a step's hard negatives among all labels, by the present model (MIPS-s, Figure 3)."""
+"""Measure the ranks of a step's hard negatives among all labels under the current model (MIPS-s, Figure 3)."""
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ _TIE = 1e-9  # scores with a smaller relative difference may differ only by the 
 
 
 def describe(ranks: np.ndarray) -> dict[str, float]:
-    """Return the quantiles of `ranks` [n], and the shares of ranks below 10, 100 and 1000."""
+    """Return the quantiles of `ranks` [n], and the fractions of ranks below 10, 100 and 1000."""
     quantiles = np.quantile(ranks, (0.1, 0.5, 0.9), method="inverted_cdf").tolist()
     names = ("rank_p10", "rank_p50", "rank_p90")
     within = {f"within_{first}": float((ranks < first).mean()) for first in (10, 100, 1000)}
@@ -27,7 +27,8 @@ def measure(
     """Return one rank per (query, hard negative), [n] int64 ascending: the number of non-positives that score higher.
 
     Uses the first rows of the global batch. Every rank calls the function and gets the same result. `vectors` [n, D]:
-    the rank's labels, from `start` on. x [B, D]. `hard` [B, k]: labels of this rank, from start, padded with -1.
+    vectors of the rank's labels, the first of which is label `start`. x [B, D]. `hard` [B, k]: labels of this rank,
+    counted from `start`, padded with -1.
     """
     rows = min(ROWS, len(batch))
     x, hard = x[:rows].double(), hard[:rows]
@@ -46,7 +47,7 @@ def measure(
 def _above(
     scores: torch.Tensor, x: torch.Tensor, vectors: torch.Tensor, start: int, batch: Batch, rows: int
 ) -> torch.Tensor:
-    """Count, for each of the `scores` [rows, k], ascending in a row, the non-positive `vectors` with a higher score."""
+    """For each of the `scores` [rows, k], ascending in each row, count the non-positive `vectors` that score higher."""
     counts = torch.zeros(rows, scores.shape[1] + 1, dtype=torch.int64, device=x.device)
     offsets = batch.positive_offsets[: rows + 1]
     query = np.repeat(np.arange(rows), np.diff(offsets))

@@ -176,7 +176,7 @@ def update_kernel(  # type: ignore[no-untyped-def]
     HAS_PAIRS: tl.constexpr, METHOD: tl.constexpr, FORM: tl.constexpr, SPAN: tl.constexpr,
     ROWS: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Sum the gradients of `dense` [rows, D] and of pairs, and update ROWS of the `count` rows; padding does not change."""
+    """Sum the gradients of `dense` [rows, D] and of pairs, and update ROWS of the `count` rows, but not padding."""
     number = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     row = tl.load(ids + number, mask=number < count, other=-1).to(tl.int64)

@@ -1,1 +1,1 @@
-"""Settings that come from the data: the options that are "auto" in a recipe."""
+"""Automatic settings: options that are "auto" in a recipe and are chosen from the data."""

@@ -1,4 +1,4 @@
-"""Statistics of the training rows, which determine settings."""
+"""Statistics of the training rows that determine automatic settings."""
 
 import functools
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _HASHES = 1 << 31
 
 
 def measure(data: DataLayout, split: str, part: RowShare, label_texts: bool, window: str | Sequence[str] = "") -> Facts:
-    """Measure `part` of `split`, or the parts of a version in `window`; with `label_texts`, labels are also points.
+    """Measure `part` of `split`, or the parts of a version in `window`; with `label_texts`, labels count as points.
 
     Raises InputError, TableError.
     """
@@ -34,7 +34,7 @@ def measure(data: DataLayout, split: str, part: RowShare, label_texts: bool, win
 def _measure(
     data: DataLayout, digest: str, split: str, part: RowShare, label_texts: bool, window: str | tuple[str, ...]
 ) -> Facts:
-    """Measure the data with the digest `digest` once; the data at this place may change later."""
+    """Measure the data once per `digest`, because the data at this location may change."""
     queries, labels = open_queries(data, split), Table.open(data.labels, "labels")
     if window:
         queries = queries.of_parts(queries.choose_parts(window))

@@ -1,4 +1,4 @@
-"""Fill in the options that a recipe leaves to the data, and warn about settings that are odd for the data."""
+"""Choose the options that are "auto" in a recipe, and warn about settings that do not suit the data."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,27 +19,27 @@ _FAR_BIAS = 1.0  # distance from the prior: half of the distance at which P@1 is
 
 @dataclass(frozen=True)
 class Resolved:
-    """A recipe, and its options that came from the data, by dotted key."""
+    """A recipe, and its settings that were chosen from the data, by dotted key."""
 
     recipe: Recipe
     settings: dict[str, Setting] = field(default_factory=dict)
 
     def lines(self, data: str) -> list[str]:
-        """Return lines with the settings and reasons, and warnings for DATA. Raises TableError."""
+        """Return lines with the settings and their reasons, and with warnings for DATA. Raises TableError."""
         if self.recipe.data.mix:
             return []
         return [*self.reasons, *(f"odd: {line}" for line in odd_settings(self.recipe, facts_of(self.recipe, data)))]
 
     @property
     def reasons(self) -> list[str]:
-        """Return lines with the settings and reasons."""
+        """Return lines with the settings and their reasons."""
         return [f"{key} = {setting.value} ({setting.reason})" for key, setting in self.settings.items()]
 
 
 def resolve(source: str, overrides: Iterable[str], data: str) -> Resolved:
     """Read the recipe `source` with `overrides`, and compute its settings from DATA.
 
-    Raises the errors of `load_recipe`; InputError: an option without a rule is "auto"; TableError.
+    Raises the errors of `load_recipe`, InputError if an option without a rule is "auto", and TableError.
     """
     overrides = list(overrides)
     body = read_recipe(source, overrides)
@@ -72,7 +72,7 @@ def facts_of(recipe: Recipe, data: str) -> Facts:
 
 
 def odd_settings(recipe: Recipe, facts: Facts) -> Iterator[str]:
-    """Yield a line for each setting that is probably a mistake for data of these `facts`."""
+    """Yield a line for each setting that is probably a mistake for data with these `facts`."""
     epochs, tables = recipe.train.epochs, recipe.tables
     start = tables.start if tables and not recipe.clusters else recipe.indexed_from
     if start is not None and start >= epochs:
@@ -94,7 +94,7 @@ def odd_settings(recipe: Recipe, facts: Facts) -> Iterator[str]:
 
 
 def derive(body: dict[str, Any], facts: Facts, source: str) -> Resolved:
-    """Apply the rules of the options in a recipe's `body` that come from the data. Raises InputError."""
+    """Apply the rules for options in a recipe's `body` that are left to the data. Raises InputError."""
     settled = _Settled(left_to_data(body), facts, flatten(validate(without_auto(body), source).model_dump()))
     for key in settled.rules:
         settled[key]
@@ -102,7 +102,7 @@ def derive(body: dict[str, Any], facts: Facts, source: str) -> Resolved:
 
 
 class _Settled(Mapping[str, Any]):
-    """Options of a recipe by dotted key: the `stated` options, and options that `rules` compute on demand."""
+    """Options of a recipe by dotted key: explicit options (`stated`), and options that `rules` compute on demand."""
 
     def __init__(self, rules: Mapping[str, FromData], facts: Facts, stated: Mapping[str, Any]) -> None:
         self.rules, self.settings = rules, dict[str, Setting]()

@@ -16,14 +16,14 @@ from trainer.model import find_earlier
 SPLIT = "val"  # the split that is scored
 _MODEL = ("encoder", "head")  # sections that shape the model
 RATES = ("encoder.lr", "encoder.dense_lr", "classifier.lr")
-LEAST, SHARE = 0.06, 1.0  # share of the time of a run from scratch: minimum, and per share of new rows
-PASSES = 0.5  # passes over new rows, as a share of the passes from scratch
-RATE = 0.5  # share of the rates from scratch
+LEAST, SHARE = 0.06, 1.0  # fraction of the time of a run from scratch: minimum, and per fraction of new rows
+PASSES = 0.5  # passes over new rows, as a fraction of the passes from scratch
+RATE = 0.5  # fraction of the rates from scratch
 
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """RUN1 at `url`: its recipe's options by section, and the `parts` that DATA has gained since then."""
+    """The earlier run RUN1 at `url`: its recipe's options by section, and the `parts` added to DATA since then."""
 
     url: str
     options: Mapping[str, Any]
@@ -31,12 +31,15 @@ class EarlierRun:
 
     @classmethod
     def open(cls, data: str, url: str) -> "EarlierRun":
-        """Open RUN1. Raises InputError: no run, or a run on data other than DATA or its ancestors; TableError."""
+        """Open RUN1.
+
+        Raises InputError if there is no run, or if its data is neither DATA nor an ancestor of DATA; TableError.
+        """
         recipe, _, parts = find_earlier(DataLayout(data), RunLayout(url))
         return cls(url, recipe.model_dump(), parts)
 
     def settings_of_model(self, keys: Iterable[str]) -> dict[str, Setting]:
-        """Return RUN1's values of the options `keys` that shape the model, by dotted key."""
+        """Return RUN1's values of those options in `keys` that define the model, by dotted key."""
         settings = {}
         for key in keys:
             section, _, option = key.partition(".")
@@ -45,14 +48,14 @@ class EarlierRun:
         return settings
 
     def share_of_new(self, data: str, split: str) -> float:
-        """Return the share of a split's rows in parts that RUN1 did not have. Raises TableError."""
+        """Return the fraction of a split's rows that are in parts that RUN1 did not have. Raises TableError."""
         table = Table.open(DataLayout(data).queries(split), "queries")
         new = sum(part.rows for part in table.parts if part.name in self.parts)
         return new / max(1, table.rows)
 
 
 def settings_of_refresh(recipe: Recipe, data: str, earlier: EarlierRun, overrides: Iterable[str]) -> dict[str, Setting]:
-    """Return the settings for new data, by dotted key, of the options that `overrides` do not state."""
+    """Return the settings for new data, by dotted key, without options that `overrides` set."""
     stated = {override.partition("=")[0].strip() for override in overrides}
     share = earlier.share_of_new(data, recipe.data.split)
     settings = {**_negatives(recipe, stated), **_rates(recipe), **_epochs(recipe, earlier.url, share, stated)}
@@ -60,9 +63,9 @@ def settings_of_refresh(recipe: Recipe, data: str, earlier: EarlierRun, override
 
 
 def _epochs(recipe: Recipe, run: str, share: float, stated: set[str]) -> dict[str, Setting]:
-    """Train on new rows half as often as from scratch, and on old rows as often as the remaining time allows.
+    """Train on new rows half as often as from scratch, and on old rows as often as the rest of the time allows.
 
-    The total time is LEAST + SHARE * `share` of the time of a run from scratch.
+    The total time is the time of a run from scratch multiplied by LEAST + SHARE * `share`.
     """
     epochs, time = recipe.train.epochs, min(1.0, LEAST + SHARE * share)
     reason = f"{share:.1%} of the rows are new since {run}"
@@ -85,12 +88,12 @@ def _rates(recipe: Recipe) -> dict[str, Setting]:
         section, _, option = key.partition(".")
         rate = body.get(section, {}).get(option)
         if isinstance(rate, int | float) and rate:
-            settings[key] = Setting(round(rate * RATE, 6), f"{RATE:g} of the rate of a run from scratch, {rate:g}")
+            settings[key] = Setting(round(rate * RATE, 6), f"{RATE:g} times the rate of a run from scratch, {rate:g}")
     return settings
 
 
 def _negatives(recipe: Recipe, stated: set[str]) -> dict[str, Setting]:
-    """Use hard negatives from the first step on, from present vectors or from one table of RUN1's vectors."""
+    """Use hard negatives from the first step on, from current vectors or from one table mined from RUN1's vectors."""
     reason = "the vectors are already trained: hard negatives from the first step on"
     begun = {"refresh.start": Setting(0, reason)}
     if _can_search(recipe) and "refresh.source" not in stated:
@@ -102,7 +105,7 @@ def _negatives(recipe: Recipe, stated: set[str]) -> dict[str, Setting]:
 
 
 def _can_search(recipe: Recipe) -> bool:
-    """Return whether hard negatives can come from an index of the vectors within the trainer."""
+    """Return whether hard negatives can come from an index of the label vectors inside the trainer."""
     return isinstance(recipe, Astra) and bool(recipe.negatives.hard) and _searched(recipe) == "classifier"
 
 
@@ -112,9 +115,10 @@ def _searched(recipe: Recipe) -> str:
 
 
 def _needs_whole_epochs(recipe: Recipe, stated: set[str]) -> bool:
-    """Return whether tables need whole epochs or sources, or the model forgets rows that it does not see.
+    """Return whether an epoch must contain all rows, for tables or because the model forgets rows that it does not see.
 
-    With old rows dealt less often, a dual encoder lost 1.5 P@5 on EUR-Lex: no vector per label remembers the old rows.
+    When old rows were dealt less often, a dual encoder lost 1.5 P@5 on EUR-Lex, because it has no label vectors to
+    remember the old rows.
     """
     if recipe.encodes_labels:
         return True
@@ -126,7 +130,7 @@ def _needs_whole_epochs(recipe: Recipe, stated: set[str]) -> bool:
 def settings_of_validation(recipe: Recipe, data: str, stated: Mapping[str, Any]) -> dict[str, Setting]:
     """Return the split and part of a version to score, unless the body `stated` of a recipe names a split.
 
-    The part is the newest part of `val` that has rows. Raises TableError.
+    The part is the newest part of `val` that is not empty. Raises TableError.
     """
     if "split" in stated.get("validation", {}) or recipe.data.holdout:
         return {}

@@ -1,4 +1,4 @@
-"""A batch of the stream: columns, not rows; token ids are padded if a model needs a matrix."""
+"""A batch of the stream, stored by column. Token ids are padded only if a model needs a matrix."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
@@ -16,13 +16,13 @@ _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 @dataclass(frozen=True)
 class DrawnLabels:
-    """Labels of queries with their own pools, which a device will merge.
+    """Labels of queries that each have their own pool, for a device that merges the labels.
 
     The labels of query q are `label` [starts[q] : starts[q + 1]], draws last, int32 (int64 from 2**31 labels on);
     `starts` [B + 1] int32. A draw is ignored if the query already has the same label. `use` [n] int32 is 2 q, or 2 q +
-    1 for a draw. The absolute value of `weight` [n] float32 is how much a label counts; the weight of a positive is
-    negative. Hard negatives may already be on the device, as `hard` [B, H] padded with -1: their places start at
-    hard_starts[q] for query q, and contain -1.
+    1 for a draw. The absolute value of `weight` [n] float32 is the weight of a label; the sign is negative for a
+    positive. Hard negatives may already be on the device, as `hard` [B, H] padded with -1. Their positions in `label`
+    then start at hard_starts[q] for query q, and contain -1.
     """
 
     label: np.ndarray
@@ -34,7 +34,7 @@ class DrawnLabels:
     pads: bool = False  # there may be padding at the end
 
     def padded(self) -> "DrawnLabels":
-        """Return the draws padded at the end, by numbers above all labels with weight 0, so that few lengths occur."""
+        """Pad the draws at the end with weight 0 and a number above all labels, so that few different lengths occur."""
         more, last = rounded_up(len(self.label)) - len(self.label), 2 * (len(self.starts) - 2)
         pads = {"label": np.iinfo(self.label.dtype).max, "use": last, "weight": 0}
         columns: dict[str, Any] = {
@@ -44,15 +44,15 @@ class DrawnLabels:
 
 
 class Candidates(NamedTuple):
-    """Labels to score, each once, and their use by queries.
+    """Labels to score, each listed once, and the queries that use each label.
 
-    `ids` [C] int64: the rows of the classifier that the step touches. The first R ids ascend, and the other ids ascend,
-    so that rows that are close in memory follow each other. The first R ids are the shared pool: every query is scored
-    against the pool with `pool_weight` [R] float32, except for the query's own positives and hard negatives,
-    (`masked_query`, `masked_pool`) [m]. A pair scores one query against one label: `pair_query` [n] ascending,
-    `pair_label` [n] (index into ids), `pair_positive` [n] bool, `pair_weight` [n] float32. Queries and places are int32
-    with a shared pool, int64 otherwise. If a device merges the labels, they are `drawn`, and the other fields are
-    empty.
+    `ids` [C] int64: the rows of the classifier that the step touches. The first R ids and the other ids are each in
+    ascending order, so that rows that are close in memory follow each other. The first R ids are the shared pool: every
+    query is scored against the pool with `pool_weight` [R] float32, except for the query's own positives and hard
+    negatives, (`masked_query`, `masked_pool`) [m]. A pair scores one query against one label: `pair_query` [n]
+    ascending, `pair_label` [n] (index into ids), `pair_positive` [n] bool, `pair_weight` [n] float32. Queries and
+    indices into ids are int32 with a shared pool, int64 otherwise. If a device merges the labels, `drawn` contains the
+    labels, and the other fields are empty.
     """
 
     ids: np.ndarray
@@ -67,7 +67,7 @@ class Candidates(NamedTuple):
 
     @property
     def touched(self) -> np.ndarray:
-        """Labels that the step touches, each once, int64 [C]; waits for hard negatives on a device."""
+        """Distinct labels that the step touches, int64 [C]; waits for hard negatives on a device."""
         if self.drawn is None:
             return self.ids
         hard = [] if self.drawn.hard is None else [self.drawn.hard.cpu().numpy().ravel()]
@@ -76,7 +76,7 @@ class Candidates(NamedTuple):
 
 
 class Padded(NamedTuple):
-    """`input_ids` [B, T] padded at the end of each row to the longest row, at least 1 wide; `lengths` [B] int64."""
+    """Token ids `input_ids` [B, T], each row padded at the end to the longest row (T >= 1); `lengths` [B] int64."""
 
     input_ids: torch.Tensor
     lengths: torch.Tensor
@@ -89,12 +89,13 @@ class Padded(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """B queries of one global step (a rank's part of it).
+    """B queries of one global step, or the part of the step that belongs to one rank.
 
-    `rows` [B] int64 global row ids; `inputs` the encoder's inputs; `positives` [sum P] with `positive_offsets` [B + 1];
-    `hard` [B, K] joined from the table, padded with -1, or None without a table; `candidates` if planned by the stream,
-    and `prepared` if the encoder prepares the inputs in the stream. A rank may have only its own labels of a global
-    batch: positives, `learnt` [sum P] bool (whether the step trains on a positive), and hard negatives as rows.
+    `rows` [B] int64: global row ids. `inputs`: the encoder's inputs. `positives` [sum P], with `positive_offsets` [B +
+    1]. `hard` [B, K]: hard negatives joined from the table, padded with -1; None without a table. `candidates`: set if
+    the stream plans the batch. `prepared`: set if the stream prepares the inputs for the encoder. For a global batch, a
+    rank may have only its own labels: positives, `learnt` [sum P] bool (whether the step trains on each positive), and
+    hard negatives as rows.
     """
 
     epoch: int
@@ -112,9 +113,10 @@ class Batch:
         return len(self.rows)
 
     def padded(self, *, pad: int = 0, most: int | None = None, dtype: torch.dtype = torch.int64) -> Padded:
-        """Return token ids as tensors `input_ids` [B, T], padded at each row's end to the longest, and `lengths` [B].
+        """Return token ids as tensors: `input_ids` [B, T], padded at the end of each row, and `lengths` [B].
 
-        T is at least 1; rows are truncated to `most` tokens. Raises ValueError for a batch without tokens.
+        T, the length of the longest row, is at least 1; rows are truncated to `most` tokens. Raises ValueError for a
+        batch without tokens.
         """
         if self.inputs.tokens is None:
             raise ValueError("this batch has no tokens: the stream was opened with other inputs")
@@ -134,13 +136,13 @@ class Batch:
         return map_arrays(self, lambda array: as_tensor(array).pin_memory())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pack into one block of memory, shared in a DataLoader worker: no row is pickled."""
+        """Pack the batch into one block of memory, shared in a DataLoader worker, so that no row is pickled."""
         packed = pack(self)
         return (unpack, packed) if packed is not None else (Batch, tuple(getattr(self, f.name) for f in fields(self)))
 
 
 def pad_rows(tokens: Ragged, *, pad: int = 0, most: int | None = None, dtype: torch.dtype = torch.int64) -> Padded:
-    """Pad B rows of token ids, cut after `most`: arrays, or tensors on the same device."""
+    """Pad B rows of token ids, truncated to `most` tokens: arrays, or tensors on the same device."""
     if isinstance(tokens.values, np.ndarray) and isinstance(tokens.offsets, np.ndarray):
         return _pad_arrays(tokens, pad, most, dtype)
     ids, bounds = as_tensor(tokens.values).to(dtype), as_tensor(tokens.offsets)
@@ -165,7 +167,7 @@ def _pad_arrays(tokens: Ragged, pad: int, most: int | None, dtype: torch.dtype) 
 
 @numba.njit(cache=True)  # so short that releasing the lock would take longer
 def _measure(offsets: np.ndarray, most: int, lengths: np.ndarray) -> int:
-    """Write the lengths of rows, at most `most`; return the greatest length, at least 1."""
+    """Write the lengths of rows, at most `most`; return the largest length, at least 1."""
     longest = 1
     for row in range(len(lengths)):
         lengths[row] = min(offsets[row + 1] - offsets[row], most)
@@ -175,7 +177,7 @@ def _measure(offsets: np.ndarray, most: int, lengths: np.ndarray) -> int:
 
 @numba.njit(cache=True)
 def _copy_rows(values: np.ndarray, offsets: np.ndarray, lengths: np.ndarray, pad: int, out: np.ndarray) -> None:
-    """Copy the first lengths[i] values of each row to the left of `out` [B, T], with padding after them."""
+    """Copy the first lengths[i] values of row i to the start of row i of `out` [B, T], and pad the rest of the row."""
     for row in range(len(lengths)):
         target, source = out[row], values[offsets[row] : offsets[row] + lengths[row]]
         for i in range(len(source)):

@@ -1,8 +1,8 @@
 """Order of an epoch in which each batch comes from a single source.
 
-Each source has its own order, as if it were alone, with streams, a tail and a weight. The turns list the source of each
-step: each source comes as often as it has batches, in an order permuted by (seed, epoch). A window has the rows of
-`steps_per_window` steps, from all sources.
+Each source has its own order, with streams, a tail and a weight, as if it were the only source. `turns` lists the
+source of each step: each source occurs once for each of its batches, in an order permuted by (seed, epoch). A window
+contains the rows of `steps_per_window` steps, from all sources.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from trainer.stream.order import EpochOrder, Segment, WindowDeal, count_rows, so
 
 @dataclass(frozen=True, eq=False)
 class SourceOrder(EpochOrder):
-    """Order of one source's rows; window w has its batches [ends[w], ends[w + 1]); `ends` [W + 1] int64."""
+    """Order of one source's rows; window w contains the batches [ends[w], ends[w + 1]); `ends` [W + 1] int64."""
 
     ends: np.ndarray | None = None
 
@@ -40,7 +40,7 @@ class OrderBySource(EpochOrder):
 
     @cached_property
     def _steps(self) -> list[int]:
-        """Number of batches of each source; computed without a permutation, because every step reads the numbers."""
+        """Number of batches of each source; computed without a permutation, because every step needs it."""
         return [
             self._steps_for(count_rows(self._dealt[first:stop], (share,)))
             for _, first, stop, share in source_ranges(self.mix)
@@ -53,7 +53,7 @@ class OrderBySource(EpochOrder):
 
     @cached_property
     def turns(self) -> np.ndarray:
-        """Number of the source for each step, [steps] int64."""
+        """Index of the source for each step, [steps] int64."""
         numbers = np.repeat(np.arange(len(self._steps)), self._steps)
         return generator(self.seed, Purpose.TURNS, self.epoch).permutation(numbers)
 
@@ -79,7 +79,7 @@ class OrderBySource(EpochOrder):
 
     @cached_property
     def window_units(self) -> int:
-        """Units of a window: about `window_groups` row groups, on average at least one of each source."""
+        """Number of units per window: about `window_groups` row groups, on average at least one from each source."""
         largest = int((self._dealt[:, 1] - self._dealt[:, 0]).max(initial=1))
         rows = min(largest * max(self.window_groups, len(self.mix)), self.steps * self.share)
         return max(1, -(-rows // self.share)) * self.share

@@ -39,12 +39,12 @@ Plan = Callable[[Batch], Candidates | None]
 class StreamOptions:
     """Options of a stream.
 
-    `batch`: B. `streams`: S. `inputs`: the encoder's inputs. `threads` read, decode and gather ahead, and run `plan`,
-    which gives each batch its candidates, and `prepare`, which prepares a batch for the encoder; with 0 threads,
-    everything runs in the calling thread. `damaged`: a row group that cannot be decoded stops the stream (TableError),
-    or is skipped and counted in `skipped_rows`. `clusters`: if all tables are in cluster order, deal whole clusters of
-    these sizes. `tail`: keep the last batch of an epoch, which may be shorter, or drop it. `batches` mix rows of all
-    sources, or come from a single source each.
+    `batch`: B. `streams`: S. `inputs`: the encoder's inputs. `threads`: number of threads that read, decode and gather
+    ahead. They also call `plan`, which returns the candidates of a batch, and `prepare`, which prepares a batch for the
+    encoder. With 0 threads, everything runs in the calling thread. `damaged`: a row group that cannot be decoded stops
+    the stream (TableError), or is skipped and counted in `skipped_rows`. `clusters`: if all tables are in cluster
+    order, deal whole clusters of these sizes. `tail`: keep the last batch of an epoch, which may be shorter, or drop
+    it. `batches`: whether a batch mixes rows from all sources, or takes all rows from a single source.
     """
 
     batch: int
@@ -67,10 +67,10 @@ class StreamOptions:
 class JoinedStream(IterableDataset):
     """Batches of one rank, in the order that docs/stream.md describes, with the current negatives joined.
 
-    `sources`: tables that are dealt as one table, each as often as its weight states. `labels`: L. `options` are fields
-    of `StreamOptions`. Iteration yields the rest of the current epoch as `Batch`es; call `set_epoch` for the next
-    epoch. `state_dict` is small and the same on every rank; `load_state_dict` is O(1): it reads nothing before the step
-    to resume at. Raises InputError for more ranks than streams, or two sources with the same name.
+    `sources`: tables that are dealt as one table, each as often as its weight specifies. `labels`: L. `options` are
+    fields of `StreamOptions`. Iteration yields the rest of the current epoch as `Batch`es; call `set_epoch` for the
+    next epoch. `state_dict` is small and the same on every rank; `load_state_dict` is O(1): it reads no data before the
+    step at which the stream resumes. Raises InputError for more ranks than streams, or two sources with the same name.
     """
 
     def __init__(self, sources: list[Source], labels: int, **options: Any) -> None:
@@ -92,7 +92,7 @@ class JoinedStream(IterableDataset):
 
     @property
     def rows(self) -> int:
-        """Number of rows of all sources, for any weights; row ids are below this number."""
+        """Number of rows in all sources, regardless of weights; row ids are below this number."""
         return int(self._groups.first_row[-1])
 
     @property
@@ -112,7 +112,7 @@ class JoinedStream(IterableDataset):
 
     @functools.cached_property
     def _cluster_counts(self) -> tuple[int, np.ndarray | None]:
-        """Number of rows of a cluster (1: single rows) and, if above 1, of clusters in each row group [M]."""
+        """Number of rows per cluster (1: single rows) and, if above 1, number of clusters in each row group [M]."""
         if self._options.clusters == SINGLE_ROWS:
             return 1, None
         if self._groups.mix:
@@ -162,7 +162,8 @@ class JoinedStream(IterableDataset):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to the step of `state`. Raises InputError if the state belongs to a different order.
 
-        The epoch keeps its weights; if the present sources have other weights, these count from the next epoch on.
+        The resumed epoch keeps the weights in `state`; if the current sources have other weights, those weights apply
+        from the next epoch on.
         """
         beyond: dict[str, Any] = dict.fromkeys(_OPTIONAL & state.keys() - self._identity.keys())
         mix = state.get("mix") or []
@@ -263,7 +264,7 @@ class JoinedStream(IterableDataset):
                 yield batch
 
     def _batches(self, order: EpochOrder, steps: range) -> Generator[Batch, None, None]:
-        """Deal the batches of `steps`, with plans."""
+        """Deal the batches of `steps`, with candidates if the stream plans."""
         keep_freed_memory()
         if not steps:
             return
@@ -284,7 +285,7 @@ class JoinedStream(IterableDataset):
             yield Work(decoding.tasks, functools.partial(self._open, decoding, order.epoch, first_step, steps))
 
     def _open(self, decoding: Decoding, epoch: int, first_step: int, steps: range) -> Opened[Batch]:
-        """Open a decoded window, whose batch 0 belongs to `first_step`, to deal its batches of `steps`."""
+        """Open a decoded window, whose batch 0 belongs to `first_step`, to deal the window's batches of `steps`."""
         window, plan, prepare = decoding.result(), self._options.plan, self._options.prepare
         if self._slice is None or self._slice.worker == 0:  # every worker decodes every window
             self._channel.skip(window.skipped)

@@ -22,9 +22,9 @@ Task: TypeAlias = Callable[[], None]
 
 
 class Decoding:
-    """Work of decoding window `window` of `streams`: run `tasks` in any threads, then call `result`.
+    """The decoding of window `window` of `streams`: run `tasks` in any threads, then call `result`.
 
-    The rows [n] of the window are its segments, end to end. Lists of a row group are kept as they were read; matrices,
+    The rows [n] of the window are its concatenated segments. Lists stay as they were read from a row group; matrices,
     such as hard negatives, are copied.
     """
 
@@ -61,7 +61,7 @@ class Decoding:
                     self._matrices[name][start : start + rows] = values[segment.start : segment.stop]
 
     def result(self) -> Window:
-        """Return the window; unread rows are in no batch. Raises TableError if no row group can be decoded."""
+        """Return the window; no batch contains unread rows. Raises TableError if no row group can be decoded."""
         self.tasks.clear()  # tasks refer to this object: the cycle would keep the window until a garbage collection
         positions, rows, offsets, matrices = self._positions, self._rows, self._offsets, self._matrices
         sizes = np.diff(self._starts)
@@ -151,7 +151,7 @@ def _blank(schema: pa.Schema, rows: int) -> pa.Table:
 
 
 def _read_no_rows(groups: RowGroups) -> pa.Table:
-    """Return 0 rows, with the columns of all row groups. Raises TableError if no row group can be decoded."""
+    """Return an empty table with the columns of the row groups. Raises TableError if no row group can be decoded."""
     last = len(groups.group_rows) - 1
     for number in range(last):
         with contextlib.suppress(TableError):

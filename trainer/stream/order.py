@@ -1,18 +1,18 @@
 """Order of rows: computed from row-group sizes alone, without reading any file.
 
-Row groups (each once, or by the weights of their sources) are permuted by (seed, epoch). The permuted sequence of N
-rows is cut into S equal ranges, the canonical streams. Each stream permutes rows inside windows of a few row groups.
-Global batch t takes B/S rows from every stream at cursor t * B/S, so the order does not depend on ranks or threads, and
-any step can be reached without reading other steps.
+Row groups, each once or as often as the weight of its source specifies, are permuted by (seed, epoch). The permuted
+sequence of N rows is cut into S equal ranges, the canonical streams. Each stream permutes rows inside windows of a few
+row groups. Global batch t takes B/S rows from every stream at cursor t * B/S, so the order does not depend on ranks or
+threads, and any step can be reached without reading other steps.
 
 For rows in cluster order (NGAME), whole clusters are dealt instead of rows: clusters of consecutive rows are permuted,
-cut and taken, so a batch consists of B / C clusters, and all rows of a cluster are in one batch.
+cut into streams and taken, so a batch consists of B / C clusters, and all rows of a cluster are in one batch.
 
-A source has N rows and weight w. An epoch deals each row floor(w) times, and round((w - floor(w)) * N) of the rows once
-more. (seed, epoch, source) determines the chosen rows: row groups are permuted again every b = floor(N / rows chosen)
-epochs, and each of the b epochs takes the next range of rows of the permutation. So whole row groups are chosen, except
-for the two groups that the range cuts; no row is chosen twice within b epochs; and w = 0.5 deals each row once in two
-epochs.
+For a source with N rows and weight w, an epoch deals each row floor(w) times, and round((w - floor(w)) * N) of the rows
+once more. (seed, epoch, source) determines the chosen rows: row groups are permuted again every b = floor(N / rows
+chosen) epochs, and each of the b epochs takes the next range of rows of the permutation. So whole row groups are
+chosen, except for the two groups at the ends of the range. No row is chosen twice within b epochs, and w = 0.5 deals
+each row once in two epochs.
 """
 
 import math
@@ -37,7 +37,7 @@ class WeightedGroups:
 
 
 def split_weight(weight: float, rows: int) -> tuple[int, int]:
-    """Return (times that each of a source's `rows` rows is dealt, number of rows that are dealt once more)."""
+    """Return how many times each of a source's `rows` rows is dealt, and how many rows are dealt once more."""
     whole = math.floor(weight)
     return whole, round((weight - whole) * rows)
 
@@ -120,9 +120,9 @@ class EpochOrder:
     """The order of one epoch.
 
     `group_rows` [M]: rows of each row group in storage order. `batch` B and `streams` S with S | B. `window_groups`:
-    approximate number of row groups per window. `tail`: 'keep' makes the last batches shorter, 'drop' leaves out steps
-    that not every stream can fill. `mix`: how often each source is dealt, in storage order; empty: each row once.
-    `clusters` [M]: the number of clusters of equal size (up to one row) in each row group, in order; C = `cluster` is
+    approximate number of row groups per window. `tail`: with 'keep', the last batches may be shorter; 'drop' leaves out
+    steps that not every stream can fill. `mix`: how often each source is dealt, in storage order; empty: each row once.
+    `clusters` [M]: the number of clusters in each row group, whose sizes differ by at most one row; C = `cluster` is
     the largest size, and divides B / S. None: every row is dealt on its own. `dealt` [M, 2]: the rows [first, end) of
     each row group that are dealt; None: every row.
     """
@@ -147,34 +147,34 @@ class EpochOrder:
 
     @cached_property
     def pieces(self) -> np.ndarray:
-        """(row group's storage number, first row, end) of all dealt pieces, in this epoch's order, [E, 3] int64."""
+        """All dealt pieces in this epoch's order: (row group in storage order, first row, end) [E, 3] int64."""
         pieces = pieces_of(self._dealt, self.mix, self.seed, self.epoch)
         return pieces[generator(self.seed, Purpose.ROW_GROUPS, self.epoch).permutation(len(pieces))]
 
     @cached_property
     def _starts(self) -> np.ndarray:
-        """Position at which each piece starts, and at the end the number of all dealt units, [E + 1]."""
+        """Start of each piece, followed by the total number of dealt units, [E + 1]."""
         counts = self.pieces[:, 2] - self.pieces[:, 1] if self.clusters is None else self.clusters[self.pieces[:, 0]]
         return offsets_of(counts)
 
     @cached_property
     def rows(self) -> int:
-        """N, the number of rows of every epoch; computed without the permutation, because every step reads N."""
+        """N, the number of rows of every epoch; computed without the permutation, because every step needs N."""
         return count_rows(self._dealt, self.mix)
 
     @cached_property
     def units(self) -> int:
-        """Number of units of an epoch: clusters, or N rows without clusters. Positions and cursors count units."""
+        """Number of units in an epoch: clusters, or N rows without clusters. Positions and cursors count units."""
         return self.rows if self.clusters is None else int(self.clusters.sum())
 
     @property
     def share(self) -> int:
-        """Units that a stream gives to a batch: B/S rows, or B/S/C clusters."""
+        """Number of units that a stream contributes to a batch: B/S rows, or B/S/C clusters."""
         return self.batch // self.streams // self.cluster
 
     @cached_property
     def window_units(self) -> int:
-        """Units of a window: about `window_groups` row groups, a multiple of `share`, so no batch straddles windows."""
+        """Units per window: about `window_groups` row groups, a multiple of `share`, so no batch straddles windows."""
         per_group = self._dealt[:, 1] - self._dealt[:, 0] if self.clusters is None else self.clusters
         typical = int(per_group.max(initial=1)) * self.window_groups
         longest = -(-self.units // self.streams)
@@ -199,7 +199,7 @@ class EpochOrder:
         return self.window_units // self.share
 
     def steps_of(self, window: int) -> int:
-        """Return the number of batches of `window`; the last window may have fewer batches."""
+        """Return the number of batches in `window`; the last window may have fewer batches."""
         return min(self.steps_per_window, self.steps - window * self.steps_per_window)
 
     def segments(self, stream: int, window: int) -> list[Segment]:
@@ -224,7 +224,7 @@ class EpochOrder:
         return WindowDeal(rows, until[ends])
 
     def _bounds(self, stream: int, window: int) -> list[tuple[int, np.ndarray]]:
-        """Return (row group, bounds [u + 1] of its units, as rows within it) for each row group in one stream's window.
+        """For each row group in a stream's window, return (row group, bounds [u + 1] of its units, as rows within it).
 
         For single rows, the bounds are the first and the last row.
         """
@@ -253,24 +253,24 @@ class EpochOrder:
 
 
 def streams_of_rank(streams: int, rank: int, ranks: int) -> range:
-    """Return the streams of `rank` among `ranks`: contiguous, so that ranks' batches in order form the global batch.
+    """Return the streams of `rank`, a contiguous range: the batches of all `ranks`, in order, form the global batch.
 
-    The ranks' numbers of streams differ by at most one. Raises InputError for more ranks than streams.
+    The number of streams differs by at most one between ranks. Raises InputError for more ranks than streams.
     """
     if ranks > streams:
         raise InputError(
-            f"{ranks} ranks are more than the {streams} canonical streams (order.streams): a rank would have no rows. "
+            f"order.streams = {streams} is less than the number of ranks, {ranks}, so a rank would have no rows. "
             "Raise order.streams, or use fewer ranks."
         )
     return range(streams * rank // ranks, streams * (rank + 1) // ranks)
 
 
 def deal(deals: Sequence[WindowDeal]) -> tuple[np.ndarray, np.ndarray]:
-    """Order the rows of several streams' windows, concatenated, by batches.
+    """Order the concatenated rows of several streams' windows by batch.
 
-    `deals` [s]: one for each stream's window, with equal numbers of batches. Returns the gather order (batch by batch,
-    and stream by stream within a batch) and the batches' offsets into it [batches + 1]; rows after the last batch are
-    left out.
+    `deals` [s]: one deal for each stream's window, all with the same number of batches. Returns the gather order (batch
+    by batch, and stream by stream within a batch) and the batches' offsets into it [batches + 1]; rows after the last
+    batch are left out.
     """
     starts = offsets_of(np.array([len(rows) for rows, _ in deals], np.int64))
     rows = np.concatenate([rows[: ends[-1]] + start for (rows, ends), start in zip(deals, starts, strict=False)])

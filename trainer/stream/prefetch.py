@@ -1,4 +1,4 @@
-"""Work done before its result is needed: downloads, in bounded memory, and items, in order."""
+"""Work that is done in advance: downloads in bounded memory, and items that are yielded in order."""
 
 import threading
 from collections import deque
@@ -15,7 +15,7 @@ Opened = tuple[list[Callable[[], list[T]]], Callable[[], None]]
 
 @dataclass(frozen=True)
 class Work(Generic[T]):
-    """Work that `tasks` prepare, in any threads and order, before it is opened."""
+    """Work that `tasks` prepare, in any threads and in any order, before `open` is called."""
 
     tasks: list[Callable[[], None]]
     open: Callable[[], Opened[T]]
@@ -75,10 +75,10 @@ class _Download(Generic[T]):
 
 
 class DownloadQueue(Generic[T]):
-    """Calls `download` on `threads` separate threads for items requested before their use, in order of request.
+    """Calls `download` for requested items on `threads` separate threads, in the order of the requests.
 
-    Items that are in progress or waiting to be taken have at most `limit` bytes together, by the `size` of each item; a
-    single item may be larger. Thread-safe, and usable after `close`.
+    The total `size` of items in progress or waiting to be taken is at most `limit` bytes; a single item may be larger.
+    Thread-safe, and usable after `close`.
     """
 
     def __init__(self, download: Callable[[Any], T], size: Callable[[Any], int], threads: int, limit: int) -> None:
@@ -87,7 +87,7 @@ class DownloadQueue(Generic[T]):
         self._reset()
 
     def request(self, items: Iterable[Hashable]) -> None:
-        """Queue `items`. Take each item once for each request."""
+        """Queue `items`. The caller must take each item once for each request."""
         with self._lock:
             self._waiting.extend(items)
             self._start_more()

@@ -1,4 +1,4 @@
-"""Place of this process among others: the rank from the launcher, and the slice as a worker of a DataLoader."""
+"""Position of this process among others: the rank set by the launcher, and the slice of a DataLoader worker."""
 
 import json
 import mmap
@@ -26,7 +26,7 @@ class Ranks(NamedTuple):
 def ranks_of_environment(environment: Mapping[str, str] | None = None) -> Ranks:
     """Return RANK and WORLD_SIZE from the environment, as set by `torchrun` and other launchers; default (0, 1).
 
-    Raises InputError if only one variable is set, and for impossible values.
+    Raises InputError if only one variable is set, or if a value is impossible.
     """
     variables = os.environ if environment is None else environment
     rank, ranks = variables.get("RANK"), variables.get("WORLD_SIZE")
@@ -46,7 +46,7 @@ def ranks_of_environment(environment: Mapping[str, str] | None = None) -> Ranks:
 
 @dataclass(frozen=True)
 class WorkerSlice:
-    """Worker `worker` of `workers`: a loader takes batches from workers in turns, so a worker deals every n-th step."""
+    """Worker `worker` of `workers`: a loader takes batches from workers in turn, so a worker deals every n-th step."""
 
     worker: int
     workers: int
@@ -59,11 +59,11 @@ def slice_of_process() -> WorkerSlice | None:
 
 
 class WorkerChannel:
-    """Last message of the main process, in shared memory, to copies of a stream in workers that survive an epoch.
+    """Shared memory with the last message of the main process to copies of a stream in persistent workers.
 
-    The memory has no name, and disappears with the processes. If a loader spawns workers, the memory moves to /dev/shm,
-    which may be small in a container. Writer and readers take turns: a loader's workers begin an epoch only after the
-    owner has called `set_epoch`.
+    The memory is anonymous, and is freed when the processes end. If a loader spawns workers, the memory moves to
+    /dev/shm, which may be small in a container. Writer and readers take turns: a loader's workers begin an epoch only
+    after the owner has called `set_epoch`.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class WorkerChannel:
         return int(self._header[0])
 
     def write(self, body: dict[str, Any]) -> None:
-        """Write the next message. Raises InputError if it does not fit."""
+        """Write the next message. Raises InputError if the message does not fit."""
         text = json.dumps(body).encode()
         if len(text) > _BYTES:
             raise InputError(

@@ -62,15 +62,15 @@ class _TableGroup:
 
     @property
     def bytes(self) -> int:
-        """Approximate number of bytes to download, too high rather than too low."""
+        """Estimated number of bytes to download, usually too high."""
         return -(-self.entry.bytes * self.rows // self.entry.rows)
 
 
 class RowGroups:
     """Reads the row groups of several sources. Thread-safe.
 
-    Row groups and row ids are numbered source by source in storage order. The object can be pickled, without open files
-    and downloads.
+    Row groups and row ids are numbered source by source in storage order. Pickling the object leaves out open files and
+    downloads.
     """
 
     _downloads: DownloadQueue[Pieces] | None
@@ -110,7 +110,8 @@ class RowGroups:
     def request(self, groups: Iterable[int]) -> None:
         """Start downloads of `groups` for `read`; pass each group once for each time that it will be read.
 
-        Tables on a local disk need no download. Requests above the limit wait until something has been read.
+        Tables on a local disk need no download. Requests beyond the memory limit wait until earlier row groups have
+        been read.
         """
         self._after_fork()  # here only one thread is active; several read later
         if self._downloads is None:
@@ -134,7 +135,7 @@ class RowGroups:
     def read(self, group: int) -> pa.Table:
         """Read row group `group`: columns of the inputs, `label_ids` and, from joined negatives, `hard`.
 
-        Raises TableError with shard and row group, StorageError.
+        Raises TableError, which names the shard and the row group; StorageError.
         """
         self._after_fork()
         take = self._downloads.take if self._downloads is not None else lambda item: None
@@ -153,7 +154,7 @@ class RowGroups:
         return pa.table(columns)
 
     def _open_cache(self) -> LocalCache | None:
-        """Open the cache. Raises InputError for a directory or a size that cannot work."""
+        """Open the cache. Raises InputError if the directory or the size is unsuitable."""
         if not self._reading.cache or not self._remote:
             return None
         cache = LocalCache(self._reading.cache, self._reading.cache_bytes)
@@ -178,7 +179,7 @@ class RowGroups:
         self._shards = ShardPool(Access(self._reading.verify, self._cache, self._given_up))
 
     def _after_fork(self) -> None:
-        """Start again in a forked process, which lacks the threads to continue earlier work."""
+        """Reset this object in a forked process, which does not have the threads to continue earlier work."""
         if self._process != os.getpid():
             self._reset()
 
@@ -216,7 +217,7 @@ class RowGroups:
             rows = read_group(shard, part.group, part.columns, part.place)
         if rows.num_rows != part.rows:
             raise TableError(
-                f"{part.place}, row group {part.group}: {rows.num_rows} rows, but the manifest states {part.rows}. "
+                f"{part.place}, row group {part.group}: {rows.num_rows} rows, but the manifest records {part.rows}. "
                 "Make the table again."
             )
         return rows
@@ -235,7 +236,7 @@ class ShardPool:
         self._bytes = 0
 
     def get(self, url: str, shard: Shard) -> OpenShard:
-        """Return `shard` of the table at `url`; one thread opens it for all. Raises TableError, StorageError."""
+        """Return `shard` of the table at `url`; one thread opens it for the others. Raises TableError, StorageError."""
         place = shard_url(url, shard)
         with self._lock:
             is_new = place not in self._open
@@ -264,7 +265,7 @@ class ShardPool:
                     self._bytes -= self._open.pop(place).result().memory
 
     def _evict(self) -> None:
-        """Drop the shards used longest ago; a thread that still reads a shard keeps it."""
+        """Drop the least recently used shards; a thread that still reads a shard keeps it."""
         for place in list(self._open):
             if (len(self._open) <= self.FILES and self._bytes <= self.BYTES) or len(self._open) == 1:
                 return

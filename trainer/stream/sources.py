@@ -1,4 +1,4 @@
-"""Sources of training rows: a table of points, or a share of it, and the negatives joined to it."""
+"""Sources of training rows: a table of points, or a fraction of its rows, joined with negatives."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from trainer.schedule import MOST_WEIGHT
 
 
 class RowShare(NamedTuple):
-    """Rows of a table from the share `start` to the share `stop`, in storage order; other rows are not read."""
+    """Rows of a table between the fractions `start` and `stop`, in storage order; other rows are not read."""
 
     start: float = 0.0
     stop: float = 1.0
@@ -43,7 +43,7 @@ class RowShare(NamedTuple):
     def batches(
         self, table: Table, columns: Sequence[str] | None = None, limit: int | None = None
     ) -> Iterator[pa.Table]:
-        """Yield the first `limit` rows of the share, one row group at a time in storage order. Raises TableError."""
+        """Yield the first `limit` of these rows, one row group at a time in storage order. Raises TableError."""
         start, stop = self.range(table.rows)
         return table.batches(columns, start, stop if limit is None else min(stop, start + limit))
 
@@ -56,8 +56,8 @@ class Source:
     """Rows of `table`; a point's positives are its `label_ids`, or, for a labels table, the label itself.
 
     `negatives` is aligned with `table`: shard by shard, row group by row group, row by row, so the join is a zip. An
-    epoch deals each row of `share` `weight` times, rounded up or down (`order`). Raises InputError if this is
-    impossible.
+    epoch deals each row of `share` `weight` times, rounded up or down (see `order`). Raises InputError for an invalid
+    weight.
     """
 
     name: str  # 'queries', 'labels', or the split's name if several are mixed
@@ -80,7 +80,8 @@ class Source:
     def with_negatives(self, url: str | None, ids_of: str | None = "labels") -> "Source":
         """Join the rows with the table at `url`, or with the newest finished table of the run at `url`.
 
-        Raises TableError if there is no table, if it has other rows, or if its ids are not `ids_of`; None: any ids.
+        Raises TableError if there is no table, if the table has different rows, or if its ids are not `ids_of` (None:
+        any ids).
         """
         if url is None:
             return replace(self, negatives=None)
@@ -90,7 +91,7 @@ class Source:
         return replace(self, negatives=negatives)
 
     def _newest_negatives(self, url: str) -> Table:
-        """Return the newest table of the run at `url`. If there is no run, raises the TableError of opening a table."""
+        """Return the newest table of the run at `url`. If there is no run, raises the TableError of `Table.open`."""
         run = RunLayout(url)
         if not storage.exists(run.config):
             return Table.open(url, "negatives")
@@ -103,7 +104,7 @@ class Source:
         return newest.table
 
     def in_clusters(self, url: str) -> "Source":
-        """Take the rows in the order of the clustered table at `url`. Raises TableError if it has other rows."""
+        """Take the rows in the order of the clustered table at `url`. Raises TableError if the table has other rows."""
         table = Table.open(url, "queries")
         table.require_made_from("queries", self.table)
         if CLUSTERS not in table.parameters or table.rows != self.rows:
@@ -122,7 +123,7 @@ def open_sources(
     mix: Mapping[str, float] | None = None,
     share: RowShare = ALL_ROWS,
 ) -> list[Source]:
-    """Open the training points: `split`, and `label_texts` if true; or, with `mix`, the splits that it weighs, by name.
+    """Open the training points: `split`, and label texts if `label_texts`; or the splits in `mix`, sorted by name.
 
     `share`: the rows of `split` to train on. Raises InputError if the split does not exist or lacks the `inputs`;
     TableError.
@@ -142,11 +143,11 @@ def open_sources(
 
 
 def by_shares(sources: Sequence[Source], temperature: float = math.inf) -> list[Source]:
-    """Return `sources` with new weights: each source's share of the dealt rows is its current weight over their sum.
+    """Return `sources` with new weights, so that the numbers of dealt rows are in proportion to the current weights.
 
-    With a `temperature` T, the share of a source of N rows is proportional to weight * N ** (1 / T); T = 1 gives shares
-    by size. An epoch deals rows of the least dealt source once. Raises InputError if rows of another source would be
-    dealt too often.
+    With a `temperature` T, the number of dealt rows of a source with N rows is proportional to weight * N ** (1 / T),
+    so T = 1 gives proportions by size. An epoch deals each row of the least dealt source once. Raises InputError if
+    rows of another source would be dealt too often.
     """
     rows = [max(1, source.share.rows(source.rows)) for source in sources]
     times = [source.weight * count ** (1 / temperature - 1) for source, count in zip(sources, rows, strict=True)]
@@ -155,9 +156,9 @@ def by_shares(sources: Sequence[Source], temperature: float = math.inf) -> list[
         if each > MOST_WEIGHT * least:
             other = sources[times.index(least)].name
             raise InputError(
-                f"source {source.name}: with this share each of its {count:,} rows is used {each / least:,.0f} times "
-                f"an epoch, while {other} is used once; expected at most {MOST_WEIGHT}. Lower this share, or raise the "
-                f"share of {other}."
+                f"source {source.name}: with this share, an epoch uses each of its {count:,} rows {each / least:,.0f} "
+                f"times, and each row of {other} once; expected at most {MOST_WEIGHT} times. Lower this share, or "
+                f"raise the share of {other}."
             )
     return [replace(source, weight=each / least) for source, each in zip(sources, times, strict=True)]
 
@@ -177,9 +178,9 @@ def in_window(
 ) -> list[Source]:
     """Return `sources` with the parts of the window in place of the queries, oldest first, each with its weight.
 
-    With a half-life, a part that is n parts older than the window's newest part is dealt 2 ** (-n / half_life) times an
-    epoch. Rows of an earlier run, including label texts, are dealt `replay.times` times as often. Raises InputError if
-    no part is in the window.
+    With a half-life, a part that is n parts older than the window's newest part is dealt 2 ** (-n / half_life) times
+    per epoch. Rows of an earlier run, including label texts, are dealt `replay.times` times as often. Raises InputError
+    if no part is in the window.
     """
     if not window and not half_life and replay is None:
         return sources
@@ -204,13 +205,13 @@ def clusters_of(group_rows: np.ndarray, rows: int, halvings: int) -> np.ndarray:
     """Count the clusters of each row group [M]; a cluster of at most `rows` rows is dealt as 2**halvings parts.
 
     A row group has clusters of `rows` rows, or fewer than `rows` clusters with one row less; the size of the row group
-    shows which of the two.
+    determines which case applies.
     """
     return np.minimum(group_rows, -(-group_rows // rows) << halvings)
 
 
 def count_clusters(sources: Sequence[Source], size: int) -> np.ndarray | None:
-    """Count the clusters of about `size` rows in each row group of `sources`, [M]; None if a source has none.
+    """Count the clusters of about `size` rows in each row group of `sources`, [M]; None if a source has no clusters.
 
     Raises InputError if a table's clusters cannot be halved down to `size`.
     """
@@ -223,9 +224,9 @@ def count_clusters(sources: Sequence[Source], size: int) -> np.ndarray | None:
         halvings = (made["size"] // size).bit_length() - 1
         if size << max(halvings, 0) != made["size"] or size < made["smallest"]:
             raise InputError(
-                f"{table.url}: the clusters of {made['size']} rows can be halved down to {made['smallest']}, but never "
-                f"have {size} rows. Make the table again with `extremis cluster --size N --smallest {size}`, where N "
-                f"is {size} times a power of two, or set order.cluster to a size that the table has."
+                f"{table.url}: the clusters of {made['size']} rows can be halved down to {made['smallest']} rows, but "
+                f"never have {size} rows. Make the table again with `extremis cluster --size N --smallest {size}`, "
+                f"where N is {size} times a power of two, or set order.cluster to a size that the table has."
             )
         counts.append(clusters_of(np.diff(table.groups.first), made["rows"], halvings))
     return np.concatenate(counts) if counts else None

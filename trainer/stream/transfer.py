@@ -1,4 +1,4 @@
-"""Arrays that travel together: to another process in one block of memory, to a device in one copy, and back."""
+"""Transfer of several arrays at once: to another process in one block of memory, to a device in one copy, and back."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -18,14 +18,14 @@ _from_device: dict[torch.device, torch.cuda.Stream] = {}
 
 
 def as_tensor(array: np.ndarray | torch.Tensor) -> torch.Tensor:
-    """Return a tensor on the array's memory, or on a copy if the memory is read-only, which torch does not support."""
+    """Return a tensor that shares the array's memory, or a copy if the memory is read-only (unsupported in torch)."""
     if isinstance(array, torch.Tensor):
         return array
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 class Place(NamedTuple):
-    """Place of an array in a packed batch: its first byte, dtype and shape."""
+    """Location of an array in a packed batch: its first byte, dtype and shape."""
 
     start: int
     dtype: str
@@ -54,10 +54,10 @@ def map_arrays(value: T, change: Callable[[Any], Any], kinds: tuple[type, ...] =
 def pack(value: T, pinned: bool = False) -> tuple[T, torch.Tensor] | None:
     """Return `value` with a `Place` instead of each NumPy array, and the uint8 tensor that contains the arrays.
 
-    Return None if there are no arrays, or if shared memory has no room.
+    Return None if there are no arrays, or if there is not enough shared memory.
 
     In a DataLoader worker the tensor is in shared memory, so another process gets the arrays without a copy. With
-    `pinned`, the tensor is in page-locked memory, which a device reads by itself.
+    `pinned`, the tensor is in page-locked memory, which a device can read directly.
     """
     arrays: list[np.ndarray] = []
     places: list[Place] = []
@@ -97,7 +97,7 @@ def send(value: Any, device: torch.device) -> Any:
     """Return `value` with tensors on `device` in place of all arrays; on a CPU, tensors share memory with the arrays.
 
     For another device, one copy moves the arrays from pinned memory, on a separate stream, while the device works on
-    earlier input; tensors that are already on the device stay there. Arrays of 64 and of 32 bits are treated alike;
+    earlier input; tensors that are already on the device stay there. 64-bit and 32-bit arrays are treated alike;
     unsigned arrays are not allowed.
     """
     if device == CPU:
@@ -114,7 +114,7 @@ def send(value: Any, device: torch.device) -> Any:
 class LateCopy:
     """A copy of a tensor to the CPU, on a separate stream: `take` waits for the copy, but no step waits for it.
 
-    The tensor must not change meanwhile, unless the caller of `take` can handle a change.
+    The tensor must not change before the copy is complete, unless the caller of `take` can handle a change.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -144,7 +144,7 @@ class LateCopy:
 
 
 def copy_before_change(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Copy a tensor to the CPU; return a function that waits for the copy and returns it. A GPU waits as well."""
+    """Copy a tensor to the CPU; return a function that waits for the copy and returns it. Later GPU work also waits."""
     if tensor.device.type != "cuda":
         copied = tensor.to("cpu", copy=True)
         return lambda: copied
@@ -164,10 +164,10 @@ def send_tensor(buffer: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 @contextlib.contextmanager
 def beside(device: torch.device) -> Iterator[Callable[[T], T]]:
-    """Run the device's work of the block in parallel with its current work, on the stream for incoming arrays.
+    """Run the block's work on the stream for incoming arrays, in parallel with the device's current work.
 
-    The block gets a function that passes tensors on, so that later work waits for the tensors. This has no effect
-    without a GPU, or while a step is recorded, because a recorded step uses a single stream.
+    The block gets a function that hands tensors over to the current stream, so that later work waits for the tensors.
+    This has no effect without a GPU, or while a step is recorded, because a recorded step uses a single stream.
     """
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         yield lambda value: value

@@ -1,4 +1,4 @@
-"""Window of the stream: the rows that a rank reads at once, in columns, and the batches that take these rows."""
+"""Window of the stream: the rows that a rank reads at once, stored by column, and the batches of these rows."""
 
 import itertools
 import threading
@@ -21,7 +21,7 @@ _BATCHES = 8  # batches gathered at a time: few calls, and the memory is reused 
 
 
 def take_batches(column: Ragged, rows: np.ndarray, bounds: np.ndarray) -> list[Ragged]:
-    """Return rows `rows[bounds[i] : bounds[i + 1]]` for each i of [0, b); `bounds` int64 [b + 1], from 0."""
+    """Return the rows `rows[bounds[i] : bounds[i + 1]]` of each batch i in [0, b); `bounds` [b + 1] starts at 0."""
     ends, stops = np.empty(len(rows) + len(bounds) - 1, np.int64), np.empty(len(bounds), np.int64)
     values = np.empty(_find_rows(column.offsets, rows, bounds, ends, stops), column.values.dtype)
     _copy_rows(column.values, column.offsets, rows, values)
@@ -60,14 +60,14 @@ def _copy_rows(values, offsets, rows, into):  # type: ignore[no-untyped-def]
 
 
 class Buffers:
-    """Memory that windows reuse: new pages cost as much time as filling them. Thread-safe."""
+    """Memory that windows reuse, because allocating new pages takes as long as filling them. Thread-safe."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[np.ndarray]] = {}  # by the bytes of a row
         self._lock = threading.Lock()
 
     def take(self, rows: int, type: pa.FixedSizeListType) -> np.ndarray:
-        """Lend memory for `rows` rows of a fixed-size list column [n, K], uninitialised, until `give` takes it back."""
+        """Return uninitialised memory for `rows` rows of a fixed-size list column [n, K], to `give` back after use."""
         dtype = pa.array([], type.value_type).to_numpy().dtype
         width = type.list_size * dtype.itemsize
         size = rows * width
@@ -80,7 +80,7 @@ class Buffers:
         return memory[:size].view(dtype).reshape(rows, type.list_size)
 
     def give(self, values: np.ndarray) -> None:
-        """Take back lent memory, after the last reference to it is gone."""
+        """Make memory from `take` available again; no reference to the memory may remain."""
         memory = values.base
         assert isinstance(memory, np.ndarray), "lent values are a view of a whole buffer"
         with self._lock:
@@ -89,10 +89,10 @@ class Buffers:
 
 @dataclass(frozen=True)
 class Window:
-    """Columns of a window in reading order: lists, and matrices [n, K] lent by `buffers`.
+    """Columns of a window in reading order: lists, and matrices [n, K] in memory from `buffers`.
 
-    Batch i takes rows `order[offsets[i]:offsets[i + 1]]`; `rows` are the global ids of `order`. `skipped` rows could
-    not be decoded and are in no batch.
+    Batch i takes rows `order[offsets[i]:offsets[i + 1]]`; `rows` contains the global row ids in `order`. `skipped` rows
+    could not be decoded and are in no batch.
     """
 
     lists: dict[str, Ragged]
@@ -104,7 +104,7 @@ class Window:
     skipped: int = 0
 
     def close(self) -> None:
-        """Return the memory: no more batches will be requested."""
+        """Return the memory to `buffers`; no more batches may be requested."""
         for values in self.matrices.values():
             self.buffers.give(values)
 

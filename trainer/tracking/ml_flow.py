@@ -1,4 +1,4 @@
-"""MLflow, with its own library and its own settings (MLFLOW_TRACKING_URI, MLFLOW_TRACKING_TOKEN, …)."""
+"""Tracking with MLflow, through its own library and settings (MLFLOW_TRACKING_URI, MLFLOW_TRACKING_TOKEN, …)."""
 
 import os
 import queue
@@ -19,7 +19,7 @@ _WAIT_SECONDS = 60.0  # maximum wait for unsent numbers at the end of a run
 
 
 class MLflow(Watcher):
-    """Sends numbers to a run of `experiment`, from a separate thread: a slow server does not delay training."""
+    """Sends numbers to a run of `experiment` from a separate thread, so that a slow server does not delay training."""
 
     def __init__(self, facts: RunFacts, experiment: str) -> None:
         try:
@@ -61,11 +61,11 @@ class MLflow(Watcher):
 
     def close(self, finished: bool) -> None:
         self._waiting.put(None)
-        with Wait("MLflow to take the remaining records", self._facts.say, _WAIT_SECONDS):
+        with Wait("MLflow to accept the remaining records", self._facts.say, _WAIT_SECONDS):
             self._thread.join(_WAIT_SECONDS)
         if self._thread.is_alive():
             self._facts.say(
-                f"MLflow: some records were not sent within {_WAIT_SECONDS:g} s; metrics.jsonl has all records"
+                f"MLflow: some records were not sent within {_WAIT_SECONDS:g} s; metrics.jsonl contains all records"
             )
             return
         try:
@@ -92,7 +92,7 @@ class MLflow(Watcher):
                 self._send(*record)
             except Exception as error:  # of any store or network that the library uses: the run continues
                 if not failed:
-                    self._facts.say(f"MLflow: {error}. Training continues; metrics.jsonl has all records")
+                    self._facts.say(f"MLflow: {error}. Training continues; metrics.jsonl contains all records")
                 failed = True
 
     def _send(self, step: int, numbers: Mapping[str, float], milliseconds: int) -> None:

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in the run's folder."""
+"""Tracking with TensorBoard: event files in the run's folder."""
 
 from collections.abc import Mapping
 from typing import Any

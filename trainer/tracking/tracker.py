@@ -23,8 +23,8 @@ Listener = Callable[[str, int, Mapping[str, Any]], None]  # kind, step, values
 class Tracker:
     """Appends records to metrics.jsonl and sends their numbers to the watchers that `options` name.
 
-    Object stores cannot append: for an object store, files are kept locally, and `sync` publishes whole files if
-    this process owns the run's `claim`. Raises InputError if a watcher's library is not installed.
+    Object stores cannot append, so files for an object store are kept locally, and `sync` publishes whole files if this
+    process owns the run's `claim`. Raises InputError if a watcher's library is not installed.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Tracker:
         self._listeners.append(listener)
 
     def start(self, step: int) -> None:
-        """Continue after global `step`: later records of an interrupted run will be written again.
+        """Continue after global `step`: records of an interrupted run after this step will be written again.
 
         Raises InputError if a watcher's setup fails.
         """
@@ -62,7 +62,7 @@ class Tracker:
         self._file = self._metrics.open("a")
 
     def _start_watchers(self, step: int) -> None:
-        """Start all watchers, and remember which of their runs belongs to this run."""
+        """Start all watchers, and record the identity that each watcher gives this run."""
         before: dict[str, Any] = {}
         with contextlib.suppress(FileNotFoundError, TableError):
             before = read_json(self._run.services) if step else {}
@@ -72,7 +72,7 @@ class Tracker:
             write_json(self._run.services, {**before, **identities})
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """Write a line {"kind", "step", ...}; its numbers also go to the watchers, with their `tag` as name."""
+        """Write a line {"kind", "step", ...}, and send the numbers in the record to the watchers, named by `tag`."""
         for listener in self._listeners:
             listener(kind, step, values)
         with self._goes_on():
@@ -109,7 +109,7 @@ class Tracker:
 
     @contextlib.contextmanager
     def _goes_on(self) -> Iterator[None]:
-        """Continue if a record cannot be written, and report the error once: a log never stops training."""
+        """Continue if a record cannot be written, and report the error once: logging never stops training."""
         try:
             yield
         except OSError as error:
@@ -126,7 +126,7 @@ class NoTracker:
 
 
 def read_metrics(run: RunLayout) -> list[dict[str, Any]]:
-    """Read all records of a run, oldest first, without lines truncated by a crash and records without a step."""
+    """Read all records of a run, oldest first, without lines that a crash truncated or records without a step."""
     try:
         records = map(parse_object, storage.read_bytes(run.metrics).splitlines())
     except FileNotFoundError:

@@ -13,9 +13,9 @@ from trainer.methods.sections import WATCHERS, Logging
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Facts of a run for its watchers.
+    """Facts about a run for its watchers.
 
-    `url`: the run's place; `folder`: a local folder for files, which persists unless `is_temporary`; `recipe`: the
+    `url`: the URL of the run; `folder`: a local folder for files, which persists unless `is_temporary`; `recipe`: the
     run's options by section; `say`: prints a line on the terminal.
     """
 
@@ -27,12 +27,12 @@ class RunFacts:
 
     @property
     def title(self) -> str:
-        """Last part of the run's place."""
+        """Last component of the run's URL."""
         return redact(self.url).rstrip("/").rpartition("/")[2]
 
 
 class Watcher:
-    """A destination for a run's numbers, with its own library; made from `RunFacts` and the value of an option."""
+    """A destination for a run's numbers, with its own library; created from `RunFacts` and the value of an option."""
 
     def start(self, step: int, identity: str | None) -> str | None:
         """Begin a run, or continue the run `identity` after global `step`; return the run's identity, if it has one.
@@ -41,7 +41,7 @@ class Watcher:
         """
 
     def record(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Send `numbers_of` a record, without waiting for an answer."""
+        """Send the `numbers_of` a record, without waiting for a response."""
 
     def flush(self) -> None:
         """Write pending numbers to local files."""

@@ -1,4 +1,4 @@
-"""Weights & Biases, with its own library and its own settings (WANDB_MODE, WANDB_ENTITY, `wandb login`, …)."""
+"""Tracking with Weights & Biases, through its own library and settings (WANDB_MODE, WANDB_ENTITY, `wandb login`, …)."""
 
 import os
 import uuid
@@ -12,7 +12,7 @@ _FINISH_SECONDS = 60.0  # maximum wait for unsent numbers at the end of a run; `
 
 
 class WeightsAndBiases(Watcher):
-    """Sends numbers to a run of `project`; its files are in RUN/wandb if RUN is on a local disk."""
+    """Sends numbers to a run of `project`; the files of W&B are in RUN/wandb if RUN is on a local disk."""
 
     def __init__(self, facts: RunFacts, project: str) -> None:
         try:
@@ -45,7 +45,7 @@ class WeightsAndBiases(Watcher):
         self._sent = self._run.step if identity else 0
         offline = self._run.settings.mode in ("offline", "dryrun")
         facts.say(
-            f"W&B: {f'offline; later run wandb sync {self._run.settings.sync_dir}' if offline else self._run.url}"
+            f"W&B: {f'offline; to upload, run wandb sync {self._run.settings.sync_dir}' if offline else self._run.url}"
         )
         return str(self._run.id)
 

@@ -1,1 +1,1 @@
-"""Mined tables as texts for any trainer: triplets, tuples, labelled pairs, lists."""
+"""Export of mined tables as texts for any trainer: triplets, tuples, labelled pairs, lists."""

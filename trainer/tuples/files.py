@@ -21,7 +21,7 @@ _REMEDY = "Give --overwrite to replace it, or another OUT."
 
 
 def is_file(out: str) -> bool:
-    """Return whether `out` is a file of JSON lines. Raises InputError for another type of file."""
+    """Return whether `out` is a file of JSON lines. Raises InputError for an unsupported type of file."""
     if out.endswith((".parquet", ".csv", ".tsv", ".arrow", ".npz", ".gz", ".zst")) and not out.endswith((*_ENDS,)):
         raise InputError(f"{out}: expected a file that ends in {', '.join(_ENDS)}, or a folder for Parquet shards.")
     return out.endswith((*_ENDS,))
@@ -35,11 +35,11 @@ def write_tuples(
     overwrite: bool = False,
     on_examples: Callable[[int], None] = lambda examples: None,
 ) -> Manifest | None:
-    """Write the stream's epoch to `out`, a file of JSON lines or a table; return the manifest of a table.
+    """Write the stream's current epoch to `out`, a file of JSON lines or a table; return the manifest of a table.
 
-    Examples are in the order of the table's rows, or shuffled. Files and tables are published when complete; an
-    existing table of the same input is returned. `on_examples(number)` gets the number of written examples. Raises
-    InputError: OUT has other contents; StorageError.
+    Examples are in the order of the table's rows, or shuffled. Files and tables are published when complete; if a table
+    of the same input exists, its manifest is returned. `on_examples(number)` is called with the number of examples
+    written. Raises InputError if OUT has other contents; StorageError.
     """
     tables = stream.tables
     reads = [tables.place, tables.data]

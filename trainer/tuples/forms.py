@@ -1,7 +1,7 @@
-"""Forms of examples: columns for sentence-transformers, and JSON lines for Tevatron and FlagEmbedding.
+"""Formats of examples: columns for sentence-transformers, and JSON lines for Tevatron and FlagEmbedding.
 
-A place is the number of a label in a batch of rows: first come the positives of all rows, then the negatives [R, n],
-row by row.
+A place is the index of a label in a batch of rows: the positives of all rows come first, then the negatives [R, n], row
+by row.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class Examples:
     """E examples: example e is number `number[e]` among the examples of row `row[e]`.
 
     `labels`, and their scores if requested, are indexed by place; `positive` [E]: places of the positives; `negative`
-    [E, n]: places of the negatives, best first; only the first `found` [E] count.
+    [E, n]: places of the negatives, best first; only the first `found` [E] of the negatives are valid.
     """
 
     tables: Tables
@@ -46,14 +46,14 @@ class Examples:
         return self.tables.texts(self.tables.labels, self.labels[places])
 
     def both(self) -> dict[str, Ragged]:
-        """Return the places of all positives and of the negatives of each example's row."""
+        """For each example, return the places of all positives and of the negatives of the example's row."""
         positives = Ragged(np.arange(len(self.positives.values)), self.positives.offsets).take(self.row)
         kept = np.arange(self.negative.shape[1]) < self.found[:, None]
         return {"pos": positives, "neg": Ragged.from_counts(self.negative[kept], self.found)}
 
 
 def count_examples(tables: Tables, positives: np.ndarray, negatives: np.ndarray) -> np.ndarray:
-    """Return the number of examples of each row, [R], from the numbers of positives and negatives of each row."""
+    """Return the number of examples per row, [R], from the numbers of positives and negatives per row."""
     each = positives if tables.options.each_positive else np.minimum(positives, 1)
     return _FORMS[tables.options.form][0](each, np.minimum(negatives, tables.width), tables.width)
 

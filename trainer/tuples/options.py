@@ -1,4 +1,4 @@
-"""Options of tuples. A field's description is the option's help text, here and in Python."""
+"""Options of tuples. The description of a field is the help text of the option."""
 
 from typing import Literal
 
@@ -25,6 +25,7 @@ class TupleOptions(Options):
         ),
     )
     scores: Literal["search", "teacher"] | None = Field(
-        None, description="Write scores instead of labels: scores of the search, or of a teacher (null for positives)."
+        None,
+        description=("Write scores instead of labels: scores from the search, or from a teacher (null for positives)."),
     )
     seed: int = Field(0, ge=0, lt=1 << 64, description="Seed of the order and of the choice of positives.")

@@ -28,7 +28,7 @@ class TupleStream(IterableDataset):
     """Examples of one rank from a table of negatives, as dictionaries.
 
     `table`: a table of negatives, the output folder of mined arrays, or a RUN. `data`: the DATA that the table was
-    mined from. The stream reads `batch` rows of all ranks at a time. `options` are options of `TupleOptions` and of
+    mined from. The stream reads `batch` rows at a time, over all ranks. `options` are options of `TupleOptions` and of
     `StreamOptions` (streams, rank, ranks, threads, tail). Iteration yields the rest of the current epoch; call
     `set_epoch` for the next epoch. Raises InputError, TableError, StorageError.
     """
@@ -46,12 +46,15 @@ class TupleStream(IterableDataset):
         self._at = self._rows.state_dict()
 
     def __len__(self) -> int:
-        """Return the number of examples of an epoch, from the label ids of all rows; approximate on several ranks."""
+        """Return the number of examples in an epoch, from the label ids of all rows; approximate on several ranks."""
         return self.counted[0] // self._ranks
 
     @cached_property
     def counted(self) -> tuple[int, int]:
-        """Number of examples per epoch on all ranks, and of rows without examples. Raises InputError: no examples."""
+        """Number of examples per epoch on all ranks, and number of rows without examples.
+
+        Raises InputError if there are no examples.
+        """
         examples = left_out = 0
         for _, positives, hard in self._in_order():
             given = count_examples(self.tables, positives.counts, (hard != PAD).sum(axis=1))
@@ -73,7 +76,7 @@ class TupleStream(IterableDataset):
     def set_epoch(self, epoch: int, table: Place | None = None) -> None:
         """Start `epoch` at its first example; if `table` is given, use its negatives from now on.
 
-        DataLoader workers that survive an epoch get the new epoch; a new table needs a new loader.
+        Persistent DataLoader workers get the new epoch; a new table needs a new loader.
         """
         if table is not None:
             self.tables = Tables.open(os.fspath(table), self._data, self.options)
@@ -82,7 +85,7 @@ class TupleStream(IterableDataset):
         self._at, self._within = self._rows.state_dict(), 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that lets `load_state_dict` continue after the newest example, on as many ranks as now.
+        """Return the state that lets `load_state_dict` continue after the newest example, on the same number of ranks.
 
         If DataLoader workers deal the examples, only the workers know the newest example: get the state from a
         `StatefulDataLoader`.
@@ -92,7 +95,7 @@ class TupleStream(IterableDataset):
         return {**at, **place, "tuples": self.options.model_dump()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to the place of `state`, without reading earlier rows. Raises InputError for a different order."""
+        """Go to the position of `state`, without reading earlier rows. Raises InputError for a different order."""
         expected = {"ranks": state.get("ranks", self._ranks), "tuples": state.get("tuples")}
         for name, value in {"ranks": self._ranks, "tuples": self.options.model_dump()}.items():
             if expected[name] != value:
@@ -117,7 +120,7 @@ class TupleStream(IterableDataset):
                 self._within = 0
 
     def blocks(self, shuffle: bool = True) -> Iterator[pa.Table]:
-        """Yield the examples of the current epoch as tables; without `shuffle` in the order of the table's rows."""
+        """Yield the examples of the current epoch as tables; without `shuffle`, in the order of the table's rows."""
         if shuffle:
             yield from (examples for _, examples in self._batches())
             return

@@ -36,10 +36,10 @@ class Tables:
 
     @classmethod
     def open(cls, url: str, data: str | None, options: TupleOptions) -> "Tables":
-        """Open the table at `url`, or the table of mined arrays or of a RUN there, with its DATA.
+        """Open a table with its DATA; `url` is a table, the output folder of mined arrays, or a RUN.
 
-        Raises InputError: no DATA given, or DATA without texts; more negatives requested than the table has, or missing
-        scores; TableError: no such table, or a table of other data.
+        Raises InputError if no DATA is given, DATA has no texts, more negatives are requested than the table has, or
+        scores are missing; TableError if there is no such table, or the table was mined from other data.
         """
         place, mining = url, not is_published(url) and is_published(join(url, "data"))
         if mining:
@@ -52,7 +52,7 @@ class Tables:
         split = "train" if table is None else splits.get(table.parents.get("queries", ""))
         if split is None:
             raise TableError(
-                f"{url}: not made from the queries of {data} ({', '.join(sorted(splits.values()))}). Give the "
+                f"{url}: not mined from the queries of {data} ({', '.join(sorted(splits.values()))}). Give the "
                 "DATA that this table was mined from with --data."
             )
         queries = Table.open(layout.queries(split), "queries")
@@ -74,15 +74,15 @@ class Tables:
 
     @property
     def width(self) -> int:
-        """The maximum number n of negatives of a row."""
+        """The maximum number n of negatives per row."""
         return self.options.negatives or (1 if self.options.form == "triplets" else self.negatives.width("label_ids"))
 
     def texts(self, table: Table, rows: np.ndarray) -> pa.Array:
-        """Return the texts, or keys, of rows of the queries or labels. Raises InputError, TableError, StorageError."""
+        """Return the texts, or keys, for `rows` of queries or labels. Raises InputError, TableError, StorageError."""
         return self.strings(table, "key" if self.options.keys else "text", rows)
 
     def strings(self, table: Table, column: str, rows: np.ndarray) -> pa.Array:
-        """Return strings of a column for `rows` [n]. Raises InputError if all are empty, TableError, StorageError."""
+        """Return strings of a column for `rows` [n]. Raises InputError if all are empty; TableError, StorageError."""
         held = self._hold(table, column, _open_strings)
         if not held.buffers()[2].size and table.rows:
             raise InputError(f"{table.url}: the table has no {column}. Give --keys to write keys instead of texts.")
@@ -95,7 +95,8 @@ class Tables:
     def positive_scores(self, rows: np.ndarray, positives: Ragged) -> np.ndarray:
         """Return scores of the positives of `rows` [B], float32, one per positive.
 
-        A teacher does not score positives: the scores are then NaN. Raises TableError, StorageError.
+        A teacher does not score positives, so with `scores` = "teacher" the scores are NaN. Raises TableError,
+        StorageError.
         """
         if self.options.scores == "teacher":
             return np.full(len(positives.entries), np.nan, np.float32)
@@ -130,8 +131,8 @@ class Tables:
             )
         if options.scores == "search" and not self.mining:
             raise InputError(
-                "--scores search: scores of positives exist only after mining arrays. Give the output folder of "
-                "mined arrays, or leave --scores out."
+                "--scores search: positives have scores only in the output of mining arrays. Give the output folder "
+                "of mined arrays, or leave --scores out."
             )
         if options.scores == "teacher" and "teacher" not in self.negatives.columns:
             raise InputError(f"--scores teacher: no teacher has scored {self.negatives.url}. Leave --scores out.")

@@ -12,7 +12,7 @@ from schemas import storage
 from schemas.errors import InputError
 from tests.pipelines.formats.forms import read_all, write
 
-# The second point has no labels, the third no features; the header states a label and features beyond.
+# The second point has no labels, the third no features; the header declares a label and features beyond.
 TRAIN = "4 10 5\n3,0,3 7:0.5 1:2\n 1:1 2:1\n2\n1 0:1e-2 0:1\n"
 FILES: dict[str, str | bytes] = {"train.txt": TRAIN, "test.txt": "1 10 5\n0 9:1.0\n"}
 
@@ -72,13 +72,13 @@ def test_one_bad_row_is_rejected_and_named(tmp_path: Path, line: str, reason: Re
             "line 1: expected the header `points features labels`, three whole numbers; got '0,1 2:1'",
         ),
         ("4 10\n", "line 1: expected the header `points features labels`.*got '4 10'"),
-        ("1 10 5\n5 1:1\n", "train.txt, line 2: index 5 is too large: the header states 5 labels"),
-        ("1 10 5\n1 10:1\n", "train.txt, line 2: index 10 is too large: the header states 10 features"),
-        ("1 10 5\n1 1:1\n1 1:1\n", "train.txt, line 3: the header states 1 rows"),
+        ("1 10 5\n5 1:1\n", "train.txt, line 2: index 5 is too large: the header declares 5 labels"),
+        ("1 10 5\n1 10:1\n", "train.txt, line 2: index 10 is too large: the header declares 10 features"),
+        ("1 10 5\n1 1:1\n1 1:1\n", "train.txt, line 3: the header declares 1 rows"),
         ("3 10 5\n1 1:1\n1 1:", "train.txt: incomplete: 2 lines after the header, expected 3"),
         ("999999999999 10 5\n1 1:1\n", "train.txt: incomplete: 1 lines after the header, expected 999,999,999,999"),
-        ("1 10 99999999999\n1 1:1\n", "the header states 99,999,999,999 labels for 1 points"),
-        ("1 99999999999 5\n1 1:1\n", "the header states 99,999,999,999 features"),
+        ("1 10 99999999999\n1 1:1\n", "the header declares 99,999,999,999 labels for 1 points"),
+        ("1 99999999999 5\n1 1:1\n", "the header declares 99,999,999,999 features"),
     ],
 )
 def test_one_clear_error(tmp_path: Path, content: str, message: str) -> None:

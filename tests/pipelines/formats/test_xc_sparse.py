@@ -17,7 +17,7 @@ from schemas.errors import InputError
 from tests.pipelines.formats.forms import read_all, write
 from tests.pipelines.raw import read_lines, write_tate
 
-# Two labels of point 0, one of point 1 (named twice), two of point 2; the header states a label and features beyond.
+# Two labels of point 0, one of point 1 (named twice), two of point 2; the header declares a label and features beyond.
 FILES: dict[str, str | bytes] = {
     "trn_X_Y.txt": "3 6\n4:1.0 0:1.0\n2:1 2:1\n1:0.5 3:1 5:0\n",
     "trn_X_Xf.txt": "3 100\n7:0.25 3:-1.5\n\n99:1e-3 0:2\n",
@@ -164,16 +164,16 @@ def test_the_same_in_every_dress(tmp_path: Path) -> None:
         ({"trn_X_Y.txt": "-3 6\n"}, "line 1: expected the header.*got '-3 6'"),
         ({"trn_X_Y.txt": b"\xff\xfe3\x00"}, "text in UTF-16. Expected UTF-8"),
         ({"trn_X_Y.txt.gz": b"3 6\n", "trn_X_Y.txt": None}, "not a gzip file"),
-        ({"trn_X_Y.txt": "4 6\n1:1\n1:1\n1:1\n1:1\n"}, r"trn_X_Y.txt states 4 and .*trn_X_Xf.txt states 3 rows"),
+        ({"trn_X_Y.txt": "4 6\n1:1\n1:1\n1:1\n1:1\n"}, r"trn_X_Y.txt declares 4 and .*trn_X_Xf.txt declares 3 rows"),
         ({"trn_X_Y.txt": "3 5\n4:1\n5:1\n1:1\n"}, "trn_X_Y.txt, line 3: index 5 .* 5 labels"),
         ({"trn_X_Xf.txt": "3 99\n1:1\n1:1\n99:1\n"}, "trn_X_Xf.txt, line 4: index 99 .* 99 features"),
-        ({"trn_X_Y.txt": "3 6\n1:1\n1:1\n1:1\n2:1\n"}, "trn_X_Y.txt, line 5: the header states 3 rows, but .*: '2:1'"),
+        ({"trn_X_Y.txt": "3 6\n1:1\n1:1\n1:1\n2:1\n"}, "trn_X_Y.txt, line 5: the header declares 3 rows, .*: '2:1'"),
         ({"trn_X_Y.txt": "3 6\n1:1\n1:"}, "trn_X_Y.txt: incomplete: 2 lines after the header, expected 3"),
         ({"trn_X_Y.txt": "9000 6\n1:1\n", "trn_X_Xf.txt": "9000 6\n"}, "incomplete: 1 lines after the header"),
         ({"trn_X.txt": "one\ntwo\n"}, "trn_X.txt: incomplete: 2 lines, expected 3, as the header of the other matrix"),
-        ({"trn_X.txt": "one\ntwo\nthree\nfour\n"}, "trn_X.txt, line 4: the header states 3 rows"),
-        ({"lbl_X_Xf.txt": "5 100\n"}, r"lbl_X_Xf.txt: the header states 5 rows, one for each label, .* 6 columns"),
-        ({"lbl_X_Xf.txt": "6 99999999999\n"}, "the header states 99,999,999,999 features"),
+        ({"trn_X.txt": "one\ntwo\nthree\nfour\n"}, "trn_X.txt, line 4: the header declares 3 rows"),
+        ({"lbl_X_Xf.txt": "5 100\n"}, r"lbl_X_Xf.txt: the header declares 5 rows, one for each label, .* 6 columns"),
+        ({"lbl_X_Xf.txt": "6 99999999999\n"}, "the header declares 99,999,999,999 features"),
         ({"lbl_X_Xf.txt": None, "trn_X_Y.txt": "3 99999999999\n1:1\n1:1\n1:1\n"}, "states 99,999,999,999 labels for 4"),
     ],
 )  # fmt: skip

@@ -85,7 +85,7 @@ def test_a_label_that_is_no_text_is_named(tmp_path: Path) -> None:
         ({"tst_X.txt": None}, "no tst_X.txt or .* here"),
         ({"trn.raw.txt": "x"}, "both trn_X.txt and trn.raw.txt are here"),
         ({"trn_X.txt": "one\ntwo\n"}, "trn_X.txt: incomplete: 2 lines, expected 3"),
-        ({"trn_X.txt": "1\n2\n3\n4\n"}, "trn_X.txt, line 4: the header states 3 rows"),
+        ({"trn_X.txt": "1\n2\n3\n4\n"}, "trn_X.txt, line 4: the header declares 3 rows"),
         ({"Y.trn.npz": NPZ}, "both trn_X_Y.txt and Y.trn.npz are here"),
         ({"trn_X_Y.txt": None, "Y.trn.npz": NPZ[:90]}, "Y.trn.npz: not a NumPy .npz file, or damaged"),
     ],

@@ -98,8 +98,6 @@ def test_keys_that_chose_a_method_still_do(base: str, overrides: list[str], meth
 def test_an_own_name_is_no_method(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('extends = "astra"\nmethod = "mine"\n')
-    with pytest.raises(
-        InputError, match=r"method = 'mine': expected one of .*; the name of a recipe is the key `name`"
-    ):
+    with pytest.raises(InputError, match=r"method = 'mine': expected one of .*; name a recipe with the key `name`"):
         load_recipe(str(path))
     assert restore_recipe({"method": "mine"}, "run").name == "mine"

@@ -249,12 +249,12 @@ def test_the_newest_finished_table_up_to_the_epoch_is_taken(data: SmallData, sou
 def test_a_late_table_is_told_and_the_older_one_is_used(data: SmallData, sources: list[Source]) -> None:
     run = Run("late", data, sources)
     assert run.adopt(3) == Adoption(3, None, {}, True, True)
-    assert "due at epoch 3 is still to come; continuing with random negatives only" in run.said[-1]
+    assert "due at epoch 3 is not finished yet; continuing with random negatives only" in run.said[-1]
     run.mine(3)
     assert (run.adopt(4).table_epoch, run.adopt(4).late) == (3, False)
     run.mine(5, names=("queries",))  # one of two sources is no finished table
     assert (run.adopt(5).table_epoch, run.adopt(5).late) == (3, True)
-    assert "due at epoch 5 is still to come; continuing with the table of epoch 3" in run.said[-1]
+    assert "due at epoch 5 is not finished yet; continuing with the table of epoch 3" in run.said[-1]
     assert len(run.said) == 2  # a decision taken before is not told again
 
 
@@ -316,7 +316,7 @@ def test_without_hard_negatives_rather_than_with_old_ones(data: SmallData, sourc
     assert [run.adopt(epoch).table_epoch for epoch in (3, 4)] == [3, 3]
     decision = run.adopt(5)
     assert (decision.table_epoch, decision.late, decision.stale, decision.digests) == (None, True, True, {})
-    assert "due at epoch 5 is still to come; continuing with random negatives only" in run.said[-1]
+    assert "due at epoch 5 is not finished yet; continuing with random negatives only" in run.said[-1]
     run.mine(5)
     assert (run.adopt(6).table_epoch, run.adopt(6).stale) == (5, False)
 
@@ -373,7 +373,7 @@ def test_the_policies_under_their_old_names() -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({"refresh": {"start": 1}, "negatives": {"hard": 3}}, r"refresh.start = 1: .*set 2 or more"),
+        ({"refresh": {"start": 1}, "negatives": {"hard": 3}}, r"refresh.start = 1 is too early: .*Set 2 or more"),
         ({"refresh": {"max_age": 1}}, "every table is at least 2 epochs"),
         ({"refresh": {"by": "labels"}, "data": {"label_texts": False}}, "set data.label_texts = true"),
         ({"refresh": {"by": "labels", "source": "in-trainer"}}, "refresh.by"),

@@ -212,7 +212,7 @@ def test_rows_of_an_epoch_come_in_the_shares_that_are_asked(sizes: list[tuple[in
     try:
         weighed = by_shares(given, temperature)
     except InputError as error:
-        assert "used once; expected at most 1000" in str(error)  # noqa: PT017
+        assert "once; expected at most 1000 times" in str(error)  # noqa: PT017
         return
     assert min(source.weight for source in weighed) == 1
     mix = tuple(WeightedGroups(1, source.weight) for source in weighed)
@@ -238,7 +238,9 @@ def test_temperature_one_is_by_size(data: SmallData) -> None:
 
 
 def test_a_share_that_deals_rows_too_often_is_refused(data: SmallData) -> None:
-    with pytest.raises(InputError, match=r"source market: with this share each of its 45 rows is used [\d,]+ times"):
+    with pytest.raises(
+        InputError, match=r"source market: with this share, an epoch uses each of its 45 rows [\d,]+ times"
+    ):
         by_shares(sources_with(data, {"market": 1000, "train": 0.5}))
 
 

@@ -221,7 +221,7 @@ class TestRefusals:
         self.refused(
             world.table,
             other.data,
-            match=r"not made from the queries of .*mined/data \(train\)",
+            match=r"not mined from the queries of .*mined/data \(train\)",
             kind=TableError,
         )
         self.refused(world.table, tmp_path / "nowhere", match="no table here", kind=TableError)
@@ -238,7 +238,7 @@ class TestRefusals:
     def test_more_than_there_is(self, world: World) -> None:
         self.refused(world.root, match=r"--negatives 6: .*queries has 5 negatives per row", negatives=6)
         self.refused(world.root, match="form: input should be 'triplets'", form="quartets")
-        self.refused(world.table, world.data, match="exist only after mining arrays", scores="search")
+        self.refused(world.table, world.data, match="only in the output of mining arrays", scores="search")
 
     def test_a_state_of_others(self, world: World, tmp_path: Path) -> None:
         state = open_stream(world).state_dict()
