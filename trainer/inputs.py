@@ -85,7 +85,7 @@ def columns_of(kind: Kind) -> list[str]:
 
 
 def scored_columns(queries: Table, columns: list[str]) -> list[str]:
-    """Return the columns of `queries` needed for scores: an encoder's `columns`, the positives, and a filter."""
+    """Return the columns of `queries` that scoring needs: the encoder's `columns`, the positives, and the filter."""
     return [*columns, "label_ids", *({"filter_label_ids"} & {*queries.columns})]
 
 

@@ -80,7 +80,7 @@ class Model:
 
     @property
     def width(self) -> int:
-        """Number of columns of x and of the vectors: D, or D + 1 with a bias."""
+        """Number of columns in x and in the vectors: D, or D + 1 with a bias."""
         return self.encoder.dimension + int(self.head.bias)
 
     @property
@@ -103,14 +103,14 @@ class Model:
         return torch.cat(parts) if parts else torch.empty(0, self.width, device=self.device)
 
     def parts(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return the parts of a checkpoint except rows of labels."""
+        """Return the parts of a checkpoint, except the rows of labels."""
         parts: dict[str, dict[str, torch.Tensor]] = {}
         for name, encoder in self.encoders.items():
             parts |= {name: encoder.tensors(), f"{name}-optimizer": encoder.optimizer_tensors()}
         return parts
 
     def load(self, checkpoint: Checkpoint, optimizer: bool = False) -> None:
-        """Load the parameters of a checkpoint; with `optimizer`, also all state that training continues from.
+        """Load the parameters of a checkpoint; with `optimizer`, also all state that is needed to continue training.
 
         Raises TableError.
         """
@@ -128,7 +128,7 @@ class Model:
 
 @dataclass(frozen=True)
 class DataSizes:
-    """DATA's manifest, and numbers of labels, tokens in the vocabulary, sparse and dense features; 0: none."""
+    """DATA's manifest, and the numbers of labels, vocabulary tokens, sparse features and dense features; 0: none."""
 
     manifest: Manifest
     labels: int
@@ -150,7 +150,7 @@ class DataSizes:
 def find_checkpoint(
     data: DataLayout, run: RunLayout, step: int | str | None = None, earlier: bool = False
 ) -> tuple[Recipe, Checkpoint]:
-    """Open the recipe of a run that was made from DATA, and the checkpoint of `step`, as in `open_step`.
+    """Open the recipe of a run that was trained on DATA, and its checkpoint of `step`, as in `open_step`.
 
     With `earlier`, the run may have used an earlier version of DATA. Raises InputError if there is no run or no
     checkpoint, or if the run used other data; TableError if a table is unfinished or damaged.
@@ -184,7 +184,7 @@ def load_model(
     device: torch.device = CPU,
     earlier: bool = False,
 ) -> tuple[Recipe, Model, Checkpoint]:
-    """Load the recipe, the model and its checkpoint to `device`; each rank loads the vectors of its labels.
+    """Load the recipe, the checkpoint, and the model onto `device`; each rank loads the vectors of its labels.
 
     With `earlier`, the run may have used an earlier version of DATA: vectors of labels from `trained_labels` on are
     initial vectors. Raises the errors of `find_checkpoint`.
@@ -220,24 +220,24 @@ def open_texts(data: DataLayout, recipe: Recipe) -> Inputs | None:
 
 
 def has_bias(recipe: Recipe) -> bool:
-    """Return whether the vectors have a bias: a last column that is multiplied by a constant 1 in x."""
+    """Return whether the vectors have a bias, in a last column for which x has a constant 1."""
     return isinstance(recipe, ClassifierRecipe) and recipe.classifier.bias
 
 
 def trained_digest(config: dict) -> str | None:
-    """Return the digest of the data that a run was made from, as recorded in its configuration."""
+    """Return the digest of the data that a run was trained on, as recorded in the run's configuration."""
     return config.get("data", {}).get("digest")  # type: ignore[no-any-return]
 
 
 def require_same_data(config: dict, manifest: Manifest, data: str, run: str, earlier: bool = False) -> None:
-    """Refuse a run that was trained on other data; with `earlier`, versions before this data are accepted.
+    """Refuse a run that was trained on different data; with `earlier`, earlier versions of this data are accepted.
 
     Raises InputError with both digests.
     """
     trained = trained_digest(config)
     if trained != manifest.digest and not (earlier and parts_since(manifest, str(trained)) is not None):
         raise InputError(
-            f"{run}: this run was made from other data (digest {str(trained)[:12]}…) than {data} (digest "
-            f"{manifest.digest[:12]}…){' and its earlier versions' if earlier else ''}. Give the data that the run was "
-            "made from, or choose another RUN."
+            f"{run}: this run was trained on different data (digest {str(trained)[:12]}…), not on {data} (digest "
+            f"{manifest.digest[:12]}…){' or its earlier versions' if earlier else ''}. Give the data that the run was "
+            "trained on, or choose another RUN."
         )

@@ -1,4 +1,4 @@
-"""Threads: a single torch thread where the number of threads changes results, and threads for loops over rows.
+"""Threads: a single torch thread where the number of threads would change results, and threads for loops over rows.
 
 A serving process does not import torch: without torch, compiled loops use as many threads as Faiss.
 """

@@ -1,13 +1,13 @@
 """Steps on rows of a matrix on a GPU, as Triton kernels: like `on_device.py`, with each row read and written once.
 
-No sum is made by several programs at once, so the same input gives the same bits in every run. A program handles either
-a query, and loops over its pairs, or some labels. A label's pairs are summed in sequence, except for whole spans of
-_SPAN pairs, which separate programs sum first: otherwise a label that every query has would take as long as all other
-labels together. Arithmetic is in float32; rows are loaded and stored as the bits of their dtype.
+No sum is shared by several programs, so the same input gives the same bits in every run. A program handles either one
+query, looping over its pairs, or a few labels. A label's pairs are summed in sequence, except for whole spans of _SPAN
+pairs, which separate programs sum first: otherwise a label that every query has would take as long as all other labels
+together. Arithmetic is in float32; rows are loaded and stored as the bits of their dtype.
 
-A program stores its changes after a barrier, when all its threads have loaded the old values. The barrier is needed
-because several warps load the scalar of a row, and several threads load each number of a tile that is smaller than a
-warp.
+A program stores its changes after a barrier, which ensures that all its threads have loaded the old values. The barrier
+is needed because several warps load the scalar of a row, and several threads load each number of a tile that is smaller
+than a warp.
 """
 
 import math
@@ -85,7 +85,7 @@ def _narrowed(values, noise, FORM: tl.constexpr):  # type: ignore[no-untyped-def
 
 @triton.jit
 def _one_less(power):  # type: ignore[no-untyped-def]
-    """Return 1 - exp(power), also exact near 0; power <= 0."""
+    """Return 1 - exp(power) for power <= 0, accurately even near 0."""
     series = -power * (1.0 + power / 2.0 * (1.0 + power / 3.0 * (1.0 + power / 4.0)))
     return tl.where(power > -0.05, series, 1.0 - tl.exp(power))
 
@@ -154,7 +154,7 @@ def span_kernel(  # type: ignore[no-untyped-def]
 def pool_kernel(  # type: ignore[no-untyped-def]
     scores, weight, out, loss, queries, labels, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
-    """Compute loss and slopes of a tile of a shared pool's scores; the slopes may overwrite the scores."""
+    """Compute the loss and the slopes of a tile of a shared pool's scores; slopes may overwrite the scores."""
     row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row < queries)[:, None] & (column < labels)[None, :]
@@ -176,7 +176,7 @@ def update_kernel(  # type: ignore[no-untyped-def]
     HAS_PAIRS: tl.constexpr, METHOD: tl.constexpr, FORM: tl.constexpr, SPAN: tl.constexpr,
     ROWS: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Sum the gradients of `dense` [rows, D] and of pairs, and update ROWS of the `count` rows; padding does not change."""
+    """Sum the gradients of `dense` [rows, D] and of pairs, and update ROWS of the `count` rows, except padding."""
     number = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     row = tl.load(ids + number, mask=number < count, other=-1).to(tl.int64)
