@@ -34,7 +34,7 @@ VERIFIED = Access()
 
 
 class Remote:
-    """File on remote storage. Each read is one request, with retries, unless the cache has the bytes.
+    """File on remote storage. Each read is one request, with retries, unless the bytes are in the cache.
 
     Reads raise FileNotFoundError, StorageError.
     """
@@ -96,7 +96,7 @@ def read_end(source: Source, length: int, footer: struct.Struct, magic: bytes) -
 
 @contextlib.contextmanager
 def naming_damage(place: str, remedy: str = "Make the table again.") -> Iterator[None]:
-    """Turn any decoding error of Arrow into a TableError of one line that names `place`."""
+    """Turn any decoding error of Arrow into a one-line TableError that names `place`."""
     try:
         yield
     except FileNotFoundError:
@@ -114,7 +114,7 @@ class Pieces:
 
     @classmethod
     def fetch(cls, source: Source, ranges: Iterable[Range]) -> "Pieces":
-        """Read `ranges`; ranges near each other share a request."""
+        """Read `ranges`; nearby ranges share a request."""
         return cls([(start, source.read(start, stop)) for start, stop in merged(ranges)])
 
     def read(self, start: int, stop: int) -> pa.Buffer:

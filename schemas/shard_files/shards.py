@@ -27,7 +27,10 @@ def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_row
 def write_table(
     url: str, kind: str, shards: Sequence[pa.Table], row_group_rows: int, sink: Sink = "parquet", **fields: object
 ) -> Manifest:
-    """Publish a table from shards in memory (one process); `fields` go into the manifest. Raises StorageError."""
+    """Publish a table from shards in memory (one process); `fields` become fields of the manifest.
+
+    Raises StorageError.
+    """
     unpublish(url)
     entries = [write_shard(url, i, len(shards), table, row_group_rows, sink) for i, table in enumerate(shards)]
     manifest = Manifest(
