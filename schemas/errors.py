@@ -58,7 +58,7 @@ class StorageError(ExtremisError):
 
 
 def lack_of_memory(error: BaseException | None) -> str | None:
-    """Return a message if `error` or one of its causes is a lack of memory; else None."""
+    """Return a message if `error` or one of its causes is a lack of memory, otherwise None."""
     while error is not None:
         text = str(error)
         if _SHARED.search(text):

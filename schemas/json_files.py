@@ -33,7 +33,7 @@ def read_json(url: str, remedy: str = "Remove the file, and rerun the command th
 
 
 def parse_object(data: bytes) -> dict[str, Any] | None:
-    """Return the JSON object in `data`; None if it is not an object, or larger than MAX_BYTES."""
+    """Return the JSON object in `data`; None if `data` contains no object, or more than MAX_BYTES."""
     try:
         body = json.loads(data) if len(data) <= MAX_BYTES else None
     except (ValueError, RecursionError):

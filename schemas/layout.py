@@ -66,7 +66,7 @@ def parts_prefix(part: str) -> str:
 
 
 def source_of_part(source: str, part: str) -> str:
-    """Return the name of the source that contains the rows of one part, as used in a run."""
+    """Return the name that a run uses for the source that contains the rows of one part."""
     return f"{source}-{part}"
 
 
@@ -141,18 +141,18 @@ class RunLayout:
         return join(self.checkpoints, f"step-{step:08d}")
 
     def evaluation(self, split: str, step: int, on: str | None = None) -> str:
-        """Metrics of the checkpoint of `step` over all queries of `split`, written by `extremis evaluate`.
+        """Metrics of the checkpoint at `step` over all queries of `split`, as written by `extremis evaluate`.
 
         `on`: digest of the evaluated data, if the data set is a later version than the data of the run.
         """
         return join(self.evaluations_on(on), f"{folder(split)}-step-{step:08d}.json")
 
     def evaluations_on(self, digest: str | None) -> str:
-        """Folder of the evaluations on the run's own data (None), or on the later version with this digest."""
+        """Folder of the evaluations on the run's own data (`digest` None), or on the later version with this digest."""
         return self.evaluations if digest is None else join(self.evaluations, f"on-{digest[:16]}")
 
     def fusion(self, step: int) -> str:
-        """Fusion of scores that `extremis fuse` fitted to the checkpoint of `step`."""
+        """Fusion of scores that `extremis fuse` fitted to the checkpoint at `step`."""
         return join(self.fusions, f"step-{step:08d}")
 
     def dump(self, epoch: int) -> str:

@@ -105,7 +105,7 @@ class Patch(_Stated):
 class View(_Stated):
     """A shard of another table, `table`, used as a shard here. Its file has `rows` rows in groups of `row_group_rows`.
 
-    `first`: id of the view's first row; ids count up by one. `gone`: positions in the file (`row`) of the rows that are
+    `first`: id of the view's first row; ids increase by one. `gone`: positions in the file (`row`) of the rows that are
     left out. `columns`: columns that replace or extend the columns of the file, for all rows. `changed`: positions
     (`row`) of the rows with new values, and the new values.
     """
@@ -247,7 +247,7 @@ def manifest_url(url: str) -> str:
 
 
 def open_manifest(url: str, kind: str | None = None) -> Manifest:
-    """Read the manifest at the prefix `url`, and check its digest and, unless None, the expected `kind`.
+    """Read the manifest at the prefix `url`, and check its digest and its `kind` (None: any kind).
 
     Raises TableError if the table is missing, unfinished or damaged, has another format version or kind, or is not an
     Extremis table.
@@ -393,7 +393,7 @@ def _require_digest(place: str, expected: str, digest: str, remedy: str = "Make 
 
 
 def _parse(data: bytes) -> tuple[Any, bool]:
-    """Return the JSON value in `data` without its digest, or the parse error; and whether the digest matches."""
+    """Return the JSON value in `data` without its digest, or the parse error, and return whether the digest matches."""
     try:
         body = json.loads(data)
     except (ValueError, RecursionError) as error:

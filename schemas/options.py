@@ -24,7 +24,7 @@ class Options(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _within_64_bits(cls, values: Any) -> Any:
-        """Refuse whole numbers that do not fit into 64 bits, and so not into arrays."""
+        """Refuse whole numbers that do not fit into 64 bits, because arrays cannot contain them."""
         for name, value in values.items() if isinstance(values, Mapping) else ():
             if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63 and name != "seed":
                 raise ValueError(f"{name}: the number has {value.bit_length()} bits; expected at most 63")

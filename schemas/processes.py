@@ -11,7 +11,7 @@ _LOOK_SECONDS = 0.5  # interval at which a process checks whether its parent sti
 
 
 def python_command(program: str, *arguments: str) -> list[str]:
-    """Return the command of a Python process that runs `program` with the module paths of this process.
+    """Return the command line that runs `program` in a Python process with this process's module paths.
 
     By default, Python puts the current folder first, and this folder may contain packages with the same names as ours.
     """

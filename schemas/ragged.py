@@ -41,7 +41,7 @@ class _Rows(tuple[np.ndarray, ...]):
         return self._select(slice(bounds[0], bounds[-1]), bounds - bounds[0])
 
     def take(self: Kind, rows: np.ndarray) -> Kind:
-        """Return the rows with numbers `rows` [B'], in this order."""
+        """Return the rows with indices `rows` [B'], in the order of `rows`."""
         starts = self[-1][rows]
         counts = self[-1][rows + 1] - starts
         offsets = offsets_of(counts)

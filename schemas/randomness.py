@@ -1,7 +1,7 @@
 """Counter-based random numbers: a draw is a pure function of (seed, purpose, counters), not of earlier draws.
 
-This module names all streams of random numbers in the project. The number of a stream is part of the key, so it never
-changes and is never reused.
+This module names all streams of random numbers in the project. The number of a stream is part of the key, so this
+number never changes and is never reused.
 """
 
 from enum import IntEnum

@@ -12,7 +12,7 @@ from schemas.table import Table
 
 @dataclass(frozen=True)
 class Request:
-    """The table to make: its kind, its parents by digest, and the parameters that determine its content.
+    """A requested table: its kind, the digests of its parents, and the parameters that determine its content.
 
     If `parents` is None, the parameters contain the parents. `section`: name of the manifest's parameter that contains
     the other parameters. A parameter that a manifest lacks counts as None; additional parameters are ignored.
@@ -41,7 +41,7 @@ def find_reusable(
     is_stale: Callable[[Mapping[str, Any]], bool] | None = None,
     check_replaceable: Callable[[str, Manifest], None] | None = None,
 ) -> Manifest | None:
-    """Return the table at `url` if it is the requested table; None if the table must be made.
+    """Return the table at `url` if it is the requested table; None if the table must be built.
 
     A table with different options is rebuilt if `overwrite` is true, or if its parents differ and
     `is_stale(parameters)` is true because its input was rewritten. `check_replaceable` is called first. Raises

@@ -22,7 +22,7 @@ def redact(text: str) -> str:
 
 
 def redact_known(text: str, url: str) -> str:
-    """Redact `text`, and also remove the user name and password of `url` where they appear outside of a URL."""
+    """Redact `text`, and also replace the user name and password of `url` wherever they appear in `text`."""
     for match in _USER.finditer(url):
         user, _, password = match[0][:-1].partition(":")
         for secret in filter(None, (match[0][:-1], password, user)):
@@ -31,7 +31,7 @@ def redact_known(text: str, url: str) -> str:
 
 
 def has_credentials(url: str) -> bool:
-    """Return whether an S3 or GCS URL has credentials before the bucket name, which contains no colon and no @."""
+    """Return whether an S3 or GCS URL has credentials before the bucket name, which never contains a colon or an @."""
     return _BUCKET.search(url) is not None
 
 

@@ -317,7 +317,7 @@ def _is_visible(name: str) -> bool:
 
 
 def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> None:
-    """Publish `data` at `url` whole or not at all: temporary name, fsync and rename on a local disk, one PUT elsewhere.
+    """Publish `data` at `url` as a whole or not at all: temporary file, fsync and rename on a local disk, else one PUT.
 
     A link is followed; a device or a pipe is written directly. Without `durable` there is no fsync, for files that are
     not read after a crash. Raises StorageError (disk full, no permission, server error).
@@ -345,7 +345,7 @@ def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> Non
 def create_bytes(url: str, data: bytes) -> bool:
     """Write `data` at `url` as a whole if there is no file; return whether it was written. Only one writer succeeds.
 
-    If an answer is lost, the result may be False although the file was written, so the caller must read the file back.
+    If a response is lost, the result may be False although the file was written, so the caller must read the file back.
     On a store without conditional writes all writers succeed, and the last write wins. Raises StorageError.
     """
     fs, path = filesystem(url)
@@ -493,7 +493,10 @@ def _beside(path: str) -> Iterator[str]:
 
 
 def _make_folder(path: str) -> None:
-    """Make the folder `path` if it is missing, following links. Raises NotADirectoryError if a file is in its place."""
+    """Make the folder `path` if it is missing, following links.
+
+    Raises NotADirectoryError if there is a file at this path.
+    """
     try:
         os.makedirs(os.path.realpath(path), exist_ok=True)
     except FileExistsError:
@@ -501,7 +504,7 @@ def _make_folder(path: str) -> None:
 
 
 def _descriptor(path: str) -> int | None:
-    """Return the number of this process's open file that `path` names, such as /dev/stdout or /proc/self/fd/1."""
+    """Return the file descriptor of this process that `path` names, such as /dev/stdout or /proc/self/fd/1."""
     for _ in range(_LINKS):
         match = _OPEN_FILE.fullmatch(path)
         if match:
@@ -534,7 +537,7 @@ def _link(path: str, data: bytes) -> None:
 
 
 def _create_remotely(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
-    """Write a new object, with a conditional write if the store has one. Raises FileExistsError."""
+    """Write a new object, with a conditional write if the store supports this. Raises FileExistsError."""
     try:
         _bounded(fs, "pipe_file", path, data, mode="create")
         return

@@ -69,7 +69,7 @@ class Table:
     def open(cls, url: str, kind: str | None = None) -> "Table":
         """Open the table at `url`.
 
-        Raises TableError if there is no finished table of `kind` or it is damaged; StorageError.
+        Raises TableError if there is no finished table of `kind`, or if the table is damaged; StorageError.
         """
         return cls(url, manifests.open_manifest(url, kind))
 

@@ -116,7 +116,7 @@ def moved(view: View, before: str, after: str) -> View:
 
 @dataclass(frozen=True)
 class ExportVersion:
-    """Version of an export: the newest part of the data that it covers, and its predecessor.
+    """Version of an export: the name of the newest part in the exported data, and the predecessor of the export.
 
     `onto`, `digest`: path and digest of the predecessor; None if there is none. `needs`: (part, path, digest) for all
     exports whose files this export uses.
@@ -191,7 +191,7 @@ def own_name(url: str) -> str:
 
 
 def switch(url: str) -> str:
-    """Make the export at `url` the current export of its folder, and return the URL of CURRENT.
+    """Make the export at `url` the current export in its folder, and return the URL of CURRENT.
 
     A process that opens the folder meanwhile gets either this export or the previous export. Raises InputError,
     StorageError.

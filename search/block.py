@@ -1,8 +1,7 @@
 """Search in one block, with exact and repeatable scores for the candidates of any index.
 
-The last bits of Faiss's own scores depend on the shape of the matrix product, and so on the number of blocks.
-Therefore every candidate is scored again, pair by pair. Exact search also proves that no other label can be in the
-result.
+The last bits of Faiss's own scores depend on the shape of the matrix product, and so on the number of blocks. Therefore
+every candidate is scored again, one pair at a time. Exact search also proves that no other label can be in the result.
 """
 
 import contextlib
@@ -139,7 +138,7 @@ def _largest(vectors: np.ndarray) -> np.ndarray:
 
 
 class Codes(NamedTuple):
-    """Vectors rounded to codes of one byte per number; `scale` [D] is the unit of each column.
+    """Vectors that are rounded to codes of one byte per number; `scale` [D] is the unit of each column.
 
     `error`: largest distance between a vector and its code. `longest_code`: largest norm of a code if Faiss rounds
     queries to whole numbers, else 0. Whether Faiss rounds queries depends on the processor and the number of columns.

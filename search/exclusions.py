@@ -65,7 +65,7 @@ class Exclusions(NamedTuple):
         return sum((ids.counts for ids in inside), np.zeros(self.positives.rows, np.int64))
 
     def concat(self, other: "Exclusions") -> "Exclusions":
-        """Return these rows, followed by the rows of `other`."""
+        """Return the exclusions of these rows, followed by those of the rows in `other`."""
         return Exclusions(*map(Ragged.join, zip(self, other, strict=True)))
 
 
@@ -81,8 +81,8 @@ def start_search(
     """Start a search of the block for the best labels of queries float32 [B, D], without excluded labels.
 
     Call the returned function to wait for the keys [B, width]. The search fetches one extra candidate for each
-    candidate that a row can lose, so `width` labels remain if the block has enough labels. The number of fetched
-    candidates, and of dropped candidates per reason, is added to `counts`.
+    candidate that a row can lose, so `width` labels remain if the block has enough labels. `counts` is updated with the
+    number of fetched candidates, and of dropped candidates per reason.
     """
     keys = np.full((len(queries), width), EMPTY)
     losses = exclusions.count_in(block.start, block.stop)

@@ -177,7 +177,8 @@ def tune(
 
     Chooses the smallest refine that reaches the target, and the smallest power of two for other parameters. If no
     values reach the target, the values with the highest recall are chosen. For a block without an index, `fixed` is
-    returned. Without queries, nothing is measured: the middle nprobe or ef_search and the smallest refine are chosen.
+    returned unchanged. Without queries, nothing is measured: the middle nprobe or ef_search and the smallest refine are
+    chosen.
     """
     if block.index is None:
         return fixed

@@ -111,7 +111,7 @@ class DeviceVectors:
     def nearest(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Same as the function `nearest`.
 
-        Results differ by rounding errors from those on a CPU; `search.block` removes the difference.
+        Results may differ from results on a CPU by rounding errors, which `search.block` removes.
         """
         torch, vectors = self._torch, self._vectors
         x = torch.from_numpy(np.ascontiguousarray(queries)).to(vectors.device)

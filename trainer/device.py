@@ -20,9 +20,9 @@ _KEPT, _LARGEST_KEPT = 256 << 20, 32 << 20  # bytes: free memory that the heap k
 def keep_freed_memory() -> None:
     """Make the process reuse the memory of one batch for the next batch.
 
-    By default glibc may return blocks of a few megabytes to the system, depending on earlier frees. The system then has
-    to clear each page before the next batch gets the memory, which doubled the time to plan a batch with own pools. On
-    systems without glibc nothing changes.
+    By default, glibc may return freed blocks of a few megabytes to the system, depending on earlier frees. The system
+    then has to clear each page before the next batch gets the memory, which doubled the time to plan a batch with own
+    pools. On systems without glibc nothing changes.
     """
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
@@ -33,7 +33,8 @@ def keep_freed_memory() -> None:
 def open_device(name: str) -> torch.device:
     """Return the device `name`: auto, cpu, cuda or cuda:N. Raises InputError if the device does not exist.
 
-    `auto` is a GPU if there is one, else the CPU. Without a number, cuda is the GPU of LOCAL_RANK, which torchrun sets.
+    `auto` is a GPU if there is one, else the CPU. Without a number, `cuda` is the GPU with number LOCAL_RANK, which
+    torchrun sets.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     kind, _, number = name.partition(":")

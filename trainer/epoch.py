@@ -1,4 +1,4 @@
-"""One epoch of a run: adopt a table of negatives, take a step on every batch, then validate and save a checkpoint."""
+"""One epoch of a run: adopt the epoch's tables, take a step on every batch, then validate and save a checkpoint."""
 
 import contextlib
 import math
@@ -127,7 +127,7 @@ class EpochRunner:
         return decision or follow(*facts)
 
     def save(self) -> None:
-        """Begin to write a checkpoint of the current state. Raises StorageError."""
+        """Start writing a checkpoint of the current state. Raises StorageError."""
         parts, progress = self._parts, self.progress
         # The records come first, so that a resumed run finds every record up to the checkpoint.
         parts.tracker.sync()
@@ -170,7 +170,7 @@ class EpochRunner:
         parts.tracker.record("adoption", progress.global_step + 1, {"epoch": progress.epoch, **asdict(adoption)})
 
     def _spend(self, since: float) -> float:
-        """Add the seconds since the time `since` to the epoch; return the current time."""
+        """Add the seconds since the time `since` to the epoch's time; return the current time."""
         time_now = time.perf_counter()
         self.progress.budget.spend(time_now - since)
         return time_now
@@ -219,7 +219,7 @@ class EpochRunner:
                 self._save_and_stop()
 
     def _save_and_stop(self) -> None:
-        """End the run here, with a checkpoint of the last step. Raises StoppedError; StorageError."""
+        """End the run here, and save a checkpoint of the last step. Raises StoppedError; StorageError."""
         step = self.progress.global_step
         if self._saved != step:
             self.save()

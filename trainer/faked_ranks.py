@@ -1,8 +1,8 @@
 """One rank among simulated peers: the peers' messages have realistic sizes, and this rank's messages are counted.
 
-A peer's message is a copy of a message that this rank sent some calls ago from the same line of code, so ids and
-lengths are as in a real run. The simulation only replaces the backend of torch.distributed: every operation of `Group`
-is real.
+A peer's message is a copy of a message that this rank sent some calls ago from the same place in the code, so ids and
+lengths are realistic. The simulation only replaces the backend of torch.distributed: every operation of `Group` is
+real.
 """
 
 import sys

@@ -43,7 +43,7 @@ def label_bytes(recipe: Recipe) -> Size:
 
 
 def require_memory(recipe: Recipe, sizes: DataSizes, ranks: int) -> None:
-    """Refuse a model whose parameters do not fit into free memory; with a GPU, only parameters on the host count.
+    """Refuse a model whose parameters do not fit into free memory; with a GPU, only parameters on the host are counted.
 
     Raises InputError, which names the required and the free memory.
     """
@@ -91,7 +91,7 @@ def require_scratch(recipe: Recipe, rows: int, labels: int, ranks: int, dense: i
 
 
 def encoder_bytes(recipe: Recipe, sizes: DataSizes) -> int:
-    """Return a lower bound on the bytes of the parameters of a recipe's encoders."""
+    """Return a lower bound on the size in bytes of a recipe's encoder parameters."""
     least: int = recipe.encoder.implementation.least_bytes(
         recipe.encoder, sizes.vocabulary, sizes.features, sizes.dense
     )

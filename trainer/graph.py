@@ -2,7 +2,7 @@
 
 The graph reads varying inputs from fixed memory: the batch, the factor on learning rates, and the random key. Batches
 are padded to a few sizes, which does not change results. A step copies no values to the host, and takes the same
-branches for all values.
+branches whatever the values are.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ class _Recorded(NamedTuple):
 
 
 class Graphs:
-    """Calls functions of tensors on `device` as graphs; a graph is recorded when a memory layout occurs a second time.
+    """Runs functions of tensors on `device` as graphs; a graph is recorded when a memory layout occurs a second time.
 
     The first call with a layout runs without a graph: it compiles and loads kernels, and creates the optimizers' state.
     On a device that cannot record, the function is called with copies of the tensors, as in a graph.
@@ -119,7 +119,7 @@ class Graphs:
 
 
 class _Given(NamedTuple):
-    """A step's batch and scalars [], on the device."""
+    """The batch and the scalars [] of a step, on the device."""
 
     prepared: Any
     drawn: Any

@@ -120,7 +120,7 @@ class Group:
         """Wait until every rank has reached this call."""
 
     def wait_for(self, tensor: torch.Tensor, is_stop_asked: Callable[[], bool] = lambda: False) -> None:
-        """Wait until `tensor` is computed, if it depends on other ranks' part of a step.
+        """Wait until `tensor` has been computed, if `tensor` depends on the work of other ranks in a step.
 
         A GPU cannot distinguish a rank that has ended from a slow rank. Therefore the wait has a limit, which is
         shorter after a request to stop (`is_stop_asked`). Raises RankLostError at the limit.

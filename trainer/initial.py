@@ -33,7 +33,7 @@ def begin_with_encoder(model: Model, data: DataLayout, recipe: Recipe) -> bool:
     """Load the encoder of the run `train.encoder_from`; return False if the recipe names no run.
 
     Raises InputError if the encoder is frozen but untrained, if the run or its checkpoint does not exist, or if the run
-    used other data or a different encoder; TableError.
+    used different data or a different encoder; TableError.
     """
     url = recipe.train.encoder_from
     if not url:
@@ -73,7 +73,7 @@ def begin_with_run(model: Model, data: DataLayout, recipe: Recipe, say: Say) -> 
     """Load the parameters of the run `train.start_from`, by label id; return False if the recipe names no run.
 
     `train.new_labels` determines the vectors of new labels; vectors of retired labels start at zero. Raises InputError
-    if the run does not exist, used other data, or has a different model; TableError.
+    if the run does not exist, used different data, or has a different model; TableError.
     """
     url = recipe.train.start_from
     if not url:
@@ -130,7 +130,7 @@ def fit_vectors(
 ) -> torch.Tensor:
     """Fit trained vectors w [S, D + 1] (bias last) to v - `mean`, with v [S, D]; return vectors for `new` [n, D].
 
-    The mean `query` [D] scores all returned vectors the same: with the median of its scores for w.
+    The mean `query` [D] gives each returned vector the same score, which is the median score of the vectors w.
     """
     centred, width = v - mean, v.shape[1]
     slope = max(float((centred * w[:, :width]).sum() / (centred * centred).sum().clamp(min=1e-12)), 0.0)

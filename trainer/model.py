@@ -75,7 +75,7 @@ class Model:
 
     @property
     def encoders(self) -> dict[str, Encoder]:
-        """Encoders by the name of their part of a checkpoint."""
+        """Encoders, keyed by the name of their part of a checkpoint."""
         return {"encoder": self.encoder, **self.head.encoders()}
 
     @property
@@ -153,7 +153,7 @@ def find_checkpoint(
     """Open the recipe of a run that was trained on DATA, and its checkpoint of `step`, as in `open_step`.
 
     With `earlier`, the run may have used an earlier version of DATA. Raises InputError if there is no run or no
-    checkpoint, or if the run used other data; TableError if a table is unfinished or damaged.
+    checkpoint, or if the run used different data; TableError if a table is unfinished or damaged.
     """
     config = load_config(run.config)
     require_same_data(config, Table.open(data.root, "data").manifest, data.root, run.root, earlier)
@@ -169,7 +169,7 @@ def find_checkpoint(
 def find_earlier(data: DataLayout, run: RunLayout) -> tuple[Recipe, Checkpoint, list[str]]:
     """Open the recipe and checkpoint of a run on DATA or an earlier version; also return the parts added since.
 
-    Raises InputError if there is no run or no checkpoint, or if the run used other data; TableError.
+    Raises InputError if there is no run or no checkpoint, or if the run used different data; TableError.
     """
     recipe, checkpoint = find_checkpoint(data, run, earlier=True)
     trained = str(trained_digest(load_config(run.config)))
@@ -203,7 +203,7 @@ def trained_labels(model: Model, checkpoint: Checkpoint) -> int | None:
 
 
 def load_encoder(data: DataLayout, run: RunLayout, step: int | str | None = None, device: torch.device = CPU) -> Model:
-    """Load a checkpoint's model for embedding only, without rows of labels, so that memory does not grow with L.
+    """Load a checkpoint's model for embedding only, without the rows of labels, so that memory does not grow with L.
 
     Raises the errors of `find_checkpoint`.
     """

@@ -70,7 +70,7 @@ class EpochReport:
 
 
 class LossWatch:
-    """Detects a loss far above the largest recent loss; the steps compared may have rows of different sources."""
+    """Detects a loss far above the largest recent loss. The recent steps may include rows of different sources."""
 
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=_WINDOW)

@@ -37,7 +37,10 @@ def epochs_that_fit(minutes: float, most: int, seconds: Sequence[float]) -> int:
 
 @dataclass
 class Budget:
-    """Time budget of a run. `spent`: seconds of each epoch so far. `plans`: [first step, planned epochs] by epoch."""
+    """Time budget of a run.
+
+    `spent`: seconds of each epoch so far. `plans`: [first step, planned epochs] of each epoch.
+    """
 
     spent: list[float] = field(default_factory=list)
     plans: list[list[int]] = field(default_factory=list)
@@ -63,7 +66,7 @@ class Budget:
 
 
 class ClusterSchedule(NamedTuple):
-    """Clusters of `first` rows in epoch 0 (1: single rows); their size doubles every `every` epochs (0: never).
+    """Clusters of `first` rows in epoch 0 (1: single rows); the size doubles every `every` epochs (0: never).
 
     Easy negatives come first, then hard negatives (NGAME, section 3, "Curriculum Learning").
     """
@@ -72,7 +75,7 @@ class ClusterSchedule(NamedTuple):
     every: int = 0
 
     def at(self, epoch: int, most: int) -> int:
-        """Return the number of rows of a cluster in `epoch`; the number doubles only while it divides `most`."""
+        """Return the number of rows per cluster in `epoch`; the number doubles only while the result divides `most`."""
         size = self.first
         for _ in range(epoch // self.every if self.every else 0):
             if most % (2 * size):

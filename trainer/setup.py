@@ -82,7 +82,7 @@ def set_up(
 ) -> Parts:
     """Open and build the parts of a run, on every rank. Raises InputError, TableError.
 
-    `threads`: number of torch threads if the recipe does not set it; 0: one thread per core.
+    `threads`: number of torch threads if the recipe does not set this number; 0: one thread per core.
     """
     say = say if group.first else lambda line: None
     keep_freed_memory()
@@ -262,7 +262,7 @@ def open_sources_of_negatives(recipe: Recipe, model: Model, group: Group) -> Neg
 
 
 def open_queries(recipe: Recipe, model: Model, group: Group, clock: Clock) -> QueryEmbeddings:
-    """Choose how queries are encoded in training."""
+    """Return the way in which queries are encoded in training."""
     if recipe.train.freeze_encoder:
         return FrozenQueries(model.encoder)
     if recipe.train.accumulate > 1 or recipe.encodes_labels:

@@ -2,8 +2,8 @@
 
 The encoder is data-parallel: a rank encodes its part of the batch, and sends x of its part to every rank. The head is
 model-parallel: a rank scores the global batch against its own labels. The gradients on x are summed over the ranks, and
-are back-propagated through the encoder. A single rank does all of this alone. Global batches are gathered and planned
-before their steps.
+are back-propagated through the encoder. A single rank does all this work itself. Global batches are gathered and
+planned ahead of the steps that use them.
 """
 
 import contextlib
@@ -138,8 +138,8 @@ def take_step(
     """Train on a global batch at step `number` of the run; `batch` is the global batch or this rank's part of it.
 
     `factor` scales every learning rate. Without `update`, the head updates its rows, but the encoders only keep their
-    gradients, which are not yet summed over ranks. Raises RankLostError, or StorageError if a checkpoint that is being
-    written fails.
+    gradients, without a sum over ranks. Raises RankLostError, or StorageError if a checkpoint that is being written
+    fails.
     """
     model, group, clock = context.model, context.group, context.clock
     gathered = context.planner.gather(batch, group) if isinstance(batch, Batch) else batch

@@ -6,9 +6,9 @@
 
 A claim file is never changed. The last claim in the chain owns the output. An owner is gone if it ran on this machine
 and its process has ended, or if its beat has not changed for LEASE_SECONDS on the observer's clock; the clocks of two
-machines are never compared. If an owner's own beats are late, because the process was paused or cut off from storage,
-the owner checks its claim before it writes anything (`Claim.require`); until then the owner's files are in the folder
-of its attempt.
+machines are never compared. If an owner's beats are late, because the process was paused or cut off from storage, the
+owner checks its claim before it writes anything (`Claim.require`). Until then, the owner's files are in the folder of
+its attempt.
 
 On a disk, and on stores with conditional writes such as S3 and GCS, only one process can create a file. Without
 conditional writes, the last of several writers within SETTLE_SECONDS wins, and all writers check which writer won.
@@ -50,7 +50,7 @@ class LostError(ClaimedError):
 
 @dataclass(frozen=True)
 class Owner:
-    """Process that claims an output: the kind of its work (`sharded`, `trained`), and facts that tell if it is running.
+    """Process that claims an output: the kind of its work (`sharded`, `trained`), and facts that identify the process.
 
     `pid` is unique among the processes of `machine`; `born` identifies the start of the process.
     """
@@ -106,7 +106,7 @@ class Claim:
         return self.owner.id[:16]
 
     def require(self) -> None:
-        """Raise LostError unless this process still owns the output; makes no request if the last beat is fresh."""
+        """Raise LostError unless this process still owns the output; if the last beat is recent, no request is made."""
         if self._lost is None and _clock() - self._confirmed < _FRESH * LEASE_SECONDS:
             return
         with self._lock:
@@ -176,7 +176,7 @@ class Unclaimed(Claim):
 
 @contextlib.contextmanager
 def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
-    """Hold the claim on the output at `root` for the block, or continue a claim that this thread already holds.
+    """Hold the claim on the output at `root` within the block; reuse a claim that this thread already holds.
 
     If the owner of the claim has ended, the claim is taken over, and `say` reports this. The output is marked with its
     kind (`place`). Raises ClaimedError while another process holds the claim; LostError, in place of an error of the
@@ -286,12 +286,12 @@ def _read(place: str) -> bytes | None:
 
 
 def _clock() -> float:
-    """Return the time in seconds of a clock that cannot be set, and that also runs during sleep if possible."""
+    """Return the time in seconds of a clock that cannot be set, and that continues during sleep if possible."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _machine() -> str:
-    """Name the space in which this process's pid is unique: one boot of this machine or of a container."""
+    """Return a name for the space in which this process's pid is unique: one boot of this machine or a container."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]

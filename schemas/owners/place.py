@@ -1,6 +1,6 @@
 """Checks that an output path is absent, empty, or contains an output of the same kind, and is outside of all inputs.
 
-The kind is what the output's owner does: sharded, trained, exported. A manifest or a run's recipe shows the kind.
+The kind names the owner's work, for example sharded, trained or exported. A manifest or a run's recipe shows the kind.
 Before a manifest or recipe exists, the file `.kind` shows the kind; this file is written first and removed with the
 claim.
 """
@@ -57,7 +57,7 @@ def require_file(out: str, reads: Iterable[str | None], remedy: str, may_replace
 
 
 def mark(out: str, doing: str) -> bool:
-    """Write a mark of the kind `doing` at `out`, before anything else; return whether the mark exists."""
+    """Write a mark of the kind `doing` at `out`, before all other files; return whether this kind has a mark."""
     if doing in _NAMES:
         storage.write_bytes(join(out, MARK), f"{doing}\n".encode())
     return doing in _NAMES
@@ -97,7 +97,7 @@ def _kind_at(url: str, names: list[str]) -> str | None:
 
 
 def _kind_of(url: str) -> str:
-    """Return the kind of work that made the finished table at `url`. Raises TableError."""
+    """Return the kind of work that produced the finished table at `url`. Raises TableError."""
     table = Table.open(url)
     made = "clustered" if CLUSTERS in table.parameters else f"a table of {table.kind}"
     return _DOING.get(table.kind, made)

@@ -95,7 +95,7 @@ def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_row
 
 
 def _checksums_of(data: memoryview) -> str:
-    """Return the CRC-32 of a shard's footer and of every column chunk by row group, packed for the manifest."""
+    """Return the CRC-32 of a shard's footer and of every column chunk in each row group, packed for the manifest."""
     size, _ = _ENDING.unpack(data[-_ENDING.size :])
     metadata = pq.read_metadata(pa.BufferReader(data))
     sums = [crc32(data[-_ENDING.size - size :])]
@@ -235,7 +235,7 @@ def number_column(table: pa.Table, name: str) -> np.ndarray:
 
 
 def _numbers(column: pa.Array) -> np.ndarray:
-    """Return a NumPy view of a numeric column; Arrow's own conversion would load pandas, which takes 0.2 s."""
+    """Return a NumPy view of a numeric column; Arrow's conversion would load pandas, which takes 0.2 s."""
     if column.null_count or str(column.type) not in _NUMBERS:
         return column.to_numpy(zero_copy_only=False)
     _, data = column.buffers()
@@ -266,7 +266,7 @@ def matrix_column(table: pa.Table, name: str) -> np.ndarray:
 
 
 def _array(table: pa.Table, name: str) -> pa.Array:
-    """Return a column as one array, copied only if it is in several pieces."""
+    """Return a column as one array; only a column in several pieces is copied."""
     column = table.column(name)
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays([pa.nulls(0, column.type), *column.chunks])
 

@@ -58,7 +58,7 @@ Source = Mapped | Remote
 
 @contextlib.contextmanager
 def opening(url: str, shard: Shard, access: Access) -> Iterator[Source]:
-    """Yield the source of the bytes of `shard` of the table at `url`; the block reads the end of the file.
+    """Yield the source from which to read `shard` of the table at `url`; the block reads the end of the file.
 
     Raises TableError if the shard is missing or damaged, or its length has changed; StorageError.
     """
@@ -126,7 +126,7 @@ class Pieces:
 
 
 class PiecesFile(AbstractBufferedFile):
-    """File of `length` bytes; only its `pieces` can be read, and they may be replaced."""
+    """File of `length` bytes, of which only the `pieces` can be read; `pieces` may be replaced."""
 
     def __init__(self, length: int) -> None:
         super().__init__(None, "", size=length, cache_type="none")

@@ -76,7 +76,7 @@ def iterate_shard(url: str, shard: Shard, columns: Sequence[str] | None = None) 
 def read_group(
     file: OpenShard, group: int, columns: Sequence[str] | None, place: str, pieces: Pieces | None = None
 ) -> pa.Table:
-    """Read row group `group` of an open shard, from `pieces` if they were fetched before and are not damaged.
+    """Read row group `group` of an open shard, from `pieces` if these were fetched before and are not damaged.
 
     Damaged bytes are read again. Raises StorageError; TableError, which names `place` and the row group, if the bytes
     are still damaged.

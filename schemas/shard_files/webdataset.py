@@ -6,7 +6,7 @@ for deterministic bytes. NumPy lays out headers, members and padding of all samp
 
 The index is an Arrow IPC file with one record batch per row group, which contains the number of values in each member
 of each row. The position of every value is computed from these numbers, and reading a row group takes one range read
-and a few gathers. The metadata of a batch contains the first byte of the row group, the id of its first row, and a
+and a few gathers. The metadata of a batch contains the start of the row group in bytes, the id of the first row, and a
 CRC-32 of each column's values. The manifest contains the CRC-32 of the index.
 
     tar entries | two zero blocks | index | CRC-32 of the index, its length, magic
@@ -85,8 +85,8 @@ class Layout:
 def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_rows: int) -> Shard:
     """Publish shard `index` of `count` under the prefix `url`, whole or not at all; holds one row group in memory.
 
-    `query_id` must count up by one; the other columns are strings or lists of numbers.
-    Raises StorageError; ValueError for other columns and ids.
+    `query_id` must increase by one per row; the other columns are strings or lists of numbers. Raises StorageError;
+    ValueError for other columns and ids.
     """
     name = shard_name(index, count, EXTENSION)
     with storage.writing(join(url, name)) as path:
@@ -289,7 +289,10 @@ def _size(member: Member, counts: np.ndarray) -> np.ndarray:
 
 
 def _tar_headers(member: Member, digits: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return headers uint8 [B, 512]. The checksum is the sum of all bytes, with its own field counted as spaces."""
+    """Return headers uint8 [B, 512].
+
+    The checksum is the sum of all bytes, where the checksum field is counted as spaces.
+    """
     head = bytearray(BLOCK)
     head[ID_DIGITS : ID_DIGITS + 1 + len(member.suffix)] = b"." + member.suffix.encode()
     head[100:124] = b"0000644\0" + b"0000000\0" * 2  # mode, owner, group

@@ -21,7 +21,7 @@ BeforeChange = Callable[[Candidates, torch.Tensor | None], None]
 
 @dataclass(frozen=True)
 class HeadStep:
-    """Input of a head's step: the global `batch`, its embeddings x [B, D], and the negatives that were found with x.
+    """Input of a head's step: the global `batch`, its query embeddings x [B, D], and the negatives found with x.
 
     `number`: index of the step in the run, from 0. `factor` scales every rate. `number` and `factor` are tensors if the
     step may be recorded as a CUDA graph. `before_change` is called before rows change.
@@ -48,7 +48,7 @@ class Head(ABC):
     @property
     @abstractmethod
     def vectors(self) -> torch.Tensor:
-        """Vectors [stop - start, D], D + 1 with a bias, for dumps, indexes and searches."""
+        """Vectors [stop - start, D] (D + 1 with a bias), for dumps, indexes and searches."""
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Return a float32 copy of the vectors `rows` [C], counted from `start`, without a gradient."""
@@ -67,7 +67,7 @@ class Head(ABC):
         return 0
 
     def backward(self) -> None:  # noqa: B027
-        """Add the gradients of the last `learn` to the encoders."""
+        """Add the gradients of the last call of `learn` to the encoders."""
 
     def encoders(self) -> dict[str, Encoder]:
         """Return all encoders except the query encoder, keyed by the name of their part of a checkpoint."""

@@ -85,9 +85,9 @@ class Classifier(Head):
     ) -> tuple[float | torch.Tensor, torch.Tensor]:
         """Update all rows of `candidates`; return `scale` times the loss of x [B, D], and the gradient on x.
 
-        The method gathers rows, computes the loss and gradients, and updates the rows; binary cross-entropy takes a
-        single pass over the rows. `merged`: the result of `merge_ahead`, if the device has merged the candidates
-        already. `factor` and `number` may be tensors, like rate and step in `RowMatrix.rule`.
+        The method gathers rows, computes the loss and gradients, and updates the rows. Binary cross-entropy does all
+        this in a single pass over the rows. `merged`: the result of `merge_ahead`, if the device has merged the
+        candidates already. `factor` and `number` may be tensors, like rate and step in `RowMatrix.rule`.
         """
         lr = self._lr * factor
         value: float | torch.Tensor
@@ -122,7 +122,7 @@ def merges_on(device: torch.device, recipe: Recipe) -> bool:
 
 
 def _initialise(weight: torch.Tensor, config: ClassifierConfig, labels: int, first: int, seed: int) -> None:
-    """Fill the zeros `weight` with rows [first, ...) of the L random initial vectors, and with the initial bias.
+    """Fill `weight`, which is zero, with rows [first, ...) of the L random initial vectors, and with the initial bias.
 
     Random numbers are keyed by blocks of labels, so a rank draws only the blocks that contain its rows.
     """

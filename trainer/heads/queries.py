@@ -28,7 +28,7 @@ _BEHIND = 2  # maximum number of batches that a GPU is sending
 
 
 def dropout_key(batch: Batch, kind: int, first: int, start: int) -> tuple[int, int, int]:
-    """Return the dropout key of a sub-batch of QUERIES or LABELS that starts at row `first + start` of all ranks' rows.
+    """Return the dropout key of a sub-batch of QUERIES or LABELS that starts at row `first + start` over all ranks.
 
     A row's dropout does not depend on the number of ranks if sub-batches begin at the same rows.
     """
@@ -38,8 +38,8 @@ def dropout_key(batch: Batch, kind: int, first: int, start: int) -> tuple[int, i
 class CachedEmbeddings:
     """Embeddings x [n, D] of training rows, computed `size` at a time without a graph; `backward` computes x again.
 
-    `inputs(start, stop)` returns rows [start, stop) of the n rows, and `key(start)` returns their dropout key. A single
-    sub-batch keeps its graph, so nothing is computed twice.
+    `inputs(start, stop)` returns rows [start, stop) of the n rows, and `key(start)` returns their dropout key. If there
+    is a single sub-batch, its graph is kept, so nothing is computed twice.
     """
 
     def __init__(

@@ -74,7 +74,7 @@ class RowFeatures:
 
 
 def count_features(inputs: Inputs, vocabulary: int) -> SparseRows:
-    """Return each row's counts of words and word pairs if there is a `vocabulary`, else its features; int32 ids."""
+    """Return the counts of each row's words and word pairs if there is a `vocabulary`, else each row's features."""
     if vocabulary and inputs.tokens is not None:
         counted = count_words(inputs.tokens, vocabulary, damped=False)
         return counted._replace(ids=counted.ids.astype(np.int32))
@@ -228,7 +228,7 @@ class LinearRanker:
 
 
 def _best_labels(x: SparseRows, weights: SparseRows, labels: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Do the same as `solver.best_labels` without Numba, which takes a third of a second to load."""
+    """Do the same as `solver.best_labels` without Numba, because loading Numba takes a third of a second."""
     found, scores = np.full((x.rows, k), PAD, np.int64), np.zeros((x.rows, k), np.float32)
     for row in range(x.rows):
         of_row = slice(x.offsets[row], x.offsets[row + 1])

@@ -1,9 +1,9 @@
 """One-vs-all with squared hinge loss: each label is trained against the rows that its weights score highest.
 
 min_w 1/2 |w|^2 + C sum_i max(0, 1 - y_i (w.x_i - 1))^2. The bias is fixed at -1, its limit for many rows. A row that
-shares no word with a label's points thus scores -1, adds no loss, and is never read. The rows of a label are at first
-its positives. Each round runs dual coordinate descent (Hsieh et al., 2008, Algorithm 1), then adds the rows that the
-weights score highest; an inverted index of words finds these rows.
+shares no word with a label's points thus scores -1, adds no loss, and is never read. A label is first trained on its
+positives alone. Each round runs dual coordinate descent (Hsieh et al., 2008, Algorithm 1), then adds the rows that the
+weights score highest. An inverted index of words finds these rows.
 """
 
 import math

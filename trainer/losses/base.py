@@ -155,8 +155,8 @@ class Loss(ABC):
     def __call__(self, x: torch.Tensor, w: torch.Tensor, candidates: Candidates, group: Group = ALONE) -> torch.Tensor:
         """Return this rank's part of the loss; the sum over ranks is the loss.
 
-        x [B, D] are the queries of all ranks, w [C, D] the labels `candidates.ids` of this rank. The gradient on w is
-        complete; gradients on x must be summed over ranks.
+        x [B, D] are the queries of all ranks, and w [C, D] are the labels `candidates.ids` of this rank. The gradient
+        on w is complete; gradients on x must be summed over ranks.
         """
         value: torch.Tensor = _LossFunction.apply(x, w, candidates, self, group)
         return value

@@ -55,12 +55,13 @@ def binary_step(
     merged: Merged | None = None,
     narrow: bool = False,
 ) -> tuple[float | torch.Tensor, torch.Tensor]:
-    """Update the rows of `candidates`; return `scale` times the loss of x [B, D], and its gradient on x.
+    """Update the rows of `candidates`; return `scale` times the loss of x [B, D], and the gradient on x.
 
-    The result equals gather, `binary_cross_entropy`, its backward pass and update. A single pass over the rows reads
-    and writes each row once, and creates no matrix [C, D] except for a shared pool. The loss is a float on a CPU, and a
-    tensor [] on other devices. `merged`: the result of `merge_ahead`, if the device has merged the candidates already.
-    With `narrow`, a GPU multiplies a pool's bfloat16 rows without widening them to float32.
+    The result is the same as gathering rows, calling `binary_cross_entropy`, its backward pass, and an update. A single
+    pass over the rows reads and writes each row once, and creates no matrix [C, D] except for a shared pool. The loss
+    is a float on a CPU, and a tensor [] on other devices. `merged`: the result of `merge_ahead`, if the device has
+    merged the candidates already. With `narrow`, a GPU multiplies a pool's bfloat16 rows without widening them to
+    float32.
     """
     if isinstance(rows, HostMatrix) or rows.device != CPU:
         return _step_on_device(x.contiguous(), rows, candidates, lr, step, scale, merged, narrow)

@@ -17,7 +17,7 @@ class Contrastive(Loss):
 
     @abstractmethod
     def positive_share(self, scores: Scores) -> torch.Tensor:
-        """Return the weight [n] of each positive in the denominators of the query's other positives."""
+        """Return the weight [n] that each positive has in the denominators of the query's other positives."""
 
     def differentiate(self, scores: Scores) -> LossParts:
         positive, query = scores.positive, scores.query
@@ -58,7 +58,7 @@ class InfoNCE(Contrastive):
 
 
 class DecoupledSoftmax(Contrastive):
-    """Equation 5: only negatives and the positive itself count, so positives do not push each other down."""
+    """Equation 5: only negatives and the positive itself are in the denominator, so positives do not compete."""
 
     def positive_share(self, scores: Scores) -> torch.Tensor:
         return torch.zeros_like(scores.pair)

@@ -13,8 +13,8 @@ def vote_loss(
 ) -> torch.Tensor:
     """Return the sum over queries x [B, D] of -mean(log(votes)), where the mean is over `own` labels that have votes.
 
-    The vote of a neighbour is its softmax of cos(x, keys [B, K, D]) / `temperature` over the `found` [B, K] (bool)
-    neighbours. A label's votes are summed over the neighbours with this label; `theirs` are the labels of the B * K
+    Neighbours vote with the softmax of cos(x, keys [B, K, D]) / `temperature` over the neighbours that were `found`
+    [B, K] (bool). A label's votes are the sum over the neighbours with this label; `theirs` are the labels of the B * K
     neighbours.
     """
     s = torch.einsum("bd,bkd->bk", normalize(x, dim=1), keys.to(x.dtype)) / temperature

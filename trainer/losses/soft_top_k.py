@@ -26,9 +26,9 @@ class SoftTopKSection(LossSection):
 class SoftTopK(Loss):
     """-sum_P v log sigma(alpha (s_j + t)), with t such that sigma(alpha (s + t)) sums to k over all candidates.
 
-    In this sum, a negative counts with its weight, and a positive counts once. The constant 1/L of equation 6 is left
-    out: for a large L, 1/L would scale gradients below Adam's epsilon. The loss of a query with at most k candidates is
-    0.
+    In the sum to k, a negative counts with its weight, and a positive counts once. The constant 1/L of equation 6 is
+    left out: for a large L, 1/L would scale gradients below Adam's epsilon. The loss of a query with at most k
+    candidates is 0.
     """
 
     section = SoftTopKSection

@@ -27,7 +27,7 @@ class Matrix(NamedTuple):
 class Rule(NamedTuple):
     """An optimizer step; `keep`: factor on a row for weight decay; `key`: key of the random bits.
 
-    On a device, `rate` and `keep` (float32) and `key` may be tensors []: a recorded step reads them at each replay.
+    On a device, `rate` and `keep` (float32) and `key` may be tensors [], which a recorded step reads at each replay.
     """
 
     method: int

@@ -40,7 +40,7 @@ class _PendingStep:
 class HostMatrix:
     """`rows` [R, D] on the host; the rows of a step are sent to `device`, and their gradient is copied back.
 
-    Reading the rows, or their state, applies all pending steps first.
+    All pending steps are applied before the rows or their state are read.
     """
 
     def __init__(self, rows: RowMatrix, device: torch.device) -> None:
@@ -90,7 +90,7 @@ class HostMatrix:
         self._pending[-1] = replace(self._pending[-1], normalize=True)
 
     def begin(self, ids: np.ndarray, lr: Number, step: Number) -> DeviceStep:
-        """Return rows `ids` [C] for kernels that score them, and zero rows to accumulate their gradient."""
+        """Return rows `ids` [C] for the kernels that score the rows, and rows of zeros that accumulate the gradient."""
         rows = self._fetch(ids)
         gradient = torch.zeros(rows.shape, device=rows.device)
         scored, updated = (Matrix(values, FORMS[values.dtype], None, None, None, 0) for values in (rows, gradient))

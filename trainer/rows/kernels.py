@@ -1,16 +1,16 @@
 """Compiled loops that make a single pass over rows of a matrix in main memory.
 
-Matrices of vectors are passed as unsigned integers of their width, uint32 for float32 and uint16 otherwise, with their
-`form`. Every loop takes rows [start, stop) of `ids`, so that several threads can share the work; the ids are distinct.
-`block`: current rows as float32 [n, D], and their gradient; row ids[i] is in row i - before of the block.
+Matrices of vectors are passed as unsigned integers (uint32 for float32, uint16 otherwise), with their `form`. Every
+loop takes rows [start, stop) of `ids`, so that several threads can share the work; the ids are distinct. `block`
+contains the current rows as float32 [n, D] and their gradient; row ids[i] is row i - before of the block.
 
 Values narrower than float32 are rounded stochastically, up or down so that the expectation is the exact value. The
 random bits are a stateless hash of (key, row, column), so they do not depend on the order of rows, on the number of
 threads or ranks, or on resumes. See docs/decisions/0012.
 
 Each helper function (`_part`) processes a block of rows and is inlined into the loops that call it, because a row of 64
-columns takes less time than a call. A loop over columns does only one thing; the compiler does not vectorise loops that
-do two.
+columns takes less time than a call. A loop over columns does only one thing, because the compiler does not vectorise
+loops that do two things.
 """
 
 import math
@@ -107,7 +107,7 @@ def _wide(half):  # type: ignore[no-untyped-def]
 def _bfloat16(raw, noise):  # type: ignore[no-untyped-def]
     """Round `raw`, the bits of a float32: up if the 16 bits of `noise` are at least the distance to the next value.
 
-    Infinity and the usual NaN have zeros in the low half, so they do not change.
+    Infinity and the usual NaN have zeros in the low half, so rounding does not change infinity or NaN.
     """
     return np.uint32(np.uint32(raw + noise) >> np.uint32(16))
 

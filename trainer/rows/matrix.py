@@ -24,7 +24,7 @@ class RowOptimizer:
     """Optimizer that updates only touched rows.
 
     sgd: v = momentum v + g, w -= lr v. adagrad: a += mean(g^2) (one number per row), w -= lr g / (sqrt(a) + eps). adam:
-    Adam whose moments change only when the row is touched, bias-corrected by the row's own number of updates.
+    Adam, with moments that change only when the row is touched, and a bias correction by the row's number of updates.
     `weight_decay` is decoupled: w *= 1 - lr * weight_decay at each step that touches the row.
     """
 
@@ -96,10 +96,10 @@ class RowMatrix:
         return out.requires_grad_()
 
     def update(self, ids: np.ndarray | torch.Tensor, gathered: torch.Tensor, lr: Number, step: Number = 0) -> None:
-        """Make one optimizer step on rows `ids` [C], distinct, in any order; on a device, padding may follow.
+        """Make one optimizer step on distinct rows `ids` [C], in any order; on a device, padding may follow the ids.
 
-        `gathered` is the result of `gather(ids)` with its gradient; it may be overwritten. The global `step` is the key
-        of stochastic rounding.
+        `gathered` is the result of `gather(ids)` with its gradient; `gathered` may be overwritten. The global `step` is
+        the key of stochastic rounding.
         """
         gradient = gathered.grad
         assert gradient is not None, "`update` needs a gradient from a backward pass"
@@ -112,7 +112,7 @@ class RowMatrix:
         in_parts(lambda _, start, stop: kernels.update(*arguments, start, stop), len(ids))
 
     def normalize(self, ids: np.ndarray | torch.Tensor) -> None:
-        """Scale rows `ids` [C] to length 1; ids may repeat, and on a device there may be padding at the end."""
+        """Scale rows `ids` [C] to length 1; ids may repeat, and on a device the ids may be padded at the end."""
         rows = self.places(ids)
         if self.device != CPU:
             rows = torch.where(rows < 0, rows[:1].clamp(min=0), rows).long()

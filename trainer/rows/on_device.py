@@ -182,7 +182,7 @@ def _descend(matrix: Matrix, rule: Rule, places: _Places, w: torch.Tensor, g: to
 def narrow(values: torch.Tensor, labels: torch.Tensor, key: Any, dtype: torch.dtype) -> torch.Tensor:
     """Round float32 [C, D] stochastically to `dtype`, with random bits of (key, label, column); float32 is unchanged.
 
-    The bits, and the rounding, are as in `kernels.py`.
+    The bits and the rounding are the same as in `kernels.py`.
     """
     if dtype == torch.float32:
         return values

@@ -1,4 +1,4 @@
-"""Scores of (query, label) pairs and their gradients as sparse products: no matrix [pairs, D] is ever materialised."""
+"""Scores of (query, label) pairs and their gradients, as sparse products without a matrix [pairs, D]."""
 
 import warnings
 
@@ -68,7 +68,7 @@ def sum_entries(
 ) -> torch.Tensor:
     """Return the sums [rows, D] of value * dense[column] over entries [starts[i], starts[i + 1]) of each row i.
 
-    The order of the sums is fixed, so every run gives the same bits. `pieces`: result of `split_rows`, for a device
+    The order of summation is fixed, so every run gives the same bits. `pieces`: result of `split_rows`, for a device
     that sums a row's entries one after another and rows in parallel.
     """
     cuts, firsts = pieces or (starts, None)

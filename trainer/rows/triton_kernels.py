@@ -1,8 +1,8 @@
 """Steps on rows of a matrix on a GPU, as Triton kernels: like `on_device.py`, with each row read and written once.
 
-No sum is shared by several programs, so the same input gives the same bits in every run. A program handles either one
-query, looping over its pairs, or a few labels. A label's pairs are summed in sequence, except for whole spans of _SPAN
-pairs, which separate programs sum first: otherwise a label that every query has would take as long as all other labels
+Several programs never add to the same sum, so the same input gives the same bits in every run. A program handles either
+one query, looping over its pairs, or a few labels. A label's pairs are summed in sequence, except for whole spans of
+_SPAN pairs, which separate programs sum first: otherwise a label of every query would take as long as all other labels
 together. Arithmetic is in float32; rows are loaded and stored as the bits of their dtype.
 
 A program stores its changes after a barrier, which ensures that all its threads have loaded the old values. The barrier
@@ -133,7 +133,7 @@ def span_kernel(  # type: ignore[no-untyped-def]
     x, slopes, query, label, ids, order, sums, D,
     SPAN: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Sum the gradient of a span of SPAN pairs, ordered by label, if all have one label; one program per span."""
+    """Sum the gradient of a span of SPAN pairs, ordered by label, if all pairs have one label; one program per span."""
     number = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)
     low = tl.program_id(0) * SPAN
@@ -307,19 +307,19 @@ def bits_of(vectors: torch.Tensor) -> torch.Tensor:
 
 
 def score_tiles(dimension: int) -> dict[str, int]:
-    """Return the number of programs per query, the shape of their tiles, and their warps."""
+    """Return the number of programs per query, the shape of their tiles, and their number of warps."""
     return {"SPLITS": _SPLITS if dimension >= _WIDE else 1, **span_tiles(dimension)}
 
 
 def span_tiles(dimension: int) -> dict[str, int]:
-    """Return the shape of a tile of pairs of one label or one query, and the warps of its program."""
+    """Return the shape of a tile of pairs with one label or one query, and the number of warps for its program."""
     width = triton.next_power_of_2(dimension)
     pairs = max(1, min(_MOST_PAIRS, _TILE // width))
     return {"PAIRS": pairs, "WIDTH": width, "num_warps": max(1, min(4, pairs * width // 256))}
 
 
 def row_tiles(dimension: int) -> dict[str, int]:
-    """Return the shape of a tile of some rows with some pairs each, and the warps of its program."""
+    """Return the shape of a tile of a few rows with a few pairs each, and the number of warps for its program."""
     width = triton.next_power_of_2(dimension)
     pairs = max(1, min(_PAIRS_OF_ROWS, _ROWS_TILE // width))
     rows = max(1, min(_MOST_ROWS, _ROWS_TILE // (pairs * width)))
