@@ -203,8 +203,8 @@ def _trec_lines(query: dict[str, Any]) -> str:
     for rank, (label, score) in enumerate(zip(query["labels"], query["scores"], strict=True), 1):
         if len(key.split()) != 1 or len(label.split()) != 1:
             raise InputError(
-                f"fields of a TREC run are separated by spaces, but the key {key!r} or {label!r} contains a space. Write "
-                ".jsonl, .parquet or .npz instead."
+                f"fields of a TREC run are separated by spaces, but the key {key!r} or {label!r} contains a space. "
+                "Write .jsonl, .parquet or .npz instead."
             )
         lines += f"{key} Q0 {label} {rank} {score:.9g} {_TAG}\n"
     return lines

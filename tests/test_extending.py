@@ -34,7 +34,7 @@ FILES = {
     "sink": 2,
     "watcher of a run": 2,
     "loss": 2,
-    "input form": 2,
+    "input format": 2,
     "source of negatives": 2,
     "encoder": 2,
 }
@@ -149,7 +149,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     build_data(str(root / "data"), shards=1)
     for name in ("sink", "runner"):
         write_tiny(root / name / "raw")
-    write_tables(root / "input form" / "tables")
+    write_tables(root / "input format" / "tables")
     calls = [
         (name, arguments_of(line, root, root / name))
         for name, addition in ADDITIONS.items()
@@ -301,8 +301,8 @@ def test_a_loss(outcomes: dict[str, Outcome]) -> None:
     assert outcomes["loss"].recipe["loss"] == {"kind": "focal", "temperature": 1.0, "chunk": 0, "gamma": 1.0}
 
 
-def test_an_input_form(outcomes: dict[str, Outcome]) -> None:
-    (sharded,) = outcomes["input form"].done
+def test_an_input_format(outcomes: dict[str, Outcome]) -> None:
+    (sharded,) = outcomes["input format"].done
     layout = DataLayout(sharded.json["data"])
     assert open_manifest(layout.queries("train")).rows == 20
     assert open_manifest(layout.queries("test")).rows == 1

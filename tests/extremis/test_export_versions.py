@@ -102,7 +102,7 @@ def test_a_finished_version_is_kept_and_another_one_refused(days: Path, tmp_path
 
 def test_an_export_of_other_data_is_refused(days: Path, tmp_path: Path) -> None:
     later = export(days, 1, tmp_path / "1")
-    with pytest.raises(InputError, match=r"this export was made neither from .*data0 nor from an earlier version"):
+    with pytest.raises(InputError, match=r"this export was built neither from .*data0 nor from an earlier version"):
         export(days, 0, tmp_path / "0", onto=later)
     with pytest.raises(InputError, match="this is OUT itself"):
         export(days, 1, later, onto=later)

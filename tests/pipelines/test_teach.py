@@ -149,7 +149,7 @@ class TestRefused:
             (pickled, r"pytorch_model\.bin: pickled weights.*safetensors.*save_pretrained"),
             (copy("mute", "*token*", "vocab*"), r"mute: no tokenizer \(.*\) here\. Save the tokenizer to this folder"),
             (headless, r"headless: expected a sequence classifier, got BertModel"),
-            (teachers[2], r"2 outputs: LABEL_0, LABEL_1\. Name the output that is the score with --label"),
+            (teachers[2], r"2 outputs: LABEL_0, LABEL_1\. Name the output to use as the score with --label"),
             (random, r"random: the model has no weights for .*classifier.*, so its scores are random"),
         ):
             with pytest.raises(InputError, match=words):

@@ -321,7 +321,7 @@ def test_an_option_that_was_removed_is_named_where_it_did_something(monkeypatch:
         assert restore_recipe({"train": {"gone": value}}, "run") == Recipe.model_validate({})
     assert validate({"train": {"gone": 0}}, "run") == Recipe.model_validate({})
     for read, section in ((validate, "train"), (restore_recipe, "encoder")):
-        with pytest.raises(InputError, match=rf"{section}\.gone = 3: this option was removed, leave this key out"):
+        with pytest.raises(InputError, match=rf"{section}\.gone = 3: this option was removed: leave this key out"):
             read({section: {"gone": 3}}, "run")
 
 

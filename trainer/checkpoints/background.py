@@ -1,4 +1,4 @@
-"""Background writes of a snapshot of rows, while training continues to change the rows."""
+"""Writes a snapshot of rows in the background, while training continues to change the rows."""
 
 import functools
 import itertools
@@ -30,22 +30,23 @@ _BEHIND = 2  # maximum number of pieces that a GPU is sending
 
 
 class _Piece(NamedTuple):
-    """At most `size` rows kept together; `take` returns the rows' ascending ids [C], and their records [C] by name."""
+    """At most `size` saved rows; `take` returns the row ids [C] in ascending order, and the records [C] by name."""
 
     size: int
     take: Callable[[], tuple[np.ndarray, dict[str, np.ndarray]]]
 
 
 class RowSnapshot:
-    """Rows [0, n) of `tensors` [n, ...] as they are when the snapshot is made.
+    """Rows [0, n) of `tensors` [n, ...], with the values at the time of the snapshot.
 
-    The thread that changes rows calls `keep` first; another thread reads. Several readers take turns; each reader reads
-    every range once, in any order. Memory: one byte per row, the range being read, and _HELD_BYTES of rows that changed
-    before the last reader reached the rows. Further rows go to a scratch file of at most n rows, in blocks.
+    The thread that changes rows calls `keep` before each change; another thread reads the snapshot. Several readers
+    read one after another; each reader reads every range once, in any order. Memory: one byte per row, the range being
+    read, and _HELD_BYTES for rows that changed before the last reader had read these rows. Beyond this limit, rows are
+    written to a scratch file of at most n rows, in blocks.
 
-    For rows on a GPU, the bytes are on the GPU too, so the GPU selects the rows to keep by itself. A separate stream
-    copies the rows to pinned memory, and a thread writes the rows to the file. Training waits only if too many rows are
-    being copied.
+    For rows on a GPU, the byte per row is on the GPU too, so the GPU can select the rows to save without the host. A
+    separate stream copies the rows to pinned memory, and a thread writes the rows to the file. Training waits only if
+    too many rows are being copied.
     """
 
     def __init__(self, tensors: Tensors) -> None:
@@ -67,7 +68,7 @@ class RowSnapshot:
         self._lock = threading.Lock()
 
     def reader(self) -> ReadRows:
-        """Return a read function for one more reader; call `reader` for all readers before the first row changes."""
+        """Add a reader and return its read function; all readers must be added before the first row changes."""
         with self._lock:
             self._readers += 1
             self._free.zero_()
@@ -75,7 +76,7 @@ class RowSnapshot:
         return partial(self._read, self._readers)
 
     def keep(self, ids: np.ndarray | torch.Tensor) -> None:
-        """Keep rows `ids` [C], which are about to change; ids are distinct except for padding.
+        """Save copies of the rows `ids` [C], which are about to change; apart from padding, ids are distinct.
 
         Raises StorageError if there is no room for a scratch file.
         """
@@ -107,7 +108,7 @@ class RowSnapshot:
         return _Piece(len(fresh), lambda: (fresh, rows))
 
     def _piece_of_device(self, ids: np.ndarray | torch.Tensor) -> _Piece:
-        """Start to copy all rows, because the host does not know yet which rows are fresh; other ids become padding."""
+        """Start to copy rows `ids`; on the device, the id of a row that is already saved becomes padding."""
         sent: torch.Tensor = send(ids, self._device) if isinstance(ids, np.ndarray) else ids
         places = torch.where(sent < 0, len(self._free) - 1, sent).long()
         fresh = torch.where(self._free.index_select(0, places), PAD, places)
@@ -162,7 +163,7 @@ class RowSnapshot:
                 self._held -= piece.size
 
     def _write(self, ids: np.ndarray, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Append rows to their blocks in the file; return the number of rows for each block."""
+        """Append rows to their blocks in the file; return the number of rows added to each block."""
         self._file = self._file or ScratchFile("rows of labels that change while a dump or a checkpoint is written")
         records = np.empty(len(ids), self._record)
         records[_ID] = ids
@@ -176,7 +177,7 @@ class RowSnapshot:
         return np.diff(bounds)
 
     def _filed_rows(self, filed: np.ndarray, start: int, stop: int) -> Iterator[tuple[np.ndarray, Any]]:
-        """Yield ids and rows from the file for each block that overlaps [start, stop); `filed`: rows of each block."""
+        """Yield ids and rows from the file for each block that overlaps [start, stop); `filed`: row counts."""
         for block in np.flatnonzero((self._edges[:-1] < stop) & (self._edges[1:] > start) & (filed > 0)):
             assert self._file is not None
             records = np.empty(filed[block], self._record)
@@ -185,11 +186,11 @@ class RowSnapshot:
 
 
 class BackgroundWriter:
-    """Writes snapshots while training continues: a thread runs one job after the other, in order.
+    """Writes snapshots while training continues: a thread runs the jobs one after another.
 
-    Jobs of the same step share one snapshot of the rows; training calls `before_change` before it changes rows. A job
-    of a different step waits for all earlier jobs. If a job fails, later jobs are skipped and the next call raises the
-    error of the job. In the foreground a job runs at once, without copies.
+    Jobs for the same step share one snapshot of the rows; training calls `before_change` before it changes rows. A job
+    for a different step waits for all earlier jobs. If a job fails, later jobs are skipped and the next call raises the
+    error. With `background=False`, a job runs at once and copies no rows.
     """
 
     def __init__(self, what: str, background: bool = True, group: Group = ALONE) -> None:
@@ -202,9 +203,9 @@ class BackgroundWriter:
         self._seconds = 0.0
 
     def begin(self, step: int, rows: Tensors, job: Job) -> None:
-        """Begin `job` on the current `rows` [n, ...] of this rank, after `step` of the run; all ranks call `begin`.
+        """Start `job` on this rank's `rows` [n, ...], after `step` steps of the run; all ranks call `begin`.
 
-        Raises StorageError or RankLostError of an earlier job or, in the foreground, of this job.
+        Raises the StorageError or RankLostError of an earlier job or, in the foreground, of this job.
         """
         if not self.background:
             job(lambda start, stop, *names: {name: rows[name][start:stop] for name in names or rows})
@@ -220,7 +221,7 @@ class BackgroundWriter:
         self._thread.start()
 
     def wait_for_other_steps(self, step: int) -> None:
-        """Wait for jobs of steps other than `step`. Raises StorageError, RankLostError."""
+        """Wait for jobs for other steps than `step`. Raises StorageError, RankLostError."""
         if step != self._step:
             self.wait()
 
@@ -230,7 +231,9 @@ class BackgroundWriter:
         return self._thread is not None
 
     def before_change(self, ids: np.ndarray | torch.Tensor) -> None:
-        """Keep rows `ids` [C] before they change; ids count from this rank's first row. Ids on a device may be padding.
+        """Save copies of the rows `ids` [C] before a change; ids are relative to this rank's first row.
+
+        Ids on a device may include padding.
 
         Raises StorageError if writing failed.
         """
@@ -242,7 +245,7 @@ class BackgroundWriter:
             self._snapshot.keep(ids)
 
     def wait(self) -> None:
-        """Wait until all jobs are published. Raises StorageError, RankLostError."""
+        """Wait until all jobs are finished. Raises StorageError, RankLostError."""
         self.close()
         self._thread, self._snapshot, self._step = None, None, -1
         failed, self._failed = self._failed, None
@@ -250,7 +253,7 @@ class BackgroundWriter:
             raise failed
 
     def check(self) -> None:
-        """Raise the error of a job that failed. Does not wait for other jobs."""
+        """Raise the error if a job has failed, without waiting for other jobs."""
         if self._failed is not None:
             self.wait()
 
@@ -261,7 +264,7 @@ class BackgroundWriter:
                 self._thread.join()
 
     def seconds(self) -> float:
-        """Return the total seconds of all jobs that ended since the last call."""
+        """Return the total seconds taken by the jobs that ended since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 

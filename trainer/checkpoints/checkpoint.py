@@ -1,4 +1,4 @@
-"""Checkpoints: safetensors files by label range, then a manifest with the state of training. No file is pickled."""
+"""Checkpoints: one safetensors file per label range, and a manifest with the training state. Nothing is pickled."""
 
 import errno
 import itertools
@@ -31,7 +31,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, url: str) -> "Checkpoint":
-        """Open the checkpoint at `url`. Raises TableError if it is missing or damaged."""
+        """Open the checkpoint at `url`. Raises TableError if the checkpoint is missing or damaged."""
         return cls(Table.open(url, "checkpoint"))
 
     @property
@@ -40,7 +40,7 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        """Number of steps that the run made before this checkpoint."""
+        """Number of training steps before this checkpoint."""
         return int(self.state["progress"]["global_step"])
 
     @property
@@ -57,7 +57,7 @@ class Checkpoint:
         return self._read(next(shard for shard in self.table.shards if shard.path == f"{name}.safetensors"))
 
     def vectors(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Read the `weight` or an optimizer state of labels [start, stop), by default of all. Raises TableError."""
+        """Read the `weight` or an optimizer state of labels [start, stop); by default all labels. Raises TableError."""
         return torch.cat([rows[name] for _, rows in self.rows(start, self.labels if stop is None else stop)])
 
     def rows(self, start: int, stop: int) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
@@ -84,19 +84,19 @@ class Checkpoint:
 
 
 def row_ranges(start: int, stop: int, row_bytes: int) -> list[tuple[int, int]]:
-    """Cut labels [start, stop) into one range per file, for rows of `row_bytes`; files do not depend on the ranks."""
+    """Split labels [start, stop) into one range per file, for rows of `row_bytes` bytes, independently of the ranks."""
     rows = 1 << max(0, (FILE_BYTES // max(1, row_bytes)).bit_length() - 1)
     edges = [start, *range((start // rows + 1) * rows, stop, rows), stop]
     return [(low, high) for low, high in itertools.pairwise(edges) if low < high]
 
 
 def write_rows(url: str, first: int, rows: Mapping[str, torch.Tensor]) -> Shard:
-    """Write a file of the rows [n, ...] of labels [first, first + n). Raises StorageError."""
+    """Write the rows [n, ...] of labels [first, first + n) to a file. Raises StorageError."""
     return write_tensors(url, f"{_VECTORS}{first:012d}", rows, len(rows["weight"]))
 
 
 def write_tensors(url: str, name: str, tensors: Mapping[str, torch.Tensor], rows: int = 0) -> Shard:
-    """Write a file of tensors; return the manifest's entry, with `rows` rows of labels. Raises StorageError."""
+    """Write tensors to a file; return the file's manifest entry, with `rows` rows of labels. Raises StorageError."""
     name = f"{name}.safetensors"
     with storage.writing(join(url, name)) as path:
         save_tensors(path, {key: value.detach().cpu().contiguous() for key, value in tensors.items()})
@@ -104,7 +104,7 @@ def write_tensors(url: str, name: str, tensors: Mapping[str, torch.Tensor], rows
 
 
 def save_tensors(path: str, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Save a local safetensors file with the usual file mode. Raises OSError in place of the library's error."""
+    """Save tensors to a local safetensors file with the default file mode. Raises OSError, not the library's error."""
     with open(path, "wb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
     try:
@@ -117,7 +117,7 @@ def save_tensors(path: str, tensors: dict[str, torch.Tensor], metadata: dict[str
 
 
 def latest_checkpoint(run: RunLayout) -> Checkpoint | None:
-    """Open the newest finished checkpoint of a run; None without a finished checkpoint."""
+    """Open the newest finished checkpoint of a run; return None if no checkpoint is finished."""
     for step in reversed(numbered(run.checkpoints)):
         if is_published(run.checkpoint(step)):
             return Checkpoint.open(run.checkpoint(step))
@@ -128,9 +128,10 @@ NEWEST = "newest"  # value of `step` for the newest checkpoint
 
 
 def open_step(run: RunLayout, step: int | str | None = None) -> Checkpoint | None:
-    """Open the checkpoint of `step`, or the NEWEST, or by default the best checkpoint; None if there is no checkpoint.
+    """Open the checkpoint of step `step`, by default the best checkpoint; return None if there is no checkpoint.
 
-    The default is the newest checkpoint with a fitted fusion, else the best checkpoint on validation, else the newest.
+    With NEWEST, open the newest checkpoint. The default is the newest checkpoint with a fitted fusion, else the best
+    checkpoint on the validation split, else the newest checkpoint.
     """
     if step == NEWEST:
         return latest_checkpoint(run)
@@ -140,7 +141,7 @@ def open_step(run: RunLayout, step: int | str | None = None) -> Checkpoint | Non
 
 
 def best_step(run: RunLayout) -> int | None:
-    """Return the step with the best metric on validation, else the newest step; None without a checkpoint."""
+    """Return the step with the best validation metric, else the newest step; None if there is no checkpoint."""
     newest = latest_checkpoint(run)
     if newest is None:
         return None

@@ -1,4 +1,4 @@
-"""Stopping by a signal, for preempted machines: a run first saves a checkpoint if the grace period is long enough."""
+"""Stops a run on a signal, as on preempted machines; the run first saves a checkpoint if the grace period allows."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ GRACE = 25.0  # seconds for saving a checkpoint: preempted machines get 30
 
 
 class StoppedError(ExtremisError):
-    """The run stopped on request. The exit status is always the status of a process that SIGTERM has ended."""
+    """The run stopped on request. The exit status is always 143, as after SIGTERM."""
 
     exit_status = 128 + signal.SIGTERM
 
@@ -22,8 +22,8 @@ class StoppedError(ExtremisError):
 def stopping_on_signal(grace: float) -> Iterator[threading.Event]:
     """Yield an event that SIGTERM or SIGHUP sets; the process ends at most `grace` seconds after the signal.
 
-    A second signal ends the process at once. With a `grace` of 0 the first signal ends the process at once. SIGHUP
-    stays ignored under nohup. Only the main thread receives signals.
+    A second signal ends the process at once. With a `grace` of 0 the first signal ends the process at once. Under
+    nohup, SIGHUP is still ignored. Only the main thread receives signals.
     """
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread() or not grace:

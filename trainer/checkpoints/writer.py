@@ -1,4 +1,4 @@
-"""Each rank writes its part of a checkpoint, in the background, while training continues to change rows."""
+"""Each rank writes its part of a checkpoint in the background, while training continues to change rows."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -21,10 +21,11 @@ Late = Callable[[], torch.Tensor]
 
 @dataclass(frozen=True)
 class Contents:
-    """Contents of a checkpoint of global `step`, on one rank.
+    """Contents of the checkpoint of global step `step`, on one rank.
 
-    `parts`: tensors by file, the same on every rank; rank 0 writes the files. `rows`: the tensors [n, ...] of this
-    rank's labels [first, first + n) of [0, `labels`). `best`: the step of the best checkpoint, which is kept.
+    `parts`: tensors per file, the same on every rank; rank 0 writes the files. `rows`: tensors [n, ...] for this rank's
+    range [first, first + n) of the labels [0, `labels`). `best`: the step of the best checkpoint, which is never
+    removed.
     """
 
     step: int
@@ -38,11 +39,11 @@ class Contents:
 
 
 class CheckpointWriter(BackgroundWriter):
-    """Writes one checkpoint at a time and keeps the newest `keep`.
+    """Writes one checkpoint at a time and retains the newest `keep` checkpoints.
 
-    In the background the writer writes the state at the call of `save`: rank 0 copies the parts, and each rank copies
-    rows before they change. Memory: the parts, a snapshot's memory and a file of rows (FILE_BYTES), never all rows. In
-    the foreground the writer copies nothing. Rank 0 holds the `claim` on the run.
+    In the background, the writer writes the state at the time of the call to `save`: rank 0 copies the parts, and each
+    rank copies rows before they change. Memory: the parts, a snapshot's memory and the rows of one file (FILE_BYTES),
+    never all rows. In the foreground, the writer copies nothing. Rank 0 holds the `claim` on the run.
     """
 
     def __init__(
@@ -52,9 +53,9 @@ class CheckpointWriter(BackgroundWriter):
         self._claim, self._run, self._keep = claim or Unclaimed(), run, keep
 
     def save(self, contents: Contents) -> None:
-        """Begin to write a checkpoint, after earlier checkpoints; all ranks call `save`.
+        """Start to write a checkpoint, after all earlier checkpoints; all ranks call `save`.
 
-        Raises StorageError of an earlier checkpoint or of this checkpoint.
+        Raises the StorageError of an earlier checkpoint or of this checkpoint.
         """
         if self.background:
             self.wait_for_other_steps(contents.step)

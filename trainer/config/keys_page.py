@@ -1,4 +1,4 @@
-"""Page of all recipe keys, docs/keys.md; `python -m trainer.config.keys_page > docs/keys.md` writes the page."""
+"""Generates docs/keys.md, the page of all recipe keys: `python -m trainer.config.keys_page > docs/keys.md`."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -16,9 +16,10 @@ _HEAD = """# Keys of a recipe
 
 For anyone who changes a recipe: the meaning, type, default and range of every key. `python -m
 trainer.config.keys_page` writes this page from the code. The sections that all methods share come first, then the
-sections of each method: a recipe with `method = "astra"` has the shared keys and the keys of `astra`. `extremis run
-astra data/ runs/1 --set train.epochs=5` sets a key; `extremis recipes show astra` prints the keys of a recipe. With
-the value `"auto"`, Extremis computes a key from the data ([recipes](recipes.md#settings-that-come-from-the-data)).
+sections of each method: a recipe with `method = "astra"` contains the shared keys and the keys of `astra`. `extremis
+run astra data/ runs/1 --set train.epochs=5` sets a key; `extremis recipes show astra` prints the keys of a recipe. If a
+key is set to `"auto"`, Extremis computes the value from the data
+([recipes](recipes.md#settings-that-come-from-the-data)).
 """
 
 
@@ -43,7 +44,7 @@ def _sections() -> Iterator[str]:
 
 
 def _section(name: str, title: str, section: type[Options], known: type[Options] | None = None) -> Iterator[str]:
-    """Yield the table of a section without the keys of `known`, and then a table for each of its kinds."""
+    """Yield a table of a section's keys, except the keys of `known`, and then a table for each kind of the section."""
     seen = {*known.model_fields} if known else set()
     yield from _table(name, title, section, seen)
     if issubclass(section, OneOfKinds):

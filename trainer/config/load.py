@@ -1,4 +1,4 @@
-"""Read recipes from TOML files, override keys with `--set a.b=c`, check keys, explain faults, and save recipes."""
+"""Read recipes from TOML files, override keys with `--set a.b=c`, check keys, describe errors, and save recipes."""
 
 import difflib
 import importlib.metadata
@@ -37,10 +37,10 @@ _SEAL = _SEAL_MARK + b"%08x\n"
 
 
 def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
-    """Read the recipe `source` with `overrides` like `read_recipe`; "auto" settings get default values.
+    """Read and validate the recipe `source` with `overrides`; "auto" settings get default values.
 
-    Raises the errors of `read_recipe`, and InputError for an unknown key (with the nearest known key), for a key of a
-    different kind, and for a value out of range.
+    Raises the same errors as `read_recipe`, and InputError for an unknown key (with the nearest known key), for a key
+    that belongs to a different kind, and for a value out of range.
     """
     return validate(without_auto(read_recipe(source, overrides)), source)
 
@@ -48,7 +48,7 @@ def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
 def check_keys(source: str, overrides: Iterable[str] = ()) -> None:
     """Check a recipe's name, sections and plain options without loading its classes.
 
-    `load_recipe` checks encoders, losses, and rules across sections. Raises InputError.
+    Only `load_recipe` checks encoders, losses, and rules that involve several sections. Raises InputError.
     """
     body = read_recipe(source, overrides, light=True)
     try:
@@ -72,10 +72,10 @@ def check_keys(source: str, overrides: Iterable[str] = ()) -> None:
 def read_recipe(source: str, overrides: Iterable[str] = (), light: bool = False) -> dict[str, Any]:
     """Read the recipe `source` (a name under recipes/ or a URL of a TOML file) with `section.key=value` overrides.
 
-    With `extends = "astra"`, or `extends = "base.toml"` for a file in the same folder, a recipe sets only keys that
-    differ. If the recipe or an override changes the method or another kind, options that extended recipes set for other
-    kinds are left out. `light`: do not check encoders and losses, because a bare installation lacks some of their
-    modules. Raises InputError if the recipe does not exist or is not TOML.
+    With `extends = "astra"`, or `extends = "base.toml"` for a file in the same folder, a recipe sets only the keys that
+    differ from the extended recipe. If the recipe or an override changes the method or the kind of a section, options
+    that extended recipes set for other kinds are dropped. `light`: do not check encoders and losses, because a bare
+    installation lacks some of their modules. Raises InputError if the recipe does not exist or is not TOML.
     """
     top: dict[str, Any] = {"name": source.rsplit("/", 1)[-1].removesuffix(".toml")}
     bodies = _read_bodies(source)
@@ -89,9 +89,9 @@ def read_recipe(source: str, overrides: Iterable[str] = (), light: bool = False)
 
 
 def applicable_overrides(source: str, overrides: Iterable[str]) -> list[str]:
-    """Return the `overrides` that set options of the method of the recipe `source`, or options of no method.
+    """Return the `overrides` that apply to the recipe `source`: options of the recipe's method, or of no method.
 
-    In a comparison of several recipes, each recipe uses only the options of its method. Raises InputError.
+    When several recipes are compared, each recipe uses only the options of its own method. Raises InputError.
     """
     overrides = list(overrides)
     body = read_recipe(source, [each for each in overrides if each.startswith("method=")])
@@ -103,13 +103,13 @@ def applicable_overrides(source: str, overrides: Iterable[str]) -> list[str]:
 def restore_recipe(body: Mapping[str, Any], source: str) -> Recipe:
     """Read the recipe of a run or an export, also from an earlier version of Extremis.
 
-    Leaves out options of other kinds, and removed options that do not affect the model. Raises InputError.
+    Drops options of other kinds, and removed options that do not affect the model. Raises InputError.
     """
     return validate(without_foreign(renew(body, restores=True)), source)
 
 
 def restore_encoder(body: Mapping[str, Any], source: str) -> EncoderSection:
-    """Read only the section `encoder` of the recipe of a run or an export; reading other sections may load PyTorch."""
+    """Read only the `encoder` section of a run's or an export's recipe; reading other sections may load PyTorch."""
     body = renew(body, restores=True)
     section = body.get("encoder")
     try:
@@ -122,7 +122,7 @@ def restore_encoder(body: Mapping[str, Any], source: str) -> EncoderSection:
 
 
 def lost_options(body: Mapping[str, Any], recipe: Recipe) -> list[str]:
-    """List the options that affected the training of a run with the saved `body`, and that `recipe` no longer has."""
+    """List the options in the saved `body` of a run that affected training and that `recipe` no longer has."""
     stated, kept = flatten(body), flatten(recipe.model_dump())
     without_effect = flatten(REMOVED) | {"negatives.hard": 0, "negatives.lsh.hard": 0, "order.cluster": 1}
     return [
@@ -133,7 +133,7 @@ def lost_options(body: Mapping[str, Any], recipe: Recipe) -> list[str]:
 
 
 def validate(body: Mapping[str, Any], source: str) -> Recipe:
-    """Check `body` and return it as a Recipe. Raises InputError with one line for each fault."""
+    """Check `body` and return it as a Recipe. Raises an InputError that lists every error."""
     try:
         return Recipe.model_validate(body)
     except ValidationError as error:
@@ -142,7 +142,7 @@ def validate(body: Mapping[str, Any], source: str) -> Recipe:
 
 
 def dump_config(recipe: Recipe, **facts: Mapping[str, Any]) -> bytes:
-    """Return the resolved recipe, the package versions, and further tables `facts`, as TOML with a checksum."""
+    """Return TOML with the resolved recipe, the package versions, further tables `facts`, and a checksum."""
     from schemas.manifest import code_version
 
     versions = {"extremis": code_version(), "python": sys.version.split()[0]}
@@ -166,26 +166,26 @@ def load_config(url: str) -> dict[str, Any]:
         raise InputError(f"{url}: no run here. Start a run with `extremis run` or `extremis train`.") from None
     if not _matches_seal(data):
         raise InputError(
-            f"{url}: damaged, or changed by hand: the checksum at the end of the file differs. Restore the file; for "
-            "other settings start a new run."
+            f"{url}: damaged, or changed by hand: the checksum at the end of the file does not match. Restore the "
+            "file; to change settings, start a new run."
         )
     return _parse(data.decode(errors="replace"), url)
 
 
 def _matches_seal(data: bytes) -> bool:
-    """Return whether a config matches the checksum at its end; True without a checksum, as in earlier versions."""
+    """Return whether a config matches its checksum; True for a config from an earlier version, without a checksum."""
     text, mark, checksum = data.rpartition(_SEAL_MARK)
     return not mark or checksum.strip() == b"%08x" % crc32(text)
 
 
 def recipe_names() -> list[str]:
-    """List the names of the recipes in Extremis."""
+    """List the names of the recipes that Extremis includes."""
     folder = importlib.resources.files("recipes")
     return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
 def _read_bodies(source: str) -> list[dict[str, Any]]:
-    """Read the TOML of a recipe, and of recipes that it extends (by name, or by path from its folder), base first."""
+    """Read the TOML of a recipe and of the recipes that the recipe extends (by name or relative path), base first."""
     bodies: dict[str, dict[str, Any]] = {}
     base: Any = source
     while base is not None:
@@ -205,13 +205,13 @@ def _read_text(source: str) -> str:
     if source in recipe_names():
         return importlib.resources.files("recipes").joinpath(f"{source}.toml").read_text()
     if source == BY_TRIALS:
-        raise InputError("auto is not a recipe: it chooses a recipe for your data. Run `extremis run auto DATA RUN`.")
+        raise InputError("auto is not a recipe, but chooses a recipe for your data. Run `extremis run auto DATA RUN`.")
     if not source.endswith(".toml"):
         for paper, names in OF_PAPERS.items():
             if (name := source.replace("+", "-")) in names:
                 raise InputError(
-                    f"unknown recipe {source!r}. This recipe repeats a table of a paper, and is not part of the "
-                    f"package. In a checkout give the path papers/{paper}/{name}.toml."
+                    f"unknown recipe {source!r}. This recipe reproduces a table in a paper and is not part of the "
+                    f"package. In a checkout, give the path papers/{paper}/{name}.toml."
                 )
         known = [BY_TRIALS, *recipe_names()]
         near = difflib.get_close_matches(source, known, n=1)

@@ -1,4 +1,4 @@
-"""Process the options of a recipe before validation: merge them, remove options of other kinds, explain faults."""
+"""Process a recipe's options before validation: merge recipes, remove options of other kinds, describe errors."""
 
 import difflib
 import functools
@@ -16,10 +16,10 @@ Classes = Callable[[], list[type[Options]]]  # called only when needed, because 
 
 
 def merge(bodies: Sequence[Body], light: bool = False) -> dict[str, Any]:
-    """Merge recipes that extend each other, base first, with the current names of keys.
+    """Merge a chain of recipes in which each recipe extends the recipe before, and replace old names of keys.
 
-    If a recipe changes the method or another kind, options that exist only in the earlier kind are dropped. `light`:
-    ignore the classes of encoders and losses, so that their modules are not loaded.
+    If a recipe changes the method or the kind of a section, options that only the previous kind has are dropped.
+    `light`: ignore the classes of encoders and losses, so that their modules are not loaded.
     """
     renewed, method = [], Recipe.kind_in({})
     for body in bodies:
@@ -29,12 +29,12 @@ def merge(bodies: Sequence[Body], light: bool = False) -> dict[str, Any]:
 
 
 def without_foreign(body: Body, section: type[OneOfKinds] = Recipe) -> dict[str, Any]:
-    """Return the options `body` of a section with kinds, without the options that only other kinds have."""
+    """Return the options `body` of a section, without the options that only other kinds of the section have."""
     return _merge_section(section, [body], kept_from=1, others=list, light=False)
 
 
 def flatten(options: Body, prefix: str = "") -> dict[str, Any]:
-    """Return the values of `options` by dotted key."""
+    """Return `options` as a flat dict from dotted keys to values."""
     flat: dict[str, Any] = {}
     for key, value in options.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
@@ -42,7 +42,7 @@ def flatten(options: Body, prefix: str = "") -> dict[str, Any]:
 
 
 def section_of(options: type[Options], name: str) -> type[Options] | None:
-    """Return the class of the section `name`, or None if it does not exist."""
+    """Return the class of the section `name`, or None if there is no such section."""
     kind = options.model_fields[name].annotation if name in options.model_fields else None
     return kind if isinstance(kind, type) and issubclass(kind, Options) else None
 
@@ -50,11 +50,11 @@ def section_of(options: type[Options], name: str) -> type[Options] | None:
 def _merge_section(
     section: type[Options], bodies: Sequence[Body], kept_from: int, others: Classes, light: bool
 ) -> dict[str, Any]:
-    """Merge the section of all `bodies`; the last body that names a kind decides the kind.
+    """Merge the section of all `bodies`; the last body that names a kind determines the kind.
 
-    An option is foreign if the class of this kind lacks the option, but the class of another kind, here or among
-    `others`, has the option. Foreign options are left out, except in bodies[kept_from:], where validation reports
-    foreign options as mistakes. A body that changes the kind raises `kept_from` to its own index.
+    An option is foreign if only the classes of other kinds, of this section or among `others`, have the option. Foreign
+    options are dropped, except in bodies[kept_from:], where validation reports foreign options as mistakes. If a body
+    changes the kind, `kept_from` is raised to the index of the body.
     """
     if not issubclass(section, OneOfKinds):
         return _merge_options(section, bodies, kept_from, others, light)
@@ -62,7 +62,7 @@ def _merge_section(
     for number, body in enumerate(bodies):
         if body.get(key, kind) != kind:
             kind, kept_from = body[key], max(kept_from, number)
-    is_known = isinstance(kind, str) and kind in section.KINDS  # otherwise the data decide, or validation refuses
+    is_known = isinstance(kind, str) and kind in section.KINDS  # otherwise the kind depends on the data, or is invalid
     if not is_known or (light and issubclass(section, KindSection)):
         return _merged(bodies)
 
@@ -75,7 +75,7 @@ def _merge_section(
 def _merge_options(
     options: type[Options], bodies: Sequence[Body], kept_from: int, others: Classes, light: bool
 ) -> dict[str, Any]:
-    """Merge the options of the class `options` in `bodies`, section by section, without foreign options."""
+    """Merge the options in `bodies` for the class `options`, section by section, without foreign options."""
     merged = _merged(bodies)
     kept = {key for body in bodies[kept_from:] for key in body}
     for key, value in list(merged.items()):
@@ -90,7 +90,7 @@ def _merge_options(
 
 
 def _takes(options: type[Options], key: str, value: Any) -> bool:
-    """Return whether `options` has `key`, and can compute `key` from the data if `value` asks for this."""
+    """Return whether `options` has `key` and, if `value` is in AUTO, can compute `key` from the data."""
     if key not in options.model_fields:
         return False
     is_word = options.model_fields[key].annotation is str
@@ -98,7 +98,7 @@ def _takes(options: type[Options], key: str, value: Any) -> bool:
 
 
 def _sections_of(others: Classes, key: str) -> list[type[Options]]:
-    """Return the classes of the section `key` in the classes `others`."""
+    """Return the classes of the section `key` in each class of `others`."""
     found = (section_of(other, key) for other in others())
     return [each for section in found if section is not None for each in _variants(section)]
 
@@ -122,7 +122,7 @@ def _merged(bodies: Sequence[Body]) -> dict[str, Any]:
 
 
 def applies(body: Body, dotted: str) -> bool:
-    """Return whether the recipe `body` has an option; True for unknown options, which validation refuses."""
+    """Return whether an option applies to the recipe `body`; True for unknown options, which validation rejects."""
     section, *path = dotted.split(".")
     if not path or any(_has(options, path) for options in _classes_of(section, body)):
         return True
@@ -130,7 +130,7 @@ def applies(body: Body, dotted: str) -> bool:
 
 
 def left_to_data(body: Body) -> dict[str, FromData]:
-    """Return the rules of the options that the data decide in a recipe's `body`, by dotted key."""
+    """Return the rules, by dotted key, for the options in a recipe's `body` that are computed from the data."""
     return {
         f"{name}.{key}": mark
         for name, values in body.items()
@@ -142,7 +142,7 @@ def left_to_data(body: Body) -> dict[str, FromData]:
 
 
 def _classes_of(name: str, body: Body) -> list[type[Options]]:
-    """Return the class of a section's options, or the classes of all kinds if the data decide the kind."""
+    """Return the class of a section's options, or the classes of all kinds if the kind depends on the data."""
     try:
         section = section_of(Recipe.options_of(Recipe.kind_in(body)), name)
         if section is None or not issubclass(section, OneOfKinds):
@@ -154,9 +154,9 @@ def _classes_of(name: str, body: Body) -> list[type[Options]]:
 
 
 def without_auto(body: Body) -> dict[str, Any]:
-    """Copy a recipe's `body`, without the options that come from the data, or with placeholders for these options.
+    """Copy a recipe's `body`; options that are computed from the data are removed, or get placeholder values.
 
-    If the data decide a kind, the copy keeps the options of the default kind.
+    If a kind depends on the data, the copy retains the options of the default kind.
     """
     left, stated = left_to_data(body), dict(body)
     for dotted, mark in left.items():
@@ -177,7 +177,7 @@ def with_values(body: Body, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_kinds_of_data(body: dict[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove options of other kinds from the sections whose kind is among `keys`."""
+    """Remove options of other kinds from each section whose kind is set by `keys`."""
     for name in {key.partition(".")[0] for key in keys}:
         section = section_of(Recipe.options_of(Recipe.kind_in(body)), name)
         if section is not None and issubclass(section, OneOfKinds) and section.PLACE in keys:
@@ -186,14 +186,14 @@ def _without_kinds_of_data(body: dict[str, Any], keys: Mapping[str, Any]) -> dic
 
 
 def explain(fault: Any, body: Body) -> str:
-    """Describe a pydantic fault in a recipe's `body`, with a remedy: the nearest key, or the kind that has this key."""
+    """Describe a pydantic error in a recipe's `body` and suggest a fix: the nearest key, or the kind with this key."""
     if fault["type"] != "extra_forbidden":
         text = fault_text(fault)
         return f"{text}; this key cannot be 'auto'" if fault["input"] in AUTO else text
     *path, key = (str(part) for part in fault["loc"])
     where = ".".join([*path, key])
     if where in REMOVED:
-        return f"{where} = {fault['input']!r}: this option was removed, leave this key out"
+        return f"{where} = {fault['input']!r}: this option was removed: leave this key out"
     options: type[Options] = Recipe
     levels = list[tuple[type[OneOfKinds], Any, list[str]]]()
     for depth in range(len(path) + 1):

@@ -1,4 +1,4 @@
-"""A bag of embeddings without PyTorch: options, inputs, and the computation of x in an export."""
+"""A bag of embeddings: options, input features, and inference in an export; imports no PyTorch."""
 
 import itertools
 from pathlib import Path
@@ -34,7 +34,7 @@ class BagSection(EncoderSection):
 
     kind: Literal["bag"] = "bag"
     optimizer: Literal["sgd", "adagrad", "adam"] = Field(
-        "adam", description="optimizer of the embedding rows; a step updates only the rows of its features"
+        "adam", description="optimizer for the embedding rows; a step updates only the rows of features in its batch"
     )
     dense_lr: Annotated[float, FromData(rules.dense_rate)] = Field(
         0.001, gt=0, le=MOST_RATE, description="Adam's learning rate for the dense parameters"
@@ -43,22 +43,22 @@ class BagSection(EncoderSection):
     pretrained: str = Field(
         "",
         description=(
-            "model (directory or hub name) with initial vectors for the tokens: a static table or a transformer. DATA "
-            "must use the tokenizer of this model. Empty: random vectors"
+            "model (directory or hub name) that provides initial vectors for the tokens: a static table or a "
+            "transformer. DATA must be tokenized with this model's tokenizer. Empty: random vectors"
         ),
     )
-    ngrams: int = Field(2, ge=1, le=5, description="hashed n-grams of tokens up to this length")
+    ngrams: int = Field(2, ge=1, le=5, description="maximum length of the hashed n-grams of tokens")
     buckets: Annotated[int, FromData(rules.buckets)] = Field(
-        1 << 18, ge=0, le=1 << 31, description="hash buckets for n-grams of two and more tokens"
+        1 << 18, ge=0, le=1 << 31, description="number of hash buckets for n-grams of two or more tokens"
     )
-    ngram_weight: float = Field(1.0, gt=0, description="factor for the weights of n-grams of two and more tokens")
+    ngram_weight: float = Field(1.0, gt=0, description="factor for the weights of n-grams of two or more tokens")
     idf: bool = Field(True, description="weight features by inverse document frequency")
-    idf_rows: int = Field(1_000_000, ge=1, description="number of training rows for document frequencies")
+    idf_rows: int = Field(1_000_000, ge=1, description="number of training rows used to compute document frequencies")
     feature_idf: bool = Field(False, description="also weight sparse features by inverse document frequency")
     feature_weight: float = Field(1.0, gt=0, description="factor for the values of sparse features, relative to tokens")
-    dense_weight: float = Field(1.0, gt=0, description="factor for a row's dense vector, which has length 1")
+    dense_weight: float = Field(1.0, gt=0, description="factor for a row's dense vector, after scaling to length 1")
     unit_features: bool = Field(True, description="scale a row's feature weights to unit L2 norm")
-    feature_dropout: float = Field(0.0, ge=0, lt=1, description="share of features that training drops at random")
+    feature_dropout: float = Field(0.0, ge=0, lt=1, description="fraction of features dropped at random in training")
     residual: bool = Field(False, description="add a residual layer on top: v + relu(Linear(v))")
     hidden: Annotated[int, FromData(rules.hidden)] = Field(
         0,
@@ -66,7 +66,7 @@ class BagSection(EncoderSection):
         le=1 << 24,
         description="hidden units of the residual layer: v + Linear(relu(Linear(v))); 0: no hidden layer",
     )
-    relu: bool = Field(False, description="x = relu(v + a bias): one hidden layer of D units over the features")
+    relu: bool = Field(False, description="x = relu(v + bias): a hidden layer of D units over the features")
 
     @model_validator(mode="after")
     def _check(self) -> "BagSection":
@@ -85,7 +85,7 @@ class BagFeatures:
     """Features that a bag reads from a row: tokens, then hashed n-grams, then the data's sparse features.
 
     N-grams have ids [`vocabulary`, `sparse_from`), sparse features [`sparse_from`, `features`). `dense`: length of a
-    row's dense vector. Inputs that the bag does not read have no ids.
+    row's dense vector. Inputs that the bag does not read get no ids.
     """
 
     def __init__(self, config: BagSection, vocabulary: int, features: int, dense: int) -> None:
@@ -108,17 +108,17 @@ class BagFeatures:
         return join_rows(self._ngrams(inputs), self._sparse_features(inputs))
 
     def weigh(self, inputs: Inputs, weights: np.ndarray) -> SparseRows:
-        """Return the features of each row with their weights in x; `weights` [F]: IDF and given factors."""
+        """Return each row's features with their weights in x; `weights` [F]: IDF times the configured factor."""
         rows = scale_features(self.count(inputs), weights)
         return normalize_rows(rows) if self._config.unit_features else rows
 
     def dense_of(self, inputs: Inputs) -> np.ndarray | None:
-        """Return the dense vectors [B, d]; None if the bag reads none. Raises TableError for a different length."""
+        """Return the dense vectors [B, d]; None if the bag reads no vectors. Raises TableError for another length."""
         dense = inputs.dense if self.dense else None
         if dense is not None and dense.shape[1] != self.dense:
             raise TableError(
-                f"a row has a vector of {dense.shape[1]:,} numbers, but the manifest of the data states "
-                f"{self.dense:,}. Shard the data again."
+                f"a row has a vector of {dense.shape[1]:,} numbers, but the data manifest specifies {self.dense:,}. "
+                "Shard the data again."
             )
         return dense
 
@@ -127,8 +127,8 @@ class BagFeatures:
         ids, values, offsets = inputs.features
         if ids.size and not 0 <= ids.min() <= ids.max() < self.features - self.sparse_from:
             raise TableError(
-                f"a row has the feature {ids.max() if ids.min() >= 0 else ids.min()}, but the manifest of the data "
-                f"states {self.features - self.sparse_from} features. Shard the data again."
+                f"a row contains feature {ids.max() if ids.min() >= 0 else ids.min()}, but the data manifest specifies "
+                f"{self.features - self.sparse_from} features. Shard the data again."
             )
         return SparseRows(ids.astype(np.int64) + self.sparse_from, values, offsets)
 
@@ -146,12 +146,12 @@ def _no_features(inputs: Inputs) -> SparseRows:
 class ServedBag:
     """Computes x = r(sum_f weight_f E_f + P d) from a mapped file, like `BagEncoder` without dropout.
 
-    The x of a row depends only on the row, up to rounding.
+    Up to rounding, the x of a row does not depend on other rows.
     """
 
     @classmethod
     def open(cls, section: BagSection, folder: Path, map_file: MapFile, sizes: Sizes, device: str) -> "ServedBag":
-        """Open the files that `Encoder.write` wrote. Raises ValueError for a file of a different bag."""
+        """Open the files that `Encoder.write` wrote. Raises ValueError if the file belongs to a different bag."""
         return cls(section, map_file(WEIGHTS), *sizes)
 
     def __init__(self, config: BagSection, file: Mapped, vocabulary: int, features: int, dense: int) -> None:

@@ -25,9 +25,10 @@ from trainer.rows.matrix import RowMatrix, RowOptimizer
 class BagEncoder(Encoder):
     """x = dropout(r(sum_f weight_f E_f + P d)), where r is the identity, a residual layer or relu.
 
-    A step updates only the rows of E for its features. Rows of E belong to tokens, then hashed n-grams, then the data's
-    sparse features, if `inputs` reads these features. If `inputs` reads dense vectors, d is the dense vector of a row,
-    scaled to length `dense_weight`, and P is [D, d].
+    A step updates only the rows of E for features in the batch. The first rows of E are for tokens, the next rows for
+    hashed n-grams, the last rows for the data's sparse features; E has no rows for kinds of features that `inputs` does
+    not include. If `inputs` includes dense vectors, d is the dense vector of a row, scaled to length `dense_weight`,
+    and P is [D, d].
     """
 
     section = BagSection
@@ -49,7 +50,7 @@ class BagEncoder(Encoder):
 
     @classmethod
     def size(cls, config: BagSection, vocabulary: int, dense: int = 0) -> Size:
-        """Return the bytes of a bag, extrapolated from bags with one and two features: bytes are linear in features."""
+        """Return the size of a bag in bytes, extrapolated linearly from bags with one and two features."""
         changes = {"inputs": "tokens", "ngrams": 1}
         projection = 4 * config.dimension * dense * ("dense" in reads(config.inputs))
         first, second = (cls(config.model_copy(update=changes), tokens, 0)._measure() for tokens in (1, 2))
@@ -60,7 +61,7 @@ class BagEncoder(Encoder):
 
     @classmethod
     def least_bytes(cls, config: BagSection, vocabulary: int, features: int, dense: int = 0) -> int:
-        """Return the bytes of the table, the weights of the residual layer and the projection."""
+        """Return the bytes of the embedding table, of the residual layer's weights and of the projection."""
         tokens = vocabulary + (config.buckets if config.ngrams > 1 else 0)
         sizes = zip(PARTS, (tokens, features, dense), strict=True)
         rows = sum(size for part, size in sizes if part in reads(config.inputs))
@@ -68,10 +69,10 @@ class BagEncoder(Encoder):
         return 4 * config.dimension * (rows + layer)
 
     def begin(self, data: DataLayout) -> None:
-        """Set tokens to the vectors of `encoder.pretrained`, and n-grams to zero: random vectors would dominate.
+        """Set token vectors from `encoder.pretrained`, and n-gram vectors to zero, since random vectors would dominate.
 
-        A token without training rows then counts if the model has a vector for the token. Raises InputError,
-        TableError.
+        A token that occurs in no training row then still contributes to x if the pretrained model has a vector for the
+        token. Raises InputError, TableError.
         """
         config = self._config
         if not config.pretrained:
@@ -98,12 +99,12 @@ class BagEncoder(Encoder):
         group.sum(torch.from_numpy(frequency))
         weights = self._weights_by(frequency, documents)
         if documents < self._config.idf_rows:
-            # A feature without training rows has a random vector: at test time it would add noise with the highest IDF.
+            # A feature in no training row has a random vector, which would add noise with the highest IDF at test time.
             weights[(frequency == 0) & ~self._known.numpy()] = 0
         self._weights *= torch.from_numpy(weights)
 
     def admit(self, rows: Iterable[Inputs], documents: int) -> None:
-        """Add weights for features of `rows` without earlier training rows; zero vectors keep texts' embeddings."""
+        """Add weights for features that first occur in `rows`, with zero vectors, so no text's embedding changes."""
         unseen = (self._weights == 0).numpy()
         if not unseen.any():
             return
@@ -116,7 +117,7 @@ class BagEncoder(Encoder):
         self._table.weight[admitted.to(self._table.device)] = 0
 
     def _weights_by(self, frequency: np.ndarray, documents: int) -> np.ndarray:
-        """Return each feature's weight from its `frequency` among `documents`; 1 without IDF."""
+        """Return each feature's IDF, given its `frequency` in `documents` documents; 1 without IDF."""
         weights = inverse_document_frequency(frequency, documents)
         if not self._config.idf:
             weights[: self._sparse_from] = 1
@@ -125,7 +126,7 @@ class BagEncoder(Encoder):
         return weights
 
     def _given_weights(self) -> torch.Tensor:
-        """Return the weights of features before documents are counted."""
+        """Return the configured factor of each feature, before IDF."""
         weights = torch.ones(self._features)
         weights[self._vocabulary : self._sparse_from] = self._config.ngram_weight
         weights[self._sparse_from :] = self._config.feature_weight
@@ -223,7 +224,7 @@ class Layers(nn.Module):
 
 
 class Rectified(nn.Module):
-    """[B, D] -> [B, D]: relu(v + b), with b = 0 at first."""
+    """[B, D] -> [B, D]: relu(v + b), where b is initially 0."""
 
     def __init__(self, dimension: int) -> None:
         super().__init__()
@@ -234,7 +235,7 @@ class Rectified(nn.Module):
 
 
 class Residual(nn.Module):
-    """[B, D] -> [B, D]: v + relu(Linear(v)), or with `hidden` units v + Linear(relu(Linear(v))); starts near v."""
+    """[B, D] -> [B, D]: v + relu(Linear(v)), or with `hidden` units v + Linear(relu(Linear(v))); initially near v."""
 
     def __init__(self, dimension: int, hidden: int, generator: torch.Generator) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Interface of an encoder for training, export and sizing."""
+"""Interface of an encoder for training, export and size estimates."""
 
 import contextlib
 from abc import ABC, abstractmethod
@@ -25,7 +25,7 @@ Before = Callable[[int], int]
 
 
 class Size(NamedTuple):
-    """Bytes of the parameters and of their optimizer's state."""
+    """Bytes of an encoder's parameters and of the optimizer's state."""
 
     parameters: int
     state: int
@@ -34,7 +34,7 @@ class Size(NamedTuple):
 class Encoder(ABC):
     """Maps inputs to x [B, D] float32, with its own parameters, optimizers and files.
 
-    The parameters are parameters of torch modules, trained with AdamW; an encoder with other parameters extends the
+    The parameters belong to torch modules and are trained with AdamW; an encoder with other parameters extends the
     methods. Each rank has a full copy of the encoder and encodes a part of the batch; `reduce` and `update` keep all
     copies bitwise equal.
     """
@@ -45,24 +45,25 @@ class Encoder(ABC):
     pads = False  # True: inputs prepared for training are padded to a few sizes, which does not change the results
 
     def __init__(self, config: EncoderSection, modules: nn.Module, seed: int, lr: float) -> None:
-        """Take the parameters of `modules`, to train at `lr`. A subclass takes (section, vocabulary, seed, features).
+        """Train the parameters of `modules` with learning rate `lr`.
 
-        If the section's `inputs` read dense vectors, a subclass also takes the length of the vectors as `dense`.
+        The constructor of a subclass takes (section, vocabulary, seed, features). If the section's `inputs` includes
+        dense vectors, the constructor also takes the length of the vectors as `dense`.
         """
         self.dimension = config.dimension
         self._config, self._modules, self._seed, self._lr = config, modules, seed, lr
         self._exchange: GradientExchange | None = None
 
     def move(self, device: torch.device) -> None:
-        """Move the parameters to a device before the first step; prepared inputs go to the same device."""
+        """Move the parameters to a device before the first step; prepared inputs are on the same device."""
         self.device = device
         self._modules.to(device)
 
     @classmethod
     def size(cls, config: Any, vocabulary: int, dense: int = 0) -> Size:
-        """Return the bytes of an encoder with the options `config`. Raises InputError if its model does not exist.
+        """Return the size of an encoder with the options `config`. Raises InputError if the model does not exist.
 
-        By default `size` builds an encoder, and counts Adam's state as twice the bytes of the parameters.
+        By default, `size` builds an encoder and assumes that Adam's state takes twice the bytes of the parameters.
         """
         encoder: Encoder = config.implementation(config, vocabulary, 0)
         parameters = encoder._measure().parameters
@@ -70,14 +71,14 @@ class Encoder(ABC):
 
     @classmethod
     def least_bytes(cls, config: Any, vocabulary: int, features: int, dense: int = 0) -> int:
-        """Return a lower bound of the parameters' bytes without building an encoder; by default the bytes of D numbers.
+        """Return a lower bound on the parameters' bytes, without building an encoder; by default the bytes of D floats.
 
         `features`: number of sparse features of the data. `dense`: length of the data's dense vectors.
         """
         return 4 * int(config.dimension)
 
     def begin(self, data: DataLayout) -> None:  # noqa: B027
-        """Load a pretrained model's vectors of DATA's tokens, before `fit`. By default nothing. Raises InputError."""
+        """Load pretrained vectors for DATA's tokens before `fit`. Does nothing by default. Raises InputError."""
 
     def fit(self, rows: Iterable[Inputs], group: Group = ALONE) -> None:  # noqa: B027
         """Compute statistics of the training rows before the first step; does nothing by default.
@@ -86,7 +87,7 @@ class Encoder(ABC):
         """
 
     def admit(self, rows: Iterable[Inputs], documents: int) -> None:  # noqa: B027
-        """Add features of `rows` that are new; `documents`: number of all training rows. Does nothing by default.
+        """Add the features that first occur in `rows`; `documents`: number of training rows. Does nothing by default.
 
         The trainer calls `admit` on an encoder from another run, before the first step, with the same `rows` on every
         rank.
@@ -94,31 +95,31 @@ class Encoder(ABC):
 
     @abstractmethod
     def prepare(self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = ALONE.before) -> Any:
-        """Prepare B rows for `encode`, on the encoder's device; `dropout_key` (epoch, step, ...) only in training.
+        """Prepare B rows for `encode`, on the encoder's device; only training passes `dropout_key` (epoch, step, ...).
 
-        `before(count)`: if the rows are part of a batch and have `count` items, the number of items in earlier parts,
-        so that dropout equals the dropout of the whole batch. `prepare` may call `before` any number of times
-        (`Group.before`).
+        If the rows are one part of a batch and contain `count` items, `before(count)` returns the number of items in
+        earlier parts, so that the rows get the same dropout as in the whole batch. `prepare` may call `before` any
+        number of times (`Group.before`).
         """
 
     @abstractmethod
     def encode(self, inputs: Any, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:
-        """Return x [B, D], with a graph only in training (`dropout_key` given).
+        """Return x [B, D], with an autograd graph only in training (if `dropout_key` is given).
 
-        Equal keys give equal dropout. In training under `torch.no_grad` there is dropout but no graph.
+        The same key always gives the same dropout. In training under `torch.no_grad` there is dropout but no graph.
         """
 
     def exchanging(self, group: Group) -> contextlib.AbstractContextManager[None]:
         """Sum gradients over ranks while the block runs the only backward pass of a step; `reduce` completes the sums.
 
-        Every rank enters the block, with or without rows. Raises RankLostError.
+        Every rank must enter the block, even without rows. Raises RankLostError.
         """
         return self._exchange_with(group).sending() if group.ranks > 1 else contextlib.nullcontext()
 
     def reduce(self, group: Group) -> None:
         """Sum the gradients over ranks, before `update`; the result is bitwise the same on every rank.
 
-        A parameter without a gradient on any rank stays without a gradient. Raises RankLostError.
+        If no rank has a gradient for a parameter, the parameter gets no gradient. Raises RankLostError.
         """
         if group.ranks > 1:
             self._exchange_with(group).finish()
@@ -135,10 +136,10 @@ class Encoder(ABC):
         return torch.optim.AdamW(groups, lr=self._lr, fused=True if self.device.type == "cuda" else None)
 
     def update(self, factor: float | torch.Tensor, clip: float = 0.0) -> None:
-        """Take one optimizer step with the gradients since the last step; `factor` in [0, 1] scales every rate.
+        """Take one optimizer step with the gradients since the last step; `factor` in [0, 1] scales all learning rates.
 
-        With `clip`, gradients are scaled down if their joint norm exceeds `clip`. If `can_pad`, the factor of a step
-        that may be recorded is a float64 tensor [] on the device.
+        With `clip`, gradients are scaled down if their joint norm exceeds `clip`. If `can_pad`, `factor` is a float64
+        tensor [] on the device for every step that may be recorded as a CUDA graph.
         """
         clip_gradients((parameter.grad for parameter in self._modules.parameters()), clip)
         rate = self._lr * factor
@@ -157,7 +158,7 @@ class Encoder(ABC):
         return {name: value.detach() for name, value in self._modules.named_parameters()}
 
     def optimizer_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the optimizer's state by name, which is needed only to continue training."""
+        """Return the optimizer's state by name; the state is needed only to continue training."""
         if "_optimizer" not in vars(self):  # before the first step there is no state, so no optimizer is built
             return {}
         return {
@@ -184,7 +185,7 @@ class Encoder(ABC):
                 }
 
     def write(self, folder: Path, tokens: int) -> None:
-        """Write the parameters to the empty `folder`; texts are truncated to `tokens` tokens."""
+        """Write the parameters to the empty `folder`; `tokens`: maximum number of tokens per text."""
         save_file({name: value.cpu().contiguous() for name, value in self.tensors().items()}, folder / WEIGHTS)
 
     def load(self, folder: Path) -> None:
@@ -194,8 +195,8 @@ class Encoder(ABC):
     def _draw_kept(self, rows: int, dropout_key: tuple[int, ...] | None, first: int = 0) -> torch.Tensor | None:
         """Draw the elements of x [b, D] that dropout keeps, as bool on the host; None if dropout keeps all elements.
 
-        The rows are [first, first + b) of a batch, and get the same dropout as in the whole batch. `prepare` draws the
-        elements, possibly ahead of the step.
+        The rows are rows [first, first + b) of a batch, and get the same dropout as in the whole batch. `prepare` draws
+        the elements, possibly ahead of the step.
         """
         if dropout_key is None or not self._config.dropout:
             return None
@@ -203,7 +204,7 @@ class Encoder(ABC):
         return torch.rand((first + rows, self.dimension), generator=draw)[first:] >= self._config.dropout
 
     def _finish(self, x: torch.Tensor, kept: torch.Tensor | None = None) -> torch.Tensor:
-        """Apply the last operations to x [b, D]: unit norm, a factor, and dropout in training, with elements `kept`."""
+        """Apply the final operations to x [b, D]: unit norm, scale, and dropout that keeps the elements `kept`."""
         if self._config.normalize:
             x = torch.nn.functional.normalize(x, dim=1)
         if self._config.scale != 1.0:

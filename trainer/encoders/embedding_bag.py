@@ -1,4 +1,4 @@
-"""Bags of rows of a table: sums of bags, and gradients on the rows, for several batches and ranks."""
+"""Embedding bags: weighted sums of table rows, and gradients on the rows, for several batches and ranks."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,9 +23,9 @@ _NO_BAGS = SparseRows(np.empty(0, np.int64), np.empty(0, np.float32), np.zeros(1
 
 
 class ByFeature(NamedTuple):
-    """Entries of bags by feature, for `sum_entries`: `bag` and `weight` [n] of entries, `starts` [U + 1] of features.
+    """Entries of bags, sorted by feature, for `sum_entries`: `bag` and `weight` [n], and `starts` [U + 1] of features.
 
-    `pieces` split features that occur in many bags.
+    `pieces` splits the entries of features that occur in many bags.
     """
 
     bag: Any
@@ -35,7 +35,7 @@ class ByFeature(NamedTuple):
 
     @classmethod
     def of(cls, column: np.ndarray, rows: SparseRows, features: int) -> "ByFeature":
-        """Sort the entries of `rows` by their feature number, `column` [n]; padding is in bag 0 with weight 0."""
+        """Sort the entries of `rows` by feature number, `column` [n]; padding is assigned to bag 0 with weight 0."""
         bag, weight, starts = by_row(column, np.where(rows.values, rows.row_of(), 0), rows.values, features)
         most = np.diff(starts).max(initial=0)
         pieces = split_rows(torch.from_numpy(starts), len(column)) if most > SPAN else None
@@ -70,7 +70,7 @@ class BagInputs:
         kept: torch.Tensor | None = None,
         pads: bool = False,
     ) -> "BagInputs":
-        """Number the distinct features of B rows; `pads` (for a device) rounds the sizes up to a few values."""
+        """Number the distinct features of B rows; `pads` (for a device) pads inputs to one of a few sizes."""
         entries = _pad(rows) if pads else rows
         ids, column = np.unique(entries.ids, return_inverse=True)
         if pads:
@@ -85,7 +85,7 @@ class BagInputs:
 
     @classmethod
     def of_table(cls, rows: SparseRows, device: torch.device = CPU, dense: np.ndarray | None = None) -> "BagInputs":
-        """Use the feature ids of B rows unchanged: only for `sums` over the whole table, without gradients."""
+        """Use the feature ids of B rows unchanged; valid only for `sums` over the whole table, without gradients."""
         columns, weight, offsets, vectors = send((rows.ids, rows.values, rows.offsets, dense), device)
         return cls(rows.ids, rows.ids, columns, weight, offsets, rows, vectors)
 
@@ -105,9 +105,9 @@ class BagInputs:
 
 
 def _pad(rows: SparseRows) -> SparseRows:
-    """Append rows of padding, so that few different numbers of entries occur; SPAN of them share a feature and a row.
+    """Append padding, so that few different numbers of entries occur; up to SPAN entries share a feature and a row.
 
-    A single row with much padding would take a device as long as all other rows together.
+    If all padding were in one row, a device would take as long for this row as for all other rows together.
     """
     count = len(rows.ids)
     pads = rounded_up(count) - count
@@ -120,29 +120,29 @@ def _pad(rows: SparseRows) -> SparseRows:
 
 
 def _most_pads(count: int) -> int:
-    """Return the number of rows of padding for `count` entries: enough for an eighth of the entries."""
+    """Return the number of padding rows for `count` entries, with room for count / 8 padding entries."""
     return count // (8 * SPAN) + 1
 
 
 @dataclass
 class _PendingBags:
-    """A batch, and the gradient on its sums [B, D] once known; `rows`: gathered rows, empty for several batches."""
+    """A batch and, once known, the gradient on its sums [B, D]; `rows`: gathered rows, only if there is one batch."""
 
     inputs: BagInputs
     rows: torch.Tensor
     grad: torch.Tensor | None = None
 
     def take_gradient(self, sums: torch.Tensor) -> None:
-        """Keep the gradient of the leaf `sums`, and drop the leaf."""
+        """Store the gradient of the leaf `sums`, so that the leaf can be freed."""
         self.grad = sums.grad
 
 
 class BagGradients:
-    """Gradients on the rows of `table`, from the gradients on the bags of any number of batches.
+    """Gradients on the rows of `table`, computed from the gradients on the bags of any number of batches.
 
-    Ranks keep and send bags and the gradients on bags, instead of gradients on rows, because a batch has many more
-    features than bags. A single batch on a single rank costs nothing. Above PIECE bags, pieces are sent one after the
-    other, so a rank has its own bags and one piece of all ranks' bags in memory.
+    Ranks store and send bags and the gradients on bags, not gradients on rows, because a batch has many more features
+    than bags. A single batch on a single rank is neither copied nor sent. More than PIECE bags are sent in pieces, one
+    after another, so a rank holds only its own bags and one piece of every rank's bags in memory.
     """
 
     def __init__(self, table: RowMatrix) -> None:
@@ -151,7 +151,7 @@ class BagGradients:
         self._summed: tuple[np.ndarray | torch.Tensor, torch.Tensor] | None = None
 
     def add(self, inputs: BagInputs, rows: torch.Tensor, sums: torch.Tensor) -> None:
-        """Add `rows` of `RowMatrix.gather` and the `sums`, a leaf [B, D]; rows count once the leaf has a gradient."""
+        """Add a batch: `rows` from `RowMatrix.gather`, and the `sums`, a leaf [B, D] that later gets a gradient."""
         none = rows.new_empty(0, rows.shape[1])
         for batch in self._pending:
             batch.rows = none
@@ -182,7 +182,7 @@ class BagGradients:
         return places, rows
 
     def _sum_pieces(self, group: Group) -> None:
-        """Sum the gradients of all ranks' rows, piece by piece."""
+        """Sum the gradients on rows over all ranks, piece by piece."""
         batches = (batch for batch in self._pending if batch.grad is not None)
         pieces = list(in_pieces(batches, lambda batch: batch.inputs.bags.rows, PIECE))
         inputs, grad, count = self._gather_piece(group, pieces, 0)
@@ -203,7 +203,7 @@ class BagGradients:
     def _gather_piece(
         self, group: Group, pieces: list[list[_PendingBags]], number: int
     ) -> tuple[BagInputs, torch.Tensor, int]:
-        """Return the bags of one piece of every rank, their gradients, and the largest number of pieces of any rank."""
+        """Return the bags and gradients of piece `number` of all ranks, and the largest number of pieces on a rank."""
         batches = pieces[number] if number < len(pieces) else []
         bags = SparseRows.join([_NO_BAGS, *(batch.inputs.bags for batch in batches)])
         none = torch.empty(0, self._table.shape[1], device=self._table.device)

@@ -23,16 +23,17 @@ def normalize_rows(rows: SparseRows) -> SparseRows:
 
 
 def join_rows(left: SparseRows, right: SparseRows) -> SparseRows:
-    """Append each row of `right` to the same row of `left`; all feature ids of `right` must be larger."""
+    """Append each row of `right` to the row of `left` with the same index; all ids in `right` must be larger."""
     both = SparseRows.join([left, right])
     # Row i of `left`, followed by row i of `right`.
     return both.take(np.arange(2 * left.rows).reshape(2, -1).T.ravel())._replace(offsets=left.offsets + right.offsets)
 
 
 def count_ngrams(rows: Ragged, *, ngrams: int, vocabulary: int, buckets: int, damped: bool = True) -> SparseRows:
-    """Count tokens in [0, vocabulary) and hashed n-grams of 2..`ngrams` in [vocabulary, vocabulary + buckets).
+    """Count the tokens and the hashed n-grams of 2 to `ngrams` tokens in each row.
 
-    The weight of a feature is 1 + ln(count in the row), or without `damped` the count itself.
+    Tokens have ids [0, vocabulary), n-grams have ids [vocabulary, vocabulary + buckets). The weight of a feature is 1 +
+    ln(count in the row), or the count itself if not `damped`.
     """
     tokens, row_of = rows.values, rows.row_of()
     ends = rows.offsets[1:][row_of]
@@ -55,7 +56,7 @@ def count_ngrams(rows: Ragged, *, ngrams: int, vocabulary: int, buckets: int, da
 
 
 def count_words(rows: Ragged, vocabulary: int, damped: bool = True) -> SparseRows:
-    """Count tokens in [0, vocabulary) and pairs of tokens in [vocabulary, vocabulary + PAIR_BUCKETS)."""
+    """Count tokens, with ids [0, vocabulary), and pairs, with ids [vocabulary, vocabulary + PAIR_BUCKETS)."""
     return count_ngrams(rows, ngrams=2, vocabulary=vocabulary, buckets=PAIR_BUCKETS, damped=damped)
 
 

@@ -13,11 +13,11 @@ _BUCKET_BYTES = 1 << 25
 
 
 class GradientExchange:
-    """Exchange of gradients of `parameters` over the ranks of `group`: one or more backward passes, then `finish`.
+    """Sums gradients of `parameters` over the ranks of `group`: run one or more backward passes, then call `finish`.
 
-    Buckets go from the last parameter to the first, in the order of a backward pass. A bucket is sent when it is full
-    and the previous bucket has been sent. The end of the pass sends the remaining buckets. So every rank sends the same
-    buckets in the same order, for any part of the batch.
+    Buckets are filled from the last parameter to the first, in the order of a backward pass. A full bucket is sent as
+    soon as the previous bucket has been sent. At the end of the pass, the remaining buckets are sent. Every rank
+    therefore sends the same buckets in the same order, whatever part of the batch the rank has.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], group: Group) -> None:
@@ -30,7 +30,7 @@ class GradientExchange:
 
     @contextlib.contextmanager
     def sending(self) -> Iterator[None]:
-        """Send the gradients of the backward pass in the block, if it runs one. Raises RankLostError."""
+        """Send gradients during the backward pass that the block runs, if any. Raises RankLostError."""
         expected = (n for n in reversed(range(len(self._parameters))) if self._expected[n])
         self._buckets = list(in_pieces(expected, lambda n: self._parameters[n].nbytes, _BUCKET_BYTES))
         self._missing = [len(bucket) for bucket in self._buckets]
@@ -49,7 +49,7 @@ class GradientExchange:
             self._send()
 
     def finish(self) -> None:
-        """Replace gradients with their sums; a parameter without gradients on all ranks gets none.
+        """Replace gradients with their sums; a parameter without a gradient on any rank gets no gradient.
 
         Raises RankLostError.
         """
@@ -77,7 +77,7 @@ class GradientExchange:
         self._sums.append(self.group.begin_sum(self._pack(self._buckets[len(self._sums)])))
 
     def _pack(self, numbers: list[int]) -> torch.Tensor:
-        """Concatenate gradients; zeros stand for a missing gradient."""
+        """Concatenate gradients, with zeros for missing gradients."""
         some = [self._parameters[n] for n in numbers]
         return torch.cat([(torch.zeros_like(each) if each.grad is None else each.grad).view(-1) for each in some])
 

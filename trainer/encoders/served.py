@@ -1,4 +1,4 @@
-"""An export's encoder computed by PyTorch, if no lighter library can compute the encoder."""
+"""Runs an export's encoder with PyTorch, for encoders that no lighter library can run."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""An export's transformer computed by onnxruntime, without PyTorch: from token ids to x."""
+"""Runs an export's transformer with onnxruntime, from token ids to x; needs no PyTorch."""
 
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,17 +18,17 @@ INPUTS, OUTPUT = ["input_ids", "attention_mask"], "sentence_embedding"  # input 
 
 
 class ServedByOnnx:
-    """Computes x with an ONNX graph from ids and a mask, int64 [B, T]; x depends only on the row, up to rounding.
+    """Computes x with an ONNX graph from ids and a mask, int64 [B, T]; up to rounding, rows do not affect each other.
 
-    A thread computes whole batches, so x does not depend on the number of threads. onnxruntime has no threads of its
-    own, so a forked process can use the graph.
+    Each thread computes whole batches, so x does not depend on the number of threads. onnxruntime starts no threads, so
+    a forked process can use the graph.
     """
 
     TOKENS: ClassVar[int] = 1024  # tokens of a batch, including padding
 
     @classmethod
     def open(cls, section: TransformerSection, folder: Path, map_file: MapFile, *_: Any) -> "ServedByOnnx":
-        """Open the files that `write_onnx` wrote. Raises ValueError for a different graph."""
+        """Open the files that `write_onnx` wrote. Raises ValueError for a graph with other inputs or outputs."""
         map_file(f"{FILE}.data")  # onnxruntime maps the tensors itself, so processes share them
         return cls(section, map_file(FILE).path)
 
@@ -63,6 +63,6 @@ class ServedByOnnx:
 
 
 class ServedByOnnxInt8(ServedByOnnx):
-    """Computes one row at a time, since int8 scales numbers by a batch's largest number; x depends only on the row."""
+    """Computes one row at a time, because int8 scales depend on a batch's largest value; x depends only on the row."""
 
     TOKENS = 1

@@ -1,4 +1,4 @@
-"""A teacher: a cross-encoder that scores pairs of texts, from a directory with a transformers sequence classifier."""
+"""A teacher: a cross-encoder, loaded from a transformers sequence classifier, that scores pairs of texts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ _AT_ONCE = 1 << 14  # number of pairs with tokens in memory at a time
 
 @dataclass(frozen=True)
 class TeacherFiles:
-    """Files of a cross-encoder in the folder `name`, checked but not loaded; `output`: index of the score."""
+    """Files of a cross-encoder in the folder `name`, checked but not loaded; `output`: index of the output to use."""
 
     name: str
     output: int
@@ -24,10 +24,10 @@ class TeacherFiles:
 
     @classmethod
     def find(cls, name: str, label: str | None) -> "TeacherFiles":
-        """Check a directory. `label` names the score among several outputs.
+        """Check a directory; if the model has several outputs, `label` is the name of the output to use.
 
-        Raises InputError if the directory is missing, or has pickled weights, no tokenizer, or several outputs without
-        a `label`.
+        Raises InputError if the directory is missing, has pickled weights or no tokenizer, or if the model has several
+        outputs and no output called `label`.
         """
         folder = Path(name)
         if not folder.is_dir():
@@ -43,13 +43,13 @@ class TeacherFiles:
         if len(names) > 1 and label not in names:
             raise InputError(
                 f"{name}: the model has {len(names)} outputs: {', '.join(names[:10])}"
-                f"{'' if label is None else f', but not {label!r}'}. Name the output that is the score with --label."
+                f"{'' if label is None else f', but not {label!r}'}. Name the output to use as the score with --label."
             )
         digest = digest_of(folder, (place for pattern in READ for place in folder.glob(pattern)))
         return cls(name, names.index(label) if label in names else 0, digest)
 
     def open(self, device: torch.device) -> "Teacher":
-        """Load the model to `device`. Raises InputError if files do not match, or if the head has no weights."""
+        """Load the model to `device`. Raises InputError if files are inconsistent or the head has no weights."""
         tokenizer = _load("AutoTokenizer", self.name)
         model, info = _load(
             "AutoModelForSequenceClassification", self.name, use_safetensors=True, output_loading_info=True
@@ -73,10 +73,13 @@ class Teacher:
     device: torch.device
 
     def score(self, queries: list[str], labels: list[str], batch: int) -> np.ndarray:
-        """Score V pairs of texts: float32 [V], the logit of the output; with several outputs, the logit of its softmax.
+        """Score V pairs of texts; return float32 [V].
 
-        Pairs are sorted, longest first, and scored in batches of `batch` pairs, which depend only on the pairs. One
-        thread computes all scores, so that equal pairs give equal bytes.
+        The score is the output's logit or, if the model has several outputs, the logit of the output's softmax
+        probability.
+
+        Pairs are sorted by length, longest first, and scored in batches of `batch` pairs, so batches depend only on the
+        pairs. One thread computes all scores, so the same pairs always give bitwise the same scores.
         """
         scores = np.empty(len(queries), np.float32)
         with one_thread(), torch.inference_mode():
@@ -104,7 +107,7 @@ class Teacher:
 
 
 def _load(kind: str, name: str, **options: Any) -> Any:
-    """Load a part of a directory with its transformers class; never runs code from the directory. Raises InputError."""
+    """Load part of a directory with transformers class `kind`; runs no code from the directory. Raises InputError."""
     import transformers
 
     try:

@@ -1,7 +1,7 @@
-"""Text models, opened only to embed: a sentence-transformers model, a transformers directory, or a static table.
+"""Text models, used only for embedding: a sentence-transformers model, a transformers directory, or a static table.
 
-The model's files define everything: modules, pooling, the length limit, prompts. Code in the files is never run, and
-nothing is unpickled.
+The model's files define everything: modules, pooling, the length limit, prompts. Code in the model's files is never
+run, and nothing is unpickled.
 """
 
 import contextlib
@@ -43,14 +43,14 @@ _STATIC_TOKENS = 512  # maximum number of tokens of a text without modules.json,
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Files of a text model in `folder`, checked but not loaded; `name` as the user gave it."""
+    """Files of a text model in `folder`, checked but not loaded; `name`: the name that the user gave."""
 
     name: str
     folder: Path
 
     @classmethod
     def find(cls, name: str) -> "TextFiles":
-        """Find the model `name`, a directory or hub name. Raises InputError: missing, pickled, or unknown modules."""
+        """Find the model `name`, a directory or hub name. Raises InputError for missing, pickled or unknown modules."""
         files = cls(name, find_folder(name))
         for kind, path in files.modules:
             require_files(kind, files.folder / path)
@@ -84,7 +84,7 @@ class TextFiles:
 
     @property
     def assumed(self) -> str | None:
-        """Describe settings that are assumed because no file states them; None if nothing is assumed."""
+        """Describe settings that are assumed because no file specifies them; None if nothing is assumed."""
         stated = (self.folder / "modules.json").exists() or self._is_table
         return None if stated else f"{self.name}: no modules.json, so the embedding is the mean over tokens"
 
@@ -94,7 +94,7 @@ class TextFiles:
         return digest_of(self.folder, (place for pattern in READ for place in self.folder.rglob(pattern)))
 
     def prompt(self, what: str | None, stated: str | None) -> str:
-        """Return the prefix of texts: the prompt `stated` (by name or verbatim), or the prompt for `what`; else ""."""
+        """Return the prefix for texts: prompt `stated` (by name or verbatim), else the prompt for `what`, else ""."""
         said = _read_json(self.folder / "config_sentence_transformers.json")
         prompts = said.get("prompts") or {}
         if stated is not None:
@@ -103,7 +103,7 @@ class TextFiles:
         return next((str(prompts[name]) for name in names if prompts.get(name)), "")
 
     def open(self, device: torch.device, compute: str, prompt: str = "") -> "TextModel":
-        """Load the model to `device`, with numbers of type `compute`, float32 or bfloat16. Raises InputError."""
+        """Load the model onto `device` with number type `compute`, float32 or bfloat16. Raises InputError."""
         (first, path), *others = self.modules
         with reading_model(self.name):
             read = _Transformer if first == "Transformer" else _Table
@@ -124,13 +124,13 @@ def reading_model(name: str) -> Iterator[None]:
         yield
     except (OSError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, SafetensorError) as error:
         raise InputError(
-            f"{name}: the files are damaged, or do not fit together ({type(error).__name__}: "
-            f"{str(error).splitlines()[0]}). Save the model again with the library that made it."
+            f"{name}: the files are damaged or inconsistent ({type(error).__name__}: "
+            f"{str(error).splitlines()[0]}). Save the model again with the library that created the model."
         ) from error
 
 
 def find_folder(name: str) -> Path:
-    """Find the files of the model `name`: its directory, or files from the hub. Raises InputError if missing."""
+    """Return the folder of the model `name`: the directory itself, or a download from the hub. Raises InputError."""
     folder = Path(name)
     if folder.is_dir():
         return folder
@@ -148,7 +148,7 @@ def find_folder(name: str) -> Path:
 
 
 def digest_of(folder: Path, places: Iterable[Path]) -> str:
-    """Return the SHA-256 of files' contents, and of the files' names below `folder`."""
+    """Return the SHA-256 of the contents of files and of the files' paths relative to `folder`."""
     contents = {str(place.relative_to(folder)): file_sha256(str(place)) for place in sorted({*places})}
     return sha256(json.dumps(contents).encode())
 
@@ -163,7 +163,7 @@ def require_files(kind: str, folder: Path) -> None:
         if pickled := found("*.bin", "*.pt", "*.pth", "*.ckpt"):
             raise InputError(
                 f"{pickled[0]}: pickled weights can run code when they are opened, so Extremis does not open them. "
-                "Save safetensors with the library of the model: model.save_pretrained(folder)."
+                "Save safetensors with the model's library: model.save_pretrained(folder)."
             )
         raise InputError(
             f"{folder}: no weights (*.safetensors) here; found: {', '.join(found('*')[:10]) or 'nothing'}."
@@ -218,7 +218,7 @@ class _Transformer:
 
 
 class _Table:
-    """Maps texts to token ids, and token ids to the mean of rows of a table [B, D]; zero without tokens."""
+    """Maps texts to token ids, and token ids to the mean of their rows in a table [B, D]; zero without tokens."""
 
     def __init__(self, files: TextFiles, folder: Path, device: torch.device, compute: str, prompt: str) -> None:
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -240,7 +240,7 @@ class _Table:
 
 
 def static_rows(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the rows [V, d] float32 of the tokens from the tensors of a static table."""
+    """Return the token vectors, float32 [V, d], from the tensors of a static table."""
     table = next(tensors[name] for name in STATIC if name in tensors).float()
     table = table[tensors["mapping"].long()] if "mapping" in tensors else table
     return table * tensors["weights"].float()[:, None] if "weights" in tensors else table
@@ -279,7 +279,7 @@ class TextModel:
     prompt: str = ""
 
     def embed(self, texts: list[str], threads: int = 1) -> np.ndarray:
-        """Embed texts, the longest first, in batches that depend only on the texts: same bytes for any `threads`."""
+        """Embed texts, longest first, in batches that depend only on the texts; any `threads` gives the same bytes."""
         ids = self.reader.tokenize([self.prompt + text for text in texts])
         lengths = np.array([len(row) for row in ids], np.int64)
         tokens = Ragged(np.fromiter((n for row in ids for n in row), np.int64, lengths.sum()), offsets_of(lengths))
@@ -302,7 +302,7 @@ class TextModel:
 
 
 def choose_compute(stated: str, device: torch.device) -> str:
-    """Return the number type to compute in; "auto" is bfloat16 if the processor supports it."""
+    """Return the number type for computation; "auto" means bfloat16 if the processor supports bfloat16."""
     if stated != "auto":
         return stated
     if device != CPU:
@@ -313,7 +313,7 @@ def choose_compute(stated: str, device: torch.device) -> str:
 
 
 def _read_json(place: Path) -> Any:
-    """Read a JSON file; empty if it does not exist. Raises InputError."""
+    """Read a JSON file; return an empty dict if the file does not exist. Raises InputError."""
     try:
         return json.loads(place.read_text("utf-8")) if place.exists() else {}
     except ValueError as error:

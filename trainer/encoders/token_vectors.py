@@ -1,4 +1,4 @@
-"""Vectors of tokens from a pretrained model, which replace the random initial vectors of a bag's tokens.
+"""Token vectors from a pretrained model, which a bag uses as initial vectors in place of random vectors.
 
 The vectors are rows of a static table (Model2Vec, sentence-transformers, WordLlama), or a transformer's input
 embeddings.
@@ -24,7 +24,7 @@ _OF_TRANSFORMER = tuple(
 
 
 class _Place(NamedTuple):
-    """Place of tensor `name` in a file, and its number of columns."""
+    """The file that contains tensor `name`, and the tensor's number of columns."""
 
     columns: int
     file: Path
@@ -32,9 +32,9 @@ class _Place(NamedTuple):
 
 
 def read_token_vectors(name: str, data: DataLayout) -> torch.Tensor:
-    """Return vectors [V, d] float32 of DATA's tokens in the model `name`; zero for tokens that the model lacks.
+    """Return the vectors, float32 [V, d], of DATA's tokens in model `name`; zero for tokens that the model lacks.
 
-    Raises the errors of `find_token_vectors`, and InputError if the model has no token vectors.
+    Raises the same errors as `find_token_vectors`, and InputError if the model has no token vectors.
     """
     folder, tokens = find_token_vectors(name, data)
     with reading_model(_of(name)):
@@ -52,12 +52,12 @@ def read_token_vectors(name: str, data: DataLayout) -> torch.Tensor:
 def find_token_vectors(name: str, data: DataLayout) -> tuple[Path, int]:
     """Return the folder of a model with the same token ids as DATA, and the number of tokens V.
 
-    Raises InputError if the directory or hub name does not exist, or if the model has a different tokenizer;
+    Raises InputError if the directory or hub name does not exist, or if the model has a different tokenizer. Raises
     TableError.
     """
     folder, table = find_folder(name), Table.find(data.tokenizer, "tokenizer")
     if table is None:
-        raise InputError(f"{_of(name)}: {data.root} has no tokens. Shard data with texts.")
+        raise InputError(f"{_of(name)}: {data.root} contains no tokens. Shard data with texts.")
     own = Tokenizer.from_str(table.read_files()["tokenizer.json"].decode()).get_vocab()
     there = _vocabulary(name, folder)
     same = sum(there.get(token) == number for token, number in own.items())
@@ -74,7 +74,7 @@ def _of(name: str) -> str:
 
 
 def _widest(folder: Path) -> torch.Tensor:
-    """Return the token vectors with the most columns among a model's files; [0, 0] without token vectors."""
+    """Return the widest token vectors in a model's files; a [0, 0] tensor if there are no token vectors."""
     places = [place for file in sorted(folder.rglob("*.safetensors")) for place in _places_in(file)]
     if not places:
         return torch.empty(0, 0)
@@ -107,8 +107,8 @@ def _vocabulary(name: str, folder: Path) -> dict[str, int]:
 def fit_columns(rows: torch.Tensor, dimension: int, scale: float, seed: int) -> torch.Tensor:
     """Return `rows` [V, d] as [V, D]: centred, rotated, and scaled to a root mean square length of `scale`.
 
-    If D < d, the columns are the principal components, otherwise an orthonormal map of all columns. Zero rows stay
-    zero.
+    If D < d, the columns are the D principal components; otherwise, a random orthonormal map turns d columns into D.
+    Zero rows stay zero.
     """
     known, width = rows.any(1), rows.shape[1]
     centred = torch.where(known[:, None], rows - rows[known].mean(0), 0)

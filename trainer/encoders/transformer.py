@@ -1,4 +1,4 @@
-"""Options of a Hugging Face model as encoder; imports no PyTorch."""
+"""Options of a Hugging Face model used as an encoder; imports no PyTorch."""
 
 from typing import Literal
 
@@ -21,14 +21,14 @@ class TransformerSection(EncoderSection):
     kind: Literal["transformer"] = "transformer"
     model: str = Field("", description="the model: a local directory or hub name")
     pooling: Literal["mean", "cls"] = Field(
-        "mean", description="vector of a text: the mean of the last hidden states, or the first hidden state"
+        "mean", description="vector of a text: the mean of the last hidden states, or the state of the first token"
     )
     bottleneck: bool = Field(False, description="project the model's output to `dimension`")
-    max_tokens: int = Field(128, ge=1, description="maximum number of tokens of a text")
+    max_tokens: int = Field(128, ge=1, description="maximum number of tokens per text")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
         description=(
-            "number type of matrix products (automatic mixed precision); parameters are float32. auto: bfloat16 on a "
+            "number type for matrix products (automatic mixed precision); parameters are float32. auto: bfloat16 on a "
             "GPU, float32 on a CPU"
         ),
     )

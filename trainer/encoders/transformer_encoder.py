@@ -1,4 +1,4 @@
-"""A Hugging Face model as encoder, in the sentence-transformers layout: pooling, bottleneck, dropout, unit norm."""
+"""A Hugging Face model as an encoder, in the sentence-transformers layout: pooling, bottleneck, dropout, unit norm."""
 
 import json
 import sys
@@ -37,9 +37,9 @@ MODES = {
 
 @dataclass(frozen=True)
 class PaddedInputs:
-    """`input_ids` [B, T] int64 padded to the batch's longest row, `mask` [B, T] bool; `first`: number of earlier rows.
+    """`input_ids` [B, T] int64, padded to the length of the batch's longest row, and `mask` [B, T] bool.
 
-    `kept` [B, D] bool: the elements of x that dropout keeps.
+    `first`: number of rows in earlier parts of the batch. `kept` [B, D] bool: the elements of x that dropout keeps.
     """
 
     input_ids: torch.Tensor
@@ -146,7 +146,7 @@ class TransformerEncoder(Encoder):
 def pool(states: torch.Tensor, mask: torch.Tensor, modes: Sequence[str], skip: int = 0) -> torch.Tensor:
     """Pool the `states` [B, T, D] of rows padded on the right, with `mask` [B, T] bool, to [B, D × modes].
 
-    `skip`: number of first tokens (a prompt) that every mode except `lasttoken` ignores.
+    `skip`: number of leading tokens (a prompt) that every mode except `lasttoken` ignores.
     """
     # Not len(mask), which an exported graph could treat as a constant.
     first = torch.zeros(mask.shape[0], dtype=torch.int64, device=mask.device)
@@ -178,7 +178,7 @@ def pool(states: torch.Tensor, mask: torch.Tensor, modes: Sequence[str], skip: i
 def write_modules(
     folder: Path, config: EncoderSection, hidden: int, pooling: str, bottleneck: nn.Linear | None, tokens: int
 ) -> None:
-    """Write the modules that follow a model of `hidden` dimensions: pooling, bottleneck, unit norm and scale.
+    """Write the modules that follow a model with `hidden` dimensions: pooling, bottleneck, unit norm and scale.
 
     Texts are truncated to `tokens` tokens.
     """
@@ -216,7 +216,7 @@ def _write_json(path: Path, body: Any) -> None:
 
 
 def load_model(name: str, what: str) -> Any:
-    """Load the Hugging Face model `name`, or the encoder of an encoder-decoder. Raises InputError that names `what`."""
+    """Load the Hugging Face model `name`, or an encoder-decoder's encoder. Raises an InputError that names `what`."""
     from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding
     from transformers.utils.logging import disable_progress_bar
 
@@ -227,7 +227,8 @@ def load_model(name: str, what: str) -> Any:
         options = {"trust_remote_code": False, "use_safetensors": True, "output_loading_info": True}
         model, found = kind.from_pretrained(name, **options)  # nothing is unpickled
         if missing := sorted(key for key in found["missing_keys"] if "pooler." not in key):  # heads have no pooler
-            raise ValueError(f"the weights lack {', '.join(missing[:3])} and {len(missing) - 1} more.")
+            named = ", ".join([*missing[:3], *["…"] * (len(missing) > 3)])
+            raise ValueError(f"the weights lack {len(missing)} of the model's tensors: {named}.")
     except (OSError, ValueError) as error:
         raise InputError(
             f"cannot load {what}: {str(error).splitlines()[0]} Give a directory with config.json and "

@@ -1,4 +1,4 @@
-"""A transformer as an ONNX graph, from token ids to x, for `ServedByOnnx`; optionally in int8."""
+"""Writes a transformer as an ONNX graph, from token ids to x, for `ServedByOnnx`; optionally in int8."""
 
 import contextlib
 import logging
@@ -22,7 +22,7 @@ class _Graph(nn.Module):
 
 
 def write_onnx(encoder: TransformerEncoder, folder: Path, int8: bool) -> None:
-    """Write the graph of an encoder on the CPU to `folder`, with the tensors in a second file."""
+    """Write the graph of `encoder`, which must be on the CPU, to `folder`, with the tensors in a second file."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     # There are two tensors, because a single tensor would become one input. No size is 0 or 1, because a graph may

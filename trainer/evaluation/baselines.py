@@ -1,4 +1,4 @@
-"""Baselines that a model should exceed, and the metrics of baselines on the first queries of a split."""
+"""Baselines that a model should outperform, and the baselines' metrics on the first queries of a split."""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -29,7 +29,7 @@ _TOKENS = "input_ids"
 
 
 def rank_popular(frequency: np.ndarray, texts: Ragged, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rank labels by their `frequency` [L], identically for each text: a Baseline."""
+    """Rank labels by `frequency` [L], identically for each text: a Baseline."""
     order = np.argsort(-frequency, kind="stable")[:k]
     order = widened(np.tile(order, (texts.rows, 1)), k, PAD)
     return np.where(order == PAD, -np.inf, frequency[order]), order
@@ -38,9 +38,9 @@ def rank_popular(frequency: np.ndarray, texts: Ragged, k: int) -> tuple[np.ndarr
 def measure_popularity(
     data: DataLayout, split: str, trained: Data, queries: int, ks: Sequence[int] = KS, window: str | Sequence[str] = ""
 ) -> dict[str, float]:
-    """Return the metrics of popular labels on the first `queries` of `split`, or of its parts in `window`.
+    """Return metrics of predicting the most frequent labels, on the first `queries` of `split` or of parts in `window`.
 
-    Raises the errors of `measure_baselines`.
+    Raises the same errors as `measure_baselines`.
     """
     statistics = label_statistics(data, trained)
     table, part = open_split(data, split, trained, window)
@@ -54,9 +54,9 @@ def measure_baselines(
 ) -> dict[str, dict[str, float]]:
     """Return the metrics of each baseline on the first `queries` of `split`.
 
-    Baselines are popular labels and, if rows have tokens, the labels of near texts and the linear ranker. `trained`:
-    the rows that a model was trained on; `filter=False` applies no filter. Raises InputError if the split does not
-    exist; TableError.
+    The baselines predict the most frequent labels and, if rows have tokens, the labels of similar texts and the labels
+    that a linear ranker chooses. `trained`: the rows that a model was trained on; `filter=False` applies no filter.
+    Raises InputError if the split does not exist. Raises TableError.
     """
     from trainer.evaluation.tfidf import NearestTexts  # imports SciPy, which a trainer does not load
 

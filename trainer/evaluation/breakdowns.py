@@ -1,4 +1,4 @@
-"""Metrics by label frequency, by part, and of zero-shot labels, streamed like `Metrics`; and the worst queries."""
+"""Metrics per label frequency, per part and for zero-shot labels, streamed like `Metrics`; and the worst queries."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,9 +16,9 @@ BINS = 10
 def bins_of_equal_mass(frequency: np.ndarray, bins: int = BINS) -> np.ndarray:
     """Return the bin of each label, most frequent labels first: frequency [L] int64 -> int64 [L] in [0, bins).
 
-    Labels are sorted by training frequency, descending (ties by id), and a label belongs to the bin in which its share
-    of the total frequency begins. So each bin has 1 / `bins` of the total frequency, up to one label. Labels without
-    training points are in the last bin. Raises InputError if no label has training points.
+    Labels are sorted by training frequency, descending (ties by id); the total frequency of the preceding labels
+    determines the bin of a label. Each bin therefore has 1 / `bins` of the total frequency, give or take one label.
+    Labels without training points are in the last bin. Raises InputError if no label has training points.
     """
     total = int(frequency.sum())
     if total <= 0:
@@ -34,7 +34,7 @@ def bins_of_equal_mass(frequency: np.ndarray, bins: int = BINS) -> np.ndarray:
 
 
 class Deciles:
-    """The contribution of each bin of `bins_of_equal_mass` to P@k, streamed like `Metrics`.
+    """The contribution to P@k of each bin that `bins_of_equal_mass` returns, streamed like `Metrics`.
 
     `frequency` [L] int64: training points of each label.
     """
@@ -46,7 +46,7 @@ class Deciles:
         self._points = 0
 
     def update(self, top: np.ndarray, positives: Ragged) -> None:
-        """Count one batch: top [B, K] label ids best first, padded with -1; positives are label ids.
+        """Count one batch: `top` [B, K] label ids, best first, padded with -1; `positives`: label ids of B rows.
 
         Raises InputError for a label id of L or more, ValueError for unequal rows.
         """
@@ -57,7 +57,7 @@ class Deciles:
         self._points += len(top)
 
     def result(self) -> dict[str, list[float]]:
-        """Return metric ("P@1", ...) -> contribution of each bin x 100, most frequent labels first.
+        """Return a dict from metric ("P@1", ...) to the contribution of each bin x 100, most frequent labels first.
 
         The contributions sum to P@k.
         """
@@ -68,9 +68,9 @@ class Deciles:
 
 
 class ByPart:
-    """Metrics by part of the queries, and recall by part of the labels, streamed like `Metrics`.
+    """Metrics per part of the queries, and recall per part of the labels, streamed like `Metrics`.
 
-    The report leaves out queries or labels that have a single part.
+    The report omits queries, or labels, if the table has a single part.
     """
 
     def __init__(self, queries: Table, labels: Table, ks: Sequence[int]) -> None:
@@ -80,7 +80,7 @@ class ByPart:
         self._hits = np.zeros((max(ks), len(self._labels)), np.int64)
 
     def update(self, top: np.ndarray, positives: Ragged) -> None:
-        """Count one batch of rankings `top` [B, K] with `positives`, by the parts of labels."""
+        """Count one batch, per part of the labels: rankings `top` [B, K] and `positives`."""
         if self._labels:
             self._positives += np.bincount(_part_of(positives.entries, self._labels), minlength=len(self._labels))
             best = top[:, : len(self._hits)]
@@ -88,7 +88,7 @@ class ByPart:
             np.add.at(self._hits, (rank, _part_of(best[row, rank], self._labels)), 1)
 
     def report(self, metrics: Metrics, rows: np.ndarray) -> dict[str, Any]:
-        """Return `metrics` x 100 by part of the queries, and R@k x 100 over all positives by part of the labels.
+        """Return `metrics` x 100 per part of the queries, and R@k x 100 over all positives per part of the labels.
 
         `rows` [N]: the ids of the queries that `metrics` has counted.
         """
@@ -114,16 +114,16 @@ class ByPart:
 
 
 def _part_of(ids: np.ndarray, parts: Sequence[PartTable]) -> np.ndarray:
-    """Return the number of each id's part."""
+    """Return, for each id, the number of the part that contains the id."""
     return np.searchsorted(np.cumsum([part.rows for part in parts]), ids, side="right")
 
 
 class ZeroShot:
-    """Metrics of zero-shot labels over the queries with at least one zero-shot label among their positives.
+    """Metrics of zero-shot labels, over the queries that have at least one zero-shot positive.
 
     Only zero-shot labels count as positives. Each query is ranked twice: against the zero-shot labels `labels` [Z]
-    int64, and against all labels. `frequency` [L]: training points of each label. `candidates` [C] restricts the
-    zero-shot labels. Raises InputError if every label has training points.
+    int64, and against all labels. `frequency` [L]: training points of each label. `candidates` [C]: the only labels
+    that count as zero-shot labels. Raises InputError if every label has training points.
     """
 
     def __init__(self, frequency: np.ndarray, ks: Sequence[int], candidates: np.ndarray | None = None) -> None:
@@ -139,13 +139,13 @@ class ZeroShot:
         self._queries = 0
 
     def select(self, positives: Ragged) -> tuple[np.ndarray, Ragged]:
-        """Return the rows [n] of `positives` with a zero-shot label, and their zero-shot labels."""
+        """Return the rows [n] of `positives` that contain a zero-shot label, and the zero-shot labels of these rows."""
         unseen = positives.keep(self._unseen[positives.values])
         rows = np.flatnonzero(unseen.counts)
         return rows, unseen.take(rows)
 
     def update(self, alone: np.ndarray, among_all: np.ndarray, positives: Ragged) -> None:
-        """Count n queries with both rankings [n, K], best first, and their zero-shot positives."""
+        """Count n queries: both rankings [n, K], best first, and the zero-shot positives."""
         self._queries += positives.rows
         self._alone.update(alone, positives)
         self._among_all.update(among_all, positives)
@@ -161,13 +161,13 @@ class ZeroShot:
         return report
 
 
-DEPTH = 5  # number of best ranks in which positives are counted
+DEPTH = 5  # number of top ranks in which positives are counted
 SHOWN = 20  # number of labels shown
 QUERIES = 100  # number of queries shown; many queries may have the same text
 
 
 class Weakest:
-    """Counts of positives among the best DEPTH labels, by query and by label. Memory grows with the split's pairs."""
+    """Counts of positives among the best DEPTH labels, per query and per label. Memory grows with the split's pairs."""
 
     def __init__(self) -> None:
         # Hits and positives of each query [B], the label of each hit, and the label of each positive.
@@ -181,9 +181,9 @@ class Weakest:
     def report(self) -> dict[str, Any]:
         """Return {"k", "queries": [row, found, positives], "labels": [label, found, queries]}, both worst first.
 
-        Queries are sorted by the share of attainable positives that were found, labels by the share of queries in which
-        the label was found. Ties are sorted by the number of positives of a query, or queries of a label, largest
-        first.
+        Queries are sorted by the fraction of attainable positives that were found, labels by the fraction of the
+        label's queries in which the label was found. Ties are sorted by a query's number of positives, or a label's
+        number of queries, largest first.
         """
         hits, positives, hit_labels, of_positives = map(np.concatenate, zip(*self._batches, strict=True))
         rows = np.flatnonzero(positives)
@@ -194,7 +194,7 @@ class Weakest:
 
 
 def _worst(ids: np.ndarray, hits: np.ndarray, total: np.ndarray, attainable: np.ndarray, most: int) -> list[list[int]]:
-    """Return at most `most` rows (id, hits, total) [n, 3] with fewer hits than `attainable`."""
+    """Return at most `most` rows (id, hits, total) [n, 3], worst first, that have fewer hits than `attainable`."""
     order = np.lexsort((ids, -total, hits / attainable))[:most]
     order = order[hits[order] < attainable[order]]
     return np.stack([ids, hits, total], 1)[order].tolist()

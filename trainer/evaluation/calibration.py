@@ -17,7 +17,7 @@ EVEN = 0.5  # a query whose best label has a lower probability counts as "none o
 
 @dataclass(frozen=True)
 class Calibration:
-    """Linear interpolation through `scores` and `probabilities`, both ascending [n]; constant outside."""
+    """Linear interpolation through `scores` and `probabilities`, both ascending [n]; constant outside this range."""
 
     scores: np.ndarray
     probabilities: np.ndarray
@@ -26,7 +26,7 @@ class Calibration:
     def fit(cls, scores: np.ndarray, hits: np.ndarray) -> "Calibration":
         """Fit to predictions with `scores` [n]; `hits` [n] bool: True for correct predictions.
 
-        Raises InputError if all or no predictions are correct, and if scikit-learn is not installed.
+        Raises InputError if all or no predictions are correct, or if scikit-learn is not installed.
         """
         try:
             from sklearn.isotonic import IsotonicRegression
@@ -35,7 +35,7 @@ class Calibration:
         if hits.all() or not hits.any():
             raise InputError(
                 f"{hits.sum():,} of {len(hits):,} held-out predictions are correct, but a calibration needs both "
-                "correct and wrong predictions. Name a larger split that the run was not trained on."
+                "correct and incorrect predictions. Name a larger split that the run was not trained on."
             )
         curve = IsotonicRegression(y_min=0.0, y_max=1.0).fit(scores.astype(np.float64), hits)
         return cls(curve.X_thresholds_, curve.y_thresholds_)
@@ -45,7 +45,7 @@ class Calibration:
         return np.interp(scores, self.scores, self.probabilities).astype(np.float32)
 
     def score_of(self, probability: float) -> float | None:
-        """Return the lowest score with at least this `probability`; None if there is no such score."""
+        """Return the lowest score that has at least this `probability`; None if no score has this probability."""
         place = int(np.searchsorted(self.probabilities, probability))
         if place == len(self.scores):
             return None
@@ -53,12 +53,12 @@ class Calibration:
         return float(np.interp(probability, self.probabilities[ends], self.scores[ends]))
 
     def numbers(self) -> dict[str, list[float]]:
-        """Return the numbers of the curve, for `read`."""
+        """Return the curve as lists of numbers, which `read` accepts."""
         return {name: numbers.tolist() for name, numbers in vars(self).items()}
 
     @classmethod
     def read(cls, numbers: Any, place: str) -> "Calibration":
-        """Read a curve from `numbers` of the manifest at `place`. Raises TableError if `numbers` are not a curve."""
+        """Read a curve from `numbers` in the manifest at `place`. Raises TableError if `numbers` are not a curve."""
         try:
             x, y = (np.array(numbers[name], float) for name in ("scores", "probabilities"))
             rising = x.shape == y.shape == (len(x),) and np.isfinite(x).all() and (np.diff([x, y]) >= 0).all()
@@ -70,9 +70,9 @@ class Calibration:
 
 
 def calibrate(held_out: ScoredPredictions) -> tuple[Calibration, dict[str, Any]]:
-    """Fit to all predictions; measure each half of the queries with a curve fitted to the other half.
+    """Fit a curve to all predictions; evaluate each half of the queries with a curve fitted to the other half.
 
-    Raises the errors of `Calibration.fit`.
+    Raises the same errors as `Calibration.fit`.
     """
     scores, hits, query = held_out.pairs()
     found = np.zeros(len(scores))
@@ -83,10 +83,10 @@ def calibrate(held_out: ScoredPredictions) -> tuple[Calibration, dict[str, Any]]
 
 
 def measure(probabilities: np.ndarray, predictions: ScoredPredictions) -> dict[str, Any]:
-    """Return ECE and Brier score of the `probabilities` [n] of `predictions`, and of the sigmoids of the scores.
+    """Return the ECE and Brier score of the `probabilities` [n] of `predictions`, and of the sigmoids of the scores.
 
-    `none_of_these`: the share of queries with a best label that is probably wrong, and the share of these labels that
-    are in fact wrong.
+    `none_of_these`: the fraction of queries with a best label that is probably incorrect, and the fraction of these
+    labels that are in fact incorrect.
     """
     scores, hits, query = predictions.pairs()
     first = np.flatnonzero(np.diff(query, prepend=-1))
@@ -100,17 +100,18 @@ def measure(probabilities: np.ndarray, predictions: ScoredPredictions) -> dict[s
 
 
 def _errors(probabilities: np.ndarray, hits: np.ndarray) -> dict[str, float]:
-    """Return expected calibration error over BINS of equal width (Guo et al., 2017, equation 3), and Brier score."""
+    """Return the Brier score, and the expected calibration error over BINS equal bins (Guo et al., 2017, eq. 3)."""
     apart = probabilities - hits
     of_bins = np.bincount(np.minimum((probabilities * BINS).astype(np.int64), BINS - 1), apart, BINS)
     return {"ece": float(np.abs(of_bins).sum() / len(hits)), "brier": float(np.mean(apart**2))}
 
 
 def describe_calibration(facts: dict[str, Any], of: str) -> str:
-    """Describe the result of `measure` on the queries `of`."""
+    """Describe the result of `measure`; `of`: the queries, in words."""
     before, none = facts["uncalibrated"], facts["none_of_these"]
     return (
         f"probabilities of the best 10 labels {of}: ECE {100 * facts['ece']:.2f} %, Brier {facts['brier']:.4f} "
-        f"({100 * before['ece']:.2f} %, {before['brier']:.4f} by sigmoids of scores); none of these for "
-        f"{100 * none['queries']:.1f} % of the queries; the best label of {100 * none['wrong']:.1f} % of these is wrong"
+        f'(sigmoids of scores: {100 * before["ece"]:.2f} %, {before["brier"]:.4f}); "none of these" for '
+        f"{100 * none['queries']:.1f} % of the queries; the best label is incorrect for {100 * none['wrong']:.1f} % of "
+        "these queries"
     )

@@ -1,4 +1,4 @@
-"""Scores of a model on a split: exact search with filters, and all metrics with intervals and deciles."""
+"""Scores a model on a split: exact search with filters, and all metrics with intervals and deciles."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,8 +44,8 @@ class Scores:
     def report(self, resamples: int = 1000) -> dict:
         """Return metrics x 100 with 95 % intervals, and further results.
 
-        Further results are the deciles' contributions to P@k, the weakest queries and labels, and zero-shot metrics if
-        measured.
+        The further results are the deciles' contributions to P@k, the weakest queries and labels, metrics per part, and
+        zero-shot metrics if measured.
         """
         report = {
             "queries": self.queries,
@@ -62,8 +62,8 @@ class Scores:
 class Scorer:
     """Scores a model on one split of DATA.
 
-    Each rank of `group` embeds a part of the queries, and scores all queries on its labels. All ranks get the same
-    scores.
+    Each rank of `group` embeds a part of the queries, and scores all queries against the labels of the rank. All ranks
+    get the same scores.
     """
 
     model: Model
@@ -86,11 +86,11 @@ class Scorer:
         trained: Data | None = None,
         window: str | Sequence[str] = "",
     ) -> "Scorer":
-        """Open a split. `ranking`: by default, by the model's vectors. `statistics`: of the labels, if already read.
+        """Open a split. `ranking`: by default, the model's vectors. `statistics`: label statistics, if already read.
 
-        `trained`: the rows that the model was trained on, to find held-out rows. `window`: parts of a version, as in
-        `open_split`. Raises InputError for a missing split, or a split without the columns that the model reads;
-        TableError if the split is damaged.
+        `trained`: the rows that the model was trained on, which determine the held-out rows. `window`: parts of a
+        version, as in `open_split`. Raises InputError for a missing split, or a split without the columns that the
+        model reads; TableError if the split is damaged.
         """
         queries, part = open_split(data, split, trained or Data(), window)
         require_inputs(queries, model.inputs)
@@ -111,10 +111,11 @@ class Scorer:
         seen_only: bool = False,
         zero_shot: bool = False,
     ) -> Scores:
-        """Measure the first `limit` queries (all by default) at KS and `ks`; `filter=False` applies no filter.
+        """Score the first `limit` queries (by default all) at each k of KS and `ks`; `filter=False` applies no filter.
 
-        `seen_only`: labels without training points are not candidates. `zero_shot`: also report these labels
-        separately. Raises InputError for both options at once, and if every label has training points.
+        `seen_only`: labels without training points are not candidates. `zero_shot`: also report metrics for labels
+        without training points. Raises InputError if both options are given, and for `zero_shot` if every label has
+        training points.
         """
         frequency = self.statistics.frequency
         ks = sorted({*KS, *ks})

@@ -35,9 +35,9 @@ from trainer.model import Model, find_earlier, load_model
 
 @dataclass(frozen=True)
 class FitOptions:
-    """Options for fitting a fusion: the checkpoint of `step` (None: the best), and the first `queries` of `split`.
+    """Options for fitting a fusion to the checkpoint of `step` (None: the best) on the first `queries` of `split`.
 
-    `split`: None means the held-out rows, or else `val`. `shortlist`: number of labels per query that are ranked again.
+    `split`: None means the held-out rows, or else `val`. `shortlist`: number of labels per query to rerank.
     """
 
     split: str | None = None
@@ -48,9 +48,10 @@ class FitOptions:
 
 
 def _open_validation(data: str, run: str, options: FitOptions) -> tuple[Recipe, Model, Checkpoint, str, list[pa.Table]]:
-    """Load the model like `load_model`, and open the split to fit on, as one table for each row group.
+    """Load the model as `load_model` does, and open the split to fit on, as one table per row group.
 
-    Raises the errors of `load_model`, and InputError if the split or device does not exist; TableError, StorageError.
+    Raises the same errors as `load_model`, and InputError if the split or device does not exist. Raises TableError,
+    StorageError.
     """
     layout = DataLayout(data)
     step = best_step(RunLayout(run)) if options.step is None else options.step  # not the step of an earlier fusion
@@ -60,13 +61,13 @@ def _open_validation(data: str, run: str, options: FitOptions) -> tuple[Recipe, 
     return recipe, model, checkpoint, split, rows
 
 
-MISSED = 0.03  # if a larger share of rows is held out, the ranker is fitted again with these rows
+MISSED = 0.03  # if a larger fraction of rows is held out, the ranker is fitted again with these rows
 
 
 def fit_ranker(
     data: str, recipe: Recipe, budget: int = RANKER_BUDGET, seconds: float = math.inf, held_out: bool = False
 ) -> LinearRanker | None:
-    """Fit the linear ranker to the training rows of `recipe`, like `LinearRanker.of`; None for a mix or without rows.
+    """Fit the linear ranker to the training rows of `recipe` with `LinearRanker.of`; None for a mix or without rows.
 
     Raises TableError, StorageError.
     """
@@ -85,14 +86,14 @@ def fit_weights(
     ranker: LinearRanker | None = None,
     seconds: float = math.inf,
 ) -> Manifest:
-    """Fit the weights of labels' texts, a memory and a linear ranker for a checkpoint.
+    """Fit the weights for labels' texts, a memory and a linear ranker for a checkpoint.
 
-    The memory of the training points, within `budget` bytes, is kept with the weights if its weight is above 0. The
-    held-out points are then added to the memory, although the weights were fitted without these points. The ranker is
-    the given `ranker`, or is fitted to the rows within `ranker_budget` bytes (0: no rows), without held-out rows. The
-    ranker is kept if its weight is above 0, and fitted again with the held-out rows if many rows are held out. Each fit
-    takes at most `seconds`. An existing fusion is replaced. Raises InputError if the split or device does not exist;
-    TableError, StorageError.
+    The memory of the training points takes at most `budget` bytes, and is stored with the weights if the weight of the
+    memory is above 0. Held-out points are then added to the memory, although the weights were fitted without these
+    points. If no `ranker` is given, a ranker is fitted to training rows of at most `ranker_budget` bytes (0: no rows),
+    without held-out rows. The ranker is stored if the weight of the ranker is above 0, and fitted again with the
+    held-out rows if many rows are held out. Each fit of a ranker takes at most `seconds`. An existing fusion is
+    replaced. Raises InputError if the split or device does not exist. Raises TableError, StorageError.
     """
     layout = DataLayout(data)
     recipe, model, checkpoint, split, groups = _open_validation(data, run, options)
@@ -130,10 +131,10 @@ def fit_weights(
 
 
 def carry_fusion(data: str, run: str, earlier: str, device: str = "auto", budget: int = BUDGET) -> Manifest | None:
-    """Give `run` the fusion of the run `earlier` that it continues: the weights, the linear ranker, and a new memory.
+    """Copy the fusion of the run `earlier` that `run` continues: weights and linear ranker, but with a new memory.
 
-    Nothing is fitted, so no rows need to be held out; the memory's index is tuned on points. Returns None if `earlier`
-    has no fusion, or if `run` already has a fusion. Raises the errors of `fit_weights`.
+    Nothing is fitted, so no rows need to be held out; the memory's index is tuned on the memory's own points. Returns
+    None if `earlier` has no fusion, or if `run` already has a fusion. Raises the same errors as `fit_weights`.
     """
     layout = DataLayout(data)
     _, before, _ = find_earlier(layout, RunLayout(earlier))
@@ -168,7 +169,7 @@ def describe_weights(facts: dict[str, Any]) -> str:
 
 
 def _embed_first(model: Model, groups: Iterable[pa.Table], count: int) -> torch.Tensor:
-    """Embed the first `count` rows of `groups`, or all rows."""
+    """Embed the first `count` rows of `groups`, or all rows if there are fewer."""
     embedded = [torch.zeros(0, model.width)]
     for rows in groups:
         missing = count - sum(map(len, embedded))
@@ -189,7 +190,7 @@ def score_shortlists(
 ) -> tuple[Scored, Ragged]:
     """Return the scores [B, S] of all scorers on the queries' shortlists, and the queries' labels.
 
-    `with_relevant`: also score a query's labels that its shortlist lacks, unless a filter removes the labels.
+    `with_relevant`: also score a query's own labels that are not in the shortlist, unless a filter removes the labels.
     """
     labels, parts, relevant = LabelRows(model.head.vectors, model.head.start), [], []
     for rows in groups:
@@ -209,10 +210,10 @@ def score_shortlists(
 
 
 def fit_tree(data: str, run: str, options: FitOptions = FitOptions()) -> Manifest:
-    """Fit the tree for a checkpoint: on the `shortlist` best labels of each query and on the query's own labels.
+    """Fit the tree for a checkpoint, on the `shortlist` best labels of each query and on the query's own labels.
 
     An existing fusion is replaced. Raises InputError if the split or device does not exist, or if there are no texts or
-    no classifier; TableError, StorageError.
+    no classifier. Raises TableError, StorageError.
     """
     layout = DataLayout(data)
     _, model, checkpoint, split, groups = _open_validation(data, run, options)

@@ -19,7 +19,7 @@ VOTED = 100  # maximum number of labels that a memory, and a linear ranker, each
 
 
 class PairScores(Protocol):
-    """Rows of the labels of an export or of a rank, as an array or a tensor, that score x [B, D or more]."""
+    """Label rows of an export or of a rank, as an array or a tensor, that score x [B, D or more]."""
 
     def score(self, x: Any, ids: np.ndarray, /) -> np.ndarray:
         """Multiply the rows of labels `ids` int64 [B, S] by x: float32 [B, S]; scores of padding (-1) are undefined."""
@@ -45,10 +45,10 @@ class Scorers:
         filters: Ragged,
         among: np.ndarray | None = None,
     ) -> Scored:
-        """Score `shortlisted`, the scores and ids [B, S] of a shortlist, and labels of `among` that other scorers add.
+        """Score a shortlist, `shortlisted` (scores and ids [B, S]), and labels of `among` that other scorers add.
 
-        `inputs`: the inputs that x was embedded from; a linear ranker needs the inputs. All ranks have the same queries
-        and results; each rank has the scores of its own labels.
+        `inputs`: the inputs that x was computed from, which a linear ranker needs. All ranks have the same queries and
+        return the same results; each rank scores its own labels.
         """
         scores, ids = shortlisted
         votes = None if self.memory is None else self.memory.votes(x)
@@ -72,13 +72,13 @@ class Scorers:
     def score_listed(
         self, x: Any, inputs: Inputs | None, labels: PairScores, listed: tuple[np.ndarray, np.ndarray]
     ) -> Scored:
-        """Score only the labels of `listed`, which has the form of `shortlisted` in `score`."""
+        """Score only the labels in `listed`, which has the same format as `shortlisted` in `score`."""
         scored = self.score(x, inputs, labels, listed, Ragged.empty(len(x)), np.empty(0, np.int64))
         return Scored(*(column[:, : listed[1].shape[1]] for column in scored))
 
 
 FORMAT = 1
-_LEAST = 1e-3  # least weight of the classifier, which then orders labels that are otherwise equal
+_LEAST = 1e-3  # minimum weight of the classifier, so that the classifier orders labels that are otherwise equal
 _GAIN = 1.002  # a scorer is left out if the loss without the scorer is at most this multiple
 _BESIDE = ("votes", "texts", "linear")  # in the order in which scorers are left out, the most expensive first
 
@@ -95,12 +95,12 @@ class Weights:
 
     @classmethod
     def fit(cls, scored: Scored, relevant: Ragged) -> "Weights":
-        """Find the maximum-likelihood weights on validation queries; `relevant`: the labels of the queries.
+        """Find the maximum-likelihood weights on validation queries; `relevant`: the correct labels of the queries.
 
-        The likelihood of a correct label is its share of exp(score) among this label and all wrong labels, as in the
-        decoupled softmax (DEXML, equation 5). A second, equal term is the share of all correct labels of a query among
-        all labels, because P@1 needs only one correct label. A few dozen queries suffice; ranking metrics would be too
-        noisy.
+        The likelihood of a correct label is the softmax over this label and all incorrect labels, as in the decoupled
+        softmax (DEXML, equation 5). A second term, with the same weight, is the softmax probability of all correct
+        labels of a query together, because P@1 needs only one correct label. A few dozen queries suffice for this
+        likelihood; ranking metrics would be too noisy.
         """
         unit = float(np.std(scored.scores[scored.ids != PAD])) or 1.0
         columns = np.stack([scored.scores / unit, *(getattr(scored, name) for name in _BESIDE)]).astype(np.float64)
@@ -122,7 +122,7 @@ class Weights:
         return self.texts > 0
 
     def fuse(self, scored: Scored, frequency: np.ndarray | None = None) -> np.ndarray:
-        """Return the fused scores [B, S]; the frequencies are not used."""
+        """Return the fused scores [B, S]; `frequency` is not used."""
         return sum(self.parts(scored, frequency).values(), np.float64(0))
 
     def parts(self, scored: Scored, frequency: np.ndarray | None = None) -> dict[str, np.ndarray]:
@@ -141,11 +141,11 @@ class Weights:
 
     @classmethod
     def parse(cls, data: bytes, place: str) -> "Weights":
-        """Parse the weights from the content of a file at `place`. Raises TableError for a different format."""
+        """Parse the weights from the content of a file at `place`. Raises TableError for an invalid file."""
         try:
             body = json.loads(data)
             if body.pop("format") != FORMAT:
-                raise ValueError("the format is of another version")
+                raise ValueError("the format belongs to another version")
             weights = cls(**body)
             numbers = np.array([weights.unit, weights.texts, weights.votes, weights.linear], float)
             if not np.isfinite(numbers).all() or numbers[0] <= 0:
@@ -156,7 +156,7 @@ class Weights:
 
 
 def _minimize(columns: np.ndarray, right: np.ndarray, listed: np.ndarray, kept: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return the minimum loss of right labels, and weights [4], with only the columns [4, B, S] that are `kept`."""
+    """Return the minimum loss of correct labels, and the weights [4], with only the `kept` columns of [4, B, S]."""
     from scipy.optimize import minimize
     from scipy.special import expit, logsumexp
 
@@ -192,7 +192,7 @@ Fusion: TypeAlias = Weights | Tree
 
 @dataclass(frozen=True, eq=False)
 class Fused:
-    """Fused scores of a `shortlist`; `frequency` [L]: training points of all labels."""
+    """Reranks a `shortlist` by fused scores; `frequency` [L]: number of training points of each label."""
 
     fusion: Fusion
     scorers: Scorers
@@ -211,8 +211,9 @@ class Fused:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return (scores float32 [B, k], ids int64 [B, k]) of the best fused scores, best first; -inf and -1 pad.
 
-        `shortlisted`: scores and ids [B, S] for x [B, D or more] of `labels`; equal scores keep their order. `among`
-        [C]: the only labels that scorers may add; None: all. `inputs`: the inputs that x was embedded from.
+        `shortlisted`: scores and ids [B, S] of `labels` for x [B, D or more]; labels with equal scores stay in the same
+        order. `among` [C]: the only labels that scorers may add; None: all. `inputs`: the inputs that x was computed
+        from.
         """
         scored = self.scorers.score(x, inputs, labels, shortlisted, filters, among)
         fused = self.fusion.fuse(scored, self.frequency[scored.ids])
@@ -224,6 +225,6 @@ class Fused:
     def scores(
         self, x: Any, labels: PairScores, listed: tuple[np.ndarray, np.ndarray], inputs: Inputs | None = None
     ) -> np.ndarray:
-        """Return the fused scores float32 [B, S] of only the labels of `listed` (as `shortlisted` in `rank`)."""
+        """Return the fused scores float32 [B, S] of only the labels in `listed` (same format as `shortlisted`)."""
         scored = self.scorers.score_listed(x, inputs, labels, listed)
         return self.fusion.fuse(scored, self.frequency[scored.ids]).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Files of a run's fusion: published with the checkpoint that it was fitted to, and opened for evaluation."""
+"""Files of a run's fusion: published for the checkpoint that the fusion was fitted to, and opened for evaluation."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
@@ -23,25 +23,25 @@ KIND, TREE, WEIGHTS = "fusion", "tree.json", "weights.json"
 
 
 class RunFusion(NamedTuple):
-    """Fusion of a run's checkpoint, and the table with its files."""
+    """Fusion for a run's checkpoint, and the table with the fusion's files."""
 
     fusion: Fusion
     table: Table
 
     @property
     def shortlist(self) -> int:
-        """Number of labels of the classifier that are ranked again."""
+        """Number of the classifier's best labels that are reranked."""
         return int(self.table.parameters["shortlist"])
 
     def memory(self, split: str | None = None) -> Memory | None:
-        """Read the memory, if its weight is above 0; for `split` only the points that may vote. Raises TableError.
+        """Read the memory, if there is one; for `split`, only the points that may vote. Raises TableError.
 
-        For the held-out rows, the held-out points are left out, because each row would find itself.
+        If `split` is the held-out rows, held-out points are excluded, because each row would find itself.
         """
         return Memory.read(self.table, trained=split == HOLDOUT)
 
     def ranker(self, split: str | None = None) -> LinearRanker | None:
-        """Read the linear ranker, if its weight is above 0; for `split` a ranker that was not fitted to `split`."""
+        """Read the linear ranker, if there is one; for `split`, a ranker that was not fitted to `split`."""
         unseen = LinearRanker.read(self.table, TRAINED_FILE) if split == HOLDOUT else None
         return unseen or LinearRanker.read(self.table)
 
@@ -55,7 +55,7 @@ def publish_fusion(
     memory: Memory | None = None,
     linear: Mapping[str, LinearRanker] | None = None,
 ) -> Manifest:
-    """Publish a fusion's `file` (name, content), a memory, and rankers by file, in place of an earlier fusion."""
+    """Publish a fusion's `file` (name, content), a memory, and rankers by file name; replaces an earlier fusion."""
     url, (name, body) = RunLayout(run).fusion(checkpoint.step), file
     with building(url, "fitted") as build:
         return build.publish(
@@ -73,9 +73,9 @@ def publish_fusion(
 
 
 def open_fused(data: str, run: str, checkpoint: Checkpoint, model: Model, split: str, group: Group = ALONE) -> Fused:
-    """Open the fusion of `checkpoint`, for the rank's labels and the queries of `split`.
+    """Open the fusion for `checkpoint`, for the rank's labels and the queries of `split`.
 
-    Raises InputError if there is no fusion; TableError.
+    Raises InputError if there is no fusion. Raises TableError.
     """
     opened = group.decide(lambda: open_fusion(data, run, checkpoint))
     layout = DataLayout(data)
@@ -92,7 +92,7 @@ def scores_of(run: str, step: int) -> Literal["fused", "classifier"]:
 
 
 def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> RunFusion:
-    """Open the fusion that `extremis fuse` made for `checkpoint`. Raises InputError without a fusion; TableError."""
+    """Open the fusion that `extremis fuse` fitted to `checkpoint`. Raises InputError without a fusion; TableError."""
     url, step = RunLayout(run).fusion(checkpoint.step), checkpoint.step
     if not is_published(url):
         raise InputError(f"{run}: step {step:,} has no fusion. Fit a fusion with `extremis fuse {data} {run}`.")

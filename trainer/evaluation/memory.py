@@ -1,7 +1,7 @@
-"""Memory of training points as unit embeddings with their labels; the points nearest to a query vote.
+"""Memory of training points: unit embeddings and labels. The points nearest to a query vote for their labels.
 
-Labels are in memory, and so are the codes of an index if an index pays off. Embeddings are in a mapped file, and score
-the points that the index finds. Without an index all embeddings are read for each batch of queries.
+Labels are in RAM, as are the codes of an index if an index makes search faster. Embeddings are in a mapped file, and
+rescore the points that the index finds. Without an index, all embeddings are read for each batch of queries.
 """
 
 import itertools
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from trainer.model import Model
 
 FOLDER = "memory"
-VECTORS, INDEX = f"{FOLDER}/vectors.float16", f"{FOLDER}/index.faiss"  # earlier versions of a memory lack both
+VECTORS, INDEX = f"{FOLDER}/vectors.float16", f"{FOLDER}/index.faiss"  # memories from earlier versions lack both files
 FACTS = "memory"  # parameter of the manifest that lists the files
-TRAINED = "memory_trained"  # parameter of earlier versions: number of points that the run trained on
+TRAINED = "memory_trained"  # parameter in earlier versions: number of points that the run was trained on
 BUDGET = 4 << 30  # bytes in memory
 ROWS_A_FILE = 1 << 20
 TARGET_RECALL = 0.95
@@ -54,7 +54,7 @@ _WHAT = "the embeddings of a memory"
 
 
 class Settled(NamedTuple):
-    """Index of a memory, number of first points that fit into its budget, and bytes in memory and stored."""
+    """Index of a memory, number of points that fit into the budget, and bytes in memory and on disk."""
 
     factory: Factory
     points: int
@@ -64,9 +64,9 @@ class Settled(NamedTuple):
 
 
 def settle(points: int, dimension: int, labels: float, budget: int = BUDGET) -> Settled:
-    """Choose the index of `points` vectors [dimension], with `labels` labels each on average, within `budget` bytes.
+    """Choose the index for `points` vectors [dimension] with `labels` labels each on average, within `budget` bytes.
 
-    The choice is the index with room for the most points; among several, the cheapest for as many queries as points.
+    The index that holds the most points is chosen; ties are broken by the cost of as many searches as there are points.
     """
 
     def fitting(factory: Factory) -> int:
@@ -85,7 +85,7 @@ def settle(points: int, dimension: int, labels: float, budget: int = BUDGET) -> 
 
 
 def _point_bytes(factory: Factory, dimension: int) -> float:
-    """Bytes in memory of a point without labels; embeddings count for exact search, which reads all embeddings."""
+    """Bytes in memory per point, without labels; embeddings count only for exact search, which reads all embeddings."""
     return _OFFSET_BYTES + (2 * dimension if factory.exact else factory.bytes_per_vector(dimension))
 
 
@@ -98,8 +98,9 @@ class Memory:
     """N training points: `vectors` float16 [N, D] of length 1, and the `labels` of each point.
 
     The first `trained` points are training rows of the run, the other points are held-out rows. `factory`: the chosen
-    kind of index; `index`: the index once built, which returns `refine` times as many points as vote. `measured`:
-    recall and time after tuning. `on_device`: the vectors on the queries' device, for exact search.
+    kind of index; `index`: the index, once built, which returns `refine` times as many candidates as there are voters.
+    `measured`: recall and time after tuning. `on_device`: a copy of the vectors on the queries' device, for exact
+    search.
     """
 
     vectors: np.ndarray
@@ -117,8 +118,8 @@ class Memory:
     def build(cls, model: "Model", data: DataLayout, trained: "Data", budget: int = BUDGET) -> "Memory":
         """Embed the training rows of the run, followed by the held-out rows, without an index.
 
-        The memory contains the first points within `budget` bytes; rows are in random order. Embeddings are in a
-        scratch file. Raises InputError if the run mixes splits; TableError, StorageError.
+        The memory contains as many of the first points as fit into `budget` bytes; rows are in random order. Embeddings
+        are in a scratch file. Raises InputError if the run mixes splits. Raises TableError, StorageError.
         """
         if trained.mix:
             raise InputError(
@@ -145,7 +146,7 @@ class Memory:
         return cls(vectors, _join(labels), min(points, trained.trained.rows(table.rows)), factory)
 
     def first(self, points: int) -> "Memory":
-        """Return the first points, without an index."""
+        """Return a memory of only the first `points` points, without an index."""
         labels = self.labels.slice(0, points)
         return replace(
             self, vectors=self.vectors[:points], labels=labels, trained=min(points, self.trained), index=None
@@ -177,7 +178,7 @@ class Memory:
         return replace(self, index=block.index, refine=params.factor, measured=measured)._measure(queries[others])
 
     def extended(self, whole: "Memory") -> "Memory":
-        """Return the memory `whole`, which starts with the points of this memory, with the same search."""
+        """Return the memory `whole`, which starts with this memory's points, with this memory's index."""
         from search.index import add
 
         if self.index is not None:
@@ -186,7 +187,7 @@ class Memory:
 
     @classmethod
     def read(cls, table: Table, trained: bool = False, coded: bool = False) -> "Memory | None":
-        """Read the files of `table` that `write` wrote; None if the table has no memory.
+        """Read the files in `table` that `write` wrote; None if the table contains no memory.
 
         `trained`: read only the training points of the run. `coded`: as in a `Block`. Raises TableError, StorageError.
         """
@@ -214,7 +215,7 @@ class Memory:
         rows, wide = vectors.shape
         if labels.rows != rows or (index is not None and (index.ntotal, index.d) != (rows, factory.dimension(wide))):
             raise TableError(
-                f"{table.url}: the labels, vectors and index of this memory do not fit together. Fit the fusion again."
+                f"{table.url}: the labels, vectors and index of this memory are inconsistent. Fit the fusion again."
             )
         count = int(facts.get("trained", table.parameters.get(TRAINED, rows)))
         measured = facts.get("measured", {})
@@ -228,7 +229,7 @@ class Memory:
         return replace(memory.first(count), index=index)
 
     def write(self, url: str) -> Iterator[Shard]:
-        """Write files under `url`, and yield the files' entries for a manifest."""
+        """Write files under `url`, and yield the files' manifest entries."""
         rows = len(self.vectors)
         starts = range(0, max(rows, 1), ROWS_A_FILE)
         for number, start in enumerate(starts):
@@ -257,14 +258,14 @@ class Memory:
 
     @property
     def bytes(self) -> int:
-        """Bytes of main memory that the points need."""
+        """Bytes of main memory that the points take."""
         labels = _LABEL_BYTES * len(self.labels.entries)
         points = len(self.vectors) * _point_bytes(self.factory, self._wide)
         return int(_fixed_bytes(self.factory, self._wide) + points + labels)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return the fields of a manifest that describe the memory."""
+        """Return the manifest fields that describe the memory."""
         return {
             "points": len(self.vectors),
             "trained": self.trained,
@@ -276,12 +277,12 @@ class Memory:
         }
 
     def votes(self, x: Any) -> SparseRows:
-        """Return the labels of the nearest training points of x [B, D or more], with votes in (0, 1]."""
+        """Return the labels of the training points nearest to x [B, D or more], with votes in (0, 1]."""
         similarity, rows = self.nearest(x)
         return count_votes(similarity, rows, self.labels)
 
     def nearest(self, x: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return the cosines [B, K] of the nearest points of x [B, D or more], best first, and the points int64.
+        """Return the cosines [B, K] of the points nearest to x [B, D or more], best first, and the point ids int64.
 
         The result does not depend on the number of threads.
         """
@@ -329,7 +330,7 @@ class Memory:
         return unit(rows if isinstance(rows, np.ndarray) else rows.float().cpu().numpy())
 
     def _measure(self, queries: Any) -> "Memory":
-        """Return this memory with the measured milliseconds per query, on `queries`."""
+        """Return this memory with the milliseconds per query, measured on `queries`."""
         began = time.perf_counter()
         self.votes(queries)
         taken = 1000 * (time.perf_counter() - began) / max(1, len(queries))
@@ -341,13 +342,13 @@ def describe_memory(facts: Mapping[str, Any]) -> str:
     measured = facts["measured"]
     found = "" if facts["index"] == EXACT else f" with recall {100 * measured['recall']:.1f} %"
     return (
-        f"{facts['points']:,} points, index {facts['index']}{found}, {measured['milliseconds']:.2f} ms a query, "
+        f"{facts['points']:,} points, index {facts['index']}{found}, {measured['milliseconds']:.2f} ms per query, "
         f"{say_bytes(facts['bytes'])} in memory, {say_bytes(facts['stored'])} of vectors in files"
     )
 
 
 def _mapped(parts: Iterable[np.ndarray]) -> np.ndarray:
-    """Concatenate `parts` to rows [n, D] float16, mapped from a scratch file; [0, 1] without parts."""
+    """Concatenate `parts` into rows [n, D] float16, mapped from a scratch file; [0, 1] without parts."""
     file, dimension = ScratchFile(_WHAT), 1
     for part in parts:
         dimension = part.shape[1]
@@ -356,10 +357,10 @@ def _mapped(parts: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def _open(url: str, shard: Shard) -> tuple[np.ndarray, Mapped | None]:
-    """Map the vectors of the table at `url` from their file, or from a scratch copy of a remote file."""
+    """Map the vectors of the table at `url` from the local file, or from a scratch copy of a remote file."""
     if not shard.rows or shard.bytes % (2 * shard.rows):
         raise TableError(
-            f"{url}/{VECTORS}: {shard.bytes:,} bytes do not fit {shard.rows:,} vectors. Fit the fusion again."
+            f"{url}/{VECTORS}: {shard.bytes:,} bytes are not {shard.rows:,} vectors. Fit the fusion again."
         )
     if storage.is_local(url):
         place = (verify_shard if shard.bytes <= _HASHED else find_shard)(url, shard)
@@ -378,7 +379,7 @@ def _join(labels: Iterable[Ragged]) -> Ragged:
 
 
 def _first(groups: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """Yield the first `rows` rows."""
+    """Yield only the first `rows` rows of `groups`."""
     for group in groups:
         if rows <= 0:
             return

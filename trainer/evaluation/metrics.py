@@ -10,8 +10,8 @@ I_i = sum_{r <= min(k, |P_i|)} 1/log2(r+1):
     PSP@k     sum_i sum_{r<=k} hit_r q_r                 /  sum_i sum_{r<=k} q_(r)
     PSnDCG@k  sum_i sum_{r<=k} hit_r q_r / log2(r+1)/I_i /  sum_i sum_{r<=k} q_(r) / log2(r+1)/I_i
 
-PSP and PSnDCG are ratios of sums over points, so the weight of a point is its greatest achievable sum. A point without
-positives counts as 0 in every mean, and adds nothing to the sums of a ratio.
+PSP and PSnDCG are ratios of sums over points, so a point is weighted by the greatest sum that the point can achieve. A
+point without positives counts as 0 in every mean, and adds nothing to the sums of a ratio.
 
 Intervals come from the percentile bootstrap over points (Efron, 1979).
 """
@@ -33,7 +33,7 @@ from trainer.methods.sections import METRICS
 class Contributions(NamedTuple):
     """Contributions of N points to a metric, [N] float32, or to a family of metrics, [N, len(ks)].
 
-    The metric is sum(achieved) / sum(achievable); without `achievable` it is the mean of `achieved`.
+    The metric is sum(achieved) / sum(achievable) or, without `achievable`, the mean of `achieved`.
     """
 
     achieved: np.ndarray
@@ -43,19 +43,19 @@ class Contributions(NamedTuple):
 class Metrics:
     """Metrics at each of `ks`, streamed: update with batches of rankings, then read the result.
 
-    `inverse_propensity` is [L] floating; without it the propensity-scored metrics are absent.
-    Raises InputError for a k below 1.
+    `inverse_propensity`: [L] floating; if None, there are no propensity-scored metrics. Raises InputError for a k below
+    1.
     """
 
     def __init__(self, ks: Sequence[int] = (1, 3, 5, 10), inverse_propensity: np.ndarray | None = None) -> None:
         self.ks = tuple(ks)
         if not self.ks or min(self.ks) < 1:
-            raise InputError(f"metrics need one k or more, each at least 1; got {list(self.ks)}.")
+            raise InputError(f"metrics need at least one k, and every k must be at least 1; got {list(self.ks)}.")
         self._inverse_propensity = inverse_propensity
         self._batches: list[dict[str, Contributions]] = []
 
     def update(self, top: np.ndarray, positives: Ragged) -> None:
-        """Count one batch: `top` [B, K] int64 distinct label ids, best first, padded with -1, for any K.
+        """Count one batch: `top` [B, K] int64 distinct label ids, best first, padded with -1; any K is allowed.
 
         `positives`: distinct label ids of B rows. Raises InputError for a repeated label and for a label id of L or
         more, ValueError for unequal rows.
@@ -75,7 +75,7 @@ class Metrics:
         )
 
     def contributions(self) -> dict[str, Contributions]:
-        """Return metric ("P@1", ...) -> contributions of all points [N] float32, in the order of the updates."""
+        """Return a dict from metric ("P@1", ...) to the contributions of all points [N] float32, in update order."""
         if not self._batches:
             raise InputError("no point was evaluated. Is the split empty?")
         joined: dict[str, Contributions] = {}
@@ -87,7 +87,7 @@ class Metrics:
         return joined
 
     def result(self, points: slice | np.ndarray = slice(None)) -> dict[str, float]:
-        """Return metric ("P@1", "nDCG@5", ...) -> value x 100, over all points, a slice, or a mask [N].
+        """Return a dict from metric ("P@1", "nDCG@5", ...) to the value x 100, over all points, a slice, or a mask [N].
 
         Raises InputError if no point was counted.
         """
@@ -98,7 +98,7 @@ class Metrics:
 
 
 def value(part: Contributions) -> float:
-    """Return the metric x 100 from its contributions [N]; 0 if nothing is achievable."""
+    """Compute a metric x 100 from contributions [N]; 0 if nothing is achievable."""
     achieved = float(part.achieved.sum(dtype=np.float64))
     achievable = len(part.achieved) if part.achievable is None else float(part.achievable.sum(dtype=np.float64))
     return 100 * achieved / achievable if achievable else 0.0
@@ -106,7 +106,7 @@ def value(part: Contributions) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Rankings:
-    """Rankings of B points: input of the functions in METRICS, which return contributions at each of `ks`.
+    """Rankings of B points, passed to the functions in METRICS, which return contributions at each of `ks`.
 
     `top` [B, K]: distinct label ids, best first, padded with -1; `positives`: labels of each point; `ks` [k] int64;
     `inverse_propensity` [L], or None without propensity constants.
@@ -134,13 +134,13 @@ class Rankings:
 
     @cached_property
     def ideal(self) -> np.ndarray:
-        """I_i up to each k, [B, len(ks)]."""
+        """I_i for each k, [B, len(ks)]."""
         attainable = np.minimum(np.maximum(self.positives.counts, 1)[:, None], self.ks)
         return np.cumsum(self.discounts)[attainable - 1]
 
     @cached_property
     def propensity_gains(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """q of each hit, and q of each positive, best first, both [B, depth]; None without propensities."""
+        """q of each hit by rank, and q of positives, largest first, both [B, depth]; None without propensities."""
         weights = self.inverse_propensity
         if weights is None:
             return None
@@ -150,7 +150,7 @@ class Rankings:
         return gains, np.where(np.isneginf(best), 0, best)  # pads
 
     def up_to_k(self, gains: np.ndarray) -> np.ndarray:
-        """Sum the gains [B, depth] of the ranks up to each k, [B, len(ks)]."""
+        """Sum the gains [B, depth] over the ranks up to each k: [B, len(ks)]."""
         return np.cumsum(gains, axis=1)[:, self.ks - 1]
 
 
@@ -188,13 +188,13 @@ def psndcg(rankings: Rankings) -> Contributions | None:
 
 
 def _refuse_repeats(top: np.ndarray) -> None:
-    """Raise InputError for a label that is predicted twice for a point, because the label would count twice."""
+    """Raise InputError if a label is predicted twice for a point, because the label would count twice."""
     ordered = np.sort(top, axis=1)
     repeated = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
     if repeated.any():
         row = int(repeated.argmax())
         raise InputError(
-            f"a point can have each label only once, but row {row} of the batch repeats a label: {top[row]}."
+            f"each label may be predicted only once per point, but row {row} of the batch repeats a label: {top[row]}."
         )
 
 
@@ -212,12 +212,12 @@ _WEIGHTS = 1 << 22  # entries of one chunk of weights [S, N], 32 MiB
 
 
 def half_interval(metric: float, queries: int) -> float:
-    """Return half of the 95 % interval of a `metric` in %, from its mean and the number of queries."""
+    """Return half the width of the 95 % interval of a mean `metric` in % over `queries` queries."""
     return float(1.96 * np.sqrt(max(metric * (100 - metric), 0) / max(1, queries)))
 
 
 def with_intervals(metrics: Metrics, resamples: int = 1000) -> dict[str, Any]:
-    """Return metrics x 100, and the ends of each 95 % interval. Raises InputError if no point was counted."""
+    """Return metrics x 100, and the bounds of the 95 % intervals. Raises InputError if no point was counted."""
     ends = bootstrap(metrics.contributions(), resamples)
     return {"metrics": metrics.result(), "intervals": {name: list(pair) for name, pair in ends.items()}}
 
@@ -225,11 +225,11 @@ def with_intervals(metrics: Metrics, resamples: int = 1000) -> dict[str, Any]:
 def bootstrap(
     contributions: Mapping[str, Contributions], resamples: int = 1000, level: float = 0.95, seed: int = 0
 ) -> dict[str, tuple[float, float]]:
-    """Return metric -> ends x 100: its (1 - level)/2 and (1 + level)/2 quantiles over resamples of the N points.
+    """Return a dict from metric to interval x 100: the (1 - level)/2 and (1 + level)/2 quantiles over resamples.
 
-    `contributions`: [N] each, as from `Metrics.contributions()`. All metrics use the same resamples, a ratio of sums is
-    computed for each resample, and the same seed gives the same intervals on any machine. Raises InputError for a level
-    outside (0, 1), no resamples or no points.
+    `contributions`: [N] each, as `Metrics.contributions()` returns them. Each resample draws N of the N points, for all
+    metrics; a ratio of sums is computed per resample. The same seed gives the same intervals on any machine. Raises
+    InputError for a level outside (0, 1), no resamples or no points.
     """
     if not 0 < level < 1 or resamples < 1:
         raise InputError(
@@ -254,7 +254,7 @@ def bootstrap(
 
 
 def _weights(points: int, resamples: int, seed: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (first resample, weights [S, N]) chunk by chunk: the count of each point in each resample of N draws.
+    """Yield (first resample, weights [S, N]) per chunk: how often each resample of N draws contains each point.
 
     Resample r has its own counter-based generator, so results do not depend on the size of the chunks.
     """

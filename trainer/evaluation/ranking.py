@@ -1,4 +1,4 @@
-"""Rankings of labels: by the classifier's scores, the scores of labels' texts, the sum of both, or fused scores."""
+"""Rankings of labels by the classifier's scores, by the scores of labels' texts, by the sum, or by fused scores."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,16 +21,16 @@ from trainer.model import Model
 
 
 def embed_texts(model: Model, data: DataLayout, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the output of `embed_labels`, scaled to length 1: float32 [n, D], without the column of a bias."""
+    """Yield the output of `embed_labels`, scaled to length 1: float32 [n, D], without a bias column."""
     for first, z in embed_labels(model, data, start, stop):
         yield first, normalize(z[:, : model.encoder.dimension].float())
 
 
 @torch.no_grad()
 def embed_labels(model: Model, data: DataLayout, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield (l, z [n, D] of labels [l, l + n)) for all of [start, stop), one row group at a time.
+    """Yield (l, embeddings [n, D] of labels [l, l + n)) for all of [start, stop), one row group at a time.
 
-    Raises InputError for labels without the columns that the encoder reads, TableError.
+    Raises InputError if the labels lack columns that the encoder reads. Raises TableError.
     """
     table = Table.open(data.labels, "labels")
     require_inputs(table, model.inputs)
@@ -45,7 +45,7 @@ By = Literal["classifier", "labels", "sum", "fused"]
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """Ranks labels by the scores of x with `labels`; `fused` ranks the best labels again."""
+    """Ranks labels by the scores of x with `labels`; `fused` reranks the best labels."""
 
     labels: LabelRows
     fused: Fused | None = None
@@ -68,8 +68,8 @@ class Ranking:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return (scores [B, k], ids [B, k] int64) of the best labels, best first, the same on all ranks.
 
-        `filters`: labels to leave out for each query. `among` [C] ascending: the candidates; None: all labels.
-        `inputs`: the inputs that x was embedded from; a linear ranker reads the inputs.
+        `filters`: labels to exclude for each query. `among` [C] ascending: the candidates; None: all labels. `inputs`:
+        the inputs that x was computed from, which a linear ranker reads.
         """
         depth = max(k, self.fused.shortlist) if self.fused else k
         scores, ids = filtered_top_k(x, self.labels, depth, filters, among)
@@ -84,15 +84,15 @@ class Ranking:
 
 
 def embed_label_texts(model: Model, data: DataLayout) -> torch.Tensor:
-    """Return E(z), scaled to length 1, of this rank's labels, float32 [n, D].
+    """Return the embeddings E(z) of this rank's labels, scaled to length 1, float32 [n, D].
 
-    Raises InputError for a head without a classifier, or for labels without texts.
+    Raises InputError if the head has no classifier, or if the labels have no texts.
     """
     head = model.head
     if not head.has_rows:
         raise InputError(
-            "--scores has no effect with this method, because labels have only the scores of their texts. Leave "
-            "--scores out."
+            "--scores has no effect with this method, because labels are scored only by their texts. Leave --scores "
+            "out."
         )
     texts = torch.empty(head.stop - head.start, model.encoder.dimension, device=model.device)
     for first, rows in embed_texts(model, data, head.start, head.stop):
@@ -111,8 +111,8 @@ def score_rows(
 ) -> tuple[np.ndarray, np.ndarray, list[list[float]]]:
     """Return (scores [B, k], ids [B, k] best first, padded with -1, scores of `named[i]` for each row i).
 
-    `rows` have the columns that the model reads; no filter is applied. `trained`: only labels with ids below `trained`
-    are predicted.
+    `rows` contain the columns that the model reads; no filter is applied. `trained`: only labels with ids below
+    `trained` are predicted.
     """
     x, inputs, ranking = model.embed_table(rows), Inputs.of(rows), Ranking.of(model, fused=fused)
     among = None if trained is None else np.arange(trained)
@@ -128,7 +128,7 @@ CHEAP = 1 << 28  # maximum number of numbers in all vectors, which are copied
 
 
 def nearest_labels(vectors: torch.Tensor, ids: Iterable[int]) -> dict[int, list[tuple[int, float]]]:
-    """Return the NEIGHBOURS labels nearest to each of `ids`, with cosines; empty above CHEAP numbers in `vectors`."""
+    """Return the NEIGHBOURS labels nearest to each of `ids`, with cosines; empty if `vectors` exceeds CHEAP numbers."""
     asked = np.asarray([label for label in ids if label < len(vectors) and vectors.numel() <= CHEAP], np.int64)
     unit = normalize(vectors.float()) if len(asked) else vectors
     own = Ragged.from_counts(asked, np.ones(len(asked), np.int64))

@@ -1,4 +1,4 @@
-"""Exact search for the best labels of queries, with filtered labels left out before the cut at k."""
+"""Exact search for the k best labels of queries, with filtered labels removed before the k best are chosen."""
 
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -20,7 +20,7 @@ _BATCH = 256  # number of queries with label rows that are gathered together
 
 
 class Rows(Protocol):
-    """Rows [n, D] that slices or ids int64 [m] select: a tensor, or mapped files."""
+    """Rows [n, D], indexed by a slice or by ids int64 [m]: a tensor, or mapped files."""
 
     def __len__(self) -> int: ...
 
@@ -45,7 +45,7 @@ class LabelRows:
         return replace(self, rows=rows)
 
     def score(self, x: torch.Tensor, ids: np.ndarray) -> np.ndarray:
-        """Multiply the rows of labels `ids` [B, S] by x [B, D or more]: float32 [B, S], 0 for labels of no rank.
+        """Multiply the rows of labels `ids` [B, S] by x [B, D or more]: float32 [B, S], 0 for labels that no rank has.
 
         All ranks have the same queries and get the same result.
         """
@@ -86,9 +86,9 @@ def top_k(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Find the k greatest inner products of each query: [B, D], vectors [L, D] -> scores [B, k], ids [B, k] int64.
 
-    Best first, equal scores by ascending id; padded with -inf and -1 if k > L. Blocks of `block_rows` vectors are moved
-    to the queries' device and widened to float32 at least, so that memory is [B, block_rows] and vectors may be half
-    precision or memory-mapped. Raises ExtremisError if a score is not a number.
+    Results are sorted best first, equal scores by ascending id, and padded with -inf and -1 if k > L. Blocks of
+    `block_rows` vectors are moved to the queries' device and converted to at least float32, so memory is [B,
+    block_rows] and vectors may be half precision or memory-mapped. Raises ExtremisError if a score is not a number.
     """
     dtype = torch.promote_types(queries.dtype, torch.float32)
     queries = queries.to(dtype)
@@ -119,11 +119,11 @@ def filtered_top_k(
     among: np.ndarray | None = None,
     block_rows: int = BLOCK_ROWS,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Search as `top_k`, but without each query's filtered labels: scores [B, k], ids [B, k] int64.
+    """Search like `top_k`, but exclude each query's filtered labels: return scores [B, k], ids [B, k] int64.
 
-    The result equals filtering before ranking: the search finds k + the length of the longest row of `filters`, because
-    filtered labels may fill the first k ranks. All ranks have the same queries and get the same result. `among` [C]
-    int64, ascending: the candidate labels; None: all labels.
+    The result is the same as with filtering before ranking: the search finds k labels plus the length of the longest
+    row in `filters`, because filtered labels may fill the first k ranks. All ranks have the same queries and get the
+    same result. `among` [C] int64, ascending: the candidate labels; None: all labels.
     """
     depth, first, group = k + filters.longest, labels.first, labels.group
     if among is None:
@@ -141,7 +141,7 @@ def filtered_top_k(
 
 
 def _merge_ranks(scores: torch.Tensor, ids: torch.Tensor, k: int, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the k greatest of all ranks' results [B, k]; ties by ascending id, which is the order of ranks."""
+    """Return the k greatest of all ranks' results [B, k]; ties in the order of ranks, which is ascending by id."""
     sizes = [len(scores)] * group.ranks
     # [G B, k] -> [B, G k]
     scores, ids = (
@@ -152,9 +152,10 @@ def _merge_ranks(scores: torch.Tensor, ids: torch.Tensor, k: int, group: Group) 
 
 
 def _top_of_rows(queries: torch.Tensor, rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the k greatest products of each query with `rows` [R, D], and their rows, in the order of `top_of_block`.
+    """Return each query's k greatest products with `rows` [R, D], and the row indices, in the order of `top_of_block`.
 
-    For many labels on a CPU, the Faiss search of mining avoids a matrix of scores and takes half the time.
+    For many queries and rows on a CPU, the Faiss search that mining uses avoids a matrix of scores and takes half the
+    time.
     """
     few = len(queries) < _MANY_QUERIES or len(rows) < _MANY_ROWS or not k
     if few or queries.device != CPU or queries.dtype != torch.float32 or find_spec("faiss") is None:
@@ -171,7 +172,7 @@ def _top_of_rows(queries: torch.Tensor, rows: torch.Tensor, k: int) -> tuple[tor
 
 
 def top_of_block(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the k greatest of each row of [B, R], ties by ascending column: values [B, k], columns [B, k]."""
+    """Return the k greatest values in each row of `scores` [B, R], and their columns, both [B, k]; ties by column."""
     width = scores.shape[1]
     values, columns = scores.topk(min(k + 1, width), dim=1)
     # topk may keep any of several equal scores; the choice matters only if the cut at k falls between equals.

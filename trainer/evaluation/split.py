@@ -1,4 +1,4 @@
-"""Data for an evaluation: rows of a split, and frequencies, propensities and retirement of labels."""
+"""Data for an evaluation: the rows of a split, label frequencies, propensities and retired labels."""
 
 import functools
 import math
@@ -25,7 +25,7 @@ def open_split(data: DataLayout, split: str, trained: Data, window: str | Sequen
     """Open the queries of `split`, and the part to score; `trained`: the training rows of the run.
 
     `window`: score only these parts of a version. Raises InputError if the split does not exist, or if no rows were
-    held out; TableError.
+    held out. Raises TableError.
     """
     if split != HOLDOUT:
         table = open_queries(data, split)
@@ -39,9 +39,9 @@ def open_split(data: DataLayout, split: str, trained: Data, window: str | Sequen
 
 
 def open_held_out(data: DataLayout, split: str | None, trained: Data, what: str) -> tuple[str, Table, RowShare]:
-    """Open rows that a run was not trained on, like `open_split`: `split`, or the held-out rows, or `val`.
+    """Open rows that a run was not trained on, like `open_split`: `split` if given, else the held-out rows, else `val`.
 
-    `what`: name of the result to fit on these rows. Raises InputError if the split does not exist or is empty;
+    `what`: name of the result to fit on these rows. Raises InputError if the split does not exist or is empty. Raises
     TableError.
     """
     split = split or (HOLDOUT if trained.holdout else "val")
@@ -50,7 +50,7 @@ def open_held_out(data: DataLayout, split: str | None, trained: Data, what: str)
     except InputError as error:
         raise InputError(
             f"{error} {what} is fitted on queries that the run was not trained on. Train with --set data.holdout=0.02, "
-            "or make a split val with `extremis shard --validation 0.05`, or name another split."
+            "create a split val with `extremis shard --validation 0.05`, or name another split."
         ) from None
     if not part.rows(table.manifest.rows):
         raise InputError(f"{table.url}: this split has no queries to fit {what.lower()} on. Name another split.")
@@ -60,11 +60,11 @@ def open_held_out(data: DataLayout, split: str | None, trained: Data, what: str)
 def inverse_propensity(frequency: np.ndarray, points: int, a: float, b: float) -> np.ndarray:
     """Return inverse propensities q_l = 1 + C (N_l + B)^-A with C = (ln N - 1)(B + 1)^A; natural logarithm.
 
-    `frequency` [L] int64: N_l, training points of each label; `points`: N, all training points; -> float64 [L]. Raises
-    InputError if N training points cannot have these frequencies. Jain et al. (2016), section 4.
+    `frequency` [L] int64: N_l, the training points of each label; `points`: N, the number of training points. Returns
+    float64 [L]. Raises InputError if N training points cannot have these frequencies. Jain et al. (2016), section 4.
     """
     if points < 1:
-        raise InputError(f"propensities need training points; got N = {points}. Count the train split.")
+        raise InputError(f"propensities need training points; got N = {points}. Compute N from the train split.")
     if frequency.size and not 0 <= frequency.min() <= frequency.max() <= points:
         raise InputError(
             f"training frequencies must be in [0, N]; got {frequency.min()} to {frequency.max()} with N = {points}. "
@@ -78,7 +78,7 @@ def inverse_propensity(frequency: np.ndarray, points: int, a: float, b: float) -
 def _count_points(
     data: DataLayout, split: str, digest: str, parts: tuple[str, ...], labels: int
 ) -> tuple[np.ndarray, int]:
-    """Count the points of `parts`, by label and in total; cached by `digest`, because the data may change."""
+    """Count the points of `parts`, per label and in total; cached per `digest`, because the data may change."""
     table = open_queries(data, split)
     rows = table.of_parts(table.choose_parts(parts))
     frequency = np.zeros(labels, np.int64)
@@ -97,7 +97,7 @@ def retired_labels(data: DataLayout) -> np.ndarray | None:
 
 @dataclass(frozen=True)
 class LabelStatistics:
-    """`frequency` [L] training points of each label; `inverse_propensity` [L], None if A and B are not stated.
+    """`frequency` [L]: training points of each label; `inverse_propensity` [L]: None if A and B are not specified.
 
     `retired` [L] bool: labels that are not candidates; None: no labels are retired. `trained`: number of labels at
     training time; later labels are not candidates.
@@ -109,7 +109,10 @@ class LabelStatistics:
     trained: int | None = None
 
     def candidates(self, seen_only: bool = False) -> np.ndarray | None:
-        """Return the labels [C] that may be predicted, ascending; None: all. `seen_only`: only with training points."""
+        """Return the labels [C] that may be predicted, ascending; None: all.
+
+        `seen_only`: only labels with training points.
+        """
         if self.retired is None and self.trained is None:
             return np.flatnonzero(self.frequency) if seen_only else None
         kept = np.ones(len(self.frequency), bool) if self.retired is None else ~self.retired
@@ -121,8 +124,8 @@ class LabelStatistics:
 def label_statistics(data: DataLayout, trained: Data | None = None) -> LabelStatistics:
     """Read frequencies from the labels table, and A and B from the data's manifest; A and B are never guessed.
 
-    If a run is `trained` on a window of parts, frequencies and propensities are counted in the window. Raises
-    InputError if a part does not exist; TableError.
+    If a run is `trained` on a window of parts, frequencies and propensities are computed from the window. Raises
+    InputError if a part does not exist. Raises TableError.
     """
     labels = Table.open(data.labels, "labels")
     points: Any
@@ -149,10 +152,10 @@ def label_statistics(data: DataLayout, trained: Data | None = None) -> LabelStat
 def positive_weights(
     data: DataLayout, options: Train, say: Callable[[str], None], trained: Data | None = None
 ) -> np.ndarray | None:
-    """Return positive_ratio x q_l ** positive_weight, [L] float32, for the rows `trained` on; None if all are 1.
+    """Return positive_ratio x q_l ** positive_weight, [L] float32, for a run on the rows `trained`; None if all are 1.
 
-    The factor of q has mean 1 over training pairs. If the data has no A and B, the factor is left out and `say` reports
-    the omission; A and B are never guessed.
+    The factor q_l ** positive_weight is scaled to mean 1 over training pairs. If the data specifies no A and B, the
+    factor is omitted and `say` reports the omission; A and B are never guessed.
     """
     if options.positive_weight:
         statistics = label_statistics(data, trained)

@@ -1,4 +1,4 @@
-"""Nearest texts by TF-IDF of words and pairs of words; these texts vote for their labels."""
+"""Finds the nearest texts by TF-IDF of words and pairs of words; these texts vote for their labels."""
 
 from dataclasses import dataclass
 
@@ -23,9 +23,9 @@ _BATCH = 200  # number of queries compared at a time
 
 @dataclass(frozen=True, eq=False)
 class NearestTexts:
-    """Finds the nearest of `texts` [n, V] by cosine of TF-IDF of words and pairs; near texts vote for their `labels`.
+    """Finds the nearest of `texts` [n, V] by cosine of TF-IDF vectors; the nearest texts vote for their `labels`.
 
-    `factors` [V]: inverse document frequencies of `vocabulary` words and of pairs of words.
+    Features are `vocabulary` words and pairs of words. `factors` [V]: inverse document frequencies.
     """
 
     vocabulary: int
@@ -35,7 +35,7 @@ class NearestTexts:
 
     @classmethod
     def of(cls, texts: Ragged, labels: Ragged, vocabulary: int) -> "NearestTexts":
-        """Count document frequencies in `texts` of token ids, with the `labels` of each text."""
+        """Build the index from `texts` of token ids, and the `labels` of each text."""
         frequency = np.bincount(count_words(texts, vocabulary).ids, minlength=vocabulary + PAIR_BUCKETS)
         factors = inverse_document_frequency(frequency, texts.rows)
         return cls(vocabulary, factors, _weigh(texts, vocabulary, factors), labels)
@@ -53,6 +53,6 @@ class NearestTexts:
 
 
 def _weigh(texts: Ragged, vocabulary: int, factors: np.ndarray) -> scipy.sparse.csr_matrix:
-    """Return TF-IDF weights of unit length."""
+    """Return the TF-IDF vectors of texts, scaled to unit length."""
     rows = normalize_rows(scale_features(count_words(texts, vocabulary), factors))
     return scipy.sparse.csr_matrix((rows.values, rows.ids, rows.offsets), shape=(texts.rows, len(factors)))

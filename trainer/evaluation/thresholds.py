@@ -1,4 +1,4 @@
-"""Predictions of a split with scores and hits, and thresholds: the scores at which predictions reach a precision."""
+"""Predictions on a split with scores and hits, and thresholds: the scores at which predictions reach a precision."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,9 +13,10 @@ DEPTH = 10  # number of predictions per query for thresholds and calibrations
 
 
 class Threshold(NamedTuple):
-    """The lowest `score` such that at least the share `precision` of the predictions at or above `score` is correct.
+    """The lowest `score` at which at least the fraction `precision` of predictions with this score or more is correct.
 
-    `reached` (precision), `recall` (of all positives) and `predictions` (mean per query) are measured at this score.
+    `reached` (precision), `recall` (of all positives) and `predictions` (mean number per query) are measured at
+    `score`.
     """
 
     precision: float
@@ -26,7 +27,7 @@ class Threshold(NamedTuple):
 
 
 class ScoredPredictions:
-    """Predictions of a split with their scores and hits, collected batch by batch."""
+    """Predictions on a split with scores and hits, collected batch by batch."""
 
     def __init__(self) -> None:
         self._scores: list[np.ndarray] = []
@@ -44,7 +45,7 @@ class ScoredPredictions:
         self.positives += len(positives.entries)
 
     def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the scores, hits bool and queries int64 of all predictions, [n] each, a query's best label first.
+        """Return scores, hits (bool) and query ids (int64) of all predictions, [n] each, a query's best label first.
 
         Raises InputError if nothing was scored.
         """
@@ -54,14 +55,14 @@ class ScoredPredictions:
         return np.concatenate(self._scores), np.concatenate(self._hits), np.repeat(np.arange(len(counts)), counts)
 
     def thresholds(self, precisions: Sequence[float]) -> list[Threshold]:
-        """Find, for each p, the lowest occurring score t at which the share p of the predictions >= t is correct.
+        """Find, for each p, the lowest score t such that at least a fraction p of the predictions >= t is correct.
 
-        Predictions of all queries are taken together; equal scores are kept or dropped together. A precision that no t
+        Predictions of all queries are pooled; equal scores are included or excluded together. A precision that no t
         reaches has no threshold. Raises InputError for a precision outside (0, 1], and if nothing was scored.
         """
         wrong = [p for p in precisions if not 0 < p <= 1]
         if wrong:
-            raise InputError(f"a precision is a share in (0, 1]; got {', '.join(f'{p:g}' for p in wrong)}.")
+            raise InputError(f"a precision must be in (0, 1]; got {', '.join(f'{p:g}' for p in wrong)}.")
         scores, hits, _ = self.pairs()
         order = np.argsort(-scores, kind="stable")
         ranked, right = scores[order], np.cumsum(hits[order])

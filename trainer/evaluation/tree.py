@@ -1,8 +1,8 @@
-"""Score fusion: a regression tree on both scores and the frequency of a label, added to both scores (NGAME, C).
+"""Score fusion: both scores plus a regression tree's value for both scores and the label's frequency (NGAME, C).
 
-The paper's scores are cosines, comparable with the tree's values in [0, 1]. Here scores of any size are divided by the
-largest score that the tree was fitted to. scikit-learn fits the tree. A JSON file contains the tree as plain arrays, so
-reading the tree needs neither scikit-learn nor pickle.
+The paper's scores are cosines, comparable with the tree's values in [0, 1]. Here, scores can have any scale, and are
+divided by the largest score in the data that the tree was fitted to. scikit-learn fits the tree. A JSON file contains
+the tree as plain arrays, so reading the tree needs neither scikit-learn nor pickle.
 """
 
 import json
@@ -20,7 +20,7 @@ _INTEGERS = ("feature", "left", "right")  # the other arrays are float64
 
 
 class Scored(NamedTuple):
-    """Scores of B queries with S labels each: `ids` [B, S] int64, padded with -1; other fields [B, S], 0 if missing."""
+    """Scores of S labels per query: `ids` [B, S] int64, padded with -1; the other fields [B, S], 0 if missing."""
 
     ids: np.ndarray
     scores: np.ndarray
@@ -34,7 +34,7 @@ class Tree:
     """T(d) for d = (E(z).x, w.x, f): node i goes `left` [n] if d[feature] <= threshold, else `right`; 0 is the root.
 
     A leaf has feature -1 and `value` [n]. Descriptors are float32, as in scikit-learn's comparisons. `units` [2]:
-    divisors of both scores, before the scores are added to T(d).
+    divisors of both scores, applied before the scores are added to T(d).
     """
 
     feature: np.ndarray
@@ -57,7 +57,7 @@ class Tree:
         """Fit the tree to predict `relevant` [n] bool for the pairs of a validation shortlist.
 
         `label_scores` [n]: E(z).x of each pair (query, label); `scores` [n]: w.x; `frequency` [n]: training points of
-        the label. Raises InputError without scikit-learn, ValueError for no pairs.
+        the label. Raises InputError if scikit-learn is not installed, ValueError for no pairs.
         """
         try:
             from sklearn.tree import DecisionTreeRegressor
@@ -77,7 +77,7 @@ class Tree:
         )
 
     def predict(self, label_scores: np.ndarray, scores: np.ndarray, frequency: np.ndarray) -> np.ndarray:
-        """Return T(d), float64 of the arrays' common shape: all pairs go down one level at a time."""
+        """Return T(d) as float64 of the arrays' common shape; all pairs descend the tree together, level by level."""
         described = _describe(label_scores, scores, frequency)
         flat = described.reshape(-1, 3)
         node = np.zeros(len(flat), np.int64)
@@ -104,7 +104,7 @@ class Tree:
 
     @classmethod
     def parse(cls, data: bytes, place: str) -> "Tree":
-        """Parse the tree from the content of a file at `place`. Raises TableError for a different format."""
+        """Parse the tree from the content of a file at `place`. Raises TableError for an invalid file."""
         try:
             body = json.loads(data)
             kinds = {field.name: np.int64 if field.name in _INTEGERS else np.float64 for field in fields(cls)}
@@ -112,7 +112,7 @@ class Tree:
             if body["format"] != FORMAT:
                 raise ValueError(f"format {body['format']}, expected {FORMAT}")
             if not tree._is_whole():
-                raise ValueError("the nodes do not fit together")
+                raise ValueError("the nodes are inconsistent")
         except (ValueError, KeyError, TypeError) as error:
             raise TableError(f"{place}: not a fusion tree: {error}. Fit the fusion again.") from None
         return tree

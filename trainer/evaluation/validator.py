@@ -1,4 +1,4 @@
-"""Validation during training: score a part of a split after some epochs."""
+"""Validation during training: scores part of a split after some of the epochs."""
 
 import functools
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Validator:
     group: Group
 
     def check(self, inputs: Kind) -> None:
-        """Refuse a missing split, a split without necessary columns, and a metric that the data does not support.
+        """Check that the split exists and has the necessary columns, and that the data supports the metric.
 
         `inputs`: the inputs of the encoder. Raises InputError, TableError.
         """
@@ -47,13 +47,13 @@ class Validator:
         return bool(self._split) and (last or epochs % self.options.every_epochs == 0)
 
     def measure(self, model: Model) -> dict[str, float]:
-        """Return metrics of the split's first rows, the same on every rank. Raises InputError: no such split."""
+        """Return metrics on the split's first rows, the same on every rank. Raises InputError for a missing split."""
         window = self.options.parts
         scorer = Scorer.open(self.data, model, self._split, self.group, trained=self.trained, window=window)
         return self.group.broadcast(scorer.score(self.options.queries, ks=[self._k]).metrics.result())
 
     def fell(self, metric: float, best: float | None) -> str:
-        """Describe a `metric` that is below its `best` value by more than its 95 % interval; else return ""."""
+        """Return a description if `metric` is below `best` by more than the 95 % interval of `metric`; else ""."""
         interval = half_interval(metric, self._rows)
         if best is None or metric >= best - interval:
             return ""
@@ -63,7 +63,7 @@ class Validator:
         )
 
     def odd(self, metrics: dict[str, float]) -> str:
-        """Describe a metric that popular labels exceed on the same rows; else return "", on every rank."""
+        """Return a description if the metric is below that of the most frequent labels on the same rows; else ""."""
         name = self.options.metric
         popular = self._popular.get(name, 0.0)
         if metrics.get(name, popular) >= popular:
@@ -80,7 +80,7 @@ class Validator:
 
     @functools.cached_property
     def _popular(self) -> dict[str, float]:
-        """Metrics of popular labels on the scored rows; rank 0 measures once."""
+        """Metrics of always predicting the most frequent labels, on the scored rows; computed once, on rank 0."""
         options = self.options
         ask = functools.partial(measure_popularity, self.data, self._split, self.trained, options.queries)
         return self.group.decide(lambda: ask([self._k], options.parts))

@@ -1,4 +1,4 @@
-"""Votes of training points: each point gives its share of a query to each of its labels; near points have more."""
+"""Votes of training points: each point votes for each of its labels; the nearer a point, the larger its vote."""
 
 import numpy as np
 
@@ -12,10 +12,11 @@ TEMPERATURE = 0.05
 def count_votes(
     similarity: np.ndarray, rows: np.ndarray, labels: Ragged, temperature: float = TEMPERATURE
 ) -> SparseRows:
-    """Count votes of training points: `similarity` [B, K]; `rows` [B, K] int64, padded with -1; all points' `labels`.
+    """Count votes for labels: `rows` [B, K] int64 are the nearest training points, padded with -1, `similarity` [B, K].
 
-    A point's share is its softmax(similarity / temperature) among a query's K points; each of the point's labels gets
-    this share, so a label of all K points gets 1. Returns each query's labels, ascending, with votes.
+    A point's vote is softmax(similarity / temperature) over a query's K points. Each of the point's labels gets the
+    whole vote, so a label of all K points gets 1. `labels`: the labels of all points. Returns each query's labels,
+    ascending, with votes.
     """
     listed, weight = rows != PAD, shares_of(similarity, rows, temperature)
     voted = labels.take(rows[listed])
@@ -31,7 +32,7 @@ def count_votes(
 
 
 def shares_of(similarity: np.ndarray, rows: np.ndarray, temperature: float = TEMPERATURE) -> np.ndarray:
-    """Return the points' shares in the votes, float64 [B, K]; arguments as in `count_votes`."""
+    """Return the votes of points, float64 [B, K]; arguments as in `count_votes`."""
     listed = rows != PAD
     scaled = np.where(listed, similarity.astype(np.float64) / temperature, -np.inf)
     weight = np.exp(scaled - np.where(listed.any(1), scaled.max(1, initial=-np.inf), 0)[:, None])
@@ -39,7 +40,7 @@ def shares_of(similarity: np.ndarray, rows: np.ndarray, temperature: float = TEM
 
 
 def votes_of(votes: SparseRows, ids: np.ndarray) -> np.ndarray:
-    """Return the votes of `ids` [B, K], float32; 0 without votes, and for padding (-1)."""
+    """Return the votes for labels `ids` [B, K], float32; 0 for labels without votes and for padding (-1)."""
     stride = 2 + max(int(votes.ids.max(initial=0)), int(ids.max(initial=0)))
     keys = votes.row_of() * stride + votes.ids
     sought = np.arange(votes.rows)[:, None] * stride + ids

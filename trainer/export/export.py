@@ -1,4 +1,4 @@
-"""Write an export: a run's checkpoint as files for serving. The manifest is written last, and publishes the files."""
+"""Writes an export: a run's checkpoint as files for serving. The manifest is written last and publishes the files."""
 
 import functools
 import itertools
@@ -61,13 +61,14 @@ Embed = Callable[[Model, DataLayout, int, int], Iterator[tuple[int, torch.Tensor
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Options of an export. `split` None: thresholds from `val`, if DATA has `val`. `index`: none, auto, or a factory.
+    """Options of an export. `index`: none, auto, or a factory string. `step`: as in `open_step`.
 
-    `calibrate`: fit probabilities on the same split, or, without `val`, on the run's held-out rows. `step`: as in
-    `open_step`. `scores`: "classifier"; "sum" adds embeddings of the labels' texts, one vector per label; "fused" uses
-    the run's fusion and the fusion's data; None: "fused" if the run has a fusion. `device`: computes the vectors; the
-    export does not record the device. `onto`: an earlier export, or a folder with a current export. The files of that
-    export stay in place and are referenced. `form`: form of the encoder, as in `choose_form`.
+    `split`: the split for thresholds; None means `val`, if DATA has `val`. `calibrate`: fit probabilities on the same
+    split or, without `val`, on the run's held-out rows. `scores`: "classifier"; "sum" adds the embedding of the label's
+    text to each label vector; "fused" uses the run's fusion and the fusion's data; None: "fused" if the run has a
+    fusion. `device`: the device that computes the vectors, which the export does not record. `onto`: an earlier export,
+    or a folder with a current export; the new export refers to files of the earlier export instead of copying the
+    files. `form`: form of the encoder, as in `choose_form`.
     """
 
     step: int | str | None
@@ -87,14 +88,15 @@ class ExportOptions:
         if self.dtype not in DTYPES:
             raise InputError(f"--dtype {self.dtype}: expected one of {', '.join(DTYPES)}.")
         if not 0 < self.target_recall <= 1:
-            raise InputError(f"--target-recall {self.target_recall:g}: expected a share in (0, 1].")
+            raise InputError(f"--target-recall {self.target_recall:g}: expected a fraction in (0, 1].")
 
 
 def export(data: str, run: str, out: str, options: ExportOptions, say: Say = print) -> Manifest:
-    """Export a checkpoint of RUN, made from DATA, to OUT.
+    """Export a checkpoint of RUN, which was trained on DATA, to OUT.
 
-    Returns an existing export of the same checkpoint with the same options. Raises InputError if there is no checkpoint
-    or no such split, if RUN used other data, or if OUT has other content; TableError, StorageError.
+    If OUT already contains an export of the same checkpoint with the same options, returns this export. Raises
+    InputError if there is no checkpoint or no such split, if RUN used other data, or if OUT has other content. Raises
+    TableError, StorageError.
     """
     layout = DataLayout(data)
     recipe, checkpoint = find_checkpoint(layout, RunLayout(run), options.step)
@@ -103,7 +105,7 @@ def export(data: str, run: str, out: str, options: ExportOptions, say: Say = pri
     parents = {"data": Table.open(data, "data").digest, "checkpoint": checkpoint.table.digest}
     if options.scores == "sum" and recipe.encodes_labels:
         raise InputError(
-            f"--scores {options.scores}: labels of {run} have only the scores of their texts. Leave --scores out."
+            f"--scores {options.scores}: labels of {run} are scored only by their texts. Leave --scores out."
         )
     fusion = open_fusion(data, run, checkpoint) if options.scores == "fused" else None
     if fusion is not None:
@@ -126,7 +128,7 @@ def export(data: str, run: str, out: str, options: ExportOptions, say: Say = pri
         vectors = Table.open(layout.labels, "labels").rows * width * item
         require_room(out, {"vectors": vectors}, "Give another OUT, or --dtype float16.")
         with building(out, "exported", say) as build:
-            finished = find_finished()  # the previous owner of OUT may have made the export
+            finished = find_finished()  # the previous owner of OUT may have finished the export
             if finished is None:
                 return build.publish(_write(plan, build.url, request, say))
     clean_up(out, "exported")
@@ -136,7 +138,7 @@ def export(data: str, run: str, out: str, options: ExportOptions, say: Say = pri
 
 @dataclass(frozen=True)
 class _Plan:
-    """Content of an export: a checkpoint of a run, a fusion, and the split for thresholds."""
+    """What an export is built from: a run's checkpoint, a fusion, and the split for thresholds."""
 
     data: DataLayout
     run: RunLayout
@@ -196,7 +198,7 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
 
 
 def _dense_facts(facts: DataSizes, recipe: Recipe, layout: DataLayout) -> dict[str, Any]:
-    """Return the length of a dense vector, if the encoder reads one, and the model that computes it, if any."""
+    """Return the length of dense vectors and the model that computes the vectors, if the encoder reads such vectors."""
     if DENSE not in reads(recipe.encoder.inputs):
         return {}
     model = DenseModel.stated(facts.manifest.parameters, layout.root)
@@ -204,7 +206,7 @@ def _dense_facts(facts: DataSizes, recipe: Recipe, layout: DataLayout) -> dict[s
 
 
 def _version(plan: _Plan, shards: list[Shard]) -> ExportVersion:
-    """Return the export's place among versions, with `shards` as its files."""
+    """Return the export's version: the part of the data, and the earlier exports that the files `shards` refer to."""
     part, earlier = Version.of(Table.open(plan.data.root, "data").manifest).part, plan.earlier
     if earlier is None:
         return ExportVersion(part)
@@ -213,7 +215,7 @@ def _version(plan: _Plan, shards: list[Shard]) -> ExportVersion:
 
 
 def _describe(options: ExportOptions) -> dict[str, Any]:
-    """Return the options that define the content of the export, for the manifest."""
+    """Return the options that determine the export's content, for the manifest."""
     scores: dict[str, Any] = {} if options.scores == "classifier" else {"scores": options.scores}
     scores |= {"calibrate": True} if options.calibrate else {}
     scores |= {"form": options.form} if options.form else {}
@@ -222,7 +224,7 @@ def _describe(options: ExportOptions) -> dict[str, Any]:
 
 
 def _threshold_split(data: DataLayout, options: ExportOptions, recipe: Recipe) -> str | None:
-    """Return the split for the thresholds; `test` or `train` only if the options name it. Raises InputError."""
+    """Return the split for the thresholds; `test` and `train` are used only if named in options. Raises InputError."""
     split, has_val = options.split, "queries/val" in Table.open(data.root, "data").parents
     if options.calibrate:
         named = None if split == "none" else split or ("val" if has_val else None)
@@ -236,15 +238,15 @@ def _threshold_split(data: DataLayout, options: ExportOptions, recipe: Recipe) -
 
 
 def _limit_tokens(layout: DataLayout, data: Manifest, recipe: Recipe, say: Say) -> int:
-    """Return the maximum number of tokens of a text: the limit of DATA, and the encoder's own limit."""
+    """Return the maximum number of tokens per text: the smaller of DATA's limit and the encoder's own limit."""
     limit = recipe.encoder.token_limit
     stored = limit or _TOKENS
     if "tokenizer" in data.parents:
         stored = int(Table.open(layout.tokenizer, "tokenizer").parameters.get("max_tokens", stored))
     if limit is not None and limit < stored:
         say(
-            f"encoder.max_tokens = {limit} is below the {stored} tokens of the data: longer texts lost their last "
-            "special token in training, but keep it in the exported encoder"
+            f"encoder.max_tokens = {limit} is below the data's limit of {stored} tokens: longer texts lost the last "
+            "special token in training, but keep this token in the exported encoder"
         )
         return limit
     return stored
@@ -253,7 +255,7 @@ def _limit_tokens(layout: DataLayout, data: Manifest, recipe: Recipe, say: Say) 
 def _write_encoders(
     plan: _Plan, model: Model, tokens: int, place: Path, url: str
 ) -> tuple[list[Shard], list[FormedEncoder]]:
-    """Write each encoder's folder at `url`, with the tokenizer's files; return the encoders with another form."""
+    """Write each encoder's folder at `url`, with the tokenizer's files; return encoders in a non-default form."""
     data, form = plan.data, plan.options.form
     shards, formed = list[Shard](), list[FormedEncoder]()
     for name, encoder in model.encoders.items():
@@ -274,7 +276,7 @@ def _write_encoders(
 
 
 def _compared_rows(plan: _Plan, model: Model) -> Inputs:
-    """Read some rows of the thresholds' split, else of the held-out rows, else of the training rows."""
+    """Read some rows from the split for thresholds, else from the held-out rows, else from the training rows."""
     split = plan.split or (HOLDOUT if plan.recipe.data.holdout else plan.recipe.data.split)
     table, part = open_split(plan.data, split, plan.recipe.data)
     groups = [*itertools.islice(part.batches(table, model.columns), _GROUPS)]
@@ -285,7 +287,7 @@ def _compared_rows(plan: _Plan, model: Model) -> Inputs:
 def _rows_to_score(
     model: Model, data: DataLayout, checkpoint: Checkpoint, recipe: Recipe, scores: str | None
 ) -> RowsOf:
-    """Return a function that reads the vectors that x is scored against, by ranges of labels."""
+    """Return a function that reads the vectors of a range of labels, against which x is scored."""
     if recipe.encodes_labels:
         return functools.partial(_concatenate, embed_labels, model, data)
 
@@ -306,7 +308,7 @@ def _concatenate(embed: Embed, model: Model, data: DataLayout, start: int, stop:
 def _write_serving(
     plan: _Plan, model: Model, formed: list[FormedEncoder], rows_of: RowsOf, target: Target
 ) -> tuple[list[Shard], Serving]:
-    """Write the vectors and the data of a fusion, and open both for exact search."""
+    """Write the vectors and the fusion's data, and open both for exact search."""
     data, fusion, labels = plan.data, plan.fusion, plan.checkpoint.labels
     shards, vectors = write_vector_files(VECTORS, labels, rows_of, target)
     by_model = (formed[0].served if formed else ServedByTorch(model.encoder)), model.inputs
@@ -355,7 +357,7 @@ def _write_index(plan: _Plan, serving: Serving, out: str) -> tuple[list[Shard], 
 
 
 def _earlier_index(earlier: Earlier | None) -> EarlierIndex | None:
-    """Return the indexes of the earlier export; None without indexes."""
+    """Return the indexes of the earlier export; None if there are no indexes."""
     facts = None if earlier is None else earlier.table.parameters["index"]
     if earlier is None or facts is None:
         return None
@@ -366,12 +368,12 @@ def _earlier_index(earlier: Earlier | None) -> EarlierIndex | None:
 
 
 def _measure_thresholds(plan: _Plan, serving: Serving, say: Say) -> dict[str, Any] | None:
-    """Find scores for the precisions, and a calibration, from the best DEPTH predictions of each query of the split."""
+    """Fit thresholds, and a calibration, to the best DEPTH predictions for each query of the split."""
     split = plan.split
     if split is None:
         say(
-            f"no thresholds, because {plan.data.root} has no split val. Make val with extremis shard --validation, or "
-            "name another split with --threshold-split"
+            f"no thresholds, because {plan.data.root} has no split val. Create val with extremis shard --validation, "
+            "or name another split with --threshold-split"
         )
         return None
     if split == HOLDOUT and plan.fusion is not None and serving.fused is not None:  # a row would find itself
@@ -386,8 +388,8 @@ def _measure_thresholds(plan: _Plan, serving: Serving, say: Say) -> dict[str, An
     facts: dict[str, Any] = {
         "split": split,
         "depth": DEPTH,
-        "rule": "the lowest score t such that, of all predictions of score >= t among the best `depth` of every query "
-        "of `split`, at least the share `precision` is right",
+        "rule": "the lowest score t such that at least the fraction `precision` of predictions with score >= t is "
+        "correct; the predictions are the `depth` best labels of every query in `split`",
         "thresholds": [threshold._asdict() for threshold in predictions.thresholds(plan.options.precisions)],
     }
     if plan.options.calibrate:

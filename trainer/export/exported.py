@@ -1,6 +1,6 @@
-"""An open export: rank labels for rows of token ids or sparse features, without PyTorch.
+"""An open export: ranks labels for rows of token ids or sparse features, without PyTorch.
 
-NumPy and Faiss compute a bag of embeddings and all scores from mapped files.
+NumPy and Faiss run the bag-of-embeddings encoder and compute all scores, from mapped files.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ _BATCH = 1024  # number of rows encoded at a time
 
 
 class Answer(NamedTuple):
-    """Best labels of B rows: `scores` float32 and `ids` int64 [B, k], best first; -inf and -1 pad.
+    """Best labels of B rows: `scores` float32 and `ids` int64 [B, k], best first; padded with -inf and -1.
 
     `probabilities` float32 [B, k], if the export is calibrated.
     """
@@ -54,7 +54,7 @@ class Answer(NamedTuple):
 
     @property
     def none_of_these(self) -> list[bool | None]:
-        """Return whether each row's best label is more likely wrong than right; None without probabilities."""
+        """Return whether each row's best label is more likely incorrect than correct; None without probabilities."""
         found = self.probabilities
         return [None] * len(self.ids) if found is None else (found[:, 0] < EVEN).tolist()
 
@@ -68,9 +68,9 @@ class Embeds(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Serving:
-    """An encoder of `inputs`, the vectors [L, D] that x is scored against, and optionally an index of the vectors.
+    """An encoder for `inputs`, the vectors [L, D] that x is scored against, and optionally an index of the vectors.
 
-    `fused` ranks the best labels again. `bias`: a 1 in x multiplies a last column of the vectors.
+    `fused` reranks the best labels. `bias`: the last column of the vectors is a bias, and x gets a 1 in this column.
     `retired` [L] bool: labels that are never predicted. `files`: the mapped files.
     """
 
@@ -115,11 +115,11 @@ class Serving:
     def top_k(
         self, x: np.ndarray, k: int, filters: Ragged | None = None, exact: bool = False, inputs: Inputs | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return (scores float32 [B, k], ids int64 [B, k]) of the best labels, best first; -inf and -1 pad.
+        """Return (scores float32 [B, k], ids int64 [B, k]) of the best labels, best first; padded with -inf and -1.
 
-        `filters`: label ids to leave out for each row. An index, if there is one and not `exact`, finds candidates that
-        are scored exactly. `inputs`: the inputs of x, which a linear ranker reads. Raises TableError if the export's
-        files were overwritten, ExtremisError if a score is not a number.
+        `filters`: label ids to exclude for each row. If there is an index, the index finds candidates, which are scored
+        exactly; `exact` ignores the index. `inputs`: the inputs that x was computed from, which a linear ranker reads.
+        Raises TableError if the export's files were overwritten, ExtremisError if a score is not a number.
         """
         if self.files is not None and inputs is None:
             self.files.require_unchanged()  # otherwise `embed` has checked the files
@@ -131,9 +131,10 @@ class Serving:
         return self.fused.rank(x, self.vectors, shortlisted, k, filters, self.candidates, inputs)
 
     def parts(self, inputs: Inputs, ids: np.ndarray) -> Scored:
-        """Return each scorer's scores of labels `ids` [B, S] of B rows; padded with -1.
+        """Return each scorer's scores for the labels `ids` [B, S] of B rows, padded with -1.
 
-        `fused.fusion.fuse` computes the fused score. Without a fusion, all fields except `scores` are 0.
+        `fused.fusion.fuse` combines these scores into the fused scores. Without a fusion, all fields except `scores`
+        are 0.
         """
         x = self.embed(inputs)
         scorers, listed = Scorers() if self.fused is None else self.fused.scorers, (self.vectors.score(x, ids), ids)
@@ -165,12 +166,12 @@ class Exported:
 
     @classmethod
     def open(cls, url: str, exact: bool = False, device: str = CPU) -> "Exported":
-        """Open the export at `url`, or the current export of a folder; remote files are copied to TMPDIR.
+        """Open the export at `url`, or the current export in a folder; remote files are copied to TMPDIR.
 
-        An open export stays at one version, even if another version becomes current. `exact`: open no index. The
-        encoder, and vectors that are searched without an index, go to `device`.
+        An open export does not change, even if another version becomes current. `exact`: open no index. The encoder,
+        and vectors that are searched without an index, are placed on `device`.
 
-        Raises TableError if there is no export, or if it is unfinished or damaged; StorageError.
+        Raises TableError if there is no export, or if the export is unfinished or damaged. Raises StorageError.
         """
         while True:
             version = follow(url)
@@ -240,9 +241,10 @@ class Exported:
         return DenseModel.stated(self.table.parameters, self.table.url)
 
     def answer(self, inputs: Inputs, k: int, filters: Ragged | None = None, known: np.ndarray | None = None) -> Answer:
-        """Rank labels as in `Serving.rank`; texts without `known` [B] tokens get the most frequent labels.
+        """Rank labels as in `Serving.rank`; texts without known tokens get the most frequent labels.
 
-        The score of a frequent label is the log odds that a training point has the label.
+        `known` [B]: number of known tokens in each text. The score of a frequent label is the log odds that a training
+        point has the label.
         """
         scores, ids = self.serving.rank(inputs, k, filters)
         found = None if self.calibration is None else self.calibration(scores)
@@ -269,7 +271,7 @@ class Exported:
         return np.argsort(-frequency, kind="stable")[: np.count_nonzero(frequency)], odds
 
     def point_keys(self, points: np.ndarray) -> list[str]:
-        """Return the keys of training points [n] of the memory, or the points' numbers if the export has no keys."""
+        """Return the keys of the memory's points `points` [n], or the points' numbers if the export has no keys."""
         shards = self.files.of(POINTS)
         if not shards:
             return [str(point) for point in points.tolist()]
@@ -279,15 +281,15 @@ class Exported:
         return [groups[point // size][point % size].as_py() for point in points.tolist()]
 
     def label_table(self, columns: tuple[str, ...] = ("key",)) -> pa.Table:
-        """Read columns of all labels, label 0 first. Raises TableError."""
+        """Read `columns` of all labels, in the order of label ids. Raises TableError."""
         with _naming_damage(self.table.url):
             return self.files.read(LABELS, columns)
 
     def threshold(self, precision: float) -> float:
-        """Return the lowest score at which predictions had `precision` on the split for the thresholds.
+        """Return the lowest score at which predictions reached `precision` on the split for thresholds.
 
         A calibrated export has a threshold for any `precision`: labels with higher scores are correct with at least
-        this probability. Raises InputError for a precision without a threshold.
+        this probability. Raises InputError if there is no threshold for `precision`.
         """
         with _naming_damage(self.table.url):
             thresholds = self.table.parameters["thresholds"]
@@ -301,13 +303,13 @@ class Exported:
         stated = ", ".join(f"{share:g}" for share in scores)
         raise InputError(
             f"{self.table.url}: no threshold for a precision of {precision:g}; known precisions: {stated or 'none'}. "
-            f"Export with --precision {precision:g} and a split to measure on, or give --threshold SCORE."
+            f"Export with --precision {precision:g} and a split to measure thresholds on, or give --threshold SCORE."
         )
 
 
 @contextlib.contextmanager
 def _naming_damage(url: str) -> Iterator[None]:
-    """Turn any library's error about damaged files into a TableError that names `url`."""
+    """Convert any library's error about damaged files to a TableError that names `url`."""
     try:
         yield
     except ExtremisError:
@@ -318,7 +320,7 @@ def _naming_damage(url: str) -> Iterator[None]:
 
 
 def use_threads(threads: int | None) -> None:
-    """Set the threads of Faiss, and of torch if loaded; None: all cores, but one thread in a forked child."""
+    """Set the number of threads in Faiss, and in torch if loaded; None: all cores, but one thread in a forked child."""
     from search.block import set_up
 
     if threads:

@@ -1,4 +1,4 @@
-"""Files of an export on a local disk: in this export, in an earlier export, or as copies."""
+"""Files of an export on a local disk: files of this export, files of an earlier export, or copies."""
 
 import shutil
 import tempfile
@@ -28,7 +28,7 @@ _COPY_BYTES = 1 << 20  # bytes of a copy in memory at a time
 class Files:
     """Files of the export `table`; remote files are copied to TMPDIR on demand.
 
-    All reads use the checked files, and raise TableError if a file was overwritten.
+    Every file is checked before the first read; reads raise TableError if a file was overwritten.
     """
 
     def __init__(self, table: Table) -> None:
@@ -50,9 +50,9 @@ class Files:
         return tuple(shard for shard in self.table.shards if shard.path.startswith(f"{part}/"))
 
     def path(self, shard: Shard) -> Path:
-        """Return the path of a file, after one check.
+        """Check a file once, and return the path.
 
-        Raises TableError if the file is missing, damaged or changed; StorageError.
+        Raises TableError if the file is missing, damaged or changed. Raises StorageError.
         """
         path, local = self._place(shard)
         if path in self._checked:
@@ -76,25 +76,25 @@ class Files:
             self.path(shard)
 
     def require_unchanged(self) -> None:
-        """Raise TableError if a mapped file was overwritten: its rows would then belong to two exports."""
+        """Raise TableError if a mapped file was overwritten, because the mapped rows would then mix two exports."""
         for file in self._mapped:
             if file.has_changed():
                 raise _changed(file.path)
 
     def map(self, name: str) -> Mapped:
-        """Map a file that `require_unchanged` then checks. Changes to the bytes stay in memory."""
+        """Map a file, and let `require_unchanged` check the file. Changes to the mapped bytes stay in memory."""
         shard = next((shard for shard in self.table.shards if shard.path == name), None)
         if shard is None:
-            raise TableError(f"{self.url}: this export has no {name}. {REMEDY}")
+            raise TableError(f"{self.url}: this export contains no {name}. {REMEDY}")
         self._mapped.append(Mapped(str(self.path(shard)), shard.bytes, private=True))
         return self._mapped[-1]
 
     def watch(self, file: Mapped | None) -> None:
-        """Make `require_unchanged` also check a file that is mapped elsewhere."""
+        """Let `require_unchanged` also check a file that was mapped elsewhere."""
         self._mapped += [file] if file else []
 
     def vectors(self, shard: Shard) -> Any:
-        """Return the rows [n, D] of a mapped file of vectors, with later changes of rows applied."""
+        """Return the rows [n, D] of a mapped file of vectors, after later changes to rows are applied."""
         rows = map_vectors(self.map(shard.path))
         if shard.view is not None and shard.view.changed is not None:
             patch_vectors(rows, read_patch(self.url, shard.view.changed))
@@ -118,7 +118,7 @@ class Files:
         return pa.concat_tables(groups).select([*columns])
 
     def _place(self, shard: Shard) -> tuple[str, bool]:
-        """Return the path of a file, and whether the file is the original."""
+        """Return the local path of a file, and whether the file is the original, not a copy."""
         place = shard_url(self.url, shard)
         local = storage.is_local(place)
         return storage.filesystem(place)[1] if local else join(self._copies.name, shard.path), local
@@ -129,7 +129,7 @@ class Files:
         path.parent.mkdir(parents=True, exist_ok=True)
         digest = storage.read_matching(lambda: _copy(place, path), lambda digest: digest == shard.sha256)
         if digest != shard.sha256:
-            raise TableError(f"{place}: damaged: the SHA-256 differs from the manifest. {REMEDY}")
+            raise TableError(f"{place}: damaged: the SHA-256 does not match the manifest. {REMEDY}")
 
 
 def _changed(path: str) -> TableError:

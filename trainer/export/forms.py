@@ -1,4 +1,4 @@
-"""Form of an export's encoder: files of its kind, or an ONNX graph, compared with PyTorch on rows of the data."""
+"""Form of an export's encoder: the default files, or an ONNX graph that is compared with PyTorch on the data."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -21,16 +21,16 @@ from trainer.methods.kinds import EncoderSection, import_name
 AUTO_FORM = "auto"
 _INT8 = "onnx-int8"
 _BROUGHT_BY = {"onnxruntime": "onnx", "onnxscript": "trainer"}
-_FURTHEST = 1e-4  # largest float32 difference of x, as a share of the largest number
+_FURTHEST = 1e-4  # largest float32 difference of x, as a fraction of the largest absolute value
 _LEAST_COSINE = 0.9  # least mean cosine of int8 with float32
 _LEAST = 1e-12  # least divisor
 _DEPTH = 5  # number of labels per query that are compared
 
 
 def choose_form(stated: str, section: EncoderSection, earlier: Mapping[str, Any] | None) -> str | None:
-    """Return the encoder's form, None for the default form of its kind; auto: as in options of the `earlier` export.
+    """Return the encoder's form; None means the default form. `stated`: a form, or auto for the form of `earlier`.
 
-    Raises InputError for a form that the kind does not have, or that needs a missing package.
+    Raises InputError if this kind of encoder does not have the form, or if the form needs a missing package.
     """
     form = (earlier or {}).get("form") if stated == AUTO_FORM else stated
     first, *others = section.SERVED_BY
@@ -46,10 +46,10 @@ def choose_form(stated: str, section: EncoderSection, earlier: Mapping[str, Any]
 
 @dataclass(frozen=True)
 class FormedEncoder:
-    """An encoder in a form at `folder`, and PyTorch's encoder `plain`, both open, in float32 on the CPU.
+    """An encoder in a non-default form, written to `folder`, and PyTorch's encoder `plain`, in float32 on the CPU.
 
-    `rows`: rows of the data. `distance`: difference between both encoders' x on these rows, as the largest difference,
-    a share of the largest number, and the mean cosine.
+    `rows`: rows of the data. `distance` compares x of both encoders on these rows: the largest absolute difference,
+    divided by the largest absolute value in x, and the mean cosine.
     """
 
     folder: Path
@@ -60,9 +60,9 @@ class FormedEncoder:
 
     @classmethod
     def write(cls, form: str, section: EncoderSection, source: Path, rows: Inputs) -> "FormedEncoder":
-        """Write the form of the encoder at `source`, which `Encoder.write` wrote, to a folder next to `source`.
+        """Convert the encoder at `source`, which `Encoder.write` wrote, to a form in a folder next to `source`.
 
-        Raises InputError if the model cannot be written as a graph, or if the graph does not compute PyTorch's x.
+        Raises InputError if the model cannot be written as a graph, or if x from the graph differs from PyTorch's x.
         """
         from trainer.encoders.write_onnx import write_onnx
 
@@ -84,24 +84,24 @@ class FormedEncoder:
         return cls(folder, served, plain, rows, _require_near(form, served.embed(rows), plain.embed(rows)))
 
     def compare(self, serving: Serving, say: Callable[[str], None]) -> dict[str, float]:
-        """Return the numbers of `distance`, and the shares of labels that `serving` ranks like PyTorch's encoder."""
+        """Return `distance`, and the fractions of top labels on which `serving` and PyTorch's encoder agree."""
         ids, plain = (replace(serving, encoder=each).rank(self.rows, _DEPTH)[1] for each in (self.served, self.plain))
         shared = float(Ragged.from_matrix(plain).contains(ids).sum() / max(1, (plain != PAD).sum()))
         best = float((ids[:, 0] == plain[:, 0]).sum() / max(1, len(ids)))
-        far = f"x differs from PyTorch's x by at most {self.distance['difference']:.1g} of the largest number"
+        far = f"the largest error in x is {self.distance['difference']:.1g} times the largest value in x"
         say(f"{best:.1%} of {len(ids):,} queries have the same best label as with PyTorch; {far}")
         return {"queries": len(ids), **self.distance, "same_best": best, f"same_of_{_DEPTH}": shared}
 
 
 def _require_near(form: str, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
-    """Return the distance of x [B, D] of a form from PyTorch's y. Raises InputError if the distance is large."""
+    """Compare a form's x [B, D] with PyTorch's y; return the distances. Raises InputError if x is too far from y."""
     difference = float(np.abs(x - y).max(initial=0) / max(np.abs(y).max(initial=0), _LEAST))
     cosine = float((unit(x) * unit(y)).sum() / max(1, len(x)))
     if len(x) and not (cosine >= _LEAST_COSINE if form == _INT8 else difference <= _FURTHEST):
         expected = f"a cosine >= {_LEAST_COSINE:g}" if form == _INT8 else f"a difference <= {_FURTHEST:g}"
         raise InputError(
             f"--form {form}: on {len(x):,} rows of the data, the graph's x differs from PyTorch's x: mean cosine "
-            f"{cosine:.4f}, largest difference {difference:.1g} of the largest number. Expected {expected}. Leave "
+            f"{cosine:.4f}, largest difference {difference:.1g} times the largest value. Expected {expected}. Leave "
             "--form out."
         )
     return {"difference": difference, "cosine": cosine}

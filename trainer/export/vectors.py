@@ -1,6 +1,6 @@
-"""Vectors of an export in mapped safetensors files by label range, and a Faiss index over each range.
+"""Vectors of an export in mapped safetensors files, one per label range, and a Faiss index for each range.
 
-This module builds, updates, tunes, opens and searches indexes. Faiss is loaded at the first call. Candidates from an
+This module builds, updates, tunes, opens and searches indexes. Faiss is loaded only when needed. Candidates from an
 index are scored exactly, as in mining.
 """
 
@@ -32,7 +32,7 @@ _MOST_MOVED = 2  # an index is rebuilt if more than 1 / _MOST_MOVED of its rows 
 
 
 def map_vectors(file: Mapped) -> np.ndarray:
-    """Return the rows [n, D] of a mapped file of vectors, without a copy. Raises ValueError for a different file."""
+    """Return the rows [n, D] of a mapped file of vectors, without a copy. Raises ValueError for any other file."""
     tensors = map_tensors(file)
     if [*tensors] != [NAME] or tensors[NAME].dtype not in DTYPES.values():
         raise ValueError(f"tensors {', '.join(tensors)}, expected only {NAME}")
@@ -40,7 +40,7 @@ def map_vectors(file: Mapped) -> np.ndarray:
 
 
 def patch_vectors(rows: np.ndarray, patch: bytes) -> None:
-    """Replace mapped rows with the rows of a patch. Raises ValueError if the patch does not fit."""
+    """Replace mapped rows with the rows of a patch. Raises ValueError if the patch does not match the rows."""
     tensors = load(patch)
     positions, changed = tensors[POSITIONS], tensors[NAME]
     if changed.shape != (len(positions), rows.shape[1]) or changed.dtype != rows.dtype or positions.min(initial=0) < 0:
@@ -49,7 +49,7 @@ def patch_vectors(rows: np.ndarray, patch: bytes) -> None:
 
 
 def changed_rows(before: np.ndarray, after: np.ndarray) -> np.ndarray | None:
-    """Return the positions of rows that differ in a bit, ascending; None for arrays of a different shape or type."""
+    """Return positions of rows that differ in any bit, ascending; None if the arrays differ in shape or type."""
     if (before.shape, before.dtype) != (after.shape, after.dtype):
         return None
     bits = np.dtype(f"u{before.dtype.itemsize}")
@@ -61,9 +61,9 @@ def changed_rows(before: np.ndarray, after: np.ndarray) -> np.ndarray | None:
 
 
 class Vectors:
-    """Vectors [L, D] as arrays of consecutive label ranges, for exact search and for scores of pairs.
+    """Vectors [L, D], stored as one array per label range, for exact search and for scores of pairs.
 
-    A slice is an array, and a view of one range if possible. `device`: for exact search; cpu, or a device of PyTorch.
+    A slice is an array; a slice within one range is a view. `device`: for exact search, cpu or a PyTorch device.
     """
 
     def __init__(self, ranges: Sequence[np.ndarray], device: str = "cpu") -> None:
@@ -89,7 +89,7 @@ class Vectors:
 
     @cached_property
     def indexed(self) -> "tuple[Indexed, ...]":
-        """The ranges as `Indexed`, all without an index."""
+        """The ranges as `Indexed` objects without indexes."""
         from search.block import Block
 
         blocks = (Block(first, rows, device=self.device, coded=True) for first, rows in self.parts() if len(rows))
@@ -120,10 +120,10 @@ class Indexed(NamedTuple):
 
 @dataclass(frozen=True)
 class EarlierIndex:
-    """Indexes of the earlier export; `facts` as in the earlier manifest.
+    """Indexes of the earlier export; `facts`: from the earlier manifest.
 
-    `files`: for each range of vectors, the local index file and the file's entry in the new manifest; None without an
-    index. `rows(number)`: the earlier vectors [n, D] of a range.
+    `files`: for each range of vectors, the local index file and the file's entry in the new manifest, or None if the
+    range has no index. `rows(number)`: the earlier vectors [n, D] of a range.
     """
 
     facts: Mapping[str, Any]
@@ -148,11 +148,11 @@ def write_indexes(
     url: str,
     earlier: EarlierIndex | None = None,
 ) -> tuple[list[Shard], dict[str, Any]]:
-    """Write indexes under `url`, tuned on `queries` [S, D] to the recall `target` at `width`; return facts to open.
+    """Write indexes under `url`, tuned on `queries` [S, D] to recall `target` at `width`; return what opening needs.
 
-    A later range of vectors gets no index if it is small enough for exact search. Indexes of `earlier` are updated if
-    rows have changed. Raises InputError if `spec` is not a factory string, or if there are too few vectors for the
-    index.
+    A range after the first gets no index if the range is small enough for exact search. Indexes of `earlier` are
+    updated if rows have changed. Raises InputError if `spec` is not a factory string, or if there are too few vectors
+    for the index.
     """
     from search.block import Block, padded, set_up
     from search.index import SearchParams, build, tune, write_index
@@ -185,10 +185,10 @@ def write_indexes(
 def _update(
     earlier: EarlierIndex, number: int, rows: np.ndarray, wide: np.ndarray
 ) -> tuple[Any, int, Shard | None] | None:
-    """Return the earlier index of range `number`, updated with the changed rows of `rows` [n, D].
+    """Return the earlier index of range `number`, updated with the rows in `rows` [n, D] that have changed.
 
-    Also return the number of rows that moved since the index was built, and the file's entry if no row moved now.
-    Returns None if the index must be rebuilt. `wide`: the rows in the form that the index accepts.
+    Also returns the number of rows that have changed since the index was built, and the file's entry if no row has
+    changed now. Returns None if the index must be rebuilt. `wide`: the rows in the shape that the index accepts.
     """
     from search.index import load_index, update
 
@@ -209,7 +209,7 @@ def _update(
 
 
 def open_indexes(paths: Sequence[str], facts: Mapping[str, Any], vectors: Vectors) -> tuple[Indexed, ...]:
-    """Open the indexes of `vectors` in local files, with the facts that `write_indexes` returned."""
+    """Open the indexes of `vectors` from local files, with the facts that `write_indexes` returned."""
     from search.block import Block, padded
     from search.index import SearchParams, apply, load_index
 
@@ -228,7 +228,7 @@ def open_indexes(paths: Sequence[str], facts: Mapping[str, Any], vectors: Vector
 
 
 def search_indexes(indexed: Sequence[Indexed], queries: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Find (ids int64 [B, width], scores float32) for queries [B, D] in all ranges; -1 and -inf pad.
+    """Find (ids int64 [B, width], scores float32) for queries [B, D] in all ranges; padded with -1 and -inf.
 
     Raises ExtremisError if a score is not a number.
     """

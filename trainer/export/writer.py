@@ -1,4 +1,4 @@
-"""Files of labels and vectors of an export: complete, or based on an earlier export with few changes."""
+"""Writes label and vector files of an export: complete files, or only the changes since an earlier export."""
 
 import itertools
 import shutil
@@ -30,7 +30,7 @@ from trainer.export.exported import KIND, LABELS
 from trainer.export.files import Files
 from trainer.export.vectors import NAME, POSITIONS, Vectors, changed_rows, map_vectors
 
-_SMALL = 8  # rows added by versions are rewritten together while fewer than 1 / _SMALL of the labels
+_SMALL = 8  # rows that versions added are rewritten together if fewer than 1 / _SMALL of the labels
 ROWS_A_FILE = 1 << 22  # vectors in a file, and in an index
 MOST_CHANGED = 4  # a file is rewritten if more than a quarter of its rows changed
 _COLUMNS = ("label_id", "key", "text", "frequency")  # columns of labels
@@ -39,7 +39,7 @@ _PATCH_ROWS = 1 << 16  # rows in a row group
 
 
 class Range(NamedTuple):
-    """Rows [start, stop) of a part of an export; `entry`: the earlier export's file with these rows, if kept.
+    """Rows [start, stop) of a part of an export; `entry`: the earlier export's file with these rows, if reused.
 
     `number` is the index of the file among `files` files.
     """
@@ -53,14 +53,14 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class Earlier:
-    """The earlier export `table`, on which the export at `out` is based."""
+    """An earlier export, `table`, that the export at `out` is based on."""
 
     table: Table
     out: str
 
     @classmethod
     def open(cls, onto: str, out: str, data: DataLayout) -> "Earlier":
-        """Open the export at `onto`, or the current export of a folder, made from `data` or an earlier version.
+        """Open the export at `onto`, or a folder's current export; the data must be `data` or an earlier version.
 
         If OUT is already current, return the export that OUT was based on. Raises InputError, TableError.
         """
@@ -75,7 +75,7 @@ class Earlier:
         require_needed(export)
         if parts_since(Table.open(data.root, "data").manifest, export.parents["data"]) is None:
             raise InputError(
-                f"--onto {url}: this export was made neither from {data.root} nor from an earlier version. Name an "
+                f"--onto {url}: this export was built neither from {data.root} nor from an earlier version. Name an "
                 "export of this data, or leave --onto out."
             )
         return cls(export, out)
@@ -87,7 +87,7 @@ class Earlier:
 
     @cached_property
     def version(self) -> ExportVersion:
-        """Place of the earlier export among versions."""
+        """Version of the earlier export."""
         return ExportVersion.of(self.table.manifest)
 
     def named(
@@ -95,7 +95,7 @@ class Earlier:
     ) -> Shard:
         """Return the entry of an earlier file for the new manifest, with only the given `patches`.
 
-        `first`: the file's first label; `group_rows`: number of rows of a row group, if the file has row groups.
+        `first`: the file's first label; `group_rows`: number of rows per row group, if the file has row groups.
         """
         view, table = shard.view and moved(shard.view, self.table.url, self.out), relative(self.out, self.table.url)
         view = view or View(
@@ -105,13 +105,13 @@ class Earlier:
         return shard.model_copy(update={"view": bare})
 
     def needs(self, shards: Sequence[Shard]) -> tuple[tuple[str, str, str], ...]:
-        """Return (part, place, digest) of the earlier exports with files among `shards`."""
+        """Return (part, place, digest) of each earlier export that `shards` refer to."""
         places = {entry.view.table for entry in shards if entry.view is not None}
         own = (self.version.part, relative(self.out, self.table.url), self.table.digest)
         return tuple(each for each in (*self.version.moved(self.table.url, self.out), own) if each[1] in places)
 
     def ranges(self, part: str, labels: int, rows_a_file: int) -> list[Range]:
-        """Return the files of `part` over all `labels`: earlier files that stay, and new files for later rows."""
+        """Return the files of `part` for all `labels`: earlier files that are reused, and new files for later rows."""
         kept = list(self.files.of(part))
         covered = sum(shard.rows for shard in kept)
         if self.version.onto is not None and covered < labels:
@@ -121,7 +121,7 @@ class Earlier:
 
 
 def plan_ranges(kept: Sequence[Shard], labels: int, rows_a_file: int) -> list[Range]:
-    """Return the ranges of files over `labels`: the `kept` ranges, then files of at most `rows_a_file` rows."""
+    """Return the files' ranges of labels: the ranges of `kept` files, then new files of at most `rows_a_file` rows."""
     bounds = [*itertools.accumulate((shard.rows for shard in kept), initial=0)]
     while bounds[-1] < labels or len(bounds) == 1:
         bounds.append(min(bounds[-1] + rows_a_file, labels))
@@ -134,7 +134,7 @@ RowsOf = Callable[[int, int], torch.Tensor]
 
 @dataclass(frozen=True)
 class Target:
-    """Place for vectors: OUT, the `dtype`, and a local folder for copies if OUT is remote.
+    """Where and how vectors are written: OUT, the `dtype`, and a local folder for copies if OUT is remote.
 
     `earlier`: the export that OUT is based on.
     """
@@ -146,9 +146,9 @@ class Target:
 
 
 def write_vector_files(folder: str, labels: int, rows_of: RowsOf, target: Target) -> tuple[list[Shard], Vectors]:
-    """Write files of rows [labels, D] and map the files: from OUT if OUT is on a local disk, else from copies.
+    """Write rows [labels, D] to files and map the files: from OUT if OUT is on a local disk, else from copies.
 
-    `rows_of(start, stop)` [stop - start, D]: a range of the rows; one range is in memory at a time.
+    `rows_of(start, stop)` returns rows [start, stop); only one range of rows is in memory at a time.
     """
     earlier = target.earlier
     ranges = plan_ranges([], labels, ROWS_A_FILE) if earlier is None else earlier.ranges(folder, labels, ROWS_A_FILE)
@@ -185,7 +185,7 @@ def write_patch(path: Path, positions: np.ndarray, rows: np.ndarray) -> None:
 
 
 def _keep(folder: str, piece: Range, rows: np.ndarray, target: Target) -> tuple[Shard, np.ndarray] | None:
-    """Return the earlier file of these rows, with a patch of changed rows; None if too many changed."""
+    """Reuse the earlier file of these rows, with a patch for changed rows; None if too many rows have changed."""
     earlier = target.earlier
     if earlier is None or piece.entry is None:
         return None
@@ -234,7 +234,7 @@ def _write_changes(labels: Table, columns: tuple[str, ...], out: str, earlier: E
 
 
 def _patched(piece: Range, after: pa.Table, out: str, earlier: Earlier) -> Shard:
-    """Return the earlier file of these labels, with patches for the changes in `after`."""
+    """Reuse the earlier file of these labels, with patches for the changes in `after`."""
     assert piece.entry is not None
     metadata = pq.read_metadata(earlier.files.path(piece.entry))
     size = metadata.row_group(0).num_rows if metadata.num_row_groups else 1

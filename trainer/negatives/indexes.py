@@ -206,7 +206,7 @@ class Products:
 
 
 def rank_by_score(rows: torch.Tensor, scores: torch.Tensor, width: int) -> torch.Tensor:
-    """Sort `rows` [B, k] by descending score, ties by ascending row, to [B, width]; padded with -1, also for score -inf."""
+    """Sort `rows` [B, k] by descending score, ties by ascending row, to [B, width]; -1 pads, also for score -inf."""
     rows, order = rows.sort(dim=1)
     scores, order = scores.gather(1, order).sort(dim=1, descending=True, stable=True)
     rows = rows.gather(1, order).masked_fill(scores == -torch.inf, PAD)

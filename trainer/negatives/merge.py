@@ -179,7 +179,7 @@ def _fill_row(row, offsets, begin, end, query, positive):  # type: ignore[no-unt
 
 @numba.njit(nogil=True, cache=True)
 def _lay_side_by_side(queries, size, with_pads):  # type: ignore[no-untyped-def]
-    """Concatenate at most `size` labels by query, with the pool at the end; `with_pads` keeps the padding of hard negatives.
+    """Concatenate at most `size` labels per query, then the pool; `with_pads` keeps the padding of hard negatives.
 
     Return the labels, the start of each query [B + 1], and the start of its draws [B].
     """

@@ -316,7 +316,7 @@ def test_features_are_trained_where_they_occur_and_beyond_the_manifest_s_number_
     assert moved.tolist() == np.unique(rows.ids).tolist()
     for wrong in (-1, SPARSE):
         row = SparseRows(np.array([wrong], np.int32), np.ones(1, np.float32), np.array([0, 1]))
-        with pytest.raises(TableError, match=f"feature {wrong}, but the manifest of the data states 20 features"):
+        with pytest.raises(TableError, match=f"feature {wrong}, but the data manifest specifies 20 features"):
             encoder.prepare(Inputs(features=row))
 
 

@@ -105,7 +105,7 @@ def test_a_transformer_refuses_vectors() -> None:
 
 def test_vectors_of_another_length_than_the_manifest_states_are_refused() -> None:
     encoder = build(WIDE)
-    with pytest.raises(TableError, match="a vector of 4 numbers, but the manifest of the data states 11"):
+    with pytest.raises(TableError, match="a vector of 4 numbers, but the data manifest specifies 11"):
         encoder.prepare(Inputs(batch(ROWS), dense=vectors(NARROW)))
     with pytest.raises(ValueError, match="needs vectors, but the data has none"):
         build(0)

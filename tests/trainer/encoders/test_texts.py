@@ -208,7 +208,7 @@ def broken(folder: Path, how: str) -> str:
         ("no tokenizer", r"no tokenizer .*save_pretrained"),
         ("unknown module", r"modules.json: expected .*custom.Attention.*mine the vectors as arrays"),
         ("no first", r"modules.json: expected .* modules Transformer or StaticEmbedding"),
-        ("damaged", r"the weights lack .*and \d+ more"),
+        ("damaged", r"the weights lack \d+ of the model's tensors: "),
         ("pooling", r"pooling is median; expected one or more of cls"),
         ("activation", r"2_Dense/config.json: expected an activation_function of torch.nn"),
         ("not json", r"modules.json: not JSON"),

@@ -84,7 +84,7 @@ def test_a_probability_that_no_score_has() -> None:
 
 @pytest.mark.parametrize("right", [True, False])
 def test_rows_that_are_all_right_or_all_wrong(right: bool) -> None:
-    with pytest.raises(InputError, match="needs both correct and wrong predictions"):
+    with pytest.raises(InputError, match="needs both correct and incorrect predictions"):
         Calibration.fit(np.arange(3.0), np.full(3, right))
 
 

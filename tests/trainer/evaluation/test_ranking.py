@@ -154,5 +154,5 @@ class TestFit:
         head = {**SECTIONS, "head": {"kind": "label-encoder"}, "negatives": {"pool": "all"}, "classifier": {}}
         encoded = Model.build(Recipe.model_validate(head), data.vocabulary, data.labels)
         encoded = Model.build(with_sections(SECTIONS, {"method": "dexml"}), data.vocabulary, data.labels)
-        with pytest.raises(InputError, match="only the scores of their texts"):
+        with pytest.raises(InputError, match="labels are scored only by their texts"):
             embed_label_texts(encoded, data.layout)
