@@ -20,13 +20,14 @@ HEAD = """# Results
 
 For readers who choose or tune recipes: what was measured, with which command, and at which commit.
 
-`python -m benchmarks.results` makes this page from `benchmarks/results/*.json`: change a record, not the page. Compare
-ratios: seconds depend on the machine. P@k, PSP@k and R@k are percentages on test splits, with A = 0.55 and B = 1.5.
-Brackets contain a 95 % interval, or a bar: a limit set before measuring. In a checkout, `papers/` has claims of papers.
+`python -m benchmarks.results` generates this page from `benchmarks/results/*.json`: change a record, not the page.
+Compare ratios: seconds depend on the machine. P@k, PSP@k and R@k are percentages on test splits, with propensity
+constants A = 0.55 and B = 1.5. Brackets contain a 95 % interval, or a bar (a limit set before measuring). In a
+checkout, `papers/` contains measurements of papers' claims.
 """
 OLD = """## Measured before the code changed
 
-The code has changed since these measurements, so a new run can give other figures:
+The code has changed since these measurements, so a new run can give different figures:
 """
 # Calls that show texts to a user: a change of these texts does not change measurements.
 SAYING = {"say", "_say", "print", "echo", "secho", "warn", "warning", "info", "doing", "waiting", "Wait"}

@@ -1,7 +1,7 @@
 """Arrow schemas of the tables on storage.
 
-Letters for sizes, in the whole project: B batch, T tokens, D dimension, P positives, H hard, R random, C candidates, K
-table width, L labels, N queries, G ranks.
+Letters for sizes, used throughout the project: B batch, T tokens, D dimension, P positives, H hard, R random, C
+candidates, K table width, L labels, N queries, G ranks.
 """
 
 from collections.abc import Mapping
@@ -59,12 +59,12 @@ def rejects() -> pa.Schema:
 
 
 def embeddings(dimension: int, dtype: str = "float16") -> pa.Schema:
-    """Embeddings, aligned with the queries by shard, by row group and by row. `vector` is [D]."""
+    """Embeddings, aligned with the queries: the same shards, row groups and rows. `vector` is [D]."""
     return _vectors("query_id", dimension, dtype)
 
 
 def vectors(dimension: int, dtype: str = "float32") -> pa.Schema:
-    """Classifier rows or label embeddings, in row blocks of [0, L). `vector` is [D]."""
+    """Classifier rows or label embeddings of labels [0, L), in blocks of rows. `vector` is [D]."""
     return _vectors("label_id", dimension, dtype)
 
 
@@ -87,7 +87,7 @@ def negatives(width: int, labels: pa.DataType, *, teacher: bool = False) -> pa.S
 
 
 def without_nulls(types: Mapping[str, pa.DataType]) -> pa.Schema:
-    """Return a schema of columns without nulls."""
+    """Return a schema whose columns may not contain nulls."""
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in types.items()])
 
 

@@ -1,7 +1,7 @@
-"""CRC-32 of the parts of a shard: first the footer or index at its end, then the parts that this end points to.
+"""CRC-32 checksums of a shard: first of the footer or index at its end, then of each part that this footer points to.
 
 The manifest stores the checksums as base64 of little-endian uint32, and the manifest's digest covers the checksums. So
-a bit flipped anywhere between storage and a column is found before the column is made.
+a bit that flips anywhere between storage and a column is detected before the column is created.
 """
 
 import base64
@@ -26,7 +26,7 @@ def pack(checksums: Iterable[int]) -> str:
 
 
 def unpack(text: str) -> np.ndarray:
-    """Decode checksums uint32 [n], n >= 1. Raises ValueError for a text that `pack` did not make."""
+    """Decode checksums uint32 [n], n >= 1. Raises ValueError for a text that `pack` did not produce."""
     data = base64.b64decode(text, validate=True)
     if not data or len(data) % _TYPE.itemsize:
         raise ValueError(f"checksums of {len(data)} bytes, expected a multiple of {_TYPE.itemsize}")

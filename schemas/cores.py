@@ -21,9 +21,9 @@ def cores() -> int:
 def share_cores(threads: int | None = None) -> None:
     """Limit OpenMP, which torch and Faiss use, to `cores()` threads, and stop waiting threads from spinning.
 
-    Call this before torch and Faiss are loaded. A spinning thread takes a core that other threads need. Existing
-    environment variables are kept, but `threads`, if given, replaces the number of threads, also for processes that
-    start later.
+    Call this function before torch and Faiss are loaded. A spinning thread occupies a core that other threads need.
+    Environment variables that are already set are kept. If `threads` is given, it overrides the number of threads, also
+    for processes that start later.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("OMP_NUM_THREADS", str(cores()))

@@ -26,7 +26,7 @@ class ExtremisError(Exception):
 
 
 class InputError(ExtremisError):
-    """Wrong use or bad input, which the user can fix. Exit status 2."""
+    """Incorrect usage or invalid input, which the user can fix. Exit status 2."""
 
     exit_status = 2
 
@@ -36,10 +36,10 @@ class RoomError(InputError):
 
 
 class MissingExtra(InputError):
-    """A package from one of the project's extras is missing; the message states `problem` and how to install the extra.
+    """A package from an extra of this project is missing; the message gives `problem` and how to install the extra.
 
-    The message names a checkout and the wheel, because `extremis` on PyPI is a different project, which users must not
-    install by mistake.
+    The message refers to a checkout and the wheel, because `extremis` on PyPI is a different project, which users must
+    not install by mistake.
     """
 
     def __init__(self, problem: str, extra: str) -> None:
@@ -58,7 +58,7 @@ class StorageError(ExtremisError):
 
 
 def lack_of_memory(error: BaseException | None) -> str | None:
-    """Return a message if `error` or one of its causes is a lack of memory; else None."""
+    """Return a message if `error` or one of its causes is a lack of memory, otherwise None."""
     while error is not None:
         text = str(error)
         if _SHARED.search(text):

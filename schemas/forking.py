@@ -1,4 +1,4 @@
-"""Makes forks safe (by a DataLoader, for example) in a process with open connections or with threads of libraries."""
+"""Makes it safe to fork (as a DataLoader does) a process that has open connections or threads of libraries."""
 
 import asyncio
 import functools
@@ -11,7 +11,7 @@ import fsspec.asyn
 
 @functools.cache
 def survive_forks() -> None:
-    """Make forked children leave the connections of this process alone; later calls do nothing.
+    """Prevent forked children from using the connections of this process; later calls do nothing.
 
     A child inherits fsspec's event loop, and with it the epoll instance that the parent waits on. When the child closes
     an inherited connection, the connection is removed from that instance, and the parent waits forever for an answer
@@ -35,7 +35,7 @@ def survive_forks() -> None:
 
 
 def one_thread_in_children(set_threads: Callable[[int], object]) -> Callable[[int], object]:
-    """Wrap `set_threads` of a library that uses OpenMP, so that forked children always set 1 thread.
+    """Wrap `set_threads` of a library that uses OpenMP, so that forked children always use one thread.
 
     A forked child calls `set_threads(1)` at once: OpenMP's threads do not survive a fork, and a child with more threads
     would wait forever.

@@ -1,4 +1,4 @@
-"""Small JSON objects on storage with a checksum field: a record that has changed since it was written is refused."""
+"""Small JSON objects on storage with a checksum field: an object that has changed since it was written is refused."""
 
 import json
 from collections.abc import Mapping
@@ -21,7 +21,8 @@ def write_json(url: str, body: Mapping[str, Any], indent: int | None = None) -> 
 def read_json(url: str, remedy: str = "Remove the file, and rerun the command that made it.") -> dict[str, Any]:
     """Read a JSON object; the file is read again if the checksum differs.
 
-    Raises FileNotFoundError, StorageError; TableError, which ends with `remedy`, if the object is damaged.
+    Raises FileNotFoundError, StorageError; TableError, with `remedy` at the end of the message, if the object is
+    damaged.
     """
     body = storage.read_matching(lambda: parse_object(storage.read_bytes(url)), _matches)
     if body is None or not _matches(body):
@@ -32,7 +33,7 @@ def read_json(url: str, remedy: str = "Remove the file, and rerun the command th
 
 
 def parse_object(data: bytes) -> dict[str, Any] | None:
-    """Return the JSON object in `data`; None if it is not an object, or larger than MAX_BYTES."""
+    """Return the JSON object in `data`; None if `data` contains no object, or more than MAX_BYTES."""
     try:
         body = json.loads(data) if len(data) <= MAX_BYTES else None
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Paths below DATA (made once) and RUN (one training run); only this module builds and parses them."""
+"""Paths below DATA (written once) and RUN (one training run); only this module builds and parses these paths."""
 
 import re
 from dataclasses import dataclass
@@ -28,17 +28,17 @@ def shard_name(index: int, count: int, extension: str = "parquet") -> str:
 
 
 def staging(url: str) -> str:
-    """Return the prefix of files that are needed only while the table at `url` is being made."""
+    """Return the prefix of files that are needed only while the table at `url` is being built."""
     return join(url, ".staging")
 
 
 def phases(url: str) -> str:
-    """Return the prefix, in staging, of the output of finished phases, which a resumed command uses again."""
+    """Return the prefix, in staging, of the output of finished phases, which a resumed command reuses."""
     return join(staging(url), "phases")
 
 
 def find_tokenizer(folder: Path) -> Path | None:
-    """Find the tokenizer's file in a model's directory or in its subfolders, also under WordLlama's name."""
+    """Find the tokenizer file in a model's directory or in a subfolder, also under the name that WordLlama uses."""
     patterns = ("tokenizer.json", "*/tokenizer.json", "tokenizers/*.json")
     return next((place for pattern in patterns for place in sorted(folder.glob(pattern))), None)
 
@@ -61,30 +61,30 @@ def numbered(root: str) -> list[int]:
 
 
 def parts_prefix(part: str) -> str:
-    """Return the path, below a version, of the tables of the part that the version adds."""
+    """Return the path, relative to a version, of the tables with the part that the version adds."""
     return f"parts/{folder(part)}"
 
 
 def source_of_part(source: str, part: str) -> str:
-    """Return the name that a run gives to the source with the rows of one part."""
+    """Return the name that a run uses for the source that contains the rows of one part."""
     return f"{source}-{part}"
 
 
 def check_name(what: str, name: str) -> str:
-    """Return the new `name` of a folder or a part if it is allowed. Raises InputError.
+    """Return `name`, the new name of a folder or a part, if it is allowed. Raises InputError.
 
     Existing names, which earlier versions allowed, are checked by `folder` instead.
     """
     if not _NAME.fullmatch(name):
         raise InputError(
-            f"{what} {name[:60]!r}: a name has 1 to 128 characters of a-z, A-Z, 0-9, `.`, `_` and `-`, and does not "
-            "begin with a dot. Choose another name."
+            f"{what} {name[:60]!r}: a name consists of 1 to 128 of the characters a-z, A-Z, 0-9, `.`, `_` and `-`, and "
+            "does not begin with a dot. Choose another name."
         )
     return name
 
 
 def folder(name: str) -> str:
-    """Return `name`, perhaps from a manifest, if it is the name of one folder. Raises InputError for any other path."""
+    """Return `name`, perhaps from a manifest, if it names a single folder. Raises InputError for any other path."""
     if not name or name.startswith(".") or set(name) & set("/\\:"):
         raise InputError(f"{name!r} cannot name a split or a source: the path would lead out of the folder.")
     return name
@@ -141,18 +141,18 @@ class RunLayout:
         return join(self.checkpoints, f"step-{step:08d}")
 
     def evaluation(self, split: str, step: int, on: str | None = None) -> str:
-        """Metrics of the checkpoint of `step` over all queries of `split`, written by `extremis evaluate`.
+        """Metrics of the checkpoint at `step` over all queries of `split`, as written by `extremis evaluate`.
 
         `on`: digest of the evaluated data, if the data set is a later version than the data of the run.
         """
         return join(self.evaluations_on(on), f"{folder(split)}-step-{step:08d}.json")
 
     def evaluations_on(self, digest: str | None) -> str:
-        """Folder of evaluations on the run's own data (None), or on the later version with this digest."""
+        """Folder of the evaluations on the run's own data (`digest` None), or on the later version with this digest."""
         return self.evaluations if digest is None else join(self.evaluations, f"on-{digest[:16]}")
 
     def fusion(self, step: int) -> str:
-        """Fusion of scores that `extremis fuse` fitted to the checkpoint of `step`."""
+        """Fusion of scores that `extremis fuse` fitted to the checkpoint at `step`."""
         return join(self.fusions, f"step-{step:08d}")
 
     def dump(self, epoch: int) -> str:
@@ -166,15 +166,15 @@ class RunLayout:
         return join(self.dump(epoch), "vectors")
 
     def parts(self, epoch: int) -> str:
-        """Embeddings of an unfinished epoch, saved with each checkpoint so that a resumed run loses no embeddings."""
+        """Embeddings of an unfinished epoch, which are saved with each checkpoint so that a resumed run loses none."""
         return join(self.dump(epoch), ".parts")
 
     def negatives(self, epoch: int, source: str) -> str:
-        """The table of `source` (`queries` or `labels`) made for training from `epoch` on."""
+        """The table of negatives for `source` (`queries` or `labels`) that training uses from `epoch` on."""
         return join(epoch_of(self.negatives_root, epoch), folder(source))
 
     def clusters(self, epoch: int, source: str) -> str:
-        """The rows of `source` in cluster order, made for training from `epoch` on."""
+        """The rows of `source` in cluster order, which training uses from `epoch` on."""
         return join(epoch_of(self.clusters_root, epoch), folder(source))
 
     def adoption(self, epoch: int) -> str:

@@ -1,4 +1,4 @@
-"""Manifests of tables: a manifest is written last, so a table is complete or absent, and is read first."""
+"""Manifests of tables: a manifest is written last, so that a table is either complete or absent, and is read first."""
 
 import configparser
 import functools
@@ -58,7 +58,7 @@ _NUMBERS: Mapping[str, Mapping[str, _Number]] = {
 
 @functools.cache
 def code_version() -> str:
-    """Return the version of Extremis, from the installation or the checkout; `unknown` if neither states a version."""
+    """Return the version of Extremis, from the installation or the checkout; `unknown` if neither has a version."""
     try:
         return importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
@@ -71,7 +71,7 @@ def code_version() -> str:
 def _require_inside(path: str) -> str:
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\\" in path or "://" in path or "\0" in path:
-        raise ValueError(f"{path!r} leads out of the table's folder")
+        raise ValueError(f"{path!r} points outside of the table's folder")
     return path
 
 
@@ -89,7 +89,7 @@ Place = Annotated[str, pydantic.AfterValidator(_require_place)]  # a URL, or a p
 
 
 class _Stated(BaseModel):
-    """Base of the parts of a manifest: frozen, and without unknown fields."""
+    """Base of the parts of a manifest, which are frozen and accept no unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -103,11 +103,11 @@ class Patch(_Stated):
 
 
 class View(_Stated):
-    """A shard of the other table `table`, used as a shard here. Its file has `rows` rows in groups of `row_group_rows`.
+    """A shard of another table, `table`, used as a shard here. Its file has `rows` rows in groups of `row_group_rows`.
 
-    `first`: id of the view's first row; ids count up by one. `gone`: positions in the file (`row`) of rows left out.
-    `columns`: columns that replace or extend the columns of the file, for all rows. `changed`: positions (`row`) of
-    rows with new values, and these values.
+    `first`: id of the view's first row; ids increase by one. `gone`: positions in the file (`row`) of the rows that are
+    left out. `columns`: columns that replace or extend the columns of the file, for all rows. `changed`: positions
+    (`row`) of the rows with new values, and the new values.
     """
 
     table: Place
@@ -135,9 +135,9 @@ class Column(_Stated):
 class Shard(_Stated):
     """One immutable file: path relative to the manifest, rows, bytes, SHA-256.
 
-    `checksums` (schemas/checksums.py): CRC-32 of its end and, in Parquet, of each column chunk; older tables have no
-    checksums. `groups`: rows of each row group, if not the table's `row_group_rows`. `view`: the file belongs to
-    another table.
+    `checksums` (schemas/checksums.py): CRC-32 of the end of the file and, in Parquet, of each column chunk; older
+    tables have no checksums. `groups`: number of rows in each row group, if it differs from the table's
+    `row_group_rows`. `view`: the file belongs to another table.
     """
 
     path: Inside
@@ -157,7 +157,9 @@ class Shard(_Stated):
     @model_validator(mode="after")
     def _adds_up(self) -> "Shard":
         if self.groups is not None and sum(self.groups) != self.rows:
-            raise ValueError(f"{self.path}: the row groups have {sum(self.groups):,} rows, the shard has {self.rows:,}")
+            raise ValueError(
+                f"{self.path}: the row groups contain {sum(self.groups):,} rows, but the shard contains {self.rows:,}"
+            )
         return self
 
     @field_validator("checksums")
@@ -171,7 +173,7 @@ class Shard(_Stated):
 class Manifest(_Stated):
     """Manifest of a table: its content, its inputs (`parents`: name to digest), and its parameters.
 
-    Nothing in a manifest depends on the time or place of writing, so the same input gives the same manifest and digest.
+    A manifest does not depend on when or where it is written, so the same input gives the same manifest and digest.
     """
 
     format: str = FORMAT
@@ -194,7 +196,7 @@ class Manifest(_Stated):
         return storage.sha256(_canonical(self.model_dump(mode="json")))
 
     def group_rows(self, shard: int) -> int | tuple[int, ...]:
-        """Return the rows of each row group of a shard; one number stands for all row groups except the last."""
+        """Return the number of rows in each row group of a shard; a single number is for all groups except the last."""
         return self.shards[shard].groups or self.row_group_rows or 1
 
     @property
@@ -206,7 +208,7 @@ class Manifest(_Stated):
 
 
 def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
-    """Return the columns of a schema in the form of a manifest."""
+    """Return the columns of a schema in the format of a manifest."""
     return tuple(Column(name=field.name, type=str(field.type)) for field in schema)
 
 
@@ -245,9 +247,9 @@ def manifest_url(url: str) -> str:
 
 
 def open_manifest(url: str, kind: str | None = None) -> Manifest:
-    """Read the manifest at the prefix `url`, and check its digest and, unless None, the expected `kind`.
+    """Read the manifest at the prefix `url`, and check its digest and its `kind` (None: any kind).
 
-    Raises TableError if the table is missing, unfinished, damaged, of another format version or kind, or not an
+    Raises TableError if the table is missing, unfinished or damaged, has another format version or kind, or is not an
     Extremis table.
     """
     place = join(url, MANIFEST)
@@ -319,7 +321,7 @@ def read_patch(url: str, patch: Patch) -> bytes:
 def find_shard(url: str, shard: Shard, remedy: str = "Make the table again.") -> str:
     """Return the URL of a shard of the table at `url`.
 
-    Raises TableError, which ends with `remedy`, if the shard is missing or its length has changed.
+    Raises TableError, with `remedy` at the end of the message, if the shard is missing or its length has changed.
     """
     place = shard_url(url, shard)
     try:
@@ -337,7 +339,10 @@ def find_shard(url: str, shard: Shard, remedy: str = "Make the table again.") ->
 
 
 def check_shard(url: str, shard: Shard, remedy: str = "Make the table again.") -> bytes:
-    """Read a shard of the table at `url`, and check length and SHA-256. Raises TableError, which ends with `remedy`."""
+    """Read a shard of the table at `url`, and check its length and SHA-256.
+
+    Raises TableError, with `remedy` at the end of the message.
+    """
     return _read_checked(find_shard(url, shard, remedy), shard.sha256, remedy)
 
 
@@ -371,7 +376,7 @@ def _read_checked(place: str, expected: str, remedy: str) -> bytes:
 
 
 def write_file(url: str, name: str, data: bytes) -> Shard:
-    """Publish `data` as a file of the table at `url`, without rows. Raises StorageError."""
+    """Publish `data` as a file of the table at `url` that contains no rows. Raises StorageError."""
     storage.write_bytes(join(url, name), data)
     return Shard(path=name, rows=0, bytes=len(data), sha256=storage.sha256(data))
 
@@ -388,7 +393,7 @@ def _require_digest(place: str, expected: str, digest: str, remedy: str = "Make 
 
 
 def _parse(data: bytes) -> tuple[Any, bool]:
-    """Return the JSON value in `data` without its digest, or the parse error; and whether the digest matches."""
+    """Return the JSON value in `data` without its digest, or the parse error, and return whether the digest matches."""
     try:
         body = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -444,13 +449,13 @@ def _canonical(body: dict[str, Any]) -> bytes:
 
 
 def _fault(manifest: Manifest) -> str | None:
-    """Describe the rule that a manifest with a valid digest breaks; None if it breaks no rule."""
+    """Describe the rule that a manifest with a valid digest violates; None if it violates no rule."""
     kind, rows, group, parameters = manifest.kind, manifest.rows, manifest.row_group_rows, manifest.parameters
     shards = sum(shard.rows for shard in manifest.shards)
     if not 0 <= rows <= MOST or not 0 <= shards <= MOST:
-        return f"it states {max(rows, shards, key=abs):,} rows"
+        return f"it records {max(rows, shards, key=abs):,} rows"
     if kind in _OF_ROWS and rows != shards:
-        return f"it states {rows:,} rows, but its shards have {shards:,}"
+        return f"it records {rows:,} rows, but its shards contain {shards:,}"
     if group is not None and not 0 < group <= MOST:
         return f"row groups of {group} rows"
     for name, number in _NUMBERS.get(kind, {}).items():

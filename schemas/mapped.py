@@ -1,8 +1,8 @@
 """Files mapped into memory: scratch files and input files.
 
-If the disk is full or the file was cut, the system kills a process that touches a mapped page (SIGBUS), and the process
-cannot print a message. So the space for a scratch file is reserved at the start, and an input file is checked for
-changes before it is used.
+If the disk is full or the file was truncated, the system kills a process that touches a mapped page (SIGBUS), and the
+process cannot print a message. Therefore the space for a scratch file is reserved at the start, and an input file is
+checked for changes before it is used.
 """
 
 import contextlib
@@ -56,7 +56,10 @@ class Mapped:
         self.whole = pa.py_buffer(self._map)
 
     def read(self, start: int, stop: int) -> pa.Buffer:
-        """Return a view of the bytes. Raises ValueError if the file was cut: reading them would kill the process."""
+        """Return a view of the bytes.
+
+        Raises ValueError if the file was truncated, because reading the bytes would kill the process.
+        """
         size = self._map.size()
         if size < self._length:
             raise ValueError(f"{size} bytes, expected {self._length}")
@@ -74,7 +77,7 @@ MapFile = Callable[[str], Mapped]  # maps a file, given its name in a folder
 def map_tensors(file: Mapped) -> dict[str, np.ndarray]:
     """Return the tensors (float32, float16, int64) of a mapped safetensors file, without a copy.
 
-    Raises ValueError if the file has another format.
+    Raises ValueError if the file has a different format.
     """
     data = np.frombuffer(file.whole, np.uint8)
     start = 8 + int(data[:8].view("<u8")[0]) if len(data) >= 8 else 0
@@ -92,7 +95,7 @@ def map_tensors(file: Mapped) -> dict[str, np.ndarray]:
 
 
 class ScratchFile:
-    """Unnamed file in TMPDIR, or in `directory`, for `what`; it disappears with its map, however the process ends.
+    """Unnamed file for `what` in TMPDIR, or in `directory`; the file disappears with its map, however the process ends.
 
     Raises StorageError if there is no room.
     """

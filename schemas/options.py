@@ -1,4 +1,4 @@
-"""Options: frozen, typed and checked when they are made; an error names the wrong option and the reason."""
+"""Options: frozen, typed and validated on creation; an error names the invalid option and the reason."""
 
 import re
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ _LONG = re.compile(r"(\S{200})\S{100,}")
 
 
 class Options(BaseModel):
-    """Base of every set of options: refuses unknown keys, infinite numbers, and booleans in place of numbers."""
+    """Base of all sets of options: refuses unknown keys, infinite numbers, and booleans in place of numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _within_64_bits(cls, values: Any) -> Any:
-        """Refuse whole numbers outside of 64 bits, which do not fit into arrays."""
+        """Refuse whole numbers that do not fit into 64 bits, because arrays cannot contain them."""
         for name, value in values.items() if isinstance(values, Mapping) else ():
             if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63 and name != "seed":
                 raise ValueError(f"{name}: the number has {value.bit_length()} bits; expected at most 63")
@@ -33,7 +33,7 @@ class Options(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _is_no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse true and false in place of 1 and 0, also within a table of numbers."""
+        """Refuse true and false in place of 1 and 0, also inside a table of numbers."""
         kind = cls.model_fields[str(info.field_name)].annotation
         inner = value.values() if get_origin(kind) is dict and isinstance(value, Mapping) else [value]
         if kind is not bool and any(isinstance(each, bool) for each in inner):
@@ -45,7 +45,10 @@ Checked = TypeVar("Checked", bound=Options)
 
 
 def check(kind: type[Checked], values: Mapping[str, Any]) -> Checked:
-    """Return `values` as options of `kind`. Raises InputError, which names option, problem and value of each fault."""
+    """Return `values` as options of `kind`.
+
+    Raises InputError, which names the option, problem and value of each fault.
+    """
     try:
         return kind.model_validate(values)
     except ValidationError as error:

@@ -11,9 +11,9 @@ _LOOK_SECONDS = 0.5  # interval at which a process checks whether its parent sti
 
 
 def python_command(program: str, *arguments: str) -> list[str]:
-    """Return the command of a Python process that runs `program` with the module paths of this process.
+    """Return the command line that runs `program` in a Python process with this process's module paths.
 
-    Python would put the current folder first, and this folder may contain packages with the names of our packages.
+    By default, Python puts the current folder first, and this folder may contain packages with the same names as ours.
     """
     return [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {program}", *arguments]
 
@@ -29,7 +29,7 @@ def peak_bytes() -> int:
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """End this process when its parent ends, because a worker that outlived a run could write during the next run.
+    """End this process when its parent ends, because a worker that outlives a run could write during the next run.
 
     `parent`: pid of the parent, if known; the parent may have ended already.
     """

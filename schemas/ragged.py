@@ -1,7 +1,7 @@
 """Ragged rows: lists of entries, and lists of (id, value) pairs.
 
 As in an Arrow list array, row i is the half-open range `offsets[i]` to `offsets[i + 1]` of the entries; `offsets[0]`
-need not be 0. A negative label id is a pad, at any place in a row.
+need not be 0. A negative label id is padding, at any position in a row.
 """
 
 from collections.abc import Iterable, Iterator
@@ -41,14 +41,14 @@ class _Rows(tuple[np.ndarray, ...]):
         return self._select(slice(bounds[0], bounds[-1]), bounds - bounds[0])
 
     def take(self: Kind, rows: np.ndarray) -> Kind:
-        """Return the rows numbered `rows` [B'], in that order."""
+        """Return the rows with indices `rows` [B'], in the order of `rows`."""
         starts = self[-1][rows]
         counts = self[-1][rows + 1] - starts
         offsets = offsets_of(counts)
         return self._select(np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts), offsets)
 
     def keep(self: Kind, mask: np.ndarray) -> Kind:
-        """Return all rows with only the entries for which `mask` [V] is true."""
+        """Return all rows, keeping only the entries for which `mask` [V] is true."""
         return self if mask.all() else self._select(mask, offsets_of(mask)[self[-1]])
 
     def _select(self: Kind, entries: Any, offsets: np.ndarray) -> Kind:
@@ -180,7 +180,7 @@ def widened(rows: np.ndarray, width: int, fill: float = 0) -> np.ndarray:
 
 
 def in_order(rows: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Return the entries of each row [B, S] at positions `order` [B, k], in a fifth of np.take_along_axis's time."""
+    """Return the entries of each row [B, S] at positions `order` [B, k], five times as fast as np.take_along_axis."""
     return rows[np.arange(len(rows))[:, None], order]
 
 
@@ -205,14 +205,14 @@ def counts_of(offsets: np.ndarray) -> np.ndarray:
 
 
 def starts_of(keys: np.ndarray) -> np.ndarray:
-    """Return whether each of the ascending `keys` [n] is the first with its value, bool [n]."""
+    """Return whether each of the ascending `keys` [n] is the first key with its value, bool [n]."""
     first = np.ones(len(keys), bool)
     np.not_equal(keys[1:], keys[:-1], out=first[1:])
     return first
 
 
 def batches_by_length(lengths: np.ndarray, budget: int) -> Iterator[np.ndarray]:
-    """Yield batches of the rows with `lengths` [B], longest first; a padded batch has up to `budget` entries."""
+    """Yield batches of rows with the `lengths` [B], longest rows first; a padded batch has at most `budget` entries."""
     order, start = np.argsort(-lengths, kind="stable"), 0
     while start < len(order):
         stop = start + max(1, budget // max(1, int(lengths[order[start]])))

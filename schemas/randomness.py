@@ -1,7 +1,7 @@
 """Counter-based random numbers: a draw is a pure function of (seed, purpose, counters), not of earlier draws.
 
-This module names each of the project's streams of random numbers once. The number of a stream is part of the key, so
-the number never changes and is never reused.
+This module names all streams of random numbers in the project. The number of a stream is part of the key, so this
+number never changes and is never reused.
 """
 
 from enum import IntEnum
@@ -47,7 +47,7 @@ class InitialWeights(IntEnum):
 
 
 class RandomPoolStream(IntEnum):
-    """Pools of a step that are drawn separately; earlier versions used 0 and 1 for the pools of all ranks together."""
+    """Pools of a step that are drawn separately; earlier versions used 0 and 1 for pools that all ranks shared."""
 
     SHARED = 2
     OWN = 3
@@ -62,7 +62,7 @@ class HashFunctionsStream(IntEnum):
 
 
 class HashTablesStream(IntEnum):
-    """Draws of a step for hash tables: the rows that full buckets keep, and the tables and positives to query."""
+    """Draws of a step for hash tables: which rows full buckets keep, and which tables and positives are queried."""
 
     KEPT = 0
     QUERIES = 1

@@ -1,4 +1,4 @@
-"""Reuse of existing tables: the requested table is kept, a stale table is made again, any other table is an error."""
+"""Reuse of existing tables: the requested table is kept, a stale table is rebuilt, and any other table is an error."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -12,10 +12,10 @@ from schemas.table import Table
 
 @dataclass(frozen=True)
 class Request:
-    """The table to make: its kind, its parents by digest, and the parameters that determine its content.
+    """A requested table: its kind, the digests of its parents, and the parameters that determine its content.
 
-    `parents` None: the parameters contain the parents. `section`: name of the manifest's parameter that contains the
-    other parameters. A parameter that a manifest lacks counts as None; additional parameters are ignored.
+    If `parents` is None, the parameters contain the parents. `section`: name of the manifest's parameter that contains
+    the other parameters. A parameter that a manifest lacks counts as None; additional parameters are ignored.
     """
 
     kind: str
@@ -41,11 +41,11 @@ def find_reusable(
     is_stale: Callable[[Mapping[str, Any]], bool] | None = None,
     check_replaceable: Callable[[str, Manifest], None] | None = None,
 ) -> Manifest | None:
-    """Return the table at `url` if it is the requested table; None if the table must be made.
+    """Return the table at `url` if it is the requested table; None if the table must be built.
 
-    A table with other options is made again if `overwrite` is true, or if its parents differ and `is_stale(parameters)`
-    is true because its input was rewritten. `check_replaceable` is called first. Raises InputError for any other table;
-    the error names the differences and ends with `remedy`.
+    A table with different options is rebuilt if `overwrite` is true, or if its parents differ and
+    `is_stale(parameters)` is true because its input was rewritten. `check_replaceable` is called first. Raises
+    InputError for any other table; the message names the differences and ends with `remedy`.
     """
     if not is_published(url):
         return None
@@ -54,7 +54,7 @@ def find_reusable(
     if manifest.kind != request.kind or recorded is None:
         raise InputError(
             f"{url}: contains a finished {manifest.kind} table, but this command writes a {request.kind} table. Give "
-            "another place."
+            "another path."
         )
     changes = list(request.changes(manifest, recorded))
     if not changes:
@@ -71,7 +71,7 @@ def find_reusable(
 
 
 def find_by_parents(url: str, kind: str, parents: Mapping[str, str]) -> Manifest | None:
-    """Return the table at `url` if it was made from these parents with any parameters. Raises TableError."""
+    """Return the table at `url` if it was built from these parents, whatever its parameters. Raises TableError."""
     table = Table.find(url, kind)
     return table.manifest if table is not None and table.parents == parents else None
 

@@ -9,7 +9,7 @@ from schemas.table import Table
 
 
 class RunTable(NamedTuple):
-    """A table of the source `queries` or `labels`, made for training from `epoch` on."""
+    """A table for the source `queries` or `labels`, which training uses from `epoch` on."""
 
     epoch: int
     source: str

@@ -15,14 +15,14 @@ _QUERY = re.compile(
 
 
 def redact(text: str) -> str:
-    """In every URL in `text`, replace the user, the password, and the query's signatures and tokens with `***`."""
+    """In every URL in `text`, replace user names, passwords, and signatures and tokens in the query with `***`."""
     if "://" not in text:
         return text
     return _QUERY.sub(r"\1***", _USER.sub("***@", _BUCKET.sub(_hide_bucket, text)))
 
 
 def redact_known(text: str, url: str) -> str:
-    """Redact `text`, and also remove the user and password of `url` where `text` repeats only these."""
+    """Redact `text`, and also replace the user name and password of `url` wherever they appear in `text`."""
     for match in _USER.finditer(url):
         user, _, password = match[0][:-1].partition(":")
         for secret in filter(None, (match[0][:-1], password, user)):
@@ -31,7 +31,7 @@ def redact_known(text: str, url: str) -> str:
 
 
 def has_credentials(url: str) -> bool:
-    """Return whether an S3 or GCS URL has credentials before the bucket: bucket names contain no colon and no @."""
+    """Return whether an S3 or GCS URL has credentials before the bucket name, which never contains a colon or an @."""
     return _BUCKET.search(url) is not None
 
 

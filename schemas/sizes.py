@@ -1,4 +1,4 @@
-"""Parses and formats sizes in bytes, formats counts for people, and checks for free disk space."""
+"""Parses and formats sizes in bytes, formats counts, and checks for free disk space."""
 
 import contextlib
 import re
@@ -22,12 +22,12 @@ def parse_bytes(text: str) -> int:
 
 
 def say_count(done: int, total: int | None) -> str:
-    """Format progress out of a total; None: the total is unknown."""
+    """Format progress, such as `3 of 8`; without `total`, only the number done."""
     return f"{done:,}" + ("" if total is None else f" of {total:,}")
 
 
 def say_bytes(count: float) -> str:
-    """Format bytes for people, as `7.9 GiB`."""
+    """Format bytes in a readable unit, such as `7.9 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if count < 1024 or unit == "TiB":
             return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
@@ -52,9 +52,9 @@ def in_pieces(things: Iterable[T], size_of: Callable[[T], int], least: int) -> I
 
 
 def require_room(url: str, needs: Mapping[str, int], remedy: str) -> None:
-    """Refuse to write more than the free space at `url`; `needs`: lower bounds in bytes by content.
+    """Refuse to write more than fits into the free space at `url`; `needs`: lower bounds in bytes per kind of content.
 
-    Only local disks report their free space. Raises RoomError, which ends with `remedy`.
+    Only local disks report their free space. Raises RoomError, with `remedy` at the end of the message.
     """
     from schemas import storage  # parsing a size needs no fsspec
 
@@ -69,8 +69,8 @@ def require_room(url: str, needs: Mapping[str, int], remedy: str) -> None:
 def with_room(url: str, what: str, size: int, remedy: str) -> Iterator[None]:
     """Check that there is space for the block to write about `size` bytes of `what` to a file at `url`.
 
-    The check is for the disk of `url`, or of TMPDIR for uploads. Raises RoomError, which ends with `remedy`, before the
-    block if space is missing, and in the block if the disk becomes full.
+    The disk of `url` is checked, or of TMPDIR for uploads. Raises RoomError, with `remedy` at the end of the message:
+    before the block if space is missing, and inside the block if the disk becomes full.
     """
     from schemas import storage  # parsing a size needs no fsspec
 

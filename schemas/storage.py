@@ -64,14 +64,14 @@ def join(url: str, *parts: str) -> str:
 def resolve(url: str, place: str) -> str:
     """Return the URL of `place`, a path relative to the prefix `url`, or an absolute URL.
 
-    Raises InputError if `place` leads out of the bucket.
+    Raises InputError if `place` points outside of the bucket.
     """
     if "://" in place or place.startswith("/"):
         return place
     scheme, separator, path = url.rpartition("://")
     resolved = posixpath.normpath(posixpath.join(path, place))
     if separator and (resolved == "." or resolved.startswith("..")):
-        raise InputError(f"{url}: the path {place!r} leads out of {scheme}://. Make the table again.")
+        raise InputError(f"{url}: the path {place!r} points outside of {scheme}://. Make the table again.")
     return scheme + separator + resolved
 
 
@@ -125,7 +125,7 @@ def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
 
 def _options(url: str) -> dict[str, Any]:
-    """Return options that raise botocore's limit of 10 connections; the user's own configuration of fsspec wins."""
+    """Return options that raise botocore's limit of 10 connections; the user's fsspec configuration has priority."""
     protocol = url.partition("://")[0]
     if protocol not in ("s3", "s3a"):
         return {}
@@ -139,7 +139,7 @@ def is_local(url: str) -> bool:
 
 
 def is_stream(url: str) -> bool:
-    """Return true if `url` is a local file but not a regular file: a device, a pipe, or an open file by its number."""
+    """Return true if `url` is a local file but not a regular file: a device, a pipe, or an open file descriptor."""
     fs, path = filesystem(url)
     if not isinstance(fs, LocalFileSystem):
         return False
@@ -210,26 +210,26 @@ def read_range(
 
 
 def write_sealed(url: str, data: bytes, durable: bool = False) -> None:
-    """Publish a line with the CRC-32 of `data`, then `data`, for `read_sealed`. Raises StorageError."""
+    """Publish a line with the CRC-32 of `data`, followed by `data`, for `read_sealed`. Raises StorageError."""
     write_bytes(url, seal(data), durable)
 
 
 def seal(data: bytes) -> bytes:
-    """Return a line with the CRC-32 of `data`, then `data`."""
+    """Return a line with the CRC-32 of `data`, followed by `data`."""
     return b"%08x\n%b" % (crc32(data), data)
 
 
 def unseal(sealed: bytes) -> bytes | None:
-    """Return the data that `seal` got; None if the content does not match the checksum."""
+    """Return the data that was given to `seal`; None if the content does not match the checksum."""
     line, _, data = sealed.partition(b"\n")
     return bytes(data) if line == b"%08x" % crc32(data) else None
 
 
 def read_sealed(url: str, remedy: str | None = None) -> bytes:
-    """Read the data of `write_sealed`; bytes that do not match their checksum are read again.
+    """Read the data that `write_sealed` wrote; bytes that do not match their checksum are read again.
 
-    Raises FileNotFoundError; StorageError. Damaged bytes raise TableError, which ends with `remedy`, or StorageError if
-    `remedy` is None.
+    Raises FileNotFoundError; StorageError. Damaged bytes raise TableError, with `remedy` at the end of the message, or
+    StorageError if `remedy` is None.
     """
     data = read_matching(lambda: unseal(read_bytes(url)), lambda data: data is not None)
     if data is not None:
@@ -241,9 +241,9 @@ def read_sealed(url: str, remedy: str | None = None) -> bytes:
 
 
 def read_matching(read: Callable[[], T], matches: Callable[[T], bool]) -> T:
-    """Return the result of `read`; if the checksum is wrong, call `read` again: the network may be the cause.
+    """Return the result of `read`; if it does not match, call `read` again, because the network may be the cause.
 
-    The last of READS results is returned even if it does not match.
+    After READS calls, the last result is returned even if it does not match.
     """
     for _ in range(READS - 1):
         if matches(data := read()):
@@ -272,7 +272,7 @@ class RangeReader(AbstractBufferedFile):
         super().__init__(None, url, size=length, cache_type="none")
 
     def readall(self) -> bytes:
-        """Read the rest in requests of READ_BYTES, so that only a failed request is repeated."""
+        """Read the rest of the file in requests of READ_BYTES, so that only a failed request is repeated."""
         return b"".join(iter(lambda: self.read(READ_BYTES), b""))
 
     def _fetch_range(self, start: int, end: int) -> bytes:
@@ -286,7 +286,7 @@ def size(url: str) -> int:
 
 
 def list_names(url: str) -> list[str]:
-    """List the names directly under the prefix `url`, sorted; empty if there are no names."""
+    """Return the sorted names directly under the prefix `url`; empty if there are none."""
     own, listed = _list(url, detail=False)
     paths = {path.rstrip("/") for path in listed} - {own}  # some stores also list the folder itself
     return sorted(filter(_is_visible, {path.rsplit("/", 1)[-1] for path in paths}))
@@ -317,7 +317,7 @@ def _is_visible(name: str) -> bool:
 
 
 def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> None:
-    """Publish `data` at `url` whole or not at all: temporary name, fsync and rename on a local disk, one PUT elsewhere.
+    """Publish `data` at `url` as a whole or not at all: temporary file, fsync and rename on a local disk, else one PUT.
 
     A link is followed; a device or a pipe is written directly. Without `durable` there is no fsync, for files that are
     not read after a crash. Raises StorageError (disk full, no permission, server error).
@@ -345,8 +345,8 @@ def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> Non
 def create_bytes(url: str, data: bytes) -> bool:
     """Write `data` at `url` as a whole if there is no file; return whether it was written. Only one writer succeeds.
 
-    If an answer is lost, the result may be False although the file was written, so the caller must read the file back.
-    On a store without conditional writes all writers succeed, and the last write stays. Raises StorageError.
+    If a response is lost, the result may be False although the file was written, so the caller must read the file back.
+    On a store without conditional writes all writers succeed, and the last write wins. Raises StorageError.
     """
     fs, path = filesystem(url)
 
@@ -493,7 +493,10 @@ def _beside(path: str) -> Iterator[str]:
 
 
 def _make_folder(path: str) -> None:
-    """Make the folder `path` if it is missing, following links. Raises NotADirectoryError if a file is in its place."""
+    """Make the folder `path` if it is missing, following links.
+
+    Raises NotADirectoryError if there is a file at this path.
+    """
     try:
         os.makedirs(os.path.realpath(path), exist_ok=True)
     except FileExistsError:
@@ -501,7 +504,7 @@ def _make_folder(path: str) -> None:
 
 
 def _descriptor(path: str) -> int | None:
-    """Return the number of this process's open file that `path` names, such as /dev/stdout or /proc/self/fd/1."""
+    """Return the file descriptor of this process that `path` names, such as /dev/stdout or /proc/self/fd/1."""
     for _ in range(_LINKS):
         match = _OPEN_FILE.fullmatch(path)
         if match:
@@ -534,7 +537,7 @@ def _link(path: str, data: bytes) -> None:
 
 
 def _create_remotely(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
-    """Write a new object, with a conditional write if the store has one. Raises FileExistsError."""
+    """Write a new object, with a conditional write if the store supports this. Raises FileExistsError."""
     try:
         _bounded(fs, "pipe_file", path, data, mode="create")
         return
@@ -576,7 +579,7 @@ def _bounded(
 
 
 def _seconds_for(size: int) -> float:
-    """Return the seconds allowed for writing `size` bytes: a slow connection writes 1 MiB per second."""
+    """Return the time limit in seconds for writing `size` bytes: a slow connection writes 1 MiB per second."""
     return REQUEST_SECONDS + size / (1 << 20)
 
 
@@ -624,7 +627,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Return true for network errors, which may pass; false for a missing file, no permission and a full disk."""
+    """Return true for errors that may be temporary (network); false for a missing file, no permission, a full disk."""
     if isinstance(error, _LASTING) or is_full(error):
         return False
     if isinstance(error, RuntimeError) and "dictionary changed size" in str(error):

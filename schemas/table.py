@@ -1,4 +1,4 @@
-"""Tables: a table is a set of shards and a manifest below a URL, and is read by rows."""
+"""Tables: a table consists of shards and a manifest below a URL, and is read by rows."""
 
 import fnmatch
 import itertools
@@ -41,7 +41,7 @@ class RowGroups:
 
 @dataclass(frozen=True)
 class PartTable:
-    """A part of a table: its name, the place and digest of the table that contains its shards, and its remaining rows.
+    """A part of a table: its name, the URL and digest of the table that contains its shards, and its remaining rows.
 
     The part has shards [first, stop) of the table of all parts.
     """
@@ -69,7 +69,7 @@ class Table:
     def open(cls, url: str, kind: str | None = None) -> "Table":
         """Open the table at `url`.
 
-        Raises TableError if there is no finished table of `kind` or it is damaged; StorageError.
+        Raises TableError if there is no finished table of `kind`, or if the table is damaged; StorageError.
         """
         return cls(url, manifests.open_manifest(url, kind))
 
@@ -103,12 +103,12 @@ class Table:
 
     @property
     def parents(self) -> Mapping[str, str]:
-        """Digests of the inputs that the table was made from, by name."""
+        """Digests of the inputs that the table was built from, by name."""
         return self.manifest.parents
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """Parameters with which the table was made."""
+        """Parameters that the table was built with."""
         return self.manifest.parameters
 
     @property
@@ -145,7 +145,7 @@ class Table:
         return next(name for name in _IDS if name in self.columns)
 
     def width(self, column: str) -> int:
-        """Return K of a column of lists of K values, from its type, such as `fixed_size_list<element: float>[64]`.
+        """Return the list length K of a column, from its type, such as `fixed_size_list<element: float>[64]`.
 
         Raises TableError if the table has no such column.
         """
@@ -176,7 +176,7 @@ class Table:
     def batches(
         self, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None
     ) -> Iterator[pa.Table]:
-        """Yield rows [start, stop) in storage order, one row group (or its part in the range) at a time."""
+        """Yield rows [start, stop) in storage order, one row group at a time (or the part that is in the range)."""
         stop = self.rows if stop is None else min(stop, self.rows)
         first = 0
         for number, entry in enumerate(self.shards):
@@ -214,7 +214,7 @@ class Table:
                     yield int(groups.first[number]), shards.read_group(file, int(groups.group[number]), columns, place)
 
     def rows_at(self, rows: np.ndarray, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read each of the rows `rows` once, in ascending order. Raises ValueError for rows outside of [0, N)."""
+        """Read the rows `rows` in ascending order, each row once. Raises ValueError for rows outside of [0, N)."""
         rows = np.unique(np.asarray(rows, np.int64))
         if len(rows) and not 0 <= rows[0] <= rows[-1] < self.rows:
             raise ValueError(f"rows in [{rows[0]}, {rows[-1]}] of a table of {self.rows}")
@@ -253,9 +253,9 @@ class Table:
         got = self.parents.get(name)
         if got != parent.digest:
             raise TableError(
-                f"{self.url}: this {self.kind} table was made from a {name} table with digest {str(got)[:12]}…, but "
+                f"{self.url}: this {self.kind} table was built from a {name} table with digest {str(got)[:12]}…, but "
                 f"{parent.url} has digest {parent.digest[:12]}…. Make the {self.kind} table again from {parent.url}, "
-                "or give the data that it was made from."
+                "or give the data that it was built from."
             )
 
     def require_ids_of(self, what: str) -> None:
@@ -265,7 +265,10 @@ class Table:
             raise TableError(f"{given}. Mine a table {'with' if what == 'points' else 'without'} --by points.")
 
     def require_aligned(self, rows: "Table", remedy: str) -> None:
-        """Refuse this table if it was made from rows other than `rows`, or its row groups differ. Raises TableError."""
+        """Refuse this table if it was built from rows other than `rows`, or if its row groups differ.
+
+        Raises TableError.
+        """
         self.require_made_from("queries", rows)
         if self.cut != rows.cut:
             own, others = (
@@ -291,7 +294,7 @@ class Table:
 
     @property
     def parts(self) -> tuple[PartTable, ...]:
-        """Parts of a table that belongs to a version of data, oldest first; empty for other tables."""
+        """Parts of the table, oldest first; empty if the data set has no earlier version."""
         return tuple(PartTable(**part) for part in self.parameters.get(PARTS, ()))
 
     def choose_parts(self, window: str | Sequence[str]) -> list[PartTable]:
@@ -299,8 +302,8 @@ class Table:
         names = ", ".join(part.name for part in self.parts)
         if not self.parts:
             raise InputError(
-                f"{self.url}: this table has no parts, because the data set is not a version. Leave out the options "
-                "that choose or weight parts."
+                f"{self.url}: this table is not divided into parts, because its data set has no earlier version. Leave "
+                "out the options that select or weight parts."
             )
         if isinstance(window, str):
             last = re.fullmatch(r"last (\d{1,9})", window.strip())
@@ -318,9 +321,9 @@ class Table:
         return named
 
     def of_parts(self, parts: Sequence[PartTable]) -> "Table":
-        """Return the rows of some parts as a table: a subset of this table's shards, with the row ids of this table.
+        """Return the rows of some parts as a table, which has a subset of this table's shards and keeps the row ids.
 
-        The new table is not on storage, and is the same on every machine. `id_range` is None if there are gaps.
+        The new table is not stored, and is the same on every machine. `id_range` is None if there are gaps.
         """
         shards = tuple(shard for part in parts for shard in self.shards[part.first : part.stop])
         rows = sum(shard.rows for shard in shards)
@@ -338,7 +341,7 @@ class Table:
 
 
 def rechunk(tables: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """Yield the same rows in tables of exactly `rows` rows, each table contiguous; the last table may be shorter."""
+    """Yield the same rows in contiguous tables of exactly `rows` rows each; the last table may be shorter."""
     pending: list[pa.Table] = []
     held = 0
     for table in tables:

@@ -1,4 +1,4 @@
-"""The frozen text model that made the dense vectors of a data set, as recorded in manifests."""
+"""The frozen text model that computed the dense vectors of a data set, as recorded in manifests."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -20,7 +20,7 @@ class TextEmbedder(NamedTuple):
 
 @dataclass(frozen=True)
 class DenseModel:
-    """Model that made the dense vectors; `queries` and `labels`: the prompts for texts of queries and of labels."""
+    """Model that computed the dense vectors; `queries` and `labels`: the prompts for query texts and label texts."""
 
     name: str
     digest: str
@@ -44,9 +44,9 @@ class DenseModel:
         return asdict(self)
 
     def identity(self) -> dict[str, str]:
-        """Return the fields that determine the vectors: all fields but the name."""
+        """Return the fields that determine the vectors: all fields except the name."""
         return {name: value for name, value in self.facts().items() if name != "name"}
 
     def embedder(self, what: str) -> TextEmbedder:
-        """Return the embedder for the texts of `what`: queries or labels."""
+        """Return the embedder for the texts of `what`, which is queries or labels."""
         return TextEmbedder(self.name, self.digest, self.compute, getattr(self, what))

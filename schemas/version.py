@@ -1,4 +1,4 @@
-"""Versions of data sets and exports: records of predecessors and of needed files, and the current export."""
+"""Versions of data sets and exports: which predecessor and files a version needs, and which export is current."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +20,11 @@ _LONGEST = 1024  # longest content of CURRENT in bytes
 
 @dataclass(frozen=True)
 class Version:
-    """Version of a data set: place and digest of its predecessor, and the name of its part.
+    """Version of a data set: path and digest of its predecessor, and the name of the part that it adds.
 
-    `number` counts from 1; a data set without a predecessor has number 1. `needs`: (part, place of its data set) of all
-    parts, oldest first. `retired`: labels excluded from the candidates. `lineage`: digests of the earlier versions,
-    oldest first. `choices`: facts that determine the content, in addition to input and options.
+    `number` counts from 1; a data set without a predecessor has number 1. `needs`: (part, path of the part's data set)
+    for all parts, oldest first. `retired`: number of labels that are no longer candidates. `lineage`: digests of the
+    earlier versions, oldest first. `choices`: what determines the content in addition to the input and the options.
     """
 
     number: int
@@ -64,7 +64,7 @@ def part_name(number: int) -> str:
 
 
 def open_whole(data: str) -> tuple[Table, dict[str, Table]]:
-    """Open the data set at `data`, and its tables by name; every table and part must exist.
+    """Open the data set at `data`; return it and its tables by name. Every table and part must exist.
 
     Raises TableError, which names missing or changed parts.
     """
@@ -96,7 +96,7 @@ def _require_all(table: Table, needed: Mapping[tuple[str, str], str], remedy: st
             same = Table.open(url).digest == digest
         except TableError:
             return f"part {part} ({url}) is missing"
-        return None if same else f"part {part} ({url}) has been made again since"
+        return None if same else f"part {part} ({url}) has been rebuilt since"
 
     with ThreadPoolExecutor(_THREADS) as pool:
         faults = "; ".join(filter(None, pool.map(fault, needed, needed.values())))
@@ -105,7 +105,7 @@ def _require_all(table: Table, needed: Mapping[tuple[str, str], str], remedy: st
 
 
 def moved(view: View, before: str, after: str) -> View:
-    """Return the view of a table at `before` with places that are valid for a table at `after`."""
+    """Return the view of a table at `before`, with paths that are relative to a table at `after`."""
     patches = {
         name: patch.model_copy(update={"place": relative(after, resolve(before, patch.place))})
         for name in ("gone", "columns", "changed")
@@ -116,9 +116,9 @@ def moved(view: View, before: str, after: str) -> View:
 
 @dataclass(frozen=True)
 class ExportVersion:
-    """Version of an export: the part of the data that it was made with, and its predecessor.
+    """Version of an export: the name of the newest part in the exported data, and the predecessor of the export.
 
-    `onto`, `digest`: place and digest of the predecessor; None if there is none. `needs`: (part, place, digest) of all
+    `onto`, `digest`: path and digest of the predecessor; None if there is none. `needs`: (part, path, digest) for all
     exports whose files this export uses.
     """
 
@@ -136,12 +136,12 @@ class ExportVersion:
         return cls(**{**stated, "needs": tuple((part, place, digest) for part, place, digest in stated["needs"])})
 
     def moved(self, before: str, after: str) -> tuple[tuple[str, str, str], ...]:
-        """Return the needs of the export at `before` with places relative to `after`."""
+        """Return `needs` of the export at `before`, with paths relative to `after`."""
         return tuple((part, relative(after, resolve(before, place)), digest) for part, place, digest in self.needs)
 
 
 def require_needed(table: Table) -> None:
-    """Raise TableError, which names the exports, if needed exports are missing or were made again."""
+    """Raise TableError, which names the exports, if needed exports are missing or were rebuilt."""
     needs = ExportVersion.of(table.manifest).needs
     needed = {(resolve(table.url, place), digest): part for part, place, digest in needs}
     _require_all(table, needed, "use another version, or export the run again without --onto")
@@ -157,7 +157,7 @@ def follow(url: str) -> str:
     current = find_current(url)
     if current is None and any(is_published(join(url, name)) for name in storage.list_names(url)):
         raise InputError(
-            f"{url}: no export of this folder is current. Name an export in the folder, or make an export current with "
+            f"{url}: no export in this folder is current. Name an export in the folder, or make an export current with "
             "extremis export --current."
         )
     return current or url
@@ -177,20 +177,24 @@ def find_current(url: str) -> str | None:
         return join(url, folder(content[:_LONGEST].decode().strip()))
     except (InputError, UnicodeDecodeError):
         raise TableError(
-            f"{place}: expected the name of a folder beside this file, got {content[:60]!r}. Write the name of an "
+            f"{place}: expected the name of a folder next to this file, got {content[:60]!r}. Write the name of an "
             "export into the file, or export again with --current."
         ) from None
 
 
 def own_name(url: str) -> str:
-    """Return the name of the export at `url` for CURRENT. Raises InputError if CURRENT cannot contain this name."""
+    """Return the name of the export at `url`, as written to CURRENT.
+
+    Raises InputError if CURRENT cannot contain this name.
+    """
     return check_name("--current: the folder", relative(resolve(url, ".."), resolve(url, ".")))
 
 
 def switch(url: str) -> str:
-    """Make the export at `url` the current export of its folder, and return the URL of CURRENT.
+    """Make the export at `url` the current export in its folder, and return the URL of CURRENT.
 
-    A process that opens the folder gets either this export or the previous export. Raises InputError, StorageError.
+    A process that opens the folder meanwhile gets either this export or the previous export. Raises InputError,
+    StorageError.
     """
     if not is_published(url):
         raise InputError(f"{url}: no finished table here, so it cannot be made current.")

@@ -1,4 +1,4 @@
-"""Waits for events outside of this process; each wait reports its event, its start and its end."""
+"""Waits for events outside of this process; each wait reports the event, and when the wait starts and ends."""
 
 import contextlib
 import functools
@@ -19,9 +19,9 @@ add_listener = _listeners.append
 class Wait:
     """A wait for `what`, as a context manager: `say` gets a report after SILENT_SECONDS, then every SAY_SECONDS.
 
-    `seconds`: longest time of the wait; `until` then names the setting that gives `seconds`. Without `seconds`, `until`
-    names the event that ends the wait. `say` None: the listeners of `add_listener` get the reports. With an empty
-    `what` the wait is a watch that nothing depends on, and is not reported.
+    `seconds`: maximum duration; `until` then names the setting that limits the wait to `seconds`. Without `seconds`,
+    `until` names the event that ends the wait. If `say` is None, the listeners added with `add_listener` get the
+    reports. A wait with an empty `what` only watches for something, and is not reported.
     """
 
     def __init__(self, what: str, say: Say | None = None, seconds: float | None = None, until: str = "") -> None:
@@ -29,7 +29,7 @@ class Wait:
         self._since, self.due = time.time(), time.monotonic() + SILENT_SECONDS
 
     def change(self, what: str) -> None:
-        """Wait for `what`; the time counts from now if `what` has changed."""
+        """Wait for `what` from now on; if `what` differs, the time of the wait starts again."""
         if what != self._what:
             self._what, self._since, self.due = what, time.time(), time.monotonic() + SILENT_SECONDS
 

@@ -1,8 +1,7 @@
 """Search in one block, with exact and repeatable scores for the candidates of any index.
 
-The last bits of Faiss's own scores depend on the shape of the matrix product, and so on the number of blocks.
-Therefore every candidate is scored again, pair by pair. Exact search also proves that no other label can be in the
-result.
+The last bits of Faiss's own scores depend on the shape of the matrix product, and so on the number of blocks. Therefore
+every candidate is scored again, one pair at a time. Exact search also proves that no other label can be in the result.
 """
 
 import contextlib
@@ -41,9 +40,10 @@ set_threads = one_thread_in_children(faiss.omp_set_num_threads)
 
 
 def set_up(threads: int | None) -> None:
-    """Set the number of Faiss `threads` in the calling thread, and use matrix products for small batches, too.
+    """Set the number of Faiss `threads` in the calling thread, and make Faiss use matrix products for small batches.
 
-    Recent versions of Faiss score pair by pair below a few thousand queries, at eight times the cost on two cores.
+    By default, recent versions of Faiss score batches of fewer than a few thousand queries pair by pair, which takes
+    eight times as long on two cores.
     """
     faiss.cvar.distance_compute_blas_threshold = _FEWEST_FOR_PRODUCTS
     if threads:
@@ -57,7 +57,7 @@ def threads() -> int:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Make Faiss use one thread in the block, in the calling thread. More threads would break ties at random."""
+    """Within the block, make Faiss use one thread in the calling thread. More threads would break ties at random."""
     threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
     try:
@@ -71,8 +71,8 @@ class Block:
     """Labels [start, start + n), with `vectors` [n, D] and an index over the vectors, or None for exact search.
 
     Vectors are float32 or float16, and may be mapped from a file. Parts of float16 vectors are widened as they are
-    read. Exact search runs on `device` (cpu, or a device of PyTorch), with the same result on every device. `coded`:
-    keep codes of one byte per number in memory, for many searches of a few queries each.
+    read. Exact search runs on `device` (cpu, or a PyTorch device), with the same result on every device. With `coded`,
+    codes of one byte per number are kept in memory, which pays off for many searches of a few queries each.
     """
 
     start: int
@@ -88,7 +88,7 @@ class Block:
 
     @cached_property
     def exact(self) -> "Block":
-        """The same labels without an index."""
+        """The same block without its index."""
         return self if self.index is None else replace(self, index=None)
 
     def nearest(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -103,7 +103,7 @@ class Block:
 
     @cached_property
     def codes(self) -> "Codes | None":
-        """Codes of one byte per number, for a much faster scan; None if codes would not save time."""
+        """Codes of one byte per number, which make a scan much faster; None if codes would not save time."""
         if not self.coded or self.device != CPU or len(self.vectors) < _CODED[0] or self.vectors.size > _CODED[1]:
             return None
         return Codes.of(self.vectors)
@@ -130,7 +130,7 @@ def _longest(rows: np.ndarray) -> float:
 
 
 def _largest(vectors: np.ndarray) -> np.ndarray:
-    """Return the largest magnitude of each column, float32 [D]. Bits are compared without the sign: NaN is largest."""
+    """Return the largest magnitude of each column, float32 [D]. The sign bit is ignored; NaN counts as largest."""
     bits = vectors.view(f"u{vectors.itemsize}")
     most = bits.dtype.type(np.iinfo(bits.dtype).max >> 1)
     largest = [(bits[start : start + _AT_ONCE] & most).max(0) for start in range(0, len(bits), _AT_ONCE)]
@@ -138,10 +138,10 @@ def _largest(vectors: np.ndarray) -> np.ndarray:
 
 
 class Codes(NamedTuple):
-    """Vectors as codes of one byte per number, in units of `scale` [D], one unit per column.
+    """Vectors that are rounded to codes of one byte per number; `scale` [D] is the unit of each column.
 
     `error`: largest distance between a vector and its code. `longest_code`: largest norm of a code if Faiss rounds
-    queries to whole numbers, else 0. The processor and the number of columns decide whether Faiss rounds queries.
+    queries to whole numbers, else 0. Whether Faiss rounds queries depends on the processor and the number of columns.
     `longest_vector`: largest norm of a vector.
     """
 
@@ -179,7 +179,7 @@ class Codes(NamedTuple):
         return cls(index, scale, error, longest_code if rounds else 0.0, longest_vector)
 
     def search(self, queries: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Find the `width` best for queries [B, D]: scores [B, width], positions, and error bounds [B] of scores."""
+        """Return the best scores [B, width] of queries [B, D], their positions, and bounds [B] on the score errors."""
         scaled, unit = queries * self.scale, np.ones((1, 1), np.float32)
         error = self.error * _norms(queries)
         if self.longest_code:
@@ -195,8 +195,9 @@ class Codes(NamedTuple):
 def search(block: Block, queries: np.ndarray, width: int, refine: int = 1) -> np.ndarray:
     """Return keys [B, width] of the block's best labels for `queries` float32 [B, D].
 
-    If the block has fewer than `width` labels, the last keys are EMPTY. An index offers `refine` times `width`
-    candidates, which are ranked by exact scores. A row with too few labels in its inverted lists is searched exactly.
+    If the block has fewer than `width` labels, the last keys are EMPTY. An index returns `refine` times `width`
+    candidates, which are then ranked by exact scores. A query that finds too few labels in the inverted lists is
+    searched exactly.
     """
     if block.index is None or not len(queries):
         return search_exactly(block, queries, width)
@@ -208,7 +209,7 @@ def search(block: Block, queries: np.ndarray, width: int, refine: int = 1) -> np
 
 
 def offered(block: Block, queries: np.ndarray, width: int, refine: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return keys [B, width] of the best candidates of the block's index, and the number of candidates int64 [B]."""
+    """Return keys [B, width] of the best candidates that the index finds, and the number of candidates, int64 [B]."""
     assert block.index is not None
     fetch = min(len(block.vectors), width * refine + _SLACK)
     _, positions = block.index.search(padded(queries, block.index.d, copy=False), fetch)
@@ -222,7 +223,7 @@ def search_exactly(block: Block, queries: np.ndarray, width: int) -> np.ndarray:
 
 
 def _search_exactly(block: Block, queries: np.ndarray, width: int, slacks: Sequence[int]) -> np.ndarray:
-    """Search with the `slacks` in turn while rows without a proof remain, then score all labels for these rows."""
+    """Search with the `slacks` in turn until every row's result is proved; score all labels for rows still unproved."""
     rows = len(block.vectors)
     fetch, codes = min(rows, width + slacks[0]), block.codes if slacks[0] in _CODED_SLACKS else None
     # Two float32 computations of one inner product, with sums in any order, differ by at most 2·D·ε·‖x‖·‖w‖.
@@ -285,7 +286,7 @@ def padded(rows: np.ndarray, dimension: int, copy: bool = True) -> np.ndarray:
 
 
 def _search_all(block: Block, queries: np.ndarray, width: int, noise: np.ndarray) -> np.ndarray:
-    """Score all labels and return exact keys [B, width], even if many labels tie, or nearly tie, at the last place."""
+    """Score all labels and return exact keys [B, width], even if many labels tie or nearly tie for last place."""
     approximate = np.hstack([queries @ rows.T for _, rows in widened(block.vectors)])  # [B, n]
     last = approximate.shape[1] - width
     floor = np.partition(approximate, last, axis=1)[:, last] - 2 * noise

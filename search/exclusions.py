@@ -1,4 +1,4 @@
-"""Filter search results: remove a row's positives, labels with the text of a positive, and filtered labels."""
+"""Filter search results: remove a row's positives, labels with the same text as a positive, and filtered labels."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +14,10 @@ from search.candidates import EMPTY, best, unpack
 
 
 class Parts(NamedTuple):
-    """Division of a batch into parts of at most `most` rows. `run` searches the parts: `map`, or a pool's `map`."""
+    """Division of a batch into parts of at most `most` rows.
+
+    `run` is the function that searches the parts: `map`, or the `map` of a pool.
+    """
 
     run: Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]] = map
     most: int | None = None
@@ -25,7 +28,10 @@ _USUAL = 64  # usual number of labels that a row may lose; rows that fetch more 
 
 
 class Exclusions(NamedTuple):
-    """Labels to drop from each of B rows. `same_text`: labels with the text of a positive, including the positives."""
+    """Labels to drop from each of B rows.
+
+    `same_text`: labels with the same text as a positive, including the positives.
+    """
 
     positives: Ragged
     filtered: Ragged
@@ -33,7 +39,10 @@ class Exclusions(NamedTuple):
 
     @classmethod
     def of(cls, table: pa.Table) -> "Exclusions":
-        """Read exclusions from a table of queries or labels. Without `label_ids`, a row is its own only positive."""
+        """Read exclusions from a table of queries or labels.
+
+        Without `label_ids`, the only positive of a row is the row itself.
+        """
         if "label_ids" in table.column_names:
             positives = list_column(table, "label_ids")
         else:
@@ -43,7 +52,7 @@ class Exclusions(NamedTuple):
 
     @classmethod
     def empty(cls) -> "Exclusions":
-        """Return exclusions of no rows."""
+        """Return exclusions for zero rows."""
         return cls(Ragged.empty(0), Ragged.empty(0), Ragged.empty(0))
 
     def take(self, rows: np.ndarray) -> "Exclusions":
@@ -56,7 +65,7 @@ class Exclusions(NamedTuple):
         return sum((ids.counts for ids in inside), np.zeros(self.positives.rows, np.int64))
 
     def concat(self, other: "Exclusions") -> "Exclusions":
-        """Return these rows, followed by the rows of `other`."""
+        """Return the exclusions of these rows, followed by those of the rows in `other`."""
         return Exclusions(*map(Ragged.join, zip(self, other, strict=True)))
 
 
@@ -71,9 +80,9 @@ def start_search(
 ) -> Callable[[], np.ndarray]:
     """Start a search of the block for the best labels of queries float32 [B, D], without excluded labels.
 
-    Call the returned function to wait for the keys [B, width]. For each candidate that a row can lose, the search
-    fetches an extra candidate. So a row keeps `width` labels if the block has enough labels. `counts` gets the number
-    of fetched candidates, and the number of dropped candidates by reason.
+    Call the returned function to wait for the keys [B, width]. The search fetches one extra candidate for each
+    candidate that a row can lose, so `width` labels remain if the block has enough labels. `counts` is updated with the
+    number of fetched candidates, and of dropped candidates per reason.
     """
     keys = np.full((len(queries), width), EMPTY)
     losses = exclusions.count_in(block.start, block.stop)
@@ -111,7 +120,7 @@ def positive_scores(block: Block, queries: np.ndarray, exclusions: Exclusions) -
 
 
 def drop_excluded(keys: np.ndarray, exclusions: Exclusions) -> tuple[np.ndarray, Counter[str]]:
-    """Return keys [B, F] with EMPTY for excluded labels, and counts of candidates and of drops by reason."""
+    """Return keys [B, F] with EMPTY for excluded labels, and the numbers of candidates and of drops per reason."""
     label_ids, _ = unpack(keys)
     dropped = Counter(candidates=int((keys != EMPTY).sum()))
     gone = np.zeros(keys.shape, bool)
@@ -123,7 +132,7 @@ def drop_excluded(keys: np.ndarray, exclusions: Exclusions) -> tuple[np.ndarray,
 
 
 def _tiers(losses: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield rows to search together: a row with a thousand positives must not widen the search of other rows."""
+    """Yield rows to search together, so that a row with a thousand positives does not slow down the other rows."""
     tiers = np.ceil(np.log2(np.maximum(losses, 32)))
     for tier in np.unique(tiers):
         yield np.flatnonzero(tiers == tier)

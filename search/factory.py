@@ -1,4 +1,4 @@
-"""Faiss factory strings: the memory and cost of the indexes, and the choice that `auto` makes."""
+"""Faiss factory strings: the memory and cost of each index, and the index that `auto` chooses."""
 
 import re
 from collections.abc import Callable
@@ -28,7 +28,7 @@ _LEAST_LISTS = 16
 
 @dataclass(frozen=True)
 class Factory:
-    """A factory string `spec`, which goes to Faiss; `exact` means a search of the matrix without an index."""
+    """A factory string `spec`, which is passed to Faiss; `exact` means a search of the matrix without an index."""
 
     spec: str
 
@@ -64,11 +64,11 @@ class Factory:
         return int(match[1]) if match else 1
 
     def dimension(self, dimension: int) -> int:
-        """Return the number of columns of the index: D, or the next multiple of M, with zeros as padding."""
+        """Return the number of columns of the index: D, padded with zeros to the next multiple of M."""
         return -(-dimension // self.subquantizers) * self.subquantizers
 
     def bytes_per_vector(self, dimension: int) -> float:
-        """Estimate the bytes of the index for each vector [D], including room to grow."""
+        """Estimate the bytes of the index per vector [D], including room to grow."""
         if self.exact:
             return 0.0
         code = float(self._code_bytes(dimension))
@@ -82,7 +82,7 @@ class Factory:
         return self.lists * (4 * dimension + 200) + (1 << 20)
 
     def stored_bytes(self, rows: int, dimension: int) -> int:
-        """Estimate the bytes of the index file of `rows` vectors [dimension], without room to grow."""
+        """Estimate the size in bytes of the index file for `rows` vectors [dimension], without room to grow."""
         room = _ROOM_IN_LISTS if self.lists else 1.0
         return int(self.bytes_per_vector(dimension) / room * rows) + self.lists * (4 * dimension + 8)
 
@@ -91,7 +91,7 @@ class Factory:
         return max(_TRAINING_ROWS, self.lists * _TRAINING_ROWS_A_LIST)
 
     def cost(self, rows: int, blocks: int, queries: int, width: int, nprobe: int | None, dimension: int) -> float:
-        """Estimate the multiplications of building and searching `blocks` blocks of vectors [rows, dimension].
+        """Estimate the multiplications for building and searching `blocks` blocks of vectors [rows, dimension].
 
         Two cores compute `_SECOND` multiplications per second.
         """
@@ -100,18 +100,18 @@ class Factory:
         return blocks * each if self.exact else _MOMENT + 2 * blocks * each
 
     def pays(self, rows: int, width: int, nprobe: int | None, dimension: int) -> bool:
-        """Return whether a query of `nprobe` lists costs less than scoring all vectors [rows, dimension].
+        """Return whether searching `nprobe` lists costs less than scoring all vectors [rows, dimension].
 
         Untrained vectors have no clusters, so a search reads most lists, at a higher cost than a matrix product.
         """
         return not nprobe or self.query_cost(rows, width, nprobe, dimension) < rows * dimension
 
     def building_cost(self, rows: int, dimension: int) -> float:
-        """Estimate the multiplications of building the index over vectors [rows, dimension]; 0 without lists."""
+        """Estimate the multiplications for building the index over vectors [rows, dimension]; 0 without lists."""
         return float((_KMEANS_ROUNDS * min(rows, self.training_rows()) + rows) * self.lists * dimension)
 
     def query_cost(self, rows: int, width: int, nprobe: int | None, dimension: int) -> float:
-        """Estimate the multiplications of a query. Without lists, count a product with all vectors."""
+        """Estimate the multiplications for a query. Without lists, a query is multiplied by all vectors."""
         if not (lists := self.lists):
             return float(rows * dimension)
         scanned = min(rows, nprobe * rows / lists if nprobe else _PROBED * rows**0.5 * (4 * rows**0.5 / lists) ** 0.5)
@@ -155,7 +155,7 @@ def choose(
 
 
 def candidates(dimension: int, rows: int) -> list[Factory]:
-    """List indexes for blocks of about `rows` vectors: exact, and several numbers of lists, plain or with codes."""
+    """List indexes for blocks of about `rows` vectors: exact, and different numbers of lists with and without codes."""
     factories = [Factory(EXACT)]
     for share in (1, 2, 4, 8):
         lists = int(share * rows**0.5)

@@ -52,13 +52,13 @@ def build(factory: Factory, vectors: np.ndarray, seed: int) -> faiss.Index | Non
 
 
 def add(index: faiss.Index, vectors: np.ndarray) -> None:
-    """Append `vectors` [n, D], in the form that `build` takes, to the index."""
+    """Append `vectors` [n, D], in a form that `build` accepts, to the index."""
     for _, rows in widened(vectors):
         index.add(padded(rows, index.d, copy=False))
 
 
 def keep_first(index: faiss.Index, rows: int) -> None:
-    """Remove the vectors after the first `rows` from an index with inverted lists."""
+    """Remove all vectors except the first `rows` from an index with inverted lists."""
     index.remove_ids(faiss.IDSelectorRange(rows, index.ntotal))
 
 
@@ -95,12 +95,12 @@ def update(index: faiss.Index, positions: np.ndarray, rows: np.ndarray) -> bool:
 
 
 def _reason(error: RuntimeError) -> str:
-    """Return only the reason of a Faiss error, without the C++ function and line before it."""
+    """Return the reason for a Faiss error, without the C++ function and line number at the start."""
     return str(error).rsplit(": ", 1)[-1].strip()
 
 
 def write_index(url: str, name: str, block: Block) -> Shard:
-    """Write the block's index, or else a flat index, as the file `name` under `url`. Raises StorageError."""
+    """Write the block's index (a flat index if there is none) as the file `name` under `url`. Raises StorageError."""
     index = block.index
     if index is None:
         index = faiss.IndexFlatIP(block.vectors.shape[1])
@@ -121,7 +121,7 @@ def read_index(url: str, shard: Shard) -> faiss.Index:
 
 
 def load_index(path: str) -> faiss.Index:
-    """Read the index in a local file. The checksum is verified before. Raises TableError."""
+    """Read the index in a local file, whose checksum has been verified already. Raises TableError."""
     try:
         return faiss.read_index(path)
     except RuntimeError as error:
@@ -173,11 +173,12 @@ def apply(index: faiss.Index | None, params: SearchParams) -> None:
 def tune(
     block: Block, fixed: SearchParams, lossy: bool, queries: np.ndarray, width: int, target: float
 ) -> SearchParams:
-    """Return `fixed` with its unset parameters tuned to recall `target` of the best `width` labels of `queries` [S, D].
+    """Return `fixed` with unset parameters tuned to a recall `target` for the `width` best labels of `queries` [S, D].
 
     Chooses the smallest refine that reaches the target, and the smallest power of two for other parameters. If no
-    values reach the target, the values with the highest recall are chosen. A block without an index gives `fixed`
-    itself. Without queries, nothing is measured: the middle nprobe or ef_search and the smallest refine are chosen.
+    values reach the target, the values with the highest recall are chosen. For a block without an index, `fixed` is
+    returned unchanged. Without queries, nothing is measured: the middle nprobe or ef_search and the smallest refine are
+    chosen.
     """
     if block.index is None:
         return fixed
@@ -212,9 +213,9 @@ def tune(
 
 
 def recall(block: Block, params: SearchParams, queries: np.ndarray, exact: np.ndarray, width: int) -> float:
-    """Return the share of the ids `exact` [S, width] that a search with `params` finds.
+    """Return the fraction of the ids `exact` [S, width] that a search with `params` finds.
 
-    Measures only the index: `search` would search rows with too few candidates exactly, at the cost of exact search.
+    Only the index is measured; `search` would also search rows with too few candidates exactly, which costs more.
     """
     apply(block.index, params)
     label_ids, _ = unpack(offered(block, queries, width, params.factor)[0])

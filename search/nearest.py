@@ -53,7 +53,7 @@ def nearest(queries: np.ndarray, vectors: np.ndarray, count: int) -> tuple[np.nd
 def widened(vectors: np.ndarray, rows: int = 0) -> Iterator[tuple[int, np.ndarray]]:
     """Yield (first row, float32 rows [n, D]) of vectors [N, D], `rows` rows at a time.
 
-    With `rows` = 0, all float32 vectors come at once, and float16 vectors come in parts.
+    With `rows` = 0, float32 vectors are yielded all at once, and float16 vectors in parts.
     """
     step = rows or (len(vectors) if vectors.dtype == np.float32 else _WIDENED // vectors.shape[1])
     for start in range(0, len(vectors), max(1, step)):
@@ -109,7 +109,10 @@ class DeviceVectors:
         self._vectors = torch.from_numpy(np.ascontiguousarray(vectors)).to(device)
 
     def nearest(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Same as the function `nearest`. Results differ from a CPU's by rounding, which `search.block` removes."""
+        """Same as the function `nearest`.
+
+        Results may differ from results on a CPU by rounding errors, which `search.block` removes.
+        """
         torch, vectors = self._torch, self._vectors
         x = torch.from_numpy(np.ascontiguousarray(queries)).to(vectors.device)
         scores = x.new_empty(len(x), 0)

@@ -1,4 +1,4 @@
-"""Training on the tables: stream, join, encoders, classifier, losses, loop, refresh, checkpoints, evaluation.
+"""Training: streams and joins of tables, encoders, classifier, losses, loop, refresh, checkpoints, evaluation.
 
 Legend of shapes: B batch, T tokens, D dimension, P positives, H hard, R random, C candidates, K table width, L labels,
 N queries, G ranks, S canonical streams.

@@ -1,4 +1,4 @@
-"""The device that a run computes on, settings of torch and of the process, and random number generators."""
+"""The device of a run, settings of torch and of the process, and random number generators."""
 
 import contextlib
 import ctypes
@@ -20,9 +20,9 @@ _KEPT, _LARGEST_KEPT = 256 << 20, 32 << 20  # bytes: free memory that the heap k
 def keep_freed_memory() -> None:
     """Make the process reuse the memory of one batch for the next batch.
 
-    By default glibc may return blocks of a few megabytes to the system, depending on earlier frees. The system then
-    clears each page before the next batch gets the memory, and planning a batch with own pools took twice as long. On
-    systems without glibc nothing changes.
+    By default, glibc may return freed blocks of a few megabytes to the system, depending on earlier frees. The system
+    then has to clear each page before the next batch gets the memory, which doubled the time to plan a batch with own
+    pools. On systems without glibc nothing changes.
     """
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
@@ -33,7 +33,8 @@ def keep_freed_memory() -> None:
 def open_device(name: str) -> torch.device:
     """Return the device `name`: auto, cpu, cuda or cuda:N. Raises InputError if the device does not exist.
 
-    `auto` is a GPU if there is one, else the CPU. Without a number, cuda is the GPU of LOCAL_RANK, which torchrun sets.
+    `auto` is a GPU if there is one, else the CPU. Without a number, `cuda` is the GPU with number LOCAL_RANK, which
+    torchrun sets.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     kind, _, number = name.partition(":")
@@ -64,10 +65,10 @@ def autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.Abst
 
 @contextlib.contextmanager
 def products_with(vectors: torch.Tensor) -> Iterator[None]:
-    """Let a GPU multiply float32 by widened narrow `vectors` in TF32, which represents the narrow values exactly.
+    """Let a GPU multiply float32 by `vectors` of a narrower dtype in TF32, which represents these vectors exactly.
 
-    The fraction of TF32 has 10 bits. The float32 factor is rounded to TF32, and sums are float32. For float32
-    `vectors`, and on a CPU, nothing changes.
+    TF32 has a 10-bit mantissa. The float32 factor is rounded to TF32, and sums are in float32. For float32 `vectors`,
+    and on a CPU, nothing changes.
     """
     settings = torch.backends.cuda.matmul
     if vectors.device.type != "cuda" or vectors.dtype == torch.float32 or not hasattr(settings, "fp32_precision"):
@@ -89,7 +90,7 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def denormals_flushed() -> Iterator[None]:
-    """Flush denormals to zero: Adagrad's sums and Adam's moments become denormal, and slow down most processors.
+    """Flush denormals to zero: Adagrad's sums and Adam's moments become denormal, which slows down most processors.
 
     The setting applies to the whole process, so the block turns it off at the end.
     """

@@ -1,4 +1,4 @@
-"""One epoch of a run: adopt a table, take a step on every batch, then validate and save a checkpoint."""
+"""One epoch of a run: adopt the epoch's tables, take a step on every batch, then validate and save a checkpoint."""
 
 import contextlib
 import math
@@ -28,7 +28,7 @@ OnStep = Callable[[int, int, float], None]  # global step, steps of the run, los
 
 
 class EpochRunner:
-    """Runs epochs, starting at `progress`; `mix`: the weights at the start of an epoch in progress."""
+    """Runs epochs, starting at `progress`; `mix`: the source weights with which the current epoch began."""
 
     def __init__(self, parts: Parts, progress: Progress, mix: list[list[Any]] | None = None) -> None:
         self._parts, self.progress, self._mix = parts, progress, mix
@@ -42,7 +42,7 @@ class EpochRunner:
 
     @property
     def epochs(self) -> int:
-        """Number of epochs of the run, as planned so far: with `train.minutes`, each epoch begins with a new plan."""
+        """Planned number of epochs of the run; with `train.minutes`, each epoch begins with a new plan."""
         if self.progress.stopped:
             return self.progress.epoch
         return self.progress.budget.epochs(self.progress.global_step, self._parts.recipe.train.epochs)
@@ -51,12 +51,12 @@ class EpochRunner:
     def total_steps(self) -> int:
         """Number of planned steps of the run.
 
-        Clusters that lack one row may add a step to an epoch; the learning rates ignore this step.
+        If some clusters lack a row, an epoch may have an additional step, which the learning rates ignore.
         """
         return self._steps_an_epoch * self.epochs + self._more_steps
 
     def rate_factor(self, step: int) -> float:
-        """Return the learning rate at global `step`, as a share of the full rate."""
+        """Return the learning rate at global `step`, as a fraction of the full rate."""
         options = self._parts.recipe.train
         epochs = self.progress.budget.epochs(step, options.epochs)
         total = self._steps_an_epoch * epochs + self._more_steps
@@ -113,7 +113,10 @@ class EpochRunner:
         return self._end(adoption, rows, skipped, time.perf_counter() - began)
 
     def adopt(self) -> tuple[Adoption, list[Source]]:
-        """Return rank 0's decision about the epoch, and the joined tables. Raises StoppedError if a wait is ended."""
+        """Return rank 0's decision about the epoch's table, and the joined sources.
+
+        Raises StoppedError on interruption.
+        """
         parts, options = self._parts, self._parts.recipe.train
         parts.claim.require()
         epochs = epochs_that_fit(options.minutes, options.epochs, self.progress.budget.spent)
@@ -124,7 +127,7 @@ class EpochRunner:
         return decision or follow(*facts)
 
     def save(self) -> None:
-        """Begin to write a checkpoint of the current state. Raises StorageError."""
+        """Start writing a checkpoint of the current state. Raises StorageError."""
         parts, progress = self._parts, self.progress
         # The records come first, so that a resumed run finds every record up to the checkpoint.
         parts.tracker.sync()
@@ -167,7 +170,7 @@ class EpochRunner:
         parts.tracker.record("adoption", progress.global_step + 1, {"epoch": progress.epoch, **asdict(adoption)})
 
     def _spend(self, since: float) -> float:
-        """Add the seconds since the time `since` to the epoch; return the current time."""
+        """Add the seconds since the time `since` to the epoch's time; return the current time."""
         time_now = time.perf_counter()
         self.progress.budget.spend(time_now - since)
         return time_now
@@ -216,7 +219,7 @@ class EpochRunner:
                 self._save_and_stop()
 
     def _save_and_stop(self) -> None:
-        """End the run here, with a checkpoint of the last step. Raises StoppedError; StorageError."""
+        """End the run here, and save a checkpoint of the last step. Raises StoppedError; StorageError."""
         step = self.progress.global_step
         if self._saved != step:
             self.save()
@@ -225,7 +228,10 @@ class EpochRunner:
         raise StoppedError(f"{self._parts.run.root}: stopped by a signal {kept}. Continue with --resume.")
 
     def _read_losses(self) -> None:
-        """Read the losses of all steps since the last read, in one copy. Raises ExtremisError for NaN or infinity."""
+        """Read the losses of all steps since the last read, in a single copy.
+
+        Raises ExtremisError for NaN or infinity.
+        """
         progress, unread = self.progress, self._unread
         self._unread = []
         losses: list[float] = []
@@ -287,7 +293,7 @@ class EpochRunner:
         return EpochReport(epoch, self.epochs, loss, seconds, rows, adoption, metrics)
 
     def _record_validation(self, metrics: dict[str, float], last: bool) -> None:
-        """Record the best validation; end the run early after `validation.patience`, unless this is the `last`.
+        """Record the best validation; end the run early after `validation.patience`, unless this is the `last` epoch.
 
         Metrics are the same on every rank, so all ranks make the same decision.
         """

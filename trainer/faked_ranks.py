@@ -1,7 +1,8 @@
-"""One rank among simulated peers: the peers' messages have the right sizes, and this rank's messages are counted.
+"""One rank among simulated peers: the peers' messages have realistic sizes, and this rank's messages are counted.
 
-A peer's message is a message that this rank sent from the same place in the code some calls ago, so ids and lengths are
-as in a real run. The simulation replaces a backend of torch.distributed: every operation of `Group` is real.
+A peer's message is a copy of a message that this rank sent some calls ago from the same place in the code, so ids and
+lengths are realistic. The simulation only replaces the backend of torch.distributed: every operation of `Group` is
+real.
 """
 
 import sys
@@ -86,7 +87,7 @@ class _Peers(_ProcessGroup):
     _allgather_base, _reduce_scatter_base, alltoall_base = all_gather_single, reduce_scatter_single, all_to_all_single
 
     def _receive(self, places: Any, own: torch.Tensor) -> None:
-        """Fill each rank's place [n_r, ...]; a message shorter than the place is repeated."""
+        """Fill each rank's slice [n_r, ...]; a message that is shorter than the slice is repeated."""
         frame, call = sys._getframe(2), list[tuple[Any, int]]()
         while frame is not None and len(call) < _FRAMES:
             call.append((frame.f_code, frame.f_lineno))

@@ -1,4 +1,4 @@
-"""Bytes of a model in a checkpoint and in memory, computed without building the model; models that do not fit fail."""
+"""Size of a model in a checkpoint and in memory, without building the model, and refusal of models that do not fit."""
 
 import contextlib
 import os
@@ -20,7 +20,10 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def parameter_bytes(recipe: Recipe, vocabulary: int, labels: int, dense: int = 0) -> Size:
-    """Return the bytes of encoder and classifier. Raises InputError if the encoder's model does not exist."""
+    """Return the size in bytes of the encoder and the classifier.
+
+    Raises InputError if the encoder's model does not exist.
+    """
     label = label_bytes(recipe)
     encoder: Size = recipe.encoder.implementation.size(recipe.encoder, vocabulary, dense)
     encoders = recipe.encoders
@@ -28,7 +31,7 @@ def parameter_bytes(recipe: Recipe, vocabulary: int, labels: int, dense: int = 0
 
 
 def label_bytes(recipe: Recipe) -> Size:
-    """Return the bytes of a single label."""
+    """Return the number of bytes per label."""
     if not isinstance(recipe, ClassifierRecipe):
         return Size(0, 0)
     options = recipe.classifier
@@ -40,9 +43,9 @@ def label_bytes(recipe: Recipe) -> Size:
 
 
 def require_memory(recipe: Recipe, sizes: DataSizes, ranks: int) -> None:
-    """Refuse a model whose parameters do not fit into free memory; with a GPU, only parameters on the host count.
+    """Refuse a model whose parameters do not fit into free memory; with a GPU, only parameters on the host are counted.
 
-    Raises InputError with the needed and the free memory.
+    Raises InputError, which names the required and the free memory.
     """
     free, has_gpu = free_memory(), torch.cuda.is_available()
     storage = recipe.classifier.storage if isinstance(recipe, ClassifierRecipe) else IN_MEMORY
@@ -64,7 +67,7 @@ def require_memory(recipe: Recipe, sizes: DataSizes, ranks: int) -> None:
 
 
 def require_scratch(recipe: Recipe, rows: int, labels: int, ranks: int, dense: int = 0) -> None:
-    """Refuse a run on `rows` training rows if TMPDIR lacks room for the scratch files of all ranks on this machine.
+    """Refuse a run on `rows` training rows if the scratch files of all ranks on this machine do not fit into TMPDIR.
 
     `dense`: length of a row's dense vector. Raises InputError.
     """
@@ -88,7 +91,7 @@ def require_scratch(recipe: Recipe, rows: int, labels: int, ranks: int, dense: i
 
 
 def encoder_bytes(recipe: Recipe, sizes: DataSizes) -> int:
-    """Return a lower bound on the bytes of the parameters of a recipe's encoders."""
+    """Return a lower bound on the size in bytes of a recipe's encoder parameters."""
     least: int = recipe.encoder.implementation.least_bytes(
         recipe.encoder, sizes.vocabulary, sizes.features, sizes.dense
     )
@@ -96,7 +99,7 @@ def encoder_bytes(recipe: Recipe, sizes: DataSizes) -> int:
 
 
 def free_memory() -> int | None:
-    """Return the bytes of memory still available to this process, within its container; None if unknown."""
+    """Return the bytes of memory that are available to this process in its container; None if unknown."""
     limits = []
     with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()

@@ -1,8 +1,8 @@
 """A step of one rank as a CUDA graph: one launch instead of about a hundred.
 
-The graph reads the inputs that vary from fixed memory: the batch, the factor of the rates, and the key of random bits.
-Batches are padded to a few sizes, which does not change results. A step copies no values to the host, and takes the
-same branches for all values.
+The graph reads varying inputs from fixed memory: the batch, the factor on learning rates, and the random key. Batches
+are padded to a few sizes, which does not change results. A step copies no values to the host, and takes the same
+branches whatever the values are.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ _MOST = 32  # maximum number of graphs: batches of further sizes run without a g
 
 
 class _Layout(NamedTuple):
-    """Memory layout of the tensors of a value: the bytes of each piece of memory, and the place of each tensor."""
+    """Memory layout of the tensors in a value: the size of each block of memory, and the position of each tensor."""
 
     pieces: tuple[int, ...]
     tensors: tuple[tuple[Any, ...], ...]
@@ -43,10 +43,10 @@ class _Recorded(NamedTuple):
 
 
 class Graphs:
-    """Calls functions of tensors on `device` as graphs; a graph is recorded when a memory layout occurs a second time.
+    """Runs functions of tensors on `device` as graphs; a graph is recorded when a memory layout occurs a second time.
 
     The first call with a layout runs without a graph: it compiles and loads kernels, and creates the optimizers' state.
-    On a device that cannot record, the function is called with copies of the tensors, as a graph would read.
+    On a device that cannot record, the function is called with copies of the tensors, as in a graph.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -55,7 +55,7 @@ class Graphs:
         self._pool: Any = None
 
     def __call__(self, function: Callable[[T], Any], given: T) -> Any:
-        """Return the tensors of `function(given)`, owned by the caller. Raises ExtremisError if recording fails."""
+        """Return the tensors of `function(given)`, which the caller owns. Raises ExtremisError if recording fails."""
         layout, pieces = self._layout(given)
         if layout not in self._recorded:
             if len(self._recorded) < _MOST:
@@ -67,7 +67,7 @@ class Graphs:
         return map_arrays(recorded.replay(), torch.clone, (torch.Tensor,))
 
     def _layout(self, given: Any) -> tuple[_Layout, list[torch.Tensor]]:
-        """Return the layout of `given`, and its pieces of memory as bytes."""
+        """Return the layout of `given`, and its blocks of memory as bytes."""
         numbers: dict[int, int] = {}
         pieces: list[torch.Tensor] = []
         places: list[tuple[Any, ...]] = []
@@ -119,7 +119,7 @@ class Graphs:
 
 
 class _Given(NamedTuple):
-    """A step's batch and scalars [], on the device."""
+    """The batch and the scalars [] of a step, on the device."""
 
     prepared: Any
     drawn: Any
@@ -131,7 +131,8 @@ class _Given(NamedTuple):
 class GraphStep:
     """Runs `take_step` on a single rank as a graph, for batches that are planned and prepared on the device.
 
-    A step runs without a graph if it has a hook, or if `is_watched`: a listener must see rows before they change.
+    A step runs without a graph if it has a hook, or if `is_watched`, because a listener must see rows before the rows
+    change.
     """
 
     context: StepContext
@@ -160,13 +161,13 @@ class GraphStep:
 
 
 def why_not(recipe: Recipe, model: Model, queries: QueryEmbeddings, sources: NegativeSources, ranks: int) -> str:
-    """Return the reason why a run's steps cannot be recorded as graphs, or "" if there is no reason."""
+    """Return the reason why a run's steps cannot be recorded as graphs, or "" if they can be recorded."""
     reasons = {
-        "the run computes on a CPU": model.device == CPU,
+        "the run uses a CPU": model.device == CPU,
         "several ranks wait for each other within a step": ranks > 1,
-        "batches of this encoder cannot be padded; batches of a bag can": not model.encoder.can_pad,
+        "batches for this encoder cannot be padded (only batches for a bag encoder can)": not model.encoder.can_pad,
         "queries are encoded in parts, or the encoder is frozen": queries.preparing() is None,
-        "recording needs binary cross-entropy, own pools, and vectors on the device": not (
+        "recording requires binary cross-entropy, own pools, and vectors on the device": not (
             recipe.finds_on_device and merges_on(model.device, recipe)
         ),
         "hard negatives are found within a step": bool(sources),

@@ -49,7 +49,7 @@ class Group:
     def of_environment() -> "Group":
         """Join the ranks that torchrun launched: gloo for tensors on a CPU, nccl on a GPU; ALONE for a single rank.
 
-        Raises InputError for an impossible environment, ExtremisError if some ranks do not join.
+        Raises InputError for invalid environment variables, ExtremisError if some ranks do not join.
         """
         ranks = ranks_of_environment()
         return ALONE if ranks.ranks == 1 else join(ranks)
@@ -66,7 +66,7 @@ class Group:
     def begin_sum(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Begin to replace `tensor` [n] with its sum over ranks; return a function that waits for the sum.
 
-        The function returns `tensor`. Other work and other messages may continue meanwhile.
+        The function returns `tensor`. Other work and other messages may continue in the meantime.
         """
         return lambda: tensor
 
@@ -86,7 +86,7 @@ class Group:
         return list(arrays)
 
     def exchange(self, messages: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
-        """Send the arrays messages[g], [n, ...], to rank g; return the arrays that each rank sent to this rank.
+        """Send the arrays messages[g], each [n, ...], to rank g; return the arrays that each rank sent to this rank.
 
         All messages have the same dtypes.
         """
@@ -120,18 +120,21 @@ class Group:
         """Wait until every rank has reached this call."""
 
     def wait_for(self, tensor: torch.Tensor, is_stop_asked: Callable[[], bool] = lambda: False) -> None:
-        """Wait until `tensor` is computed, if it depends on other ranks' part of a step.
+        """Wait until `tensor` has been computed, if `tensor` depends on the work of other ranks in a step.
 
-        A GPU cannot tell an ended rank from a late rank. So the wait has a limit, which is shorter after a request to
-        stop (`is_stop_asked`). Raises RankLostError at the limit.
+        A GPU cannot distinguish a rank that has ended from a slow rank. Therefore the wait has a limit, which is
+        shorter after a request to stop (`is_stop_asked`). Raises RankLostError at the limit.
         """
 
     def for_another_thread(self) -> "Group":
-        """Return the same ranks for another thread, with its own order of calls. All ranks call it at the same time."""
+        """Return a group of the same ranks for another thread, with a separate order of calls.
+
+        All ranks must call this.
+        """
         return self
 
     def first_to_report(self) -> bool:
-        """Return whether this rank asks first: the first rank reports why the run ends, other ranks stay silent."""
+        """Return whether this rank is the first to ask; only the first rank reports the reason why the run ends."""
         return True
 
     def close(self) -> None:
@@ -281,8 +284,8 @@ class _Joined(Group):
                 break
         raise RankLostError(
             f"rank {self.rank} of {self.ranks}: the GPU has waited {time.monotonic() - began:.0f} seconds for another "
-            "rank, which has ended or hangs. The messages of that rank are above, or in its own output. Continue with "
-            "--resume, on any number of ranks."
+            "rank, which has ended or is stuck. The messages of that rank are above, or in its own output. Continue "
+            "with --resume, on any number of ranks."
         )
 
     def for_another_thread(self) -> Group:

@@ -1,9 +1,9 @@
-"""Initial values of a model: encoder and vectors from another run, or vectors from the texts of labels.
+"""Initial values of a model: encoder and vectors from another run, or vectors from label texts.
 
 A trained vector is about c (v - m). Here v is the mean embedding of some of the label's points, or the embedding of the
 label's text, and m is the mean over all points or texts. A new label gets a vector of the same form. Least squares over
 the labels of the earlier run determines c. The bias is chosen so that a mean query scores new labels like the earlier
-labels. A vector of the same length in the direction of v would outscore the earlier labels on every query.
+labels. Without subtracting m, a vector of the same length would outscore the earlier labels on every query.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ def begin_with_encoder(model: Model, data: DataLayout, recipe: Recipe) -> bool:
     """Load the encoder of the run `train.encoder_from`; return False if the recipe names no run.
 
     Raises InputError if the encoder is frozen but untrained, if the run or its checkpoint does not exist, or if the run
-    used other data or a different encoder; TableError.
+    used different data or a different encoder; TableError.
     """
     url = recipe.train.encoder_from
     if not url:
@@ -53,7 +53,7 @@ def begin_with_encoder(model: Model, data: DataLayout, recipe: Recipe) -> bool:
 
 @torch.no_grad()
 def begin_at_texts(model: Model, data: DataLayout, norm: float) -> None:
-    """Set the vectors of this rank's labels to embeddings of the labels' texts, with length `norm`; keep biases.
+    """Set the vectors of this rank's labels to embeddings of the labels' texts, with length `norm`; keep the biases.
 
     NGAME initialises classifiers in this way (appendix C, module M2), with a trained encoder. Raises InputError if
     labels lack the encoder's inputs or the head has no vectors; TableError.
@@ -73,7 +73,7 @@ def begin_with_run(model: Model, data: DataLayout, recipe: Recipe, say: Say) -> 
     """Load the parameters of the run `train.start_from`, by label id; return False if the recipe names no run.
 
     `train.new_labels` determines the vectors of new labels; vectors of retired labels start at zero. Raises InputError
-    if the run does not exist, used other data, or has a different model; TableError.
+    if the run does not exist, used different data, or has a different model; TableError.
     """
     url = recipe.train.start_from
     if not url:
@@ -111,7 +111,7 @@ def _rows_of(table: Table, parts: Sequence[str], columns: Sequence[str]) -> Iter
 
 
 def _require_same_make(recipe: Recipe, trained: Recipe, url: str) -> None:
-    """Raise InputError if the model of RUN1 has a different shape."""
+    """Raise InputError if the model of the earlier run has a different shape."""
     differing = recipe.encoder.differences(trained.encoder)
     if recipe.encodes_labels != trained.encodes_labels:
         differing.append(f"method was {trained.method!r}, now {recipe.method!r}")
@@ -130,7 +130,7 @@ def fit_vectors(
 ) -> torch.Tensor:
     """Fit trained vectors w [S, D + 1] (bias last) to v - `mean`, with v [S, D]; return vectors for `new` [n, D].
 
-    A mean `query` [D] scores each returned vector with the median of the scores of w.
+    The mean `query` [D] gives each returned vector the same score, which is the median score of the vectors w.
     """
     centred, width = v - mean, v.shape[1]
     slope = max(float((centred * w[:, :width]).sum() / (centred * centred).sum().clamp(min=1e-12)), 0.0)
@@ -147,10 +147,11 @@ Estimate = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def begin_new_labels(
     model: Model, data: DataLayout, recipe: Recipe, checkpoint: Checkpoint, parts: Sequence[str]
 ) -> None:
-    """Initialise this rank's new labels (ids from the checkpoint's L on), the same for any number of ranks.
+    """Initialise this rank's new labels (ids from the checkpoint's L on); the number of ranks has no effect.
 
     `train.new_labels` chooses between the mean of a label's points in `parts` and the label's text. A label without
-    points starts at its text. Vectors do not change if no earlier label can be fitted. Raises TableError.
+    points starts from the embedding of its text. If no earlier label can be used for the fit, vectors do not change.
+    Raises TableError.
     """
     head, stop = model.head, checkpoint.labels
     new = range(max(head.start, stop), head.stop)
@@ -180,7 +181,7 @@ def begin_new_labels(
 
 
 def mean_points(model: Model, data: DataLayout, split: str, parts: Sequence[str], labels: np.ndarray) -> Estimate:
-    """Return the mean embedding of each label's points in `parts` of a split; `labels` [n] ascend."""
+    """Return the mean embedding of each label's points in `parts` of a split; `labels` [n] are ascending."""
     total = torch.zeros(len(labels), model.encoder.dimension, device=model.device)
     counts = torch.zeros(len(labels), 1, device=model.device)
     every, rows_seen = torch.zeros(model.encoder.dimension, device=model.device), 0

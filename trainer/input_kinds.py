@@ -1,4 +1,4 @@
-"""Names of an encoder's inputs. The module imports no encoder, because recipes are checked without encoders."""
+"""Names of an encoder's inputs. The module imports no encoder, because recipes are checked without loading encoders."""
 
 from collections.abc import Mapping
 from typing import Literal, get_args
@@ -16,7 +16,7 @@ def reads(kind: Kind) -> tuple[Part, ...]:
 
 
 def kind_of(parts: Mapping[Part, bool]) -> Kind:
-    """Return the kind that reads the existing `parts`."""
+    """Return the kind that reads exactly the `parts` that exist."""
     there = tuple(part for part in PARTS if parts[part])
     kinds: tuple[Read, ...] = get_args(Read)
     return next((kind for kind in kinds if reads(kind) == there), "none")

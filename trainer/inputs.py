@@ -71,7 +71,10 @@ class Inputs:
 
 
 def open_queries(data: DataLayout, split: str) -> Table:
-    """Open the queries of `split`. Raises InputError if DATA lacks this split, TableError if it is unfinished."""
+    """Open the queries of `split`.
+
+    Raises InputError if DATA lacks this split, TableError if the split is unfinished.
+    """
     prefix = "queries/"
     splits = [name.removeprefix(prefix) for name in Table.open(data.root, "data").parents if name.startswith(prefix)]
     if split not in splits:
@@ -85,7 +88,7 @@ def columns_of(kind: Kind) -> list[str]:
 
 
 def scored_columns(queries: Table, columns: list[str]) -> list[str]:
-    """Return the columns of `queries` needed for scores: an encoder's `columns`, the positives, and a filter."""
+    """Return the columns of `queries` that scoring needs: the encoder's `columns`, the positives, and the filter."""
     return [*columns, "label_ids", *({"filter_label_ids"} & {*queries.columns})]
 
 
@@ -100,7 +103,7 @@ _REMEDIES: Mapping[Part, str] = {
 
 
 def require_inputs(table: Table, kind: Kind) -> None:
-    """Refuse a table without the columns that `kind` reads. Raises InputError with the missing columns."""
+    """Refuse a table that lacks columns that `kind` reads. Raises InputError with the missing columns."""
     missing = [name for name in columns_of(kind) if name not in table.columns]
     if not missing:
         return

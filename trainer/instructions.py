@@ -1,6 +1,6 @@
 """Processor instructions that Numba does not offer, for compiled loops.
 
-Numba's cache checks only the file of a loop: after a change here, touch the files that import this module.
+Numba's cache checks only the file that contains a loop: after a change here, touch the files that import this module.
 """
 
 from collections.abc import Callable
@@ -13,13 +13,13 @@ from numba.extending import intrinsic
 
 @intrinsic
 def prefetch(context, address):  # type: ignore[no-untyped-def]
-    """Prefetch the cache line at `address` for reading; nothing waits for it, and any address is allowed."""
+    """Prefetch the cache line at `address` for reading, without waiting; any address is allowed."""
     return types.void(types.intp), _prefetch(0)
 
 
 @intrinsic
 def prefetch_to_write(context, address):  # type: ignore[no-untyped-def]
-    """Prefetch the cache line at `address` for writing; nothing waits for it, and any address is allowed."""
+    """Prefetch the cache line at `address` for writing, without waiting; any address is allowed."""
     return types.void(types.intp), _prefetch(1)
 
 

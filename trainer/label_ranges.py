@@ -19,7 +19,7 @@ _FREQUENT = 14  # labels with more than 2 ** -_FREQUENT of the points are freque
 
 
 def label_bounds(data: DataLayout, recipe: Recipe, ranks: int) -> list[int] | None:
-    """Return bounds [G + 1] of ranges of about equal work; None for equal numbers of labels.
+    """Return bounds [G + 1] of ranges with about equal work; None means ranges with equal numbers of labels.
 
     Memory does not grow with L. Raises TableError.
     """
@@ -39,8 +39,8 @@ def label_bounds(data: DataLayout, recipe: Recipe, ranks: int) -> list[int] | No
 def cumulated(groups: Iterable[np.ndarray], labels: int) -> tuple[np.ndarray, np.ndarray]:
     """Return ascending label ends [K], including 0 and L, and the sum of frequencies [K] before each end.
 
-    `groups` yields frequencies [n] in label order. Ends are evenly spaced, with further ends on both sides of frequent
-    labels.
+    `groups` yields frequencies [n] in label order. Ends are evenly spaced, with additional ends before and after
+    frequent labels.
     """
     stride, first, total = max(1, labels >> _STRIDE), 0, 0
     ends, sums = [np.zeros(1, np.int64)], [np.zeros(1, np.int64)]
@@ -57,10 +57,10 @@ def cumulated(groups: Iterable[np.ndarray], labels: int) -> tuple[np.ndarray, np
 
 
 def balanced_bounds(ends: np.ndarray, work: np.ndarray, ranks: int) -> list[int] | None:
-    """Return bounds [G + 1] of ranges with the least maximum work, and at most MOST_LABELS L/G labels each.
+    """Return bounds [G + 1] of ranges that minimise the maximum work, with at most MOST_LABELS * L/G labels each.
 
     `work` [K] is the work of all labels before each of `ends` [K]. Returns None if there are fewer labels than ranks,
-    or if ranges of equal numbers of labels are about as good.
+    or if ranges with equal numbers of labels are about as good.
     """
     labels = int(ends[-1])
     most_labels = -(-int(MOST_LABELS * labels) // ranks)
@@ -70,7 +70,7 @@ def balanced_bounds(ends: np.ndarray, work: np.ndarray, ranks: int) -> list[int]
         return None
 
     def cut(most: float) -> list[int]:
-        """Cut ranges of work `most` each, starting at the first label; the last range may end before L."""
+        """Cut ranges with work `most` each, starting at the first label; the last range may end before L."""
         bounds = [0]
         for left in range(ranks - 1, -1, -1):
             low = bounds[-1]

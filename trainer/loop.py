@@ -29,8 +29,8 @@ from trainer.tracking.tracker import Listener
 class Trainer:
     """One rank of a run, which trains a recipe on DATA and writes RUN. Every rank calls `start` or `resume`.
 
-    Only rank 0 makes decisions and reports. Rank 0 also holds the `claim` on RUN, if there is a claim; without a claim,
-    no other process may write RUN.
+    Only rank 0 makes decisions and reports. Rank 0 also holds the `claim` on RUN, if a claim is given; without a claim,
+    no other process may write to RUN.
     """
 
     def __init__(self, parts: Parts, progress: Progress | None = None, mix: list[list[Any]] | None = None) -> None:
@@ -62,9 +62,9 @@ class Trainer:
     ) -> "Trainer":
         """Continue with the run at RUN from its newest checkpoint, on any number of ranks.
 
-        Without a checkpoint the run starts again, and may have a different recipe. With a checkpoint only the shares of
-        the sources may differ; new shares apply from the next epoch on. Raises InputError if RUN was made from other
-        data or with another recipe; TableError.
+        Without a checkpoint the run starts again, and may have a different recipe. With a checkpoint, only the mix of
+        sources may differ; the new mix applies from the next epoch on. Raises InputError if RUN was trained on
+        different data or with a different recipe; TableError.
         """
         layout = RunLayout(run)
         config = load_config(layout.config)
@@ -94,12 +94,12 @@ class Trainer:
             if started.data != recipe.data:
                 parts.claim.require()
                 _write_config(parts)
-                parts.say(f"the shares of the sources change from epoch {progress.epoch + bool(progress.step)} on")
+                parts.say(f"the mix of sources changes from epoch {progress.epoch + bool(progress.step)} on")
         parts.tracker.start(progress.global_step)
         return cls(parts, progress, mix)
 
     def on_record(self, listener: Listener) -> None:
-        """Also give `listener` all later records."""
+        """Also pass all later records to `listener`."""
         self.parts.tracker.watch(listener)
 
     def train(self, on_step: OnStep | None = None) -> Generator[EpochReport]:

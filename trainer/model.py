@@ -75,12 +75,12 @@ class Model:
 
     @property
     def encoders(self) -> dict[str, Encoder]:
-        """Encoders by the name of their part of a checkpoint."""
+        """Encoders, keyed by the name of their part of a checkpoint."""
         return {"encoder": self.encoder, **self.head.encoders()}
 
     @property
     def width(self) -> int:
-        """Number of columns of x and of the vectors: D, or D + 1 with a bias."""
+        """Number of columns in x and in the vectors: D, or D + 1 with a bias."""
         return self.encoder.dimension + int(self.head.bias)
 
     @property
@@ -103,14 +103,14 @@ class Model:
         return torch.cat(parts) if parts else torch.empty(0, self.width, device=self.device)
 
     def parts(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return the parts of a checkpoint except rows of labels."""
+        """Return the parts of a checkpoint, except the rows of labels."""
         parts: dict[str, dict[str, torch.Tensor]] = {}
         for name, encoder in self.encoders.items():
             parts |= {name: encoder.tensors(), f"{name}-optimizer": encoder.optimizer_tensors()}
         return parts
 
     def load(self, checkpoint: Checkpoint, optimizer: bool = False) -> None:
-        """Load the parameters of a checkpoint; with `optimizer`, also all state that training continues from.
+        """Load the parameters of a checkpoint; with `optimizer`, also all state that is needed to continue training.
 
         Raises TableError.
         """
@@ -128,7 +128,7 @@ class Model:
 
 @dataclass(frozen=True)
 class DataSizes:
-    """DATA's manifest, and numbers of labels, tokens in the vocabulary, sparse and dense features; 0: none."""
+    """DATA's manifest, and the numbers of labels, vocabulary tokens, sparse features and dense features; 0: none."""
 
     manifest: Manifest
     labels: int
@@ -150,10 +150,10 @@ class DataSizes:
 def find_checkpoint(
     data: DataLayout, run: RunLayout, step: int | str | None = None, earlier: bool = False
 ) -> tuple[Recipe, Checkpoint]:
-    """Open the recipe of a run that was made from DATA, and the checkpoint of `step`, as in `open_step`.
+    """Open the recipe of a run that was trained on DATA, and its checkpoint of `step`, as in `open_step`.
 
     With `earlier`, the run may have used an earlier version of DATA. Raises InputError if there is no run or no
-    checkpoint, or if the run used other data; TableError if a table is unfinished or damaged.
+    checkpoint, or if the run used different data; TableError if a table is unfinished or damaged.
     """
     config = load_config(run.config)
     require_same_data(config, Table.open(data.root, "data").manifest, data.root, run.root, earlier)
@@ -169,7 +169,7 @@ def find_checkpoint(
 def find_earlier(data: DataLayout, run: RunLayout) -> tuple[Recipe, Checkpoint, list[str]]:
     """Open the recipe and checkpoint of a run on DATA or an earlier version; also return the parts added since.
 
-    Raises InputError if there is no run or no checkpoint, or if the run used other data; TableError.
+    Raises InputError if there is no run or no checkpoint, or if the run used different data; TableError.
     """
     recipe, checkpoint = find_checkpoint(data, run, earlier=True)
     trained = str(trained_digest(load_config(run.config)))
@@ -184,7 +184,7 @@ def load_model(
     device: torch.device = CPU,
     earlier: bool = False,
 ) -> tuple[Recipe, Model, Checkpoint]:
-    """Load the recipe, the model and its checkpoint to `device`; each rank loads the vectors of its labels.
+    """Load the recipe, the checkpoint, and the model onto `device`; each rank loads the vectors of its labels.
 
     With `earlier`, the run may have used an earlier version of DATA: vectors of labels from `trained_labels` on are
     initial vectors. Raises the errors of `find_checkpoint`.
@@ -203,7 +203,7 @@ def trained_labels(model: Model, checkpoint: Checkpoint) -> int | None:
 
 
 def load_encoder(data: DataLayout, run: RunLayout, step: int | str | None = None, device: torch.device = CPU) -> Model:
-    """Load a checkpoint's model for embedding only, without rows of labels, so that memory does not grow with L.
+    """Load a checkpoint's model for embedding only, without the rows of labels, so that memory does not grow with L.
 
     Raises the errors of `find_checkpoint`.
     """
@@ -220,24 +220,24 @@ def open_texts(data: DataLayout, recipe: Recipe) -> Inputs | None:
 
 
 def has_bias(recipe: Recipe) -> bool:
-    """Return whether the vectors have a bias: a last column that is multiplied by a constant 1 in x."""
+    """Return whether the vectors have a bias, in a last column for which x has a constant 1."""
     return isinstance(recipe, ClassifierRecipe) and recipe.classifier.bias
 
 
 def trained_digest(config: dict) -> str | None:
-    """Return the digest of the data that a run was made from, as recorded in its configuration."""
+    """Return the digest of the data that a run was trained on, as recorded in the run's configuration."""
     return config.get("data", {}).get("digest")  # type: ignore[no-any-return]
 
 
 def require_same_data(config: dict, manifest: Manifest, data: str, run: str, earlier: bool = False) -> None:
-    """Refuse a run that was trained on other data; with `earlier`, versions before this data are accepted.
+    """Refuse a run that was trained on different data; with `earlier`, earlier versions of this data are accepted.
 
     Raises InputError with both digests.
     """
     trained = trained_digest(config)
     if trained != manifest.digest and not (earlier and parts_since(manifest, str(trained)) is not None):
         raise InputError(
-            f"{run}: this run was made from other data (digest {str(trained)[:12]}…) than {data} (digest "
-            f"{manifest.digest[:12]}…){' and its earlier versions' if earlier else ''}. Give the data that the run was "
-            "made from, or choose another RUN."
+            f"{run}: this run was trained on different data (digest {str(trained)[:12]}…), not on {data} (digest "
+            f"{manifest.digest[:12]}…){' or its earlier versions' if earlier else ''}. Give the data that the run was "
+            "trained on, or choose another RUN."
         )

@@ -43,7 +43,7 @@ class Progress:
         return state
 
     def record_validation(self, metric: float, patience: int) -> None:
-        """Record a validation; stop the run after `patience` (0: never) validations in a row without a new best."""
+        """Record a validation; stop the run after `patience` (0: never) consecutive validations without a new best."""
         if self.best_metric is None or metric > self.best_metric:
             self.best_metric, self.best_step, self.worse = metric, self.global_step, 0
             return
@@ -70,7 +70,7 @@ class EpochReport:
 
 
 class LossWatch:
-    """Detects a loss far above the largest loss of the last steps, which may have rows of different sources."""
+    """Detects a loss far above the largest recent loss. The recent steps may include rows of different sources."""
 
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=_WINDOW)

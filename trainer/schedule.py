@@ -1,4 +1,4 @@
-"""Schedules of a run: learning rates, epochs in given minutes, sizes of clusters."""
+"""Schedules of a run: learning rates, number of epochs in a given time, sizes of clusters."""
 
 import math
 from bisect import bisect_right
@@ -10,9 +10,9 @@ MOST_WEIGHT = 1000  # maximum number of times that an epoch repeats the rows of 
 
 
 def rate_factor(step: int, steps: int, warmup: float, final: float, decay: str = "cosine") -> float:
-    """Return the learning rate at global `step` in [0, steps), as a share of the full rate.
+    """Return the learning rate at global `step` in [0, steps), as a fraction of the full rate.
 
-    Linear warm-up over the share `warmup` of the steps, then cosine decay (ASTRA, section 5) or linear decay (DEXML,
+    Linear warm-up over a fraction `warmup` of the steps, then cosine decay (ASTRA, section 5) or linear decay (DEXML,
     appendix B.2) to `final`.
     """
     rising = max(1.0, warmup * steps)
@@ -24,7 +24,7 @@ def rate_factor(step: int, steps: int, warmup: float, final: float, decay: str =
 
 
 def epochs_that_fit(minutes: float, most: int, seconds: Sequence[float]) -> int:
-    """Return the number of epochs of a run of about `minutes` (0: `most`), given the `seconds` of each epoch so far.
+    """Return the number of epochs for a run of about `minutes` (0: `most`), given the `seconds` of each epoch so far.
 
     The number includes the epochs that fit into the remaining minutes at the pace of the last epoch, with a tolerance
     of a tenth of an epoch. The number includes at least the next epoch, and is at most `most`.
@@ -37,7 +37,10 @@ def epochs_that_fit(minutes: float, most: int, seconds: Sequence[float]) -> int:
 
 @dataclass
 class Budget:
-    """Time budget of a run. `spent`: seconds of each epoch so far. `plans`: [first step, planned epochs] by epoch."""
+    """Time budget of a run.
+
+    `spent`: seconds of each epoch so far. `plans`: [first step, planned epochs] of each epoch.
+    """
 
     spent: list[float] = field(default_factory=list)
     plans: list[list[int]] = field(default_factory=list)
@@ -48,19 +51,22 @@ class Budget:
         self.spent.append(0.0)
 
     def spend(self, seconds: float) -> None:
-        """Add `seconds` to the current epoch. `spent` is empty in a run that is older than budgets."""
+        """Add `seconds` to the current epoch.
+
+        `spent` is empty if an earlier release, without budgets, started the run.
+        """
         if not self.spent:
             self.spent.append(0.0)
         self.spent[-1] += seconds
 
     def epochs(self, step: int, most: int) -> int:
-        """Return the number of epochs that was planned at global `step`; `most` if there was no plan yet."""
+        """Return the planned number of epochs at global `step`; `most` if there was no plan yet."""
         number = bisect_right(self.plans, step, key=lambda plan: plan[0])
         return self.plans[max(0, number - 1)][1] if self.plans else most
 
 
 class ClusterSchedule(NamedTuple):
-    """Clusters of `first` rows in epoch 0 (1: single rows); their size doubles every `every` epochs (0: never).
+    """Clusters of `first` rows in epoch 0 (1: single rows); the size doubles every `every` epochs (0: never).
 
     Easy negatives come first, then hard negatives (NGAME, section 3, "Curriculum Learning").
     """
@@ -69,7 +75,7 @@ class ClusterSchedule(NamedTuple):
     every: int = 0
 
     def at(self, epoch: int, most: int) -> int:
-        """Return the number of rows of a cluster in `epoch`; the number doubles only while it divides `most`."""
+        """Return the number of rows per cluster in `epoch`; the number doubles only while the result divides `most`."""
         size = self.first
         for _ in range(epoch // self.every if self.every else 0):
             if most % (2 * size):

@@ -1,4 +1,4 @@
-"""Setup of a run: open and build the parts that the recipe requests, or refuse the recipe."""
+"""Setup of a run: open and build the parts that the recipe requires, or refuse the recipe."""
 
 import itertools
 import math
@@ -82,7 +82,7 @@ def set_up(
 ) -> Parts:
     """Open and build the parts of a run, on every rank. Raises InputError, TableError.
 
-    `threads`: number of torch's threads, if the recipe sets no number; 0: one thread for each core.
+    `threads`: number of torch threads if the recipe does not set this number; 0: one thread per core.
     """
     say = say if group.first else lambda line: None
     keep_freed_memory()
@@ -156,7 +156,7 @@ def set_up(
 
 
 def require_fleet(recipe: Recipe, facts: DataSizes, group: Group, device: torch.device = CPU) -> None:
-    """Refuse, on all ranks, different releases, a rank without memory for its share, and two ranks on one GPU.
+    """On all ranks, refuse different releases, a rank that lacks memory for its part, and two ranks on one GPU.
 
     Raises InputError.
     """
@@ -187,7 +187,10 @@ def require_fleet(recipe: Recipe, facts: DataSizes, group: Group, device: torch.
 
 
 def require_whole_epochs(recipe: Recipe) -> None:
-    """Refuse mined tables if epochs leave out rows, and clusters of only some parts. Raises InputError."""
+    """Refuse mined tables and clusters if the recipe selects or weights parts in a way that leaves out rows.
+
+    Raises InputError.
+    """
     if not recipe.data.by_parts or not any(recipe.table_epochs()):  # the table of epoch 0 has all rows
         return
     if recipe.clusters:
@@ -201,7 +204,7 @@ def require_whole_epochs(recipe: Recipe) -> None:
 
 
 def open_replay(data: DataLayout, recipe: Recipe) -> Replay | None:
-    """Return the parts that the run `train.start_from` was trained on, to be read less often.
+    """Return the parts that the run `train.start_from` was trained on, whose rows are read less often.
 
     Raises InputError, TableError.
     """
@@ -259,7 +262,7 @@ def open_sources_of_negatives(recipe: Recipe, model: Model, group: Group) -> Neg
 
 
 def open_queries(recipe: Recipe, model: Model, group: Group, clock: Clock) -> QueryEmbeddings:
-    """Choose how queries are encoded in training."""
+    """Return the way in which queries are encoded in training."""
     if recipe.train.freeze_encoder:
         return FrozenQueries(model.encoder)
     if recipe.train.accumulate > 1 or recipe.encodes_labels:
@@ -296,7 +299,7 @@ def open_stream(
 
 
 def require_room_for_run(parts: Parts) -> None:
-    """Refuse to start a run without room for its checkpoints and dumps. Raises InputError."""
+    """Refuse to start a run if its checkpoints and dumps do not fit on the disk. Raises InputError."""
     if not parts.group.first:
         return
     recipe, vectors = parts.recipe, parts.labels * label_bytes(parts.recipe).parameters
@@ -307,7 +310,7 @@ def require_room_for_run(parts: Parts) -> None:
     require_room(
         parts.run.root,
         {kept: checkpoints, "dumps": dumps},
-        "Choose another place, or lower encoder.dimension, checkpoint.keep or the number of refreshes (refresh.every).",
+        "Choose another path, or lower encoder.dimension, checkpoint.keep or the number of refreshes (refresh.every).",
     )
 
 
@@ -328,7 +331,10 @@ def initialise_model(parts: Parts) -> None:
 
 
 def require_streamable(recipe: Recipe, sources: list[Source], data: str, group: Group) -> None:
-    """Refuse tables that cannot be streamed, and waits that look like a lost rank. Raises InputError."""
+    """Refuse tables without row groups, and a `refresh.wait_seconds` so long that a waiting rank would seem lost.
+
+    Raises InputError.
+    """
     waits = recipe.tables.wait_seconds if recipe.tables else 0.0
     if group.ranks > 1 and waits >= SILENCE_SECONDS:
         raise InputError(
@@ -340,9 +346,9 @@ def require_streamable(recipe: Recipe, sources: list[Source], data: str, group: 
 
 
 def require_same_recipe(saved: Mapping[str, Any], started: Recipe, recipe: Recipe, run: str) -> None:
-    """Refuse to resume a run with a different recipe. Raises InputError that lists the differences.
+    """Refuse to resume a run with a different recipe. Raises InputError, which lists the differences.
 
-    `started` is read from the options `saved`, possibly by an earlier release.
+    `started` is the recipe in the options `saved`, which an earlier release may have written.
     """
     if lost := lost_options(saved, started):
         raise InputError(

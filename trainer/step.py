@@ -1,9 +1,9 @@
-"""One optimizer step of all ranks: encode the parts, score the whole batch against each rank's labels, update.
+"""One optimizer step on all ranks: encode the parts, score the whole batch against each rank's labels, update.
 
 The encoder is data-parallel: a rank encodes its part of the batch, and sends x of its part to every rank. The head is
-model-parallel: a rank scores the global batch against its own labels. The gradients on x from all ranks' labels are
-summed over ranks and go back through the encoder. A single rank does the same alone. Global batches are gathered and
-planned before their steps.
+model-parallel: a rank scores the global batch against its own labels. The gradients on x are summed over the ranks, and
+are back-propagated through the encoder. A single rank does all this work itself. Global batches are gathered and
+planned ahead of the steps that use them.
 """
 
 import contextlib
@@ -36,9 +36,9 @@ class GlobalBatches:
     """The batches of `stream` on all ranks of `group`.
 
     With several ranks, a thread of each rank gathers batches ahead of the steps, over a separate group. If `plans`,
-    `threads` more threads plan the batches. With 0 threads, the caller's thread does all work. A caller that does not
-    iterate to the end closes the iterator after the same step on every rank. `is_stop_asked`: whether this rank is
-    asked to stop; the next gathered batch tells the other ranks.
+    `threads` additional threads plan the batches. With 0 threads, the caller's thread does all work. A caller that does
+    not iterate to the end must close the iterator after the same step on every rank. `is_stop_asked`: whether this rank
+    has been asked to stop; the next gathered batch informs the other ranks.
     """
 
     stream: JoinedStream
@@ -138,8 +138,8 @@ def take_step(
     """Train on a global batch at step `number` of the run; `batch` is the global batch or this rank's part of it.
 
     `factor` scales every learning rate. Without `update`, the head updates its rows, but the encoders only keep their
-    gradients, which are not yet summed over ranks. Raises RankLostError, or StorageError of a checkpoint that is being
-    written.
+    gradients, without a sum over ranks. Raises RankLostError, or StorageError if a checkpoint that is being written
+    fails.
     """
     model, group, clock = context.model, context.group, context.clock
     gathered = context.planner.gather(batch, group) if isinstance(batch, Batch) else batch

@@ -1,1 +1,1 @@
-"""One owner per output: it claims the output, builds it in a separate folder, and puts it in place as a whole."""
+"""One owner per output, which claims the output, builds it in a separate folder, and moves it into place as a whole."""

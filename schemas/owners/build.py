@@ -1,4 +1,4 @@
-"""Attempts to build an output: the owner builds it in a separate folder, and then puts it in place as a whole."""
+"""Attempts to build an output: the owner builds it in a separate folder, and then moves it into place as a whole."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from schemas.table import Table
 
 @dataclass(frozen=True)
 class Build:
-    """Attempt to build the output `out`. Its files are written at `url`, a name that no other attempt has.
+    """Attempt to build the output `out`. Its files are written below `url`, which no other attempt uses.
 
     Files that a process writes after losing its claim are never read.
     """
@@ -30,7 +30,7 @@ class Build:
         storage.move_files(self.url, self.out, names)
 
     def publish(self, manifest: Manifest, names: Sequence[str] | None = None) -> Manifest:
-        """Put the manifest's files (or the files `names`) in place; publish the manifest over any earlier manifest.
+        """Move the manifest's files (or the files `names`) into place; publish the manifest over any earlier manifest.
 
         Raises LostError if another process has taken over, and keeps that process's output; StorageError.
         """
@@ -56,8 +56,8 @@ class Build:
 def building(out: str, doing: str, say: Say | None = None, in_phases: bool = False) -> Iterator[Build]:
     """Claim `out` for the block, and build it in a separate folder; unpublished files are removed.
 
-    `in_phases`: after an error, the output of finished phases is kept, except after an InputError, which would happen
-    again. After a full disk (RoomError) this output is kept too, because space may be freed. Raises ClaimedError while
+    `in_phases`: after an error, the output of finished phases is kept, except after an InputError, which would occur
+    again. After a full disk (RoomError) this output is also kept, because space may be freed. Raises ClaimedError while
     another process holds the claim; StorageError.
     """
     with claimed(out, doing, say) as claim:
@@ -89,7 +89,7 @@ def _clear(build: Build, keep_phases: bool) -> None:
 
 
 def _clear_staging(out: str, keep_phases: bool) -> None:
-    """Remove the output's staging folder, or keep only the output of finished phases in it."""
+    """Remove the output's staging folder, or everything in it except the output of finished phases."""
     places = [staging(out)]
     if keep_phases and storage.list_names(phases(out)):
         places = [join(staging(out), name) for name in storage.list_names(staging(out))]

@@ -1,14 +1,14 @@
-"""Claim on an output: one process at a time writes the output, and small files beside the output show the claim.
+"""Claim on an output: one process at a time writes the output, and small files next to the output record the claim.
 
     .claim.json                the first claim on the output, written only if there is none
     .claim-after-<id>.json     the claim that took over from claim <id> after its owner was gone: at most one
     .claim-beat-<id>.json      changes every BEAT_SECONDS while the owner of claim <id> works
 
 A claim file is never changed. The last claim in the chain owns the output. An owner is gone if it ran on this machine
-and its process has ended, or if its beat has not changed for LEASE_SECONDS by the observer's own clock: the clocks of
-two machines are never compared. If an owner's own beats are late, because the process was paused or cut off from
-storage, the owner checks its claim before it writes anything (`Claim.require`); until then the owner's files are in the
-folder of its attempt.
+and its process has ended, or if its beat has not changed for LEASE_SECONDS on the observer's clock; the clocks of two
+machines are never compared. If an owner's beats are late, because the process was paused or cut off from storage, the
+owner checks its claim before it writes anything (`Claim.require`). Until then, the owner's files are in the folder of
+its attempt.
 
 On a disk, and on stores with conditional writes such as S3 and GCS, only one process can create a file. Without
 conditional writes, the last of several writers within SETTLE_SECONDS wins, and all writers check which writer won.
@@ -41,16 +41,16 @@ _FRESH = 0.8  # share of the lease after which an owner checks again, because th
 
 
 class ClaimedError(InputError):
-    """Error: another process writes this output."""
+    """Another process is writing this output."""
 
 
 class LostError(ClaimedError):
-    """Error: the claim of this process has been taken over by another."""
+    """Another process has taken over the claim of this process."""
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Process that claims an output: the kind of its work (`sharded`, `trained`), and facts that show if it still runs.
+    """Process that claims an output: the kind of its work (`sharded`, `trained`), and facts that identify the process.
 
     `pid` is unique among the processes of `machine`; `born` identifies the start of the process.
     """
@@ -71,11 +71,11 @@ class Owner:
 
     @staticmethod
     def read(content: bytes) -> "Owner":
-        """Read a claim file; an unreadable file has an unknown owner."""
+        """Read a claim file; the owner of an unreadable file is unknown."""
         try:
             owner = Owner(**json.loads(content))
             if not re.fullmatch("[0-9a-f]{32}", owner.id) or type(owner.pid) is not int:
-                raise ValueError("no claim of ours")
+                raise ValueError("not a claim file of Extremis")
             return owner
         except (ValueError, TypeError, RecursionError):
             return Owner(storage.sha256(content)[:32], "written", "unknown", "", 0, "", "an unknown time")
@@ -106,7 +106,7 @@ class Claim:
         return self.owner.id[:16]
 
     def require(self) -> None:
-        """Raise LostError unless this process still owns the output; makes no request if the last beat is fresh."""
+        """Raise LostError unless this process still owns the output; if the last beat is recent, no request is made."""
         if self._lost is None and _clock() - self._confirmed < _FRESH * LEASE_SECONDS:
             return
         with self._lock:
@@ -166,7 +166,7 @@ class Claim:
 
 
 class Unclaimed(Claim):
-    """Claim on an output that no other process can know; this claim is never lost."""
+    """Claim on an output that no other process can find; this claim is never lost."""
 
     def __init__(self) -> None:
         super().__init__("", Owner.here("made"))
@@ -176,11 +176,11 @@ class Unclaimed(Claim):
 
 @contextlib.contextmanager
 def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
-    """Hold the claim on the output at `root` for the block, or continue a claim that this thread already holds.
+    """Hold the claim on the output at `root` within the block; reuse a claim that this thread already holds.
 
-    A claim whose owner has ended is taken over, and `say` gets a line. The output gets a mark of its kind (`place`).
-    Raises ClaimedError while another process holds the claim; LostError, in place of an error of the block, if another
-    process took over during the block; StorageError.
+    If the owner of the claim has ended, the claim is taken over, and `say` reports this. The output is marked with its
+    kind (`place`). Raises ClaimedError while another process holds the claim; LostError, in place of an error of the
+    block, if another process took over during the block; StorageError.
     """
     key = threading.get_ident(), root
     if key in _HELD:
@@ -237,7 +237,7 @@ def _acquire(root: str, owner: Owner, say: Say | None) -> Claim:
 
 
 def _is_gone(root: str, owner: Owner, say: Say | None) -> bool:
-    """Watch for up to LEASE_SECONDS, and return whether the last owner is gone; False if it has just released `root`.
+    """Watch the last owner for up to LEASE_SECONDS; return whether it is gone, or False if it has just released `root`.
 
     Raises ClaimedError as soon as the owner's beat changes.
     """
@@ -286,12 +286,12 @@ def _read(place: str) -> bytes | None:
 
 
 def _clock() -> float:
-    """Return seconds of a clock that cannot be set, and that also runs during sleep if the system has such a clock."""
+    """Return the time in seconds of a clock that cannot be set, and that continues during sleep if possible."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _machine() -> str:
-    """Name the set of processes whose pids this process sees: one boot of this machine or of a container."""
+    """Return a name for the space in which this process's pid is unique: one boot of this machine or a container."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
@@ -299,7 +299,7 @@ def _machine() -> str:
 
 
 def _born(pid: int) -> str:
-    """Return a text that identifies the start of process `pid`; "" if the process does not run or is a zombie."""
+    """Return text that identifies the start of process `pid`; "" if the process is not running or is a zombie."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if fields[0] in "ZX" else fields[19]

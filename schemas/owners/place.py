@@ -1,6 +1,6 @@
-"""Checks that an output's place is absent, empty, or has an output of the same kind, and is outside of all inputs.
+"""Checks that an output path is absent, empty, or contains an output of the same kind, and is outside of all inputs.
 
-The kind is the work of the output's owner: sharded, trained, exported. A manifest or a run's recipe shows the kind.
+The kind names the owner's work, for example sharded, trained or exported. A manifest or a run's recipe shows the kind.
 Before a manifest or recipe exists, the file `.kind` shows the kind; this file is written first and removed with the
 claim.
 """
@@ -27,37 +27,37 @@ _RECIPE = RunLayout("").config.strip("/")
 
 
 def require_place(out: str, doing: str, reads: Iterable[str | None] = ()) -> None:
-    """Refuse to write an output of kind `doing` at the prefix `out` over another kind, or inside a place in `reads`.
+    """Refuse to write an output of kind `doing` at the prefix `out` over another kind, or inside a path in `reads`.
 
     Raises InputError, StorageError; TableError if the existing files are damaged.
     """
     _require_apart(out, reads)
     if storage.is_stream(out) or storage.exists(out):
-        raise InputError(f"{out}: expected a folder to write to, got a file. Give another place.")
+        raise InputError(f"{out}: expected a folder to write to, got a file. Give another path.")
     present = _kind_at(out, storage.list_names(out))
     if present not in (None, doing):
         wanted = _NAMES.get(doing, doing)
         raise InputError(
             f"{out}: contains {_NAMES.get(present, present)}, but this command writes {wanted}. Nothing was changed; "
-            "give another place."
+            "give another path."
         )
 
 
 def require_file(out: str, reads: Iterable[str | None], remedy: str, may_replace: bool = False) -> None:
-    """Refuse to write a file at `out` over or inside a place in `reads`, or over a file unless `may_replace`.
+    """Refuse to write a file at `out` over or inside a path in `reads`, or over a file unless `may_replace`.
 
-    A device, a pipe or another file that is not regular is allowed. Raises InputError, which ends with `remedy`, if a
-    file exists; StorageError.
+    A device, a pipe or another file that is not regular is allowed. Raises InputError, with `remedy` at the end of the
+    message, if a file exists; StorageError.
     """
     _require_apart(out, reads)
     if storage.is_folder(out):
-        raise InputError(f"{out}: expected a file to write, got a folder. Name a file in it.")
+        raise InputError(f"{out}: expected a file to write, got a folder. Give the path of a file in this folder.")
     if not (may_replace or storage.is_stream(out)) and storage.exists(out):
         raise InputError(f"{out}: this file exists already. {remedy}")
 
 
 def mark(out: str, doing: str) -> bool:
-    """Write a mark of the kind `doing` at `out`, before anything else; return whether the mark exists."""
+    """Write a mark of the kind `doing` at `out`, before all other files; return whether this kind has a mark."""
     if doing in _NAMES:
         storage.write_bytes(join(out, MARK), f"{doing}\n".encode())
     return doing in _NAMES
@@ -74,8 +74,8 @@ def _require_apart(out: str, reads: Iterable[str | None]) -> None:
     for read in () if storage.is_stream(out) else reads:
         if read is not None and storage.is_within(out, read):
             if storage.is_within(read, out):
-                raise InputError(f"{out}: the command reads this place, and would overwrite it. Give another place.")
-            raise InputError(f"{out}: is inside {read}, which the command reads. Give a place outside this folder.")
+                raise InputError(f"{out}: the command reads this path, and would overwrite it. Give another path.")
+            raise InputError(f"{out}: is inside {read}, which the command reads. Give a path outside this folder.")
 
 
 def _kind_at(url: str, names: list[str]) -> str | None:
@@ -97,7 +97,7 @@ def _kind_at(url: str, names: list[str]) -> str | None:
 
 
 def _kind_of(url: str) -> str:
-    """Return the kind of work that made the finished table at `url`. Raises TableError."""
+    """Return the kind of work that produced the finished table at `url`. Raises TableError."""
     table = Table.open(url)
     made = "clustered" if CLUSTERS in table.parameters else f"a table of {table.kind}"
     return _DOING.get(table.kind, made)

@@ -24,7 +24,7 @@ class OpenShard(AbstractContextManager["OpenShard"]):
         self._source, self.local = source, isinstance(source, Mapped)
 
     def ranges(self, group: int, columns: Sequence[str] | None = None) -> list[Range]:
-        """Return the byte ranges that `read_row_group` reads; none by default, because opening reads all bytes."""
+        """Return the byte ranges that `read_row_group` reads; none by default: opening the shard reads all bytes."""
         return []
 
     def fetch(self, group: int, columns: Sequence[str] | None = None) -> Pieces:

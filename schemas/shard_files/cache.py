@@ -1,12 +1,12 @@
-"""Cache of remote shards on a local disk: byte ranges of files, named by the file's SHA-256, in a separate directory.
+"""Cache of remote shards on a local disk: byte ranges, named by the SHA-256 of their file, in a separate directory.
 
     FOLDER/.extremis-cache            marks the directory as a cache; locked for writing
     FOLDER/.bytes                     at least the bytes of all entries: bytes are counted before they are written
     FOLDER/ab/ab12...-START-STOP      the bytes, and their CRC-32
 
-Processes of one machine may share the cache, and may be killed at any moment: an entry appears whole (a temporary
-file is renamed) and is checked when it is read. The least recently used entries are removed first, and no other file
-is ever removed. A failure of the cache, such as a full disk, costs only time.
+Processes of one machine may share the cache, and may be killed at any moment: an entry appears as a whole (a temporary
+file is renamed) and is checked when it is read. The least recently used entries are removed first, and no other file is
+ever removed. If the cache fails, for example because the disk is full, reading only takes longer.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class LocalCache:
     limit: int
 
     def __post_init__(self) -> None:
-        """Set up `folder`. Raises InputError if it contains other files, or has no space for `limit` bytes."""
+        """Set up `folder`. Raises InputError if the folder contains other files, or has no space for `limit` bytes."""
         try:
             os.makedirs(self.folder, exist_ok=True)
             names = os.listdir(self.folder)
@@ -67,7 +67,7 @@ class LocalCache:
             )
 
     def require(self, least: int, why: str) -> None:
-        """Raise InputError if the limit is below the `least` bytes that `why` needs at the same time."""
+        """Raise InputError if the limit is below the `least` bytes that `why` needs at once."""
         if self.limit < least:
             raise InputError(
                 f"storage.cache_size: {self.limit:,} bytes are too few: {why} take {least:,} at once. Raise "
@@ -88,7 +88,7 @@ class LocalCache:
         return None
 
     def put(self, sha256: str, start: int, stop: int, data: bytes) -> None:
-        """Keep bytes [start, stop) of file `sha256`, and remove the least recently used entries if space is short."""
+        """Store bytes [start, stop) of file `sha256`, and remove the least recently used entries if space is short."""
         size = len(data) + _CHECKSUM.size
         if size > self.limit:
             return
@@ -117,7 +117,7 @@ class LocalCache:
         self._count(held + size)
 
     def _scan(self, most: int) -> int:
-        """Remove files of killed processes, and least recently used entries down to `most` bytes; return the size left.
+        """Remove files of killed processes, and least recently used entries above `most` bytes; return the new size.
 
         The caller holds the lock.
         """

@@ -34,7 +34,7 @@ _CHUNK_BYTES = 900  # parsed metadata of a column chunk in memory
 
 
 def encode(table: pa.Table, row_group_rows: int | Sequence[int]) -> pa.Buffer:
-    """Return `table` as Parquet bytes; `row_group_rows`: rows of all row groups but the last, or of each row group."""
+    """Return `table` as Parquet bytes; `row_group_rows`: number of rows in every row group but the last, or in each."""
     out = pa.BufferOutputStream()
     with contextlib.closing(ShardEncoder(out, table.schema, row_group_rows)) as writer:
         writer.write(table)
@@ -95,7 +95,7 @@ def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_row
 
 
 def _checksums_of(data: memoryview) -> str:
-    """Return the CRC-32 of a shard's footer and of every column chunk by row group, packed for the manifest."""
+    """Return the CRC-32 of a shard's footer and of every column chunk in each row group, packed for the manifest."""
     size, _ = _ENDING.unpack(data[-_ENDING.size :])
     metadata = pq.read_metadata(pa.BufferReader(data))
     sums = [crc32(data[-_ENDING.size - size :])]
@@ -113,7 +113,7 @@ def writing_shard(
 ) -> Iterator[ShardEncoder]:
     """Yield the writer of shard `index` of `count` under the prefix `url`; the shard is published whole or not at all.
 
-    Memory holds at most one row group. The writer's `entry` is set after the block; after an error nothing is
+    At most one row group is in memory. The writer's `entry` is set after the block; after an error nothing is
     published. Raises StorageError.
     """
     name = shard_name(index, count)
@@ -210,7 +210,7 @@ class ParquetShard(OpenShard):
 
 
 def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> ParquetShard:
-    """Open one shard for reading row groups. Raises TableError if it is missing, truncated, or not Parquet."""
+    """Open one shard for reading row groups. Raises TableError if the shard is missing, truncated, or not Parquet."""
     with ranges.opening(url, shard, access) as source:
         return ParquetShard(source, shard.bytes, shard.checksums, access.verify)
 
@@ -221,7 +221,7 @@ def _chunk(column: pq.ColumnChunkMetaData) -> Range:
 
 
 def list_column(table: pa.Table, name: str) -> Ragged:
-    """Return a column of lists, also of fixed size, as NumPy; offsets int64, starting at 0."""
+    """Return a column of lists, of variable or fixed size, as NumPy arrays; the offsets are int64 and start at 0."""
     column = _array(table, name)
     if pa.types.is_fixed_size_list(column.type):
         return Ragged.from_matrix(matrix_column(table, name))
@@ -230,12 +230,12 @@ def list_column(table: pa.Table, name: str) -> Ragged:
 
 
 def number_column(table: pa.Table, name: str) -> np.ndarray:
-    """Return a column of numbers as NumPy."""
+    """Return a column of numbers as a NumPy array."""
     return _numbers(_array(table, name))
 
 
 def _numbers(column: pa.Array) -> np.ndarray:
-    """Return a NumPy view of a numeric column; Arrow's own conversion would load pandas, which takes 0.2 s."""
+    """Return a NumPy view of a numeric column; Arrow's conversion would load pandas, which takes 0.2 s."""
     if column.null_count or str(column.type) not in _NUMBERS:
         return column.to_numpy(zero_copy_only=False)
     _, data = column.buffers()
@@ -266,7 +266,7 @@ def matrix_column(table: pa.Table, name: str) -> np.ndarray:
 
 
 def _array(table: pa.Table, name: str) -> pa.Array:
-    """Return a column as one array, copied only if it is in several pieces."""
+    """Return a column as one array; only a column in several pieces is copied."""
     column = table.column(name)
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays([pa.nulls(0, column.type), *column.chunks])
 
@@ -283,7 +283,7 @@ def matrix_array(matrix: np.ndarray, type: pa.DataType) -> pa.FixedSizeListArray
 
 
 def _leaves_that_repeat(schema: pa.Schema) -> list[str]:
-    """Return the leaves to write with a dictionary; a dictionary of row ids or of floats would only cost time."""
+    """Return the leaves to write with a dictionary; for row ids or floats, a dictionary would only cost time."""
     leaves = []
     for field in schema:
         is_list = pa.types.is_list(field.type)

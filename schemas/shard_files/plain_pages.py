@@ -1,7 +1,7 @@
 """Fast reading of fixed-size lists without nulls from Parquet pages with plain values.
 
-Arrow visits the levels of every value to find the lists, and spends most of its time on this for wide lists. A page
-without nulls has a single run of levels, and the width of the lists is known, so decompression is enough.
+For wide lists, Arrow spends most of its time on the levels of the values, which mark where lists start. A page without
+nulls has a single run of levels, and the width of the lists is known, so decompression is enough.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ _TYPE, _UNCOMPRESSED, _COMPRESSED, _DATA, _VALUES, _ENCODING = 1, 2, 3, 5, 1, 2
 def read_matrix(
     chunk: pa.Buffer, metadata: pq.FileMetaData, group: int, leaf: int, kind: pa.FixedSizeListType
 ) -> pa.Array | None:
-    """Return the lists of a column chunk; None if Arrow has to read the chunk: its pages are not plain, or damaged.
+    """Return the lists of a column chunk; None if Arrow must read the chunk, because pages are damaged or not plain.
 
     The chunk belongs to column `leaf` in row group `group`. Raises OSError or ValueError if bytes do not decompress.
     """
@@ -76,7 +76,7 @@ def _without_levels(page: memoryview, values: int, repeated: int, defined: int) 
 
 
 def _struct(data: memoryview, position: int) -> tuple[dict[int, Any], int]:
-    """Parse a struct of Thrift's compact protocol: ({field: value}, its end). Raises IndexError, KeyError."""
+    """Parse a struct of Thrift's compact protocol; return ({field: value}, end). Raises IndexError, KeyError."""
     fields: dict[int, Any] = {}
     field = 0
     while byte := data[position]:
@@ -105,7 +105,7 @@ def _integer(data: memoryview, position: int) -> tuple[int, int]:
 
 
 def _varint(data: memoryview, position: int) -> tuple[int, int]:
-    """Return an unsigned number, stored as 7 bits per byte, and its end."""
+    """Parse an unsigned number, stored as 7 bits per byte; return (number, end)."""
     value = 0
     for shift in range(0, 64, 7):
         byte = data[position]

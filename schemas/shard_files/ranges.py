@@ -34,7 +34,7 @@ VERIFIED = Access()
 
 
 class Remote:
-    """File on remote storage. Each read is one request, with retries, unless the cache has the bytes.
+    """File on remote storage. Each read is one request, with retries, unless the bytes are in the cache.
 
     Reads raise FileNotFoundError, StorageError.
     """
@@ -58,7 +58,7 @@ Source = Mapped | Remote
 
 @contextlib.contextmanager
 def opening(url: str, shard: Shard, access: Access) -> Iterator[Source]:
-    """Yield the source of the bytes of `shard` of the table at `url`; the block reads the end of the file.
+    """Yield the source from which to read `shard` of the table at `url`; the block reads the end of the file.
 
     Raises TableError if the shard is missing or damaged, or its length has changed; StorageError.
     """
@@ -96,7 +96,7 @@ def read_end(source: Source, length: int, footer: struct.Struct, magic: bytes) -
 
 @contextlib.contextmanager
 def naming_damage(place: str, remedy: str = "Make the table again.") -> Iterator[None]:
-    """Turn any decoding error of Arrow into a TableError of one line that names `place`."""
+    """Turn any decoding error of Arrow into a one-line TableError that names `place`."""
     try:
         yield
     except FileNotFoundError:
@@ -114,7 +114,7 @@ class Pieces:
 
     @classmethod
     def fetch(cls, source: Source, ranges: Iterable[Range]) -> "Pieces":
-        """Read `ranges`; ranges near each other share a request."""
+        """Read `ranges`; nearby ranges share a request."""
         return cls([(start, source.read(start, stop)) for start, stop in merged(ranges)])
 
     def read(self, start: int, stop: int) -> pa.Buffer:
@@ -126,7 +126,7 @@ class Pieces:
 
 
 class PiecesFile(AbstractBufferedFile):
-    """File of `length` bytes; only its `pieces` can be read, and they may be replaced."""
+    """File of `length` bytes, of which only the `pieces` can be read; `pieces` may be replaced."""
 
     def __init__(self, length: int) -> None:
         super().__init__(None, "", size=length, cache_type="none")

@@ -27,7 +27,10 @@ def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_row
 def write_table(
     url: str, kind: str, shards: Sequence[pa.Table], row_group_rows: int, sink: Sink = "parquet", **fields: object
 ) -> Manifest:
-    """Publish a table from shards in memory (one process); `fields` go into the manifest. Raises StorageError."""
+    """Publish a table from shards in memory (one process); `fields` become fields of the manifest.
+
+    Raises StorageError.
+    """
     unpublish(url)
     entries = [write_shard(url, i, len(shards), table, row_group_rows, sink) for i, table in enumerate(shards)]
     manifest = Manifest(
@@ -73,7 +76,7 @@ def iterate_shard(url: str, shard: Shard, columns: Sequence[str] | None = None) 
 def read_group(
     file: OpenShard, group: int, columns: Sequence[str] | None, place: str, pieces: Pieces | None = None
 ) -> pa.Table:
-    """Read row group `group` of an open shard, from `pieces` if they were fetched before and are not damaged.
+    """Read row group `group` of an open shard, from `pieces` if these were fetched before and are not damaged.
 
     Damaged bytes are read again. Raises StorageError; TableError, which names `place` and the row group, if the bytes
     are still damaged.

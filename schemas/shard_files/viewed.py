@@ -1,4 +1,4 @@
-"""Shards of a view: rows of another table's file without the removed rows, with the view's patches and ids."""
+"""Shards of a view: the rows of another table's file, except removed rows, with the view's patches and ids."""
 
 from collections.abc import Sequence
 

@@ -4,10 +4,10 @@ The key of a sample is the zero-padded id of the row. A sample has one member pe
 for a list of numbers, `.key.txt` for a string. The format is POSIX ustar in blocks of 512 bytes, with time and owner 0
 for deterministic bytes. NumPy lays out headers, members and padding of all samples at once.
 
-The index is an Arrow IPC file with one record batch per row group, which contains the number of values of each member
-of each row. The place of every value is computed from these numbers, and reading a row group takes one range read and a
-few gathers. The metadata of a batch contains the first byte of the row group, the id of its first row, and a CRC-32 of
-each column's values. The manifest contains the CRC-32 of the index.
+The index is an Arrow IPC file with one record batch per row group, which contains the number of values in each member
+of each row. The position of every value is computed from these numbers, and reading a row group takes one range read
+and a few gathers. The metadata of a batch contains the start of the row group in bytes, the id of the first row, and a
+CRC-32 of each column's values. The manifest contains the CRC-32 of the index.
 
     tar entries | two zero blocks | index | CRC-32 of the index, its length, magic
 """
@@ -67,14 +67,14 @@ class Layout:
 
     @classmethod
     def of(cls, members: Sequence[Member], counts: Mapping[str, np.ndarray]) -> "Layout":
-        """Lay out rows; `counts` contains, for each column, the number of values of each row, [B]."""
+        """Lay out rows; `counts` contains, for each column, the number of values in each row, [B]."""
         sizes = np.stack([_size(member, counts[member.column]) for member in members], axis=1)
         blocks = 1 + -(-sizes // BLOCK)
         ends = np.cumsum(blocks.reshape(-1))
         return cls((ends - blocks.reshape(-1)).reshape(blocks.shape), int(ends[-1]) if len(ends) else 0)
 
     def places(self, number: int, member: Member, offsets: np.ndarray) -> np.ndarray:
-        """Return the positions of all values of `member`, which has number `number`, in units of values: int64 [V].
+        """Return the positions int64 [V] of all values of `member`, which is number `number`, in units of values.
 
         `offsets` [B + 1]: offsets of the values of each sample.
         """
@@ -85,8 +85,8 @@ class Layout:
 def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_rows: int) -> Shard:
     """Publish shard `index` of `count` under the prefix `url`, whole or not at all; holds one row group in memory.
 
-    `query_id` must count up by one; the other columns are strings or lists of numbers.
-    Raises StorageError; ValueError for other columns and ids.
+    `query_id` must increase by one per row; the other columns are strings or lists of numbers. Raises StorageError;
+    ValueError for other columns and ids.
     """
     name = shard_name(index, count, EXTENSION)
     with storage.writing(join(url, name)) as path:
@@ -135,7 +135,7 @@ def encode(table: pa.Table, row_group_rows: int) -> Iterator[memoryview]:
 
 
 class _Group(NamedTuple):
-    """Index entry of a row group of B rows: its byte range, its facts, `counts` [B] by column, and its layout."""
+    """Index entry of a row group of B rows: byte range, metadata, `counts` [B] by column, and layout."""
 
     place: Range
     facts: dict[str, Any]
@@ -204,13 +204,16 @@ class TarShard(OpenShard):
 
 
 def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> TarShard:
-    """Open one shard for reading row groups. Raises TableError if it is missing, truncated, or has no index."""
+    """Open one shard for reading row groups.
+
+    Raises TableError if the shard is missing, is truncated, or has no index.
+    """
     with ranges.opening(url, shard, access) as source:
         return TarShard(source, shard.bytes, shard.checksums, access.verify)
 
 
 def _index(source: Source, length: int, expected: str | None, verify: bool) -> pa.Buffer:
-    """Read the index after the archive, and verify it by the manifest's CRC-32 and its own. Raises ValueError."""
+    """Read the index after the archive, and verify its CRC-32 in the manifest and in the file. Raises ValueError."""
     end, (checksum, size) = ranges.read_end(source, length, _FOOTER, _MAGIC)
     content = end[:size]
     if verify:
@@ -239,7 +242,7 @@ def _array(values: np.ndarray, offsets: np.ndarray, type: pa.DataType) -> pa.Arr
 
 
 def members_of(schema: pa.Schema) -> list[Member]:
-    """Return a member for every column but `query_id`, in order. Raises ValueError for other types."""
+    """Return a member for every column except `query_id`, in order. Raises ValueError for other types."""
     return [_member(field) for field in schema if field.name != "query_id"]
 
 
@@ -286,7 +289,10 @@ def _size(member: Member, counts: np.ndarray) -> np.ndarray:
 
 
 def _tar_headers(member: Member, digits: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return headers uint8 [B, 512]. The checksum is the sum of all bytes, with its own field counted as spaces."""
+    """Return headers uint8 [B, 512].
+
+    The checksum is the sum of all bytes, where the checksum field is counted as spaces.
+    """
     head = bytearray(BLOCK)
     head[ID_DIGITS : ID_DIGITS + 1 + len(member.suffix)] = b"." + member.suffix.encode()
     head[100:124] = b"0000644\0" + b"0000000\0" * 2  # mode, owner, group

@@ -150,7 +150,7 @@ class TestDataAndRun:
             call("embed", other, run, tmp_path / "out"),
             call("train", "astra", other, run, *sets("train.epochs=1", "order.batch=16"), "--resume"),
         ):
-            refused(done, str(run), str(other), "made from other data", "Give the data that the run was made from")
+            refused(done, str(run), str(other), "on different data", "Give the data that the run was trained on")
         assert visible(run) == before
         assert not (tmp_path / "out").exists()
 

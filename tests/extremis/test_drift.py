@@ -68,7 +68,7 @@ def test_what_is_of_the_data_alone_is_refused(days: Path) -> None:
     for options in ({"split": "holdout"}, {"split": "train", "scores": "fused", "step": 1}):
         with pytest.raises(InputError, match="on the run's own data"):
             extremis.evaluate(days / "data1", days / "run0", progress=False, **options)
-    with pytest.raises(InputError, match="made from other data"):
+    with pytest.raises(InputError, match="trained on different data"):
         extremis.evaluate(days / "data0", days / "run1", split="train", progress=False)
 
 

@@ -120,7 +120,7 @@ def test_an_export_that_is_gone_is_named_with_its_part(days: Path, tmp_path: Pat
         done, f"{second}: files that this version needs are missing: part 0001 ({first}) is missing", "Restore them"
     )
     export(days, 1, first)
-    with pytest.raises(TableError, match=r"part 0001 \(.*0\) has been made again since"):
+    with pytest.raises(TableError, match=r"part 0001 \(.*0\) has been rebuilt since"):
         extremis.load(second)
 
 

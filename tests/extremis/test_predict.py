@@ -487,7 +487,7 @@ class TestRefusals:
         refused(call("predict", exported, out, "--data", data, "--split", "dev"), "no split 'dev'")
         both = ("--threshold", "1", "--precision", "0.5")
         refused(call("predict", exported, out, "--data", data, *both), "Give only one of the two")
-        refused(call("export", data, run, data), "the command reads this", "Give another place")
+        refused(call("export", data, run, data), "the command reads this", "Give another path")
         refused(
             call("export", data, run, tmp_path / "e", "--index", "IVF9,Nonsense"), "IVF9,Nonsense", "cannot be built"
         )

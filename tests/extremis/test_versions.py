@@ -234,7 +234,7 @@ def test_a_refresh_keeps_the_fusion_of_the_run_before_with_a_memory_of_its_own(d
 
 def test_a_run_of_other_data_is_refused(days: Path, tmp_path: Path) -> None:
     make(tmp_path, SEQUENCE[:1])
-    with pytest.raises(InputError, match="made from other data"):
+    with pytest.raises(InputError, match="trained on different data"):
         extremis.train("random", tmp_path / "data0", tmp_path / "run", from_run=days / "run1", progress=False)
 
 

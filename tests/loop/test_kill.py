@@ -133,7 +133,7 @@ class TestRefusals:
         other = tmp_path / "other"
         assert call("shard", raw, other, "--tokenizer", "train:1000", "--seed", "1").status == 0
         done = call("run", "astra", other, run, *CHOICES, "--resume")
-        refused(done, str(run), "made from other data", str(other), "choose another RUN")
+        refused(done, str(run), "trained on different data", str(other), "choose another RUN")
 
     @pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "manifest"])
     def test_a_damaged_newest_checkpoint(self, data: Path, run: Path, damage: str) -> None:

@@ -127,7 +127,7 @@ def test_refusals_leave_nothing(small: SmallData, run: str, tmp_path: Path) -> N
     with pytest.raises(InputError, match=r"nowhere/config.toml: no run here"):
         embed(data, str(tmp_path / "nowhere"), out)
     other = build_data(str(tmp_path / "other"), seed=1)
-    with pytest.raises(InputError, match="made from other data"):
+    with pytest.raises(InputError, match="trained on different data"):
         embed(other.layout.root, run, out)
     assert storage.list_names(out) == []
 

@@ -157,7 +157,7 @@ class TestRefused:
         beyond = foreign(world, str(tmp_path / "beyond"), [[LABELS, 1]] * ROWS, 2)
         out = str(tmp_path / "out")
         for url, words in (
-            (other, r"was made from a queries table"),
+            (other, r"was built from a queries table"),
             (more, r"more: this table was built with 31 labels, but .* has 30\. Make the table again"),
             (ranges, r"ranges: this table has columns for each label range\. Make the table again without --ranges"),
             (beyond, r"part-0000\d-of-00002\.parquet: a label id is outside \[0, 30\)"),

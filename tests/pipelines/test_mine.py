@@ -356,7 +356,7 @@ class TestRefusals:
     def test_a_run_of_other_data(self, world, tmp_path):
         other = random_world(str(tmp_path / "other"), rows=70, labels=40, dimension=6, seed=1)
         other.write_data()
-        message = r"epoch-0003/queries: this embeddings table was made from a queries table .*other/data/queries"
+        message = r"epoch-0003/queries: this embeddings table was built from a queries table .*other/data/queries"
         with pytest.raises(TableError, match=message):
             mine(other.data, world.run)
 

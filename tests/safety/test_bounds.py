@@ -28,7 +28,7 @@ def test_neither_a_shard_nor_a_part_of_a_data_set_can_lie_outside(path: str, tmp
     shard = {"path": path, "rows": 1, "bytes": 1, "sha256": "0" * 64}
     for kind, lie in (("queries", {"shards": [shard]}), ("data", {"parents": {path: "0" * 64}})):
         seal(tmp_path, {**json.loads(Manifest(kind=kind).model_dump_json()), **lie})
-        with pytest.raises(TableError, match="leads out of the table's folder"):
+        with pytest.raises(TableError, match="points outside of the table's folder"):
             open_manifest(str(tmp_path))
 
 

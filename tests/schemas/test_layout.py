@@ -47,7 +47,7 @@ def test_a_new_name_has_plain_characters(name: str) -> None:
     "name", ["", ".", "..", ".x", "a b", "a/b", "a\\b", "d[1]", "ü", "a\n", "\x1b", "a" * 129, "a" * 9999]
 )
 def test_another_new_name_is_refused_in_one_short_line(name: str) -> None:
-    with pytest.raises(InputError, match=r"--part '.*: a name has 1 to 128 characters of .* Choose another") as error:
+    with pytest.raises(InputError, match=r"--part '.*: a name consists of 1 to 128 of .* Choose another") as error:
         check_name("--part", name)
     assert len(str(error.value)) < 300
     assert str(error.value).isprintable()

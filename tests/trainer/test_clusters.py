@@ -121,7 +121,7 @@ def test_clusters_that_cannot_be_dealt_are_refused(data: SmallData, tables: str)
     with pytest.raises(InputError, match=r"clusters of 8 rows .* halved down to 2 rows, but never have 16"):
         list(stream_of(data, url, batch=64, clusters=ClusterSchedule(16)))
     (source,) = open_sources(data.layout, "train", label_texts=False)
-    with pytest.raises(TableError, match=r"does not have the rows of .* in cluster order|was made from a"):
+    with pytest.raises(TableError, match=r"does not have the rows of .* in cluster order|was built from a"):
         source.in_clusters(data.layout.queries("test"))
     for wrong, message in (
         ({"cluster": 3}, r"order.cluster = 3 does not divide order.batch / order.streams = 8"),

@@ -72,7 +72,7 @@ def test_the_newest_or_a_given_checkpoint_is_loaded(data: SmallData) -> None:
 def test_a_run_of_other_data_names_both_digests(data: SmallData) -> None:
     run = RunLayout("memory://model/foreign")
     save(data, run, 1, seed=0, digest="f" * 64)
-    with pytest.raises(InputError, match=r"made from other data \(digest ffffffffffff…\) than memory://model/data"):
+    with pytest.raises(InputError, match=r"different data \(digest ffffffffffff…\), not on memory://model/data"):
         load_model(data.layout, run)
 
 

@@ -148,7 +148,7 @@ def test_what_is_no_encoder_to_begin_with_is_refused(data: SmallData, first: str
     with pytest.raises(InputError, match=r"encoder\.ngrams is 2 in that run, 1 in this run"):
         start(second(first, encoder={"ngrams": 1}))
     other = build_data(str(tmp_path / "data"), seed=1)
-    with pytest.raises(InputError, match="made from other data"):
+    with pytest.raises(InputError, match="trained on different data"):
         Trainer.start(other.layout.root, str(tmp_path / "run"), second(first), silent)
     with pytest.raises(ValueError, match="nothing to learn"):
         with_sections(FIRST, {"train": {"freeze_encoder": True}})

@@ -1,1 +1,1 @@
-"""Heads, which turn embeddings of queries into a loss: a classifier, or a label encoder."""
+"""Heads, which compute the loss from query embeddings: a classifier or a label encoder."""

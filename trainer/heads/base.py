@@ -1,4 +1,4 @@
-"""Heads: compute a loss from embeddings of queries and candidates, and the gradient on the queries, and update rows."""
+"""Heads compute the loss from query and candidate embeddings, return its gradient on the queries, and update rows."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -21,10 +21,10 @@ BeforeChange = Callable[[Candidates, torch.Tensor | None], None]
 
 @dataclass(frozen=True)
 class HeadStep:
-    """Input of a head's step: the global `batch`, x [B, D], and negatives from sources that needed x.
+    """Input of a head's step: the global `batch`, its query embeddings x [B, D], and the negatives found with x.
 
     `number`: index of the step in the run, from 0. `factor` scales every rate. `number` and `factor` are tensors if the
-    step may be recorded. `before_change` is called before rows change.
+    step may be recorded as a CUDA graph. `before_change` is called before rows change.
     """
 
     batch: Batch
@@ -37,7 +37,7 @@ class HeadStep:
 
 
 class Head(ABC):
-    """This rank's labels [start, stop) of [0, labels), and the vectors that x is scored against."""
+    """This rank's labels [start, stop), out of all labels [0, labels), and the vectors that x is scored against."""
 
     labels: int
     start: int
@@ -48,7 +48,7 @@ class Head(ABC):
     @property
     @abstractmethod
     def vectors(self) -> torch.Tensor:
-        """Vectors [stop - start, D], D + 1 with a bias, for dumps, indexes and searches."""
+        """Vectors [stop - start, D] (D + 1 with a bias), for dumps, indexes and searches."""
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Return a float32 copy of the vectors `rows` [C], counted from `start`, without a gradient."""
@@ -63,27 +63,27 @@ class Head(ABC):
         """
 
     def key(self, number: int) -> int:
-        """Return the key of random bits at step `number` of the run; 0 if the head draws none."""
+        """Return the key of the random bits for step `number` of the run; 0 if the head draws no random bits."""
         return 0
 
     def backward(self) -> None:  # noqa: B027
-        """Add the gradients of the last `learn` to the encoders."""
+        """Add the gradients of the last call of `learn` to the encoders."""
 
     def encoders(self) -> dict[str, Encoder]:
-        """Return all encoders except the queries' encoder, by the name of their part of a checkpoint."""
+        """Return all encoders except the query encoder, keyed by the name of their part of a checkpoint."""
         return {}
 
     def encoders_changed(self) -> None:  # noqa: B027
-        """Drop cached results of the encoders' earlier state."""
+        """Drop results that were cached before the encoders changed."""
 
     def extend(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x [B, D] in the form of the vectors: with a last column of ones if there is a bias."""
+        """Return x [B, D], with a last column of ones appended if the vectors have a bias."""
         return torch.cat([x, x.new_ones(len(x), 1)], 1) if self.bias else x
 
     def label_inputs(self) -> Iterator[Inputs]:
-        """Yield texts of this rank's labels, if labels are encoded, in the same number of pieces on every rank."""
+        """If labels are encoded, yield the texts of this rank's labels, in the same number of pieces on every rank."""
         return iter(())
 
     def rows(self, optimizer: bool = True) -> dict[str, torch.Tensor]:
-        """Return all rows of this rank's labels, [n, ...] by name; `optimizer`: also the optimizer's state."""
+        """Return all rows [n, ...] of this rank's labels by name; with `optimizer`, also the optimizer's state."""
         return {}

@@ -22,10 +22,11 @@ _FILLED = 1 << 16  # number of labels with initial vectors drawn at a time
 
 
 class Classifier(Head):
-    """Vectors w_l in R^D for l in [0, L), with an optional bias as the last column, which is multiplied by a 1 in x.
+    """A vector w_l in R^D for each label l in [0, L), with an optional bias in the last column, where x contains a 1.
 
-    A rank of `group` has labels [start, stop), given by the `bounds` [G + 1] of all ranks; None: equal ranges. Ids of
-    rows are counted from start. Raises InputError if `config.storage`, or the `device`, lacks room.
+    Each rank of `group` has the labels [start, stop). `bounds` [G + 1] gives the ranges of all ranks; None means ranges
+    of equal size. Row ids are relative to `start`. Raises InputError if the rows do not fit into `config.storage` or on
+    the `device`.
     """
 
     def __init__(
@@ -82,11 +83,11 @@ class Classifier(Head):
         scale: float = 1.0,
         merged: Merged | None = None,
     ) -> tuple[float | torch.Tensor, torch.Tensor]:
-        """Return `scale` times the loss of x [B, D] and the loss's gradient on x; update all rows of `candidates`.
+        """Update all rows of `candidates`; return `scale` times the loss of x [B, D], and the gradient on x.
 
-        The method gathers rows, computes the loss and gradients, and updates the rows; binary cross-entropy takes a
-        single pass over the rows. `merged`: result of `merge_ahead` for drawn candidates. `factor` and `number` may be
-        tensors, like rate and step in `RowMatrix.rule`.
+        The method gathers rows, computes the loss and gradients, and updates the rows. Binary cross-entropy does all
+        this in a single pass over the rows. `merged`: the result of `merge_ahead`, if the device has merged the
+        candidates already. `factor` and `number` may be tensors, like rate and step in `RowMatrix.rule`.
         """
         lr = self._lr * factor
         value: float | torch.Tensor
@@ -115,15 +116,15 @@ class Classifier(Head):
 
 
 def merges_on(device: torch.device, recipe: Recipe) -> bool:
-    """Return whether `device` merges the labels of own pools: with binary cross-entropy and rows on the device."""
+    """Return whether `device` merges the labels of own pools; needs binary cross-entropy and rows on the device."""
     on_device = device != CPU and isinstance(recipe, ClassifierRecipe) and recipe.classifier.storage == IN_MEMORY
     return on_device and recipe.loss == binary_cross_entropy.options
 
 
 def _initialise(weight: torch.Tensor, config: ClassifierConfig, labels: int, first: int, seed: int) -> None:
-    """Fill `weight`, which contains zeros, with rows [first, ...) of L random vectors, and with the initial bias.
+    """Fill `weight`, which is zero, with rows [first, ...) of the L random initial vectors, and with the initial bias.
 
-    Random numbers are keyed by blocks of labels, so a rank draws only the blocks of its rows.
+    Random numbers are keyed by blocks of labels, so a rank draws only the blocks that contain its rows.
     """
     stop, drawn = first + len(weight), config.initial == "random" and config.initial_scale
     for block in range(first // _FILLED, -(-stop // _FILLED) if drawn else 0):

@@ -25,12 +25,12 @@ from trainer.stream.batch import Batch
 
 
 class LabelEncoderHead(Head):
-    """Encodes queries and labels with one shared encoder or two encoders, for a loss over the labels of all ranks.
+    """Encodes queries and labels with one shared encoder or two encoders; the loss is over the labels of all ranks.
 
     With `negatives.pool = "all"` every step scores every label. With "batch" the pool consists of the positives of all
-    queries in the batch, and of `negatives.hard` labels per query, drawn from the query's row of the table: at most
-    B(1 + m) labels. `vectors` are the embeddings of the rank's labels [start, stop). Without `texts` the head can only
-    embed given inputs. `encoder`: the encoder of labels.
+    queries in the batch and `negatives.hard` = m hard negatives per query, drawn from the query's row of the table.
+    With one positive per query, the pool has at most B(1 + m) labels. `vectors` are the embeddings of the rank's labels
+    [start, stop). Without `texts` the head can only embed given inputs. `encoder`: the encoder of labels.
     """
 
     has_rows = False
@@ -53,7 +53,7 @@ class LabelEncoderHead(Head):
 
     @property
     def vectors(self) -> torch.Tensor:
-        """z [stop - start, D] of this rank's labels, without dropout; cached until the encoders change."""
+        """Embeddings z [stop - start, D] of this rank's labels, without dropout; cached until the encoders change."""
         if self._vectors is None:
             encoder, size = self._label_encoder, self._options.label_batch
             z = torch.empty(self.stop - self.start, encoder.dimension, device=encoder.device)
@@ -66,7 +66,7 @@ class LabelEncoderHead(Head):
 
     @property
     def texts(self) -> Inputs:
-        assert self._texts is not None, "this model was loaded without the texts of labels"
+        assert self._texts is not None, "this model was loaded without label texts"
         return self._texts
 
     def label_inputs(self, size: int = 1024) -> Iterator[Inputs]:
@@ -79,7 +79,7 @@ class LabelEncoderHead(Head):
         self._vectors = None
 
     def learn(self, step: HeadStep) -> tuple[torch.Tensor, torch.Tensor]:
-        """Score this rank's share of the labels in the step's pool; `backward` uses the gradient on these labels."""
+        """Score this rank's part of the labels in the step's pool; `backward` uses the gradient on these labels."""
         group, planner = self._group, step.planner
         batch = step.batch
         drawn = planner.learnt(batch)
@@ -103,15 +103,15 @@ class LabelEncoderHead(Head):
         return part.detach(), x.grad
 
     def backward(self) -> None:
-        assert self._pending is not None, "backward follows learn"
+        assert self._pending is not None, "`backward` needs an earlier call of `learn`"
         labels, gradient = self._pending
         self._pending = None
         labels.backward(gradient)
 
     def pool(self, batch: Batch, hard: Rows = None, drawn: np.ndarray | None = None) -> np.ndarray | range:
-        """Return the distinct labels of a step over all ranks, ascending; each rank encodes a share of the labels.
+        """Return the distinct labels of a step over all ranks, ascending; each rank encodes a part of the labels.
 
-        The labels include the negatives `hard` [B, k] and the `drawn` positives [sum P]; all positives if `drawn` is
+        The labels are the negatives `hard` [B, k] and the `drawn` positives [sum P], or all positives if `drawn` is
         None.
         """
         if self._all_labels:
@@ -120,10 +120,10 @@ class LabelEncoderHead(Head):
 
 
 def open_label_texts(data: DataLayout, kind: Kind) -> Inputs:
-    """Open the inputs of DATA's labels [0, L) that `kind` reads (tokens, features, vectors), decoded once.
+    """Open the inputs that `kind` reads (tokens, features, vectors) for DATA's labels [0, L), and decode each once.
 
     The inputs are in mapped scratch files, which disappear when the process ends; the system caches as much as fits in
-    memory. Raises InputError if the labels lack inputs that `kind` reads, TableError, StorageError.
+    memory. Raises InputError if the labels lack inputs that `kind` reads; TableError; StorageError.
     """
     labels = Table.open(data.labels, "labels")
     require_inputs(labels, kind)

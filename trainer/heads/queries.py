@@ -1,9 +1,9 @@
-"""Embeddings of a batch's queries in training, and back-propagation of their gradient into the encoder.
+"""Embed the queries of a training batch, and back-propagate the gradient on the embeddings into the encoder.
 
-With gradient caching (Gao et al., 2021; DEXML, section B.5), a loss can use any number of embeddings, while memory
-contains the encoder's activations of one sub-batch at a time. First encode without a graph and compute the gradient on
-the embeddings. Then encode each sub-batch again with a graph, and propagate its share of the gradient back. The second
-pass draws the same dropout as the first pass, because an encoder's random numbers are a function of the dropout key.
+With gradient caching (Gao et al., 2021; DEXML, section B.5), a loss can use any number of embeddings, while only the
+encoder activations of one sub-batch are in memory. First encode without a graph and compute the gradient on the
+embeddings. Then encode each sub-batch again with a graph, and back-propagate its part of the gradient. The second pass
+draws the same dropout as the first pass, because an encoder's random numbers are a function of the dropout key.
 """
 
 from abc import ABC, abstractmethod
@@ -38,8 +38,8 @@ def dropout_key(batch: Batch, kind: int, first: int, start: int) -> tuple[int, i
 class CachedEmbeddings:
     """Embeddings x [n, D] of training rows, computed `size` at a time without a graph; `backward` computes x again.
 
-    `inputs(start, stop)` returns rows [start, stop) of [0, n), `key(start)` the rows' dropout key. A single sub-batch
-    keeps its graph, so nothing is computed twice.
+    `inputs(start, stop)` returns rows [start, stop) of the n rows, and `key(start)` returns their dropout key. If there
+    is a single sub-batch, its graph is kept, so nothing is computed twice.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class CachedEmbeddings:
 
 
 class QueryEmbeddings(ABC):
-    """Embeds batches one after another; call `backward` for each batch before the next batch."""
+    """Embeds batches one after another; call `backward` for each batch before embedding the next batch."""
 
     trains = True  # False: the encoder does not change, and needs no gradient
 
@@ -93,7 +93,7 @@ class QueryEmbeddings(ABC):
         """Begin an epoch over `sources`."""
 
     def preparing(self) -> Callable[[Batch], Any] | None:
-        """Return a function that prepares a whole batch ahead, in any thread; None if a device would not wait."""
+        """Return a function that prepares a whole batch ahead, in any thread; None if no batch is prepared ahead."""
         return None
 
     @abstractmethod
@@ -128,13 +128,13 @@ class WholeBatch(QueryEmbeddings):
     def backward(self, gradient: torch.Tensor) -> None:
         # The graph ends here: nodes shared with the next graph would run on the stream of this step.
         x, self._x = self._x, None
-        assert x is not None, "backward follows embed"
+        assert x is not None, "`backward` needs an earlier call of `embed`"
         with self._encoder.exchanging(self._group):
             x.backward(gradient)
 
 
 class SubBatches(QueryEmbeddings):
-    """Encodes queries in `parts` sub-batches or in sub-batches of `size` rows (0: all), with one graph in memory."""
+    """Encodes queries in `parts` sub-batches or in sub-batches of `size` rows (0: all), with one graph at a time."""
 
     def __init__(self, encoder: Encoder, size: int = 0, parts: int = 0) -> None:
         self._encoder, self._size, self._parts = encoder, size, parts
@@ -152,8 +152,9 @@ class SubBatches(QueryEmbeddings):
 class FrozenQueries(QueryEmbeddings):
     """Encodes queries with a frozen encoder, each query once (NGAME, appendix C, module M2), without dropout.
 
-    A scratch file [N, D] float16 contains x of the training rows by id. Every x is rounded to float16, so a resumed run
-    encodes again with the same result. Row ids belong to tables: with other tables all rows are encoded again.
+    A float16 scratch file [N, D] contains x of each training row, indexed by row id. Every x is rounded to float16, so
+    a resumed run that encodes the rows again gets the same x. Row ids refer to the tables of an epoch, so all rows are
+    encoded again if the tables change.
     """
 
     trains = False
@@ -198,4 +199,4 @@ class FrozenQueries(QueryEmbeddings):
             self._encoded[rows] = True
 
     def backward(self, gradient: torch.Tensor) -> None:
-        raise AssertionError("a frozen encoder takes no gradient")
+        raise AssertionError("a frozen encoder has no gradient")

@@ -1,4 +1,4 @@
-"""The linear ranker: one sparse vector per label, over TF-IDF of words and pairs or over a data set's own features."""
+"""The linear ranker: one sparse vector per label over TF-IDF of words and word pairs, or over the data's features."""
 
 import importlib.util
 import itertools
@@ -42,9 +42,9 @@ class Points(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RowFeatures:
-    """Maps rows to unit vectors over the features `seen` [F] in training, multiplied by `factors` [F].
+    """Maps rows to unit vectors over the features `seen` [F] in training, which are scaled by `factors` [F].
 
-    `vocabulary`: number of tokens, if tokens and pairs of tokens are counted; 0 for rows with their own features.
+    `vocabulary`: number of tokens, if tokens and pairs of tokens are counted; 0 if the rows come with features.
     """
 
     vocabulary: int
@@ -61,11 +61,11 @@ class RowFeatures:
         return cls(vocabulary, seen.astype(np.int32), factors)
 
     def __call__(self, inputs: Inputs) -> SparseRows:
-        """Return unit rows with features numbered [0, F); features without training rows are left out."""
+        """Return unit rows with features numbered [0, F); features that no training row has are left out."""
         return self.weigh(count_features(inputs, self.vocabulary))
 
     def weigh(self, counted: SparseRows) -> SparseRows:
-        """Return unit rows from counted rows."""
+        """Scale counted rows by `factors`, and return them as unit rows."""
         place = np.searchsorted(self.seen, counted.ids)
         known = place < len(self.seen)
         known[known] = self.seen[place[known]] == counted.ids[known]
@@ -74,7 +74,7 @@ class RowFeatures:
 
 
 def count_features(inputs: Inputs, vocabulary: int) -> SparseRows:
-    """Return counts of words and pairs of rows if there is a `vocabulary`, else the rows' own features; int32 ids."""
+    """Return the counts of each row's words and word pairs if there is a `vocabulary`, else each row's features."""
     if vocabulary and inputs.tokens is not None:
         counted = count_words(inputs.tokens, vocabulary, damped=False)
         return counted._replace(ids=counted.ids.astype(np.int32))
@@ -84,7 +84,7 @@ def count_features(inputs: Inputs, vocabulary: int) -> SparseRows:
 
 @dataclass(frozen=True, eq=False)
 class LinearRanker:
-    """Scores labels [0, `labels`) for a row; `weights` lists labels and weights for each feature."""
+    """Scores labels [0, `labels`) for a row; `weights` lists the labels of each feature with their weights."""
 
     words: RowFeatures
     weights: SparseRows
@@ -101,11 +101,11 @@ class LinearRanker:
         held_out: bool = False,
         seconds: float = math.inf,
     ) -> "LinearRanker | None":
-        """Fit to the training rows of a run, with the `columns` that the run's encoder reads, and to labels' texts.
+        """Fit to the training rows of a run, in the `columns` that the run's encoder reads, and to the label texts.
 
-        The fit uses the first rows within `budget` bytes, and halves the rows while the fit would take more than
-        `seconds`; rows are in random order. Returns None if no rows fit, or if rows have only dense vectors.
-        `held_out`: also fit to the rows that the run held out. Raises TableError.
+        The fit uses the first rows that fit into `budget` bytes; rows are in random order. As long as the fit would
+        take more than `seconds`, the number of rows is halved. Returns None if no rows fit, or if rows have only dense
+        vectors. With `held_out`, the rows that the run held out are used as well. Raises TableError.
         """
         labels, table = Table.open(data.labels, "labels"), open_queries(data, trained.split)
         columns = [name for name in columns if name != DENSE]
@@ -150,7 +150,10 @@ class LinearRanker:
         return None if weights is None else cls(words, weights, labels)
 
     def rank(self, inputs: Inputs, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (w.x float32 [B, k], label ids [B, k]), best first; 0 and -1 pad. Correct labels score about 2."""
+        """Return (w.x float32 [B, k], label ids [B, k]), best first, padded with 0 and -1.
+
+        Correct labels score about 2.
+        """
         x = self.words(inputs)
         if x.rows >= _MANY and importlib.util.find_spec("numba"):
             from trainer.linear.solver import best_labels
@@ -167,7 +170,7 @@ class LinearRanker:
         return SparseRows(ids[found], scores[found], offsets_of(found.sum(1)))
 
     def explain(self, tokens: np.ndarray, label: int) -> list[tuple[tuple[int, ...], float]]:
-        """Return the words and pairs of words in a text's `tokens`, with their contributions to w.x, greatest first."""
+        """Return the words and pairs of words in a text's `tokens`, with their contributions to w.x, largest first."""
         names = sorted({*((word,) for word in tokens.tolist()), *itertools.pairwise(tokens.tolist())})
         listed = np.fromiter(itertools.chain.from_iterable(names), np.int64)
         counted = count_features(
@@ -208,13 +211,13 @@ class LinearRanker:
                 len(arrays["seen"]) == weights.rows
                 and 0 <= weights.ids.min(initial=0) <= weights.ids.max(initial=0) < labels
             ):
-                raise ValueError("the arrays do not fit together")
+                raise ValueError("the arrays are inconsistent")
             return cls(RowFeatures(vocabulary, arrays["seen"], arrays["factors"]), weights, labels, file)
         except (SafetensorError, KeyError, ValueError) as error:
             raise TableError(f"{table.url}/{name}: not a linear ranker: {error}. Fit the fusion again.") from None
 
     def write(self, url: str, name: str = FILE) -> Shard:
-        """Write a file under `url`, and return its entry for a manifest."""
+        """Write a file under `url`, and return its manifest entry."""
         from safetensors.numpy import save
 
         arrays = {
@@ -225,7 +228,7 @@ class LinearRanker:
 
 
 def _best_labels(x: SparseRows, weights: SparseRows, labels: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Do the same as `solver.best_labels` without Numba, which takes a third of a second to load."""
+    """Do the same as `solver.best_labels` without Numba, because loading Numba takes a third of a second."""
     found, scores = np.full((x.rows, k), PAD, np.int64), np.zeros((x.rows, k), np.float32)
     for row in range(x.rows):
         of_row = slice(x.offsets[row], x.offsets[row + 1])
@@ -244,7 +247,7 @@ def _best_labels(x: SparseRows, weights: SparseRows, labels: int, k: int) -> tup
 
 
 def _first(groups: Iterator[pa.Table], vocabulary: int, budget: int) -> Iterator[Points]:
-    """Yield the first rows within `budget` bytes, group by group."""
+    """Yield the first rows that fit into `budget` bytes, one row group at a time."""
     left = budget
     for group in groups:
         rows, labels = count_features(Inputs.of(group), vocabulary), list_column(group, "label_ids")

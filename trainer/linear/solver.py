@@ -1,9 +1,9 @@
-"""One-vs-all with squared hinge loss: each label against the rows that its own weights score highest.
+"""One-vs-all with squared hinge loss: each label is trained against the rows that its weights score highest.
 
-min_w 1/2 |w|^2 + C sum_i max(0, 1 - y_i (w.x_i - 1))^2. The bias is fixed at -1, its limit for many rows: a row without
-words of a label's points scores -1, adds no loss, and is never read. A label starts with its positives. Each round runs
-dual coordinate descent (Hsieh et al., 2008, Algorithm 1), then adds the rows that the weights score highest, found
-through columns of words.
+min_w 1/2 |w|^2 + C sum_i max(0, 1 - y_i (w.x_i - 1))^2. The bias is fixed at -1, its limit for many rows. A row that
+shares no word with a label's points thus scores -1, adds no loss, and is never read. A label is first trained on its
+positives alone. Each round runs dual coordinate descent (Hsieh et al., 2008, Algorithm 1), then adds the rows that the
+weights score highest. An inverted index of words finds these rows.
 """
 
 import math
@@ -39,7 +39,7 @@ def _longer(array, size):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True, fastmath=True)
 def _descend(starts, words, values, squares, signs, count, w, alpha, order, state):  # type: ignore[no-untyped-def]
-    """Continue the descent of `w` and `alpha` over `count` rows, in random orders."""
+    """Continue the descent of `w` and `alpha` over `count` rows, in random order."""
     one, half = np.float32(1), np.float32(0.5 / COST)
     for _ in range(PASSES):
         worst = np.float32(0)
@@ -68,7 +68,7 @@ def _descend(starts, words, values, squares, signs, count, w, alpha, order, stat
 
 @numba.njit(nogil=True, cache=True, fastmath=True)
 def _fit(x, columns, means, points, labels, smallest):  # type: ignore[no-untyped-def]
-    """Fit `labels` one after another; return features and weights of at least `smallest`, and the ends of labels."""
+    """Fit `labels` in turn; return features and weights of at least `smallest`, and where each label's weights end."""
     (offsets, ids, of_row), (column_offsets, rows_of, of_column) = x, columns
     rows, features = len(offsets) - 1, len(column_offsets) - 1
     local, names, w = np.full(features, -1, np.int32), np.empty(features, np.int32), np.empty(features, np.float32)
@@ -172,10 +172,10 @@ def _fit(x, columns, means, points, labels, smallest):  # type: ignore[no-untype
 def fit_labels(
     x: SparseRows, features: int, columns: SparseRows, points: Ragged, smallest: float, seconds: float = math.inf
 ) -> SparseRows | None:
-    """Fit all labels, with the rows `points` of x for each label. Returns labels and weights for each feature.
+    """Fit all labels; `points` lists the rows of x with each label. Returns the labels and weights of each feature.
 
-    `columns`: the rows with each feature. Weights below `smallest` are dropped. Returns None if the fit would take more
-    than `seconds`, estimated from the time for some labels.
+    `columns` lists the rows with each feature. Weights below `smallest` are dropped. Returns None if the fit would take
+    more than `seconds`, estimated from the time for some labels.
     """
     sums = np.bincount(x.ids, x.values, minlength=features)
     means = (sums / np.maximum(np.diff(columns.offsets), 1)).astype(np.float32)
@@ -198,7 +198,7 @@ def fit_labels(
 
 @numba.njit(nogil=True, cache=True, fastmath=True)
 def _score(x, weights, labels, start, stop, found, scores):  # type: ignore[no-untyped-def]
-    """Write the labels with the greatest w.x for rows [start, stop) to `found` and `scores` [B, k], unsorted."""
+    """Write the labels with the largest w.x for rows [start, stop) to `found` and `scores` [B, k], unsorted."""
     (offsets, ids, values), (weight_offsets, of_label, weight) = x, weights
     sums, seen, touched = np.zeros(labels, np.float32), np.zeros(labels, np.bool_), np.empty(labels, np.int64)
     width = found.shape[1]
@@ -224,7 +224,7 @@ def _score(x, weights, labels, start, stop, found, scores):  # type: ignore[no-u
 
 
 def best_labels(x: SparseRows, weights: SparseRows, labels: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (w.x float32 [B, k] above 0, label ids [B, k]) best first, ties by id; 0 and -1 pad."""
+    """Return w.x above 0, float32 [B, k], and label ids [B, k]: best first, ties by id, padded with 0 and -1."""
     found, scores = np.full((x.rows, k), -1, np.int64), np.zeros((x.rows, k), np.float32)
     rows, by_feature = (x.offsets, x.ids, x.values), (weights.offsets, weights.ids, weights.values)
     in_parts(lambda _, start, stop: _score(rows, by_feature, labels, start, stop, found, scores), x.rows, alone=32)

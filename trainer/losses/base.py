@@ -1,4 +1,4 @@
-"""Base of all losses over candidates: scores of a batch, and gradients from the slopes of scores."""
+"""Base of all losses over candidates: scores of a batch, and gradients that are computed from the loss's slopes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -24,10 +24,11 @@ BlockFunction = Callable[[slice, torch.Tensor], torch.Tensor]  # (columns, s [B,
 class Scores:
     """Scores x.w of `candidates`, for x [B, D] and w [C, D] in float32 or float64; B counts the queries of all ranks.
 
-    `pair` [n] are the scores of pairs, with `query`, `label` [n], `positive` [n] bool and `weight` [n]. `blocks` yields
-    the scores [B, R] of the pool; `log_weight` [R] is the logarithm of the pool's weights. With `chunk`, at most
-    [B, chunk] scores of the pool exist at a time, and every pass multiplies again. A rank of `group` has the candidates
-    among its labels; `logsumexp` is over all ranks. `candidates` are the source arrays, on the host.
+    `pair` [n] contains the scores of pairs; `query`, `label`, `positive` (bool) and `weight`, all [n], describe the
+    pairs. `blocks` yields the scores [B, R] of the pool; `log_weight` [R] is the logarithm of the pool's weights. With
+    `chunk`, at most [B, chunk] scores of the pool are in memory at a time, and every pass computes the products again.
+    A rank of `group` scores the candidates among its own labels; `logsumexp` is over all ranks. `candidates` contains
+    the original arrays, on the host.
     """
 
     def __init__(self, x: torch.Tensor, w: torch.Tensor, candidates: Candidates, chunk: int, group: Group) -> None:
@@ -77,13 +78,14 @@ class Scores:
         return s + self.log_weight[columns] if self._weighted else s
 
     def sum_by_query(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the sums [B] of the pairs' `values` [n] over all ranks."""
+        """Sum the pairs' `values` [n] per query, over all ranks; return [B]."""
         return self.group.sum(values.new_zeros(self.queries).index_add_(0, self.query, values))
 
     def logsumexp(self, pair: torch.Tensor, transform: BlockFunction | None = None) -> torch.Tensor:
-        """Return [B]: the logarithm of the sum of exp over `pair` values [n] and the pool's values, over all ranks.
+        """Return the log-sum-exp [B] of each query's `pair` values [n] and pool values, over all ranks.
 
-        `transform` turns a block of the pool into the values to sum; None: s + log weight. -inf for an empty sum.
+        `transform` turns a block of the pool's scores into the values to sum; None means s + log weight. An empty sum
+        gives -inf.
         """
         total = self._pair_logsumexp(pair)
         for columns, s in self.blocks():
@@ -98,7 +100,7 @@ class Scores:
         return self.x.new_zeros(self.queries).index_add_(0, self._masked_query, weight)
 
     def pool_weight_of_pairs(self) -> torch.Tensor:
-        """Return the weight in the pool of each pair's label, [n]; 0 for a label outside the pool."""
+        """Return the weight [n] that each pair's label has in the pool; 0 for a label outside the pool."""
         if not self.pool:
             return torch.zeros_like(self.weight)
         return torch.where(self.label < self.pool, self.pool_weight[self.label.clamp(max=self.pool - 1)], 0)
@@ -115,21 +117,21 @@ class Scores:
 
 
 def masked_scores(x: torch.Tensor, w: torch.Tensor, query: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
-    """Return x.w [B, R] for x [B, D] and w [R, D], with -inf at the places (`query`, `column`) [m]."""
+    """Return x.w [B, R] for x [B, D] and w [R, D], with -inf at the positions (`query`, `column`) [m]."""
     scores = x @ w.T
     scores[query, column] = -torch.inf
     return scores
 
 
 def finite(values: torch.Tensor) -> torch.Tensor:
-    """Return `values` with 0 in place of -inf, to subtract from scores that are all -inf."""
+    """Return `values` with -inf replaced by 0, because subtracting -inf from scores of -inf would give NaN."""
     return values.masked_fill(values == -torch.inf, 0.0)
 
 
 class LossParts(NamedTuple):
-    """A loss and its slopes: this rank's part of the `value`, and the slopes of the pairs' scores [n].
+    """A loss and its slopes: this rank's part of the `value`, and its derivatives [n] in the scores of the pairs.
 
-    `pool_slopes` turns a block of the pool's scores into slopes, possibly in the same memory.
+    `pool_slopes` turns a block of the pool's scores into slopes, possibly in place.
     """
 
     value: torch.Tensor
@@ -140,8 +142,9 @@ class LossParts(NamedTuple):
 class Loss(ABC):
     """A loss over candidates with positives, summed over the queries; scores are x.w / `temperature`.
 
-    A loss computes in float32 or wider, in logarithms, for embeddings of any dtype. With `chunk`, at most [B, chunk]
-    scores exist at a time, and every pass computes the scores again; 0 keeps the scores of all labels of the rank.
+    A loss is computed in float32 or a wider dtype, in the log domain, for embeddings of any dtype. With `chunk`, at
+    most [B, chunk] scores exist at a time, and every pass computes the scores again; 0 keeps the scores of all labels
+    of the rank.
     """
 
     section: ClassVar[type[LossSection]] = LossSection  # options of this kind of loss
@@ -152,15 +155,15 @@ class Loss(ABC):
     def __call__(self, x: torch.Tensor, w: torch.Tensor, candidates: Candidates, group: Group = ALONE) -> torch.Tensor:
         """Return this rank's part of the loss; the sum over ranks is the loss.
 
-        x [B, D] are the queries of all ranks, w [C, D] the labels `candidates.ids` of this rank. The gradient on w is
-        complete; gradients on x must be summed over ranks.
+        x [B, D] are the queries of all ranks, and w [C, D] are the labels `candidates.ids` of this rank. The gradient
+        on w is complete; gradients on x must be summed over ranks.
         """
         value: torch.Tensor = _LossFunction.apply(x, w, candidates, self, group)
         return value
 
     @abstractmethod
     def differentiate(self, scores: Scores) -> LossParts:
-        """Return the loss and its slopes at `scores`, after any number of passes over the scores."""
+        """Return the loss and its slopes at `scores`; any number of passes over the scores is allowed."""
 
 
 class _LossFunction(Function):

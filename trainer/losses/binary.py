@@ -22,10 +22,10 @@ Merged = tuple[torch.Tensor, DevicePairs]
 
 
 class OneVsAll(Loss):
-    """sum_P softplus(-s) + sum_H softplus(s) + sum_R weight * softplus(s), R without P and H.
+    """sum_P softplus(-s) + sum_H softplus(s) + sum_R weight * softplus(s), where R excludes P and H.
 
-    This is ASTRA's equation (2) with the candidates of a batch. With chunks of `candidates.label_range` it is ASTRA's
-    equation (1) and DEXML's equation (2). Each score contributes independently, so ranks exchange nothing.
+    This is ASTRA's equation (2) with the candidates of a batch. With chunks of all labels (`candidates.label_range`) it
+    is ASTRA's equation (1) and DEXML's equation (2). Each score contributes independently, so ranks exchange no data.
     """
 
     def differentiate(self, scores: Scores) -> LossParts:
@@ -55,12 +55,13 @@ def binary_step(
     merged: Merged | None = None,
     narrow: bool = False,
 ) -> tuple[float | torch.Tensor, torch.Tensor]:
-    """Update the rows of `candidates`; return `scale` times the loss of x [B, D], and its gradient on x.
+    """Update the rows of `candidates`; return `scale` times the loss of x [B, D], and the gradient on x.
 
-    The result equals gather, `binary_cross_entropy`, its backward pass and update. A single pass over the rows reads
-    and writes each row once, and creates no matrix [C, D] except for a shared pool. The loss is a float, on a GPU a
-    tensor []. `merged`: result of `merge_ahead` for drawn candidates. `narrow`: a GPU multiplies a pool's bfloat16 rows
-    without widening them.
+    The result is the same as gathering rows, calling `binary_cross_entropy`, its backward pass, and an update. A single
+    pass over the rows reads and writes each row once, and creates no matrix [C, D] except for a shared pool. The loss
+    is a float on a CPU, and a tensor [] on other devices. `merged`: the result of `merge_ahead`, if the device has
+    merged the candidates already. With `narrow`, a GPU multiplies a pool's bfloat16 rows without widening them to
+    float32.
     """
     if isinstance(rows, HostMatrix) or rows.device != CPU:
         return _step_on_device(x.contiguous(), rows, candidates, lr, step, scale, merged, narrow)
@@ -94,7 +95,7 @@ def binary_step(
 
 
 def merge_ahead(candidates: Candidates, device: torch.device) -> Merged | None:
-    """Merge `drawn` labels on the device: ids [n] with padding at the end, and pairs; None if the labels are not drawn.
+    """Merge `drawn` labels on the device; return ids [n], padded at the end, and pairs, or None if no labels are drawn.
 
     The merge runs in parallel with other work, unless the device still has to find the hard negatives.
     """
@@ -117,7 +118,7 @@ def _step_on_device(
     merged: Merged | None,
     narrow: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do the same as `binary_step` without waits for the device: scores by query, then gradients and updates by row."""
+    """Do the same as `binary_step` without waiting for the device: score queries, then compute and apply updates."""
     made, operations = rows.begin(candidates.ids, lr, step), operations_of(rows.device)
     if candidates.drawn is None:
         sent = send(candidates._replace(ids=made.places), rows.device)

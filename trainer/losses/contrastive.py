@@ -1,6 +1,6 @@
 """SoftmaxCE, InfoNCE and DecoupledSoftmax (DEXML, equations 3, 4 and 5): one loss with three denominators.
 
-For a positive j of weight v, each loss is v (log D_j - s_j), where D_j = e^{s_j} + sum over the other counted labels.
+For a positive j with weight v, each loss is v (log D_j - s_j), where D_j = e^{s_j} + sum over the other counted labels.
 The losses differ in the weight of the query's other positives in D_j: 1 (SoftmaxCE), the weight in the pool (InfoNCE),
 or 0 (DecoupledSoftmax).
 """
@@ -13,11 +13,11 @@ from trainer.losses.base import Loss, LossParts, Scores, finite
 
 
 class Contrastive(Loss):
-    """sum_P v log(D_j / e^{s_j}); with their weights in D_j, sampled negatives estimate the sum over all labels."""
+    """sum_P v log(D_j / e^{s_j}); sampled negatives are weighted in D_j, to estimate the sum over all labels."""
 
     @abstractmethod
     def positive_share(self, scores: Scores) -> torch.Tensor:
-        """Return the weight [n] of each positive in the denominators of the query's other positives."""
+        """Return the weight [n] that each positive has in the denominators of the query's other positives."""
 
     def differentiate(self, scores: Scores) -> LossParts:
         positive, query = scores.positive, scores.query
@@ -47,9 +47,10 @@ class SoftmaxCrossEntropy(Contrastive):
 
 
 class InfoNCE(Contrastive):
-    """Equation 4: another positive has its weight in the pool.
+    """Equation 4: in the denominator, the query's other positives have the weight that they have in the pool.
 
-    This equals equation 3 if the pool has every label once, or is the union of the batch's positives and negatives.
+    This equals equation 3 if the pool contains every label once, or is the union of the batch's positives and
+    negatives.
     """
 
     def positive_share(self, scores: Scores) -> torch.Tensor:
@@ -57,16 +58,16 @@ class InfoNCE(Contrastive):
 
 
 class DecoupledSoftmax(Contrastive):
-    """Equation 5: only negatives and the positive itself count, so positives do not push each other down."""
+    """Equation 5: only negatives and the positive itself are in the denominator, so positives do not compete."""
 
     def positive_share(self, scores: Scores) -> torch.Tensor:
         return torch.zeros_like(scores.pair)
 
 
 def _log_added(gap: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """Return log(e^gap + factor), factor in (-inf, 1], exact if e^gap is small.
+    """Return log(e^gap + factor) for a factor in (-inf, 1], accurately even if e^gap is small.
 
-    A negative factor is the excess of a positive in Z; the excess is below e^gap by construction.
+    A negative factor subtracts the excess weight of a positive in Z; the excess is below e^gap by construction.
     """
     added = torch.logaddexp(gap, factor.clamp(min=0).log())
     subtracted = torch.log1p((factor.clamp(max=0) * (-gap.clamp(min=-80)).exp()).clamp(min=-1)) + gap

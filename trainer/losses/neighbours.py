@@ -1,4 +1,4 @@
-"""Loss of the votes that near training points cast for their labels (RAE-XMC: the sum of the top keys' values)."""
+"""Loss on the votes that nearby training points cast for their labels (RAE-XMC: the sum of the top keys' values)."""
 
 import numpy as np
 import torch
@@ -11,10 +11,11 @@ from trainer.stream.transfer import send
 def vote_loss(
     x: torch.Tensor, keys: torch.Tensor, found: np.ndarray, own: Ragged, theirs: Ragged, temperature: float
 ) -> torch.Tensor:
-    """Return the sum over queries x [B, D] of -mean of log(votes) over `own` labels that have votes.
+    """Return the sum over queries x [B, D] of -mean(log(votes)), where the mean is over `own` labels that have votes.
 
-    A label's votes are the softmax of cos(x, keys [B, K, D]) / `temperature` over the `found` [B, K] bool neighbours,
-    summed over neighbours with this label; `theirs` are the labels of the B * K neighbours.
+    Neighbours vote with the softmax of cos(x, keys [B, K, D]) / `temperature` over the neighbours that were `found`
+    [B, K] (bool). A label's votes are the sum over the neighbours with this label; `theirs` are the labels of the B * K
+    neighbours.
     """
     s = torch.einsum("bd,bkd->bk", normalize(x, dim=1), keys.to(x.dtype)) / temperature
     log_share = s.masked_fill(send(~found, x.device), torch.finfo(s.dtype).min).log_softmax(1).flatten()

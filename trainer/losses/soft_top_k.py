@@ -1,4 +1,4 @@
-"""SoftTop-k (DEXML, equations 6 and 7): positives should be among the k best, in any order."""
+"""SoftTop-k (DEXML, equations 6 and 7): positives should be among the k best labels, in any order."""
 
 from typing import Literal
 
@@ -19,15 +19,16 @@ class SoftTopKSection(LossSection):
     """Options of SoftTop-k."""
 
     kind: Literal["softtopk"] = "softtopk"
-    k: float = Field(5.0, gt=0, description="number of labels to rank first")
+    k: float = Field(5.0, gt=0, description="number of labels among which the positives should rank")
     alpha: float = Field(2.0, gt=0, description="steepness of the sigmoid")
 
 
 class SoftTopK(Loss):
     """-sum_P v log sigma(alpha (s_j + t)), with t such that sigma(alpha (s + t)) sums to k over all candidates.
 
-    Negatives count with their weights, a positive counts once. The constant 1/L of equation 6 is left out: for a large
-    L, 1/L would scale gradients below Adam's epsilon. A query with no more than k candidates has no loss.
+    In the sum to k, a negative counts with its weight, and a positive counts once. The constant 1/L of equation 6 is
+    left out: for a large L, 1/L would scale gradients below Adam's epsilon. The loss of a query with at most k
+    candidates is 0.
     """
 
     section = SoftTopKSection
@@ -57,9 +58,10 @@ class SoftTopK(Loss):
         return LossParts(weight @ loss, push + (log_slope - z[query]).exp() * pull[query], slopes)
 
     def threshold(self, scores: Scores) -> torch.Tensor:
-        """Return t [B]; the threshold is far below every score if there are at most k candidates.
+        """Return t [B]; with at most k candidates, t is so large that every sigmoid is 1.
 
-        The method bisects a bracket that contains t, or takes Newton's step on log(sum / k) if the step stays inside.
+        The method bisects a bracket that contains t, or takes a Newton step on log(sum / k) if the step stays in the
+        bracket.
         """
         k, share = self.options.k, torch.where(scores.positive, 1, scores.weight)
         count = scores.group.sum(
@@ -87,7 +89,7 @@ class SoftTopK(Loss):
         return torch.where(enough, t, _FAR)
 
     def _score_range(self, scores: Scores) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the greatest and the least score [B] of all candidates; 0 without candidates."""
+        """Return the largest and the smallest score [B] of all candidates; 0 without candidates."""
         greatest = scores.pair.new_full((scores.queries,), -torch.inf)
         least = greatest.clone()  # greatest -s
         query = scores.query.long()
@@ -99,7 +101,7 @@ class SoftTopK(Loss):
         return finite(scores.group.max(greatest)), -finite(scores.group.max(least))
 
     def _sums(self, scores: Scores, share: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the sum [B] of sigma(alpha (s + t)) over all candidates, and its derivative in t."""
+        """Return the sum [B] of sigma(alpha (s + t)) over all candidates, and the derivative of this sum in t."""
         sigma = torch.sigmoid(self.options.alpha * (scores.pair + t[scores.query]))
         pairs = torch.stack([share * sigma, share * sigma * (1 - sigma)])
         sums = pairs.new_zeros(2, scores.queries).index_add_(1, scores.query, pairs)
@@ -112,6 +114,6 @@ class SoftTopK(Loss):
 
 
 def _log_derivative(logits: torch.Tensor) -> torch.Tensor:
-    """Return log(sigma (1 - sigma)), exact far from 0."""
+    """Return log(sigma (1 - sigma)), accurately even far from 0."""
     distance = logits.abs()
     return (-distance).sub_(torch.log1p(torch.exp(-distance)).mul_(2))

@@ -1,4 +1,4 @@
-"""Triplet loss with a margin, of every positive against every negative (NGAME, section 3)."""
+"""Triplet loss with a margin, over every pair of a positive and a negative (NGAME, section 3)."""
 
 import math
 from typing import Literal
@@ -13,7 +13,7 @@ from trainer.stream.transfer import send
 
 
 class TripletSection(LossSection):
-    """Options of triplets with a margin."""
+    """Options of the triplet loss."""
 
     kind: Literal["triplet"] = "triplet"
     margin: float = Field(0.3, ge=0, description="margin by which a positive must score above every negative")
@@ -21,14 +21,14 @@ class TripletSection(LossSection):
         0.0,
         ge=0,
         le=2,
-        description="for unit vectors: ignore negatives at a greater distance from the query; 0: ignore no negatives",
+        description="for unit vectors: ignore negatives farther than this from the query; 0: use all negatives",
     )
 
     def check_vectors(self, unit: bool) -> None:
         if self.radius and not (unit and self.temperature == 1):
             raise ValueError(
-                f"loss.radius = {self.radius:g} is a distance of unit vectors: it needs loss.temperature = 1, "
-                "encoder.normalize = true, encoder.scale = 1, and encoded labels or classifier.normalize = true"
+                f"loss.radius = {self.radius:g} is a distance between unit vectors, which needs loss.temperature = "
+                "1, encoder.normalize = true, encoder.scale = 1, and encoded labels or classifier.normalize = true"
             )
 
 
@@ -75,8 +75,9 @@ class Triplet(Loss):
 class _SortedPositives:
     """The positives of each query, over all ranks, in ascending order of their scores.
 
-    A negative's loss depends on the number of positives that it reaches. `weight` [B, P + 1]: the sum of the weights v
-    of the i lowest positives; `moment` [B, P + 1]: the same sum of v s.
+    A negative reaches the positives that score less than the margin above it, and its loss depends on the number of
+    these positives. Column i of `weight` [B, P + 1] is the sum of the weights v of the i lowest positives; column i of
+    `moment` [B, P + 1] is the sum of v s.
     """
 
     def __init__(self, scores: Scores, positive: torch.Tensor, margin: float, least: float) -> None:
@@ -89,7 +90,7 @@ class _SortedPositives:
         slot = send(np.arange(len(query_of)) - (counts.cumsum() - counts)[query_of], s.device)
 
         def padded(values: torch.Tensor, pad: float) -> torch.Tensor:
-            """Return ragged `values` of all ranks as [B, ranks x width]."""
+            """Return the ragged `values` of all ranks as a padded matrix [B, ranks x width]."""
             rows = values.new_full((scores.queries, width), pad)
             rows[query, slot] = values
             ranks = scores.group.gather(rows)
@@ -102,11 +103,11 @@ class _SortedPositives:
         self.moment = torch.nn.functional.pad(moment.cumsum(1), (1, 0))
 
     def count_reached(self, s: torch.Tensor) -> torch.Tensor:
-        """Count the positives below s + margin, for negatives s [B, c]; 0 if s is below `least`."""
+        """Count the positives that score below s + margin, for negatives s [B, c]; 0 if s is below `least`."""
         return torch.where(s >= self._least, torch.searchsorted(self._score, s + self._margin), 0)
 
     def count_below(self, query: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
-        """Count the positives of `query` [n] below s [n]."""
+        """Count the positives of `query` [n] that score below s [n]."""
         return torch.searchsorted(self._score[query], s[:, None])[:, 0]
 
     def loss(self, rows: torch.Tensor, s: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Codes of the forms of vectors and of optimizer methods, shared by CPU loops and GPU kernels."""
+"""Codes for number formats of vectors (`form`) and for optimizer methods, shared by CPU loops and GPU kernels."""
 
 from typing import Any, NamedTuple
 
@@ -11,9 +11,9 @@ LOWBIAS = ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None))  # shifts and factors
 
 
 class Matrix(NamedTuple):
-    """Vectors [R, D] in `form`, and their optimizer's state; unused state has 0 rows.
+    """Vectors [R, D] in `form`, and the state of their optimizer; unused state has 0 rows.
 
-    On a device: tensors, and None for unused state.
+    On a device, the fields are tensors, or None for unused state.
     """
 
     vectors: Any
@@ -25,9 +25,9 @@ class Matrix(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """An optimizer's step; `keep`: share of a row left after weight decay; `key`: key of the random bits.
+    """An optimizer step; `keep`: factor on a row for weight decay; `key`: key of the random bits.
 
-    On a device, `rate` and `keep` (float32) and `key` may be tensors []: a recorded step reads them at each replay.
+    On a device, `rate` and `keep` (float32) and `key` may be tensors [], which a recorded step reads at each replay.
     """
 
     method: int

@@ -1,7 +1,8 @@
-"""Rows in main memory, or in a file, for a device that computes with them but has no room for all rows.
+"""Rows in main memory, or in a file, for a device that computes with the rows but cannot store all of them.
 
-The rows of a step are gathered into pinned memory and sent to the device. Their gradient comes back while the device
-continues. The next request for rows applies the updates, with the same loops and random bits as on a CPU.
+The rows of a step are gathered into pinned memory and sent to the device. The gradient of these rows is copied back
+while the device continues. The next request for rows applies the updates, with the same loops and random bits as on a
+CPU.
 """
 
 from dataclasses import dataclass, replace
@@ -32,14 +33,14 @@ class _PendingStep:
     normalize: bool = False
 
     def may_touch(self, ids: np.ndarray) -> bool:
-        """Return whether the step may touch rows `ids`, judged by ranges of ids: chunks have disjoint ranges."""
+        """Return whether the step's range of ids overlaps the range of `ids`; chunks have disjoint ranges."""
         return bool(len(ids) and len(self.ids) and self.ids.min() <= ids.max() and ids.min() <= self.ids.max())
 
 
 class HostMatrix:
-    """`rows` [R, D] on the host; the rows of a step go to `device`, and their gradient comes back.
+    """`rows` [R, D] on the host; the rows of a step are sent to `device`, and their gradient is copied back.
 
-    Reading the rows, or their state, applies all pending steps first.
+    All pending steps are applied before the rows or their state are read.
     """
 
     def __init__(self, rows: RowMatrix, device: torch.device) -> None:
@@ -49,13 +50,13 @@ class HostMatrix:
 
     @property
     def weight(self) -> torch.Tensor:
-        """[R, D] on the host."""
+        """The rows [R, D], on the host."""
         self._apply_pending()
         return self._rows.weight
 
     @property
     def state(self) -> dict[str, torch.Tensor]:
-        """The optimizer's state by row, on the host."""
+        """The optimizer's state of every row, on the host."""
         self._apply_pending()
         return self._rows.state
 
@@ -78,9 +79,9 @@ class HostMatrix:
         return self._fetch(ids).float().requires_grad_()
 
     def update(self, ids: np.ndarray | torch.Tensor, gathered: torch.Tensor, lr: Number, step: Number = 0) -> None:
-        """Make one optimizer step on distinct rows `ids` [C], like `RowMatrix.update`, but after the current step."""
+        """Make one optimizer step on distinct rows `ids` [C], like `RowMatrix.update`, but deferred."""
         gradient = gathered.grad
-        assert gradient is not None, "update follows a backward pass"
+        assert gradient is not None, "`update` needs a gradient from a backward pass"
         assert isinstance(ids, np.ndarray)
         self._defer(ids, gradient, lr, step)
 
@@ -89,14 +90,14 @@ class HostMatrix:
         self._pending[-1] = replace(self._pending[-1], normalize=True)
 
     def begin(self, ids: np.ndarray, lr: Number, step: Number) -> DeviceStep:
-        """Return rows `ids` [C] for kernels that score them, and zero rows to accumulate their gradient."""
+        """Return rows `ids` [C] for the kernels that score the rows, and rows of zeros that accumulate the gradient."""
         rows = self._fetch(ids)
         gradient = torch.zeros(rows.shape, device=rows.device)
         scored, updated = (Matrix(values, FORMS[values.dtype], None, None, None, 0) for values in (rows, gradient))
         return DeviceStep(np.arange(len(ids)), scored, updated, self._rule)
 
     def end(self, ids: np.ndarray, made: DeviceStep, lr: Number, step: Number) -> None:
-        """Take the gradient of rows `ids` [C] from the result of `begin`, which the kernels have filled."""
+        """Take the gradient of rows `ids` [C], which the kernels have added to the result of `begin`."""
         self._defer(ids, made.updated.vectors, lr, step)
 
     def _fetch(self, ids: np.ndarray) -> torch.Tensor:
@@ -113,7 +114,7 @@ class HostMatrix:
             self._apply(self._pending.pop(0))
 
     def _apply_pending(self, ids: np.ndarray | None = None) -> None:
-        """Apply the pending steps in order: all, or up to the last step that may touch rows `ids` [C]."""
+        """Apply the pending steps in order: all steps, or those up to the last step that may touch rows `ids` [C]."""
         last = max((n for n, step in enumerate(self._pending, 1) if ids is None or step.may_touch(ids)), default=0)
         for _ in range(last):
             self._apply(self._pending.pop(0))

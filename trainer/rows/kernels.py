@@ -1,15 +1,16 @@
-"""Compiled loops over rows of a matrix in main memory, in one pass over the rows.
+"""Compiled loops that make a single pass over rows of a matrix in main memory.
 
-Matrices of vectors are passed as unsigned integers of their width, uint32 for float32 and uint16 otherwise, with their
-`form`. Every loop takes rows [start, stop) of `ids`, so that several threads share the work; rows are distinct.
-`block`: current rows as float32 [n, D], and their gradient; row ids[i] is in row i - before of the block.
+Matrices of vectors are passed as unsigned integers (uint32 for float32, uint16 otherwise), with their `form`. Every
+loop takes rows [start, stop) of `ids`, so that several threads can share the work; the ids are distinct. `block`
+contains the current rows as float32 [n, D] and their gradient; row ids[i] is row i - before of the block.
 
 Values narrower than float32 are rounded stochastically, up or down so that the expectation is the exact value. The
-random bits are a hash of (key, row, column): they have no state, and are the same in any order of rows, with any number
-of threads or ranks, and after a resume. See docs/decisions/0012.
+random bits are a stateless hash of (key, row, column), so they do not depend on the order of rows, on the number of
+threads or ranks, or on resumes. See docs/decisions/0012.
 
-Each part processes a block of rows and is inlined into the loops that call it, because a row of 64 columns takes less
-time than a call. A loop over columns does only one thing, because for two the compiler emits no vector instructions.
+Each helper function (`_part`) processes a block of rows and is inlined into the loops that call it, because a row of 64
+columns takes less time than a call. A loop over columns does only one thing, because the compiler does not vectorise
+loops that do two things.
 """
 
 import math
@@ -25,7 +26,7 @@ from trainer.rows.forms import ADAGRAD, BFLOAT16, FLOAT32, LOWBIAS, MOMENTUM, SG
 class Pairs(NamedTuple):
     """Pairs in the order of their labels: label number i has pairs [starts[i], starts[i + 1]).
 
-    The weight of a positive label is negative. The absolute value of a weight is how much the pair counts.
+    The weight of a pair in the loss is the absolute value of `weight`; `weight` is negative for a positive label.
     """
 
     query: np.ndarray  # [n]
@@ -34,7 +35,7 @@ class Pairs(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """x [B, D], the gradient on x [B, D] to add to, and the factor on all gradients."""
+    """x [B, D], the accumulated gradient on x [B, D], and the factor on all gradients."""
 
     x: np.ndarray
     gradient: np.ndarray
@@ -58,7 +59,7 @@ _part: Any = numba.njit(forceinline=True, **_OPTIONS)
 
 @_part
 def _lines(array):  # type: ignore[no-untyped-def]
-    """Return (address, bytes of a row) of a matrix, or of one number per row; (0, 0) if empty."""
+    """Return (address, bytes per row) of a matrix, or of an array with one number per row; (0, 0) if empty."""
     if len(array) == 0:
         return 0, 0
     return np.intp(array.ctypes.data), array.strides[0]
@@ -106,16 +107,16 @@ def _wide(half):  # type: ignore[no-untyped-def]
 def _bfloat16(raw, noise):  # type: ignore[no-untyped-def]
     """Round `raw`, the bits of a float32: up if the 16 bits of `noise` are at least the distance to the next value.
 
-    Infinity and the usual NaN have zeros in the low half, so they do not change.
+    Infinity and the usual NaN have zeros in the low half, so rounding does not change infinity or NaN.
     """
     return np.uint32(np.uint32(raw + noise) >> np.uint32(16))
 
 
 @_part
 def _float16(raw, noise):  # type: ignore[no-untyped-def]
-    """Round to float16 like `_bfloat16`. Vector instructions require that all cases are computed, and one case chosen.
+    """Round to float16 like `_bfloat16`. For vectorisation, all cases are computed before one is selected.
 
-    Below 2**-14 values are evenly spaced, and the remainder under 2**-13 of the spacing is cut off. Values above 65504
+    Values below 2**-14 are evenly spaced, and a remainder below 2**-13 of the spacing is dropped. Values above 65504
     become 65504.
     """
     magnitude = np.uint32(raw & np.uint32(0x7FFFFFFF))
@@ -135,7 +136,7 @@ def _float16(raw, noise):  # type: ignore[no-untyped-def]
 
 @_part
 def _store(matrix, key, ids, start, stop, held, before):  # type: ignore[no-untyped-def]
-    """Write the rows held[0], which `_load` filled, back to the matrix; `_scratch` gives the rest of `held`.
+    """Write the rows held[0], which `_load` filled, back to the matrix; `_scratch` returns the rest of `held`.
 
     Label ids[i] + origin, `key` and the column determine the direction of rounding.
     """
@@ -250,7 +251,7 @@ def gather(matrix, ids, out, start, stop):  # type: ignore[no-untyped-def]
 
 @_loop
 def update(matrix, rule, ids, w, g, start, stop):  # type: ignore[no-untyped-def]
-    """Make one step on rows `ids` [C] from w [C, D], as gathered, and its gradient g; w is overwritten."""
+    """Make one step on rows `ids` [C], given the gathered rows w [C, D] and their gradient g; w is overwritten."""
     bits, lines = w.view(np.uint32), _state_lines(matrix)
     count, words = _scratch(w.shape[1])
     for low in range(start, stop, _BLOCK):
@@ -322,7 +323,7 @@ def binary_step(matrix, rule, ids, pairs, queries, pool, span):  # type: ignore[
 
 @_loop
 def by_row(row, column, value, rows):  # type: ignore[no-untyped-def]
-    """Sort entries (row, column, value) [n] by row: columns, values, and starts [rows + 1] int64.
+    """Sort entries (row, column, value) [n] by row; return columns, values, and row starts [rows + 1] int64.
 
     Entries of one row keep their order.
     """

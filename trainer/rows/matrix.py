@@ -24,7 +24,7 @@ class RowOptimizer:
     """Optimizer that updates only touched rows.
 
     sgd: v = momentum v + g, w -= lr v. adagrad: a += mean(g^2) (one number per row), w -= lr g / (sqrt(a) + eps). adam:
-    Adam whose moments change only when the row is touched, bias-corrected by the row's own number of updates.
+    Adam, with moments that change only when the row is touched, and a bias correction by the row's number of updates.
     `weight_decay` is decoupled: w *= 1 - lr * weight_decay at each step that touches the row.
     """
 
@@ -36,7 +36,7 @@ class RowOptimizer:
 
     @property
     def method(self) -> int:
-        """Number of the optimizer in the compiled loops. Raises ValueError for an unknown name."""
+        """Code of the optimizer method in the compiled loops. Raises ValueError for an unknown name."""
         sgd = forms.MOMENTUM if self.momentum else forms.SGD
         methods = {"sgd": sgd, "adagrad": forms.ADAGRAD, "adam": forms.ADAM}
         if self.name not in methods:
@@ -45,7 +45,7 @@ class RowOptimizer:
 
 
 class DeviceStep(NamedTuple):
-    """Step of kernels on a device: reads rows `places` [C] of `scored` and changes rows of `updated` by `rule`."""
+    """Input of a step's kernels, which read rows `places` [C] of `scored` and update rows of `updated` by `rule`."""
 
     places: np.ndarray
     scored: Matrix
@@ -54,12 +54,12 @@ class DeviceStep(NamedTuple):
 
 
 class RowMatrix:
-    """Matrix [R, D] with its optimizer's state by row; the cost of a step does not depend on R.
+    """Matrix [R, D] with the optimizer's state of each row; the cost of a step does not depend on R.
 
     Rows are in float32, bfloat16 or float16. Computation is in float32, and narrower rows are rounded stochastically;
-    the state is float32. Row 0 is row `first` of a larger matrix; results do not depend on the split. `storage`: the
-    place of the state (memory.py). On a CPU, compiled loops do the work and ids are arrays; on other devices kernels do
-    the work, and ids may be tensors.
+    the state is float32. Row 0 is row `first` of a larger matrix; results do not depend on the split. `storage`: where
+    the state is stored (memory.py). On a CPU, compiled loops do the work and ids are arrays; on other devices kernels
+    do the work, and ids may be tensors.
     """
 
     def __init__(
@@ -96,13 +96,13 @@ class RowMatrix:
         return out.requires_grad_()
 
     def update(self, ids: np.ndarray | torch.Tensor, gathered: torch.Tensor, lr: Number, step: Number = 0) -> None:
-        """Make one optimizer step on rows `ids` [C], distinct, in any order; on a device, padding may follow.
+        """Make one optimizer step on distinct rows `ids` [C], in any order; on a device, padding may follow the ids.
 
-        `gathered` is the result of `gather(ids)` with its gradient; it may be overwritten. The global `step` is the key
-        of stochastic rounding.
+        `gathered` is the result of `gather(ids)` with its gradient; `gathered` may be overwritten. The global `step` is
+        the key of stochastic rounding.
         """
         gradient = gathered.grad
-        assert gradient is not None, "update follows a backward pass"
+        assert gradient is not None, "`update` needs a gradient from a backward pass"
         if self.device != CPU:
             operations_of(self.device).update_rows(
                 self.device_matrix(), self.rule(lr, step), self.places(ids), gradient.contiguous()
@@ -112,7 +112,7 @@ class RowMatrix:
         in_parts(lambda _, start, stop: kernels.update(*arguments, start, stop), len(ids))
 
     def normalize(self, ids: np.ndarray | torch.Tensor) -> None:
-        """Scale rows `ids` [C] to length 1; ids may repeat, and on a device there may be padding at the end."""
+        """Scale rows `ids` [C] to length 1; ids may repeat, and on a device the ids may be padded at the end."""
         rows = self.places(ids)
         if self.device != CPU:
             rows = torch.where(rows < 0, rows[:1].clamp(min=0), rows).long()
@@ -124,11 +124,11 @@ class RowMatrix:
         return places
 
     def prepare(self, ids: np.ndarray) -> np.ndarray | torch.Tensor:
-        """Return `ids` [C] in a form for both `gather` and `update`, so that they are sent only once."""
+        """Return `ids` [C] in a form that both `gather` and `update` accept, so that the ids are sent only once."""
         return ids if self.device == CPU else self.places(ids)
 
     def begin(self, ids: np.ndarray, lr: Number, step: Number) -> DeviceStep:
-        """Return the input of `operations_of(device)` for a step on distinct rows `ids` [C]; then call `end`."""
+        """Return the input of the kernels for a step on distinct rows `ids` [C]; call `end` after the step."""
         matrix = self.device_matrix()
         return DeviceStep(ids, matrix, matrix, self.rule(lr, step))
 
@@ -136,19 +136,19 @@ class RowMatrix:
         """End the step that `begin` began."""
 
     def device_matrix(self) -> Matrix:
-        """Return the matrix in the form that `operations_of(device)` accept."""
+        """Return the matrix in the form that the functions of `operations_of(device)` accept."""
         state, form = self.state, on_device.FORMS[self.weight.dtype]
         first, numbers = state.get("momentum", state.get("first")), state.get("square", state.get("count"))
         return Matrix(self.weight, form, first, state.get("second"), numbers, self._first)
 
     def compiled_step(self, lr: float, step: int) -> tuple[Matrix, Rule]:
-        """Return the arguments for a compiled loop that makes the optimizer's step itself."""
+        """Return the arguments for a compiled loop that includes the optimizer step."""
         return self._matrix(), self.rule(lr, step)
 
     def rule(self, lr: Number, step: Number) -> Rule:
-        """Return the optimizer's step for global `step` at rate `lr`.
+        """Return the optimizer step for global `step` at rate `lr`.
 
-        If these are tensors [], `step` is a `key`, and `lr` is a float64.
+        If the two are tensors [], `step` is the `key` of the random bits, and `lr` is a float64.
         """
         options, real = self.optimizer, np.float32
         beta1, beta2 = (options.momentum, 0.0) if options.name == "sgd" else options.betas
@@ -166,7 +166,7 @@ class RowMatrix:
         return 0 if self.weight.dtype == torch.float32 else torch_seed(self._seed, Purpose.ROUNDING, step)
 
     def _send_numbers(self, lr: float, step: int) -> Any:
-        """Return rate, kept share and key on the device; all chunks of a step share the three numbers."""
+        """Send the rate, the factor for weight decay and the key to the device, once for all chunks of a step."""
         if self._sent is None or self._sent[0] != (lr, step):
             numbers = np.float32(lr), np.float32(1 - lr * self.optimizer.weight_decay), np.int64(self.key(step))
             self._sent = (lr, step), send(tuple(map(np.asarray, numbers)), self.device)

@@ -19,8 +19,9 @@ def zeros(
 ) -> torch.Tensor:
     """Return zeros of `shape` on `device`; on a CPU in memory, or in a new file in the directory `storage`.
 
-    The file has no name, so it disappears however the process ends. All of its room is reserved at once, because a disk
-    that fills up later would kill the process. Raises InputError: no such directory, or no room for the whole matrix.
+    The file has no name, so it disappears however the process ends. Its space is reserved in advance, because a disk
+    that fills up later would kill the process. Raises InputError if the directory does not exist, or if the matrix does
+    not fit.
     """
     if device != CPU:
         return _on_device(shape, dtype, device)

@@ -1,8 +1,8 @@
-"""Steps on rows of a matrix on a device, in plain PyTorch: a reference and a substitute for Triton's kernels.
+"""Steps on rows of a matrix on a device, in plain PyTorch: a reference and a substitute for the Triton kernels.
 
 The functions do the same as the compiled loops of `kernels.py` in main memory, with the same random bits for rounding.
-No value is read back, so nothing waits for the device: the number of operations does not depend on values, and the
-length of arrays is the number of pairs.
+No value is read back, so the host never waits for the device: the number of operations does not depend on values, and
+arrays are as long as the number of pairs.
 """
 
 from typing import Any, NamedTuple
@@ -23,9 +23,9 @@ _S1, _S2, _S3 = 30, 27, 31
 class DevicePairs(NamedTuple):
     """Pairs on a device, ascending by query: query q has pairs [query_starts[q], query_starts[q + 1]).
 
-    `label` [n]: the number of the label among the C labels. `order` [n] sorts pairs by their labels: label number i has
-    pairs order[label_starts[i] : label_starts[i + 1]]. Signs of `weight` [n] are as in `kernels.Pairs`. Padding follows
-    the labels, in pairs of weight 0.
+    `label` [n]: the index of the label among the C labels. `order` [n] sorts pairs by their labels: label number i has
+    pairs order[label_starts[i] : label_starts[i + 1]]. Signs of `weight` [n] are as in `kernels.Pairs`. Padding comes
+    after the labels, as pairs with weight 0.
     """
 
     query: torch.Tensor  # [n] int32
@@ -56,8 +56,8 @@ def order_pairs(candidates: Any, queries: int, labels: int) -> DevicePairs:
 def merge_labels(drawn: Any, hard: torch.Tensor | None = None) -> tuple[torch.Tensor, DevicePairs]:
     """Return the distinct labels of `drawn` (DrawnLabels on the device) and their pairs: ids [n], padded at the end.
 
-    `hard`: hard negatives to fill into `drawn`. The function works like `merge.merge`, with two exceptions: a label
-    that a query draws twice gives two pairs; and padding, and draws that are already labels of the query, give pairs of
+    `hard`: hard negatives to insert into `drawn`. The function works like `merge.merge`, with two exceptions. A label
+    that a query draws twice gives two pairs. Padding, and drawn labels that the query already has, give pairs with
     weight 0.
     """
     none = torch.iinfo(drawn.label.dtype).max  # padding is sorted after all labels
@@ -93,7 +93,7 @@ def merge_labels(drawn: Any, hard: torch.Tensor | None = None) -> tuple[torch.Te
 def score_pairs(
     x: torch.Tensor, matrix: Matrix, ids: torch.Tensor, pairs: DevicePairs, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return binary cross-entropy of the pairs by query [B], `scale` times its slopes [n], and their gradient on x."""
+    """Return the pairs' binary cross-entropy per query [B], `scale` times its slopes [n], and the gradient on x."""
     query = pairs.query.long()
     w = matrix.vectors.index_select(0, ids.index_select(0, pairs.label).clamp(min=0)).float()
     score = (w * x.index_select(0, query)).sum(1)
@@ -106,7 +106,7 @@ def score_pairs(
 def differentiate_pool(
     scores: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss of negatives' scores [B, R] with `weight` [R], and slopes in `dtype`; -inf contributes nothing.
+    """Return the loss of negatives with `scores` [B, R] and `weight` [R], and slopes in `dtype`; -inf adds nothing.
 
     The scores are overwritten.
     """
@@ -182,7 +182,7 @@ def _descend(matrix: Matrix, rule: Rule, places: _Places, w: torch.Tensor, g: to
 def narrow(values: torch.Tensor, labels: torch.Tensor, key: Any, dtype: torch.dtype) -> torch.Tensor:
     """Round float32 [C, D] stochastically to `dtype`, with random bits of (key, label, column); float32 is unchanged.
 
-    The bits, and the rounding, are as in `kernels.py`.
+    The bits and the rounding are the same as in `kernels.py`.
     """
     if dtype == torch.float32:
         return values
@@ -223,6 +223,6 @@ def _float16(raw: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
 
 
 def starts_of(ordered: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the place in `ordered` [n] where each number of [0, `count`] starts, int32 [count + 1]."""
+    """Return the position in `ordered` [n] where each number in [0, `count`] starts, int32 [count + 1]."""
     numbers = torch.arange(count + 1, device=ordered.device, dtype=ordered.dtype)
     return torch.searchsorted(ordered, numbers, out_int32=True)

@@ -1,4 +1,4 @@
-"""Scores of (query, label) pairs and their gradients as sparse products: no matrix [pairs, D] is ever materialised."""
+"""Scores of (query, label) pairs and their gradients, as sparse products without a matrix [pairs, D]."""
 
 import warnings
 
@@ -68,8 +68,8 @@ def sum_entries(
 ) -> torch.Tensor:
     """Return the sums [rows, D] of value * dense[column] over entries [starts[i], starts[i + 1]) of each row i.
 
-    The order of the sums is fixed, so every run gives the same bits. `pieces`: result of `split_rows`, for a device
-    that sums the entries of a row in sequence and rows in parallel.
+    The order of summation is fixed, so every run gives the same bits. `pieces`: result of `split_rows`, for a device
+    that sums a row's entries one after another and rows in parallel.
     """
     cuts, firsts = pieces or (starts, None)
     sums = embedding_bag(column, dense, cuts, mode="sum", per_sample_weights=value, include_last_offset=True)
@@ -80,7 +80,7 @@ def sum_entries(
 
 
 def split_rows(starts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Cut rows of `count` entries, [starts[i], starts[i + 1]), at every SPAN-th entry; None if there is nothing to cut.
+    """Split rows with `count` entries, [starts[i], starts[i + 1]), at every SPAN-th entry; None if nothing is split.
 
     Returns the start of each piece [pieces + 1], and the first piece of each row [rows + 1], int64.
     """

@@ -1,6 +1,6 @@
-"""Threads: a single torch thread where the number of threads changes results, and threads for loops over rows.
+"""Threads: a single torch thread where the number of threads would change results, and threads for loops over rows.
 
-A serving process does not import torch: without torch, compiled loops use as many threads as Faiss.
+A serving process does not import torch. Without torch, compiled loops use as many threads as Faiss.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ def one_thread() -> Iterator[None]:
 def in_parts(work: Callable[[int, int, int], Result], rows: int, alone: int = _ALONE) -> list[Result]:
     """Return `work(part, start, stop)` for PARTS equal ranges of [0, rows), on as many threads as torch or Faiss uses.
 
-    For fewer than `alone` rows, one thread does all the work. `work` releases the interpreter's lock, as compiled loops
-    do.
+    For fewer than `alone` rows, one thread does all the work. `work` must release the interpreter's lock, as compiled
+    loops do.
     """
     calls = [(part, rows * part // PARTS, rows * (part + 1) // PARTS) for part in range(PARTS)]
     if rows < alone or (threads := _count()) == 1:

@@ -1,13 +1,13 @@
 """Steps on rows of a matrix on a GPU, as Triton kernels: like `on_device.py`, with each row read and written once.
 
-No sum is made by several programs at once, so the same input gives the same bits in every run. A program handles either
-a query, and loops over its pairs, or some labels. A label's pairs are summed in sequence, except for whole spans of
-_SPAN pairs, which separate programs sum first: otherwise a label that every query has would take as long as all other
-labels together. Arithmetic is in float32; rows are loaded and stored as the bits of their dtype.
+Several programs never add to the same sum, so the same input gives the same bits in every run. A program handles either
+one query, looping over its pairs, or a few labels. A label's pairs are summed in sequence, except for whole spans of
+_SPAN pairs, which separate programs sum first: otherwise a label of every query would take as long as all other labels
+together. Arithmetic is in float32; rows are loaded and stored as the bits of their dtype.
 
-A program stores its changes after a barrier, when all its threads have loaded the old values. The barrier is needed
-because several warps load the scalar of a row, and several threads load each number of a tile that is smaller than a
-warp.
+A program stores its changes after a barrier, which ensures that all its threads have loaded the old values. The barrier
+is needed because several warps load the scalar of a row, and several threads load each number of a tile that is smaller
+than a warp.
 """
 
 import math
@@ -85,7 +85,7 @@ def _narrowed(values, noise, FORM: tl.constexpr):  # type: ignore[no-untyped-def
 
 @triton.jit
 def _one_less(power):  # type: ignore[no-untyped-def]
-    """Return 1 - exp(power), also exact near 0; power <= 0."""
+    """Return 1 - exp(power) for power <= 0, accurately even near 0."""
     series = -power * (1.0 + power / 2.0 * (1.0 + power / 3.0 * (1.0 + power / 4.0)))
     return tl.where(power > -0.05, series, 1.0 - tl.exp(power))
 
@@ -133,7 +133,7 @@ def span_kernel(  # type: ignore[no-untyped-def]
     x, slopes, query, label, ids, order, sums, D,
     SPAN: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Sum the gradient of a span of SPAN pairs, ordered by label, if all have one label; one program per span."""
+    """Sum the gradient of a span of SPAN pairs, ordered by label, if all pairs have one label; one program per span."""
     number = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)
     low = tl.program_id(0) * SPAN
@@ -154,7 +154,7 @@ def span_kernel(  # type: ignore[no-untyped-def]
 def pool_kernel(  # type: ignore[no-untyped-def]
     scores, weight, out, loss, queries, labels, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
-    """Compute loss and slopes of a tile of a shared pool's scores; the slopes may overwrite the scores."""
+    """Compute the loss and the slopes of a tile of a shared pool's scores; slopes may overwrite the scores."""
     row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row < queries)[:, None] & (column < labels)[None, :]
@@ -176,7 +176,7 @@ def update_kernel(  # type: ignore[no-untyped-def]
     HAS_PAIRS: tl.constexpr, METHOD: tl.constexpr, FORM: tl.constexpr, SPAN: tl.constexpr,
     ROWS: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Sum the gradients of `dense` [rows, D] and of pairs, and update ROWS of the `count` rows, but not padding."""
+    """Sum the gradients of `dense` [rows, D] and of pairs, and update ROWS of the `count` rows, except padding."""
     number = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     row = tl.load(ids + number, mask=number < count, other=-1).to(tl.int64)
@@ -307,19 +307,19 @@ def bits_of(vectors: torch.Tensor) -> torch.Tensor:
 
 
 def score_tiles(dimension: int) -> dict[str, int]:
-    """Return the number of programs per query, the shape of their tiles, and their warps."""
+    """Return the number of programs per query, the shape of their tiles, and their number of warps."""
     return {"SPLITS": _SPLITS if dimension >= _WIDE else 1, **span_tiles(dimension)}
 
 
 def span_tiles(dimension: int) -> dict[str, int]:
-    """Return the shape of a tile of pairs of one label or one query, and the warps of its program."""
+    """Return the shape of a tile of pairs with one label or one query, and the number of warps for its program."""
     width = triton.next_power_of_2(dimension)
     pairs = max(1, min(_MOST_PAIRS, _TILE // width))
     return {"PAIRS": pairs, "WIDTH": width, "num_warps": max(1, min(4, pairs * width // 256))}
 
 
 def row_tiles(dimension: int) -> dict[str, int]:
-    """Return the shape of a tile of some rows with some pairs each, and the warps of its program."""
+    """Return the shape of a tile of a few rows with a few pairs each, and the number of warps for its program."""
     width = triton.next_power_of_2(dimension)
     pairs = max(1, min(_PAIRS_OF_ROWS, _ROWS_TILE // width))
     rows = max(1, min(_MOST_ROWS, _ROWS_TILE // (pairs * width)))

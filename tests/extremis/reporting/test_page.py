@@ -349,7 +349,7 @@ def test_wrong_use_is_refused(folder: Path, tmp_path: Path) -> None:
     refused(call("report", folder / "data", folder / "alone", folder / "alone"), "named twice")
     refused(call("report", folder / "data", tmp_path / "nothing"), "no run here")
     assert call("shard", write_tiny(tmp_path / "raw"), tmp_path / "other", "--tokenizer", "train:300").status == 0
-    refused(call("report", tmp_path / "other", folder / "alone"), "made from other data")
+    refused(call("report", tmp_path / "other", folder / "alone"), "trained on different data")
 
 
 def test_evaluations_of_a_whole_split_are_kept(folder: Path) -> None:

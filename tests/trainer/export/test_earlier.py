@@ -181,7 +181,7 @@ def test_what_a_version_needs_is_named_when_it_is_gone(tmp_path: Path) -> None:
     ):
         require_needed(Table(second, manifest))
     publish_at(first, write_rows(first, rows[:5]), None)
-    with pytest.raises(TableError, match=r"part 1 \(.*/1\) has been made again since"):
+    with pytest.raises(TableError, match=r"part 1 \(.*/1\) has been rebuilt since"):
         require_needed(Table(second, manifest))
 
 
@@ -191,7 +191,7 @@ def test_current_names_one_of_a_folder(store: str) -> None:
         for name in ("a", "b"):
             publish_at(join(root, name), [], None)
         assert find_current(root) is None
-        with pytest.raises(InputError, match="no export of this folder is current"):
+        with pytest.raises(InputError, match="no export in this folder is current"):
             follow(root)
         assert follow(join(root, "a", "nothing")) == join(root, "a", "nothing")
         with pytest.raises(InputError, match="no finished table here"):
@@ -205,7 +205,7 @@ def test_current_names_one_of_a_folder(store: str) -> None:
 @pytest.mark.parametrize("content", [b"", b"../b\n", b"\xff", b"a/b", b"."])
 def test_a_file_that_names_nothing_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / CURRENT).write_bytes(content)
-    with pytest.raises(TableError, match=r"CURRENT: expected the name of a folder beside this file"):
+    with pytest.raises(TableError, match=r"CURRENT: expected the name of a folder next to this file"):
         follow(str(tmp_path))
 
 

@@ -152,9 +152,9 @@ def test_what_is_in_the_way_stays(world: World, tmp_path: Path) -> None:
     (tmp_path / "notes" / "mine.txt").write_text("kept\n")
     (tmp_path / "rows.jsonl").write_text("kept\n")
     for out, words in (
-        (tmp_path / "notes", ("other files", "give another place")),
+        (tmp_path / "notes", ("other files", "give another path")),
         (tmp_path / "rows.jsonl", ("this file exists already", "--overwrite")),
-        (world.root, ("the command reads this", "Give another place")),
+        (world.root, ("the command reads this", "Give another path")),
         (Path(world.data) / "inside", ("is inside", "which the command reads")),
         (world.root / "queries" / "inside", ("is inside", "which the command reads")),
         (tmp_path / "rows.parquet", ("expected a file that ends in .jsonl", "or a folder")),
