@@ -222,10 +222,10 @@ class TestDataAndRun:
         (("shard", "raw", "data", "--shards", "0"), "--shards"),
         (("shard", "raw", "data", "--", "--runer=Flink"), "Did you mean --runner?"),
         (("inspect", "nosuch://bucket/table"), "nosuch"),
-        (("shard", "raw", "data", "--part", "a b"), "--part 'a b': a name has"),
-        (("shard", "raw", "data", "--part", "../a", "--onto", "other"), "--part '../a': a name has"),
-        (("export", "data", "run", "exports/a b", "--current"), "'a b': a name has"),
-        (("ablate", "data", "out", "--recipes", "astra,x/...toml"), "--recipes '..': a name has"),
+        (("shard", "raw", "data", "--part", "a b"), "--part 'a b': a name consists of"),
+        (("shard", "raw", "data", "--part", "../a", "--onto", "other"), "--part '../a': a name consists of"),
+        (("export", "data", "run", "exports/a b", "--current"), "'a b': a name consists of"),
+        (("ablate", "data", "out", "--recipes", "astra,x/...toml"), "--recipes '..': a name consists of"),
     ],
 )
 def test_wrong_use(arguments: tuple[str, ...], word: str) -> None:

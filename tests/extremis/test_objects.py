@@ -76,7 +76,7 @@ def test_the_command_says_what_is_in_the_data_and_what_to_do_next(tmp_path: Path
     assert "train: 2 points, 1.5 labels each, 1 rows merged" in done.err
     assert "1 with an empty text (kept)" in done.err
     assert "test: 2 points, 1.0 labels each, 1 with a text that is also in train" in done.err
-    assert f"rejected of train: 1 malformed; see {tmp_path / 'data' / 'rejects'}" in done.err
+    assert f"rejected from train: 1 malformed; see {tmp_path / 'data' / 'rejects'}" in done.err
     assert f"next: extremis run auto {tmp_path / 'data'} RUN" in done.err
     refused = call("shard", tmp_path, tmp_path / "other", "--test", "0.2")
     assert refused.status == 2
@@ -100,7 +100,7 @@ def test_a_summary_begins_with_the_labels_and_says_each_reject_once(tmp_path: Pa
     assert lines[0] == "labels: 3, 1 without a training point"
     assert [line.partition(":")[0] for line in lines[1:4]] == ["train", "test", "val"]
     assert [line for line in lines if "reject" in line] == [
-        f"rejected of train: 1 malformed; see {tmp_path / 'data' / 'rejects'}"
+        f"rejected from train: 1 malformed; see {tmp_path / 'data' / 'rejects'}"
     ]
     assert said.count("malformed") == 1
 

@@ -69,7 +69,7 @@ def test_tables_of_two_checkpoints_or_of_other_data_are_refused(small: SmallData
     with pytest.raises(TableError, match=r"comes from step \d+, .* comes from step \d+ .*extremis embed --step"):
         mine(small.layout.root, run, options=options)
     other = build_data(str(tmp_path / "other"), labels=31, seed=1)
-    with pytest.raises(TableError, match="made from a queries table"):
+    with pytest.raises(TableError, match="built from a queries table"):
         mine(other.layout.root, run, options=options)
     wrong = options.model_copy(update={"vectors": f"{run}-queries", "by": "labels"})
     with pytest.raises(TableError, match=r"expected the vectors|no label embeddings"):

@@ -90,7 +90,7 @@ def test_tables_that_are_aligned_are_joined_as_a_zip() -> None:
     pairs = [pair for shard in (0, 1) for pair in rows.aligned_with(other, shard, ["query_id"])]
     assert pa.concat_tables([left for left, _ in pairs])["query_id"].to_pylist() == list(range(9))
     assert pa.concat_tables([right for _, right in pairs]).equals(embeddings(9, seed=1))
-    with pytest.raises(TableError, match="made from a queries table"):
+    with pytest.raises(TableError, match="built from a queries table"):
         rows.require_aligned(other, "")
     cut_otherwise = publish("memory://tables/cut", embeddings(9, seed=1), [5, 4], 3, parents=parents)
     with pytest.raises(TableError, match=r"not aligned with .*\. Mine it again"):

@@ -176,7 +176,7 @@ def test_an_unknown_recipe_names_the_nearest_and_all() -> None:
         load_recipe("auto")
     for name, path in (("w-hard", "astra/w-hard"), ("random+theta-hard", "astra/random-theta-hard")):
         with pytest.raises(
-            InputError, match=rf"unknown recipe .*a table of a paper.* give the path papers/{path}\.toml"
+            InputError, match=rf"unknown recipe .*a table in a paper.* give the path papers/{path}\.toml"
         ):
             load_recipe(name)
 

@@ -174,7 +174,7 @@ def test_the_same_in_every_dress(tmp_path: Path) -> None:
         ({"trn_X.txt": "one\ntwo\nthree\nfour\n"}, "trn_X.txt, line 4: the header declares 3 rows"),
         ({"lbl_X_Xf.txt": "5 100\n"}, r"lbl_X_Xf.txt: the header declares 5 rows, one for each label, .* 6 columns"),
         ({"lbl_X_Xf.txt": "6 99999999999\n"}, "the header declares 99,999,999,999 features"),
-        ({"lbl_X_Xf.txt": None, "trn_X_Y.txt": "3 99999999999\n1:1\n1:1\n1:1\n"}, "states 99,999,999,999 labels for 4"),
+        ({"lbl_X_Xf.txt": None, "trn_X_Y.txt": "3 99999999999\n1:1\n1:1\n1:1\n"}, "99,999,999,999 labels for 4"),
     ],
 )  # fmt: skip
 def test_one_clear_error(tmp_path: Path, changes: dict[str, str | bytes | None], message: str) -> None:

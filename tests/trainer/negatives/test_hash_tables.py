@@ -141,5 +141,5 @@ def test_another_shape_of_state_is_refused(rows: int) -> None:
 
 
 def test_rows_beyond_31_bits_are_refused() -> None:
-    with pytest.raises(ValueError, match="below 2"):
+    with pytest.raises(ValueError, match="less than 2"):
         HashTables(1 << 31, 1, 2, 2)

@@ -61,7 +61,7 @@ def test_they_are_told_beside_the_settings() -> None:
     told = [line for line in lines if line.startswith("odd: ")]
     assert len(told) == 2  # the bias, and 120 rows make 2 steps
     assert "encoder.dimension = 256 (30 labels)" in lines
-    assert any(line.startswith("negatives.pool = shared (a draw of 3,200") for line in lines)
+    assert any(line.startswith("negatives.pool = shared (each of 3,200 draws") for line in lines)
     assert resolve("astra", ["data.mix={train = 1.0, labels = 1.0}"], data.layout.root).lines(data.layout.root) == []
 
 
