@@ -89,7 +89,7 @@ Place = Annotated[str, pydantic.AfterValidator(_require_place)]  # a URL, or a p
 
 
 class _Stated(BaseModel):
-    """Base of the parts of a manifest, which are frozen and accept no unknown fields."""
+    """Base class for sections of a manifest: frozen, without unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

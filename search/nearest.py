@@ -95,7 +95,7 @@ def find_device(name: str) -> str:
     number = name.partition(":")[2]
     index = int(number) if number else int(os.environ.get("LOCAL_RANK", "0")) % max(1, gpus)
     if index >= gpus:
-        raise InputError(f"device {name!r}: PyTorch finds {gpus} GPUs here. Give --device auto or cpu.")
+        raise InputError(f"device {name!r}: PyTorch can use {gpus} GPUs on this machine. Give --device auto or cpu.")
     return f"cuda:{index}"
 
 

@@ -157,7 +157,7 @@ class ClusterPlan:
 
 @dataclass(frozen=True)
 class Settled:
-    """A plan after the rows of all parts have been counted: the layout of the clusters, and the schema of the rows."""
+    """A plan with the row counts of all parts: the layout of the clusters, and the schema of the rows."""
 
     plan: ClusterPlan
     layout: Layout

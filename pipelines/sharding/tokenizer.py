@@ -301,9 +301,9 @@ def train_wordpiece(texts: pa.ChunkedArray, size: int) -> Tokenizer:
     """Train a WordPiece tokenizer with at most `size` tokens. The same texts always give exactly the same tokenizer.
 
     The library's running time is quadratic in the length of a word. Words longer than MAX_WORD are ignored, so that the
-    time is linear in the size of the texts. The library reads words in the random order of a hash map, numbers
-    continuing characters (`##e`) in this order, and merges equally frequent pairs in the order of these numbers. To
-    make the result reproducible, all continuing characters are numbered beforehand.
+    time is linear in the size of the texts. The library iterates over words in the random order of
+    a hash map, and assigns ids to continuing characters (`##e`) in that order. These ids break ties between equally
+    frequent pairs. To make the result reproducible, all continuing characters get their ids beforehand.
     """
     normalizer = BertNormalizer(lowercase=True, strip_accents=True)
     words = BertPreTokenizer()

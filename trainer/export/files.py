@@ -1,4 +1,4 @@
-"""Files of an export on a local disk: files of this export, files of an earlier export, or copies."""
+"""Local files of an export: its own files, files shared with an earlier export, or downloaded copies."""
 
 import shutil
 import tempfile

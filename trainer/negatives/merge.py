@@ -54,7 +54,7 @@ def merge(
 def merge_with_pool(
     positives: np.ndarray, offsets: np.ndarray, hard: Rows, pool: np.ndarray, weight: float
 ) -> Candidates:
-    """Merge as `merge` does, but with draws `pool` [k] that all queries share; each draw has the weight `weight`.
+    """Merge like `merge`, but with one pool of draws, `pool` [k], shared by all queries; each draw weighs `weight`.
 
     Every pair has weight 1.
     """

@@ -68,7 +68,7 @@ def _epochs(recipe: Recipe, run: str, share: float, stated: set[str]) -> dict[st
     The total time is the time of a run from scratch multiplied by LEAST + SHARE * `share`.
     """
     epochs, time = recipe.train.epochs, min(1.0, LEAST + SHARE * share)
-    reason = f"{share:.1%} of the rows are new since {run}"
+    reason = f"{share:.1%} of the rows were added since {run}"
     times = (time / PASSES - share) / (1 - share) if share < 1 else 1.0
     rows = recipe.data
     is_bound = rows.by_parts or rows.mix or rows.holdout or rows.share < 1 or _needs_whole_epochs(recipe, stated)

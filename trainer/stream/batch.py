@@ -136,7 +136,7 @@ class Batch:
         return map_arrays(self, lambda array: as_tensor(array).pin_memory())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pack the batch into one block of memory, shared in a DataLoader worker, so that no row is pickled."""
+        """Pack the batch into one block of memory (shared memory in a DataLoader worker), so that no row is pickled."""
         packed = pack(self)
         return (unpack, packed) if packed is not None else (Batch, tuple(getattr(self, f.name) for f in fields(self)))
 
