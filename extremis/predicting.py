@@ -166,7 +166,7 @@ def open_writer(
 
 
 def prediction_table(rows: pa.Table, answer: Answer, labels: pa.Table, schema: pa.Schema = _SCHEMA) -> pa.Table:
-    """Build a table with one row per row of `rows` [B]: key, labels' keys, scores, label ids, and labels' texts.
+    """Build a table with one row for each of `rows` [B]: key, label keys, scores, label ids and label texts.
 
     Padding is removed. `labels` [L]: key, text. If `schema` has the columns, probabilities and known tokens are added.
     """

@@ -41,7 +41,7 @@ class LabelRows:
         return getattr(self.rows, "device", CPU)
 
     def of(self, rows: Rows) -> "LabelRows":
-        """Return the same labels with other `rows`."""
+        """Return a copy of these labels with different `rows`."""
         return replace(self, rows=rows)
 
     def score(self, x: torch.Tensor, ids: np.ndarray) -> np.ndarray:

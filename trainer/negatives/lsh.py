@@ -132,8 +132,8 @@ def is_due(step: int, every: int) -> bool:
 
 
 def _rehashed(step: int, every: int) -> int:
-    """Return the number of rehashes in `step` steps: the largest k with
-    every (GROWTH**k - 1) / (GROWTH - 1) <= step.
+    """Return the number of rehashes in the first `step` steps: the largest k such that
+    `every * (GROWTH**k - 1) / (GROWTH - 1) <= step`.
     """
     if step <= 0:
         return 0
