@@ -212,7 +212,7 @@ class Watch:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[Callable[[Mapping[str, Count]], None]]:
-        """Show the progress of the steps until the `with` block ends. Yields a function that takes the runner's counts of all flows."""
+        """Show progress until the `with` block ends. Yields a function that takes the runner's counts of all flows."""
         ended = threading.Event()
         with self._display() if self._display else contextlib.nullcontext() as show:
             thread = threading.Thread(target=self._look, args=(ended, show), name="extremis-watch", daemon=True)
