@@ -116,7 +116,7 @@ def _line(report: EpochReport, recipe: Recipe) -> str:
 
 
 class RunLog:
-    """The log RUN/run.log: all lines that a run and its miner print, with times.
+    """The log RUN/run.log: every line that a run and its miner print, with timestamps.
 
     Lines are buffered in memory until `begin`, so that a command that fails early leaves no file. Object stores cannot
     append, so `close` writes the whole file there. If a line cannot be written, it is dropped without an error.

@@ -103,7 +103,7 @@ class Patch(_Stated):
 
 
 class View(_Stated):
-    """A shard of another table, `table`, used as a shard here. Its file has `rows` rows in groups of `row_group_rows`.
+    """A reused shard of another table, `table`. Its file has `rows` rows in groups of `row_group_rows`.
 
     `first`: id of the view's first row; ids increase by one. `gone`: positions in the file (`row`) of the rows that are
     left out. `columns`: columns that replace or extend the columns of the file, for all rows. `changed`: positions

@@ -29,7 +29,7 @@ from trainer.tracking.tracker import Listener
 class Trainer:
     """One rank of a run, which trains a recipe on DATA and writes RUN. Every rank calls `start` or `resume`.
 
-    Only rank 0 makes decisions and reports. Rank 0 also holds the `claim` on RUN, if a claim is given; without a claim,
+    Only rank 0 decides and reports. Rank 0 also holds the `claim` on RUN, if a claim is given; without a claim,
     no other process may write to RUN.
     """
 

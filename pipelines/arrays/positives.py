@@ -104,7 +104,7 @@ def read_positives(source: str, queries: Keys, documents: Keys, say: Progress) -
             codes.append((rows[0] * stride + rows[1])[good])
             count += len(rows[0])
         if not count:
-            raise InputError(f"{url}: no pairs here. {_EXPECTED}")
+            raise InputError(f"{url}: contains no pairs. {_EXPECTED}")
         by = " and ".join("row number" if keys.hashes is None else "key" for keys in sides)
         say(f"{url}: {count:,} pairs, identified by {by}")
     pairs = np.unique(np.concatenate(codes))

@@ -4,9 +4,9 @@ A file contains the candidates of one group for one shard, in consecutive chunks
 contains keys [R, n, F] for R label ranges and n rows. The keys are split into eight byte planes, which are compressed
 separately without loss: four planes of the label minus the group's first label, and four planes of the score's bits
 minus the bits of the previous candidate's score. Successive scores of a row are close, and all labels are in the group,
-so each plane compresses well. With a margin, the chunk ends with float32 [n]: the lowest score among the row's
-positives in this group, or infinity without positives. Numbers are little-endian, as on every machine that Faiss
-supports.
+so each plane compresses well. If a margin is set, the chunk ends with a float32 array [n]: for each row, the lowest
+score among its positives in this group, or infinity if the row has no positives. Numbers are little-endian, as on
+every machine that Faiss supports.
 
 Filters for false negatives (NV-Retriever, arXiv:2407.15831: Top-k shifted by N, TopK-Abs, TopK-MarginPos,
 TopK-PercPos): a row uses the ranks [skip_top, window), where rank 0 is the best of all labels that are not excluded.
