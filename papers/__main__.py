@@ -5,7 +5,6 @@ ranks. An interrupted command continues when it is repeated. At the end, or with
 """
 
 import argparse
-import contextlib
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from extremis.console import Unread, open_streams
 from papers.claims import ROOT, Key, Paper, names
 from papers.page import write_page
 from papers.results import Result
@@ -47,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         jobs = list_jobs(papers, options.table, options.seeds, options.out)
         if options.list:
             tell(jobs)
+            sys.stdout.flush()  # while a closed pipe can still be handled
             return 0
         failed = [] if options.page else run_all(jobs, options.data, options.out, options.jobs, options.hours)
         for paper in papers:
@@ -169,6 +170,10 @@ def _name(paper: Paper) -> str:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
+    open_streams()
+    try:
         sys.exit(main())
-    sys.exit(130)
+    except Unread:
+        sys.exit(0)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -149,10 +149,10 @@ def _judge(check: Check, found: Mapping[str, Mapping[int, Result]]) -> Verdict |
     values = [
         [(r.metrics[check.metric] if check.metric else r.figures[check.figure]) for r in each] for each in results
     ]
-    ours = "; ".join(
+    each_side = [
         f"{side} {what} {_with_spread(v, 2 if check.metric else 3)}" for side, v in zip(sides, values, strict=True)
-    )
-    ours = ours if len(sides) > 1 else ""  # the check itself shows the value of one side
+    ]
+    ours = "; ".join(each_side) if len(sides) > 1 else ""  # the check itself shows the value of one side
     if check.metric and all(check.metric in r.contributions for each in results for r in each):
         told = difference(check.metric, *results)
         bound = check.above if check.above is not None else check.least if check.least is not None else check.most
