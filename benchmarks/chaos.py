@@ -58,7 +58,7 @@ DISTURBANCES = {
     "rival": 2,
     "rival with --overwrite": 2,
 }
-WEATHER = {
+CONDITIONS = {
     "clocks apart": 0.5,
     "scratch in memory": 0.2,
     "scratch on a disk that fills": 0.2,
@@ -85,11 +85,11 @@ CHOICES = sets(
     "checkpoint.keep=1",
     "logging.tensorboard=false",
 )
-TIMED = ("seconds", "rows_per_second")  # prefixes of the names of measured times
-UNEQUAL = ("spent.json", "commands.json", "run.log")  # times and durations of work, and command lines
+TIME_PREFIXES = ("seconds", "rows_per_second")  # prefixes of the names of measured times
+NOT_COMPARED = ("spent.json", "commands.json", "run.log")  # times and durations of work, and command lines
 # Messages of a second writer, of a replaced writer, and of a writer without space.
-OWNED = ("Wait until that process has finished", "no sign of life", " are free")
-LEFTOVERS = (".claim", ".staging", ".tmp-", ".parts", ".candidates")
+REFUSALS = ("Wait until that process has finished", "no sign of life", " are free")
+TEMPORARY_NAMES = (".claim", ".staging", ".tmp-", ".parts", ".candidates")
 
 
 def main() -> None:
@@ -109,21 +109,21 @@ def main() -> None:
 
 def chaos(minutes: float, seed: int) -> dict:
     """Run one undisturbed loop, then disturbed loops for `minutes`; compare and report."""
-    with contextlib.ExitStack() as under:
-        name = under.enter_context(tempfile.TemporaryDirectory(prefix="chaos-"))
-        between = under.enter_context(store(Path(name), seed))
+    with contextlib.ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-"))
+        between = stack.enter_context(store(Path(name), seed))
         raw, draw = write_tate(Path(name) / "raw", 1500, 200), random.Random(seed)
-        sky = under.enter_context(contextlib.closing(Sky(Path(name) / "sky", draw)))
-        calm = Loop(raw, f"s3://{BUCKET}/calm", sky)
-        for step in calm.steps():
-            calm.run(step)
-        expected = artifacts(calm.place)
+        machine = stack.enter_context(contextlib.closing(UnreliableMachine(Path(name) / "machine", draw)))
+        undisturbed = Loop(raw, f"s3://{BUCKET}/undisturbed", machine)
+        for step in undisturbed.steps():
+            undisturbed.run(step)
+        expected = artifacts(undisturbed.place)
         began, counts = time.monotonic(), Counter[str]()
         differences, leftovers, wrong = list[str](), list[str](), list[str]()
         loops, requests, longest, silence = 0, 0, 0.0, 0.0
         while loops == 0 or time.monotonic() - began < 60 * minutes:
-            local = sky.mounts and (loops + seed) % 2
-            loop = Loop(raw, f"{sky.disk if local else f's3://{BUCKET}'}/loop-{loops}", sky)
+            local = machine.mounts and (loops + seed) % 2
+            loop = Loop(raw, f"{machine.disk if local else f's3://{BUCKET}'}/loop-{loops}", machine)
             between.faults = faults = Faults(FAULT_SHARE, seed + loops)
             for step in loop.steps():
                 loop.disturb(step)
@@ -131,7 +131,7 @@ def chaos(minutes: float, seed: int) -> dict:
             made = artifacts(loop.place)
             differing_now = differing(expected, made)
             differences += differing_now
-            leftovers += [key for key in made if any(mark in key for mark in LEFTOVERS)]
+            leftovers += [key for key in made if any(mark in key for mark in TEMPORARY_NAMES)]
             counts.update(loop.counts)
             counts.update({f"fault: {kind}": count for kind, count in faults.done.items()})
             wrong += loop.wrong
@@ -142,11 +142,11 @@ def chaos(minutes: float, seed: int) -> dict:
             sys.stderr.writelines(f"{line}\n" for line in differing_now)
             filesystem, path = fsspec.core.url_to_fs(loop.place)
             filesystem.rm(path, recursive=True)
-            for left in sky.disk.iterdir():  # scratch files of killed processes
+            for left in machine.disk.iterdir():  # scratch files of killed processes
                 shutil.rmtree(left, ignore_errors=True)
     for line in [*leftovers, *wrong]:
         sys.stderr.write(f"{line}\n")
-    disturbances = {kind: counts[kind] for kind in (*DISTURBANCES, *WEATHER)}
+    disturbances = {kind: counts[kind] for kind in (*DISTURBANCES, *CONDITIONS)}
     return report(
         "a loop whose processes are killed, paused and doubled in bad weather makes what an undisturbed one makes",
         {
@@ -178,7 +178,7 @@ def chaos(minutes: float, seed: int) -> dict:
     )
 
 
-class Sky:
+class UnreliableMachine:
     """Environment of commands, in `folder`: a small disk, a wrong clock, and other random conditions per command."""
 
     def __init__(self, folder: Path, draw: random.Random) -> None:
@@ -195,22 +195,22 @@ class Sky:
         if self.mounts:
             subprocess.run(["umount", "-l", self.disk], check=True)
 
-    def weather(self) -> list[str]:
+    def draw_conditions(self) -> list[str]:
         """Draw the conditions of one process."""
-        kinds = [kind for kind, share in WEATHER.items() if self.draw.random() < share]
+        kinds = [kind for kind, share in CONDITIONS.items() if self.draw.random() < share]
         return kinds if self.mounts else [kind for kind in kinds if kind == "clocks apart"]
 
-    def start(self, step: list[str], weather: list[str]) -> "Command":
+    def start(self, step: list[str], conditions: list[str]) -> "Command":
         """Start a command under these conditions."""
         more, mounts = dict[str, str](), list[str]()
-        if "clocks apart" in weather:
+        if "clocks apart" in conditions:
             more["PYTHONPATH"] = os.pathsep.join(filter(None, (str(self._clocks), os.environ.get("PYTHONPATH"))))
-        if "scratch in memory" in weather:
+        if "scratch in memory" in conditions:
             mounts.append(f"mount -t tmpfs -o size=256m tmpfs {self._scratch}")
             more["TMPDIR"] = str(self._scratch)
-        if "scratch on a disk that fills" in weather:
+        if "scratch on a disk that fills" in conditions:
             more["TMPDIR"] = str(self.disk)
-        if "little shared memory" in weather:
+        if "little shared memory" in conditions:
             mounts.append("mount -t tmpfs -o size=1m tmpfs /dev/shm")
         within = [*self.mounts, "sh", "-c", " && ".join([*mounts, 'exec "$@"']), "sh"] if mounts else []
         return Command([*within, *command(*step)], more)
@@ -245,7 +245,7 @@ class Command:
         self.process = subprocess.Popen(
             words, env=environment(more), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
-        self.said, self.silence, self.is_paused, self.is_deaf = "", 0.0, False, False
+        self.said, self.silence, self.is_paused, self.is_reading_stopped = "", 0.0, False, False
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -258,7 +258,7 @@ class Command:
     def _read(self) -> None:
         log, heard, content = self.process.stderr, time.monotonic(), b""
         assert log is not None
-        while not self.is_deaf:
+        while not self.is_reading_stopped:
             if select.select([log], [], [], 0.1)[0]:
                 chunk = os.read(log.fileno(), 1 << 16)
                 if not chunk:
@@ -277,7 +277,7 @@ class Loop:
 
     raw: Path
     place: str
-    sky: Sky
+    machine: UnreliableMachine
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     longest: float = 0.0  # seconds per command
@@ -298,7 +298,7 @@ class Loop:
 
     def run(self, step: list[str]) -> None:
         """Run a command to its end; it must succeed."""
-        undisturbed = self.sky.start(step, [])
+        undisturbed = self.machine.start(step, [])
         if status := undisturbed.end():
             raise SystemExit(f"chaos: {step[0]} ended with {status}, undisturbed:\n{undisturbed.said}")
 
@@ -307,13 +307,13 @@ class Loop:
         for number in range(TRIES):
             began = time.monotonic()
             # The first attempt is always disturbed, later attempts less and less often.
-            if self.sky.draw.random() < 0.9**number:
-                with self.sky.filling():
+            if self.machine.draw.random() < 0.9**number:
+                with self.machine.filling():
                     rivals = [self._start(step)]
-                    self._strike(step, rivals)
+                    self._apply_disturbance(step, rivals)
                     statuses = [self._end(step, rival) for rival in rivals]
             else:
-                statuses = [self._end(step, self.sky.start(step, []))]
+                statuses = [self._end(step, self.machine.start(step, []))]
             self.longest = max(self.longest, time.monotonic() - began)
             if 0 in statuses:
                 return
@@ -321,13 +321,13 @@ class Loop:
         raise SystemExit(f"chaos: {step[0]} did not end well in {TRIES} tries")
 
     def _start(self, step: list[str]) -> Command:
-        weather = self.sky.weather()
-        self.counts.update(weather)
-        return self.sky.start(step, weather)
+        conditions = self.machine.draw_conditions()
+        self.counts.update(conditions)
+        return self.machine.start(step, conditions)
 
-    def _strike(self, step: list[str], rivals: list[Command]) -> None:
+    def _apply_disturbance(self, step: list[str], rivals: list[Command]) -> None:
         """Disturb the command at a random moment; a second process of the same command is added to `rivals`."""
-        draw, first = self.sky.draw, rivals[0]
+        draw, first = self.machine.draw, rivals[0]
         seconds = {"run": 40.0, "shard": 14.0}.get(step[0], 8.0)
         until = time.monotonic() + draw.uniform(0.3, seconds)
         kind = draw.choices(list(DISTURBANCES), list(DISTURBANCES.values()))[0]
@@ -351,7 +351,7 @@ class Loop:
             kind = "kill the command"
         self.counts[kind] += 1
         if kind == "close the log":
-            first.is_deaf = True
+            first.is_reading_stopped = True
             return
         if kind == "pause, and another takes over":
             first.is_paused = True
@@ -381,9 +381,9 @@ class Loop:
         said = rival.said
         self.counts["without room"] += "No space left" in said
         is_told = status in (1, 2, 143) and sum(line.startswith("error: ") for line in said.splitlines()) == 1
-        if status == 2 and not any(words in said for words in OWNED):
+        if status == 2 and not any(words in said for words in REFUSALS):
             is_told = False
-        is_told = is_told or (rival.is_deaf and status in (1, 143))
+        is_told = is_told or (rival.is_reading_stopped and status in (1, 143))
         ends = (0, -signal.SIGKILL, *(-number for number in SIGNALS.values()))
         if (status not in ends and not is_told) or "Traceback" in said:
             self.wrong.append(f"{step[0]} ended with {status}: {said[-2000:]}")
@@ -396,15 +396,15 @@ def artifacts(place: str) -> dict[str, bytes]:
     filesystem.invalidate_cache()
     keys = [str(key) for key in filesystem.find(prefix)]
     contents = {key.removeprefix(f"{prefix}/"): filesystem.cat_file(key) for key in keys}
-    return {key: timeless(key, content) for key, content in contents.items() if not key.endswith(UNEQUAL)}
+    return {key: without_times(key, content) for key, content in contents.items() if not key.endswith(NOT_COMPARED)}
 
 
-def timeless(key: str, content: bytes) -> bytes:
+def without_times(key: str, content: bytes) -> bytes:
     """Return the content of an artifact without measured times."""
     if not key.endswith("metrics.jsonl"):
         return content
     records: list[dict[str, Any]] = [json.loads(line) for line in content.splitlines()]
-    kept = [{name: value for name, value in record.items() if not name.startswith(TIMED)} for record in records]
+    kept = [{name: value for name, value in record.items() if not name.startswith(TIME_PREFIXES)} for record in records]
     return "\n".join(map(json.dumps, kept)).encode()
 
 

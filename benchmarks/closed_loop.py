@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common.clustered_queries import CLUSTER, EACH, FACETS, World, write_clustered
+from benchmarks.common.clustered_queries import CLUSTER, EACH, FACETS, QueryDistribution, write_clustered
 from benchmarks.common.exact_top import top_of_split
 from benchmarks.common.folder_bytes import FolderWatch, folder_bytes
 from benchmarks.common.process_memory import Measured, measure
@@ -107,27 +107,27 @@ def main() -> None:
     parser.add_argument("--folder", help="where everything is written; default: a temporary folder, removed at the end")
     parser.add_argument("--keep", action="store_true", help="leave everything in --folder")
     parser.add_argument("--score", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.score:
-        _score(*given.score.split(","))
+    arguments = parser.parse_args()
+    if arguments.score:
+        _score(*arguments.score.split(","))
         return
-    options = _options(given)
-    if options.keep and given.folder:
-        Path(given.folder).mkdir(parents=True)
-        run(Path(given.folder), options)
+    options = _options(arguments)
+    if options.keep and arguments.folder:
+        Path(arguments.folder).mkdir(parents=True)
+        run(Path(arguments.folder), options)
         return
-    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         run(Path(folder), options)
 
 
-def _options(given: argparse.Namespace) -> Options:
-    labels = int(given.labels or (QUICK_LABELS if given.quick else LABELS))
-    queries = int(given.queries or (QUICK_QUERIES if given.quick else QUERIES))
+def _options(arguments: argparse.Namespace) -> Options:
+    labels = int(arguments.labels or (QUICK_LABELS if arguments.quick else LABELS))
+    queries = int(arguments.queries or (QUICK_QUERIES if arguments.quick else QUERIES))
     names = {each.name for each in fields(Options)} - {"labels", "queries", "batch"}
-    batch = given.batch or min(BATCH, 1 << max(5, (queries // STEPS).bit_length() - 1))
-    options = Options(labels, queries, batch=batch, **{name: getattr(given, name) for name in names})
-    budget = given.budget or (None if given.quick or given.queries else BUDGET)
-    return options if budget is None else replace(options, queries=fitting(options, budget))
+    batch = arguments.batch or min(BATCH, 1 << max(5, (queries // STEPS).bit_length() - 1))
+    options = Options(labels, queries, batch=batch, **{name: getattr(arguments, name) for name in names})
+    budget = arguments.budget or (None if arguments.quick or arguments.queries else BUDGET)
+    return options if budget is None else replace(options, queries=affordable_queries(options, budget))
 
 
 def recipe(options: Options) -> str:
@@ -203,7 +203,7 @@ def estimate(options: Options) -> dict[str, float]:
     }
 
 
-def fitting(options: Options, minutes: float) -> int:
+def affordable_queries(options: Options, minutes: float) -> int:
     """Return the number of queries that fit into `minutes`. Raises SystemExit if none fit."""
     low, high = 0, options.queries + 1
     while high - low > 1:
@@ -256,10 +256,10 @@ class Stages:
 def run(folder: Path, options: Options) -> None:
     """Run the loop in `folder`, and print the report."""
     began, stages = time.perf_counter(), Stages(folder)
-    world = World.of(options.queries, options.labels)
+    distribution = QueryDistribution.of(options.queries, options.labels)
     data, runs = str(folder / "data"), {MINED: str(folder / MINED), RANDOM: str(folder / RANDOM)}
     extremis = [sys.executable, "-m", "extremis"]
-    prepare(stages, world, options, [*extremis, "shard", str(folder / "raw"), data, "--json"])
+    prepare(stages, distribution, options, [*extremis, "shard", str(folder / "raw"), data, "--json"])
     settings = [word for key in options.set for word in ("--set", key)]
     (folder / "recipe.toml").write_text(recipe(options))
     train = [*extremis, "train", str(folder / "recipe.toml"), data]
@@ -273,24 +273,24 @@ def run(folder: Path, options: Options) -> None:
     copy_run(Path(runs[MINED]), Path(runs[RANDOM]))
     stages.run("mine", [*extremis, "mine", data, runs[MINED], *_mining(options), "--json"])
     table = Table.open(RunLayout(runs[MINED]).negatives(options.start, "queries"), "negatives")
-    mined = describe_table(data, table, world, options)
+    mined = describe_table(data, table, distribution, options)
     shutil.rmtree(RunLayout(runs[MINED]).dumps)
     arms = {}
     for name, place in runs.items():
         stages.run(f"go on, {name}", [*train, place, *settings, "--resume", "--json"])
         arms[name] = {**training(place, options.start), **evaluated(stages, name, data, place, options, extremis)}
         shutil.rmtree(RunLayout(place).checkpoints)
-    _report(stages, world, options, arms, mined, {"checkpoint": checkpoint, "dump": dump}, began)
+    _report(stages, distribution, options, arms, mined, {"checkpoint": checkpoint, "dump": dump}, began)
 
 
 def _mining(options: Options) -> list[str]:
     return ["--memory", options.memory, "--target-recall", str(options.recall)]
 
 
-def prepare(stages: Stages, world: World, options: Options, shard: list[str]) -> None:
+def prepare(stages: Stages, distribution: QueryDistribution, options: Options, shard: list[str]) -> None:
     """Write the queries and shard them, then remove the input files."""
     began, raw = time.perf_counter(), stages.folder / "raw"
-    written = write_clustered(raw, world, options.queries, options.test)
+    written = write_clustered(raw, distribution, options.queries, options.test)
     stages.add("write", {"seconds": round(time.perf_counter() - began, 1), "GiB written that stay": _gib(written)})
     stages.run("shard", shard)
     shutil.rmtree(raw)
@@ -317,14 +317,14 @@ def copy_run(source: Path, target: Path) -> None:
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("dumps"), copy_function=copy)
 
 
-def describe_table(data: str, table: Table, world: World, options: Options) -> dict[str, Any]:
+def describe_table(data: str, table: Table, distribution: QueryDistribution, options: Options) -> dict[str, Any]:
     """Return facts of the mined table, and the number of wrong neighbours among a query's negatives."""
     queries = open_queries(DataLayout(data), "train")
     met, rows = 0, 0
     for number in range(min(ALL_ROWS_OF, len(table.groups.first) - 1)):
         hard = matrix_column(table.read_group(number, ["label_ids"]), "label_ids").astype(np.int64)
         right = list_column(queries.read_group(number, ["label_ids"]), "label_ids").values.reshape(-1, EACH)
-        met += int((world.cluster_of(hard) == world.cluster_of(right[:, :1].astype(np.int64))).sum())
+        met += int((distribution.cluster_of(hard) == distribution.cluster_of(right[:, :1].astype(np.int64))).sum())
         rows += len(hard)
     return {
         "queries": table.rows,
@@ -381,7 +381,7 @@ def _matrix(right: Ragged) -> np.ndarray:
 
 def _report(
     stages: Stages,
-    world: World,
+    distribution: QueryDistribution,
     options: Options,
     arms: dict[str, dict[str, Any]],
     mined: dict[str, Any],
@@ -393,7 +393,7 @@ def _report(
         ids, hits, right = (arm.pop(key) for key in ("ids", "hits", "right"))
         precise[name] = {f"P@{k}": Contributions(hits[:, :k].mean(1).astype(np.float32)) for k in KS}
         ends = bootstrap(precise[name])
-        same = world.cluster_of(ids[:, 0]) == world.cluster_of(right[:, 0])
+        same = distribution.cluster_of(ids[:, 0]) == distribution.cluster_of(right[:, 0])
         for metric, part in precise[name].items():
             arm[metric] = {"value": round(100 * float(part.achieved.mean()), 2), "interval": _ends(ends[metric])}
         results[name] = {**arm, "best label in the right cluster": round(100 * float(same.mean()), 2)}
@@ -420,9 +420,9 @@ def _report(
         {
             **{name: getattr(options, name) for name in ("labels", "queries", "test", "dimension", "hard", "random")},
             "epochs": [options.start, options.epochs],
-            "labels that queries have": world.covered,
-            "points of a label that queries have": round(options.queries * EACH / world.covered, 2),
-            "best possible P@1 and P@5": round(100 * world.best, 2),
+            "labels that queries have": distribution.covered,
+            "points of a label that queries have": round(options.queries * EACH / distribution.covered, 2),
+            "best possible P@1 and P@5": round(100 * distribution.best, 2),
             "results": results,
             "gained": gained,
             "mined": mined,

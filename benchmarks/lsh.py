@@ -23,7 +23,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from benchmarks.common.collisions import FIRST, clustered, measure, of_run
+from benchmarks.common.collisions import FIRST, clustered_probe, load_probe, measure
 from benchmarks.common.report import Bar, interleave, medians, report
 from schemas.ragged import Ragged
 from trainer.methods.lns import Lns
@@ -104,12 +104,12 @@ def report_found(arguments: argparse.Namespace) -> None:
     """Report the collision probe for several kinds of tables, and for the run's own tables."""
     kinds = dict(PROBED)
     if arguments.run:
-        vectors, recipe = of_run(arguments.data, arguments.run, arguments.split, arguments.queries)
+        vectors, recipe = load_probe(arguments.data, arguments.run, arguments.split, arguments.queries)
         assert isinstance(recipe, Lns)
         own = recipe.negatives.lsh.model_copy(update={"query": "embedding"})  # both kinds are measured
         kinds |= {"of the run": own} if own.hard and own not in PROBED.values() else {}
     else:
-        vectors = clustered(20_000 if arguments.quick else 100_000, arguments.queries)
+        vectors = clustered_probe(20_000 if arguments.quick else 100_000, arguments.queries)
     figures: dict[str, object] = {"labels": len(vectors.vectors), "queries": len(vectors.x)}
     for name, options in kinds.items():
         figures[name] = measure(vectors, options)

@@ -74,9 +74,9 @@ def main() -> None:
 def measure(setting: Setting, root: str, flags: list[str]) -> None:
     """Run both comparisons and print the report."""
     small, large = join(root, "small"), join(root, "large")
-    write_world(small, setting.labels, setting.queries)
-    write_world(join(root, "few"), setting.labels, setting.grown_queries)
-    write_world(large, 8 * setting.labels, setting.grown_queries)
+    write_inputs(small, setting.labels, setting.queries)
+    write_inputs(join(root, "few"), setting.labels, setting.grown_queries)
+    write_inputs(large, 8 * setting.labels, setting.grown_queries)
     seen: dict[str, list[dict]] = {"bare": [], "pipeline": []}
 
     def side(name: str) -> Callable[[], float]:
@@ -251,11 +251,11 @@ def warm_up(root: str) -> None:
     from pipelines.mine import MineOptions, mine
 
     tiny = join(root, "tiny")
-    write_world(tiny, 100, 50)
+    write_inputs(tiny, 100, 50)
     mine(tiny, join(tiny, "run"), options=MineOptions(width=5))
 
 
-def write_world(root: str, labels: int, queries: int) -> None:
+def write_inputs(root: str, labels: int, queries: int) -> None:
     """Write DATA and a dump of clustered unit vectors (a centre plus noise), with queries in 4 shards."""
     centres = unit(np.random.default_rng(0).standard_normal((max(16, labels // 256), DIMENSION), np.float32))
     draw = np.random.default_rng(1)

@@ -27,8 +27,8 @@ from typing import Any
 
 import tomli_w
 
+from benchmarks.common.contributions import contributions, gains, mean
 from benchmarks.common.report import report
-from benchmarks.common.scored import contributions, gains, mean
 from extremis.evaluation import EvaluateOptions, evaluate
 from extremis.supervisor import train
 from pipelines.shard import ShardOptions, shard

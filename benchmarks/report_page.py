@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from benchmarks.common.joined_tables import LABELS, VOCABULARY, World
+from benchmarks.common.joined_tables import LABELS, VOCABULARY, JoinedTables
 from benchmarks.common.process_memory import measure
 from benchmarks.common.report import report
 from schemas import arrow, storage
@@ -46,11 +46,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="1,048,576 queries")
     rows = ROWS[parser.parse_args().quick]
     with tempfile.TemporaryDirectory(prefix="extremis-benchmark-") as folder:
-        world = World(str(Path(folder) / "data"), rows, WIDTH, GROUP)
-        run = str(Path(world.negatives).parents[2])
-        _train(world, run)
+        tables = JoinedTables(str(Path(folder) / "data"), rows, WIDTH, GROUP)
+        run = str(Path(tables.negatives).parents[2])
+        _train(tables, run)
         out = str(Path(folder) / "report.html")
-        command = [sys.executable, "-m", "extremis", "report", world.root, run, "--out", out]
+        command = [sys.executable, "-m", "extremis", "report", tables.root, run, "--out", out]
         done = measure(command)
         if done.status:
             sys.exit(f"{' '.join(command)}: status {done.status}")
@@ -63,12 +63,12 @@ def main() -> None:
         )
 
 
-def _train(world: World, run: str) -> None:
+def _train(tables: JoinedTables, run: str) -> None:
     """Write DATA, a run with a few steps on it, and records of many steps."""
-    world.write()
-    queries = open_manifest(world.queries, "queries")
-    data = DataLayout(world.root)
-    parents = {"queries/train": queries.digest, "labels": _labels(world).digest, "tokenizer": _tokenizer(data).digest}
+    tables.write()
+    queries = open_manifest(tables.queries, "queries")
+    data = DataLayout(tables.root)
+    parents = {"queries/train": queries.digest, "labels": _labels(tables).digest, "tokenizer": _tokenizer(data).digest}
     publish(data.root, Manifest(kind="data", parents=parents, parameters={"propensity": {"a": 0.55, "b": 1.5}}))
     settings = [*RECIPE, f"train.epochs={EPOCHS}", f"checkpoint.every_steps={STEPS // 2}"]
     recipe = resolve("random", settings, data.root).recipe
@@ -84,7 +84,7 @@ def _train(world: World, run: str) -> None:
     url = RunLayout(run).metrics
     lines = [json.loads(line) for line in storage.read_bytes(url).splitlines()]
     last = next(line for line in reversed(lines) if line["kind"] == "train")
-    per_epoch = -(-world.rows // recipe.order.batch)
+    per_epoch = -(-tables.rows // recipe.order.batch)
     lines += [{**last, "step": step} for step in range(STEPS + EVERY, EPOCHS * per_epoch, EVERY)]
     storage.write_bytes(url, "".join(json.dumps(line) + "\n" for line in lines).encode())
 
@@ -98,15 +98,15 @@ def _tokenizer(data: DataLayout) -> Manifest:
     return publish(data.tokenizer, Manifest(kind="tokenizer", shards=(entry,), parameters={"vocabulary": VOCABULARY}))
 
 
-def _labels(world: World) -> Manifest:
+def _labels(tables: JoinedTables) -> Manifest:
     """Write labels with four words each, and the numbers of their queries."""
-    queries = open_manifest(world.queries, "queries")
+    queries = open_manifest(tables.queries, "queries")
     frequency = np.zeros(LABELS, np.int64)
-    for group in Table(world.queries, queries).batches(["label_ids"]):
+    for group in Table(tables.queries, queries).batches(["label_ids"]):
         frequency += np.bincount(list_column(group, "label_ids").values, minlength=LABELS)
     schema = arrow.labels(arrow.token_type(VOCABULARY))
     draw = np.random.default_rng(1)
-    url = DataLayout(world.root).labels
+    url = DataLayout(tables.root).labels
     with writing_shard(url, 0, 1, schema, GROUP) as shard:
         for low in range(0, LABELS, GROUP):
             ids = np.arange(low, min(low + GROUP, LABELS))
@@ -122,7 +122,7 @@ def _labels(world: World) -> Manifest:
         rows=LABELS,
         row_group_rows=GROUP,
         id_range=(0, LABELS),
-        parameters={"training_points": world.rows},
+        parameters={"training_points": tables.rows},
     )
     return publish(url, manifest)
 

@@ -49,7 +49,7 @@ NEEDED_GIB = {"100M": 15.0}
 
 
 @dataclass
-class World:
+class ClassifierSteps:
     """A classifier with `labels` labels, and batches of candidates."""
 
     classifier: Classifier
@@ -60,7 +60,7 @@ class World:
     step: int = 0
 
     @classmethod
-    def of(cls, labels: int, storage: str = "memory") -> "World":
+    def of(cls, labels: int, storage: str = "memory") -> "ClassifierSteps":
         classifier = Classifier(Config(dtype=DTYPE, storage=storage, lr=LR), labels, D, 0)
         _fill(classifier.vectors)
         classifier.matrix.state["square"].fill_(1e-3)
@@ -134,9 +134,9 @@ def main() -> None:
     rounds = QUICK_ROUNDS if arguments.quick else ROUNDS
     figures: dict[str, object] = {}
     ratios: dict[str, float] = {}
-    small = World.of(SIZES[SMALLEST])
+    small = ClassifierSteps.of(SIZES[SMALLEST])
     for name in names[1:]:
-        large = World.of(SIZES[name])
+        large = ClassifierSteps.of(SIZES[name])
         for form in FORMS:
             _compare(figures, ratios, form, name, (small, large), rounds)
         figures[f"bytes {name}"] = {form: _bytes(large, form) for form in FORMS}
@@ -162,13 +162,15 @@ def main() -> None:
     )
 
 
-def _compare(figures: dict, ratios: dict, form: str, name: str, worlds: tuple[World, World], rounds: int) -> None:
-    small, large = worlds
+def _compare(
+    figures: dict, ratios: dict, form: str, name: str, sizes: tuple[ClassifierSteps, ClassifierSteps], rounds: int
+) -> None:
+    small, large = sizes
     middle = {}
     for way in WAYS:
         sides = {
-            name_of: lambda world=world, way=way: getattr(world, way)(form)
-            for name_of, world in ((SMALLEST, small), (name, large))
+            name_of: lambda steps=steps, way=way: getattr(steps, way)(form)
+            for name_of, steps in ((SMALLEST, small), (name, large))
         }
         for run in sides.values():
             run()
@@ -182,8 +184,8 @@ def _compare(figures: dict, ratios: dict, form: str, name: str, worlds: tuple[Wo
         ratios[f"{form} pool: planning over the step at {size}"] = middle["planning"][size] / middle["fused"][size]
 
 
-def _against_full(figures: dict, ratios: dict, name: str, world: World, rounds: int) -> None:
-    times = interleave({"full": world.full, "own": lambda: world.fused("own")}, rounds)
+def _against_full(figures: dict, ratios: dict, name: str, steps: ClassifierSteps, rounds: int) -> None:
+    times = interleave({"full": steps.full, "own": lambda: steps.fused("own")}, rounds)
     middle = medians(times)
     figures[f"full one-vs-all: ms at {name}"] = round(middle["full"] * 1e3, 1)
     ratios[f"full one-vs-all over own pool at {name}"] = middle["full"] / middle["own"]
@@ -191,7 +193,7 @@ def _against_full(figures: dict, ratios: dict, name: str, world: World, rounds: 
 
 def _mapped(figures: dict, ratios: dict, folder: str | None, rounds: int) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as directory:
-        mapped, held = World.of(SIZES["19M"], directory), World.of(SIZES["19M"])
+        mapped, held = ClassifierSteps.of(SIZES["19M"], directory), ClassifierSteps.of(SIZES["19M"])
         sides = {"19M in memory": lambda: held.fused("own"), "19M in a file": lambda: mapped.fused("own")}
         for run in sides.values():
             run()
@@ -231,31 +233,31 @@ def _touch(vectors: np.ndarray, sums: np.ndarray, ids: np.ndarray, start: int, s
         sums[ids[i]] *= np.float32(0.999)
 
 
-def _least(world: World, form: str) -> float:
+def _least(steps: ClassifierSteps, form: str) -> float:
     """Return the bytes of the rows and their Adagrad sums, read once and written once."""
-    return world.rows(form) * 2 * (D * 2 + 4)
+    return steps.rows(form) * 2 * (D * 2 + 4)
 
 
-def _touched(world: World, form: str) -> float:
+def _touched(steps: ClassifierSteps, form: str) -> float:
     """Return these bytes in whole cache lines: two lines for a row, and a third line for its sum."""
-    return world.rows(form) * 2 * (D * 2 + 64)
+    return steps.rows(form) * 2 * (D * 2 + 64)
 
 
-def _bytes(world: World, form: str) -> dict[str, int]:
+def _bytes(steps: ClassifierSteps, form: str) -> dict[str, int]:
     """Return the bytes of rows and their state, of pairs, and of a float32 copy of the rows, which the step avoids."""
-    pairs = float(np.mean([len(candidates.pair_query) for candidates in world.candidates(form)]))
+    pairs = float(np.mean([len(candidates.pair_query) for candidates in steps.candidates(form)]))
     return {
-        "rows": round(world.rows(form)),
-        "least": round(_least(world, form)),
-        "in cache lines": round(_touched(world, form)),
+        "rows": round(steps.rows(form)),
+        "least": round(_least(steps, form)),
+        "in cache lines": round(_touched(steps, form)),
         "pairs, read and sorted by label": round(pairs * 4 * (4 + 4)),
-        "a copy of the rows and its gradient, each written and read": round(world.rows(form) * D * 4 * 4),
+        "a copy of the rows and its gradient, each written and read": round(steps.rows(form) * D * 4 * 4),
     }
 
 
-def _planning_limit(world: World) -> float:
+def _planning_limit(steps: ClassifierSteps) -> float:
     """Return the seconds in which memory moves the input (labels) and output (labels, pairs) of planning once."""
-    candidates = world.own_pools[0]
+    candidates = steps.own_pools[0]
     pairs = candidates.pair_query, candidates.pair_label, candidates.pair_positive, candidates.pair_weight
     size = B * (POSITIVES + HARD + RANDOM) * 4 + candidates.ids.nbytes + sum(column.nbytes for column in pairs)
     source, target = np.ones(1 << 26, np.uint8), np.zeros(1 << 26, np.uint8)

@@ -30,7 +30,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from benchmarks.common.joined_tables import LABELS, LEAST_TOKENS, MOST_TOKENS, POSITIVES, World
+from benchmarks.common.joined_tables import LABELS, LEAST_TOKENS, MOST_TOKENS, POSITIVES, JoinedTables
 from benchmarks.common.report import Bar, interleave, medians, report, require
 from schemas.storage import join
 
@@ -84,20 +84,20 @@ def main() -> None:
     parser.add_argument("--side", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.side:
-        name, world, *more = json.loads(arguments.side)
-        print(json.dumps(SIDES[name](World(**world), *more)))
+        name, tables, *more = json.loads(arguments.side)
+        print(json.dumps(SIDES[name](JoinedTables(**tables), *more)))
         return
     require("psutil")
     setting = QUICK if arguments.quick else FULL
     setting = Setting(**{**asdict(setting), "rows": arguments.rows or setting.rows})
     pythons = [sys.executable, *(arguments.python or map(str, ROOT.glob(".venvs/*/bin/python")))]
     with tempfile.TemporaryDirectory(dir=arguments.folder, prefix="extremis-benchmark-") as folder:
-        measure(World(folder, setting.rows), setting, pythons)
+        measure(JoinedTables(folder, setting.rows), setting, pythons)
 
 
-def measure(world: World, setting: Setting, pythons: list[str]) -> None:
+def measure(tables: JoinedTables, setting: Setting, pythons: list[str]) -> None:
     """Make the tables, run all sides in turns, and print the report."""
-    world.write()
+    tables.write()
     interpreters = {library: where for library in LIBRARIES if (where := _find(library, pythons))}
     peers = {library + form: where for library, where in interpreters.items() for form in setting.forms}
     if "HF datasets" in interpreters:
@@ -109,7 +109,7 @@ def measure(world: World, setting: Setting, pythons: list[str]) -> None:
 
     def add(name: str, label: str, side: str, *arguments: object, python: str = sys.executable) -> None:
         def run() -> float:
-            seen = child(side, world, *arguments, python=python)
+            seen = child(side, tables, *arguments, python=python)
             cpu[label].append(seen["cpu"] / seen["rows"] * 1e6)
             return float(seen["rows"] / seen["seconds"])
 
@@ -135,7 +135,7 @@ def measure(world: World, setting: Setting, pythons: list[str]) -> None:
     ratios["stream, 2 threads / in line"] = middle["stream, 2 threads"] / middle["stream, 0 threads"]
     ratios["processor us/row, in line"] = medians(cpu)["stream, 0 threads"]
     for name in OTHER_LABELS:
-        ratios |= _of_labels(world, name, setting.rounds)
+        ratios |= _of_labels(tables, name, setting.rounds)
     records = [f"stream / {name}" for name in peers if not name.endswith(ARROW)]
     if records:
         ratios["stream / best peer"] = min(ratios[name] for name in records)
@@ -144,8 +144,8 @@ def measure(world: World, setting: Setting, pythons: list[str]) -> None:
         "that of the fastest of webdataset, mosaicml-streaming and HF datasets reading records; a row takes 1.2 us of "
         "a processor; two threads bring 1.7 times the rows of one line",
         {
-            "rows": world.rows,
-            "K": world.width,
+            "rows": tables.rows,
+            "K": tables.width,
             "labels": LABELS,
             "positives a row": POSITIVES,
             "tokens a row": [LEAST_TOKENS, MOST_TOKENS],
@@ -154,7 +154,7 @@ def measure(world: World, setting: Setting, pythons: list[str]) -> None:
             "best": best,
             # More reliable than the clock on a machine with other work.
             "CPU microseconds a row": {name: round(value, 3) for name, value in medians(cpu).items()},
-            "microseconds of a batch by step, in line": child("breakdown", world)["microseconds"],
+            "microseconds of a batch by step, in line": child("breakdown", tables)["microseconds"],
             "rounds": setting.rounds,
             "rows of other loaders, after their warm-up": setting.peer_rows,
             "not timed": f"imports, opening; of other loaders, the first {WARM} batches, while buffers fill",
@@ -167,9 +167,9 @@ def measure(world: World, setting: Setting, pythons: list[str]) -> None:
     )
 
 
-def _of_labels(world: World, name: str, rounds: int) -> dict[str, float]:
+def _of_labels(tables: JoinedTables, name: str, rounds: int) -> dict[str, float]:
     """Measure equally many rows with another number of labels, in line and with two threads."""
-    other = World(join(world.root, name), world.rows, labels=OTHER_LABELS[name])
+    other = JoinedTables(join(tables.root, name), tables.rows, labels=OTHER_LABELS[name])
     other.write()
     cpu: list[float] = []
 
@@ -188,29 +188,29 @@ def _of_labels(world: World, name: str, rounds: int) -> dict[str, float]:
     }
 
 
-def stream(world: World, threads: int) -> dict[str, Any]:
+def stream(tables: JoinedTables, threads: int) -> dict[str, Any]:
     """Measure a whole epoch of the joined stream to tensors."""
     from benchmarks.common.training_batch import check
 
-    _, some = _timed(open_stream(world, threads), 4, first=4)
-    seen = _timed(open_stream(world, threads), None)[0]
-    check(some, world)  # after the timing, because this reads whole tables and changes memory allocation
+    _, some = _timed(open_stream(tables, threads), 4, first=4)
+    seen = _timed(open_stream(tables, threads), None)[0]
+    check(some, tables)  # after the timing, because this reads whole tables and changes memory allocation
     return seen
 
 
-def open_stream(world: World, threads: int) -> Iterator[Any]:
+def open_stream(tables: JoinedTables, threads: int) -> Iterator[Any]:
     """Yield an iterator of batches of the joined stream as tensors."""
-    from benchmarks.common.training_batch import SIZE, planner, ready
+    from benchmarks.common.training_batch import SIZE, planner, to_tensors
     from trainer.stream import JoinedStream
 
-    plan = planner(world.width, world.labels)
-    batches = JoinedStream([world.open()], world.labels, batch=SIZE, streams=STREAMS, threads=threads, plan=plan)
-    return map(ready, batches)
+    plan = planner(tables.width, tables.labels)
+    batches = JoinedStream([tables.open()], tables.labels, batch=SIZE, streams=STREAMS, threads=threads, plan=plan)
+    return map(to_tensors, batches)
 
 
-def arrow(world: World, threads: int) -> dict[str, Any]:
+def arrow(tables: JoinedTables, threads: int) -> dict[str, Any]:
     """Measure decoding the same columns of the same files by Arrow, one row group at a time; no order, no join."""
-    queries, negatives = world.files()
+    queries, negatives = tables.files()
     jobs = [(path, ["input_ids", "label_ids"]) for path in queries] + [(path, ["label_ids"]) for path in negatives]
 
     def read(job: tuple[str, list[str]]) -> int:
@@ -226,28 +226,28 @@ def arrow(world: World, threads: int) -> dict[str, Any]:
     else:
         with ThreadPoolExecutor(threads) as pool:  # the largest files first, so that threads finish together
             rows = sum(pool.map(read, reversed(jobs)))
-    assert rows == 2 * world.rows
-    return {"rows": world.rows, "seconds": time.perf_counter() - start, "cpu": time.process_time() - cpu}
+    assert rows == 2 * tables.rows
+    return {"rows": tables.rows, "seconds": time.perf_counter() - start, "cpu": time.process_time() - cpu}
 
 
-def peer(world: World, name: str, workers: int, rows: int, written: int) -> dict[str, Any]:
+def peer(tables: JoinedTables, name: str, workers: int, rows: int, written: int) -> dict[str, Any]:
     """Measure `rows` rows of peer `name` as tensors after its warm-up; make its files of `written` rows if needed."""
-    from benchmarks.common.stock_loaders import PEERS
+    from benchmarks.common.peer_loaders import PEERS
     from benchmarks.common.training_batch import check
 
-    folder = Path(world.root, name)
+    folder = Path(tables.root, name)
     if not folder.exists():
         folder.mkdir()
-        PEERS[name].write(folder, world, written)
+        PEERS[name].write(folder, tables, written)
     batches = PEERS[name].load(folder, workers, BUFFER)
     seen, some = _timed(batches, WARM + rows // 512, warm=WARM, first=2)
-    check(some, world)
+    check(some, tables)
     if seen["rows"] != rows:
         raise SystemExit(f"{name} gave {seen['rows']} rows after its warm-up, expected {rows}")
     return seen
 
 
-def breakdown(world: World) -> dict[str, Any]:
+def breakdown(tables: JoinedTables) -> dict[str, Any]:
     """Return the microseconds of a batch's steps without threads: reading, gathering, and later steps."""
     import trainer.negatives.draws
     import trainer.negatives.planner
@@ -276,10 +276,10 @@ def breakdown(world: World) -> dict[str, Any]:
             return timed(name, action, *arguments, **options)
 
         setattr(owner, attribute, wrapped)
-    training_batch.ready = partial(timed, "tensors", training_batch.ready)
-    next(open_stream(world, 0))  # compiles and allocates once
+    training_batch.to_tensors = partial(timed, "tensors", training_batch.to_tensors)
+    next(open_stream(tables, 0))  # compiles and allocates once
     seconds_of.clear()
-    stream, steps = open_stream(world, 0), 0
+    stream, steps = open_stream(tables, 0), 0
     while timed("all", next, stream, None) is not None:
         steps += 1
     others = sum(seconds_of[name] for name in ("read and decode", "plan", "tensors"))
@@ -295,9 +295,9 @@ def breakdown(world: World) -> dict[str, Any]:
     return {"microseconds": {name: round(seconds / steps * 1e6, 1) for name, seconds in parts.items()}}
 
 
-def child(side: str, world: World, *arguments: object, python: str = sys.executable) -> dict[str, Any]:
+def child(side: str, tables: JoinedTables, *arguments: object, python: str = sys.executable) -> dict[str, Any]:
     """Run one side in a fresh process."""
-    task = json.dumps([side, asdict(world), *arguments])
+    task = json.dumps([side, asdict(tables), *arguments])
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [python, "-W", "ignore", "-m", "benchmarks.stream", "--side", task],
@@ -311,7 +311,7 @@ def child(side: str, world: World, *arguments: object, python: str = sys.executa
     return seen
 
 
-def about_peer(world: World, name: str) -> dict[str, Any]:
+def about_peer(tables: JoinedTables, name: str) -> dict[str, Any]:
     """Return the versions of peer `name` and its libraries."""
     return {package: version(package) for package in (name.removeprefix("HF "), "numpy", "torch", "pyarrow")}
 
@@ -367,7 +367,7 @@ def _find(library: str, pythons: list[str]) -> str | None:
 
 
 def _about(library: str, python: str | None) -> Any:
-    return child("about_peer", World("", 0), library, python=python) if python else "not installed"
+    return child("about_peer", JoinedTables("", 0), library, python=python) if python else "not installed"
 
 
 SIDES: dict[str, Callable[..., dict[str, Any]]] = {

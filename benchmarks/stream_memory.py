@@ -18,7 +18,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from benchmarks.common.joined_tables import LABELS, World
+from benchmarks.common.joined_tables import LABELS, JoinedTables
 from benchmarks.common.process_memory import measure
 from benchmarks.common.report import report
 
@@ -34,9 +34,9 @@ BAR = "<1.3"
 
 @dataclass(frozen=True)
 class Case:
-    """A stream over a world, with windows of `window_groups` row groups."""
+    """A stream over `tables`, with windows of `window_groups` row groups."""
 
-    world: World
+    tables: JoinedTables
     window_groups: int = WINDOW_GROUPS
 
 
@@ -48,29 +48,29 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.case:
         case = json.loads(arguments.case)
-        print(json.dumps(iterate(World(**case["world"]), case["window_groups"])))
+        print(json.dumps(iterate(JoinedTables(**case["tables"]), case["window_groups"])))
         return
     group = 512 if arguments.quick else 4096
     with tempfile.TemporaryDirectory(dir=arguments.folder, prefix="extremis-benchmark-") as folder:
-        run(World(folder, WINDOWS * WINDOW_GROUPS * STREAMS * group, group=group))
+        run(JoinedTables(folder, WINDOWS * WINDOW_GROUPS * STREAMS * group, group=group))
 
 
-def run(world: World) -> None:
+def run(tables: JoinedTables) -> None:
     """Make and iterate the tables of one case after the other, and print the report."""
     cases = {
-        "N rows": Case(world),
-        "4 N rows, a table 4 times as large": Case(replace(world, rows=4 * world.rows)),
+        "N rows": Case(tables),
+        "4 N rows, a table 4 times as large": Case(replace(tables, rows=4 * tables.rows)),
         "4 K, a table 4 times as large, row groups of a quarter": Case(
-            replace(world, width=4 * world.width, group=world.group // 4)
+            replace(tables, width=4 * tables.width, group=tables.group // 4)
         ),
-        "4 K, the same window": Case(replace(world, width=4 * world.width)),
+        "4 K, the same window": Case(replace(tables, width=4 * tables.width)),
     }
-    written: World | None = None
+    written: JoinedTables | None = None
     results: dict[str, dict[str, Any]] = {}
     for name, case in cases.items():
-        if case.world != written:
-            case.world.write()
-            written = case.world
+        if case.tables != written:
+            case.tables.write()
+            written = case.tables
         results[name] = sample(case)
         sys.stderr.write(f"{name}: {results[name]['MiB held at the peak']:.0f} MiB\n")
     held = {name: result["MiB held at the peak"] for name, result in results.items()}
@@ -83,9 +83,9 @@ def run(world: World) -> None:
         "the stream's memory is flat over an epoch, and the same for any number of rows and size of the table; it is "
         "bounded by its window, times K",
         {
-            "rows": world.rows,
-            "K": world.width,
-            "rows a row group": world.group,
+            "rows": tables.rows,
+            "K": tables.width,
+            "rows a row group": tables.group,
             "streams": STREAMS,
             "threads": THREADS,
             "cases": results,
@@ -97,7 +97,7 @@ def run(world: World) -> None:
 
 def sample(case: Case) -> dict[str, Any]:
     """Return the MiB of the stream over an epoch."""
-    task = json.dumps({"world": asdict(case.world), "window_groups": case.window_groups})
+    task = json.dumps({"tables": asdict(case.tables), "window_groups": case.window_groups})
     done = measure([sys.executable, "-W", "ignore", "-m", "benchmarks.stream_memory", "--case", task], INTERVAL)
     if done.status:
         raise SystemExit(f"{task}: status {done.status}")
@@ -113,11 +113,11 @@ def sample(case: Case) -> dict[str, Any]:
         )
         for number in range(10)
     ]
-    table = case.world.open().negatives
+    table = case.tables.open().negatives
     assert table is not None
     return {
-        "rows": case.world.rows,
-        "K": case.world.width,
+        "rows": case.tables.rows,
+        "K": case.tables.width,
         "window groups": case.window_groups,
         "MiB of the table": _mib(sum(shard.bytes for shard in table.manifest.shards)),
         "MiB of the process before": _mib(before),
@@ -129,20 +129,20 @@ def sample(case: Case) -> dict[str, Any]:
     }
 
 
-def iterate(world: World, window_groups: int) -> dict[str, Any]:
+def iterate(tables: JoinedTables, window_groups: int) -> dict[str, Any]:
     """Iterate an epoch; return when it began and ended."""
-    from benchmarks.common.training_batch import SIZE, planner, ready, warm_up
+    from benchmarks.common.training_batch import SIZE, planner, to_tensors, warm_up
     from trainer.stream import JoinedStream
 
-    source, plan = world.open(), planner(world.width)
-    warm_up(world.width)
+    source, plan = tables.open(), planner(tables.width)
+    warm_up(tables.width)
     time.sleep(SETTLE_SECONDS)
     start = time.monotonic()
     stream = JoinedStream(
         [source], LABELS, batch=SIZE, streams=STREAMS, window_groups=window_groups, threads=THREADS, plan=plan
     )
     for batch in stream:
-        ready(batch)
+        to_tensors(batch)
         time.sleep(PACE_SECONDS)
     return {"start": start, "end": time.monotonic()}
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.common.joined_tables import LABELS, World
+from benchmarks.common.joined_tables import LABELS, JoinedTables
 from benchmarks.common.report import interleave, medians, report
 from benchmarks.common.slow_stores import Server, serve, serve_s3
 
@@ -42,29 +42,29 @@ def main() -> None:
     parser.add_argument("--task", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.task:
-        world, *options = json.loads(arguments.task)
-        print(json.dumps(read(World(**world), *options)))
+        tables, *options = json.loads(arguments.task)
+        print(json.dumps(read(JoinedTables(**tables), *options)))
         return
     # Windows sized for 6 or 8 windows per epoch.
     group, default = (2048, 3 << 17) if arguments.quick else (8192, 1 << 21)
     with tempfile.TemporaryDirectory(dir=arguments.folder, prefix="extremis-benchmark-") as folder:
-        world = World(os.path.join(folder, "http"), arguments.rows or default, group=group)
+        tables = JoinedTables(os.path.join(folder, "http"), arguments.rows or default, group=group)
         # moto reads the whole object for each range, so this uses fewer rows in smaller shards.
-        s3 = None if arguments.quick else World(os.path.join(folder, "s3"), 1 << 18, group=2048)
-        measure(world, 1 if arguments.quick else 3, s3)
+        s3 = None if arguments.quick else JoinedTables(os.path.join(folder, "s3"), 1 << 18, group=2048)
+        measure(tables, 1 if arguments.quick else 3, s3)
 
 
-def measure(world: World, rounds: int, s3: World | None) -> None:
+def measure(tables: JoinedTables, rounds: int, s3: JoinedTables | None) -> None:
     """Make the tables, serve them, read them in turns, and print the report."""
-    for tables in filter(None, (world, s3)):
-        tables.write()
+    for written in filter(None, (tables, s3)):
+        written.write()
     cpu: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     first: dict[str, list[float]] = defaultdict(list)
 
-    def side(name: str, world: World, server: Server | None, step_seconds: float) -> Callable[[], float]:
+    def side(name: str, tables: JoinedTables, server: Server | None, step_seconds: float) -> Callable[[], float]:
         def run() -> float:
             before = server.cpu_seconds() if server else 0.0
-            seen = child(world, server, step_seconds)
+            seen = child(tables, server, step_seconds)
             served = (server.cpu_seconds() if server else 0.0) - before
             cpu[name]["stream"].append(seen["cpu"] / seen["seconds"])
             cpu[name]["server"].append(served / seen["seconds"])
@@ -74,12 +74,12 @@ def measure(world: World, rounds: int, s3: World | None) -> None:
         return run
 
     with contextlib.ExitStack() as stack:
-        late = stack.enter_context(serve(world.root, DELAY_SECONDS))
-        prompt = stack.enter_context(serve(world.root, 0.0))
-        kinds: dict[str, tuple[World, Server | None]] = {
-            "local": (world, None),
-            "remote": (world, late),
-            "remote without delay": (world, prompt),
+        late = stack.enter_context(serve(tables.root, DELAY_SECONDS))
+        prompt = stack.enter_context(serve(tables.root, 0.0))
+        kinds: dict[str, tuple[JoinedTables, Server | None]] = {
+            "local": (tables, None),
+            "remote": (tables, late),
+            "remote without delay": (tables, prompt),
         }
         if s3:
             kinds["local, rows of S3"] = (s3, None)
@@ -101,10 +101,10 @@ def measure(world: World, rounds: int, s3: World | None) -> None:
     report(
         f"a remote source that answers {DELAY_SECONDS * 1000:g} ms late reaches {BAR} of the local rate",
         {
-            "rows": world.rows,
+            "rows": tables.rows,
             "rows of S3": s3.rows if s3 else "none in a quick run",
-            "K": world.width,
-            "rows a row group": world.group,
+            "K": tables.width,
+            "rows a row group": tables.group,
             "threads": THREADS,
             "milliseconds of a step, in training": STEP_SECONDS * 1000,
             "rows/s": {name: round(rate) for name, rate in rates.items()},
@@ -123,9 +123,9 @@ def measure(world: World, rounds: int, s3: World | None) -> None:
     )
 
 
-def child(world: World, server: Server | None, step_seconds: float) -> dict[str, Any]:
+def child(tables: JoinedTables, server: Server | None, step_seconds: float) -> dict[str, Any]:
     """Run `read` in a fresh process, from `server` or from the disk."""
-    task = json.dumps([asdict(world), server.url if server else world.root, step_seconds])
+    task = json.dumps([asdict(tables), server.url if server else tables.root, step_seconds])
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.stream_remote", "--task", task]
     environment = {**os.environ, **(server.environment if server else {})}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
@@ -135,16 +135,16 @@ def child(world: World, server: Server | None, step_seconds: float) -> dict[str,
     return seen
 
 
-def read(world: World, root: str, step_seconds: float) -> dict[str, Any]:
+def read(tables: JoinedTables, root: str, step_seconds: float) -> dict[str, Any]:
     """Read an epoch from `root`, a local folder or a URL, to tensors; wait `step_seconds` after each batch."""
-    from benchmarks.common.training_batch import SIZE, planner, ready, warm_up
+    from benchmarks.common.training_batch import SIZE, planner, to_tensors, warm_up
     from trainer.stream import JoinedStream
 
-    source = world.open(root)
-    warm_up(world.width)
-    stream = JoinedStream([source], LABELS, batch=SIZE, streams=STREAMS, threads=THREADS, plan=planner(world.width))
+    source = tables.open(root)
+    warm_up(tables.width)
+    stream = JoinedStream([source], LABELS, batch=SIZE, streams=STREAMS, threads=THREADS, plan=planner(tables.width))
     start = time.perf_counter()
-    batches = map(ready, stream)
+    batches = map(to_tensors, stream)
     next(batches)
     begun, cpu, rows = time.perf_counter(), time.process_time(), 0
     for batch in batches:

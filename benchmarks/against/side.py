@@ -22,6 +22,14 @@ B, POSITIVES, HARD, RANDOM, D = 512, 10, 100, 400, 64
 SIZES = {"131K": 131_072, "1.3M": 1_305_265, "100M": 100_000_000}
 RANKS = (8, 16)
 TEXTS = 1_000
+# Places in this and in earlier checkouts.
+_TABLES = tuple(
+    f"benchmarks.{place}" for place in ("common.joined_tables:JoinedTables", "common.joined_tables:World", "rows:World")
+)
+_TO_TENSORS = tuple(
+    f"benchmarks.{place}"
+    for place in ("common.training_batch:to_tensors", "common.training_batch:ready", "batches:ready")
+)
 
 Figures = dict[str, float]
 
@@ -44,11 +52,11 @@ def main() -> None:
 
 def stream(folder: str, write: bool) -> Figures:
     """Measure an epoch to tensors: in line and with two threads, with a shared pool and with own pools."""
-    world = _world(folder, write)
+    tables = _open_tables(folder, write)
     figures = {}
     for pool in ("shared", "own"):
         for threads, name in ((0, "in line"), (2, "2 threads")):
-            rows, (processor, wall) = _timed(lambda: sum(map(len, _batches(world, threads, pool))))
+            rows, (processor, wall) = _timed(lambda: sum(map(len, _batches(tables, threads, pool))))
             figures[f"{name}, {pool} pool: processor us/row"] = processor / rows * 1e6
             figures[f"{name}, {pool} pool: us/row"] = wall / rows * 1e6
     return figures
@@ -56,12 +64,12 @@ def stream(folder: str, write: bool) -> Figures:
 
 def breakdown(folder: str, write: bool) -> Figures:
     """Measure the steps of a batch by the commit's own benchmark, in a fork, because that benchmark wraps functions."""
-    world = _world(folder, write)
+    tables = _open_tables(folder, write)
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
         with os.fdopen(writer, "w") as out:
-            json.dump(_of("benchmarks.stream:breakdown")(world)["microseconds"], out)
+            json.dump(_of("benchmarks.stream:breakdown")(tables)["microseconds"], out)
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as answer:
@@ -72,12 +80,12 @@ def breakdown(folder: str, write: bool) -> Figures:
 
 def resume(folder: str, write: bool) -> Figures:
     """Measure the first batch after a resume in the middle of an epoch."""
-    world = _world(folder, write)
-    begun = _stream(world, 0, "shared")
+    tables = _open_tables(folder, write)
+    begun = _stream(tables, 0, "shared")
     state = {**begun.state_dict(), "step": begun.steps // 2}
 
     def first() -> None:
-        again = _stream(world, 0, "shared")
+        again = _stream(tables, 0, "shared")
         again.load_state_dict(state)
         batches = iter(again)
         next(batches)
@@ -179,7 +187,7 @@ MEASURES: dict[str, Callable[[str, bool], Figures]] = {
 }
 _heads: dict[str, Any] = {}
 _models: dict[Path, Any] = {}
-_worlds: dict[str, Any] = {}
+_opened: dict[str, Any] = {}
 
 
 def _of(*places: str) -> Any:
@@ -195,27 +203,27 @@ def _of(*places: str) -> Any:
     raise ImportError(f"none of {', '.join(places)}")
 
 
-def _world(folder: str, write: bool) -> Any:
-    if folder not in _worlds:
-        world = _of("benchmarks.common.joined_tables:World", "benchmarks.rows:World")(str(Path(folder, "world")), ROWS)
-        if write and not Path(world.root).exists():
-            world.write()
-        _worlds[folder] = world
+def _open_tables(folder: str, write: bool) -> Any:
+    if folder not in _opened:
+        tables = _of(*_TABLES)(str(Path(folder, "world")), ROWS)  # a folder of both sides
+        if write and not Path(tables.root).exists():
+            tables.write()
+        _opened[folder] = tables
         for pool in ("shared", "own"):
-            next(_batches(world, 0, pool))  # compiles and allocates once
-    return _worlds[folder]
+            next(_batches(tables, 0, pool))  # compiles and allocates once
+    return _opened[folder]
 
 
-def _stream(world: Any, threads: int, pool: str) -> Any:
+def _stream(tables: Any, threads: int, pool: str) -> Any:
     labels = _of("benchmarks.common.joined_tables:LABELS", "benchmarks.rows:LABELS")
-    plan = _planner(labels, pool, 2_000 if pool == "shared" else RANDOM, world.width)
+    plan = _planner(labels, pool, 2_000 if pool == "shared" else RANDOM, tables.width)
     joined = _of("trainer.stream:JoinedStream")
-    return joined([world.open()], labels, batch=B, streams=8, threads=threads, plan=plan)
+    return joined([tables.open()], labels, batch=B, streams=8, threads=threads, plan=plan)
 
 
-def _batches(world: Any, threads: int, pool: str) -> Iterator[Any]:
-    ready = _of("benchmarks.common.training_batch:ready", "benchmarks.batches:ready")
-    return (ready(batch)["rows"] for batch in _stream(world, threads, pool))
+def _batches(tables: Any, threads: int, pool: str) -> Iterator[Any]:
+    to_tensors = _of(*_TO_TENSORS)
+    return (to_tensors(batch)["rows"] for batch in _stream(tables, threads, pool))
 
 
 def _planner(labels: int, pool: str, random: int, hard: int, **more: Any) -> Any:

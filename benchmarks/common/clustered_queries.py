@@ -34,7 +34,7 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True)
-class World:
+class QueryDistribution:
     """Parameters of the queries: `labels` in total; only the labels of `clusters` clusters are right for any query."""
 
     labels: int
@@ -42,7 +42,7 @@ class World:
     seed: int = 0
 
     @classmethod
-    def of(cls, queries: int, labels: int, seed: int = 0) -> "World":
+    def of(cls, queries: int, labels: int, seed: int = 0) -> "QueryDistribution":
         """Cover as many clusters as `queries` training queries fill. Raises ValueError if there are too few labels."""
         if labels < CLUSTER:
             raise ValueError(f"{labels} labels; a cluster has {CLUSTER}")
@@ -105,7 +105,7 @@ class Queries:
     labels: np.ndarray
 
 
-def write_clustered(folder: Path, world: World, train: int, test: int) -> int:
+def write_clustered(folder: Path, distribution: QueryDistribution, train: int, test: int) -> int:
     """Write `train` and `test` queries as sparse matrices (form `xc-sparse`) to `folder`; return the bytes written."""
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -116,15 +116,19 @@ def write_clustered(folder: Path, world: World, train: int, test: int) -> int:
         return queries.labels
 
     for split, short, rows in (("train", "trn", train), ("test", "tst", test)):
-        write_matrix(folder / f"{short}_X_Xf.npz", rows, VOCABULARY, WORDS, blocks(world, split, rows, words))
-        write_matrix(folder / f"{short}_X_Y.npz", rows, world.labels, EACH, blocks(world, split, rows, labels))
+        write_matrix(folder / f"{short}_X_Xf.npz", rows, VOCABULARY, WORDS, blocks(distribution, split, rows, words))
+        write_matrix(
+            folder / f"{short}_X_Y.npz", rows, distribution.labels, EACH, blocks(distribution, split, rows, labels)
+        )
     return sum(file.stat().st_size for file in folder.iterdir())
 
 
-def blocks(world: World, split: str, rows: int, take: Callable[[Queries], np.ndarray]) -> Iterator[np.ndarray]:
+def blocks(
+    distribution: QueryDistribution, split: str, rows: int, take: Callable[[Queries], np.ndarray]
+) -> Iterator[np.ndarray]:
     """Yield the result of `take` for the first `rows` queries of `split`, one block at a time."""
     for start in range(0, rows, BLOCK):
-        yield take(world.draw(split, start, min(start + BLOCK, rows)))
+        yield take(distribution.draw(split, start, min(start + BLOCK, rows)))
 
 
 def write_matrix(path: Path, rows: int, columns: int, each: int, indices: Iterator[np.ndarray]) -> None:

@@ -28,7 +28,7 @@ class Probe:
     positives: Ragged
 
 
-def clustered(labels: int, queries: int, dimension: int = 128, size: int = FIRST, seed: int = 0) -> Probe:
+def clustered_probe(labels: int, queries: int, dimension: int = 128, size: int = FIRST, seed: int = 0) -> Probe:
     """Draw vectors around the centres of clusters of `size` labels, and queries around the centres of their positives.
 
     Vectors of one cluster have a cosine of 1/2, others of 0: a stand-in for a trained classifier.
@@ -41,7 +41,7 @@ def clustered(labels: int, queries: int, dimension: int = 128, size: int = FIRST
     return Probe(vectors, x, Ragged.from_matrix(positives[:, None]))
 
 
-def of_run(data: str, run: str, split: str, queries: int, step: int | None = None) -> tuple[Probe, Recipe]:
+def load_probe(data: str, run: str, split: str, queries: int, step: int | None = None) -> tuple[Probe, Recipe]:
     """Load a run's classifier at `step` (default: its newest checkpoint), its recipe, and the first rows of a split.
 
     Raises InputError, TableError.

@@ -30,7 +30,7 @@ _MAKE = 8192  # rows made at a time, independent of row groups
 
 
 @dataclass(frozen=True)
-class World:
+class JoinedTables:
     """`rows` queries and their `width` negatives each, out of `labels`, under `root`; `group` rows per row group."""
 
     root: str

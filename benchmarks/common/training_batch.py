@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks.common.joined_tables import LABELS, World
+from benchmarks.common.joined_tables import LABELS, JoinedTables
 from schemas.ragged import Ragged
 from trainer.inputs import Inputs
 from trainer.methods.astra import Negatives
@@ -21,7 +21,7 @@ SIZE = 512
 POOL = 2_000
 SEED = 0
 
-Ready = dict[str, torch.Tensor]
+TensorBatch = dict[str, torch.Tensor]
 
 
 def planner(width: int, labels: int = LABELS) -> Planner:
@@ -35,7 +35,7 @@ def warm_up(width: int) -> None:
     assemble(pair[:1], (np.ones(1, np.uint16), pair), (np.ones(1, np.int32), pair), np.zeros((1, width), np.int32))
 
 
-def ready(batch: Batch) -> Ready:
+def to_tensors(batch: Batch) -> TensorBatch:
     """Return tensors for a device: tokens with offsets and padded, positives, hard negatives, candidates, the mask."""
     tokens, candidates = batch.inputs.tokens, batch.candidates
     assert tokens is not None
@@ -60,18 +60,18 @@ def assemble(
     tokens: tuple[np.ndarray, np.ndarray],
     positives: tuple[np.ndarray, np.ndarray],
     hard: np.ndarray,
-) -> Ready:
+) -> TensorBatch:
     """Return a batch from another library's columns: `rows` [B], values and offsets of two lists, `hard` [B, K]."""
     batch = Batch(0, int(rows[0]), rows, Inputs(Ragged(*tokens)), *positives, hard)
-    return ready(replace(batch, candidates=planner(hard.shape[1])(batch)))
+    return to_tensors(replace(batch, candidates=planner(hard.shape[1])(batch)))
 
 
-def check(batches: Sequence[Ready], world: World) -> None:
+def check(batches: Sequence[TensorBatch], tables: JoinedTables) -> None:
     """Compare batches with the tables' rows. Raises SystemExit, which names the first difference."""
     rows = np.concatenate([batch["rows"].numpy() for batch in batches])
     if len(np.unique(rows)) != len(rows):
         raise SystemExit("a row comes twice")
-    table = _rows_of(world, rows)
+    table = _rows_of(tables, rows)
     starts = np.cumsum([0, *map(len, (batch["rows"] for batch in batches))])
     for number, batch in enumerate(batches):
         arrays = {name: tensor.numpy() for name, tensor in batch.items()}
@@ -81,11 +81,11 @@ def check(batches: Sequence[Ready], world: World) -> None:
         _check_candidates(number, arrays)
 
 
-def _rows_of(world: World, rows: np.ndarray) -> pa.Table:
+def _rows_of(tables: JoinedTables, rows: np.ndarray) -> pa.Table:
     """Read `rows` of both tables in this order, with only Arrow."""
     columns_of = {"queries": ["query_id", "input_ids", "label_ids"], "negatives": ["query_id", "label_ids"]}
     parts = []
-    for (name, columns), files in zip(columns_of.items(), world.files(), strict=True):
+    for (name, columns), files in zip(columns_of.items(), tables.files(), strict=True):
         ids, held = pa.array(rows), []
         for file in files:
             table = pq.read_table(file, columns=columns, use_threads=False)

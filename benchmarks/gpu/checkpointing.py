@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.bench import Bench, Measurement
 from benchmarks.gpu.classifier_step import SIZES
 from benchmarks.gpu.models import BAG, open_model, open_steps
-from benchmarks.gpu.place import Measurement, Place
 from schemas.layout import RunLayout
 from trainer.checkpoints.writer import CheckpointWriter, Contents
 from trainer.stream.batch import Candidates
@@ -18,36 +18,36 @@ from trainer.stream.batch import Candidates
 STEPS = 20
 
 
-def measurements(place: Place) -> Iterator[Measurement]:
-    for name in ("2K",) if place.quick else ("1.3M", "13M"):
-        labels = 2048 if place.quick else SIZES[name]
-        yield Measurement(f"L={name}", partial(_measure, place, labels), labels * 132 / 2**30 + 1, 90)
+def measurements(bench: Bench) -> Iterator[Measurement]:
+    for name in ("2K",) if bench.quick else ("1.3M", "13M"):
+        labels = 2048 if bench.quick else SIZES[name]
+        yield Measurement(f"L={name}", partial(_measure, bench, labels), labels * 132 / 2**30 + 1, 90)
 
 
-def _measure(place: Place, labels: int) -> dict[str, Any]:
-    steps = STEPS if place.on_gpu else 3
+def _measure(bench: Bench, labels: int) -> dict[str, Any]:
+    steps = STEPS if bench.on_gpu else 3
     with tempfile.TemporaryDirectory() as folder:
         writer = CheckpointWriter(RunLayout(folder))
-        context = open_model(place, BAG, labels)
+        context = open_model(bench, BAG, labels)
 
         def before_change(candidates: Candidates, merged: torch.Tensor | None) -> None:
             if writer.copies_rows:
                 writer.before_change(candidates.ids if merged is None else merged)
 
-        step = open_steps(place, replace(context, before_change=before_change), labels)
-        alone = place.milliseconds(step)
-        place.reset_peak()
-        memory = place.peak_gib()  # before the checkpoint
+        step = open_steps(bench, replace(context, before_change=before_change), labels)
+        alone = bench.milliseconds(step)
+        bench.reset_peak()
+        memory = bench.peak_gib()  # before the checkpoint
         head, parts = context.model.head, context.model.parts()
-        begun = place.seconds(lambda: writer.save(Contents(0, parts, head.rows(), head.start, labels, {}, {})))
-        beside = place.seconds(lambda: [step() for _ in range(steps)]) * 1000 / steps
+        begun = bench.seconds(lambda: writer.save(Contents(0, parts, head.rows(), head.start, labels, {}, {})))
+        beside = bench.seconds(lambda: [step() for _ in range(steps)]) * 1000 / steps
         is_written = not writer.copies_rows
-        written = begun + beside * steps / 1000 + place.seconds(writer.wait)
+        written = begun + beside * steps / 1000 + bench.seconds(writer.wait)
         return {
             "ms": alone,
             "ms_while_written": beside,
             "begun_ms": begun * 1000,
             "seconds_written": written,
             "written_before_the_steps_were_done": is_written,
-            **({"more_gib": place.peak_gib() - memory} if place.on_gpu else {}),
+            **({"more_gib": bench.peak_gib() - memory} if bench.on_gpu else {}),
         }

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.gpu.place import Measurement, Place
+from benchmarks.gpu.bench import Bench, Measurement
 from benchmarks.gpu.random_queries import plan, random_batch
 from trainer.graph import Graphs, plan_on
 from trainer.heads.classifier import Classifier
@@ -26,7 +26,7 @@ _CHUNK = 1 << 22  # rows filled at a time
 
 
 class Shape(NamedTuple):
-    """B queries, D columns, L labels, and the place of the vectors."""
+    """B queries, D columns, L labels, and the storage of the vectors."""
 
     size: int
     dimension: int
@@ -39,29 +39,29 @@ class Shape(NamedTuple):
         return self.labels * (2 * self.dimension + 4) / 2**30
 
 
-def measurements(place: Place) -> Iterator[Measurement]:
-    sizes = QUICK if place.quick else SIZES
-    shapes = ((16, 8),) if place.quick else SHAPES
+def measurements(bench: Bench) -> Iterator[Measurement]:
+    sizes = QUICK if bench.quick else SIZES
+    shapes = ((16, 8),) if bench.quick else SHAPES
     for name, labels in reversed(sizes.items()):  # the largest is what nobody has measured
         for size, dimension in shapes:
             for pool in ("own", "shared"):
-                yield _measurement(place, name, Shape(size, dimension, labels), pool)
-        yield _measurement(place, f"{name}, recorded", Shape(*shapes[0], labels), "own", recorded=True)
-    for name in QUICK if place.quick else ON_HOST:
-        yield _measurement(place, f"{name}, on the host", Shape(*shapes[0], sizes[name], "host"), "own")
+                yield _measurement(bench, name, Shape(size, dimension, labels), pool)
+        yield _measurement(bench, f"{name}, recorded", Shape(*shapes[0], labels), "own", recorded=True)
+    for name in QUICK if bench.quick else ON_HOST:
+        yield _measurement(bench, f"{name}, on the host", Shape(*shapes[0], sizes[name], "host"), "own")
 
 
-def _measurement(place: Place, labels: str, shape: Shape, pool: str, recorded: bool = False) -> Measurement:
+def _measurement(bench: Bench, labels: str, shape: Shape, pool: str, recorded: bool = False) -> Measurement:
     name = f"{pool} B={shape.size} D={shape.dimension} L={labels}"
     on_host = shape.storage == "host"
     gib = shape.gib + 1 if not on_host and shape.gib > 1 else 1.0
-    return Measurement(name, lambda: _measure(place, shape, pool, recorded), gib, on_cpu=not (on_host or recorded))
+    return Measurement(name, lambda: _measure(bench, shape, pool, recorded), gib, on_cpu=not (on_host or recorded))
 
 
-def open_classifier(place: Place, shape: Shape, **options: Any) -> Classifier:
+def open_classifier(bench: Bench, shape: Shape, **options: Any) -> Classifier:
     """Open a classifier with random vectors."""
     config = Config(dtype="bfloat16", lr=0.01, storage=shape.storage, **options)
-    classifier = Classifier(config, shape.labels, shape.dimension, 0, device=place.device)
+    classifier = Classifier(config, shape.labels, shape.dimension, 0, device=bench.device)
     for part in classifier.vectors.split(_CHUNK):
         part.normal_(0, 0.1)
     rows = classifier.rows()
@@ -69,25 +69,25 @@ def open_classifier(place: Place, shape: Shape, **options: Any) -> Classifier:
     return classifier
 
 
-def plan_ahead(place: Place, batch: Batch, labels: int, pool: str, pads: bool = False, merges: bool = True) -> Any:
+def plan_ahead(bench: Bench, batch: Batch, labels: int, pool: str, pads: bool = False, merges: bool = True) -> Any:
     """Return the batch's candidates in the form in which the stream's threads pass them to a step."""
-    return plan_on(lambda each: plan(each, labels, pool, place.device, merges), place.device, pads, batch)
+    return plan_on(lambda each: plan(each, labels, pool, bench.device, merges), bench.device, pads, batch)
 
 
-def open_step(place: Place, shape: Shape, pool: str, recorded: bool = False) -> tuple[Callable[[], object], float]:
+def open_step(bench: Bench, shape: Shape, pool: str, recorded: bool = False) -> tuple[Callable[[], object], float]:
     """Return a step on batches planned beforehand, and the mean number of labels per batch, with padding.
 
     `recorded`: record the step as a graph on a GPU.
     """
-    recorded = recorded and place.on_gpu
-    classifier = open_classifier(place, shape)
-    x = torch.randn(shape.size, shape.dimension, device=place.device)
+    recorded = recorded and bench.on_gpu
+    classifier = open_classifier(bench, shape)
+    x = torch.randn(shape.size, shape.dimension, device=bench.device)
     merges = shape.storage == "memory"
     planned = [
-        plan_ahead(place, random_batch(shape.size, shape.labels, step), shape.labels, pool, recorded, merges)
+        plan_ahead(bench, random_batch(shape.size, shape.labels, step), shape.labels, pool, recorded, merges)
         for step in range(BATCHES)
     ]
-    number, graphs = 0, Graphs(place.device)
+    number, graphs = 0, Graphs(bench.device)
 
     def descend(given: Any) -> Any:
         x, drawn, factor, key = given
@@ -97,7 +97,7 @@ def open_step(place: Place, shape: Shape, pool: str, recorded: bool = False) -> 
         nonlocal number
         candidates = planned[number % BATCHES]
         if recorded:
-            numbers = send((np.array(1.0), np.array(classifier.key(number))), place.device)
+            numbers = send((np.array(1.0), np.array(classifier.key(number))), bench.device)
             graphs(descend, (x, candidates.drawn, *numbers))
         else:
             classifier.descend(x, candidates, 1.0, number, 1 / shape.size)
@@ -107,9 +107,9 @@ def open_step(place: Place, shape: Shape, pool: str, recorded: bool = False) -> 
     return step, rows
 
 
-def _measure(place: Place, shape: Shape, pool: str, recorded: bool) -> dict[str, Any]:
-    place.reset_peak()
-    step, rows = open_step(place, shape, pool, recorded)
-    time = place.milliseconds(step)
+def _measure(bench: Bench, shape: Shape, pool: str, recorded: bool) -> dict[str, Any]:
+    bench.reset_peak()
+    step, rows = open_step(bench, shape, pool, recorded)
+    time = bench.milliseconds(step)
     moved = rows * 2 * (2 * shape.dimension + 4)  # vectors and their sums are read and written
-    return {"ms": time, "rows": rows, "gb_s": moved / time / 1e6, "gib": place.peak_gib()}
+    return {"ms": time, "rows": rows, "gb_s": moved / time / 1e6, "gib": bench.peak_gib()}

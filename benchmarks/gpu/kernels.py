@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu.place import LeftOutError, Measurement, Place, require
+from benchmarks.gpu.bench import Bench, Measurement, SkippedError, require
 from schemas import PAD
 from tests.builders import batch_of
 from tests.trainer.rows.kernel_cases import CASES, LABELS, LR, SCALE, Case
@@ -29,13 +29,13 @@ PROBE = Case("float32", "sgd", 1, "own")
 _OFF, _OFF_ROUNDED = 1e-4, {"float32": 1e-4, "bfloat16": 2**-7, "float16": 2**-10}
 
 
-def measurements(place: Place) -> Iterator[Measurement]:
-    for case in (CASES[0], CASES[-1]) if place.quick else CASES:
-        yield Measurement(case.name, functools.partial(_compare, place, case))
+def measurements(bench: Bench) -> Iterator[Measurement]:
+    for case in (CASES[0], CASES[-1]) if bench.quick else CASES:
+        yield Measurement(case.name, functools.partial(_compare, bench, case))
     hot = Case("bfloat16", "adagrad", 64, "own")
-    yield Measurement("a hot label", functools.partial(_hot, place, hot), on_cpu=False)
-    far = _Far("bfloat16", "adam", 64, "own", FAR // 64 if not place.quick else 1000)
-    yield Measurement("beyond 2^31 elements", functools.partial(_far, place, far), gib=45, on_cpu=False)
+    yield Measurement("a hot label", functools.partial(_hot, bench, hot), on_cpu=False)
+    far = _Far("bfloat16", "adam", 64, "own", FAR // 64 if not bench.quick else 1000)
+    yield Measurement("beyond 2^31 elements", functools.partial(_far, bench, far), gib=45, on_cpu=False)
 
 
 @dataclass(frozen=True)
@@ -62,39 +62,39 @@ class _Far(Case):
 
 
 @functools.cache
-def _kernels(place: Place) -> Any:
+def _kernels(bench: Bench) -> Any:
     try:
         import triton
         from triton.runtime.errors import InterpreterError
 
         from trainer.rows import triton_kernels
     except ImportError as error:
-        require(not place.on_gpu, f"Triton cannot be loaded, so no kernel was run: {error}")
-        raise LeftOutError("Triton is not installed, so the kernels were not interpreted") from error
-    if not place.on_gpu:
+        require(not bench.on_gpu, f"Triton cannot be loaded, so no kernel was run: {error}")
+        raise SkippedError("Triton is not installed, so the kernels were not interpreted") from error
+    if not bench.on_gpu:
         try:
-            PROBE.run(triton_kernels, place.device)
+            PROBE.run(triton_kernels, bench.device)
         except InterpreterError as error:
             if isinstance(error.__cause__, TypeError) and "0-dimensional" in str(error):
                 versions = f"Triton {triton.__version__} and NumPy {np.__version__}"
-                raise LeftOutError(f"the interpreter's loops do not run with {versions}: {error}") from error
+                raise SkippedError(f"the interpreter's loops do not run with {versions}: {error}") from error
             raise
     return triton_kernels
 
 
-def _compare(place: Place, case: Case) -> dict[str, Any]:
-    kernels = _kernels(place)
-    got = case.run(kernels, place.device)
+def _compare(bench: Bench, case: Case) -> dict[str, Any]:
+    kernels = _kernels(bench)
+    got = case.run(kernels, bench.device)
     figures = _difference(case.run(on_device, CPU), got, case.dtype)
-    for _ in range(REPEATS if place.on_gpu else 1):
-        _require_same(case.run(kernels, place.device), got)
+    for _ in range(REPEATS if bench.on_gpu else 1):
+        _require_same(case.run(kernels, bench.device), got)
     return figures
 
 
-def _hot(place: Place, case: Case) -> dict[str, Any]:
-    kernels, queries = _kernels(place), 32 if place.quick else HOT_QUERIES
+def _hot(bench: Bench, case: Case) -> dict[str, Any]:
+    kernels, queries = _kernels(bench), 32 if bench.quick else HOT_QUERIES
     expected = _hot_step(case, queries, on_device, CPU)
-    got, again = (_hot_step(case, queries, kernels, place.device) for _ in range(2))
+    got, again = (_hot_step(case, queries, kernels, bench.device) for _ in range(2))
     _require_same(again, got)
     return _difference(expected, got, case.dtype)
 
@@ -113,11 +113,11 @@ def _hot_step(case: Case, queries: int, operations: Any, device: torch.device) -
     return [loss, slopes, on_x, *matrix.state.values(), matrix.weight.float()]
 
 
-def _far(place: Place, case: _Far) -> dict[str, Any]:
+def _far(bench: Bench, case: _Far) -> dict[str, Any]:
     """Check that steps on far rows equal steps on near rows to the bit, and touch no other row."""
-    kernels = _kernels(place)
-    near = Case(case.dtype, case.optimizer, case.dimension, case.pool).run(kernels, place.device)
-    far = case.run(kernels, place.device)
+    kernels = _kernels(bench)
+    near = Case(case.dtype, case.optimizer, case.dimension, case.pool).run(kernels, bench.device)
+    far = case.run(kernels, bench.device)
     _require_same([each[-LABELS:] if len(each) > case.before else each for each in far], near)
     touched = far[-1][: case.before].count_nonzero().item()
     require(touched == 0, f"{touched} numbers before the rows were changed")

@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.classifier_step import BATCHES, plan_ahead
-from benchmarks.gpu.place import Place
 from benchmarks.gpu.random_queries import HARD, RANDOM, random_batch
 from trainer.device import CPU
 from trainer.graph import Graphs, GraphStep
@@ -24,7 +24,7 @@ BAG = "bag"
 TRANSFORMERS = {"6 x 384": 384, "6 x 768": 768}
 
 
-def open_model(place: Place, encoder: str, labels: int, compiled: bool = False, **classifier: Any) -> StepContext:
+def open_model(bench: Bench, encoder: str, labels: int, compiled: bool = False, **classifier: Any) -> StepContext:
     """Open `encoder`, BAG or one of TRANSFORMERS, with a classifier of 64 columns and own pools."""
     with tempfile.TemporaryDirectory() as folder:
         section: dict[str, Any] = {
@@ -35,7 +35,7 @@ def open_model(place: Place, encoder: str, labels: int, compiled: bool = False, 
             "feature_dropout": 0.3,
         }
         if encoder != BAG:
-            _write_transformer(folder, TRANSFORMERS[encoder], place.quick)
+            _write_transformer(folder, TRANSFORMERS[encoder], bench.quick)
             section = {"kind": "transformer", "model": folder, "dimension": 64, "bottleneck": True, "compile": compiled}
         recipe = Recipe.model_validate(
             {
@@ -44,8 +44,8 @@ def open_model(place: Place, encoder: str, labels: int, compiled: bool = False, 
                 "negatives": {"pool": "own", "random": RANDOM, "hard": HARD},
             }
         )
-        model = Model.build(recipe, VOCABULARY, labels, device=place.device)
-    planner = Planner(recipe.negatives, labels, merges=not merges_on(place.device, recipe))
+        model = Model.build(recipe, VOCABULARY, labels, device=bench.device)
+    planner = Planner(recipe.negatives, labels, merges=not merges_on(bench.device, recipe))
     return StepContext(model, planner, WholeBatch(model.encoder, ALONE, Clock().lap))
 
 
@@ -58,16 +58,16 @@ def open_take(context: StepContext, recorded: bool) -> Callable[..., StepResult]
 
 
 def open_steps(
-    place: Place, context: StepContext, labels: int, planned: bool = True, recorded: bool = False
+    bench: Bench, context: StepContext, labels: int, planned: bool = True, recorded: bool = False
 ) -> Callable[[], object]:
     """Return a step on the next of some batches; candidates are `planned` beforehand or in the step.
 
     The step does not read losses, as in training between two lines of the log.
     """
-    size, take = 16 if place.quick else B, open_take(context, recorded)
+    size, take = 16 if bench.quick else B, open_take(context, recorded)
     batches = [random_batch(size, labels, step, TOKENS, VOCABULARY) for step in range(BATCHES)]
     if planned:
-        batches = [replace(batch, candidates=plan_ahead(place, batch, labels, "own", recorded)) for batch in batches]
+        batches = [replace(batch, candidates=plan_ahead(bench, batch, labels, "own", recorded)) for batch in batches]
     else:
         batches = [replace(batch, hard=None) for batch in batches]
     if (prepare := context.queries.preparing()) is not None:  # done by the stream's threads, not in the step

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu.place import Place
+from benchmarks.gpu.bench import Bench
 
 _COPIES = ("Memcpy", "Memset")
 _TOP, _NAME = 12, 80
@@ -40,46 +40,46 @@ def busy_seconds(spans: Iterable[Span]) -> float:
     return busy / 1e6
 
 
-def idle_share(place: Place, work: Callable[[], object]) -> float:
+def idle_share(bench: Bench, work: Callable[[], object]) -> float:
     """Return the share of the time of `work` in which the device is idle."""
-    spans, total = _recorded(place, work)
+    spans, total = _recorded(bench, work)
     return 1 - busy_seconds(spans) / total
 
 
-def _recorded(place: Place, work: Callable[[], object]) -> tuple[list[Span], float]:
+def _recorded(bench: Bench, work: Callable[[], object]) -> tuple[list[Span], float]:
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
-        total = place.seconds(work)
+        total = bench.seconds(work)
     return spans_of(recorded.events() or []), total
 
 
-def profiled(place: Place, step: Callable[[], object], trace: str = "") -> dict[str, Any]:
+def profiled(bench: Bench, step: Callable[[], object], trace: str = "") -> dict[str, Any]:
     """Return figures of a step; the file `trace` gets a trace of one step, for a browser.
 
     `host_ms`: time until the program has launched a step on the device. `idle_share`: share of the time in which the
     device is idle. On a CPU there are only figures of the host and its operations.
     """
-    steps = 1 if place.quick else 20 if place.on_gpu else 3
+    steps = 1 if bench.quick else 20 if bench.on_gpu else 3
     for _ in range(3):
         step()
-    place.wait()
+    bench.wait()
     began = time.perf_counter()
     for _ in range(steps):
         step()
     given = time.perf_counter()
-    place.wait()
+    bench.wait()
     figures: dict[str, Any] = {
         "ms": 1000 * (time.perf_counter() - began) / steps,
         "host_ms": 1000 * (given - began) / steps,
     }
-    both = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if place.on_gpu else [])]
+    both = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if bench.on_gpu else [])]
     with profile(activities=both) as recorded:
         step()
-        place.wait()
+        bench.wait()
     figures["operations"] = sum(event.device_type == DeviceType.CPU for event in recorded.events() or [])
     if trace:
-        recorded.export_chrome_trace(str(place.folder / trace))
-    if place.on_gpu:
-        figures |= _of_device(*_recorded(place, lambda: [step() for _ in range(steps)]), steps)
+        recorded.export_chrome_trace(str(bench.folder / trace))
+    if bench.on_gpu:
+        figures |= _of_device(*_recorded(bench, lambda: [step() for _ in range(steps)]), steps)
     return figures
 
 

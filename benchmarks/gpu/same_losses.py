@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.bench import Bench, Measurement
 from benchmarks.gpu.models import open_take
-from benchmarks.gpu.place import Measurement, Place
 from benchmarks.gpu.random_queries import random_batch
 from trainer.device import CPU
 from trainer.graph import plan_on
@@ -23,20 +23,20 @@ from trainer.step import Clock, StepContext
 LABELS, B, VOCABULARY, STEPS = 20_000, 256, 5000, 20
 
 
-def measurements(place: Place) -> Iterator[Measurement]:
+def measurements(bench: Bench) -> Iterator[Measurement]:
     for loss, pool in (("bce", "own"), ("bce", "shared"), ("decoupled", "shared")):
-        yield Measurement(f"{loss} {pool}", partial(_measure, place, loss, pool))
-    yield Measurement("bce own, recorded", partial(_measure, place, "bce", "own", recorded=True))
+        yield Measurement(f"{loss} {pool}", partial(_measure, bench, loss, pool))
+    yield Measurement("bce own, recorded", partial(_measure, bench, "bce", "own", recorded=True))
 
 
-def _measure(place: Place, loss: str, pool: str, recorded: bool = False) -> dict[str, Any]:
+def _measure(bench: Bench, loss: str, pool: str, recorded: bool = False) -> dict[str, Any]:
     """Return the greatest relative difference of a loss between device and CPU, and between two runs on the device.
 
     `recorded`: the first run on the device uses a graph, which should make no difference.
     """
     expected, got, again = (
-        _train(device, loss, pool, place.quick, graph)
-        for device, graph in ((CPU, False), (place.device, recorded), (place.device, False))
+        _train(device, loss, pool, bench.quick, graph)
+        for device, graph in ((CPU, False), (bench.device, recorded), (bench.device, False))
     )
     return {
         "of_cpu": max(abs(a - b) / abs(b) for a, b in zip(got, expected, strict=True)),

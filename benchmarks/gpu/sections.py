@@ -6,7 +6,7 @@ SECTIONS = {
     "kernels": "kernels:measurements",
     "losses": "same_losses:measurements",
     "steps": "classifier_step:measurements",
-    "profile": "one_step:measurements",
+    "profile": "step_profiles:measurements",
     "waiting": "waiting:measurements",
     "bag": "whole_step:of_bag",
     "transformer": "whole_step:of_transformers",

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.gpu.place import Measurement, Place, require
+from benchmarks.gpu.bench import Bench, Measurement, require
 from trainer.evaluation.evaluate import Scorer
 from trainer.loop import Trainer
 from trainer.settings.resolve import resolve
@@ -14,15 +14,15 @@ OVERRIDES = ("refresh.source=in-trainer", "refresh.index=fresh", "logging.tensor
 MINUTES = 1.5
 
 
-def measurements(place: Place) -> Iterator[Measurement]:
-    yield Measurement("astra", lambda: _train(place), gib=1, seconds=300)
+def measurements(bench: Bench) -> Iterator[Measurement]:
+    yield Measurement("astra", lambda: _train(bench), gib=1, seconds=300)
 
 
-def _train(place: Place) -> dict[str, Any]:
-    data = str(place.data)
-    require((place.data / "queries").is_dir(), f"{data}: no sharded data set. Make it by: make gpu-bundle")
-    length = ("train.epochs=1", "encoder.dimension=8", "encoder.buckets=512") if place.quick else ()
-    overrides = (*OVERRIDES, *length, f"train.minutes={MINUTES}", f"train.device={place.device}")
+def _train(bench: Bench) -> dict[str, Any]:
+    data = str(bench.data)
+    require((bench.data / "queries").is_dir(), f"{data}: no sharded data set. Make it by: make gpu-bundle")
+    length = ("train.epochs=1", "encoder.dimension=8", "encoder.buckets=512") if bench.quick else ()
+    overrides = (*OVERRIDES, *length, f"train.minutes={MINUTES}", f"train.device={bench.device}")
     lines: list[str] = []
     with tempfile.TemporaryDirectory() as run:
         began = time.perf_counter()

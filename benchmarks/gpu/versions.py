@@ -10,18 +10,18 @@ from typing import Any
 import torch
 
 import trainer
-from benchmarks.gpu.place import Measurement, Place
+from benchmarks.gpu.bench import Bench, Measurement
 from trainer.device import describe_device
 
 PACKAGES = ("torch", "triton", "numpy", "numba", "pyarrow", "transformers", "pydantic", "faiss-cpu", "apache-beam")
 
 
-def measurements(place: Place) -> Iterator[Measurement]:
-    yield Measurement("versions", lambda: _versions(place))
-    yield Measurement("copy", lambda: {"gb_s": place.copy_gigabytes()}, gib=3 if place.on_gpu else 0)
+def measurements(bench: Bench) -> Iterator[Measurement]:
+    yield Measurement("versions", lambda: _versions(bench))
+    yield Measurement("copy", lambda: {"gb_s": bench.copy_gigabytes()}, gib=3 if bench.on_gpu else 0)
 
 
-def _versions(place: Place) -> dict[str, Any]:
+def _versions(bench: Bench) -> dict[str, Any]:
     lacking = {}
     names = [module.name for module in pkgutil.walk_packages(trainer.__path__, "trainer.")]
     for name in names:
@@ -30,13 +30,13 @@ def _versions(place: Place) -> dict[str, Any]:
         except ModuleNotFoundError as error:
             lacking[name] = str(error.name)
     figures: dict[str, Any] = {"modules": len(names), "lacking": lacking, "cuda": torch.version.cuda}
-    if place.on_gpu:
-        facts = torch.cuda.get_device_properties(place.device)
+    if bench.on_gpu:
+        facts = torch.cuda.get_device_properties(bench.device)
         figures |= {"gib": facts.total_memory / 2**30, "sm": f"{facts.major}{facts.minor}"}
-        figures |= {"processors": facts.multi_processor_count, "free_gib": place.free_gib()}
+        figures |= {"processors": facts.multi_processor_count, "free_gib": bench.free_gib()}
     return {
-        "device": describe_device(place.device),
-        "quick": place.quick,
+        "device": describe_device(bench.device),
+        "quick": bench.quick,
         "python": platform.python_version(),
         **{name: _version(name) for name in PACKAGES},
         **figures,

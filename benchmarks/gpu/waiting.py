@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.joined_tables import World
+from benchmarks.common.joined_tables import JoinedTables
+from benchmarks.gpu.bench import Bench, Measurement
 from benchmarks.gpu.classifier_step import SIZES
 from benchmarks.gpu.models import BAG, TRANSFORMERS, B, open_model, open_take
-from benchmarks.gpu.place import Measurement, Place
 from benchmarks.gpu.profiles import idle_share
 from trainer.graph import plan_on
 from trainer.step import StepContext
@@ -26,11 +26,11 @@ ROWS, QUICK_ROWS = 1 << 16, 1 << 10
 WARM, STEPS, PROFILED = 20, 50, 30
 
 
-def measurements(place: Place) -> Iterator[Measurement]:
+def measurements(bench: Bench) -> Iterator[Measurement]:
     for encoder in (*reversed(TRANSFORMERS), BAG):
         is_bag = encoder == BAG
-        yield Measurement(encoder, functools.partial(_measure, place, encoder), 1 if is_bag else 8, 90, on_cpu=is_bag)
-    yield Measurement(f"{BAG}, recorded", functools.partial(_measure, place, BAG, recorded=True), 1, 90, on_cpu=False)
+        yield Measurement(encoder, functools.partial(_measure, bench, encoder), 1 if is_bag else 8, 90, on_cpu=is_bag)
+    yield Measurement(f"{BAG}, recorded", functools.partial(_measure, bench, BAG, recorded=True), 1, 90, on_cpu=False)
 
 
 @functools.cache
@@ -39,21 +39,21 @@ def _folder() -> tempfile.TemporaryDirectory:
     return tempfile.TemporaryDirectory()
 
 
-def _open_stream(place: Place, context: StepContext, labels: int) -> JoinedStream:
+def _open_stream(bench: Bench, context: StepContext, labels: int) -> JoinedStream:
     root = _folder().name
-    world = World(root, QUICK_ROWS if place.quick else ROWS, labels=labels)
-    if not Path(world.queries).exists():
-        world.write()
-    size = 16 if place.quick else B
-    plan = functools.partial(plan_on, context.planner, place.device, context.model.encoder.pads)
+    tables = JoinedTables(root, QUICK_ROWS if bench.quick else ROWS, labels=labels)
+    if not Path(tables.queries).exists():
+        tables.write()
+    size = 16 if bench.quick else B
+    plan = functools.partial(plan_on, context.planner, bench.device, context.model.encoder.pads)
     ahead = {"plan": plan, "prepare": context.queries.preparing()}
-    return JoinedStream([world.open()], labels, batch=size, streams=8, threads=THREADS, **ahead)
+    return JoinedStream([tables.open()], labels, batch=size, streams=8, threads=THREADS, **ahead)
 
 
-def _measure(place: Place, encoder: str, recorded: bool = False) -> dict[str, Any]:
-    labels = 2048 if place.quick else SIZES["1.3M"]
-    warm, steps, profiled = (2, 5, 2) if place.quick or not place.on_gpu else (WARM, STEPS, PROFILED)
-    context = open_model(place, encoder, labels)
+def _measure(bench: Bench, encoder: str, recorded: bool = False) -> dict[str, Any]:
+    labels = 2048 if bench.quick else SIZES["1.3M"]
+    warm, steps, profiled = (2, 5, 2) if bench.quick or not bench.on_gpu else (WARM, STEPS, PROFILED)
+    context = open_model(bench, encoder, labels)
     number, waited, take = 0, 0.0, open_take(context, recorded)
 
     def run(count: int) -> None:
@@ -65,11 +65,11 @@ def _measure(place: Place, encoder: str, recorded: bool = False) -> dict[str, An
             take(batch, number, 1.0)
             number += 1
 
-    with contextlib.closing(iter(_open_stream(place, context, labels))) as batches:
+    with contextlib.closing(iter(_open_stream(bench, context, labels))) as batches:
         run(warm)
         waited = 0.0
-        total = place.seconds(lambda: run(steps))
+        total = bench.seconds(lambda: run(steps))
         figures = {"ms": 1000 * total / steps, "for_stream_share": waited / total}
-        if place.on_gpu:
-            figures["idle_share"] = idle_share(place, lambda: run(profiled))
+        if bench.on_gpu:
+            figures["idle_share"] = idle_share(bench, lambda: run(profiled))
     return figures

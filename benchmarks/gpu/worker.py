@@ -18,7 +18,7 @@ from benchmarks.gpu.results import Results
 from benchmarks.gpu.sections import SECTIONS
 
 if TYPE_CHECKING:
-    from benchmarks.gpu.place import Measurement, Place
+    from benchmarks.gpu.bench import Bench, Measurement
 
 BAD_INPUT, DEVICE_LOST = 2, 3
 _TOLD = 500  # characters kept of an error
@@ -29,7 +29,7 @@ def work(arguments: Namespace) -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: else the process would outlive its parent
     tell = _open_channel()
     _open_bundle(arguments)
-    from benchmarks.gpu.place import Place
+    from benchmarks.gpu.bench import Bench
     from schemas.errors import InputError
     from trainer.device import open_device
 
@@ -40,30 +40,30 @@ def work(arguments: Namespace) -> None:
     if device.type == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is loaded
     results = Results(arguments.out)
-    place = Place(device, arguments.quick, arguments.out, arguments.bundle / "tate")
-    _require_same(place, results)
-    sections = {name: list(_measurements(name, place)) for name in arguments.only.split(",")}
+    bench = Bench(device, arguments.quick, arguments.out, arguments.bundle / "tate")
+    _require_same(bench, results)
+    sections = {name: list(_measurements(name, bench)) for name in arguments.only.split(",")}
     planned = [(_name(section, one), one) for section, listed in sections.items() for one in listed]
     tell(plan=[name for name, _ in planned])
     for name, one in planned:
         if name not in results.rows:
             tell(begun=name, seconds=one.seconds)
-            results.add(name, _measure(place, one))
-            if "failed" in results.rows[name] and place.on_gpu:
-                _require_alive(place)
+            results.add(name, _measure(bench, one))
+            if "failed" in results.rows[name] and bench.on_gpu:
+                _require_alive(bench)
 
 
 def _name(section: str, one: "Measurement") -> str:
     return section if one.name == section else f"{section}: {one.name}"
 
 
-def _measurements(section: str, place: "Place") -> "Iterator[Measurement]":
+def _measurements(section: str, bench: "Bench") -> "Iterator[Measurement]":
     """Yield the measurements of a section, or a measurement that raises the import error of the section's module."""
-    from benchmarks.gpu.place import Measurement
+    from benchmarks.gpu.bench import Measurement
 
     module, _, function = SECTIONS[section].partition(":")
     try:
-        yield from getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)(place)
+        yield from getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)(bench)
     except Exception as error:
         problem = error
 
@@ -73,17 +73,17 @@ def _measurements(section: str, place: "Place") -> "Iterator[Measurement]":
         yield Measurement(section, fail)
 
 
-def _measure(place: "Place", one: "Measurement") -> dict[str, Any]:
-    from benchmarks.gpu.place import LeftOutError
+def _measure(bench: "Bench", one: "Measurement") -> dict[str, Any]:
+    from benchmarks.gpu.bench import SkippedError
 
     gc.collect()
-    place.reset_peak()
-    if reason := place.why_not(one):
+    bench.reset_peak()
+    if reason := bench.reason_to_skip(one):
         return {"left_out": reason}
     began = time.perf_counter()
     try:
         figures = one.measure()
-    except LeftOutError as error:
+    except SkippedError as error:
         figures = {"left_out": str(error)}
     except Exception as error:  # the other measurements continue
         traceback.print_exc()
@@ -97,23 +97,23 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
-def _require_alive(place: "Place") -> None:
+def _require_alive(bench: "Bench") -> None:
     """End the process if an error made the device unusable; a new process can use it again."""
     try:
-        place.wait()
+        bench.wait()
     except RuntimeError:
         sys.stderr.flush()
         os._exit(DEVICE_LOST)
 
 
-def _require_same(place: "Place", results: Results) -> None:
+def _require_same(bench: "Bench", results: Results) -> None:
     """Refuse existing results of a different device or size."""
     from trainer.device import describe_device
 
-    here = {"device": describe_device(place.device), "quick": place.quick}
+    here = {"device": describe_device(bench.device), "quick": bench.quick}
     there = {name: results.rows.get("versions", {}).get(name, value) for name, value in here.items()}
     if there != here:
-        _refuse(f"{place.folder}: its results are of {there}, and this is {here}. Give another --out.")
+        _refuse(f"{bench.folder}: its results are of {there}, and this is {here}. Give another --out.")
 
 
 def _open_bundle(arguments: Namespace) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.common.collisions import Probe, of_run
+from benchmarks.common.collisions import Probe, load_probe
 from benchmarks.common.report import report
 from schemas.layout import RunLayout, numbered
 from schemas.ragged import Ragged
@@ -37,19 +37,19 @@ def main() -> None:
     arguments = parser.parse_args()
     steps = numbered(RunLayout(arguments.run).checkpoints)
     now, before = (
-        of_run(arguments.data, arguments.run, SPLIT, arguments.queries, step)[0]
+        load_probe(arguments.data, arguments.run, SPLIT, arguments.queries, step)[0]
         for step in (steps[-1], steps[-1 - arguments.age])
     )
     fresh, stale = hardest(now), hardest(before)
     none = np.empty((len(now.x), 0), np.int64)
     total = HARD + RANDOM
     errors = {
-        "random": error(now, none, total),
-        "stale_mixture": error(now, stale, RANDOM),
-        "fresh_mixture": error(now, fresh, RANDOM),
+        "random": gradient_error(now, none, total),
+        "stale_mixture": gradient_error(now, stale, RANDOM),
+        "fresh_mixture": gradient_error(now, fresh, RANDOM),
     }
-    alone = {name: missed(now, table) for name, table in (("stale", stale), ("fresh", fresh))}
-    few, many = (drawn(now, stale, count, arguments.draws) for count in (RANDOM, 4 * RANDOM))
+    alone = {name: missed_share(now, table) for name, table in (("stale", stale), ("fresh", fresh))}
+    few, many = (measure_draws(now, stale, count, arguments.draws) for count in (RANDOM, 4 * RANDOM))
     report(
         "the estimate is unbiased, and its error falls with the root of k_r",
         {"errors": errors, "alone": alone, "queries": len(now.x), "draws": arguments.draws, "labels": len(now.vectors)},
@@ -89,16 +89,16 @@ def hardest(probe: Probe) -> np.ndarray:
     return scores.masked_fill(positive, -torch.inf).topk(HARD, dim=1).indices.numpy()
 
 
-def slopes_of(probe: Probe) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def loss_derivatives(probe: Probe) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return (derivative of the full loss by each score [B, L], mask of positives, gradient of the full loss on x)."""
     scores, positive = scores_of(probe)
     slopes = torch.sigmoid(scores) - positive.double()
     return slopes, positive, slopes @ inputs_of(probe)[1]
 
 
-def error(probe: Probe, hard: np.ndarray, random: int) -> float:
+def gradient_error(probe: Probe, hard: np.ndarray, random: int) -> float:
     """Return the root mean square error of the gradient on x over the norm of the full one, averaged over queries."""
-    slopes, positive, full = slopes_of(probe)
+    slopes, positive, full = loss_derivatives(probe)
     outside = ~positive
     outside.scatter_(1, torch.from_numpy(hard), False)
     w, rest = inputs_of(probe)[1], slopes * outside
@@ -106,16 +106,16 @@ def error(probe: Probe, hard: np.ndarray, random: int) -> float:
     return float((trace.clamp_min(0).sqrt() / full.norm(dim=1)).mean())
 
 
-def missed(probe: Probe, hard: np.ndarray) -> float:
+def missed_share(probe: Probe, hard: np.ndarray) -> float:
     """Return the norm of the part of the gradient on x that hard negatives miss, over the norm of the full gradient."""
-    slopes, positive, full = slopes_of(probe)
+    slopes, positive, full = loss_derivatives(probe)
     kept = positive.clone()
     kept.scatter_(1, torch.from_numpy(hard), True)
     left = (slopes * ~kept) @ inputs_of(probe)[1]
     return float((left.norm(dim=1) / full.norm(dim=1)).mean())
 
 
-class Drawn(NamedTuple):
+class DrawErrors(NamedTuple):
     """Distance of means over draws from full sums, in standard errors: for all queries together, and maximum per query.
 
     `error`: error of the gradient on x, as computed by the function `error`.
@@ -126,12 +126,12 @@ class Drawn(NamedTuple):
     error: float
 
 
-def drawn(probe: Probe, hard: np.ndarray, random: int, draws: int) -> Drawn:
+def measure_draws(probe: Probe, hard: np.ndarray, random: int, draws: int) -> DrawErrors:
     """Draw negatives as the trainer does, `draws` times."""
     x, w = inputs_of(probe)
     scores, positive = scores_of(probe)
     full = torch.nn.functional.softplus(torch.where(positive, -scores, scores)).sum(1).numpy()
-    gradient = slopes_of(probe)[2]
+    gradient = loss_derivatives(probe)[2]
     rows, labels = np.arange(len(x)), len(w)
     inputs = Inputs(Ragged.empty(len(x)))  # the encoder has done its part
     losses, off = np.zeros((draws, len(x))), torch.zeros(len(x), dtype=torch.float64)
@@ -152,7 +152,7 @@ def drawn(probe: Probe, hard: np.ndarray, random: int, draws: int) -> Drawn:
     together = losses.sum(1)
     total = abs(together.mean() - full.sum()) / (together.std(ddof=1) / np.sqrt(draws))
     error = ((off / draws).sqrt() / gradient.norm(dim=1)).mean()
-    return Drawn(float(total), float(errors.max()), float(error))
+    return DrawErrors(float(total), float(errors.max()), float(error))
 
 
 if __name__ == "__main__":

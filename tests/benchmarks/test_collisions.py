@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from benchmarks.common.collisions import FIRST, clustered, measure
+from benchmarks.common.collisions import FIRST, clustered_probe, measure
 from trainer.negatives.hash_functions import open_hashes
 from trainer.negatives.lsh_section import LshSection
 
 
 def test_what_is_found_is_what_shares_a_code_with_the_query_in_some_table() -> None:
     labels, tables = 500, 20
-    probe = clustered(labels, 30, dimension=16, size=100, seed=3)
+    probe = clustered_probe(labels, 30, dimension=16, size=100, seed=3)
     options = LshSection(hard="all", width=4, bits=3, tables=tables, capacity=labels)  # nothing overflows
     figures = measure(probe, options)
     codes = open_hashes("dwta", 16, 3, tables, 0, 4).codes(np.concatenate([probe.vectors, probe.x]))
@@ -29,7 +29,7 @@ def test_what_is_found_is_what_shares_a_code_with_the_query_in_some_table() -> N
 
 
 def test_vectors_of_a_cluster_are_nearer_to_its_queries_than_others() -> None:
-    probe = clustered(1000, 50, size=200)
+    probe = clustered_probe(1000, 50, size=200)
     scores = probe.x @ probe.vectors.T
     inside = probe.positives.values[:, None] // 200 == np.arange(1000) // 200
     assert scores[inside].mean() > scores[~inside].mean() + 50

@@ -1,4 +1,4 @@
-"""Place of measurements: sizes that fit, and seconds and bytes of asynchronous work."""
+"""Bench of measurements: sizes that fit, and seconds and bytes of asynchronous work."""
 
 import resource
 import statistics
@@ -25,7 +25,7 @@ class Measurement(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Place:
+class Bench:
     """A `device`, with tiny sizes if `quick`. Results go to `folder`; `data` is a data set with a split `test`."""
 
     device: torch.device
@@ -41,7 +41,7 @@ class Place:
         """Return the GiB available to a measurement."""
         return torch.cuda.mem_get_info(self.device)[0] / 2**30 if self.on_gpu else _OF_A_CPU
 
-    def why_not(self, one: Measurement) -> str:
+    def reason_to_skip(self, one: Measurement) -> str:
         """Return the reason for leaving out a measurement here, or ""."""
         if self.quick:
             return ""
@@ -92,7 +92,7 @@ class Place:
         return 8 * len(source) / self.milliseconds(lambda: target.copy_(source)) / 1e6
 
 
-class LeftOutError(Exception):
+class SkippedError(Exception):
     """A measurement is impossible here, which is not a failure; the message is the reason."""
 
 

@@ -12,16 +12,16 @@ from trainer.evaluation.metrics import Contributions, bootstrap, value
 from trainer.evaluation.ranking import Ranking
 from trainer.model import load_model
 
-SHOWN = "P@1", "P@5", "PSP@5"
+COMPARED_METRICS = "P@1", "P@5", "PSP@5"
 
 
 def contributions(data: str, run: str) -> dict[str, Contributions]:
-    """Return the contributions to SHOWN, with the scores that represent the run."""
+    """Return the contributions to COMPARED_METRICS, with the scores that represent the run."""
     layout = DataLayout(data)
     _, model, checkpoint = load_model(layout, RunLayout(run), best_step(RunLayout(run)))
     fused = open_fused(data, run, checkpoint, model, "test") if scores_of(run, checkpoint.step) == "fused" else None
     found = Scorer.open(layout, model, "test", ranking=Ranking.of(model, fused=fused)).score().metrics.contributions()
-    return {name: found[name] for name in SHOWN}
+    return {name: found[name] for name in COMPARED_METRICS}
 
 
 def mean(runs: Sequence[Mapping[str, Contributions]]) -> dict[str, Contributions]:

@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch.utils.data import DataLoader
 
-from benchmarks.common.joined_tables import World
-from benchmarks.common.training_batch import SIZE, Ready, assemble
+from benchmarks.common.joined_tables import JoinedTables
+from benchmarks.common.training_batch import SIZE, TensorBatch, assemble
 from schemas.shard_files import webdataset as tars
 from schemas.shard_files.parquet import list_array, list_column, matrix_column
 
@@ -33,10 +33,10 @@ _HEAD = 4  # bytes of a raw record's head: numbers of positives and negatives, u
 
 
 class Peer(Protocol):
-    def write(self, folder: Path, world: World, rows: int) -> None:
+    def write(self, folder: Path, tables: JoinedTables, rows: int) -> None:
         """Write the first `rows` rows."""
 
-    def load(self, folder: Path, workers: int, buffer: int) -> Iterable[Ready]:
+    def load(self, folder: Path, workers: int, buffer: int) -> Iterable[TensorBatch]:
         """Return shuffled batches."""
 
 
@@ -46,15 +46,15 @@ class WebDataset:
 
     raw: bool
 
-    def write(self, folder: Path, world: World, rows: int) -> None:
-        for number, piece in enumerate(_pieces(world, rows)):
+    def write(self, folder: Path, tables: JoinedTables, rows: int) -> None:
+        for number, piece in enumerate(_pieces(tables, rows)):
             with (folder / f"part-{number:05d}.tar").open("wb") as out:
                 if self.raw:
                     _write_tar(out, piece)
                 else:
                     out.writelines(tars.encode(piece, _GROUP))
 
-    def load(self, folder: Path, workers: int, buffer: int) -> Iterable[Ready]:
+    def load(self, folder: Path, workers: int, buffer: int) -> Iterable[TensorBatch]:
         import webdataset
 
         files = sorted(map(str, folder.glob("*.tar")))
@@ -64,7 +64,7 @@ class WebDataset:
         batches = samples.batched(SIZE, collation_fn=self.collate)
         return webdataset.WebLoader(batches, batch_size=None, num_workers=workers)
 
-    def collate(self, samples: Sequence[dict[str, Any]]) -> Ready:
+    def collate(self, samples: Sequence[dict[str, Any]]) -> TensorBatch:
         rows = [int(sample["__key__"]) for sample in samples]
         if self.raw:
             return _of_bytes(rows, [sample["bin"] for sample in samples])
@@ -78,20 +78,20 @@ class MosaicML:
 
     raw: bool
 
-    def write(self, folder: Path, world: World, rows: int) -> None:
+    def write(self, folder: Path, tables: JoinedTables, rows: int) -> None:
         _stand_in_for_torchvision()
         from streaming import MDSWriter
 
-        arrays = {"tokens": "ndarray:uint16", "positives": "ndarray:int32", "hard": f"ndarray:int32:{world.width}"}
+        arrays = {"tokens": "ndarray:uint16", "positives": "ndarray:int32", "hard": f"ndarray:int32:{tables.width}"}
         columns = {"row": "int", **({"record": "bytes"} if self.raw else arrays)}
         with MDSWriter(out=str(folder), columns=columns, size_limit=1 << 22) as out:
-            for piece in _pieces(world, rows):
+            for piece in _pieces(tables, rows):
                 for row, record in _records(piece):
                     values = _open(record)
                     content = {"record": record} if self.raw else dict(zip(arrays, values, strict=True))
                     out.write({"row": row, **content})
 
-    def load(self, folder: Path, workers: int, buffer: int) -> Iterable[Ready]:
+    def load(self, folder: Path, workers: int, buffer: int) -> Iterable[TensorBatch]:
         _stand_in_for_torchvision()
         from streaming import StreamingDataset
         from streaming.base.util import clean_stale_shared_memory
@@ -100,7 +100,7 @@ class MosaicML:
         samples = StreamingDataset(local=str(folder), shuffle=True, batch_size=SIZE)
         return DataLoader(samples, batch_size=SIZE, num_workers=workers, collate_fn=self.collate)
 
-    def collate(self, samples: Sequence[dict[str, Any]]) -> Ready:
+    def collate(self, samples: Sequence[dict[str, Any]]) -> TensorBatch:
         rows = [sample["row"] for sample in samples]
         if self.raw:
             return _of_bytes(rows, [sample["record"] for sample in samples])
@@ -113,17 +113,17 @@ class HuggingFace:
 
     raw: bool
 
-    def write(self, folder: Path, world: World, rows: int) -> None:
-        for number, piece in enumerate(_pieces(world, rows)):
+    def write(self, folder: Path, tables: JoinedTables, rows: int) -> None:
+        for number, piece in enumerate(_pieces(tables, rows)):
             if self.raw:
                 some, raw = zip(*_records(piece), strict=True)
                 piece = pa.table({"row": list(some), "record": pa.array(raw, pa.binary())})
             pq.write_table(piece, folder / f"part-{number:05d}.parquet", row_group_size=_GROUP)
 
-    def load(self, folder: Path, workers: int, buffer: int) -> Iterable[Ready]:
+    def load(self, folder: Path, workers: int, buffer: int) -> Iterable[TensorBatch]:
         return DataLoader(self._open(folder, buffer), batch_size=SIZE, num_workers=workers, collate_fn=self.collate)
 
-    def collate(self, samples: Sequence[dict[str, Any]]) -> Ready:
+    def collate(self, samples: Sequence[dict[str, Any]]) -> TensorBatch:
         if self.raw:
             return _of_bytes([sample["row"] for sample in samples], [sample["record"] for sample in samples])
         lists = ([sample[name] for sample in samples] for name in ("input_ids", "label_ids", "hard"))
@@ -143,12 +143,12 @@ class HuggingFace:
 class HuggingFaceArrow(HuggingFace):
     """The same files with list columns, read as one Arrow table per batch, without records."""
 
-    def load(self, folder: Path, workers: int, buffer: int) -> Iterable[Ready]:
+    def load(self, folder: Path, workers: int, buffer: int) -> Iterable[TensorBatch]:
         batches = self._open(folder, buffer).with_format("arrow").batch(SIZE)
         return DataLoader(batches, batch_size=None, num_workers=workers, collate_fn=self.collate_table)
 
     @staticmethod
-    def collate_table(table: pa.Table) -> Ready:
+    def collate_table(table: pa.Table) -> TensorBatch:
         rows = pa.table({name: table[name].combine_chunks().flatten() for name in table.column_names})
         (tokens, positives), hard = (list_column(rows, name) for name in ("input_ids", "label_ids")), rows["hard"]
         matrix = hard.combine_chunks().flatten().to_numpy().reshape(len(rows), -1)
@@ -166,12 +166,12 @@ PEERS: dict[str, Peer] = {
 }
 
 
-def _pieces(world: World, rows: int) -> Iterator[pa.Table]:
+def _pieces(tables: JoinedTables, rows: int) -> Iterator[pa.Table]:
     """Yield the first `rows` rows, one table per file: `query_id` and lists of tokens, positives, negatives."""
     each = -(-rows // FILES)
     for start in range(0, rows, each):
         parts = []
-        for points, mined in world.pieces(start, min(start + each, rows)):
+        for points, mined in tables.pieces(start, min(start + each, rows)):
             hard = matrix_column(mined, "label_ids")
             lists = list_array(hard.reshape(-1), np.arange(len(hard) + 1) * hard.shape[1], pa.int32())
             parts.append(points.drop_columns("key").append_column("hard", lists))
@@ -201,7 +201,7 @@ def _edges(record: bytes) -> tuple[int, int]:
     return end, end + 4 * (record[2] + 256 * record[3])
 
 
-def _of_bytes(rows: list[int], records: list[bytes]) -> Ready:
+def _of_bytes(rows: list[int], records: list[bytes]) -> TensorBatch:
     """Return the batch of raw records, which are cut, joined and decoded together."""
     edges = [_edges(record) for record in records]
     together = list(zip(records, edges, strict=True))
@@ -211,13 +211,17 @@ def _of_bytes(rows: list[int], records: list[bytes]) -> Ready:
     return assemble(np.array(rows), (tokens, token_offsets), (positives, positive_offsets), hard.reshape(len(rows), -1))
 
 
-def _of_arrays(rows: list[int], tokens: list[np.ndarray], positives: list[np.ndarray], hard: list[np.ndarray]) -> Ready:
+def _of_arrays(
+    rows: list[int], tokens: list[np.ndarray], positives: list[np.ndarray], hard: list[np.ndarray]
+) -> TensorBatch:
     ragged = ((np.concatenate(arrays), _offsets([len(row) for row in arrays])) for arrays in (tokens, positives))
     token_lists, positive_lists = ragged
     return assemble(np.array(rows), token_lists, positive_lists, np.stack(hard))
 
 
-def _of_lists(rows: list[int], tokens: list[list[int]], positives: list[list[int]], hard: list[list[int]]) -> Ready:
+def _of_lists(
+    rows: list[int], tokens: list[list[int]], positives: list[list[int]], hard: list[list[int]]
+) -> TensorBatch:
     flat = itertools.chain.from_iterable
     ragged = (
         (np.fromiter(flat(lists), kind), _offsets([len(row) for row in lists]))
