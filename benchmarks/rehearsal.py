@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.common.report import report
 from benchmarks.two_ranks import tcp_bytes
-from extremis.planning import made_data, rank_stages
+from extremis.planning import rank_stages, synthetic_tables
 from extremis.planning.estimate import Workload
 from extremis.planning.rehearse import Rehearsal
 from extremis.planning.stage import Task, size_of
@@ -124,9 +124,9 @@ def _run(kind: str, place: Path, labels: int, ranks: int) -> dict[str, Any]:
     if kind == "real":
         task = task_of(str(place), labels, ranks)
         data = DataLayout(f"{place}/data")
-        made_data.write_data(data.root, task.sizes, linked=False)
+        synthetic_tables.write_data(data.root, task.sizes, linked=False)
         table, run = Table.open(data.queries("train")), RunLayout(f"{place}/run")
-        made_data.write_negatives(run.negatives(2, "queries"), table, task.sizes)
+        synthetic_tables.write_negatives(run.negatives(2, "queries"), table, task.sizes)
     several = kind == "real" and ranks > 1
     launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if several else []
     command = [sys.executable, "-m", *launcher, "benchmarks.rehearsal", "--work", kind, str(place), str(labels)]
@@ -173,7 +173,7 @@ def real(folder: str, labels: int) -> dict[str, Any]:
     checkpoint, (_, stop) = latest_checkpoint(run), label_range(labels, 0, group.ranks)
     assert checkpoint is not None
     own = sum(each.bytes for each in checkpoint.table.shards if not each.rows or int(each.path[8:20]) < stop)
-    last = slice(-steps + rank_stages.WARM, None)
+    last = slice(-steps + rank_stages.WARM_UP_STEPS, None)
     network = float(np.median(np.diff(sent[last]))) if group.ranks > 1 else 0.0
     return {
         "step": (float(np.diff(times[last]).mean()), network),

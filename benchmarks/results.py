@@ -30,7 +30,19 @@ OLD = """## Measured before the code changed
 The code has changed since these measurements, so a new run can give different figures:
 """
 # Calls that show texts to a user: a change of these texts does not change measurements.
-SAYING = {"say", "_say", "print", "echo", "secho", "warn", "warning", "info", "doing", "waiting", "Wait"}
+MESSAGE_FUNCTIONS = {
+    "say",
+    "_say",
+    "print",
+    "echo",
+    "secho",
+    "warn",
+    "warning",
+    "info",
+    "show_activity",
+    "waiting",
+    "Wait",
+}
 SKIPPED = {"ctx", "kind", "type_comment", "type_ignores", "type_params"}  # differ between Python versions
 
 
@@ -161,40 +173,40 @@ def digest(files: Sequence[str], commit: str | None = None, root: Path = ROOT) -
     for path in files:
         if commit:
             listed = _git("ls-tree", "-r", "--name-only", commit, "--", path).splitlines()
-            texts |= {name: _git("show", f"{commit}:{name}") for name in listed if _counts(name)}
+            texts |= {name: _git("show", f"{commit}:{name}") for name in listed if is_code(name)}
         else:
             found = [root / path] if (root / path).is_file() else [*(root / path).rglob("*")]
-            texts |= {str(each.relative_to(root)): each.read_text() for each in found if _counts(each.name)}
+            texts |= {str(each.relative_to(root)): each.read_text() for each in found if is_code(each.name)}
     return _hashed({name: _content(text, name.endswith(".py")) for name, text in texts.items()})
 
 
 @functools.cache
 def _content(text: str, python: bool) -> str:
     lines = [line.strip() for line in text.splitlines()]
-    return _hashed(shape(text) if python else [line for line in lines if line and not line.startswith("#")])
+    return _hashed(syntax_tree(text) if python else [line for line in lines if line and not line.startswith("#")])
 
 
 def _hashed(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _counts(name: str) -> bool:
+def is_code(name: str) -> bool:
     return name.endswith((".py", ".toml"))
 
 
-def shape(source: str) -> Any:
+def syntax_tree(source: str) -> Any:
     """Return the syntax tree of a module as lists of texts, without docstrings, messages and positions."""
-    return _shape(ast.parse(source), False)
+    return _tree_of(ast.parse(source), False)
 
 
-def _shape(node: Any, message: bool) -> Any:
+def _tree_of(node: Any, message: bool) -> Any:
     if isinstance(node, list):
-        return [_shape(each, message) for each in node]
+        return [_tree_of(each, message) for each in node]
     if not isinstance(node, ast.AST):
         return repr(node)
     message = message or isinstance(node, ast.Raise) or (isinstance(node, ast.keyword) and node.arg == "help")
     if isinstance(node, ast.Call):
-        message = message or getattr(node.func, "attr", getattr(node.func, "id", "")) in SAYING
+        message = message or getattr(node.func, "attr", getattr(node.func, "id", "")) in MESSAGE_FUNCTIONS
     text = isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
     if text and message:
         return "message"
@@ -205,7 +217,7 @@ def _shape(node: Any, message: bool) -> Any:
         fields["values"] = [part for part in node.values if getattr(part, "value", None) != ""]
     if isinstance(node, ast.Assert):
         fields["msg"] = None
-    return [type(node).__name__, *([name, _shape(value, message)] for name, value in fields.items())]
+    return [type(node).__name__, *([name, _tree_of(value, message)] for name, value in fields.items())]
 
 
 def run(module: str, arguments: Sequence[str]) -> dict[str, Any]:

@@ -11,9 +11,9 @@ The import loads only this file and a check of the installation. The rest is loa
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from extremis.installation import refuse_others
+from extremis.installation import require_own_packages
 
-refuse_others()
+require_own_packages()
 
 if TYPE_CHECKING:  # for type checkers; the code below loads the same names on first use
     from extremis.commands.ablate import ablate as ablate

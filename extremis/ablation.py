@@ -22,13 +22,13 @@ from trainer.config.load import applicable_overrides, recipe_names
 from trainer.methods.recipe import Recipe
 from trainer.settings.resolve import resolve
 
-SHOWN = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5")
+SHOWN_METRICS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5")
 CHARTS = "ablation.html"  # `extremis report` of all runs, if plotly is installed
 
 Variants: TypeAlias = dict[str, Recipe]  # recipes by the name of their line in the comparison
 
 
-def load_lines(recipes: Sequence[str], data: str, overrides: Sequence[str]) -> Variants:
+def load_variants(recipes: Sequence[str], data: str, overrides: Sequence[str]) -> Variants:
     """Load `recipes` for `data`, each with the applicable `overrides`.
 
     A recipe is a name, a file, or a folder of files. For a file, the line in the comparison has the file's name.
@@ -47,7 +47,7 @@ def load_lines(recipes: Sequence[str], data: str, overrides: Sequence[str]) -> V
 
 
 def ablate(
-    data: str, out: str, variants: Variants, split: str, shown: Sequence[str] = SHOWN, retry: bool = False
+    data: str, out: str, variants: Variants, split: str, shown: Sequence[str] = SHOWN_METRICS, retry: bool = False
 ) -> dict[str, Any]:
     """Train each variant in OUT/<name>, evaluate it on `split`, and print and write a comparison of `shown` metrics.
 
@@ -58,10 +58,10 @@ def ablate(
     ks = tuple(sorted({int(name.partition("@")[2]) for name in shown}))
     require_place(out, "compared", [data])
     report: dict[str, Any] = {}
-    _write(out, report, split, shown)
+    _write_comparison(out, report, split, shown)
     for name, recipe in variants.items():
         report[name] = _train_and_score(data, join(out, name), recipe, split, ks, retry)
-        _write(out, report, split, shown)
+        _write_comparison(out, report, split, shown)
     rows = [[name, *_cells(result, shown)] for name, result in report.items()]
     table(f"{split}, in %, ± half of the 95 % interval", ["recipe", *shown, "train s"], rows)
     files = [COMPARED, COMPARISON]
@@ -121,7 +121,7 @@ def _cells(result: Mapping[str, Any], shown: Sequence[str]) -> list[str]:
     return [*(format_metric(result, name) for name in shown), "" if seconds is None else f"{seconds:.0f}"]
 
 
-def _write(out: str, report: Mapping[str, Any], split: str, shown: Sequence[str]) -> None:
+def _write_comparison(out: str, report: Mapping[str, Any], split: str, shown: Sequence[str]) -> None:
     """Write the comparison so far, as JSON and as a page."""
     storage.write_bytes(join(out, COMPARED), json.dumps(report, indent=1, sort_keys=True).encode())
     lines = [f"Split {split}: metrics in %, ± half of the 95 % bootstrap interval over queries.", ""]

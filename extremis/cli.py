@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 import extremis
-from extremis.console import Unread, notes, open_streams, output
+from extremis.console import ClosedPipe, notes, open_streams, output
 from extremis.installation import extra_of
 from schemas.cores import share_cores
 from schemas.errors import ExtremisError, MissingExtra, lack_of_memory
@@ -35,8 +35,8 @@ class _Commands(Mapping[str, click.Command]):
     def __getitem__(self, name: str) -> click.Command:
         if name not in extremis.COMMANDS:
             raise KeyError(name)
-        line: click.Command = getattr(extremis, name).command.line
-        return line
+        command: click.Command = getattr(extremis, name).command.click_command
+        return command
 
     def __iter__(self) -> Iterator[str]:
         return iter(extremis.COMMANDS)
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
-    except Unread:
+    except ClosedPipe:
         sys.exit(0)
     except Exception as error:
         _fail(error)

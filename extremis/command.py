@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args,
 import click
 from click.shell_completion import CompletionItem
 
-from extremis.console import Event, at_work, notes, output, print_json
+from extremis.console import Event, notes, output, print_json, show_spinner
 from extremis.result import Result
 from schemas.errors import ExtremisError, InputError
 
@@ -34,7 +34,7 @@ if typing.TYPE_CHECKING:
     from schemas.options import Options
 
 P = ParamSpec("P")
-Model = TypeVar("Model", bound="Options")
+AnyOptions = TypeVar("AnyOptions", bound="Options")
 
 
 @dataclass(frozen=True)
@@ -62,48 +62,48 @@ Progress = bool | Callable[[Event], object]
 _PROGRESS = "    progress: True: as on the command line; False: no progress; or a function, called with every event."
 _PYTHON_ONLY = ("progress", "beam_options")  # the command line has --quiet, and Beam's options after --
 _SHELL_ONLY = ("as_json", "quiet", "verbose")
-_OF_ALL = {
+_COMMON_OPTIONS = {
     ("as_json", "--json"): "Print one JSON object to standard output, and nothing else.",
     ("-q", "--quiet"): "Print results and errors only, no progress.",
     ("-v", "--verbose"): "Print the elapsed seconds before each line, and tracebacks with errors.",
 }
 # A whole command line, which is kept; or a flag, with a pair or a number after it.
-_TYPED = re.compile(
+_FLAG_IN_TEXT = re.compile(
     r"extremis [a-z]+ [^`();]*|(--[a-z][a-z-]*)(?![\w-])(?:[ =]([\w.]+)=([\w.,=/-]*\w)|[ =](\d[\w.]*)\b)?"
 )
 
 
-def command(model: "type[Options] | None" = None) -> Callable[[Callable[P, Any]], Callable[P, Result]]:
+def command(options_class: "type[Options] | None" = None) -> Callable[[Callable[P, Any]], Callable[P, Result]]:
     """Turn a function into a command. It returns the object for `--json`, or None if another rank reports the result.
 
     The command raises ExtremisError, and InputError for unknown or invalid options.
     """
 
     def decorate(function: Callable[P, Any]) -> Callable[P, Result]:
-        made = Command(function, model)
+        built = Command(function, options_class)
 
         @functools.wraps(function)
         def from_python(*arguments: P.args, **options: P.kwargs) -> Result:
-            return made.call(arguments, options)
+            return built.call(arguments, options)
 
         kinds = get_type_hints(function)
-        kept = [each.replace(annotation=kinds[name]) for name, each in made.parameters.items()]
-        from_python.__signature__ = inspect.Signature(kept, return_annotation=Result)  # type: ignore[attr-defined]
-        from_python.__doc__ = made.documentation()
-        from_python.command = made  # type: ignore[attr-defined]
+        parameters = [parameter.replace(annotation=kinds[name]) for name, parameter in built.parameters.items()]
+        from_python.__signature__ = inspect.Signature(parameters, return_annotation=Result)  # type: ignore[attr-defined]
+        from_python.__doc__ = built.documentation()
+        from_python.command = built  # type: ignore[attr-defined]
         return from_python
 
     return decorate
 
 
-def options_of(model: type[Model], arguments: Mapping[str, Any]) -> Model:
+def build_options(options_class: type[AnyOptions], arguments: Mapping[str, Any]) -> AnyOptions:
     """Build a pipeline's options from the arguments of its command; None means not given. Raises InputError."""
     from schemas.options import check
 
-    names = {field.alias or name for name, field in model.model_fields.items()}
+    names = {field.alias or name for name, field in options_class.model_fields.items()}
     stated = {name: value for name, value in arguments.items() if name in names and value is not None}
     try:
-        return check(model, stated)
+        return check(options_class, stated)
     except InputError as error:  # replace names of fields by flags
         clause = rf"(^|; )({'|'.join(names)}): "
         raise InputError(re.sub(clause, lambda match: f"{match[1]}{_flag(match[2])}: ", str(error))) from None
@@ -116,19 +116,19 @@ def _flag(name: str) -> str:
 class Command:
     """A command that is based on a function: its command line, its docstring with all options, and its Python API."""
 
-    def __init__(self, function: Callable[..., Any], model: "type[Options] | None") -> None:
+    def __init__(self, function: Callable[..., Any], options_class: "type[Options] | None") -> None:
         self.function, self.parameters = function, inspect.signature(function).parameters
-        of_model = {} if model is None else model.model_fields
-        self._fields: dict[str, Any] = {field.alias or name: field for name, field in of_model.items()}
+        class_fields = {} if options_class is None else options_class.model_fields
+        self._fields: dict[str, Any] = {field.alias or name: field for name, field in class_fields.items()}
         self._text, self._helps = _read_docstring(inspect.getdoc(function) or "")
         kinds = get_type_hints(function, include_extras=True)
-        self._options = {name: self._option(name, kinds[name]) for name in self.parameters}  # type and facts
+        self._options = {name: self._option(name, kinds[name]) for name in self.parameters}  # type and properties
 
     @functools.cached_property
-    def line(self) -> click.Command:
+    def click_command(self) -> click.Command:
         """Return the command line: arguments, options, common options, and arguments for Beam."""
         params = [self._parameter(each) for name, each in self.parameters.items() if name not in _PYTHON_ONLY]
-        params += [click.Option(names, is_flag=True, help=help) for names, help in _OF_ALL.items()]
+        params += [click.Option(names, is_flag=True, help=help) for names, help in _COMMON_OPTIONS.items()]
         if "beam_options" in self.parameters:
             params.append(click.Argument(["beam_options"], nargs=-1, type=click.UNPROCESSED))
 
@@ -145,7 +145,7 @@ class Command:
         lines = []
         for name, parameter in self.parameters.items():
             if parameter.kind is parameter.KEYWORD_ONLY and name != "progress":
-                help = in_python(self._help(name).replace("{names}", ""))
+                help = name_arguments(self._help(name).replace("{names}", ""))
                 default = self._default(name)
                 stated = "" if default in (None, False, (), "") or "Default:" in help else f" Default: {default}."
                 lines.append(f"    {name}: {help}{stated}")
@@ -165,24 +165,26 @@ class Command:
         stated = inspect.signature(self.function).bind(*arguments, **options).arguments
         progress, beam_options = stated.pop("progress", True), stated.pop("beam_options", ())
         objects = {key: value for key, value in stated.items() if self._options[key][0] is Any and not _is_place(value)}
-        words = [*_words(self.line, stated | dict.fromkeys(objects, "-")), *beam_options]
+        words = [*_command_line(self.click_command, stated | dict.fromkeys(objects, "-")), *beam_options]
         typed = shlex.join(["extremis", name, *words])
         listener = progress if callable(progress) else None
-        said = output(listener=listener, quiet=progress is False, tables="nowhere", command=typed)
-        with naming_arguments(), said:
+        redirected = output(listener=listener, quiet=progress is False, results="nowhere", command=typed)
+        with naming_arguments(), redirected:
             try:
-                params = self.line.make_context(name, words).params | objects
-                places, settings = _bound(self.function, {key: params[key] for key in params if key not in _SHELL_ONLY})
+                params = self.click_command.make_context(name, words).params | objects
+                places, settings = _split_arguments(
+                    self.function, {key: params[key] for key in params if key not in _SHELL_ONLY}
+                )
                 return Result(name, self.function(*places, **settings) or {})
             except click.ClickException as error:
                 raise InputError(f"{name}: {error.format_message()}") from None
 
     def _option(self, name: str, annotation: Any) -> tuple[Any, Option]:
         """Return the type of a parameter without None, and the parameter's `Option`."""
-        kind, facts = _unwrapped(annotation)
-        sources = [*(self._fields[name].metadata if name in self._fields else ()), *facts]
-        found = [(key.name, getattr(source, key.name, None)) for source in sources for key in fields(Option)]
-        return kind, Option(**{key: value for key, value in found if value is not None})
+        kind, metadata = _unwrap_type(annotation)
+        bearers = [*(self._fields[name].metadata if name in self._fields else ()), *metadata]
+        properties = [(key.name, getattr(bearer, key.name, None)) for bearer in bearers for key in fields(Option)]
+        return kind, Option(**{key: value for key, value in properties if value is not None})
 
     def _help(self, name: str) -> str:
         field = self._fields.get(name)
@@ -196,16 +198,16 @@ class Command:
 
     def _parameter(self, parameter: inspect.Parameter) -> click.Parameter:
         name, (kind, option) = parameter.name, self._options[parameter.name]
-        facts: dict[str, Any] = {"metavar": option.metavar, "type": _click_type(kind, option)}
+        keywords: dict[str, Any] = {"metavar": option.metavar, "type": _click_type(kind, option)}
         place = kind is Any or os.PathLike in [get_origin(each) for each in get_args(kind)]
         if place or option.names is not None:
-            facts["shell_complete"] = functools.partial(_complete, option.names, place)
+            keywords["shell_complete"] = functools.partial(_complete, option.names, place)
         if parameter.kind is not parameter.KEYWORD_ONLY:
             if parameter.kind is parameter.VAR_POSITIONAL:
-                return click.Argument([name], nargs=-1, required=True, **facts)
+                return click.Argument([name], nargs=-1, required=True, **keywords)
             if parameter.default is parameter.empty:
-                return click.Argument([name], **facts)
-            return click.Argument([name], required=False, default=parameter.default, **facts)
+                return click.Argument([name], **keywords)
+            return click.Argument([name], required=False, default=parameter.default, **keywords)
         names, default = [name, *(option.flags or ()), _flag(name)], self._default(name)
         if kind is bool:
             names[-1] += f"/--no-{_flag(name)[2:]}" if default else ""
@@ -217,7 +219,7 @@ class Command:
             multiple=bool(option.repeated),
             help=self._help(name),
             listed=option.names,
-            **facts,
+            **keywords,
         )
 
 
@@ -229,18 +231,18 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
     return (f"{head}\n\n{tail}" if mark else text), dict(line.strip().split(": ", 1) for line in lines)
 
 
-def _unwrapped(kind: Any) -> tuple[Any, list[Any]]:
+def _unwrap_type(kind: Any) -> tuple[Any, list[Any]]:
     """Return a type without None and annotations, and the annotations, outermost last."""
     if get_origin(kind) is Annotated:
-        inner, facts = _unwrapped(kind.__origin__)
-        return inner, [*facts, *kind.__metadata__]
+        inner, metadata = _unwrap_type(kind.__origin__)
+        return inner, [*metadata, *kind.__metadata__]
     members = [each for each in get_args(kind) if each is not NoneType]
     if get_origin(kind) in (Union, UnionType) and len(members) == 1:
-        return _unwrapped(members[0])
+        return _unwrap_type(members[0])
     return kind, []
 
 
-class _Parsed(click.ParamType):
+class _ParsedType(click.ParamType):
     """A parameter type whose values are parsed by a function."""
 
     name = "value"
@@ -257,7 +259,7 @@ class _Parsed(click.ParamType):
 
 def _click_type(kind: Any, option: Option) -> click.ParamType:
     if option.parse is not None:
-        return _Parsed(option.parse)
+        return _ParsedType(option.parse)
     if get_origin(kind) is Literal:
         return click.Choice(get_args(kind))
     if kind not in (int, float):
@@ -298,10 +300,10 @@ def _complete(
 def _run(function: Callable[..., Any], values: dict[str, Any]) -> None:
     """Run a command in a terminal."""
     as_json, quiet, verbose = (values.pop(name) for name in _SHELL_ONLY)
-    arguments, options = _bound(function, values)
-    with output(quiet=quiet, verbose=verbose, tables="stderr" if as_json else "stdout"):
+    arguments, options = _split_arguments(function, values)
+    with output(quiet=quiet, verbose=verbose, results="stderr" if as_json else "stdout"):
         try:
-            with contextlib.nullcontext() if options.get("watch") else at_work(f"{function.__name__}: at work"):
+            with contextlib.nullcontext() if options.get("watch") else show_spinner(f"{function.__name__}: at work"):
                 body = function(*arguments, **options)
         except ExtremisError:
             if verbose:
@@ -311,7 +313,7 @@ def _run(function: Callable[..., Any], values: dict[str, Any]) -> None:
         print_json(body)
 
 
-def _bound(function: Callable[..., Any], values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+def _split_arguments(function: Callable[..., Any], values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments and the options to call `function` with.
 
     --start-timeout is added to the Beam options, where the start-up check of the workers finds it.
@@ -327,7 +329,7 @@ def _bound(function: Callable[..., Any], values: dict[str, Any]) -> tuple[list[A
     return arguments, values
 
 
-def _words(line: click.Command, stated: Mapping[str, Any]) -> Iterator[str]:
+def _command_line(line: click.Command, stated: Mapping[str, Any]) -> Iterator[str]:
     """Yield the command-line arguments for the given arguments and options; None means the default."""
     params, places = {param.name: param for param in line.params}, list[str]()
     for name, value in stated.items():
@@ -335,13 +337,13 @@ def _words(line: click.Command, stated: Mapping[str, Any]) -> Iterator[str]:
         if value is None:
             continue
         if not isinstance(param, click.Option):
-            places += map(text_of, value if param.nargs == -1 else [value])
+            places += map(format_argument, value if param.nargs == -1 else [value])
         elif param.is_flag:
             yield from [_flag(name)] if value else param.secondary_opts[:1]
         elif param.multiple:
             yield from (f"{_flag(name)}={each}" for each in changes(value))
         else:
-            yield f"{_flag(name)}={text_of(value)}"
+            yield f"{_flag(name)}={format_argument(value)}"
     yield from ("--", *places)
 
 
@@ -352,7 +354,7 @@ def changes(settings: Mapping[str, Any] | Sequence[str]) -> tuple[str, ...]:
     return tuple(settings)
 
 
-def text_of(value: Any) -> str:
+def format_argument(value: Any) -> str:
     """Format a value for the command line: 0.55,1.5 for (0.55, 1.5), and key=id,text=query for a mapping."""
     if isinstance(value, Mapping):
         return ",".join(f"{key}={part}" for key, part in value.items())
@@ -388,24 +390,24 @@ def naming_arguments() -> Iterator[None]:
     try:
         yield
     except ExtremisError as error:
-        error.args = (in_python(str(error)),)
+        error.args = (name_arguments(str(error)),)
         raise
 
 
 @functools.cache
-def _of_all_commands() -> Mapping[str, str]:
+def _arguments_by_flag() -> Mapping[str, str]:
     """Return the Python argument for each flag, read from the commands' source files without loading a command."""
-    found = {"--from": "from_run"}  # `from` is a Python keyword
+    arguments = {"--from": "from_run"}  # `from` is a Python keyword
     for path in (Path(__file__).parent / "commands").glob("*.py"):
         for name, switch in re.findall(r"^    (\w+): .* = (True|False)?", path.read_text("utf-8"), re.MULTILINE):
             flag = name.replace("_", "-")
-            found |= {f"--{flag}": f"{name}=True" if switch else name, f"--no-{flag}": f"{name}=False"}
-    return found
+            arguments |= {f"--{flag}": f"{name}=True" if switch else name, f"--no-{flag}": f"{name}=False"}
+    return arguments
 
 
-def in_python(message: str) -> str:
+def name_arguments(message: str) -> str:
     """Replace command-line flags in a message with Python arguments."""
-    arguments = _of_all_commands()
+    arguments = _arguments_by_flag()
 
     def state(typed: re.Match[str]) -> str:
         flag, key, value, number = typed.groups()
@@ -416,7 +418,7 @@ def in_python(message: str) -> str:
             return f"set={{{_literal(key)}: {_literal(value)}}}" if stated == "set" else f'{stated}="{key}={value}"'
         return stated if number is None else f"{stated}={_literal(number)}"
 
-    return _TYPED.sub(state, message)
+    return _FLAG_IN_TEXT.sub(state, message)
 
 
 def _literal(word: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from extremis.spinner import alive, spoke, suspended
+from extremis.spinner import clear_spinner, hidden_spinner, run_spinner
 from schemas.errors import StorageError
 from schemas.secrets import redact
 from schemas.sizes import say_count
@@ -59,8 +59,8 @@ class _Channel:
         return SafeConsole(self.clean, stderr=self._name == "stderr", width=self._width)
 
     def print(self, text: Any, end: str = "\n", style: str | None = None) -> None:
-        """Print a text, or an object that rich renders. Raises StorageError, Unread."""
-        spoke()
+        """Print a text, or an object that rich renders. Raises StorageError, ClosedPipe."""
+        clear_spinner()
         if not isinstance(text, str) or (style is not None and self.is_terminal):
             self.rich.print(text, end=end, style=style)
         elif self.file is not None:
@@ -80,7 +80,7 @@ class _Notes(_Channel):
             super().print(text, end, style)
 
 
-class Unread(Exception):
+class ClosedPipe(Exception):
     """The reader of standard output has closed the pipe. Not an OSError, because other broken pipes raise OSErrors."""
 
 
@@ -97,7 +97,7 @@ class _Stream(io.FileIO):
             if is_lost:
                 return len(data)
             if isinstance(error, BrokenPipeError):
-                raise Unread from None
+                raise ClosedPipe from None
             raise StorageError(
                 f"cannot write to standard output: {error.strerror}. Redirect it to another location."
             ) from error
@@ -135,20 +135,20 @@ class Event:
 
 @dataclass(frozen=True)
 class Output:
-    """Destinations of output: progress goes to `listener`, else to standard error unless `quiet`; results to `tables`.
+    """Destinations of output: progress goes to `listener`, else to standard error unless `quiet`; results to `results`.
 
     `verbose`: lines of progress begin with the seconds since the start. `command`: the running command line. `log`:
-    receives every line of progress. `aside`: only `log` receives lines, except lines of progress bars. `remaining`:
+    receives every line of progress. `log_only`: only `log` receives lines, except lines of progress bars. `remaining`:
     describes the command's remaining time, given the finished fraction of the current phase.
     """
 
     listener: Callable[[Event], object] | None = None
     quiet: bool = False
     verbose: bool = False
-    tables: Literal["stdout", "stderr", "nowhere"] = "stdout"
+    results: Literal["stdout", "stderr", "nowhere"] = "stdout"
     command: str = ""
     log: Callable[[str], object] | None = None
-    aside: bool = False
+    log_only: bool = False
     remaining: Callable[[float], str] | None = None
 
 
@@ -156,10 +156,10 @@ class _Results(_Channel):
     """Print results to the current output."""
 
     def print(self, text: Any, end: str = "\n", style: str | None = None) -> None:
-        if _output.tables == "stdout":
-            with contextlib.suppress(Unread):  # does not change the work and its exit status
+        if _output.results == "stdout":
+            with contextlib.suppress(ClosedPipe):  # does not change the work and its exit status
                 super().print(text, end, style)
-        elif _output.tables == "stderr" and not _output.quiet:
+        elif _output.results == "stderr" and not _output.quiet:
             notes.print(text, end, style)
 
 
@@ -182,36 +182,38 @@ def output(**changes: Any) -> Iterator[None]:
         _output = before
 
 
-def present_output() -> Output:
+def current_output() -> Output:
     """Return the current output."""
     return _output
 
 
-def at_work(title: str) -> contextlib.AbstractContextManager[None]:
+def show_spinner(title: str) -> contextlib.AbstractContextManager[None]:
     """Show on rank 0 that `title` is running, until the block ends; not if output is quiet or goes to a listener."""
     if _output.quiet or _output.listener is not None or os.environ.get("RANK", "0") != "0":
         return contextlib.nullcontext()
-    return alive(title, notes.is_terminal, notes.print, lambda: _output.remaining(0.0) if _output.remaining else "")
+    return run_spinner(
+        title, notes.is_terminal, notes.print, lambda: _output.remaining(0.0) if _output.remaining else ""
+    )
 
 
 def say(message: str) -> None:
     """Print one line of progress."""
-    _tell(Event(redact(message)))
+    _emit(Event(redact(message)))
 
 
 # One rank of each machine reports waits; a library does not.
 add_listener(lambda line: say(line) if _output.command and os.environ.get("LOCAL_RANK", "0") == "0" else None)
 
 
-def say_lines(message: str) -> None:
+def say_without_bars(message: str) -> None:
     """Print one line of progress, without progress bars: another process may display its own."""
     say(message)
 
 
-def _tell(event: Event, keep: bool = True) -> None:
+def _emit(event: Event, keep: bool = True) -> None:
     if keep and _output.log is not None:
         _output.log(event.text)
-    if _output.aside and not _output.verbose and not event.title:
+    if _output.log_only and not _output.verbose and not event.title:
         return
     if _output.listener is not None:
         _output.listener(event)
@@ -227,7 +229,7 @@ def print_json(body: Mapping[str, Any]) -> None:
 
 def print_file(path: str) -> None:
     """Copy a file to standard output; on a terminal, replace control characters."""
-    spoke()
+    clear_spinner()
     with open(path, "rb") as file:
         if sys.stdout.isatty():
             for line in file:
@@ -256,7 +258,7 @@ class Bar:
 
     def __enter__(self) -> "Bar":
         self._shown = contextlib.ExitStack()
-        self._shown.enter_context(suspended())
+        self._shown.enter_context(hidden_spinner())
         if self._progress is not None:
             self._shown.enter_context(self._progress)
         return self
@@ -276,7 +278,7 @@ class Bar:
         elif (is_due := time.monotonic() >= self._next) or _output.listener is not None:
             self._next = time.monotonic() + _BAR_SECONDS if is_due else self._next
             text = f"{self._title}: {say_count(done, self._total)} {note}"
-            _tell(Event(text.rstrip(), self._title, done, self._total), keep=is_due)
+            _emit(Event(text.rstrip(), self._title, done, self._total), keep=is_due)
 
     def advance(self, more: int) -> None:
         """Add `more` to the number done."""
@@ -297,7 +299,7 @@ class StepBars:
         self._listened = _output.listener is not None
         self._on_terminal = notes.is_terminal and not self._listened and not _output.quiet
         if not self._on_terminal:
-            self._shown.enter_context(suspended())
+            self._shown.enter_context(hidden_spinner())
         return self._show
 
     def __exit__(self, *exc: object) -> None:
@@ -308,13 +310,13 @@ class StepBars:
             for step in steps:
                 if not step.over or step.name not in self._tasks:
                     self._tasks[step.name] = None
-                    _tell(Event(str(step), step.name, step.rows, step.total))
+                    _emit(Event(str(step), step.name, step.rows, step.total))
         elif self._on_terminal and steps:
-            if not self._tasks:  # the bars replace the sign of life
+            if not self._tasks:  # the bars replace the spinner
                 from extremis.bars import make_bars
 
                 self._progress = make_bars(notes.rich, counted=False)
-                self._shown.enter_context(suspended())
+                self._shown.enter_context(hidden_spinner())
                 self._shown.enter_context(self._progress)
             for step in steps:
                 name, note = notes.clean(step.name), notes.clean(step.state)
@@ -334,7 +336,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     results.print(make_table(title, columns, rows))
 
 
-def say_value(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Format a value for human readers."""
     if isinstance(value, bool) or value is None:
         return {None: "", True: "yes", False: "no"}[value]

@@ -5,8 +5,8 @@ from typing import Any
 
 from extremis.console import Bar
 from extremis.inspecting.data_summary import seen_queries
-from extremis.ranks import keep_command
-from extremis.spinner import doing
+from extremis.ranks import record_command
+from extremis.spinner import show_activity
 from schemas.errors import InputError
 from schemas.json_files import write_json
 from schemas.layout import DataLayout, RunLayout
@@ -64,7 +64,7 @@ def evaluate(
     DATA count. `device`: the device for embedding and search, as in `open_device`. Rank 0 saves a standard report in
     the run, for `extremis report`.
     """
-    doing("evaluate: reading the model")
+    show_activity("evaluate: reading the model")
     later = group.decide(lambda: _later(data, run, options))
     layouts = DataLayout(data), RunLayout(run)
     recipe, model, checkpoint = load_model(*layouts, options.step, group, open_device(device), earlier=True)
@@ -88,26 +88,26 @@ def evaluate(
         )
     calibration = {}
     if held_out:
-        doing(f"evaluate: calibrating on {held_out}")
+        show_activity(f"evaluate: calibrating on {held_out}")
         learned_from = scores if held_out == options.split else open_scorer(held_out).score(filter=options.filter)
         curve, facts = calibrate(learned_from.predictions)
         if held_out != options.split:
             facts = measure(curve(scores.predictions.pairs()[0]), scores.predictions)
         calibration = {"calibration": {"split": held_out, "queries": learned_from.queries, **facts}}
-    doing("evaluate: computing intervals")
+    show_activity("evaluate: computing intervals")
     version = Version.of(Table.open(data, "data").manifest)
     stated = {"number": version.number, "part": version.part}
     report = {"step": checkpoint.step, "scores": by, "version": stated, **scores.report(), **calibration}
-    doing("evaluate: comparing texts with the training texts")
+    show_activity("evaluate: comparing texts with the training texts")
     if options.limit is None:
         report |= group.decide(lambda: _seen_and_unseen(data, options.split, scores))
     if options.baseline:
-        doing("evaluate: measuring baselines")
+        show_activity("evaluate: measuring baselines")
         report |= group.decide(lambda: _baselines(DataLayout(data), recipe.data, options, scores))
     if group.first and options.standard:
         place = RunLayout(run).evaluation(options.split, report["step"], later)
         write_json(place, {"split": options.split, **report})
-        keep_command(RunLayout(run))
+        record_command(RunLayout(run))
     return report
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-OURS = ("schemas", "search", "trainer", "pipelines", "recipes")
+OWN_PACKAGES = ("schemas", "search", "trainer", "pipelines", "recipes")
 # Modules that only extras install, by the smallest extra that installs the module.
 _EXTRAS = {
     "pipelines": ("apache_beam", "faiss", "huggingface_hub", "orjson", "tokenizers"),
@@ -19,13 +19,13 @@ _EXTRAS = {
 }
 
 
-def refuse_others() -> None:
+def require_own_packages() -> None:
     """Check the packages. If a package is not ours, print one message, and end the command with status 2.
 
     In a program that is not one of our commands, raise ImportError: the program may continue without Extremis.
     """
     try:
-        require_ours()
+        check_own_packages()
     except ImportError as error:
         if not _is_command():
             raise
@@ -33,7 +33,7 @@ def refuse_others() -> None:
         sys.exit(2)
 
 
-def require_ours(names: Sequence[str] = OURS) -> None:
+def check_own_packages(names: Sequence[str] = OWN_PACKAGES) -> None:
     """Check that each package comes from this folder, not from another distribution or folder with the same name.
 
     A folder without `__init__.py` is harmless. Raises ImportError that names both files and a remedy.

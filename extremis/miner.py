@@ -12,9 +12,9 @@ from schemas.errors import ExtremisError, InputError
 from schemas.processes import end_with_parent, python_command
 from schemas.waits import Wait, waiting
 
-PAUSES = 2.0, 10.0, 30.0  # seconds before the restarts of a dead miner
-_LOOK_SECONDS = 0.2
-ATTACHED = "EXTREMIS_ATTACHED"  # environment variable of a miner: the trainer's pid
+RESTART_PAUSES = 2.0, 10.0, 30.0  # seconds before the restarts of a dead miner
+_POLL_SECONDS = 0.2
+TRAINER_PID = "EXTREMIS_ATTACHED"  # environment variable of a miner: the trainer's pid
 
 
 def start_miner(
@@ -35,7 +35,7 @@ def start_miner(
 class Miner:
     """A miner process that is watched. If it dies, this is reported at once, and it is restarted after a pause.
 
-    PAUSES limits the number of restarts. `ended` is set when the miner has ended and is not restarted.
+    RESTART_PAUSES limits the number of restarts. `ended` is set when the miner has ended and is not restarted.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Miner:
         try:
             process = subprocess.Popen(
                 self._command,
-                env={**os.environ, ATTACHED: str(os.getpid())},
+                env={**os.environ, TRAINER_PID: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -88,13 +88,13 @@ class Miner:
         self._ended.set()
 
     def _watch_and_restart(self) -> None:
-        for number, pause in enumerate([*PAUSES, None], 1):
-            for _ in waiting("", every=_LOOK_SECONDS, stop=self._stopping):
+        for number, pause in enumerate([*RESTART_PAUSES, None], 1):
+            for _ in waiting("", every=_POLL_SECONDS, stop=self._stopping):
                 if self.process.poll() is not None:
                     break
             if self._stopping.is_set() or self.process.returncode == 0:
                 return
-            self._reader.join(_LOOK_SECONDS)
+            self._reader.join(_POLL_SECONDS)
             ended = _describe(self.process.returncode) + (f": {self._last}" if self._last else "")
             if pause is None or self.process.returncode == InputError.exit_status:
                 say(
@@ -102,7 +102,7 @@ class Miner:
                     "negatives"
                 )
                 return
-            say(f"the miner {ended}; restart in {pause:g} s ({number} of {len(PAUSES)})")
+            say(f"the miner {ended}; restart in {pause:g} s ({number} of {len(RESTART_PAUSES)})")
             if self._stopping.wait(pause):
                 return
             try:
@@ -125,8 +125,8 @@ def end_with_trainer() -> None:
 
     A miner that outlived its trainer could write the same files as the miner of the resumed run.
     """
-    if ATTACHED in os.environ:
-        end_with_parent(int(os.environ[ATTACHED]))
+    if TRAINER_PID in os.environ:
+        end_with_parent(int(os.environ[TRAINER_PID]))
 
 
 def require_watchable(watch: bool, options: DumpOptions, epoch: int | None) -> None:

@@ -96,16 +96,16 @@ class Labels(Sequence[Label]):
     def __len__(self) -> int:
         return len(self._keys)
 
-    def __getitem__(self, place: int) -> Label:  # type: ignore[override]
-        return Label(self._keys[place].as_py(), self._texts[place].as_py() or "")
+    def __getitem__(self, label_id: int) -> Label:  # type: ignore[override]
+        return Label(self._keys[label_id].as_py(), self._texts[label_id].as_py() or "")
 
     def scored(self, ids: np.ndarray, *numbers: np.ndarray) -> list[Label]:
         """Return the labels `ids` int64 [n] with their scores [n], and their probabilities [n] if given."""
         columns = zip(ids.tolist(), *(column.tolist() for column in numbers), strict=True)
-        return [Label(self._keys[place].as_py(), self._texts[place].as_py() or "", *of) for place, *of in columns]
+        return [Label(self._keys[n].as_py(), self._texts[n].as_py() or "", *scores) for n, *scores in columns]
 
     def __repr__(self) -> str:
-        first = ", ".join(repr(self[place].key) for place in range(min(3, len(self))))
+        first = ", ".join(repr(self[n].key) for n in range(min(3, len(self))))
         return f"{len(self):,} labels: {first}, …"
 
     def ids(self, keys: Sequence[str]) -> list[int]:
@@ -117,7 +117,7 @@ class Labels(Sequence[Label]):
 
     @functools.cached_property
     def _ids(self) -> dict[str, int]:
-        return {key: place for place, key in enumerate(self.keys)}
+        return {key: label_id for label_id, key in enumerate(self.keys)}
 
     @property
     def keys(self) -> list[str]:
@@ -202,26 +202,26 @@ class Model:
 
     def explain(self, text: str, label: int | str) -> Explanation:
         """Return the terms of a label's score for a text. `label`: id or key. Raises InputError for unknown labels."""
-        place = self.labels.ids([label])[0] if isinstance(label, str) else label
-        if not 0 <= place < len(self.labels):
+        label_id = self.labels.ids([label])[0] if isinstance(label, str) else label
+        if not 0 <= label_id < len(self.labels):
             raise InputError(f"label = {label}: expected a label id from 0 to below {len(self.labels):,}.")
         ((_, inputs, known),) = self._batches(text)
         serving = self._exported.serving
         if not known[0]:
-            odds = float(self._exported.prior[1][place])
+            odds = float(self._exported.prior[1][label_id])
             return Explanation(odds, {"prior": odds})
-        fused, scored = serving.fused, serving.parts(inputs, np.array([[place]]))
+        fused, scored = serving.fused, serving.parts(inputs, np.array([[label_id]]))
         terms = {"vector": scored.scores} if fused is None else fused.fusion.parts(scored, fused.frequency[scored.ids])
         parts = {name: float(term.item()) for name, term in terms.items()}
         explained = Explanation(sum(parts.values()), parts)
         if fused is not None and isinstance(fused.fusion, Weights):
             weights, linear, memory = fused.fusion, fused.scorers.linear, fused.scorers.memory
             if linear is not None and inputs.tokens is not None:
-                for ids, added in linear.explain(inputs.tokens.entries, place):
+                for ids, added in linear.explain(inputs.tokens.entries, label_id):
                     explained.words.append((self._tokenizer.words(ids), weights.linear * added))
             if memory is not None:
                 cosines, points = memory.nearest(serving.embed(inputs))
-                voting = memory.labels.take(points[0]).contains(np.full((points.size, 1), place))[:, 0]
+                voting = memory.labels.take(points[0]).contains(np.full((points.size, 1), label_id))[:, 0]
                 added = weights.votes * shares_of(cosines, points)[0, voting]
                 keys = self._exported.point_keys(points[0, voting])
                 explained.points.extend(zip(keys, cosines[0, voting].tolist(), added.tolist(), strict=True))
@@ -245,9 +245,9 @@ class Model:
     def _batches(self, texts: str | Sequence[str]) -> Iterator[tuple[list[str], Inputs, np.ndarray]]:
         """Yield batches of texts, with the encoder's inputs and the number of known tokens. Raises InputError."""
         listed = [texts] if isinstance(texts, str) else [*texts]
-        for place, text in enumerate(listed):
+        for number, text in enumerate(listed):
             if not isinstance(text, str):
-                raise InputError(f"texts[{place}]: expected a string, got {type(text).__name__}: {text!r:.80}")
+                raise InputError(f"texts[{number}]: expected a string, got {type(text).__name__}: {text!r:.80}")
         for start in range(0, len(listed), _BATCH):
             part = listed[start : start + _BATCH]
             dense = None if self._embed is None else pa.table({DENSE: self._embed(pa.array(part, pa.string()))})
@@ -271,10 +271,10 @@ def load(
     StorageError.
     """
     place = None if embedder is None else str(embedder)
-    return Model(open_exported(str(export), exact, threads), str(export), place)
+    return Model(open_export(str(export), exact, threads), str(export), place)
 
 
-def open_exported(url: str, exact: bool = False, threads: int | None = None, device: str = "auto") -> Exported:
+def open_export(url: str, exact: bool = False, threads: int | None = None, device: str = "auto") -> Exported:
     """Open the export at `url` on `device`, with `threads` threads for searches.
 
     Raises InputError if the device does not exist, TableError, and StorageError.
@@ -315,11 +315,14 @@ def open_embedder(exported: Exported, place: str | None = None) -> Callable[[pa.
 
 @dataclass(frozen=True, eq=False)
 class TextTokenizer:
-    """The tokenizer of an export. `blank` [n]: special and unknown tokens. `dense`: count words, not known tokens."""
+    """The tokenizer of an export.
+
+    `unknown` [n]: special and unknown tokens. `counts_words`: count words, not known tokens.
+    """
 
     tokenizer: Tokenizer
-    blank: np.ndarray
-    dense: bool
+    unknown: np.ndarray
+    counts_words: bool
     url: str
 
     @classmethod
@@ -328,16 +331,16 @@ class TextTokenizer:
         place = exported.files.folder / ENCODER / FILE
         tokenizer = open_tokenizer(place.read_bytes(), str(place))
         added = tokenizer.get_added_tokens_decoder().items()
-        unknown = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")
-        blank = {number for number, token in added if token.special} | {unknown}
-        dense = DENSE in exported.serving.columns
-        return cls(tokenizer, np.array([*(blank - {None})], np.int64), dense, exported.table.url)
+        unknown_token = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")
+        unknown = {number for number, token in added if token.special} | {unknown_token}
+        counts_words = DENSE in exported.serving.columns
+        return cls(tokenizer, np.array([*(unknown - {None})], np.int64), counts_words, exported.table.url)
 
     def encode(self, texts: Sequence[str]) -> tuple[Ragged, np.ndarray]:
-        """Return the tokens of `texts` [B], and the numbers of known tokens (words if `dense`), int64 [B]."""
+        """Return the tokens of `texts` [B], and the numbers of known tokens (words if `counts_words`), int64 [B]."""
         values, offsets, _ = encode_whole(self.tokenizer, texts, f"of {self.url}")
-        known = counts_of(offsets_of((values[:, None] != self.blank).all(1))[offsets])
-        return Ragged(values, offsets), np.array([len(text.split()) for text in texts]) if self.dense else known
+        known = counts_of(offsets_of((values[:, None] != self.unknown).all(1))[offsets])
+        return Ragged(values, offsets), np.array([len(text.split()) for text in texts]) if self.counts_words else known
 
     def words(self, ids: Sequence[int]) -> str:
         """Return the words for token ids."""

@@ -32,14 +32,14 @@ from schemas.text_model import DENSE
 from trainer.export.exported import Answer, Exported
 from trainer.inputs import Inputs, open_queries, require_inputs
 
-STANDARD = "-"  # standard output
+STANDARD_OUTPUT = "-"  # standard output
 _BINARY = ("parquet", "npz")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # first characters of cells that spreadsheets read as formulas
 _TAG = "extremis"
-KNOWN = "known_tokens"
+KNOWN_TOKENS = "known_tokens"
 _LISTS = {"labels": pa.string(), "scores": pa.float32(), "label_ids": pa.int64(), "texts": pa.string()}
 _COLUMNS = {"key": pa.string(), **{name: pa.list_(kind) for name, kind in _LISTS.items()}}
-_MORE = {"probabilities": pa.list_(pa.float32()), KNOWN: pa.int32()}  # extra columns: of a calibrated export; of texts
+_EXTRA_COLUMNS = {"probabilities": pa.list_(pa.float32()), KNOWN_TOKENS: pa.int32()}  # if calibrated; if from texts
 _SCHEMA = arrow.without_nulls(_COLUMNS)
 
 Write = Callable[[pa.Table], None]  # writes one batch of predictions, made by `prediction_table`
@@ -66,12 +66,14 @@ def write_predictions(
     done = predictions = 0
     began = time.perf_counter()
     first = [*itertools.islice(rows, 1)]
-    there = {"probabilities"} if exported.calibration is not None else set()
-    there |= {name for table in first for name in table.column_names}
-    schema = arrow.without_nulls({**_COLUMNS, **{name: _MORE[name] for name in _MORE if name in there}})
+    extra = {"probabilities"} if exported.calibration is not None else set()
+    extra |= {name for table in first for name in table.column_names}
+    schema = arrow.without_nulls(
+        {**_COLUMNS, **{name: _EXTRA_COLUMNS[name] for name in _EXTRA_COLUMNS if name in extra}}
+    )
     with Bar("predict", total) as bar, open_writer(out, to, len(labels), safe_cells, schema) as write:
         for table in itertools.chain(first, rows):
-            known = table[KNOWN].to_numpy() if KNOWN in table.column_names else None
+            known = table[KNOWN_TOKENS].to_numpy() if KNOWN_TOKENS in table.column_names else None
             inputs = Inputs.of(table.select(exported.serving.columns))
             answer = exported.answer(inputs, k, filters_of(table) if filter else None, known)
             if threshold is not None:
@@ -102,7 +104,7 @@ def rows_of_texts(exported: Exported, texts: Texts, batch: int, embedder: str | 
             tokens, known = tokenizer.encode(rows["text"].to_pylist())
             table = table.append_column("input_ids", list_array(tokens.values, tokens.offsets, pa.uint32()))
             if not (features or own):  # a row may have only features or vectors
-                table = table.append_column(KNOWN, pa.array(known, pa.int32()))
+                table = table.append_column(KNOWN_TOKENS, pa.array(known, pa.int32()))
         return table if embed is None else table.append_column(DENSE, embed(rows["text"]))
 
     if not (features or own):
@@ -139,7 +141,7 @@ def open_writer(
     `schema`: the schema of the predictions. `safe_cells`: no CSV cell starts like a formula. Raises StorageError, and
     InputError if neither `form` nor the name specifies the format, or if the format does not fit `out` or `safe_cells`.
     """
-    if out == STANDARD:
+    if out == STANDARD_OUTPUT:
         if sys.stdout is None:
             raise InputError("standard output is closed. Open it, or give a file for the predictions.")
         if form in _BINARY and sys.stdout.isatty():
@@ -153,9 +155,11 @@ def open_writer(
                 yield write
             print_file(path)
         return
-    form = form or next((form for end, form in _ENDS.items() if out.endswith(end)), None)
+    form = form or next((form for end, form in _FORMS_BY_ENDING.items() if out.endswith(end)), None)
     if form is None:
-        raise InputError(f"{out}: unknown file ending (expected {', '.join(_ENDS)}). Give the format with --to FORM.")
+        raise InputError(
+            f"{out}: unknown file ending (expected {', '.join(_FORMS_BY_ENDING)}). Give the format with --to FORM."
+        )
     if safe_cells and form != "csv":
         raise InputError(
             f"--safe-cells works only with CSV, but OUT is {form}. Leave --safe-cells out, or give --to csv."
@@ -278,4 +282,4 @@ _FORMS: dict[str, Callable[[str, int, pa.Schema], contextlib.AbstractContextMana
     "csv": _write_csv,
     "npz": _write_matrix,
 }
-_ENDS = {**{f".{form}": form for form in _FORMS}, ".ndjson": "jsonl", ".run": "trec"}
+_FORMS_BY_ENDING = {**{f".{form}": form for form in _FORMS}, ".ndjson": "jsonl", ".run": "trec"}

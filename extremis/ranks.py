@@ -4,7 +4,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
-from extremis.console import present_output, say
+from extremis.console import current_output, say
 from schemas import storage
 from schemas.errors import ExtremisError
 from schemas.json_files import read_json, write_json
@@ -16,7 +16,7 @@ from trainer.group import Group
 
 
 @contextlib.contextmanager
-def joined() -> Iterator[Group]:
+def joined_ranks() -> Iterator[Group]:
     """Join this process's group until the block ends. The first rank that fails raises its error; other ranks exit.
 
     Raises ExtremisError, SystemExit.
@@ -36,7 +36,7 @@ def joined() -> Iterator[Group]:
 
 
 @contextlib.contextmanager
-def owning(run: str, group: Group, data: str) -> Iterator[Claim]:
+def claimed_by_first_rank(run: str, group: Group, data: str) -> Iterator[Claim]:
     """Let rank 0 hold the claim on RUN for all ranks until the block ends. Raises InputError on every rank."""
     with contextlib.ExitStack() as held:
         claim: Claim = Unclaimed()
@@ -53,12 +53,12 @@ def owning(run: str, group: Group, data: str) -> Iterator[Claim]:
         yield claim
 
 
-def keep_command(run: RunLayout) -> None:
+def record_command(run: RunLayout) -> None:
     """Append the current command line, if any, to the command lines of RUN. Raises TableError, StorageError."""
-    if line := redact(present_output().command):
-        write_json(run.commands, {"commands": [*commands_of(run), line]}, indent=1)
+    if line := redact(current_output().command):
+        write_json(run.commands, {"commands": [*read_commands(run), line]}, indent=1)
 
 
-def commands_of(run: RunLayout) -> list[str]:
+def read_commands(run: RunLayout) -> list[str]:
     """Return the command lines that created RUN, oldest first. Raises TableError if the file is damaged."""
     return list(read_json(run.commands)["commands"]) if storage.exists(run.commands) else []

@@ -4,10 +4,10 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from extremis.console import metric_grid, say_value, without_controls
+from extremis.console import format_value, metric_grid, without_controls
 
-_LONG = 12  # rows of a list that are shown
-_FEW = 5  # numbers of a mapping that are shown
+_SHOWN_ROWS = 12  # rows of a list that are shown
+_SHOWN_NUMBERS = 5  # numbers of a mapping that are shown
 _NUMBERS = (int, float)
 
 Grid = tuple[list[str], list[list[str]]]
@@ -32,7 +32,7 @@ class Result(dict[str, Any]):
         return [*super().__dir__(), *self]
 
     def __repr__(self) -> str:
-        lines = [f"extremis.{self._command}", *(f"  {name}: {value}" for name, value in self._facts().items())]
+        lines = [f"extremis.{self._command}", *(f"  {name}: {value}" for name, value in self._fields().items())]
         for name, (columns, rows) in self._grids().items():
             widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
             lines += [f"  {name}:"]
@@ -43,14 +43,14 @@ class Result(dict[str, Any]):
         return without_controls("\n".join(lines))
 
     def _repr_html_(self) -> str:
-        facts = [[name, value] for name, value in self._facts().items()]
-        parts = [f"<b>extremis.{html.escape(self._command)}</b>", html_table([], facts)]
+        fields = [[name, value] for name, value in self._fields().items()]
+        parts = [f"<b>extremis.{html.escape(self._command)}</b>", html_table([], fields)]
         for name, (columns, rows) in self._grids().items():
             parts += [f"<b>{html.escape(name)}</b>", html_table(columns, rows)]
         return "".join(parts)
 
-    def _facts(self) -> dict[str, str]:
-        return {name: _shown(value) for name, value in self.items() if name not in self._grids()}
+    def _fields(self) -> dict[str, str]:
+        return {name: _format_cell(value) for name, value in self.items() if name not in self._grids()}
 
     def _grids(self) -> dict[str, Grid]:
         grids = dict[str, Grid]()
@@ -59,16 +59,20 @@ class Result(dict[str, Any]):
                 grids[name] = metric_grid(self)
             elif isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value):
                 columns = [key for key, cell in value[-1].items() if not isinstance(cell, Mapping | list | tuple)]
-                grids[name] = columns, [[_shown(row.get(key)) for key in columns] for row in value[-_LONG:]]
+                grids[name] = columns, [[_format_cell(row.get(key)) for key in columns] for row in value[-_SHOWN_ROWS:]]
         return grids
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, Mapping) and len(value) <= _FEW and all(type(part) in _NUMBERS for part in value.values()):
-        return ", ".join(f"{key} {_shown(part)}" for key, part in value.items())
+def _format_cell(value: Any) -> str:
+    if (
+        isinstance(value, Mapping)
+        and len(value) <= _SHOWN_NUMBERS
+        and all(type(part) in _NUMBERS for part in value.values())
+    ):
+        return ", ".join(f"{key} {_format_cell(part)}" for key, part in value.items())
     if isinstance(value, Mapping | list | tuple):
         return f"{len(value):,} values"
-    return say_value(value)
+    return format_value(value)
 
 
 def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -8,11 +8,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
-from extremis.console import Bar, output, present_output, say
-from extremis.metrics import MetricsState, serving
+from extremis.console import Bar, current_output, output, say
 from extremis.miner import start_miner
-from extremis.ranks import keep_command, owning
-from extremis.spinner import doing
+from extremis.ranks import claimed_by_first_rank, record_command
+from extremis.run_metrics import RunMetrics, serve_metrics
+from extremis.spinner import show_activity
 from schemas import storage
 from schemas.errors import ExtremisError, StorageError
 from schemas.layout import RunLayout
@@ -33,27 +33,31 @@ def train(
     group: Group = ALONE,
     metrics: tuple[str, int] | None = None,
     grace: float = GRACE,
-    goes_on: Callable[[EpochReport], bool] | None = None,
+    should_continue: Callable[[EpochReport], bool] | None = None,
     title: str = "",
 ) -> dict[str, Any]:
     """Train `recipe`; `resume` continues an existing run. With `beam_options`, a miner runs next to rank 0.
 
     `metrics`: host and port at which rank 0 serves metrics for Prometheus. `grace`: seconds after SIGTERM or SIGHUP for
-    saving a checkpoint; 0: the process ends at once. `goes_on` is called after each epoch; if it returns False, the run
-    stops. `title`: title of the progress bar; "": the recipe's name. Returns {"epochs": [...], "table_versions":
-    {epoch: table epoch or None}}. Raises ExtremisError: ClaimedError while another process trains RUN, StoppedError if
-    a signal stopped this process.
+    saving a checkpoint; 0: the process ends at once. `should_continue` is called after each epoch; if it returns False,
+    the run stops. `title`: title of the progress bar; "": the recipe's name. Returns {"epochs": [...],
+    "table_versions": {epoch: table epoch or None}}. Raises ExtremisError: ClaimedError while another process trains
+    RUN, StoppedError if a signal stopped this process.
     """
-    with owning(run, group, data) as claim, stopping_on_signal(grace) as asked, logged(run) as log:
-        doing(f"{title or 'train'}: reading the data")
-        is_there = resume and group.decide(lambda: storage.exists(RunLayout(run).config))
-        trainer = (Trainer.resume if is_there else Trainer.start)(data, run, recipe, say, group, claim)
+    with (
+        claimed_by_first_rank(run, group, data) as claim,
+        stopping_on_signal(grace) as stop_requested,
+        logged(run) as log,
+    ):
+        show_activity(f"{title or 'train'}: reading the data")
+        run_exists = resume and group.decide(lambda: storage.exists(RunLayout(run).config))
+        trainer = (Trainer.resume if run_exists else Trainer.start)(data, run, recipe, say, group, claim)
         if group.first:
             log.begin()
-            keep_command(RunLayout(run))
-        interrupts = Interrupts(asked)
+            record_command(RunLayout(run))
+        interrupts = Interrupts(stop_requested)
         trainer.runner.interrupts = interrupts
-        state = MetricsState(recipe.order.batch)
+        state = RunMetrics(recipe.order.batch)
         trainer.on_record(state.record)
         recipe, epochs, miner = trainer.recipe, list[dict[str, Any]](), None
         if group.first and beam_options is not None and recipe.table_epochs():
@@ -61,7 +65,7 @@ def train(
             miner = start_miner(data, run, log, beam_options, verb, interrupts.miner_ended)
         try:
             with (
-                serving(state, metrics if group.first else None, say),
+                serve_metrics(state, metrics if group.first else None, say),
                 Bar(title or f"train {recipe.title}", trainer.runner.total_steps, quiet=not group.first) as bar,
             ):
 
@@ -73,8 +77,8 @@ def train(
                     for report in reports:
                         epochs.append(_describe(report))
                         if group.first:
-                            say(_line(report, recipe))
-                        if goes_on is not None and not goes_on(report):
+                            say(_epoch_line(report, recipe))
+                        if should_continue is not None and not should_continue(report):
                             break
         finally:
             if miner is not None:
@@ -98,7 +102,7 @@ def _describe(report: EpochReport) -> dict[str, Any]:
     }
 
 
-def _line(report: EpochReport, recipe: Recipe) -> str:
+def _epoch_line(report: EpochReport, recipe: Recipe) -> str:
     if recipe.negatives.all_labels:
         table = "every label"
     elif recipe.indexed_from is not None and report.epoch >= recipe.indexed_from:
@@ -162,9 +166,9 @@ class RunLog:
 @contextlib.contextmanager
 def logged(run: str) -> Iterator[RunLog]:
     """Write all lines to RUN's log until the block ends; inside another such block, use that block's log."""
-    around = present_output().log
-    if isinstance(around, RunLog):
-        yield around
+    outer = current_output().log
+    if isinstance(outer, RunLog):
+        yield outer
         return
     with contextlib.closing(RunLog(run)) as log, output(log=log):
         yield log

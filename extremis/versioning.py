@@ -63,7 +63,7 @@ class ListedData(_Listed):
         """The other data sets that this data set needs: URL by part, oldest first."""
         return {part: resolve(self.table.url, place) for part, place in self.version.needs if place != "."}
 
-    def facts(self, root: str) -> dict[str, Any]:
+    def to_json(self, root: str) -> dict[str, Any]:
         """Return information about the data set as JSON values; paths are relative to `root`."""
         version, parameters = self.version, self.table.parameters
         return {
@@ -103,7 +103,7 @@ class ListedExport(_Listed):
         """URLs of the exports whose files this export uses."""
         return [resolve(self.table.url, place) for _, place, _ in ExportVersion.of(self.table.manifest).needs]
 
-    def facts(self, root: str) -> dict[str, Any]:
+    def to_json(self, root: str) -> dict[str, Any]:
         """Return information about the export as JSON values; paths are relative to `root`."""
         patches = [patch.bytes for entry in self.table.shards if entry.view for patch in entry.view.patches]
         return {

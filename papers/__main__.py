@@ -13,21 +13,23 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from extremis.console import Unread, open_streams
-from papers.claims import ROOT, Key, Paper, names
+from extremis.console import ClosedPipe, open_streams
+from papers.claims import ROOT, Paper, RunKey, paper_names
 from papers.page import write_page
 from papers.results import Result
 from schemas.errors import ExtremisError, InputError
 from schemas.layout import MANIFEST, RunLayout
 
-Job = tuple[Paper, Key]
+Job = tuple[Paper, RunKey]
 _ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "NUMBA")}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, list the runs, or write pages; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m papers", description=__doc__.splitlines()[0])
-    parser.add_argument("paper", metavar="PAPER", help=f"{', '.join(names())}; all; or a folder with runs/claims.toml")
+    parser.add_argument(
+        "paper", metavar="PAPER", help=f"{', '.join(paper_names())}; all; or a folder with runs/claims.toml"
+    )
     parser.add_argument("--table", help="claims of this table or figure alone")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of a run at most; default: %(default)s")
     parser.add_argument("--out", type=Path, default=Path("runs/papers"), help="data and runs; default: %(default)s")
@@ -43,10 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--page", action="store_true", help="write the page from what is there, and start nothing")
     options = parser.parse_args(arguments)
     try:
-        papers = [Paper.load(name) for name in (names() if options.paper == "all" else [options.paper])]
+        papers = [Paper.load(name) for name in (paper_names() if options.paper == "all" else [options.paper])]
         jobs = list_jobs(papers, options.table, options.seeds, options.out)
         if options.list:
-            tell(jobs)
+            print_jobs(jobs)
             sys.stdout.flush()  # while a closed pipe can still be handled
             return 0
         failed = [] if options.page else run_all(jobs, options.data, options.out, options.jobs, options.hours)
@@ -74,7 +76,7 @@ def list_jobs(papers: Sequence[Paper], table: str | None, seeds: int, out: Path)
     if table and table not in known:
         raise InputError(f"--table {table!r}: no claim is of it. Choose from {', '.join(known)}.")
     chosen = sorted((each for each in lines if table in (None, each[2].claim.table)), key=lambda each: each[0])
-    jobs = dict[tuple[str, Key], Job]()
+    jobs = dict[tuple[str, RunKey], Job]()
     for _, paper, line in chosen:
         for key in paper.keys_of(line, seeds):
             needed = paper.needed(key)
@@ -85,11 +87,11 @@ def list_jobs(papers: Sequence[Paper], table: str | None, seeds: int, out: Path)
     return [*jobs.values()]
 
 
-def _is_finished(paper: Paper, key: Key, out: Path) -> bool:
+def _is_finished(paper: Paper, key: RunKey, out: Path) -> bool:
     return Path(RunLayout(str(out / paper.folder.name / str(key))).finished).exists()
 
 
-def tell(jobs: Sequence[Job]) -> None:
+def print_jobs(jobs: Sequence[Job]) -> None:
     """Print runs with their expected hours."""
     total = 0.0
     for paper, key in jobs:
@@ -155,7 +157,7 @@ def _start(job: Job, data: Path, out: Path) -> subprocess.Popen:
         return subprocess.Popen([*command, *paths], env=environment, stdout=file, stderr=file, start_new_session=True)
 
 
-def _log(paper: Paper, key: Key, out: Path) -> Path:
+def _log(paper: Paper, key: RunKey, out: Path) -> Path:
     return out / paper.folder.name / f"{key}.log"
 
 
@@ -173,7 +175,7 @@ if __name__ == "__main__":
     open_streams()
     try:
         sys.exit(main())
-    except Unread:
+    except ClosedPipe:
         sys.exit(0)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -17,7 +17,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
-LATER = 8  # ranks by which each further data set of a claim is delayed
+LATER_DATA_RANKS = 8  # ranks by which each further data set of a claim is delayed
 CLAIMS = "runs/claims.toml"  # apart from recipes, so that `ablate` can compare a folder of recipes
 
 
@@ -107,7 +107,7 @@ class Claim(Options):
         return self
 
 
-class Key(NamedTuple):
+class RunKey(NamedTuple):
     """A run on a data set with a seed; gives its file and folder their names."""
 
     run: str
@@ -127,7 +127,7 @@ class Line(NamedTuple):
     @property
     def rank(self) -> int:
         """Place in the order of runs: the first data sets of claims come before further data sets."""
-        return self.claim.rank + LATER * self.claim.on.index(self.data)
+        return self.claim.rank + LATER_DATA_RANKS * self.claim.on.index(self.data)
 
     @property
     def seeds(self) -> int:
@@ -161,7 +161,7 @@ class Paper(Options):
                 extend(run, body["runs"])
             return cls.model_validate({**body, "folder": folder})
         except FileNotFoundError:
-            known = ", ".join(names())
+            known = ", ".join(paper_names())
             raise InputError(f"no claims of paper {name!r}: choose from {known}, all, or give a folder.") from None
         except (tomllib.TOMLDecodeError, ValidationError) as error:
             raise InputError(f"{folder / CLAIMS}: {error}") from None
@@ -171,7 +171,7 @@ class Paper(Options):
         """One line per claim and data set, sorted by the claims' ranks."""
         return [Line(claim, data) for claim in sorted(self.claims, key=lambda c: c.rank) for data in claim.on]
 
-    def settings_of(self, key: Key) -> list[str]:
+    def settings_of(self, key: RunKey) -> list[str]:
         """Settings of a training, with `{after}` not yet replaced."""
         run = self.runs[key.run]
         own = [*run.settings, *run.on.get(key.data, [])]
@@ -181,7 +181,7 @@ class Paper(Options):
         """Return the name of a shipped recipe, or the path of a paper's recipe."""
         return str(self.folder / run.recipe) if run.recipe.endswith(".toml") else run.recipe
 
-    def made_from(self, key: Key) -> dict[str, Any]:
+    def made_from(self, key: RunKey) -> dict[str, Any]:
         """All facts that determine the figures of a run; a result with other facts is outdated, and is not read."""
         run = self.runs[key.run]
         needed = self.needed(key)
@@ -190,21 +190,21 @@ class Paper(Options):
         stated = {name: getattr(run, name) for name in ("recipe", "module", "scores", "fuse") if getattr(run, name)}
         return {"data": data, **stated, "settings": self.settings_of(key), **after}
 
-    def keys_of(self, line: Line, most: int) -> Iterator[Key]:
+    def keys_of(self, line: Line, most: int) -> Iterator[RunKey]:
         """Runs of a line with at most `most` seeds; a run comes after the run that it needs."""
         for seed in range(min(most, line.seeds)):
             for name in line.runs:
-                key = Key(name, line.data, seed)
+                key = RunKey(name, line.data, seed)
                 if needed := self.needed(key):
                     yield needed
                 yield key
 
-    def needed(self, key: Key) -> Key | None:
+    def needed(self, key: RunKey) -> RunKey | None:
         """Return the run from which `key` continues, or None."""
         after = self.runs[key.run].after
         return key._replace(run=after) if after else None
 
-    def metrics_of(self, key: Key) -> list[str]:
+    def metrics_of(self, key: RunKey) -> list[str]:
         """Metrics that claims compare; contributions per query are kept for them."""
         checks = (check for claim in self.claims for check in claim.checks if key.data in claim.on)
         return sorted({c.metric for c in checks if c.metric and any(key.run in side for side in c.sides)})
@@ -236,6 +236,6 @@ def extend(run: dict[str, Any], runs: dict[str, Any]) -> None:
     run |= {**base, **run, "settings": [*base.get("settings", []), *run.get("settings", [])], "on": both}
 
 
-def names() -> list[str]:
+def paper_names() -> list[str]:
     """Names of the papers with claims in this folder."""
     return sorted(path.parents[1].name for path in Path(__file__).parent.glob(f"*/{CLAIMS}"))

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from extremis.supervisor import train
-from papers.claims import ROOT, Key, Paper
-from papers.results import Result, packed, place_of
+from papers.claims import ROOT, Paper, RunKey
+from papers.results import Result, pack, place_of
 from schemas import storage
 from schemas.errors import ExtremisError, InputError
 from schemas.layout import DataLayout, RunLayout
@@ -31,7 +31,7 @@ from trainer.model import load_model
 from trainer.settings.resolve import resolve
 
 
-def main(paper: Paper, key: Key, raw: Path, out: Path) -> None:
+def main(paper: Paper, key: RunKey, raw: Path, out: Path) -> None:
     """Measure one run and write its JSON. Raises ExtremisError."""
     run, folder = paper.runs[key.run], out / paper.folder.name / str(key)
     data = prepare(paper, key.data, raw, out) if key.data else Path()
@@ -39,14 +39,17 @@ def main(paper: Paper, key: Key, raw: Path, out: Path) -> None:
     places = {"after": after, "data": data, "seed": key.seed, "minilm": minilm()}
     settings = [each.format(**places) for each in paper.settings_of(key)]
     made, cut = paper.made_from(key), folder.exists()
-    wall, used = time.perf_counter(), spent()
+    wall, used = time.perf_counter(), processor_seconds()
     figures: dict[str, float]
     metrics, contributions, rows = dict[str, float](), dict[str, Contributions](), 0
     if run.module:
         figures = probe(run.module, settings)
     else:
-        figures = learn(paper, key, settings, str(data), str(folder)) if run.recipe else {}
-    seconds, own, others = time.perf_counter() - wall, *(now - was for now, was in zip(spent(), used, strict=True))
+        figures = train_run(paper, key, settings, str(data), str(folder)) if run.recipe else {}
+    seconds, own, others = (
+        time.perf_counter() - wall,
+        *(now - was for now, was in zip(processor_seconds(), used, strict=True)),
+    )
     figures |= {"processor_seconds": own + others}
     if figures.get("tables"):  # besides a training, only its miner runs
         figures["mining_over_training"] = others / own
@@ -54,14 +57,14 @@ def main(paper: Paper, key: Key, raw: Path, out: Path) -> None:
     if not run.module:
         place = str(folder if run.recipe else after)
         metrics, contributions, rows = score(paper, key, str(data), place)
-    kept = {name: packed(contributions[name]) for name in paper.metrics_of(key) if name in contributions}
+    kept = {name: pack(contributions[name]) for name in paper.metrics_of(key) if name in contributions}
     result = Result(made, commit(), round(seconds, 1), cut, rows, metrics, figures, kept)
     result.write(place_of(paper, key))
     if run.recipe and not any(other.after == key.run for other in paper.runs.values()):
         shutil.rmtree(folder)  # checkpoints of hundreds of runs would fill the disk
 
 
-def spent() -> tuple[float, float]:
+def processor_seconds() -> tuple[float, float]:
     """Processor seconds of this process, and of finished child processes."""
     kinds = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     own, others = (each.ru_utime + each.ru_stime for each in kinds)
@@ -76,7 +79,7 @@ def prepare(paper: Paper, name: str, raw: Path, out: Path) -> Path:
     data = out / "data" / name
     if not Table.find(str(data), "data"):
         if options.every > 1:
-            source = thin_labels(source, out / "data" / f"{name}.raw", options.every)
+            source = subsample_labels(source, out / "data" / f"{name}.raw", options.every)
         from extremis.commands.shard import shard
 
         shard(
@@ -96,7 +99,7 @@ def minilm() -> str:
     return str(Path(spec.origin).parent / "model") if spec and spec.origin else ""
 
 
-def thin_labels(raw: Path, out: Path, every: int) -> Path:
+def subsample_labels(raw: Path, out: Path, every: int) -> Path:
     """Copy `raw` (JSON lines) with only the labels 0, `every`, 2 `every`, ..., and the points with any of them."""
     out.mkdir(parents=True, exist_ok=True)
     _write(out / "lbl.json.gz", _read(raw / "lbl.json.gz")[::every])
@@ -133,10 +136,10 @@ def probe(module: str, arguments: list[str]) -> dict[str, float]:
     return ratios
 
 
-def learn(paper: Paper, key: Key, settings: list[str], data: str, run: str) -> dict[str, float]:
+def train_run(paper: Paper, key: RunKey, settings: list[str], data: str, run: str) -> dict[str, float]:
     """Train, or continue an interrupted training; return figures of the training."""
-    source = paper.recipe_of(paper.runs[key.run])
-    recipe: Recipe = resolve(source, [*settings, "train.threads=1"], data).recipe
+    name = paper.recipe_of(paper.runs[key.run])
+    recipe: Recipe = resolve(name, [*settings, "train.threads=1"], data).recipe
     if not storage.exists(RunLayout(run).finished):
         train(data, run, recipe, resume=True, beam_options=())
     lines = [json.loads(line) for line in storage.read_bytes(RunLayout(run).metrics).decode().splitlines()]
@@ -160,7 +163,7 @@ def learn(paper: Paper, key: Key, settings: list[str], data: str, run: str) -> d
     return {**figures, "median_rank_share": sum(ranks) / len(ranks)} if ranks else figures
 
 
-def score(paper: Paper, key: Key, data: str, run: str) -> tuple[dict[str, float], dict[str, Contributions], int]:
+def score(paper: Paper, key: RunKey, data: str, run: str) -> tuple[dict[str, float], dict[str, Contributions], int]:
     """Score the run on test; return metrics, contributions per query, and the number of queries."""
     options, layout = paper.runs[key.run], DataLayout(data)
     recipe, model, checkpoint = load_model(layout, RunLayout(run))
@@ -189,6 +192,6 @@ def commit() -> str:
 if __name__ == "__main__":
     _paper, _run, _data, _seed, _raw, _out = sys.argv[1:]
     try:
-        main(Paper.load(_paper), Key(_run, _data, int(_seed)), Path(_raw), Path(_out))
+        main(Paper.load(_paper), RunKey(_run, _data, int(_seed)), Path(_raw), Path(_out))
     except ExtremisError as error:
         sys.exit(f"Error: {error}")

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from papers.claims import ROOT, Check, Key, Line, Paper, names
+from papers.claims import ROOT, Check, Line, Paper, RunKey, paper_names
 from papers.results import Interval, Result, difference, spread
 
 HOLDS, DIFFERS, UNCLEAR, NOT_RUN, UNTESTABLE = "holds", "differs", "inconclusive", "not run", "not testable here"
@@ -34,7 +34,7 @@ def write_page(paper: Paper) -> None:
 
 def summary() -> str:
     """Return the number of lines of all papers by verdict, as text for README.md."""
-    papers = [Paper.load(name) for name in names()]
+    papers = [Paper.load(name) for name in paper_names()]
     count = Counter(judge(paper, line).verdict for paper in papers for line in paper.lines)
     return (
         f"{count[HOLDS]} hold, {count[DIFFERS]} differ, {count[UNCLEAR]} are inconclusive, "
@@ -112,7 +112,7 @@ def judge(paper: Paper, line: Line) -> Verdict:
     found = {name: _results(paper, name, line.data, line.seeds) for name in line.runs}
     if not all(found.values()):
         return Verdict(NOT_RUN, expected(paper, line))
-    told = [_judge(check, found) for check in line.claim.checks]
+    told = [judge_check(check, found) for check in line.claim.checks]
     if None in told:
         return Verdict(NOT_RUN, expected(paper, line))  # the sides have no seed in common
     parts = [part for part in told if part is not None]
@@ -134,11 +134,11 @@ def expected(paper: Paper, line: Line) -> str:
 
 
 def _results(paper: Paper, name: str, data: str, seeds: int) -> dict[int, Result]:
-    found = {seed: Result.find(paper, Key(name, data, seed)) for seed in range(seeds)}
+    found = {seed: Result.find(paper, RunKey(name, data, seed)) for seed in range(seeds)}
     return {seed: result for seed, result in found.items() if result is not None}
 
 
-def _judge(check: Check, found: Mapping[str, Mapping[int, Result]]) -> Verdict | None:
+def judge_check(check: Check, found: Mapping[str, Mapping[int, Result]]) -> Verdict | None:
     """Return the verdict of a check; None if its sides have no seed in common."""
     sides = [max(side, key=lambda name: _validation(found[name])) for side in check.sides]
     seeds = sorted(set.intersection(*({*found[side]} for side in sides)))
@@ -159,7 +159,7 @@ def _judge(check: Check, found: Mapping[str, Mapping[int, Result]]) -> Verdict |
         assert bound is not None
         sign = "≤" if check.most is not None else ">" if check.above is not None else "≥"
         text = f"{what} {told.value:+.2f} ({told.low:+.2f} to {told.high:+.2f}) {sign} {bound:g}"
-        return Verdict(_within(told, bound, check.most is not None), ours, text)
+        return Verdict(compare_with_bound(told, bound, check.most is not None), ours, text)
     ratios = [a / b for a, b in zip(*values, strict=True)] if len(values) > 1 else values[0]
     bound = check.most if check.most is not None else check.least
     assert bound is not None
@@ -171,7 +171,7 @@ def _judge(check: Check, found: Mapping[str, Mapping[int, Result]]) -> Verdict |
     return Verdict(verdict, ours, f"{name} {_with_spread(ratios, 3)} {sign} {bound:g}")
 
 
-def _within(told: Interval, bound: float, below: bool) -> str:
+def compare_with_bound(told: Interval, bound: float, below: bool) -> str:
     """Return HOLDS if the interval lies above the bound (or `below`), DIFFERS if beyond it, UNCLEAR if across it."""
     low, high, limit = (-told.high, -told.low, -bound) if below else (told.low, told.high, bound)
     return HOLDS if low >= limit else DIFFERS if high < limit else UNCLEAR

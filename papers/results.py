@@ -11,13 +11,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from papers.claims import Key, Paper
+from papers.claims import Paper, RunKey
 from trainer.evaluation.metrics import Contributions
 
 LEVELS = 240  # levels of a contribution: 1/2, 1/3, 1/4, 1/5, 1/6, 1/8 and 1/10 are exact
 RESAMPLES = 1000
 
-Packed: TypeAlias = list[list[Any]]  # (greatest value, text) of `achieved`, and for ratios of `achievable`
+PackedContributions: TypeAlias = list[list[Any]]  # (greatest value, text) of `achieved`, and for ratios of `achievable`
 
 
 class Interval(NamedTuple):
@@ -39,7 +39,7 @@ class Result:
     queries: int
     metrics: dict[str, float]
     figures: dict[str, float]
-    contributions: dict[str, Packed] = field(default_factory=dict)
+    contributions: dict[str, PackedContributions] = field(default_factory=dict)
 
     def write(self, place: Path) -> None:
         """Write the result in one step, so that an interrupted command leaves no partial file."""
@@ -50,7 +50,7 @@ class Result:
         half.replace(place)
 
     @classmethod
-    def find(cls, paper: Paper, key: Key) -> "Result | None":
+    def find(cls, paper: Paper, key: RunKey) -> "Result | None":
         """Read the result of a run; None if it is missing, or made from other facts."""
         place = place_of(paper, key)
         if not place.exists():
@@ -58,19 +58,19 @@ class Result:
         result = cls(**json.loads(place.read_text()))
         return result if result.made_from == paper.made_from(key) else None
 
-    def unpacked(self, metric: str) -> tuple[np.ndarray, ...]:
+    def unpack(self, metric: str) -> tuple[np.ndarray, ...]:
         """Return `achieved`, and `achievable` if present, [N] int64 each, in LEVELS of the greatest value."""
         parts = self.contributions[metric]
         levels = tuple(np.frombuffer(zlib.decompress(base64.b85decode(text)), np.uint8) for _, text in parts)
         return tuple(each.astype(np.int64) for each in levels)
 
 
-def place_of(paper: Paper, key: Key) -> Path:
+def place_of(paper: Paper, key: RunKey) -> Path:
     """Return the path of the JSON of a run."""
     return paper.folder / "runs" / f"{key}.json"
 
 
-def packed(part: Contributions) -> Packed:
+def pack(part: Contributions) -> PackedContributions:
     """Pack contributions into one byte per query, compressed: P@k for k <= 6 exactly, others in LEVELS steps."""
     columns = [column for column in part if column is not None]
     kept = []
@@ -102,7 +102,7 @@ def _values(metric: str, results: Sequence[Result]) -> np.ndarray:
     """Return the metric x 100 of each seed, for all queries and then for each resample, [1 + RESAMPLES, S]."""
     columns = []
     for result in results:
-        parts = result.unpacked(metric)
+        parts = result.unpack(metric)
         sums = [np.concatenate([[each.sum()], _resampled_sums(each)]).astype(np.float64) for each in parts]
         most = [float(greatest) for greatest, _ in result.contributions[metric]]
         below = sums[1] * most[1] if len(parts) > 1 else np.full(len(sums[0]), float(len(parts[0]) * LEVELS))

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from extremis.cli import cli
-from papers.claims import Paper, names
+from papers.claims import Paper, paper_names
 from tests.command import ROOT
 from tests.pages import DOCS, FENCE, blocks, commands
 from trainer.config.load import load_recipe, recipe_names
@@ -95,7 +95,7 @@ def test_the_pages_name_tables_of_papers_that_exist() -> None:
     lines = re.findall(r"python -m papers (\w+)(?:.* --table ([\w-]+))?", "".join(p.read_text() for p in ALL))
     assert len(lines) > 20
     for paper, table in lines:
-        assert paper in ("all", "PAPER", *names()), paper
+        assert paper in ("all", "PAPER", *paper_names()), paper
         assert not table or table in {claim.table for claim in Paper.load(paper).claims}, f"{paper}: {table}"
 
 

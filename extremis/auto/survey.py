@@ -18,7 +18,7 @@ from trainer.stream import open_queries
 from trainer.stream.sources import ALL_ROWS
 
 _ROWS = 200_000  # rows of queries and of labels to compare
-_EVERY_LABEL = 8_000  # up to this many labels, scoring all labels costs about as much as a shared pool
+_ONE_VS_ALL_LABELS = 8_000  # up to this many labels, scoring all labels costs about as much as a shared pool
 _NGRAM_WEIGHTS = (0.1, 0.4, 1.0)
 VARIATIONS = len(_NGRAM_WEIGHTS) - 1  # number of variations of the best contender: all weights but the nearest weight
 _LEAST_WEIGHT = 0.01
@@ -108,7 +108,7 @@ def contenders(survey: Survey, pretrained: str = "") -> list[Contender]:
 
     With `pretrained`, a model with token vectors, each contender is listed twice: with and without these vectors.
     """
-    sampled, few = survey.facts.labels > _EVERY_LABEL, survey.facts.labels <= _FEW_LABELS
+    sampled, few = survey.facts.labels > _ONE_VS_ALL_LABELS, survey.facts.labels <= _FEW_LABELS
     texts = f"data.label_texts={'true' if survey.labels_have_texts else 'false'}"
     mined = (_NONE_MINED,) if few else ()
     kinds = [Contender("astra", (texts, *mined)) if sampled else Contender("renee", (texts,))]

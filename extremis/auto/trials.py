@@ -36,13 +36,15 @@ from trainer.stream import open_queries
 from trainer.stream.sources import ALL_ROWS
 
 METRIC = "nDCG@5"  # reflects P@1 and P@5 together
-SHOWN = "P@1", "P@5", METRIC
+SHOWN_METRICS = "P@1", "P@5", METRIC
 QUERIES = 2_000  # maximum for the scores of a trial
-_FEW = 200  # queries, for which up to a tenth of the rows is held out: 50 of 1,000 rows gave random weights of scores
+_FEW_QUERIES = (
+    200  # queries, for which up to a tenth of the rows is held out: 50 of 1,000 rows gave random weights of scores
+)
 _ROWS = 100_000  # rows of a trial, fewer if texts are long
-_LONG = 200  # tokens that cost about as much as the rest of a row
+_ROW_TOKENS = 200  # tokens that cost about as much as the rest of a row
 _EPOCHS = 2, 4  # minimum and maximum; a trial passes over about _ROWS rows
-_JUDGED = 2  # epochs after which a variation of a recipe can lose
+_COMPARABLE_EPOCHS = 2  # epochs after which a variation of a recipe can lose
 _WIDTH = 128  # D of a trial: shows the ranking of recipes at a quarter of the cost
 SCANNED_ROWS = 5_000_000  # maximum of rows read from the training split
 _SPLIT = "train"
@@ -68,11 +70,11 @@ class Trial:
     def score(self) -> float:
         return self.metrics[METRIC]
 
-    def facts(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the information about the trial that a run records."""
-        metrics = {name: round(self.metrics[name], 2) for name in SHOWN}
-        facts = {"recipe": self.contender.recipe, "changes": list(self.contender.changes), **metrics}
-        return {**facts, "ended": True} if self.ended else facts
+        metrics = {name: round(self.metrics[name], 2) for name in SHOWN_METRICS}
+        fields = {"recipe": self.contender.recipe, "changes": list(self.contender.changes), **metrics}
+        return {**fields, "ended": True} if self.ended else fields
 
     def beats(self, other: Contender, course: Sequence[float], queries: int, epochs: int) -> bool:
         """Return whether `other` has lost, given its scores `course` after `epochs` epochs, on `queries` queries.
@@ -82,7 +84,7 @@ class Trial:
         after one epoch and 0.7 points ahead after two epochs.
         """
         is_change = other.recipe == self.contender.recipe
-        if len(course) > len(self.course) or (is_change and epochs < _JUDGED):
+        if len(course) > len(self.course) or (is_change and epochs < _COMPARABLE_EPOCHS):
             return False
         own = self.course[len(course) - 1]
         margin = 0.0 if is_change else half_interval(own, queries)
@@ -108,7 +110,7 @@ class TrialData:
     def prepare(cls, data: str, survey: Survey, folder: str, device: str, threads: int = 0) -> "TrialData":
         """Write an excerpt of DATA into `folder` if DATA itself is too large for trials. Raises ExtremisError."""
         facts = survey.facts
-        rows, drawn, share = round(_ROWS / (1 + facts.tokens / _LONG)), facts.queries, 1.0
+        rows, drawn, share = round(_ROWS / (1 + facts.tokens / _ROW_TOKENS)), facts.queries, 1.0
         passed = drawn + round(survey.texts * facts.labels)  # texts of labels are also rows
         epochs = min(max(round(rows / max(1, passed)), _EPOCHS[0]), _EPOCHS[1])
         if drawn > rows and survey.is_symmetric:
@@ -124,7 +126,7 @@ class TrialData:
         """Number of rows on which a trial is scored."""
         return round(self.rows * holdout_share(self.rows))
 
-    def try_out(self, contender: Contender, title: str, best: Trial | None = None, minutes: float = 0.0) -> Trial:
+    def run_trial(self, contender: Contender, title: str, best: Trial | None = None, minutes: float = 0.0) -> Trial:
         """Train a contender without negative tables, for at most `minutes` (0: no limit), or until it loses to `best`.
 
         Prints only lines that begin with `title`, and logs all lines. An existing trial is not run again.
@@ -136,7 +138,7 @@ class TrialData:
         storage.remove(run, recursive=True)
         began, course, ended = time.perf_counter(), list[float](), False
 
-        def goes_on(report: EpochReport) -> bool:
+        def should_continue(report: EpochReport) -> bool:
             nonlocal ended
             if report.metrics:
                 course.append(report.metrics[METRIC])
@@ -144,12 +146,14 @@ class TrialData:
                 ended = lost and report.epoch + 1 < report.epochs
             return not ended
 
-        with output(aside=True):
-            outcome = train(self.data, run, self.recipe(contender, minutes), goes_on=goes_on, title=title)
+        with output(log_only=True):
+            outcome = train(
+                self.data, run, self.recipe(contender, minutes), should_continue=should_continue, title=title
+            )
         metrics = outcome["epochs"][-1]["validation"]
         seconds, epoch = round(time.perf_counter() - began, 1), outcome["epochs"][-1]["seconds"]
         trial = Trial(contender, metrics, course, ended, seconds, epoch)
-        scores = "  ".join(f"{name} {metrics[name]:.2f}" for name in SHOWN)
+        scores = "  ".join(f"{name} {metrics[name]:.2f}" for name in SHOWN_METRICS)
         say(f"{title}: {scores}  {trial.seconds:.0f} s{', stopped early: behind the best trial' if ended else ''}")
         write_json(place, {name: value for name, value in vars(trial).items() if name != "contender"})
         return trial
@@ -180,11 +184,11 @@ class TrialData:
 
 def holdout_share(rows: int, queries: int = QUERIES) -> float:
     """Return the fraction of `rows` to hold out for `queries` queries: at most 1/20, or 1/10 if there are few rows."""
-    most = min(0.1, max(0.05, _FEW / max(1, rows)))
+    most = min(0.1, max(0.05, _FEW_QUERIES / max(1, rows)))
     return float(f"{min(most, queries / max(1, rows)):.3g}")  # rounded as in recipes, also without rows
 
 
-def best_of(trials: Sequence[Trial], queries: int) -> Trial:
+def best_trial(trials: Sequence[Trial], queries: int) -> Trial:
     """Return the best finished trial, measured on `queries` queries; the first if several are equally good.
 
     All trials are scored on the same queries. A dual encoder wins unless another trial leads by more than a quarter of
@@ -215,8 +219,8 @@ def write_excerpt(data: DataLayout, root: str, rows: int) -> None:
     named = of_all.rows_at(np.flatnonzero(kept))
     labels = _write_table(layout.labels, "label_id", [named], of_all, of_all.parameters)
     parents |= {f"queries/{_SPLIT}": queries.digest, "labels": labels.digest}
-    facts = {**_plain(whole.parameters), "labels": labels.rows, "rows": {_SPLIT: queries.rows}}
-    publish(root, Manifest(kind="data", parents=parents, parameters=facts))
+    parameters = {**_plain(whole.parameters), "labels": labels.rows, "rows": {_SPLIT: queries.rows}}
+    publish(root, Manifest(kind="data", parents=parents, parameters=parameters))
 
 
 def draw_labels(data: DataLayout, rows: int) -> np.ndarray:
@@ -249,8 +253,8 @@ def _write_queries(data: DataLayout, layout: DataLayout, kept: np.ndarray) -> Ma
         column = list_array(ids[labels.values], labels.offsets, field.type.value_type)
         group = group.set_column(columns.index("label_ids"), field, column)
         parts.append(group.filter(pa.array(labels.counts > 0)))
-    facts = {**queries.parameters, "labels": int(kept.sum())}
-    return _write_table(layout.queries(_SPLIT), "query_id", parts, queries, facts)
+    parameters = {**queries.parameters, "labels": int(kept.sum())}
+    return _write_table(layout.queries(_SPLIT), "query_id", parts, queries, parameters)
 
 
 def _write_table(url: str, key: str, parts: list[pa.Table], whole: Table, parameters: Mapping[str, Any]) -> Manifest:

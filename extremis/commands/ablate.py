@@ -35,8 +35,8 @@ def ablate(
       extremis ablate data/ runs/own --recipes astra,recipes/mine.toml --set validation.split=val
     """
     from extremis.ablation import ablate as train_and_compare
-    from extremis.ablation import load_lines
+    from extremis.ablation import load_variants
 
     data = fspath(data)
-    lines = load_lines(recipes or ("random", "astra"), data, changes(set))
-    return train_and_compare(data, fspath(out), lines, split, retry=retry)
+    variants = load_variants(recipes or ("random", "astra"), data, changes(set))
+    return train_and_compare(data, fspath(out), variants, split, retry=retry)

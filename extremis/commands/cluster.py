@@ -3,9 +3,9 @@
 from os import fspath
 from typing import Any
 
-from extremis.command import Progress, command, options_of
+from extremis.command import Progress, build_options, command
 from extremis.commands.shared import BeamOptions, NotNegative, Place, Size, StartTimeout, Url
-from extremis.console import say, say_lines
+from extremis.console import say, say_without_bars
 from extremis.miner import end_with_trainer, require_watchable
 from pipelines.options import ClusterOptions
 
@@ -44,7 +44,7 @@ def cluster(
       extremis cluster data/ runs/2 --queries embeddings/ --size 64 --for-epoch 0
       extremis cluster data/ runs/1 --memory 8GiB -- --direct_num_workers=8 --direct_running_mode=multi_processing
     """
-    options = options_of(ClusterOptions, locals())
+    options = build_options(ClusterOptions, locals())
     require_watchable(watch, options, epoch)
     from pipelines import cluster as clustering
     from schemas.layout import RunLayout, numbered
@@ -52,7 +52,7 @@ def cluster(
     data, run = fspath(data), fspath(run)
     if watch:
         end_with_trainer()
-        return {"run": run, "tables": clustering.watch(data, run, options, beam_options, progress=say_lines)}
+        return {"run": run, "tables": clustering.watch(data, run, options, beam_options, progress=say_without_bars)}
     manifest = clustering.cluster(data, run, epoch, options, beam_options, say)
     say(f"{manifest.rows:,} queries in {manifest.counters['clusters']:,} clusters, used from {run}")
     tables = RunLayout(run)

@@ -38,7 +38,10 @@ def _list(root: str) -> dict[str, Any]:
     from schemas.version import find_current
 
     listed = sorted(ListedData.below(root), key=lambda each: (each.version.number, each.table.url))
-    versions, exports = [each.facts(root) for each in listed], [each.facts(root) for each in ListedExport.below(root)]
+    versions, exports = (
+        [each.to_json(root) for each in listed],
+        [each.to_json(root) for each in ListedExport.below(root)],
+    )
     url = find_current(root)
     current = None if url is None else relative(root, url)
     rows = []
@@ -80,4 +83,4 @@ def _show(url: str) -> dict[str, Any]:
     table(f"parts of {url}", ["part", "data", *names], lines)
     if listed.fault:
         say(listed.fault)
-    return {**listed.facts(url), "parts": [{"part": p, "data": places[p], "rows": rows[p]} for p in places]}
+    return {**listed.to_json(url), "parts": [{"part": p, "data": places[p], "rows": rows[p]} for p in places]}

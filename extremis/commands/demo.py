@@ -43,20 +43,20 @@ def demo(
     from schemas.storage import join
     from trainer.config.load import load_recipe
 
-    source, overrides = fspath(recipe), changes(set)
+    recipe, overrides = fspath(recipe), changes(set)
     data, run = join(fspath(folder), "data"), join(fspath(folder), "run")
     raw = _example()
-    if source != AUTO:
-        load_recipe(source, overrides)  # refuses a faulty recipe before anything is made
+    if recipe != AUTO:
+        load_recipe(recipe, overrides)  # refuses a faulty recipe before anything is made
     options = ShardOptions(propensity_a=0.55, propensity_b=1.5)  # of the Tate collection
     say(f"1/3 shard {raw} to {data}")
     moments = [time.perf_counter()]
     shard(raw, data, options, (), say)
     moments.append(time.perf_counter())
-    say(f"2/3 train {source} into {run}, with a miner")
+    say(f"2/3 train {recipe} into {run}, with a miner")
     require_place(run, "trained")  # the run of an earlier demo
     storage.remove(run, recursive=True)
-    outcome = _train(data, run, source, overrides)
+    outcome = _train(data, run, recipe, overrides)
     moments.append(time.perf_counter())
     say("3/3 evaluate on test")
     report = evaluate(data, run)

@@ -3,7 +3,7 @@
 from os import fspath
 from typing import Any, Literal
 
-from extremis.command import Progress, command, options_of, text_of
+from extremis.command import Progress, build_options, command, format_argument
 from extremis.commands.shared import BeamOptions, Device, Fields, NotNegative, Place, StartTimeout
 from extremis.console import say
 from pipelines.options import EmbedOptions, EmbedTextsOptions
@@ -46,7 +46,7 @@ def embed(
       extremis embed models/potion/ "raw/*.csv" emb/queries --fields key=id,text=query --prompt "query: "
       extremis embed data/ runs/1 embeddings/test --split test
     """
-    stated = {**locals(), "fields": text_of(fields) if fields else None}
+    stated = {**locals(), "fields": format_argument(fields) if fields else None}
     out = fspath(out)
     from schemas.layout import RunLayout
     from schemas.manifest import is_published
@@ -63,14 +63,14 @@ def embed(
     from pipelines import embed as embedding
 
     if of_run:
-        of_table = options_of(EmbedOptions, stated)
+        of_table = build_options(EmbedOptions, stated)
         manifest = embedding.embed(fspath(model), fspath(input), out, of_table, beam_options, say, device)
     else:
-        from extremis.commands.shard import as_source
+        from extremis.commands.shard import input_url
 
-        with as_source(input) as source:
-            options = options_of(EmbedTextsOptions, stated)
-            manifest = embedding.embed_texts(fspath(model), source, out, options, beam_options, say, device)
+        with input_url(input) as url:
+            options = build_options(EmbedTextsOptions, stated)
+            manifest = embedding.embed_texts(fspath(model), url, out, options, beam_options, say, device)
     say(f"{out}: {manifest.rows:,} embeddings in {len(manifest.shards)} shards")
     say(f"next: extremis inspect {out}")
     return {"out": out, "digest": manifest.digest, "rows": manifest.rows}

@@ -63,14 +63,14 @@ def evaluate(
     """
     from extremis.evaluation import EvaluateOptions
     from extremis.evaluation import evaluate as evaluate_run
-    from extremis.ranks import joined
+    from extremis.ranks import joined_ranks
     from trainer.evaluation.calibration import describe_calibration
 
     data, run = fspath(data), fspath(run)
     options = EvaluateOptions(
         split, step, limit, not no_filter, tuple(k), seen_only, zero_shot, scores, baseline, calibrate
     )
-    with joined() as group:
+    with joined_ranks() as group:
         report = evaluate_run(data, run, options, group, device)
     if not group.first:
         return None
@@ -81,8 +81,12 @@ def evaluate(
     if baseline:
         _show_baselines(split, report)
     if calibrate:
-        facts = report["calibration"]
-        say(describe_calibration(facts, f"of {split}, learned on {facts['queries']:,} queries of {facts['split']}"))
+        calibration = report["calibration"]
+        say(
+            describe_calibration(
+                calibration, f"of {split}, learned on {calibration['queries']:,} queries of {calibration['split']}"
+            )
+        )
     if zero_shot:
         _show_zero_shot(report["zero_shot"])
     if "PSP@1" not in report["metrics"]:

@@ -80,14 +80,15 @@ def export(
         form=form,
     )
     manifest = exporting.export(data, run, out, options, say)
-    facts = manifest.parameters
-    by = facts["options"].get("scores", "classifier")
-    say(f"{out}: step {facts['step']:,}, scores {by}, {manifest.rows:,} labels of {facts['dimension']} dimensions")
+    parameters = manifest.parameters
+    by = parameters["options"].get("scores", "classifier")
+    step, dimension = parameters["step"], parameters["dimension"]
+    say(f"{out}: step {step:,}, scores {by}, {manifest.rows:,} labels of {dimension} dimensions")
     if calibrate:
-        split, measured = facts["thresholds"]["split"], facts["thresholds"]["calibration"]
+        split, measured = parameters["thresholds"]["split"], parameters["thresholds"]["calibration"]
         say(describe_calibration(measured, f"of {split}, cross-checked on halves of {measured['queries']:,} queries"))
     if current:
         say(f"{switch(out)}: the current export is now {out}")
     say(f'next: echo "some text" | extremis predict {out} - -')
-    shown = {name: facts[name] for name in ("step", "dimension", "bias", "index", "thresholds")}
+    shown = {name: parameters[name] for name in ("step", "dimension", "bias", "index", "thresholds")}
     return {"out": out, "digest": manifest.digest, "labels": manifest.rows, **shown}

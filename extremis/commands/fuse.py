@@ -54,9 +54,9 @@ def fuse(
     fit_options = fitting.FitOptions(split, step, shortlist, queries, device)
     if by == "tree":
         manifest = fitting.fit_tree(data, run, fit_options)
-        facts = manifest.parameters
-        pairs = f"{facts['pairs']:,} pairs, {facts['positive_pairs']:,} correct"
-        say(f"fitted on {facts['queries']:,} queries of {facts['split']}: {pairs}")
+        parameters = manifest.parameters
+        pairs = f"{parameters['pairs']:,} pairs, {parameters['positive_pairs']:,} correct"
+        say(f"fitted on {parameters['queries']:,} queries of {parameters['split']}: {pairs}")
     else:
         manifest = fitting.fit_weights(data, run, fit_options, parse_bytes(memory), parse_bytes(linear))
         say(fitting.describe_weights(manifest.parameters))

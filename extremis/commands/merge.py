@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from os import fspath
 from typing import Annotated, Any, Literal
 
-from extremis.command import Option, Progress, comma_list, command, options_of
+from extremis.command import Option, Progress, build_options, comma_list, command
 from extremis.commands.shared import BeamOptions, Place, StartTimeout
 from extremis.console import say
 from pipelines.options import MergeOptions
@@ -36,7 +36,7 @@ def merge(
     Example:
       extremis merge data/ negatives/ours/queries negatives/both --others negatives/bm25
     """
-    options, out = options_of(MergeOptions, locals()), fspath(out)
+    options, out = build_options(MergeOptions, locals()), fspath(out)
     from pipelines import merge as merging
 
     tables = [fspath(each) for each in (table, *others)]

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from os import PathLike, fspath
 from typing import Any, Literal
 
-from extremis.command import Progress, command, options_of, text_of
+from extremis.command import Progress, build_options, command, format_argument
 from extremis.commands.shared import BeamOptions, Device, Fields, NotNegative, Size, StartTimeout, Url
-from extremis.console import say, say_lines
+from extremis.console import say, say_without_bars
 from extremis.miner import end_with_trainer, require_watchable
 from pipelines.options import ArrayOptions, MineOptions
 from schemas.errors import InputError, StorageError
@@ -82,21 +82,21 @@ def mine(
       extremis mine data/ runs/1 --by labels --out negatives/theta
       extremis mine data/ runs/1 --skip-top 5 --relative-margin 0.05 --overwrite
     """
-    stated = {**locals(), "fields": fields and text_of(fields)}
+    stated = {**locals(), "fields": fields and format_argument(fields)}
     with _as_files(data, run) as (data, run):
         if _has_vectors([data, run], stated):
             from pipelines.arrays.mine import mine_arrays
 
-            options: MineOptions = (of_arrays := options_of(ArrayOptions, stated))
+            options: MineOptions = (of_arrays := build_options(ArrayOptions, stated))
             manifests = mine_arrays(data, run, of_arrays, beam_options, say)
         else:
-            options = options_of(MineOptions, stated)
+            options = build_options(MineOptions, stated)
             require_watchable(watch, options, epoch)
             from pipelines import mine as mining
 
             if watch:
                 end_with_trainer()
-                return {"run": run, "tables": mining.watch(data, run, options, beam_options, progress=say_lines)}
+                return {"run": run, "tables": mining.watch(data, run, options, beam_options, progress=say_without_bars)}
             manifests = mining.mine(data, run, epoch, options, beam_options, say)
     tables = {name: _report(name, manifest, options.target_recall) for name, manifest in manifests.items()}
     from schemas.storage import join

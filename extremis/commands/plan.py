@@ -94,16 +94,16 @@ def plan(
     from schemas.sizes import parse_bytes
     from trainer.config.load import load_recipe
 
-    source, data = fspath(recipe), None if data is None else fspath(data)
+    recipe, data = fspath(recipe), None if data is None else fspath(data)
     keys = {"encoder__dimension": dimension, "negatives__width": width, "train__epochs": epochs}
     overrides = with_settings(changes(set), **keys)
     rows, columns = (None if count is None else int(count) for count in (queries, labels))
-    averages = {name: options[name] for name in planning.STATED}
-    workload = planning.workload(data, rows, columns, load_recipe(source, overrides), memory, averages)
-    resolved = planning.resolve_for(workload, source, overrides, data)
+    averages = {name: options[name] for name in planning.WORKLOAD_OPTIONS}
+    workload = planning.workload(data, rows, columns, load_recipe(recipe, overrides), memory, averages)
+    resolved = planning.resolve_for(workload, recipe, overrides, data)
     for line in resolved.reasons:
         say(line)
-    workload = replace(workload, recipe=planning.dealt_to(ranks, resolved.recipe, say))
+    workload = replace(workload, recipe=planning.with_streams_for(ranks, resolved.recipe, say))
     rehearsal = None
     if rehearse:
         from extremis.planning import rehearse as rehearsing
@@ -118,5 +118,5 @@ def plan(
     planning.show(report)
     if rehearsal is not None:
         rehearsing.show(rehearsal)
-    say(f"next: extremis run {source} {data or 'DATA'} RUN")
+    say(f"next: extremis run {recipe} {data or 'DATA'} RUN")
     return report

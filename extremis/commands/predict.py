@@ -3,9 +3,9 @@
 from os import fspath
 from typing import Annotated, Any, Literal
 
-from extremis.command import Option, Progress, command, text_of
+from extremis.command import Option, Progress, command, format_argument
 from extremis.commands.shared import Device, Fields, Place, Positive, Text
-from extremis.console import present_output, say
+from extremis.console import current_output, say
 from schemas.errors import InputError
 
 
@@ -74,11 +74,11 @@ def predict(
     if len(inputs) != (0 if data else 1):
         expected = "OUT alone, with --data" if data else "INPUT and OUT"
         raise InputError(f"expected {expected} after EXPORT, got {' '.join([*inputs, out])}.")
-    if out == "-" and present_output().tables == "stderr":
+    if out == "-" and current_output().results == "stderr":
         raise InputError("OUT - and --json both write to standard output. Give only one of the two.")
     if threshold is not None and precision is not None:
         raise InputError("--threshold and --precision both set the lowest score. Give only one of the two.")
-    from extremis.model import open_exported
+    from extremis.model import open_export
     from extremis.predicting import rows_of_split, rows_of_texts, write_predictions
     from pipelines.formats.names import parse_fields
     from pipelines.formats.texts import Texts
@@ -86,11 +86,11 @@ def predict(
     from schemas.version import follow
 
     data = None if data is None else fspath(data)
-    texts = None if data else Texts(inputs[0], form, parse_fields(text_of(fields or "")), text == "title")
+    texts = None if data else Texts(inputs[0], form, parse_fields(format_argument(fields or "")), text == "title")
     if out != "-":
         reads = [follow(fspath(export)), data, *([] if texts is None else texts.places())]
         require_file(out, reads, "Give --overwrite to replace it, or another OUT.", overwrite)
-    opened = open_exported(fspath(export), exact, threads, device)
+    opened = open_export(fspath(export), exact, threads, device)
     if precision is not None:
         threshold = opened.threshold(precision)
     if texts is None:

@@ -53,29 +53,29 @@ def run(
       extremis run astra data/2026-11-20/ runs/2026-11-20 --from runs/2026-11-19
     """
     began = time.perf_counter()  # PyTorch takes seconds to load
-    source, data, run = fspath(recipe), fspath(data), fspath(run)
+    recipe, data, run = fspath(recipe), fspath(data), fspath(run)
     process = training.process_options(resume, metrics_port, metrics_host, grace)
     overrides = training.overrides_of(set, device, threads, from_run)
-    from extremis.auto import WAITS
+    from extremis.auto import WAIT_FOR_TABLES
     from trainer.config.load import applicable_overrides
 
     if deterministic and minutes is not None:
         raise InputError(
             "--minutes stops by the clock, so its result cannot be --deterministic. Give only one of the two."
         )
-    if source != "auto":
+    if recipe != "auto":
         if minutes is not None:
             raise InputError("--minutes works only with `extremis run auto`. For a recipe give --set train.minutes=10.")
         if pretrained is not None:
             raise InputError(
                 "--pretrained works only with `extremis run auto`. For a recipe give --set encoder.pretrained=MODEL."
             )
-        waits = applicable_overrides(source, [WAITS]) if deterministic else []
-        return training.train_recipe(source, data, run, (*overrides, *waits), process, beam_options)
+        waits = applicable_overrides(recipe, [WAIT_FOR_TABLES]) if deterministic else []
+        return training.train_recipe(recipe, data, run, (*overrides, *waits), process, beam_options)
     if from_run is not None:
         raise InputError("--from needs a recipe, not auto. Give the recipe of RUN1: RUN1/recipe.toml, or its name.")
     from extremis.auto.run_auto import run_auto
 
-    overrides = (*overrides, WAITS) if deterministic else overrides
+    overrides = (*overrides, WAIT_FOR_TABLES) if deterministic else overrides
     process["pretrained"] = fspath(pretrained or "")
     return run_auto(data, run, minutes or 0.0, overrides, beam_options, began=began, **process)

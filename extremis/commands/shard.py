@@ -7,7 +7,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from extremis.command import Option, Progress, comma_list, command, options_of
+from extremis.command import Option, Progress, build_options, comma_list, command
 from extremis.commands.shared import BeamOptions, Fields, Place, StartTimeout, Text
 from extremis.console import say
 from pipelines.options import ShardOptions
@@ -81,13 +81,13 @@ def shard(
       extremis shard s3://bucket/raw s3://bucket/data -- --runner=FlinkRunner --flink_master=host:8081
     """
     a, b = propensity or (None, None)
-    options = options_of(ShardOptions, {**locals(), "propensity_a": a, "propensity_b": b})
+    options = build_options(ShardOptions, {**locals(), "propensity_a": a, "propensity_b": b})
     from extremis.inspecting.data_summary import summarize, summary_lines
     from pipelines import shard as sharding
 
     data = fspath(data)
-    with as_source(input) as source:
-        manifest = sharding.shard(source, data, options, beam_options, say, overwrite=overwrite)
+    with input_url(input) as url:
+        manifest = sharding.shard(url, data, options, beam_options, say, overwrite=overwrite)
     summary = summarize(data)
     for line in summary_lines(data, summary):
         say(line)
@@ -97,7 +97,7 @@ def shard(
 
 
 @contextlib.contextmanager
-def as_source(data: Any) -> Iterator[str]:
+def input_url(data: Any) -> Iterator[str]:
     """Yield a URL to read `data` from: a path or URL unchanged, else a folder that exists until the block ends.
 
     data: rows (dictionaries, or pairs of text and label), an Arrow table, a pandas data frame, a Hugging Face data set,

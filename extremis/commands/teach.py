@@ -3,7 +3,7 @@
 from os import fspath
 from typing import Any
 
-from extremis.command import Progress, command, options_of
+from extremis.command import Progress, build_options, command
 from extremis.commands.shared import BeamOptions, Device, Place, StartTimeout
 from extremis.console import say
 from pipelines.options import TeachOptions
@@ -35,7 +35,7 @@ def teach(
       extremis teach data/ negatives/queries cross-encoder/ negatives/scored
       extremis teach data/ negatives/queries cross-encoder/ negatives/sure --relative-margin 0.05 --width 20
     """
-    options, out = options_of(TeachOptions, locals()), fspath(out)
+    options, out = build_options(TeachOptions, locals()), fspath(out)
     from pipelines import teach as teaching
 
     place, model = fspath(table), fspath(teacher)

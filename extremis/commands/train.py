@@ -74,7 +74,7 @@ def process_options(resume: bool, port: int | None, host: str, grace: float) -> 
 
 
 def train_recipe(
-    source: str,
+    recipe: str,
     data: str,
     run: str,
     overrides: Sequence[str],
@@ -87,14 +87,14 @@ def train_recipe(
     """
     from trainer.config.load import check_keys
 
-    check_keys(source, overrides)  # a typo is reported before PyTorch is loaded
+    check_keys(recipe, overrides)  # a typo is reported before PyTorch is loaded
 
-    from extremis.ranks import joined
+    from extremis.ranks import joined_ranks
     from extremis.supervisor import train as train_watched
     from trainer.settings.resolve import resolve
 
-    with joined() as group:
-        resolved = resolve(source, overrides, data)
+    with joined_ranks() as group:
+        resolved = resolve(recipe, overrides, data)
         for line in resolved.lines(data) if group.first else ():
             say(line)
         outcome = train_watched(data, run, resolved.recipe, beam_options=beam_options, group=group, **process)

@@ -3,7 +3,7 @@
 from os import fspath
 from typing import Any, Literal
 
-from extremis.command import Progress, command, options_of
+from extremis.command import Progress, build_options, command
 from extremis.commands.shared import NotNegative, Place, Positive
 from extremis.console import Bar, say
 from trainer.tuples.options import TupleOptions
@@ -49,7 +49,7 @@ def tuples(
       extremis tuples runs/1 tuples/ --data data/ --negatives 7 --shuffle
       extremis tuples mined/ train.jsonl --form flagembedding --scores search
     """
-    options, out = options_of(TupleOptions, locals()), fspath(out)
+    options, out = build_options(TupleOptions, locals()), fspath(out)
     from trainer.tuples.files import is_file, write_tuples
     from trainer.tuples.stream import TupleStream
 

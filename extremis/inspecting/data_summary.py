@@ -36,7 +36,7 @@ def summarize(data: str) -> dict[str, Any]:
         if whole.parameters["options"].get(share):  # the split was taken from train, and shares its rejects
             rejected.pop(name, None)
     return {
-        "splits": {name: _split_facts(name, table.manifest, texts) for name, table in splits.items()},
+        "splits": {name: _split_counts(name, table.manifest, texts) for name, table in splits.items()},
         "labels": {
             "labels": labels.rows,
             "merged": 0 if derived else labels.manifest.counters.get("rows_merged", 0),
@@ -49,19 +49,21 @@ def summarize(data: str) -> dict[str, Any]:
 def summary_lines(data: str, summary: Mapping[str, Any]) -> list[str]:
     """Format the summary of the DATA at `data`: one line per table, starting with the labels."""
     labels = summary["labels"]
-    parts = [f"{labels['labels']:,}"] + [f"{labels[key]:,} {said}" for key, said in _SAID.items() if labels.get(key)]
+    parts = [f"{labels['labels']:,}"] + [
+        f"{labels[key]:,} {said}" for key, said in _COUNT_TEXTS.items() if labels.get(key)
+    ]
     lines = [f"labels: {', '.join(parts)}"]
-    for name, facts in summary["splits"].items():
-        parts = [f"{facts['points']:,} points, {facts['labels'] / max(1, facts['points']):.1f} labels each"]
-        parts += [f"{facts[key]:,} {said}" for key, said in _SAID.items() if facts.get(key)]
+    for name, counts in summary["splits"].items():
+        parts = [f"{counts['points']:,} points, {counts['labels'] / max(1, counts['points']):.1f} labels each"]
+        parts += [f"{counts[key]:,} {said}" for key, said in _COUNT_TEXTS.items() if counts.get(key)]
         lines.append(f"{name}: {', '.join(parts)}")
     for name, reasons in summary["rejected"].items():
-        counts = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
-        lines.append(f"rejected from {name.removeprefix('queries/')}: {counts}; see {DataLayout(data).rejects}")
+        rejected = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
+        lines.append(f"rejected from {name.removeprefix('queries/')}: {rejected}; see {DataLayout(data).rejects}")
     return lines
 
 
-_SAID = {
+_COUNT_TEXTS = {
     "merged": "rows merged into another row with the same text",
     "empty_texts": "with an empty text (kept)",
     "in_train": "with a text that is also in train: metrics on these are too high",
@@ -69,17 +71,17 @@ _SAID = {
 }
 
 
-def _split_facts(name: str, table: Manifest, texts: Mapping[str, pa.Array]) -> dict[str, int]:
+def _split_counts(name: str, table: Manifest, texts: Mapping[str, pa.Array]) -> dict[str, int]:
     written = table.counters.get("rows_out", table.rows)  # a version may have lost rows: an approximate count
-    facts = {
+    counts = {
         "points": table.rows,
         "merged": table.counters.get("rows_merged", 0),
         "labels": round(table.counters.get("labels", 0) * table.rows / max(1, written)),
         "empty_texts": table.counters.get("empty_texts", 0),
     }
     if name != _TRAIN and len(texts.get(name, ())):
-        facts["in_train"] = int(pc.sum(repeated(texts[name], texts[_TRAIN])).as_py())
-    return facts
+        counts["in_train"] = int(pc.sum(repeated(texts[name], texts[_TRAIN])).as_py())
+    return counts
 
 
 def seen_queries(data: str, split: str) -> np.ndarray | None:

@@ -26,7 +26,7 @@ LONGEST_QUERY = 600
 LONGEST_LABEL = 160
 
 
-def clean(text: str, longest: int | None = None) -> str:
+def clean_text(text: str, longest: int | None = None) -> str:
     """Return `text` on one line, without control characters, truncated to `longest` characters."""
     text = without_controls(" ".join(text.split()))
     return text if longest is None or len(text) <= longest else text[: longest - 1] + "…"
@@ -53,12 +53,12 @@ class TextDecoder:
             texts = [_format_features(ids, values) for ids, values in pairs]
         else:
             texts = [""] * rows.num_rows
-        return [clean(text, longest) for text in texts]
+        return [clean_text(text, longest) for text in texts]
 
     def labels(self, ids: Iterable[int] | np.ndarray, longest: int | None = None) -> dict[int, str]:
         """Map label ids to texts, or to keys where texts are empty. Ids below 0 are padding and are ignored."""
         return {
-            row["label_id"]: clean(row["text"], longest) or clean(str(row["key"]), longest)
+            row["label_id"]: clean_text(row["text"], longest) or clean_text(str(row["key"]), longest)
             for row in self.label_rows(ids)
         }
 
@@ -169,7 +169,7 @@ def read_examples(
     columns = [batch.column(name).to_pylist() for name in ("query_id", "key", "label_ids")]
     texts = decoder.texts(batch, LONGEST_QUERY)
     examples = [
-        Example(split, row, clean(key, LONGEST_LABEL), text, list(positives))
+        Example(split, row, clean_text(key, LONGEST_LABEL), text, list(positives))
         for row, key, positives, text in zip(*columns, texts, strict=True)
     ]
     tables = (each.table for each in run_tables(run)) if run is not None else ()

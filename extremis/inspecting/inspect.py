@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from extremis.console import Bar, results, say, table
-from extremis.inspecting.examples import LONGEST_LABEL, TextDecoder, clean, inspect_queries, require_run
+from extremis.inspecting.examples import LONGEST_LABEL, TextDecoder, clean_text, inspect_queries, require_run
 from pipelines.options import ShardOptions
 from schemas import storage
 from schemas.errors import TableError
@@ -79,7 +79,7 @@ def inspect_table(url: str, manifest: Manifest, check: bool, rows: int) -> dict[
     """Print information about a table and its first `rows` rows; with `check`, verify its bytes. Raises TableError."""
     if check:
         verify_tables({url: manifest})
-    facts: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "kind": manifest.kind,
         "rows": f"{manifest.rows:,}",
         "shards": len(manifest.shards),
@@ -88,11 +88,11 @@ def inspect_table(url: str, manifest: Manifest, check: bool, rows: int) -> dict[
         "code version": manifest.code_version,
     }
     if manifest.columns:
-        facts["columns"] = ", ".join(f"{column.name} {column.type}" for column in manifest.columns)
+        fields["columns"] = ", ".join(f"{column.name} {column.type}" for column in manifest.columns)
     if manifest.row_group_rows:
-        facts["rows per row group"] = f"{manifest.row_group_rows:,}"
+        fields["rows per row group"] = f"{manifest.row_group_rows:,}"
     results.print(url, style="bold")
-    print_facts(facts)
+    print_fields(fields)
     for section in ("parents", "parameters", "counters", "quality"):
         print_section(manifest, section)
     for row in _sample(url, manifest, rows):
@@ -100,16 +100,16 @@ def inspect_table(url: str, manifest: Manifest, check: bool, rows: int) -> dict[
     return {"digest": manifest.digest, "verified": check, **manifest.model_dump(mode="json")}
 
 
-def print_facts(facts: dict[str, Any]) -> None:
+def print_fields(fields: dict[str, Any]) -> None:
     """Print each name and value on a line."""
-    for name, value in facts.items():
-        results.print(f"  {name}: {clean(str(value))}")
+    for name, value in fields.items():
+        results.print(f"  {name}: {clean_text(str(value))}")
 
 
 def print_section(manifest: Manifest, section: str) -> None:
     """Print a section of a manifest, one entry per line; leave out entries that are None."""
     entries = flatten(getattr(manifest, section))
-    print_facts({f"{section}: {name}": value for name, value in entries.items() if value is not None})
+    print_fields({f"{section}: {name}": value for name, value in entries.items() if value is not None})
 
 
 def verify_tables(tables: dict[str, Manifest]) -> None:
@@ -150,13 +150,13 @@ def _decoder_of(url: str, manifest: Manifest) -> TextDecoder | None:
 
 def _shorten(value: Any) -> Any:
     if isinstance(value, str):
-        return clean(value)
+        return clean_text(value)
     if isinstance(value, list) and len(value) > _SHOWN_VALUES:
         return [*value[:_SHOWN_VALUES], "…"]
     return value
 
 
-_OF_A_VERSION = ("shards", "shard_bytes", "max_reject_share", "format", "fields", "sink")  # others stay the same
+_VERSION_OPTIONS = ("shards", "shard_bytes", "max_reject_share", "format", "fields", "sink")  # others stay the same
 _PROPENSITY = ("propensity_a", "propensity_b")  # both belong to one flag
 _DIRECTORY = "directory:"  # prefix of the digest of a tokenizer that was read from a directory
 
@@ -170,7 +170,7 @@ def sharding_command(url: str, data: Manifest) -> str:
     options, version = data.parameters["options"], Version.of(data)
     words = ["extremis", "shard", "INPUT", shlex.quote(url)]
     if version.onto is not None:
-        options = {name: options[name] for name in _OF_A_VERSION}
+        options = {name: options[name] for name in _VERSION_OPTIONS}
         options |= {name: version.choices.get(name) for name in ("again", "labels")}
         words += ["--onto", "DATA1", "--part", shlex.quote(version.part)]
     a, b = (options.get(name) for name in _PROPENSITY)
@@ -216,15 +216,15 @@ def _inspect_prefix(url: str, check: bool, rows: int, split: str | None) -> dict
     mismatches = find_mismatches(data, tables)
     kind = "data" if data else "run" if is_run else "prefix"
     size = sum(item.bytes for item in tables)
-    facts = [f"{len(tables)} tables, {size:,} bytes"]
+    fields = [f"{len(tables)} tables, {size:,} bytes"]
     if is_run:
-        facts.append("finished" if storage.exists(layout.finished) else "not finished")
+        fields.append("finished" if storage.exists(layout.finished) else "not finished")
     if data is not None:
-        facts.append(f"digest {data.digest}")
-    results.print(f"{url}: {kind}, {', '.join(facts)}")
+        fields.append(f"digest {data.digest}")
+    results.print(f"{url}: {kind}, {', '.join(fields)}")
     _print_tables(url, tables, mismatches)
     if data is not None:
-        print_facts({"code version": data.code_version})
+        print_fields({"code version": data.code_version})
         print_section(data, "parameters")
         if data.parameters.get("options"):  # empty if vectors in files were mined
             results.print(f"to create DATA again (INPUT: the input files):\n  {sharding_command(url, data)}")
@@ -264,5 +264,5 @@ def _print_tables(url: str, tables: list[ListedTable], mismatches: dict[str, str
 def _describe(item: ListedTable) -> dict[str, Any]:
     if item.manifest is None:
         return {"wrong": item.fault}
-    facts = item.manifest.model_dump(include={"kind", "rows", "parents"})
-    return {**facts, "shards": len(item.manifest.shards), "bytes": item.bytes, "digest": item.manifest.digest}
+    fields = item.manifest.model_dump(include={"kind", "rows", "parents"})
+    return {**fields, "shards": len(item.manifest.shards), "bytes": item.bytes, "digest": item.manifest.digest}

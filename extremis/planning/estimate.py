@@ -26,20 +26,20 @@ from trainer.stream.dataset import WINDOWS_AHEAD
 
 # Bytes on storage, measured on shards of the pipelines. Ids follow Zipf's law; a page takes a bit more than their
 # entropy.
-_TOKENS = 1.3  # relative to the entropy: 1.1 for titles (Tate), 1.6 for random words
-_LABELS = 1.7  # 1.7 for Tate, 2.0 if labels are independent
-_NEGATIVES = 1.3  # for mined tables: 1.0 to 1.6, rising during a run
-_SCORE = 1.5  # for a float16 score in a table of negatives, sorted
-_FLOATS = 0.925  # for a vector, relative to its bytes in memory: float16 and float32, D from 24 to 256
-_CHARACTER = 0.7  # for keys and texts: 0.4 to 0.8 on Tate and made-up keys
-_NUMBERS = 2.5  # for a row's ids and frequency: 1.1 for queries, 3.3 for labels
+_TOKEN_FACTOR = 1.3  # relative to the entropy: 1.1 for titles (Tate), 1.6 for random words
+_LABEL_FACTOR = 1.7  # 1.7 for Tate, 2.0 if labels are independent
+_NEGATIVE_FACTOR = 1.3  # for mined tables: 1.0 to 1.6, rising during a run
+_SCORE_BYTES = 1.5  # for a float16 score in a table of negatives, sorted
+_VECTOR_FACTOR = 0.925  # for a vector, relative to its bytes in memory: float16 and float32, D from 24 to 256
+_CHARACTER_BYTES = 0.7  # for keys and texts: 0.4 to 0.8 on Tate and made-up keys
+_ROW_ID_BYTES = 2.5  # for a row's ids and frequency: 1.1 for queries, 3.3 for labels
 # Bytes in memory of working processes.
-_PYTHON = {"shard": 300 << 20, "train": 450 << 20}
-_COPIES = 3  # copies of a shard while it is decoded, sorted and encoded
+_PROCESS_BYTES = {"shard": 300 << 20, "train": 450 << 20}
+_SHARD_COPIES = 3  # copies of a shard while it is decoded, sorted and encoded
 # Bytes per line of JSON, with names of fields and quotes: 4.2 to 5.2 characters per token on four data sets.
-_TOKEN, _POINT, _LABEL, _REFERENCE = 4.7, 40, 25, 4
+_JSON_TOKEN, _JSON_POINT, _JSON_LABEL, _JSON_REFERENCE = 4.7, 40, 25, 4
 
-_SAMPLE = 1 << 13  # rows of DATA for averages
+_SAMPLED_ROWS = 1 << 13  # rows of DATA for averages
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ class Workload:
     @property
     def input_bytes(self) -> int:
         """Estimated bytes of the input as uncompressed JSON lines."""
-        reference = self.key_bytes + _REFERENCE
-        point = _TOKEN * self.tokens + self.key_bytes + self.labels_per_query * reference + _POINT
-        return int(self.queries * point + self.labels * (self.text_bytes + self.key_bytes + _LABEL))
+        reference = self.key_bytes + _JSON_REFERENCE
+        point = _JSON_TOKEN * self.tokens + self.key_bytes + self.labels_per_query * reference + _JSON_POINT
+        return int(self.queries * point + self.labels * (self.text_bytes + self.key_bytes + _JSON_LABEL))
 
     @property
     def row_bytes(self) -> dict[str, float]:
@@ -133,7 +133,7 @@ class Workload:
             "labels": 28 + 2 * self.dense + self.key_bytes + self.text_bytes + token * self.label_tokens,
         }
 
-    def like(self, data: str) -> "Workload":
+    def with_averages_of(self, data: str) -> "Workload":
         """Return the workload with averages measured on DATA. Raises TableError."""
         layout = DataLayout(data)
         queries, queries_bytes = _sample(Table.open(layout.queries("train"), "queries"))
@@ -176,15 +176,15 @@ def estimate(workload: Workload) -> Estimate:
     sizes = dict(_data_tables(workload))
     blocks = None
     if workload.dumps:
-        sizes |= _source_tables("embeddings", _FLOATS * 2 * workload.columns, workload, sizes)
+        sizes |= _source_tables("embeddings", _VECTOR_FACTOR * 2 * workload.columns, workload, sizes)
         if recipe.clusters:
             sizes["queries in cluster order"] = replace(sizes["queries"], times=workload.dumps)
         else:
             rows = workload.labels
-            size = int(rows * (_NUMBERS + _FLOATS * 4 * workload.columns))
+            size = int(rows * (_ROW_ID_BYTES + _VECTOR_FACTOR * 4 * workload.columns))
             sizes["vectors"] = TableSize(rows, size, -(-rows // VECTOR_ROWS), workload.dumps)
             blocks = _mining_blocks(workload, sizes)
-            each = _NEGATIVES * _entropy(sizes[workload.searched].rows) + _SCORE
+            each = _NEGATIVE_FACTOR * _entropy(sizes[workload.searched].rows) + _SCORE_BYTES
             sizes |= _source_tables("negatives", each * recipe.table_facts["table_width"], workload, sizes)
             needs = blocks.needs(workload.rows)
             if scratch := needs.get("candidates", 0) + needs.get("indexes", 0):  # only one mining runs at a time
@@ -194,7 +194,7 @@ def estimate(workload: Workload) -> Estimate:
     sizes["checkpoint"] = TableSize(workload.labels, parameters + optimizer, files, recipe.checkpoint.keep)
     # A sharding worker holds a few copies of the largest shard.
     shards = (each * sizes[name].rows / sizes[name].shards for name, each in workload.row_bytes.items())
-    memory = {"shard": _PYTHON["shard"] + int(_COPIES * max(shards))}
+    memory = {"shard": _PROCESS_BYTES["shard"] + int(_SHARD_COPIES * max(shards))}
     if blocks is not None:
         memory["mine"] = blocks.estimate.total
     if recipe.clusters and workload.dumps:
@@ -212,11 +212,11 @@ def _entropy(count: int) -> float:
 
 def _data_tables(workload: Workload) -> Iterator[tuple[str, TableSize]]:
     """Estimate the tables of queries and labels, with the number of shards that `extremis shard` would choose."""
-    token, label = _TOKENS * _entropy(workload.vocabulary), _LABELS * _entropy(workload.labels)
-    key = _NUMBERS + _CHARACTER * workload.key_bytes
+    token, label = _TOKEN_FACTOR * _entropy(workload.vocabulary), _LABEL_FACTOR * _entropy(workload.labels)
+    key = _ROW_ID_BYTES + _CHARACTER_BYTES * workload.key_bytes
     stored = {
         "queries": key + token * workload.tokens + label * workload.labels_per_query,
-        "labels": key + token * workload.label_tokens + _CHARACTER * workload.text_bytes,
+        "labels": key + token * workload.label_tokens + _CHARACTER_BYTES * workload.text_bytes,
         **workload.stored,
     }
     for name, rows in (("queries", workload.queries), ("labels", workload.labels)):
@@ -227,7 +227,7 @@ def _data_tables(workload: Workload) -> Iterator[tuple[str, TableSize]]:
 def _source_tables(kind: str, each: float, workload: Workload, data: dict[str, TableSize]) -> dict[str, TableSize]:
     """Estimate the tables of `kind`, with `each` bytes per row. Each dump contains one table per source."""
     return {
-        f"{kind} of {name}": TableSize(rows, int((_NUMBERS + each) * rows), data[name].shards, workload.dumps)
+        f"{kind} of {name}": TableSize(rows, int((_ROW_ID_BYTES + each) * rows), data[name].shards, workload.dumps)
         for name, rows in workload.sources.items()
     }
 
@@ -236,13 +236,13 @@ def _mining_blocks(workload: Workload, data: dict[str, TableSize]) -> Blocks:
     """Choose index, blocks and query batch as `extremis mine --memory` does. Raises InputError if memory is short."""
     facts, searched = workload.recipe.table_facts, data[workload.searched]
     options = MineOptions(memory=workload.memory)
-    vectors = _planned("vectors", searched, VECTOR_GROUP_ROWS)
-    points = [_planned(name, data[name], default_row_group_rows(n)) for name, n in workload.sources.items()]
+    vectors = _planned_manifest("vectors", searched, VECTOR_GROUP_ROWS)
+    points = [_planned_manifest(name, data[name], default_row_group_rows(n)) for name, n in workload.sources.items()]
     sizes = sizes_of(workload.columns, vectors, points, options, facts["table_width"], facts["table_width"])
     return settle(facts["index"], searched.rows, workload.rows, options, sizes)
 
 
-def _planned(kind: str, table: TableSize, row_group_rows: int) -> Manifest:
+def _planned_manifest(kind: str, table: TableSize, row_group_rows: int) -> Manifest:
     """Build a manifest for a planned table, with the fields that mining reads."""
     shard = Shard(path=shard_name(0, table.shards), rows=-(-table.rows // table.shards), bytes=0, sha256="0" * 64)
     return Manifest(kind=kind, shards=(shard,), rows=table.rows, row_group_rows=row_group_rows)
@@ -273,7 +273,7 @@ def _train_memory(workload: Workload) -> int:
         encoder + min(vectors, FILE_BYTES) + workload.labels // workload.ranks if recipe.checkpoint.background else 0
     )
     counts = 12 * workload.labels if recipe.train.positive_weight else 0  # frequencies and weights of labels
-    return _PYTHON["train"] + int(encoder + vectors + saved + window + step + scores + counts)
+    return _PROCESS_BYTES["train"] + int(encoder + vectors + saved + window + step + scores + counts)
 
 
 def step_bytes(workload: Workload) -> float:
@@ -301,7 +301,7 @@ def step_bytes(workload: Workload) -> float:
 
 def _sample(table: Table) -> tuple[pa.Table, float]:
     """Return the first rows of a table, and the table's stored bytes per row."""
-    return table.read(stop=_SAMPLE), sum(shard.bytes for shard in table.shards) / table.rows
+    return table.read(stop=_SAMPLED_ROWS), sum(shard.bytes for shard in table.shards) / table.rows
 
 
 def _mean(lengths: Any) -> float:

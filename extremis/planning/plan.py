@@ -21,11 +21,20 @@ from trainer.stream.sources import ALL_ROWS
 
 PIPELINES = ("shard", "mine", "cluster")  # steps of a run that are pipelines
 # Options of `extremis plan` that are fields of a workload, in addition to its recipe, memory and rows.
-STATED = ("tokens", "label_tokens", "labels_per_query", "key_bytes", "text_bytes", "vocabulary", "ranks", "workers")
+WORKLOAD_OPTIONS = (
+    "tokens",
+    "label_tokens",
+    "labels_per_query",
+    "key_bytes",
+    "text_bytes",
+    "vocabulary",
+    "ranks",
+    "workers",
+)
 
 _NGRAMS = 4  # factor of (tokens of all texts) ** HEAPS: 1.8 to 9 on texts of six data sets; buckets are rounded up
-_STAGED = 1.05  # peak bytes in staging, with tables, relative to the bytes of the input: 1.00 to 1.06 measured
-_WRITTEN = 1.2  # total bytes written to staging, relative to the bytes of the input: 0.7 to 1.4 on four data sets
+_STAGING_PEAK = 1.05  # peak bytes in staging, with tables, relative to the bytes of the input: 1.00 to 1.06 measured
+_STAGING_TOTAL = 1.2  # total bytes written to staging, relative to the bytes of the input: 0.7 to 1.4 on four data sets
 _MACHINES = {"n2-highmem-2": 16 << 30, "n2-highmem-4": 32 << 30, "n2-highmem-8": 64 << 30, "n2-highmem-16": 128 << 30}
 
 _JOB_SERVER = (
@@ -62,18 +71,18 @@ def workload(
             "plan needs the size of the data. Give --queries N and --labels L, or --data DATA for a similar data set."
         )
     stated = Workload(queries, labels, recipe, memory=parse_bytes(memory), **averages)
-    return stated if data is None else stated.like(data)
+    return stated if data is None else stated.with_averages_of(data)
 
 
-def resolve_for(workload: Workload, source: str, overrides: Iterable[str], data: str | None) -> Resolved:
-    """Compute the settings that the recipe `source` takes from the data. `data`: a sample of the data.
+def resolve_for(workload: Workload, recipe: str, overrides: Iterable[str], data: str | None) -> Resolved:
+    """Compute the settings that the recipe `recipe` takes from the data. `data`: a sample of the data.
 
     Raises InputError for the same reasons as `resolve`, and TableError.
     """
-    body = read_recipe(source, overrides)
+    body = read_recipe(recipe, overrides)
     if not left_to_data(body):
         return Resolved(workload.recipe)
-    return derive(body, facts_of(workload, data), source)
+    return derive(body, facts_of(workload, data), recipe)
 
 
 def facts_of(workload: Workload, data: str | None) -> Facts:
@@ -100,7 +109,7 @@ def facts_of(workload: Workload, data: str | None) -> Facts:
     )
 
 
-def dealt_to(ranks: int, recipe: Recipe, say: Callable[[str], None]) -> Recipe:
+def with_streams_for(ranks: int, recipe: Recipe, say: Callable[[str], None]) -> Recipe:
     """Return the recipe with at least one stream for each of the `ranks`; report a change with `say`."""
     streams = recipe.order.streams * -(-ranks // recipe.order.streams)
     if streams == recipe.order.streams:
@@ -167,7 +176,7 @@ def plan_engine(name: str, workload: Workload, memory: dict[str, int], tables: i
     """
     options, java = ENGINES[name]
     worker = max(memory[step] for step in PIPELINES if step in memory)
-    source = workload.input_bytes
+    input_bytes = workload.input_bytes
     machine = next((machine for machine, size in _MACHINES.items() if size >= worker), None)
     if machine is None and name == "dataflow":
         most = ", ".join(_MACHINES)
@@ -178,9 +187,9 @@ def plan_engine(name: str, workload: Workload, memory: dict[str, int], tables: i
         "options": options.format(workers=workload.workers, machine=machine),
         "worker_bytes": worker,
         "slot_bytes": worker + java,
-        "input_bytes": source,
-        "staging_bytes": int(_STAGED * source),
-        "network_bytes": int(source + 2 * _WRITTEN * source + tables),
+        "input_bytes": input_bytes,
+        "staging_bytes": int(_STAGING_PEAK * input_bytes),
+        "network_bytes": int(input_bytes + 2 * _STAGING_TOTAL * input_bytes + tables),
     }
 
 
@@ -193,7 +202,7 @@ def show(plan: dict[str, Any]) -> None:
     table("in storage", ["table", "rows", "shards", "bytes", "times", "in all"], rows)
     limit = plan["workload"]["memory"]
     steps = [
-        [step, say_bytes(need), "fits" if need <= limit else "too much", say_time(plan["seconds"].get(step))]
+        [step, say_bytes(need), "fits" if need <= limit else "too much", format_time(plan["seconds"].get(step))]
         for step, need in plan["memory"].items()
     ]
     table(f"each process, with {say_bytes(limit)}", ["step", "memory", "", "time rehearsed"], steps)
@@ -221,16 +230,16 @@ def show(plan: dict[str, Any]) -> None:
 def _show_engine(plan: dict[str, Any]) -> None:
     """Print what the pipelines need on an engine."""
     results.print(f"pipelines on {plan['engine']} with {plan['workers']:,} worker(s)")
-    worker, slot, staging, network, source = (
+    worker, slot, staging, network, read = (
         say_bytes(plan[f"{name}_bytes"]) for name in ("worker", "slot", "staging", "network", "input")
     )
     results.print(f"  memory: {worker} per worker, {slot} per slot with a worker")
-    read = f"{network} read and written by shard, for about {source} of input"
-    results.print(f"  storage: at most {staging} of temporary files; {read}")
+    traffic = f"{network} read and written by shard, for about {read} of input"
+    results.print(f"  storage: at most {staging} of temporary files; {traffic}")
     results.print(f"  options after --: {plan['options']}")
 
 
-def say_time(seconds: float | None) -> str:
+def format_time(seconds: float | None) -> str:
     """Format seconds, for example as `3.2 h`; return "" for None, which means not estimated."""
     if seconds is None:
         return ""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from extremis.planning import made_data
+from extremis.planning import synthetic_tables
 from extremis.planning.stage import Stage, Task, size_of
 from schemas import storage
 from schemas.errors import InputError
@@ -33,23 +33,23 @@ from trainer.setup import initialise_model, open_stream, set_up
 from trainer.step import GlobalBatches
 from trainer.stream import JoinedStream, Source
 
-WARM = 10  # warm-up steps that are not counted: code is compiled, memory is allocated
-_EMBEDDED = 1 << 14  # rows whose embeddings represent all embeddings of a dump
+WARM_UP_STEPS = 10  # warm-up steps that are not counted: code is compiled, memory is allocated
+_EMBEDDED_ROWS = 1 << 14  # rows whose embeddings represent all embeddings of a dump
 
 
 def make_tables(task: Task) -> list[Stage]:
     """Write DATA, and the tables of negatives for the first epoch that uses tables."""
     data, run, epoch = DataLayout(f"{task.folder}/data"), _run(task), first_epoch(task.recipe)
-    made_data.write_data(data.root, task.sizes)
+    synthetic_tables.write_data(data.root, task.sizes)
     places = {"queries": data.queries("train"), **({"labels": data.labels} if task.recipe.data.label_texts else {})}
     for name, url in places.items() if epoch else ():
-        made_data.write_negatives(run.negatives(epoch, name), Table.open(url), task.sizes)
+        synthetic_tables.write_negatives(run.negatives(epoch, name), Table.open(url), task.sizes)
     return []
 
 
 def train(task: Task) -> list[Stage]:
     """Run the stages of a rank on the tables that `make_tables` has written."""
-    recipe, note = _alone(task.recipe)
+    recipe, note = _standalone_recipe(task.recipe)
     group = FakedRanks(task.rank, task.ranks) if task.ranks > 1 else ALONE
     rank = _Rank(task, recipe, group, note)
     try:
@@ -67,7 +67,7 @@ def _run(task: Task) -> RunLayout:
     return RunLayout(f"{task.folder}/run")
 
 
-def _alone(recipe: Recipe) -> tuple[Recipe, str]:
+def _standalone_recipe(recipe: Recipe) -> tuple[Recipe, str]:
     """Return the recipe without settings that need other runs, services, splits or a missing GPU, and a note on it."""
     train, note = {"start_from": "", "encoder_from": "", "minutes": 0.0}, ""
     try:
@@ -83,7 +83,7 @@ def _alone(recipe: Recipe) -> tuple[Recipe, str]:
     return recipe.model_copy(update={n: getattr(recipe, n).model_copy(update=u) for n, u in sections.items()}), note
 
 
-class _EnoughError(Exception):
+class _EnoughStepsError(Exception):
     pass
 
 
@@ -138,7 +138,7 @@ class _Rank:
             began = time.perf_counter()
             planner(batch.whole)
             spent.append(time.perf_counter() - began)
-            if len(spent) > 2 * WARM and sum(spent) > self.task.seconds / 40:
+            if len(spent) > 2 * WARM_UP_STEPS and sum(spent) > self.task.seconds / 40:
                 break
         yield Stage("train", "plan", float(np.mean(spent[len(spent) // 4 :])), note=f"{len(spent) - 1:,} steps")
 
@@ -153,16 +153,16 @@ class _Rank:
             sent.append((self.group.sent, self.group.messages) if isinstance(self.group, FakedRanks) else (0.0, 0))
             if len(times) in (3, 4):  # before and after one step
                 operators.__enter__() if len(times) == 3 else operators.__exit__(None, None, None)
-            if (len(times) > 3 * WARM and times[-1] > until) or trainer.progress.step == trainer.stream.steps:
+            if (len(times) > 3 * WARM_UP_STEPS and times[-1] > until) or trainer.progress.step == trainer.stream.steps:
                 trainer.runner.save()
                 trainer.parts.writer.wait()
                 saved = time.perf_counter() - times[-1]
-                raise _EnoughError
+                raise _EnoughStepsError
 
         trainer.parts.tracker.start(0)
-        with contextlib.suppress(_EnoughError):
+        with contextlib.suppress(_EnoughStepsError):
             next(trainer.train(on_step))
-        first, memory = min(WARM, len(times) // 2), peak_bytes()
+        first, memory = min(WARM_UP_STEPS, len(times) // 2), peak_bytes()
         seconds = float(np.diff(times[first:]).mean())
         network, messages = np.median(np.diff(sent[first:], axis=0), axis=0).tolist()
         note = "; ".join(filter(None, [f"{len(times) - first - 1:,}, of {operators.count} operators", self.note]))
@@ -174,12 +174,12 @@ class _Rank:
         if not (epoch := first_epoch(self.recipe)):
             return
         epoch, run, parts, ranks = epoch - LEAD, _run(self.task), self.trainer.parts, self.task.ranks
-        sources = [_cut(source, self.task.dumped) for source in self.tables]
+        sources = [_first_shards(source, self.task.dump_share) for source in self.tables]
         dump = parts.refresher.dump(epoch, 0, sources, parts.model.width)
         assert dump is not None
-        few = itertools.islice(self.in_line(), max(1, _EMBEDDED * ranks // self.recipe.order.batch))
+        few = itertools.islice(self.in_line(), max(1, _EMBEDDED_ROWS * ranks // self.recipe.order.batch))
         embedded = [parts.model.embed(batch.inputs) for batch in few]
-        rows, margin = sum(source.rows for source in sources), made_data.LINKED_ROWS  # ranks get whole shards
+        rows, margin = sum(source.rows for source in sources), synthetic_tables.LINKED_ROWS  # ranks get whole shards
         low = max(0, rows * self.task.rank // ranks - margin)
         high = min(rows, rows * (self.task.rank + 1) // ranks + margin)
         for x in itertools.cycle(embedded):
@@ -223,7 +223,7 @@ class _Rank:
         yield Stage("train", "resume", seconds, storage=sum(each.bytes for each in own))
 
 
-def _cut(source: Source, part: float) -> Source:
+def _first_shards(source: Source, part: float) -> Source:
     """Return the first shards of a source, without negatives."""
     manifest = source.table.manifest
     shards = manifest.shards[: max(1, round(part * len(manifest.shards)))]

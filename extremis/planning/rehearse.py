@@ -16,14 +16,14 @@ from typing import Any
 
 from extremis.console import results, table
 from extremis.planning.estimate import Estimate, Workload, estimate, saved_bytes, step_bytes
-from extremis.planning.plan import say_time
+from extremis.planning.plan import format_time
 from extremis.planning.stage import Sizes, Stage, Task, removed_if_killed, run_in_process
 from schemas.errors import InputError
 from schemas.sizes import require_room, say_bytes
 
-_A_MINUTE = 500 << 20  # bytes of embeddings to dump per minute
-_MEASURES = ("memory", "storage", "network")
-_BESIDE = ("stream", "plan")  # threads run these stages during a step
+_DUMP_BYTES_PER_MINUTE = 500 << 20  # bytes of embeddings to dump per minute
+_COMPARED_SIZES = ("memory", "storage", "network")
+_CONCURRENT_STAGES = ("stream", "plan")  # threads run these stages during a step
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def rehearse(work: Rehearsal, say: Callable[[str], None]) -> dict[str, Any]:
 
     Raises TableError, and InputError for an invalid rank, too little memory or space, or rows that cannot be generated.
     """
-    dumped = min(1.0, work.minutes * _A_MINUTE / work.embeddings)
-    _check(work, dumped)
+    dump_share = min(1.0, work.minutes * _DUMP_BYTES_PER_MINUTE / work.embeddings)
+    _require_possible(work, dump_share)
     from extremis.planning import rank_stages, worker_stages
 
     workload, stages = work.workload, list[Stage]()
@@ -84,7 +84,9 @@ def rehearse(work: Rehearsal, say: Callable[[str], None]) -> dict[str, Any]:
     with made as folder, removed_if_killed(folder):
         disk = work.disk or _disk_speed(folder)
         of_worker = Task(folder, work.sizes(workload.queries), 60 * work.minutes)
-        of_rank = replace(of_worker, recipe=workload.recipe, rank=work.rank, ranks=workload.ranks, dumped=dumped)
+        of_rank = replace(
+            of_worker, recipe=workload.recipe, rank=work.rank, ranks=workload.ranks, dump_share=dump_share
+        )
         steps = [(worker_stages.shard, of_worker), (rank_stages.make_tables, of_rank), (rank_stages.train, of_rank)]
         if work.planned.blocks:
             of_worker = replace(of_worker, sizes=work.sizes(workload.rows))
@@ -95,7 +97,7 @@ def rehearse(work: Rehearsal, say: Callable[[str], None]) -> dict[str, Any]:
     return _sum_up(work, disk, stages)
 
 
-def _check(work: Rehearsal, dumped: float) -> None:
+def _require_possible(work: Rehearsal, dump_share: float) -> None:
     """Raise InputError for workloads that cannot be rehearsed on this machine."""
     from trainer.footprint import free_memory
 
@@ -114,7 +116,7 @@ def _check(work: Rehearsal, dumped: float) -> None:
             "Plan with more --ranks or a lower --dimension, or rehearse on a larger machine."
         )
     needs = {
-        "a dump and its scratch file": int(2 * dumped * work.embeddings),
+        "a dump and its scratch file": int(2 * dump_share * work.embeddings),
         "a checkpoint and vectors": 2 * sum(saved_bytes(workload)),
         "tables": 1 << 30,
     }
@@ -131,7 +133,7 @@ def _disk_speed(folder: str) -> float:
         return 128 * len(body) / (time.perf_counter() - began)
 
 
-def _planned(work: Rehearsal) -> dict[str, tuple[float, dict[str, float]]]:
+def _planned_stages(work: Rehearsal) -> dict[str, tuple[float, dict[str, float]]]:
     """Return, for each stage, how often a rank or worker runs the stage, and the planned bytes."""
     workload, recipe, tables, memory = work.workload, work.workload.recipe, work.planned.tables, work.planned.memory
     share, a_rank = 1 / workload.workers, 1 / workload.ranks
@@ -163,11 +165,11 @@ def _planned(work: Rehearsal) -> dict[str, tuple[float, dict[str, float]]]:
 
 def _sum_up(work: Rehearsal, disk: float, stages: list[Stage]) -> dict[str, Any]:
     """Return the stages, with their seconds in the whole run and their bottlenecks; seconds per step; and limits."""
-    planned, rows = _planned(work), list[dict[str, Any]]()
+    planned, rows = _planned_stages(work), list[dict[str, Any]]()
     for stage in stages:
         times, sizes = planned[stage.name]
         bounds = {
-            "one thread" if stage.name in _BESIDE else "the processor": stage.seconds,
+            "one thread" if stage.name in _CONCURRENT_STAGES else "the processor": stage.seconds,
             "the network": (stage.network or 0.0) / work.network + stage.messages * work.latency,
             "the disk": (stage.storage or sizes.get("storage", 0.0)) / disk,
         }
@@ -176,7 +178,7 @@ def _sum_up(work: Rehearsal, disk: float, stages: list[Stage]) -> dict[str, Any]
         rows.append({**asdict(stage), "planned": sizes, "times": times, "bound": bound, "each": each})
     a_step = next(row["each"] for row in rows if row["name"] == "step")
     for row in rows:
-        counted = row["each"] - a_step if row["name"] in _BESIDE else row["each"]
+        counted = row["each"] - a_step if row["name"] in _CONCURRENT_STAGES else row["each"]
         row["whole_seconds"] = row["times"] * max(0.0, counted)
     over = [row["name"] for row in rows if (row["memory"] or 0) > work.workload.memory]
     limits = [f"memory of {say_bytes(work.workload.memory)} ({name})" for name in over]
@@ -192,10 +194,10 @@ def show(body: dict[str, Any]) -> None:
     rows = [
         [
             row["name"],
-            *(_pair(row[name], row["planned"].get(name)) for name in _MEASURES),
+            *(_pair(row[name], row["planned"].get(name)) for name in _COMPARED_SIZES),
             f"{row['seconds']:,.3g} s",
             f"{row['times']:,.4g}",
-            say_time(row["whole_seconds"]),
+            format_time(row["whole_seconds"]),
             "; ".join(_notes(row)),
         ]
         for row in body["stages"]
@@ -203,8 +205,8 @@ def show(body: dict[str, Any]) -> None:
     network = f"network {say_bytes(body['network'])}/s and {1000 * body['latency']:g} ms per message"
     speeds = f"{network}, disk {say_bytes(body['disk'])}/s"
     title = f"rank {body['rank']} of {body['ranks']}, measured / planned; {speeds}"
-    table(title, ["stage", *_MEASURES, "time", "times", "in all", "done, bound by"], rows)
-    whole = say_time(sum(body["seconds"].values()))
+    table(title, ["stage", *_COMPARED_SIZES, "time", "times", "in all", "done, bound by"], rows)
+    whole = format_time(sum(body["seconds"].values()))
     results.print(f"the whole run: {whole}; the main bottlenecks are {', then '.join(body['limits'][:3])}")
 
 

@@ -43,7 +43,7 @@ class Sizes:
 class Task:
     """Task of a rehearsal with files below `folder`: run `recipe` as rank `rank` of `ranks`.
 
-    `seconds`: approximate time for all stages. `dumped`: fraction of a dump's embeddings to write.
+    `seconds`: approximate time for all stages. `dump_share`: fraction of a dump's embeddings to write.
     """
 
     folder: str
@@ -52,7 +52,7 @@ class Task:
     recipe: Any = None
     rank: int = 0
     ranks: int = 1
-    dumped: float = 1.0
+    dump_share: float = 1.0
 
 
 @dataclass(frozen=True)

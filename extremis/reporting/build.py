@@ -18,13 +18,13 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from extremis.auto.trials import METRIC
-from extremis.console import say_value
+from extremis.console import format_value
 from extremis.inspecting.examples import splits_of
 from extremis.reporting.charts import data_charts, drift_charts, metric_charts, table_charts, training_charts
-from extremis.reporting.data_facts import describe
-from extremis.reporting.queries import NEIGHBOURED, Sample, sample, weakest
-from extremis.reporting.run_records import Run, differing, metric_tables, names_of, open_run, ordered_splits
-from extremis.spinner import doing
+from extremis.reporting.data_statistics import describe
+from extremis.reporting.queries import LABELS_WITH_NEIGHBOURS, Sample, list_weakest, sample_queries
+from extremis.reporting.run_records import Run, metric_tables, names_of, open_run, ordered_splits, recipe_differences
+from extremis.spinner import show_activity
 from schemas import storage
 from schemas.errors import InputError, MissingExtra
 from schemas.layout import DataLayout
@@ -38,7 +38,7 @@ from trainer.model import require_same_data
 
 NAME = "report.html"  # name of a run's own page
 _TITLE, _HEAD = "· Extremis</title>".encode(), 4096  # the end of a page's title, within the first _HEAD bytes
-LARGEST = 5_000_000  # largest page in bytes
+MAX_PAGE_BYTES = 5_000_000  # largest page in bytes
 
 
 def build(
@@ -54,30 +54,30 @@ def build(
     own = join(runs[0].layout.root, NAME)
     out = out or own
     _require_page(out, own, [*([] if data is None else [data.root]), *(run.layout.root for run in runs)])
-    doing("report: reading facts of the data")
-    facts = None if data is None else describe(data)
-    tables = [] if data is None else weakest(data, runs)
+    show_activity("report: reading facts of the data")
+    statistics = None if data is None else describe(data)
+    tables = [] if data is None else list_weakest(data, runs)
     examples = Sample([], {}, [], ["give DATA before the runs to see queries as text"])
     if data is not None:
         say(f"reading {queries} queries of {data.root}")
-        doing("report: predicting for the queries that are shown")
+        show_activity("report: predicting for the queries that are shown")
         splits = ordered_splits(splits_of(data))
         ends = list(dict.fromkeys([splits[0], splits[-1]])) if queries else []
-        examples = sample(data, runs, ends, queries, predict and queries > 0, tables)
-    doing("report: drawing the page")
+        examples = sample_queries(data, runs, ends, queries, predict and queries > 0, tables)
+    show_activity("report: drawing the page")
     values = {
         "runs": runs,
-        "data": facts,
-        "differences": differing({run.name: run.config for run in runs}),
+        "data": statistics,
+        "differences": recipe_differences({run.name: run.config for run in runs}),
         "metrics": metric_tables(runs),
         "weakest": tables,
         "labels": examples.labels,
-        "neighboured": NEIGHBOURED,
+        "labels_with_neighbours": LABELS_WITH_NEIGHBOURS,
         "notes": examples.notes,
         "queries": len(examples.queries),
     }
     charts = {
-        "data": data_charts(facts) if facts else [],
+        "data": data_charts(statistics) if statistics else [],
         "training": training_charts(runs),
         "tables": table_charts(runs),
         "metrics": [*metric_charts(runs), *drift_charts(runs)],
@@ -164,10 +164,10 @@ def explain(name: str) -> Markup:
     return Markup('<abbr tabindex="0" title="{}">{}</abbr>').format(meaning, name)
 
 
-def render(facts: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
-    """Render the page. The template uses `facts`; the script uses `body` (charts, queries, labels).
+def render(variables: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
+    """Render the page. The template uses `variables`; the script uses `body` (charts, queries, labels).
 
-    Raises InputError if the `report` extra is not installed, or if the page would be larger than LARGEST.
+    Raises InputError if the `report` extra is not installed, or if the page would be larger than MAX_PAGE_BYTES.
     """
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -181,9 +181,9 @@ def render(facts: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
     environment = Environment(
         loader=PackageLoader("extremis.reporting", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"number": say_value, "redact": redact, "term": explain, "choice": explain_choice}
+    environment.filters |= {"number": format_value, "redact": redact, "term": explain, "choice": explain_choice}
     html = environment.get_template("page.html").render(
-        **facts,
+        **variables,
         terms=TERMS,
         style=_asset("page.css"),
         script=script,
@@ -192,9 +192,10 @@ def render(facts: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
         body=_inert(json.dumps(body, separators=(",", ":"), allow_nan=False, ensure_ascii=False)),
     )
     data = html.encode("utf-8", "replace")
-    if len(data) > LARGEST:
+    if len(data) > MAX_PAGE_BYTES:
         raise InputError(
-            f"the page would have {len(data):,} bytes, more than {LARGEST:,}. Give fewer --queries, or fewer runs."
+            f"the page would have {len(data):,} bytes, more than {MAX_PAGE_BYTES:,}. Give fewer --queries, or fewer "
+            "runs."
         )
     return data
 

@@ -11,15 +11,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from extremis.console import say_value
-from extremis.reporting.data_facts import Facts, Split
+from extremis.console import format_value
+from extremis.reporting.data_statistics import DataStatistics, SplitStatistics
 from extremis.reporting.run_records import SHOWN_METRICS, Run, evaluated_splits
 from schemas.run_tables import RunTable
 
 Chart: TypeAlias = dict[str, Any]
 Trace: TypeAlias = dict[str, Any]
 
-FATES = {
+CANDIDATE_OUTCOMES = {
     "kept": "kept",
     "positives_dropped": "positives",
     "filtered_dropped": "filter pairs",
@@ -38,20 +38,20 @@ _DASHES = ("solid", "dot", "dash")
 _LOG: dict[str, Any] = {"type": "log", "dtick": 1, "exponentformat": "power"}
 
 
-def data_charts(facts: Facts) -> list[Chart]:
+def data_charts(statistics: DataStatistics) -> list[Chart]:
     """Draw the tail of the labels, and histograms of labels and tokens per point."""
-    traces = [line("training points", 0, facts.tail.rank, facts.tail.points)]
+    traces = [line("training points", 0, statistics.tail.rank, statistics.tail.points)]
     note = "both axes are logarithmic; labels without a training point are left out"
     tail = draw_chart(
         "tail", "Training points per label, by rank", traces, "rank of the label", "training points", note
     )
     tail["figure"]["layout"]["xaxis"] |= _LOG
     tail["figure"]["layout"]["yaxis"] |= _LOG
-    lengths = [_lengths(name, f"{name.capitalize()} per point", facts.splits) for name in ("labels", "tokens")]
-    return _drawn([tail, *lengths])
+    lengths = [_lengths(name, f"{name.capitalize()} per point", statistics.splits) for name in ("labels", "tokens")]
+    return _simplify_charts([tail, *lengths])
 
 
-def _lengths(name: str, title: str, splits: Sequence[Split]) -> Chart:
+def _lengths(name: str, title: str, splits: Sequence[SplitStatistics]) -> Chart:
     """Draw the percentage of rows per value, so that splits with different sizes and bin widths can be compared."""
     traces = []
     for number, split in enumerate(splits):
@@ -75,7 +75,7 @@ def training_charts(runs: Sequence[Run]) -> list[Chart]:
     charts.append(_curves("validation", "Validation", runs, "validation", metrics, "epoch", "%"))
     charts += [_against_time(name, runs) for name in ("P@1", "PSP@5") if name in names]
     charts += [_step_times(number, run, len(runs) > 1) for number, run in enumerate(runs)]
-    return _drawn(charts)
+    return _simplify_charts(charts)
 
 
 def _curves(
@@ -138,8 +138,10 @@ def table_charts(runs: Sequence[Run]) -> list[Chart]:
             suffix = f" ({source})" if source != "queries" else ""
             suffix += f": {run.name}" if len(runs) > 1 else ""
             charts.append(_scores(f"scores-{number}-{source}", f"Scores{suffix}", tables))
-            charts.append(_fates(f"funnel-{number}-{source}", f"Candidates kept and dropped{suffix}", tables))
-    return _drawn(charts)
+            charts.append(
+                _candidate_counts(f"funnel-{number}-{source}", f"Candidates kept and dropped{suffix}", tables)
+            )
+    return _simplify_charts(charts)
 
 
 def _quality(name: str, title: str, runs: Sequence[Run], field: str) -> Chart:
@@ -180,11 +182,11 @@ def _scores(name: str, title: str, tables: Sequence[RunTable]) -> Chart:
     return draw_chart(name, title, traces, "made for epoch", "score", note)
 
 
-def _fates(name: str, title: str, tables: Sequence[RunTable]) -> Chart:
+def _candidate_counts(name: str, title: str, tables: Sequence[RunTable]) -> Chart:
     """Draw the number of candidates per row that are kept, and that each filter drops."""
     epochs = [table.epoch for table in tables]
     traces = []
-    for color, (field, label) in enumerate(FATES.items()):
+    for color, (field, label) in enumerate(CANDIDATE_OUTCOMES.items()):
         counts = [mined.table.manifest.counters.get(field, 0) / max(1, mined.table.rows) for mined in tables]
         if any(counts):
             traces.append(_trace("bar", label, color, x=epochs, y=counts))
@@ -203,7 +205,7 @@ def metric_charts(runs: Sequence[Run]) -> list[Chart]:
         note = "bins of equal training mass, the most frequent labels first; the parts add up to P@5"
         title = f"Contributions of frequent and rare labels to P@5 on {split}"
         charts.append(draw_chart(f"deciles-{split}", title, traces, "labels, by frequency", "part of P@5", note))
-    return _drawn(charts)
+    return _simplify_charts(charts)
 
 
 def line(name: str, color: int, x: Iterable[Any], y: Iterable[Any], dash: int = 0, points: bool = False) -> Trace:
@@ -240,12 +242,12 @@ def _legend(runs: Sequence[Run], run: Run, label: str) -> str:
     return label if label and len(runs) == 1 else f"{run.name} {label}".rstrip()
 
 
-def _drawn(charts: list[Chart]) -> list[Chart]:
+def _simplify_charts(charts: list[Chart]) -> list[Chart]:
     """Omit empty charts, and turn charts with one dot per line into sentences."""
-    return [_said(chart) or chart for chart in charts if chart["figure"]["data"]]
+    return [_as_sentence(chart) or chart for chart in charts if chart["figure"]["data"]]
 
 
-def _said(chart: Chart) -> Chart | None:
+def _as_sentence(chart: Chart) -> Chart | None:
     """Return a chart with a sentence about the dots, or None if a line has several dots or the chart has no lines."""
     traces, layout = chart["figure"]["data"], chart["figure"]["layout"]
     if any(trace["type"] != "scatter" or len(trace["x"]) > 1 for trace in traces):
@@ -254,7 +256,7 @@ def _said(chart: Chart) -> Chart | None:
     dots = []
     for trace in traces:
         name = f"{html.unescape(trace['name'])}: " if len(traces) > 1 else ""
-        value, place = (say_value(*trace[axis]) or "none" for axis in "yx")
+        value, place = (format_value(*trace[axis]) or "none" for axis in "yx")
         dots.append(f"{name}{f'{value} %' if unit == '%' else f'{unit} {value}'} ({over} {place})")
     return {"id": chart["id"], "title": chart["title"], "said": "; ".join(dots)}
 
@@ -297,7 +299,7 @@ def drift_charts(runs: Sequence[Run]) -> list[Chart]:
         charts.append(draw_chart(f"versions-{split}", title, traces, "version", "%", note))
     for chart in charts:  # names of parts may look like numbers or dates
         chart["figure"]["layout"]["xaxis"]["type"] = "category"
-    return _drawn(charts)
+    return _simplify_charts(charts)
 
 
 def _by_part(

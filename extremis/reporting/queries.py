@@ -7,17 +7,17 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from extremis.inspecting.examples import LONGEST_LABEL, Example, TextDecoder, clean, read_examples, splits_of
+from extremis.inspecting.examples import LONGEST_LABEL, Example, TextDecoder, clean_text, read_examples, splits_of
 from extremis.reporting.run_records import Run, evaluated_splits
 from schemas.errors import ExtremisError
 from schemas.layout import DataLayout
 from schemas.table import Table
 
-LONGEST = 160  # characters of a query
+QUERY_CHARACTERS = 160  # characters of a query
 GROUPS = 20  # groups of weakest queries, one per text
 
 
-def weakest(data: DataLayout, runs: Sequence[Run]) -> list[dict[str, Any]]:
+def list_weakest(data: DataLayout, runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return {"run", "split", "k", "queries", "labels"} for each evaluation that lists its weakest queries, test first.
 
     Queries are groups from `group_queries`, a label is {"id", "found", "queries"}. Raises TableError.
@@ -43,7 +43,13 @@ def group_queries(counted: Sequence[tuple[Example, int, int]]) -> list[dict[str,
     groups: dict[tuple[str, int | None], dict[str, Any]] = {}
     for query, found, positives in counted:
         same = query.text, query.row if query.text.endswith("…") else None
-        empty: dict[str, Any] = {"text": clean(query.text, LONGEST), "keys": [], "rows": [], "found": 0, "positives": 0}
+        empty: dict[str, Any] = {
+            "text": clean_text(query.text, QUERY_CHARACTERS),
+            "keys": [],
+            "rows": [],
+            "found": 0,
+            "positives": 0,
+        }
         group = groups.setdefault(same, empty)
         group["keys"].append(query.key)
         group["rows"].append(query.row)
@@ -54,8 +60,8 @@ def group_queries(counted: Sequence[tuple[Example, int, int]]) -> list[dict[str,
 
 PREDICTIONS = 10
 NEGATIVES = 20  # best negatives shown of a table's K
-NEIGHBOURED = 500  # maximum of labels with a list of nearest labels
-SAMPLED_RUNS = 16
+LABELS_WITH_NEIGHBOURS = 500  # maximum of labels with a list of nearest labels
+SAMPLED_RANGES = 16
 
 Scores: TypeAlias = dict[tuple[str, int], dict[int, float]]  # score by (split, row) and label
 Near: TypeAlias = dict[int, list[tuple[int, float]]]  # nearest labels and their cosines, by label
@@ -72,8 +78,8 @@ class Label(NamedTuple):
 
 def name_labels(decoder: TextDecoder, ids: Iterable[int]) -> dict[int, Label]:
     """Return labels by id. If labels share a text, the page also shows their keys. Raises TableError."""
-    named = {row["label_id"]: (clean(str(row["key"])), row) for row in decoder.label_rows(ids)}
-    texts = {label: clean(row["text"], LONGEST_LABEL) or key for label, (key, row) in named.items()}
+    named = {row["label_id"]: (clean_text(str(row["key"])), row) for row in decoder.label_rows(ids)}
+    texts = {label: clean_text(row["text"], LONGEST_LABEL) or key for label, (key, row) in named.items()}
     labels = Counter(texts.values())
     return {i: Label(texts[i], key, row["frequency"], labels[texts[i]] > 1) for i, (key, row) in named.items()}
 
@@ -94,12 +100,12 @@ def sample_rows(rows: int, count: int) -> np.ndarray:
     Rows are ordered by a hash of the key, so that a range is a random sample. Returns int64, ascending.
     """
     count = min(rows, count)
-    edges = np.linspace(0, count, min(SAMPLED_RUNS, count) + 1).astype(np.int64)
+    edges = np.linspace(0, count, min(SAMPLED_RANGES, count) + 1).astype(np.int64)
     starts = edges[:-1] * rows // max(1, count)
     return np.arange(count) + np.repeat(starts - edges[:-1], np.diff(edges))
 
 
-def sample(
+def sample_queries(
     data: DataLayout,
     runs: list[Run],
     splits: list[str],
@@ -109,7 +115,7 @@ def sample(
 ) -> Sample:
     """Read about `count` queries, equally many from each of `splits`, with the runs' negatives and predictions.
 
-    The sample contains the first query of each group in `tables` (from `weakest`), and the names of the labels in
+    The sample contains the first query of each group in `tables` (from `list_weakest`), and the names of the labels in
     `tables`. A run that cannot predict (no checkpoint yet) has no predictions, but a note. Raises TableError.
     """
     decoder = TextDecoder(data)
@@ -130,12 +136,12 @@ def sample(
         example.negatives = example.negatives[:NEGATIVES]
     frequent = Counter(label for example in examples for label in example.positives).most_common()
     weakest_labels = [label["id"] for shown in tables for label in shown["labels"]]
-    asked = list(dict.fromkeys([*weakest_labels, *(label for label, _ in frequent)]))[:NEIGHBOURED]
+    label_ids = list(dict.fromkeys([*weakest_labels, *(label for label, _ in frequent)]))[:LABELS_WITH_NEIGHBOURS]
     scores: dict[str, Scores] = {run.name: {} for run in runs}
     near: dict[str, Near] = {run.name: {} for run in runs}
     for run in runs if predict else []:
         try:
-            scores[run.name], near[run.name] = _score(data, run, by_run[run.name], asked)
+            scores[run.name], near[run.name] = _score(data, run, by_run[run.name], label_ids)
         except ExtremisError as error:
             notes.append(f"{run.name}: no predictions. {error}")
     named = [label for example in examples for label in example.label_ids]
@@ -147,8 +153,8 @@ def sample(
     return Sample(queries, labels, list(near.values()), notes)
 
 
-def _score(data: DataLayout, run: Run, examples: list[Example], asked: list[int]) -> tuple[Scores, Near]:
-    """Add predictions to `examples`; return scores of all positives and negatives, and the nearest labels of `asked`.
+def _score(data: DataLayout, run: Run, examples: list[Example], label_ids: list[int]) -> tuple[Scores, Near]:
+    """Add predictions to `examples`; return scores of all positives and negatives, and neighbours of `label_ids`.
 
     All results are computed with the checkpoint and the kind of scores that represent the run.
     """
@@ -158,13 +164,13 @@ def _score(data: DataLayout, run: Run, examples: list[Example], asked: list[int]
 
     _, model, checkpoint = load_model(data, run.layout, earlier=True)
     trained, root = trained_labels(model, checkpoint), run.layout.root
-    assert run.standing is not None, "it has a checkpoint"
+    assert run.representative is not None, "it has a checkpoint"
     scores: Scores = {}
     for split in dict.fromkeys(example.split for example in examples):
         part = [example for example in examples if example.split == split]
         queries = Table.open(data.queries(split), "queries")
         rows = queries.rows_at(np.asarray([example.row for example in part]), model.columns)
-        fused = open_fused(data.root, root, checkpoint, model, split) if run.standing.scores == "fused" else None
+        fused = open_fused(data.root, root, checkpoint, model, split) if run.representative.scores == "fused" else None
         named = [[*example.positives, *(label for label, _ in example.negatives)] for example in part]
         if trained is not None:
             named = [[label for label in labels if label < trained] for labels in named]
@@ -173,7 +179,7 @@ def _score(data: DataLayout, run: Run, examples: list[Example], asked: list[int]
             example.predictions = [pair for pair in zip(row_top, row_best, strict=True) if pair[0] >= 0]
         for example, row_labels, row_scores in zip(part, named, named_scores, strict=True):
             scores[split, example.row] = dict(zip(row_labels, row_scores, strict=True))
-    return scores, nearest_labels(model.head.vectors[:trained, : model.encoder.dimension], asked)
+    return scores, nearest_labels(model.head.vectors[:trained, : model.encoder.dimension], label_ids)
 
 
 def _describe(examples: tuple[Example, ...], scores: list[Scores]) -> dict[str, Any]:
@@ -191,15 +197,15 @@ def _describe_view(example: Example, scores: dict[int, float]) -> dict[str, Any]
     negatives = []
     for label, mined_score in example.negatives:
         suspect = weakest is not None and scores[label] > weakest
-        negatives.append([label, _short(scores[label] if scores else mined_score), suspect])
+        negatives.append([label, _round_score(scores[label] if scores else mined_score), suspect])
     return {
-        "positives": [_short(scores[label]) if label in scores else None for label in example.positives],
-        "predictions": [[label, _short(score)] for label, score in example.predictions],
+        "positives": [_round_score(scores[label]) if label in scores else None for label in example.positives],
+        "predictions": [[label, _round_score(score)] for label, score in example.predictions],
         "negatives": negatives,
         "suspects": sum(suspect for _, _, suspect in negatives),
         "hit": example.predictions[0][0] in example.positives if example.predictions else None,
     }
 
 
-def _short(score: float) -> float:
+def _round_score(score: float) -> float:
     return float(f"{score:.4g}")

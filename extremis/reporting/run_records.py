@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from extremis.auto.run_auto import REPORT
+from extremis.auto.run_auto import AUTO_REPORT
 from extremis.inspecting.examples import require_run
-from extremis.ranks import commands_of
+from extremis.ranks import read_commands
 from schemas import storage
 from schemas.json_files import read_json
 from schemas.layout import RunLayout
@@ -25,11 +25,11 @@ from trainer.model import trained_digest
 from trainer.tracking.tracker import read_metrics
 
 SHOWN_METRICS = ("P@1", "P@5", "nDCG@5", "R@5", "PSP@1", "PSP@5")  # the same k in all tables
-POINTS = 1000  # maximum of points of a curve; longer curves are averaged
-_BESIDE = {"texts": "labels' texts", "votes": "votes of training points", "linear": "linear ranker"}
+CURVE_POINTS = 1000  # maximum of points of a curve; longer curves are averaged
+_FUSED_SCORES = {"texts": "labels' texts", "votes": "votes of training points", "linear": "linear ranker"}
 
 
-class Standing(NamedTuple):
+class RepresentativeScores(NamedTuple):
     """The step and the kind of scores that represent a run; `fusion`: results of the fit if scores are fused."""
 
     step: int
@@ -37,7 +37,7 @@ class Standing(NamedTuple):
     fusion: Mapping[str, Any]
 
     @classmethod
-    def of(cls, run: RunLayout, checkpoint: Checkpoint, later: bool) -> "Standing":
+    def of(cls, run: RunLayout, checkpoint: Checkpoint, later: bool) -> "RepresentativeScores":
         """Read the step and scores that represent a run, on its own data or on a `later` version. Raises TableError."""
         scores = "classifier" if later else scores_of(run.root, checkpoint.step)
         fusion = Table.open(run.fusion(checkpoint.step), KIND).parameters if scores == "fused" else {}
@@ -46,7 +46,7 @@ class Standing(NamedTuple):
     @property
     def formula(self) -> str:
         """Format the fused score as a weighted sum."""
-        weights = [(self.fusion.get(field), name) for field, name in _BESIDE.items()]
+        weights = [(self.fusion.get(field), name) for field, name in _FUSED_SCORES.items()]
         return " + ".join(["vectors", *(f"{weight:.2f} × {name}" for weight, name in weights if weight)])
 
 
@@ -62,13 +62,15 @@ class Run:
     evaluations: dict[str, dict[str, Any]]  # by split
     finished: bool
     commands: list[str]  # command lines that made the run
-    standing: Standing | None  # None: no checkpoint yet
+    representative: RepresentativeScores | None  # None: no checkpoint yet
     auto: dict[str, Any] | None  # record of `auto`, if it made the run
 
     def curve(self, kind: str, name: str, over: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return (step or epoch [n], value [n]) from records of `kind` that contain a number `name`; n <= POINTS."""
+        """Return (step or epoch [n], value [n]) from records of `kind` with a number `name`; n <= CURVE_POINTS."""
         rows = [row for row in self.records.get(kind, []) if isinstance(row.get(name), int | float)]
-        return thin(np.asarray([row[over] for row in rows]), np.asarray([row[name] for row in rows], float), POINTS)
+        return downsample(
+            np.asarray([row[over] for row in rows]), np.asarray([row[name] for row in rows], float), CURVE_POINTS
+        )
 
 
 def ordered_splits(names: Iterable[str]) -> list[str]:
@@ -96,9 +98,9 @@ def open_run(url: str, name: str, data: Manifest | None = None) -> Run:
         sorted(run_tables(layout), key=lambda table: (table.source, table.epoch)),
         _evaluations(layout.evaluations_on(later), checkpoint),
         storage.exists(layout.finished),
-        commands_of(layout),
-        None if checkpoint is None else Standing.of(layout, checkpoint, later is not None),
-        read_json(join(layout.root, REPORT)) if storage.exists(join(layout.root, REPORT)) else None,
+        read_commands(layout),
+        None if checkpoint is None else RepresentativeScores.of(layout, checkpoint, later is not None),
+        read_json(join(layout.root, AUTO_REPORT)) if storage.exists(join(layout.root, AUTO_REPORT)) else None,
     )
 
 
@@ -112,7 +114,7 @@ def names_of(urls: Sequence[str]) -> list[str]:
     return [redact(url) for url in urls]
 
 
-def differing(configs: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
+def recipe_differences(configs: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
     """List the recipe keys whose values differ between runs: (dotted key, value in each run)."""
     flat = [flatten(config.get("recipe", {})) for config in configs.values()]
     keys = sorted({key for values in flat for key in values})
@@ -120,7 +122,7 @@ def differing(configs: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[
     return [(key, values) for key, values in rows if any(value != values[0] for value in values)]
 
 
-def thin(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+def downsample(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
     """Reduce a curve to at most `most` points: the mean of each group of neighbours, at the group's last step."""
     if len(values) <= most:
         return steps, values

@@ -52,7 +52,7 @@ def test_records_name_code_that_exists() -> None:
 def test_a_changed_body_is_noticed_but_not_a_changed_text(before: str, after: str, same: bool) -> None:
     changed = CODE.replace(before, after)
     assert changed != CODE
-    assert (results.shape(changed) == results.shape(CODE)) == same
+    assert (results.syntax_tree(changed) == results.syntax_tree(CODE)) == same
 
 
 def test_check_names_a_record_whose_code_has_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

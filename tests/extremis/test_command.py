@@ -15,7 +15,7 @@ import pytest
 
 import extremis
 from extremis.cli import cli
-from extremis.command import Option, Progress, command, naming_arguments, options_of
+from extremis.command import Option, Progress, build_options, command, naming_arguments
 from extremis.commands.shared import Fields, Settings
 from pipelines.options import ClusterOptions, EmbedTextsOptions, MergeOptions, MineOptions, ShardOptions, TeachOptions
 from schemas.errors import InputError
@@ -72,7 +72,7 @@ def words(**options: Any) -> dict[str, Any]:
 
 def parsed(*arguments: str) -> dict[str, Any]:
     """Return what the command line makes of the same options."""
-    line: click.Command = example.command.line
+    line: click.Command = example.command.click_command
     return {**line.make_context("example", [*arguments, "here", "there"]).params}
 
 
@@ -115,7 +115,7 @@ def test_faults_name_arguments_in_python_and_flags_in_a_shell() -> None:
     refused(call("shard", "raw/", "data/", "--onto", "data0/", "--part", "../x"), f"--{python.value}")
     refused(call("shard", "raw/", "data/", "--max-tokens", "0"), "'--max-tokens': 0 is not in the range x>=1")
     with pytest.raises(InputError, match=r"^--seed: input should be less than"):
-        options_of(ShardOptions, {"seed": 1 << 64, "onto": None})
+        build_options(ShardOptions, {"seed": 1 << 64, "onto": None})
 
 
 def worded(message: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from extremis.installation import OURS, extra_of, require_ours
+from extremis.installation import OWN_PACKAGES, check_own_packages, extra_of
 from schemas.errors import InputError, MissingExtra
 from tests.command import PROCESSES, ROOT, environment
 
@@ -45,7 +45,7 @@ def shadow(folder: Path, name: str, as_file: bool) -> Path:
 
 
 @pytest.mark.parametrize("as_file", [True, False])
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", OWN_PACKAGES)
 def test_a_name_that_is_taken_in_the_current_folder_is_one_message(name: str, as_file: bool, tmp_path: Path) -> None:
     foreign = shadow(tmp_path, name, as_file)
     told = f"`{name}`, but {foreign} shadows {ROOT / name / '__init__.py'}. Rename it, start from another folder, or "
@@ -77,7 +77,7 @@ def test_a_name_that_is_taken_on_the_path_ends_a_program_with_one_message(
 
 
 def test_folders_of_data_with_our_names_shadow_nothing(tmp_path: Path) -> None:
-    for name in OURS:
+    for name in OWN_PACKAGES:
         (tmp_path / name / "files").mkdir(parents=True)
         (tmp_path / name / "module.py").write_text("")
     assert run(*COMMAND, cwd=tmp_path).returncode == 0
@@ -86,7 +86,7 @@ def test_folders_of_data_with_our_names_shadow_nothing(tmp_path: Path) -> None:
 
 def test_workers_have_the_modules_of_the_process_that_starts_them(programs: Path, tmp_path: Path) -> None:
     """Python puts the current folder first for `-c` and `-m`; the program that starts the workers was not there."""
-    for name in OURS:
+    for name in OWN_PACKAGES:
         shadow(tmp_path, name, False).write_text("raise SystemExit('a foreign module')")
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "labels.jsonl").write_text('{"key": "ships", "text": "ships"}\n')
@@ -99,9 +99,9 @@ def test_workers_have_the_modules_of_the_process_that_starts_them(programs: Path
 
 
 def test_a_package_that_is_nowhere_is_named() -> None:
-    require_ours()
+    check_own_packages()
     with pytest.raises(ImportError, match=r"`no_such_package`.* is not on Python's path"):
-        require_ours(["no_such_package"])
+        check_own_packages(["no_such_package"])
 
 
 def test_what_an_extra_brings_is_said_with_how_to_install_it() -> None:

@@ -20,7 +20,7 @@ def script(counter: Path, body: str) -> list[str]:
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
     monkeypatch.setattr(miner, "say", lines.append)
-    monkeypatch.setattr(miner, "PAUSES", (0.05, 0.1, 0.2))
+    monkeypatch.setattr(miner, "RESTART_PAUSES", (0.05, 0.1, 0.2))
     return lines
 
 

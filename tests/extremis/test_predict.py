@@ -16,7 +16,7 @@ from scipy.sparse import load_npz
 
 import extremis
 from extremis.predicting import open_writer, prediction_table
-from extremis.reporting.queries import sample
+from extremis.reporting.queries import sample_queries
 from extremis.reporting.run_records import open_run
 from schemas.errors import InputError
 from schemas.layout import DataLayout
@@ -311,7 +311,7 @@ class TestWeights:
         layout = DataLayout(str(data))
         opened = open_run(str(run), "run", Table.open(layout.root, "data").manifest)
         assert opened.evaluations["test"]["metrics"] == by_default["metrics"]
-        for query in sample(layout, [opened], ["test"], 20, predict=True).queries:
+        for query in sample_queries(layout, [opened], ["test"], 20, predict=True).queries:
             view, row = query["runs"][0], predicted[query["key"]]
             shown = dict(view["predictions"])
             assert [shown[label] for label in row["label_ids"]] == pytest.approx(row["scores"], rel=1e-3)

@@ -22,7 +22,7 @@ def test_every_line_is_kept_once_it_has_begun(tmp_path: Path, place: str) -> Non
         for number in range(2):  # a run, and what goes on with it
             with logged(run) as log:
                 say(f"first {number}")
-                with logged(run) as inner, output(aside=True):
+                with logged(run) as inner, output(log_only=True):
                     assert inner is log
                     inner.begin()
                     say(f"aside {number}")

@@ -9,13 +9,13 @@ import time
 import pytest
 
 from extremis import spinner
-from extremis.spinner import alive, doing, suspended
+from extremis.spinner import hidden_spinner, run_spinner, show_activity
 from tests.command import ROOT, environment
 
 _COMMAND = """
 import time
-from extremis.console import at_work, results, say
-with at_work("plan: at work"):
+from extremis.console import show_spinner, results, say
+with show_spinner("plan: at work"):
     time.sleep(1.2)
     results.print("a result")
     time.sleep(1.2)
@@ -56,12 +56,12 @@ def test_a_terminal_has_a_spinner_that_makes_room_for_results() -> None:
 def test_a_file_has_a_line_only_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     monkeypatch.setattr(spinner, "_LINES_AFTER", 1.0)
-    with alive("evaluate: at work", on_terminal=False, tell=lines.append):
+    with run_spinner("evaluate: at work", on_terminal=False, print_line=lines.append):
         time.sleep(0.5)
         assert lines == []
-        doing("evaluate: measuring baselines")
+        show_activity("evaluate: measuring baselines")
         while not lines:
             time.sleep(0.1)
-        with suspended():
+        with hidden_spinner():
             time.sleep(0.5)
     assert lines == ["evaluate: measuring baselines, 1 s"]

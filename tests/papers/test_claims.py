@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from papers.__main__ import main
-from papers.claims import Check, Claim, Key, Line, Paper, names
-from papers.measure import thin_labels
+from papers.claims import Check, Claim, Line, Paper, RunKey, paper_names
+from papers.measure import subsample_labels
 from papers.page import DIFFERS, HOLDS, NOT_RUN, UNCLEAR, judge, page, summary
-from papers.results import LEVELS, Result, difference, packed, place_of
+from papers.results import LEVELS, Result, difference, pack, place_of
 from tests.command import ROOT
 from tests.pipelines.raw import read_lines, write_tiny
 from tests.recipes import OF_PAPERS
@@ -23,7 +23,7 @@ from trainer.config.load import OF_PAPERS as TOLD
 from trainer.config.load import load_recipe
 from trainer.evaluation.metrics import Contributions
 
-PAPERS = {name: Paper.load(name) for name in names()}
+PAPERS = {name: Paper.load(name) for name in paper_names()}
 PLACES = {"after": "runs/other", "data": "data", "seed": 0, "minilm": "model"}
 
 
@@ -76,9 +76,9 @@ def test_every_recipe_of_a_paper_is_told_where_it_is() -> None:
     assert {name: str(Path(path).relative_to(ROOT)) for name, path in OF_PAPERS.items()} == told
 
 
-def result_of(paper: Paper, key: Key, hits: np.ndarray, seconds: float = 1.0, write: bool = True) -> Result:
+def result_of(paper: Paper, key: RunKey, hits: np.ndarray, seconds: float = 1.0, write: bool = True) -> Result:
     metrics = {"P@1": 100 * float(hits.mean())}
-    kept = {"P@1": packed(Contributions(hits.astype(np.float32)))}
+    kept = {"P@1": pack(Contributions(hits.astype(np.float32)))}
     figures = {"processor_seconds": seconds}
     result = Result(paper.made_from(key), "", seconds, False, len(hits), metrics, figures, kept)
     if write:
@@ -98,7 +98,9 @@ def test_a_difference_is_of_the_metrics_and_its_interval_is_paired(tmp_path: Pat
     draw = np.random.default_rng(0)
     hits = draw.random((3, 400)) < 0.5
     better = hits | (draw.random((3, 400)) < 0.1)
-    a, b = ([result_of(paper, Key("a", "tiny", s), each[s], write=False) for s in range(3)] for each in (better, hits))
+    a, b = (
+        [result_of(paper, RunKey("a", "tiny", s), each[s], write=False) for s in range(3)] for each in (better, hits)
+    )
     told = difference("P@1", a, b)
     assert told.value == pytest.approx(100 * (better.mean() - hits.mean()))
     assert told.low < told.value < told.high
@@ -115,9 +117,9 @@ def test_contributions_are_kept_in_a_byte(tmp_path: Path) -> None:
     paper = small_paper(tmp_path, Check(a="a", b="b", metric="P@1", above=0))
     fifths = np.random.default_rng(0).integers(0, 6, 50).astype(np.float32) / 5
     weights = np.random.default_rng(1).random(50).astype(np.float32) * 7 + 1
-    kept = {"P@5": packed(Contributions(fifths)), "PSP@5": packed(Contributions(fifths * weights, weights))}
-    result = Result(paper.made_from(Key("a", "tiny", 0)), "", 1, False, 50, {}, {}, kept)
-    assert np.array_equal(result.unpacked("P@5")[0] / LEVELS, fifths.round(6).astype(np.float64).round(1))
+    kept = {"P@5": pack(Contributions(fifths)), "PSP@5": pack(Contributions(fifths * weights, weights))}
+    result = Result(paper.made_from(RunKey("a", "tiny", 0)), "", 1, False, 50, {}, {}, kept)
+    assert np.array_equal(result.unpack("P@5")[0] / LEVELS, fifths.round(6).astype(np.float64).round(1))
     assert difference("P@5", [result]).value == pytest.approx(100 * fifths.mean())
     exact = 100 * (fifths * weights).sum() / weights.sum()
     assert difference("PSP@5", [result]).value == pytest.approx(exact, abs=0.2)
@@ -133,7 +135,7 @@ def test_an_interval_decides(tmp_path: Path, share: float, verdict: str) -> None
     for seed in range(3):
         hits = draw.random((2, 200)) < np.array([[0.4 + share / 2], [0.4 - share / 2]]).clip(0.05, 0.95)
         for name, row in zip("ab", hits, strict=True):
-            result_of(paper, Key(name, "tiny", seed), row)
+            result_of(paper, RunKey(name, "tiny", seed), row)
     assert judge(paper, line).verdict == verdict
 
 
@@ -143,11 +145,11 @@ def test_a_bound_of_a_ratio_decides_by_every_seed_and_by_no_run_that_was_cut(tmp
     for seconds, verdict in (((1, 2), HOLDS), ((2, 3), DIFFERS)):
         for name, each in zip("ab", seconds, strict=True):
             for seed in range(3):
-                result_of(paper, Key(name, "tiny", seed), hits, each)
+                result_of(paper, RunKey(name, "tiny", seed), hits, each)
         assert judge(paper, paper.lines[0]).verdict == verdict
-    result_of(paper, Key("a", "tiny", 0), hits, 1)
+    result_of(paper, RunKey("a", "tiny", 0), hits, 1)
     assert judge(paper, paper.lines[0]).verdict == UNCLEAR  # one seed of three
-    place = place_of(paper, Key("a", "tiny", 1))
+    place = place_of(paper, RunKey("a", "tiny", 1))
     place.write_text(json.dumps({**json.loads(place.read_text()), "made_from": {"settings": ["of another version"]}}))
     verdict = judge(paper, paper.lines[0])
     assert (verdict.verdict, verdict.few) == (UNCLEAR, " (2 of 3 seeds)")
@@ -156,7 +158,7 @@ def test_a_bound_of_a_ratio_decides_by_every_seed_and_by_no_run_that_was_cut(tmp
 def test_thinned_labels_are_every_nth_with_the_points_that_have_one(tmp_path: Path) -> None:
     raw = write_tiny(tmp_path / "raw", rows=40, labels=9)
     (raw / "filter_labels_train.txt").write_text("3 3\n4 4\n6 6\n")
-    out = thin_labels(raw, tmp_path / "out", 3)
+    out = subsample_labels(raw, tmp_path / "out", 3)
     assert read_lines(out / "lbl.json.gz") == read_lines(raw / "lbl.json.gz")[::3]
     points = read_lines(raw / "trn.json.gz")
     kept = [row for row, point in enumerate(points) if any(label % 3 == 0 for label in point["target_ind"])]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from extremis.auto import trials
 from extremis.auto.survey import Contender, Survey, contenders, variations
-from extremis.auto.trials import QUERIES, Trial, TrialData, best_of, holdout_share
+from extremis.auto.trials import QUERIES, Trial, TrialData, best_trial, holdout_share
 from schemas.manifest import open_manifest
 from tests.builders import build_data
 from trainer.config.load import load_recipe
@@ -91,12 +91,12 @@ def test_a_trial_loses_where_it_is_behind_at_the_same_epoch() -> None:
     assert best.beats(other, [47.0], 2000, 1)
     assert not best.beats(other, [40.0], 50, 1)  # fewer queries, a wider interval
     assert not best.beats(change, [1.0, 1.0, 1.0], 2000, 3)  # the best one has no such validation
-    assert best_of([best, of_course(other, 70.0, ended=True)], 500) is best
+    assert best_trial([best, of_course(other, 70.0, ended=True)], 500) is best
     dual = next(each for each in contenders(survey()) if each.dual)
     near, far = of_course(dual, best.score - 1.0), of_course(dual, best.score - 10.0)
-    assert best_of([best, near], 500) is near
-    assert best_of([best, far], 500) is best
-    assert best_of([best, near], 500_000) is best
+    assert best_trial([best, near], 500) is near
+    assert best_trial([best, far], 500) is best
+    assert best_trial([best, near], 500_000) is best
 
 
 def test_a_trial_that_is_behind_ends_at_half_time_and_is_not_run_again(tmp_path: Path) -> None:
@@ -104,11 +104,11 @@ def test_a_trial_that_is_behind_ends_at_half_time_and_is_not_run_again(tmp_path:
     trial_data = TrialData.prepare(data.layout.root, Survey.of(data.layout), str(tmp_path / "trials"), "cpu")
     assert trial_data.epochs == 4
     renee, change = Contender("renee"), Contender("renee", ("encoder.ngram_weight=1",))
-    trial = trial_data.try_out(renee, "trial 1")
+    trial = trial_data.run_trial(renee, "trial 1")
     assert len(trial.course) == 2
     assert not trial.ended
     perfect = of_course(renee, 100.0, 100.0)
-    behind = trial_data.try_out(change, "trial 2", perfect)
+    behind = trial_data.run_trial(change, "trial 2", perfect)
     assert len(behind.course) == 1
     assert behind.ended
-    assert trial_data.try_out(change, "trial 2") == behind
+    assert trial_data.run_trial(change, "trial 2") == behind

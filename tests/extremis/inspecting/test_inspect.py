@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from extremis.inspecting.examples import clean, find_row
+from extremis.inspecting.examples import clean_text, find_row
 from schemas.errors import TableError
 from schemas.manifest import open_manifest
 from schemas.table import Table
@@ -24,7 +24,7 @@ def read(url: Path, row: int) -> dict:
 
 
 def texts(data: Path, labels: list[int]) -> list[str]:
-    return [clean(read(data / "labels", label)["text"]) for label in labels]
+    return [clean_text(read(data / "labels", label)["text"]) for label in labels]
 
 
 def test_a_table(data: Path, mined: Path) -> None:
@@ -144,8 +144,8 @@ def test_every_key_is_found_by_bisection_and_by_reading(data: Path, seed: int | 
 
 
 def test_a_text_cannot_write_to_the_terminal() -> None:
-    assert clean("a\x1b[31mred\x07\n b\u202e") == "a�[31mred� b�"
-    assert clean("long text", 5) == "long…"
+    assert clean_text("a\x1b[31mred\x07\n b\u202e") == "a�[31mred� b�"
+    assert clean_text("long text", 5) == "long…"
 
 
 def test_a_key_with_control_characters_is_shown_harmless(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.two_ranks import tcp_bytes
-from extremis.planning import made_data, rank_stages, worker_stages
+from extremis.planning import rank_stages, synthetic_tables, worker_stages
 from extremis.planning.estimate import Workload, estimate
 from extremis.planning.rehearse import Rehearsal, parse_speed, rehearse
 from extremis.planning.stage import Stage, Task
@@ -60,7 +60,7 @@ def task(folder: Path, rank: int, ranks: int) -> Task:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("data")
-    made_data.write_data(str(folder), rehearsal(folder).sizes(20_000), linked=False)
+    synthetic_tables.write_data(str(folder), rehearsal(folder).sizes(20_000), linked=False)
     return str(folder)
 
 
@@ -140,7 +140,7 @@ def test_workers_write_what_is_planned(tmp_path: Path) -> None:
 
 def test_linked_tables_have_all_rows_and_the_room_of_a_shard(tmp_path: Path) -> None:
     sizes = rehearsal(tmp_path, queries=600_000).sizes(600_000)
-    made_data.write_data(str(tmp_path), sizes)
+    synthetic_tables.write_data(str(tmp_path), sizes)
     table = Table.open(DataLayout(str(tmp_path)).queries("train"))
     first, last = next(table.batches_of(0)), next(table.batches_of(len(table.shards) - 2))
     assert table.rows == 600_000 == sum(shard.rows for shard in table.shards)

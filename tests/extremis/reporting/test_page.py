@@ -134,7 +134,7 @@ def cells(page: Any, table: str) -> list[list[str]]:
 
 def test_what_stands_for_a_run_comes_first(page: Any, folder: Path) -> None:
     (step,) = (int(path.name.removeprefix("step-")) for path in (folder / "<b>run" / "fusion").iterdir())
-    first, second = (p.text for p in page.find_elements("css selector", ".standing"))
+    first, second = (p.text for p in page.find_elements("css selector", ".representative"))
     assert f"Step {step} with fused scores represents {folder.name}/<b>run (astra): vectors + " in first
     assert f"with classifier scores represents {folder.name}/alone (random)." in second
     facts = read_json(f"{folder}/<b>run/fusion/step-{step:08d}/_manifest.json")["parameters"]

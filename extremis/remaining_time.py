@@ -8,7 +8,7 @@ _KNOWN = 0.1  # share of a phase after which its own pace gives the estimate
 _OVERDUE = 1.25  # estimated length of an overdue phase, relative to its time so far
 
 
-class Remaining:
+class RemainingTime:
     """Estimates the remaining time of all phases. `limit`: limit in seconds for all phases together."""
 
     def __init__(self, limit: float = math.inf) -> None:

@@ -19,7 +19,7 @@ RANKS = 200  # points of the tail curve
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitStatistics:
     """Statistics of a split; `tokens` and `labels` are histograms (value, rows) over `sampled` rows."""
 
     name: str
@@ -30,7 +30,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Tail:
+class LabelTail:
     """Training points per label, with the most frequent label at rank 1: `points` [n] for the ranks `rank` [n]."""
 
     rank: np.ndarray
@@ -41,13 +41,13 @@ class Tail:
 
 
 @dataclass(frozen=True)
-class Facts:
+class DataStatistics:
     """Information about DATA for the page."""
 
     url: str
     manifest: Manifest
-    splits: list[Split]
-    tail: Tail
+    splits: list[SplitStatistics]
+    tail: LabelTail
     rejected: int
     command: str  # command that makes DATA
     counts: dict[str, dict[str, int]] = field(default_factory=dict)  # counts of each split, as in `summarize`
@@ -58,17 +58,17 @@ class Facts:
         return listed(sorted(str(entry["file"]) for entry in self.manifest.parameters["input"].values()))
 
 
-def describe(data: DataLayout) -> Facts:
+def describe(data: DataLayout) -> DataStatistics:
     """Describe DATA, from manifests, label frequencies and a sample of row groups. Raises TableError."""
     manifest = Table.open(data.root, "data").manifest
     splits = [_split(data, name) for name in splits_of(data)]
     rejected = Table.open(data.rejects, "rejects").rows if manifest.parents.get("rejects") else 0
     counts = summarize(data.root)["splits"]
     command = sharding_command(data.root, manifest)
-    return Facts(data.root, manifest, splits, tail_of(frequencies(data)), rejected, command, counts)
+    return DataStatistics(data.root, manifest, splits, tail_of(frequencies(data)), rejected, command, counts)
 
 
-def _split(data: DataLayout, name: str) -> Split:
+def _split(data: DataLayout, name: str) -> SplitStatistics:
     table = Table.open(data.queries(name), "queries")
     columns = [column for column in ("input_ids", "label_ids") if column in table.columns]
     counts = {column: np.empty(0, np.int64) for column in columns}
@@ -78,7 +78,9 @@ def _split(data: DataLayout, name: str) -> Split:
         for column in columns:
             counts[column] = np.append(counts[column], list_column(group, column).counts)
     histograms = {column: histogram(lengths) for column, lengths in counts.items()}
-    return Split(name, table.manifest, len(counts["label_ids"]), histograms.get("input_ids"), histograms["label_ids"])
+    return SplitStatistics(
+        name, table.manifest, len(counts["label_ids"]), histograms.get("input_ids"), histograms["label_ids"]
+    )
 
 
 def histogram(counts: np.ndarray, bins: int = 60) -> tuple[np.ndarray, np.ndarray]:
@@ -101,7 +103,7 @@ def frequencies(data: DataLayout) -> tuple[np.ndarray, np.ndarray]:
     return ascending[:, 0], ascending[:, 1]
 
 
-def tail_of(frequencies: tuple[np.ndarray, np.ndarray]) -> Tail:
+def tail_of(frequencies: tuple[np.ndarray, np.ndarray]) -> LabelTail:
     """Sample the frequencies of labels with training points at RANKS ranks, evenly spaced on a logarithmic scale."""
     values, labels = frequencies[0][::-1], frequencies[1][::-1]
     last = np.cumsum(labels)  # the last rank with each value
@@ -109,11 +111,11 @@ def tail_of(frequencies: tuple[np.ndarray, np.ndarray]) -> Tail:
     unseen = int(labels[values == 0].sum())
     seen = total - unseen
     if not seen:
-        return Tail(np.empty(0, np.int64), np.empty(0, np.int64), total, unseen, 0.0)
+        return LabelTail(np.empty(0, np.int64), np.empty(0, np.int64), total, unseen, 0.0)
     rank = np.unique(np.geomspace(1, seen, RANKS).round().astype(np.int64))
     position = np.searchsorted(last, rank)
     head = max(1, total // 100)
     before = np.concatenate([[0], np.cumsum(values * labels)])
     full = int(np.searchsorted(last, head))
     held = before[full] + (head - (last[full - 1] if full else 0)) * values[full]
-    return Tail(rank, values[position], total, unseen, float(held / before[-1]))
+    return LabelTail(rank, values[position], total, unseen, float(held / before[-1]))

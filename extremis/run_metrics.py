@@ -22,27 +22,27 @@ _HELP = {
 }
 
 
-class MetricsState(Collector):
+class RunMetrics(Collector):
     """Metrics of one run by name. The trainer calls `step` and `record`; any thread may call the other methods."""
 
     def __init__(self, batch: int) -> None:
         self._batch = batch
         self._lock = threading.Lock()
         self._values: dict[str, float] = {}
-        self._mark: tuple[float, int] | None = None  # second and step at which the rate starts
+        self._rate_start: tuple[float, int] | None = None  # second and step at which the rate starts
 
     def step(self, step: int, total: int, loss: float) -> None:
         """Record a training step."""
         second = time.monotonic()
         with self._lock:
             self._values |= {"step": step, "steps_total": total, "loss": loss}
-            if self._mark is None:
-                self._mark = second, step
-            seconds = second - self._mark[0]
+            if self._rate_start is None:
+                self._rate_start = second, step
+            seconds = second - self._rate_start[0]
             if seconds > 0.5:
-                self._values["rows_per_second"] = (step - self._mark[1]) * self._batch / seconds
+                self._values["rows_per_second"] = (step - self._rate_start[1]) * self._batch / seconds
             if seconds >= _RATE_SECONDS:
-                self._mark = second, step
+                self._rate_start = second, step
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Process a record of the run: numbers set the metric `<kind>_<name>`, and other values remove the metric."""
@@ -80,7 +80,9 @@ def _table_of(values: Mapping[str, float]) -> str:
 
 
 @contextlib.contextmanager
-def serving(collector: Collector, place: tuple[str, int] | None, say: Callable[[str], None]) -> Iterator[int | None]:
+def serve_metrics(
+    collector: Collector, place: tuple[str, int] | None, say: Callable[[str], None]
+) -> Iterator[int | None]:
     """Serve the metrics of `collector` until the block ends; yield the port.
 
     `place`: host and port (0: any free port); None: no server.

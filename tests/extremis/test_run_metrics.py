@@ -7,7 +7,7 @@ import urllib.request
 import pytest
 from prometheus_client import generate_latest
 
-from extremis.metrics import MetricsState, serving
+from extremis.run_metrics import RunMetrics, serve_metrics
 from schemas.errors import InputError
 from trainer.tracking.watchers import tag
 
@@ -15,7 +15,7 @@ LOOPBACK = "127.0.0.1"
 LINE = re.compile(r"^[a-zA-Z_:][a-zA-Z0-9_:]* (NaN|[+-]Inf|[-+0-9.e]+)$")
 
 
-def exposition(state: MetricsState) -> str:
+def exposition(state: RunMetrics) -> str:
     return generate_latest(state).decode()
 
 
@@ -25,7 +25,7 @@ def fetch(url: str) -> str:
 
 
 def test_the_exposition_is_prometheus_text() -> None:
-    state = MetricsState(batch=512)
+    state = RunMetrics(batch=512)
     state.step(7, 100, 1.25)
     state.record("validation", 7, {"epoch": 0, "P@1": 12.5, "late": True, "digests": {"a": "b"}})
     state.record("train", 7, {"loss": float("nan"), "drop": float("inf")})
@@ -42,7 +42,7 @@ def test_the_exposition_is_prometheus_text() -> None:
 
 
 def test_a_metric_without_a_number_is_dropped() -> None:
-    state = MetricsState(batch=1)
+    state = RunMetrics(batch=1)
     state.record("adoption", 1, {"epoch": 4, "table_epoch": 3, "late": True})
     assert "extremis_adoption_table_epoch 3.0" in exposition(state)
     assert state.note() == "table 3, 1 epoch(s) late"
@@ -54,22 +54,25 @@ def test_a_metric_without_a_number_is_dropped() -> None:
 
 
 def test_metrics_are_served_on_loopback_and_only_while_it_trains() -> None:
-    state = MetricsState(batch=1)
+    state = RunMetrics(batch=1)
     state.step(1, 2, 0.5)
     said: list[str] = []
-    with serving(state, (LOOPBACK, 0), said.append) as port:
+    with serve_metrics(state, (LOOPBACK, 0), said.append) as port:
         assert said == [f"metrics for Prometheus at http://127.0.0.1:{port}/metrics"]
         assert fetch(f"http://127.0.0.1:{port}/metrics") == exposition(state)
         with pytest.raises(urllib.error.HTTPError):
             fetch(f"http://127.0.0.1:{port}/etc/passwd")
-        with pytest.raises(InputError, match=f"--metrics-port {port}"), serving(state, (LOOPBACK, port), said.append):
+        with (
+            pytest.raises(InputError, match=f"--metrics-port {port}"),
+            serve_metrics(state, (LOOPBACK, port), said.append),
+        ):
             pass
     with pytest.raises(urllib.error.URLError):
         fetch(f"http://127.0.0.1:{port}/metrics")
 
 
 def test_without_a_port_nothing_listens() -> None:
-    with serving(MetricsState(batch=1), None, pytest.fail) as port:
+    with serve_metrics(RunMetrics(batch=1), None, pytest.fail) as port:
         assert port is None
 
 

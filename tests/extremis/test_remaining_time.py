@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extremis import remaining
-from extremis.remaining import Remaining
+from extremis import remaining_time
+from extremis.remaining_time import RemainingTime
 
 
 class Clock:
@@ -29,8 +29,8 @@ def seconds(said: str) -> float:
 def test_a_steady_pace_is_foretold(own: float, after: float, share: float) -> None:
     clock = Clock()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(remaining, "time", clock)
-        left = Remaining()
+        patch.setattr(remaining_time, "time", clock)
+        left = RemainingTime()
         left.begin(0.0, lambda taken: after / own * taken)
         assert left() == ""
         assert left(1e-9) == ""
@@ -41,11 +41,11 @@ def test_a_steady_pace_is_foretold(own: float, after: float, share: float) -> No
 
 def test_a_limit_and_an_overdue_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(remaining, "time", clock)
-    left = Remaining(limit=60.0)
+    monkeypatch.setattr(remaining_time, "time", clock)
+    left = RemainingTime(limit=60.0)
     left.begin(20.0, lambda own: 600.0)
     assert left() == "about 60 s left"
-    left = Remaining()
+    left = RemainingTime()
     left.begin(20.0, lambda own: 10.0)
     assert left() == "about 30 s left"
     clock.now = 100.0

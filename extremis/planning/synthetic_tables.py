@@ -48,11 +48,11 @@ def write_data(root: str, sizes: Sizes, linked: bool = True) -> None:
         return [*names, texts(draw, count, sizes.label_tokens), pa.array(zipf(draw, count, 1000) + 1)]
 
     groups = default_row_group_rows(sizes.queries), default_row_group_rows(sizes.labels)
-    schema, facts = arrow.queries(tokens, label), dict[str, Any](parents=dict(parents))
-    made = write(data.queries("train"), "queries", sizes.queries, schema, groups[0], queries, linked, **facts)
+    schema, fields = arrow.queries(tokens, label), dict[str, Any](parents=dict(parents))
+    made = write(data.queries("train"), "queries", sizes.queries, schema, groups[0], queries, linked, **fields)
     parents["queries/train"] = made.digest
-    facts = {"parameters": {"training_points": sizes.queries}}
-    made = write(data.labels, "labels", sizes.labels, arrow.labels(tokens), groups[1], labels, linked, **facts)
+    fields = {"parameters": {"training_points": sizes.queries}}
+    made = write(data.labels, "labels", sizes.labels, arrow.labels(tokens), groups[1], labels, linked, **fields)
     publish(root, Manifest(kind="data", parents={**parents, "labels": made.digest}))
 
 
@@ -69,7 +69,7 @@ def write_negatives(url: str, table: Table, sizes: Sizes) -> None:
     write(url, "negatives", table.rows, schema, group, columns, True, parents={"queries": table.digest})
 
 
-def write_vectors(url: str, kind: str, rows: int, schema: pa.Schema, group: int, **facts: Any) -> None:
+def write_vectors(url: str, kind: str, rows: int, schema: pa.Schema, group: int, **fields: Any) -> None:
     """Write label vectors, or embeddings of queries, around shared centres, in shards that are not linked."""
     width, kept = schema.types[1].list_size, schema.types[1].value_type
     centres = np.random.default_rng(0).standard_normal((_CENTRES, width), np.float32)
@@ -78,13 +78,13 @@ def write_vectors(url: str, kind: str, rows: int, schema: pa.Schema, group: int,
         vectors = centres[draw.integers(0, _CENTRES, count)] + 0.5 * draw.standard_normal((count, width), np.float32)
         return [matrix_array(vectors.astype(kept.to_pandas_dtype()), kept)]
 
-    write(url, kind, rows, schema, group, columns, False, **facts)
+    write(url, kind, rows, schema, group, columns, False, **fields)
 
 
 def write(
-    url: str, kind: str, rows: int, schema: pa.Schema, group: int, columns: Columns, linked: bool, **facts: Any
+    url: str, kind: str, rows: int, schema: pa.Schema, group: int, columns: Columns, linked: bool, **fields: Any
 ) -> Manifest:
-    """Write a table in shards of equal size, except the last; the manifest contains `facts`. Raises StorageError."""
+    """Write a table in shards of equal size, except the last; the manifest contains `fields`. Raises StorageError."""
     most = min(LINKED_ROWS, -(-rows // (MIN_SHARDS * group)) * group)
     count, shards = -(-rows // most), list[Shard]()
     for number in range(count):
@@ -96,7 +96,7 @@ def write(
             arrays = [pa.array(np.arange(first, first + size)), *columns(np.random.default_rng(number), size)]
             entry = write_shard(url, number, count, pa.Table.from_arrays(arrays, schema=schema), group)
         shards.append(entry)
-    body = {"columns": columns_of(schema), "rows": rows, "row_group_rows": group, "id_range": (0, rows), **facts}
+    body = {"columns": columns_of(schema), "rows": rows, "row_group_rows": group, "id_range": (0, rows), **fields}
     return publish(url, Manifest(kind=kind, shards=tuple(shards), **body))
 
 

@@ -1,4 +1,4 @@
-"""Facts of the report, against the plainest way to compute them."""
+"""Statistics in the report, against the plainest way to compute them."""
 
 import json
 from collections import Counter
@@ -14,10 +14,10 @@ from hypothesis import strategies as some
 from extremis.auto.trials import METRIC
 from extremis.inspecting.examples import Example
 from extremis.reporting.build import _inert, explain_choice
-from extremis.reporting.charts import FATES, _drawn, data_charts, draw_chart, line
-from extremis.reporting.data_facts import Facts, Split, frequencies, histogram, tail_of
+from extremis.reporting.charts import CANDIDATE_OUTCOMES, _simplify_charts, data_charts, draw_chart, line
+from extremis.reporting.data_statistics import DataStatistics, SplitStatistics, frequencies, histogram, tail_of
 from extremis.reporting.queries import group_queries, name_labels, sample_rows
-from extremis.reporting.run_records import Standing, differing, names_of, thin
+from extremis.reporting.run_records import RepresentativeScores, downsample, names_of, recipe_differences
 from pipelines.mining.steps import funnel
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest
@@ -38,11 +38,11 @@ def test_a_histogram_holds_every_row_in_the_bin_of_its_value(counts: list[int], 
 def test_splits_of_one_distribution_have_one_curve_whatever_their_bins() -> None:
     low = np.arange(1, 41).repeat(10)
     splits = [
-        Split(name, Manifest(kind="queries"), len(counts), None, histogram(counts))
+        SplitStatistics(name, Manifest(kind="queries"), len(counts), None, histogram(counts))
         for name, counts in (("test", low), ("train", np.append(low.repeat(10), 120)))  # bins of 1 and of 2
     ]
     tail = tail_of((np.array([1]), np.array([5])))
-    charts = data_charts(Facts("data", Manifest(kind="data"), splits, tail, 0, "extremis shard INPUT data"))
+    charts = data_charts(DataStatistics("data", Manifest(kind="data"), splits, tail, 0, "extremis shard INPUT data"))
     test, train = charts[1]["figure"]["data"]
     assert len(test["x"]) == 40
     assert len(train["x"]) == 60
@@ -80,11 +80,11 @@ def test_a_sample_has_as_many_different_rows_as_asked_for_or_all(rows: int, coun
 
 
 def test_a_long_curve_is_averaged_and_keeps_its_ends() -> None:
-    steps, values = thin(np.arange(1, 10_001.0), np.ones(10_000), 100)
+    steps, values = downsample(np.arange(1, 10_001.0), np.ones(10_000), 100)
     assert len(steps) == len(values) == 100
     assert steps[-1] == 10_000
     assert (values == 1).all()
-    steps, values = thin(np.arange(5.0), np.arange(5.0), 100)
+    steps, values = downsample(np.arange(5.0), np.arange(5.0), 100)
     assert values.tolist() == [0, 1, 2, 3, 4]
 
 
@@ -141,7 +141,7 @@ def test_the_nearest_labels_have_the_greatest_cosines(seed: int, labels: int) ->
 @given(some.lists(some.integers(0, 3), min_size=1, max_size=4))
 def test_a_chart_with_one_dot_a_line_is_a_sentence(lengths: list[int]) -> None:
     traces = [line(f"<run {i}>", i, range(n), np.arange(n) + 0.5, points=True) for i, n in enumerate(lengths)]
-    charts = _drawn([draw_chart("id", "title", traces, "epoch", "%")])
+    charts = _simplify_charts([draw_chart("id", "title", traces, "epoch", "%")])
     assert len(charts) == (max(lengths) > 0)
     for chart in charts:
         assert ("figure" in chart) == (max(lengths) > 1) != ("said" in chart)
@@ -169,17 +169,17 @@ def test_a_choice_is_explained_by_the_best_of_the_others(others: list[dict[str, 
 
 
 def test_the_scores_that_are_added_up_are_named() -> None:
-    assert Standing(7, "fused", {"texts": 0.0, "linear": 3.333}).formula == "vectors + 3.33 × linear ranker"
+    assert RepresentativeScores(7, "fused", {"texts": 0.0, "linear": 3.333}).formula == "vectors + 3.33 × linear ranker"
 
 
 def test_only_what_differs_is_listed() -> None:
     first = {"recipe": {"train": {"epochs": 3, "seed": 0}, "method": "a"}}
     other = {"recipe": {"train": {"epochs": 4, "seed": 0}, "method": "a"}}
-    assert differing({"1": first, "2": other}) == [("train.epochs", [3, 4])]
+    assert recipe_differences({"1": first, "2": other}) == [("train.epochs", [3, 4])]
 
 
 def test_the_funnel_names_every_fate_that_mining_counts() -> None:
-    assert set(FATES) == set(funnel(Counter())) - {"candidates"}
+    assert set(CANDIDATE_OUTCOMES) == set(funnel(Counter())) - {"candidates"}
 
 
 @given(some.text())
