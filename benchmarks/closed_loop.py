@@ -33,7 +33,7 @@ import numpy as np
 from benchmarks.common.clustered_queries import CLUSTER, EACH, FACETS, QueryDistribution, write_clustered
 from benchmarks.common.exact_top import top_of_split
 from benchmarks.common.folder_bytes import FolderWatch, folder_bytes
-from benchmarks.common.process_memory import Measured, measure
+from benchmarks.common.process_memory import CommandUsage, measure
 from benchmarks.common.report import report
 from schemas.layout import DataLayout, RunLayout
 from schemas.ragged import Ragged
@@ -228,7 +228,7 @@ class Stages:
         command: Sequence[str],
         status: int = 0,
         started: "Callable[[subprocess.Popen[str]], None] | None" = None,
-    ) -> Measured:
+    ) -> CommandUsage:
         """Run a command to its end; exit if its status is not `status`."""
         before, processor = folder_bytes(self.folder), _processor_seconds()
         with FolderWatch(self.folder) as watch:

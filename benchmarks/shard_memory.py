@@ -27,7 +27,7 @@ from pathlib import Path
 from benchmarks.common.folder_bytes import FolderWatch, folder_bytes
 from benchmarks.common.keyed_check import count_found, positives, sample_points, training_counts
 from benchmarks.common.keyed_input import label_number, write_keyed
-from benchmarks.common.process_memory import Measured, measure
+from benchmarks.common.process_memory import CommandUsage, measure
 from benchmarks.common.report import report
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
@@ -140,7 +140,7 @@ def run(folder: Path, rows: int, labels: int, listed: float, kill: bool, gib: fl
     )
 
 
-def shard_and_kill(command: list[str], data: Path) -> Measured:
+def shard_and_kill(command: list[str], data: Path) -> CommandUsage:
     """Run the command until the first shard is written, then kill all its processes."""
 
     def kill(process: "subprocess.Popen[str]") -> None:
@@ -164,7 +164,7 @@ def stream_epoch(data: str, labels: int) -> tuple[int, float]:
     return rows, time.perf_counter() - began
 
 
-def extrapolate(done: Measured, rows: int, labels: int, bytes_made: int) -> dict[str, object]:
+def extrapolate(done: CommandUsage, rows: int, labels: int, bytes_made: int) -> dict[str, object]:
     """Extrapolate to 370M queries and 120M labels on a cluster, and state the assumptions."""
     workers = max(1, done.most_processes - 1)
     core_seconds = done.seconds * workers / (rows + labels) * (QUERIES + LABELS)

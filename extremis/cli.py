@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 import extremis
-from extremis.console import ClosedPipe, notes, open_streams, output
+from extremis.console import ClosedPipe, messages, open_streams, output
 from extremis.installation import extra_of
 from schemas.cores import share_cores
 from schemas.errors import ExtremisError, MissingExtra, lack_of_memory
@@ -103,11 +103,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if callable(work):  # else the help was shown
                 work()
     except click.exceptions.Abort:
-        notes.print("interrupted")
+        messages.print("interrupted")
         sys.exit(130)
     except click.ClickException as error:
         error.show(said := io.StringIO())
-        notes.print(said.getvalue().rstrip())
+        messages.print(said.getvalue().rstrip())
         sys.exit(2)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
@@ -134,5 +134,5 @@ def _fail(error: Exception) -> NoReturn:
             f"a bug in Extremis, not in your input: {type(error).__name__}: {text} ({place}). Please report it; with "
             f"{TRACEBACK}=1 in the environment the command shows the traceback."
         )
-    notes.print(f"error: {message}")
+    messages.print(f"error: {message}")
     sys.exit(status)

@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args,
 import click
 from click.shell_completion import CompletionItem
 
-from extremis.console import Event, notes, output, print_json, show_spinner
+from extremis.console import Event, messages, output, print_json, show_spinner
 from extremis.result import Result
 from schemas.errors import ExtremisError, InputError
 
@@ -101,9 +101,9 @@ def build_options(options_class: type[AnyOptions], arguments: Mapping[str, Any])
     from schemas.options import check
 
     names = {field.alias or name for name, field in options_class.model_fields.items()}
-    stated = {name: value for name, value in arguments.items() if name in names and value is not None}
+    values = {name: value for name, value in arguments.items() if name in names and value is not None}
     try:
-        return check(options_class, stated)
+        return check(options_class, values)
     except InputError as error:  # replace names of fields by flags
         clause = rf"(^|; )({'|'.join(names)}): "
         raise InputError(re.sub(clause, lambda match: f"{match[1]}{_flag(match[2])}: ", str(error))) from None
@@ -162,10 +162,10 @@ class Command:
                 raise InputError(
                     f"{name}: unknown option {option!r}; {meant}known options: {', '.join(self.parameters)}."
                 )
-        stated = inspect.signature(self.function).bind(*arguments, **options).arguments
-        progress, beam_options = stated.pop("progress", True), stated.pop("beam_options", ())
-        objects = {key: value for key, value in stated.items() if self._options[key][0] is Any and not _is_place(value)}
-        words = [*_command_line(self.click_command, stated | dict.fromkeys(objects, "-")), *beam_options]
+        bound = inspect.signature(self.function).bind(*arguments, **options).arguments
+        progress, beam_options = bound.pop("progress", True), bound.pop("beam_options", ())
+        objects = {key: value for key, value in bound.items() if self._options[key][0] is Any and not _is_place(value)}
+        words = [*_command_line(self.click_command, bound | dict.fromkeys(objects, "-")), *beam_options]
         typed = shlex.join(["extremis", name, *words])
         listener = progress if callable(progress) else None
         redirected = output(listener=listener, quiet=progress is False, results="nowhere", command=typed)
@@ -307,7 +307,7 @@ def _run(function: Callable[..., Any], values: dict[str, Any]) -> None:
                 body = function(*arguments, **options)
         except ExtremisError:
             if verbose:
-                notes.print(traceback.format_exc())
+                messages.print(traceback.format_exc())
             raise
     if as_json and body is not None:
         print_json(body)
@@ -329,10 +329,10 @@ def _split_arguments(function: Callable[..., Any], values: dict[str, Any]) -> tu
     return arguments, values
 
 
-def _command_line(line: click.Command, stated: Mapping[str, Any]) -> Iterator[str]:
+def _command_line(line: click.Command, values: Mapping[str, Any]) -> Iterator[str]:
     """Yield the command-line arguments for the given arguments and options; None means the default."""
     params, places = {param.name: param for param in line.params}, list[str]()
-    for name, value in stated.items():
+    for name, value in values.items():
         param = params[name]
         if value is None:
             continue
@@ -413,10 +413,10 @@ def name_arguments(message: str) -> str:
         flag, key, value, number = typed.groups()
         if flag not in arguments:  # perhaps an option of Beam
             return typed[0]
-        stated = arguments[flag]
+        argument = arguments[flag]
         if key is not None:
-            return f"set={{{_literal(key)}: {_literal(value)}}}" if stated == "set" else f'{stated}="{key}={value}"'
-        return stated if number is None else f"{stated}={_literal(number)}"
+            return f"set={{{_literal(key)}: {_literal(value)}}}" if argument == "set" else f'{argument}="{key}={value}"'
+        return argument if number is None else f"{argument}={_literal(number)}"
 
     return _FLAG_IN_TEXT.sub(state, message)
 

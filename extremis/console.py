@@ -72,7 +72,7 @@ class _Channel:
         return without_controls(redact(text)) if self.is_terminal else redact(text)
 
 
-class _Notes(_Channel):
+class _Messages(_Channel):
     """Channel for messages; if a message cannot be written, it is dropped without an error."""
 
     def print(self, text: Any, end: str = "\n", style: str | None = None) -> None:
@@ -160,13 +160,13 @@ class _Results(_Channel):
             with contextlib.suppress(ClosedPipe):  # does not change the work and its exit status
                 super().print(text, end, style)
         elif _output.results == "stderr" and not _output.quiet:
-            notes.print(text, end, style)
+            messages.print(text, end, style)
 
 
 # Messages go to standard error, results to standard output.
 _width_is_known = os.isatty(1) or "COLUMNS" in os.environ  # streams of a daemon may be None or closed
 _width = None if _width_is_known else _PIPED_WIDTH
-notes, results = _Notes("stderr", None if os.isatty(2) else _width), _Results("stdout", _width)
+messages, results = _Messages("stderr", None if os.isatty(2) else _width), _Results("stdout", _width)
 _output = Output()
 _began = time.monotonic()
 
@@ -192,7 +192,7 @@ def show_spinner(title: str) -> contextlib.AbstractContextManager[None]:
     if _output.quiet or _output.listener is not None or os.environ.get("RANK", "0") != "0":
         return contextlib.nullcontext()
     return run_spinner(
-        title, notes.is_terminal, notes.print, lambda: _output.remaining(0.0) if _output.remaining else ""
+        title, messages.is_terminal, messages.print, lambda: _output.remaining(0.0) if _output.remaining else ""
     )
 
 
@@ -219,7 +219,7 @@ def _emit(event: Event, keep: bool = True) -> None:
         _output.listener(event)
     elif not _output.quiet:
         seconds = f"{time.monotonic() - _began:7.1f} s  " if _output.verbose else ""
-        notes.print(f"{seconds}{event.text}")
+        messages.print(f"{seconds}{event.text}")
 
 
 def print_json(body: Mapping[str, Any]) -> None:
@@ -250,11 +250,11 @@ class Bar:
         self._done = 0
         self._next = time.monotonic() + _BAR_SECONDS
         self._progress: Any = None
-        if not self._quiet and _output.listener is None and notes.is_terminal:
+        if not self._quiet and _output.listener is None and messages.is_terminal:
             from extremis.bars import make_bars
 
-            self._progress = make_bars(notes.rich, counted=True)
-            self._task = self._progress.add_task(notes.clean(title), total=total, note="")
+            self._progress = make_bars(messages.rich, counted=True)
+            self._task = self._progress.add_task(messages.clean(title), total=total, note="")
 
     def __enter__(self) -> "Bar":
         self._shown = contextlib.ExitStack()
@@ -272,7 +272,7 @@ class Bar:
         if _output.remaining is not None and self._total and (left := _output.remaining(done / self._total)):
             note = f"{note}  in all {left}".strip()
         if self._progress is not None:
-            self._progress.update(self._task, completed=done, total=self._total, note=notes.clean(note))
+            self._progress.update(self._task, completed=done, total=self._total, note=messages.clean(note))
         elif self._quiet:
             return
         elif (is_due := time.monotonic() >= self._next) or _output.listener is not None:
@@ -297,7 +297,7 @@ class StepBars:
         self._shown = contextlib.ExitStack()
         self._tasks: dict[str, Any] = {}
         self._listened = _output.listener is not None
-        self._on_terminal = notes.is_terminal and not self._listened and not _output.quiet
+        self._on_terminal = messages.is_terminal and not self._listened and not _output.quiet
         if not self._on_terminal:
             self._shown.enter_context(hidden_spinner())
         return self._show
@@ -315,11 +315,11 @@ class StepBars:
             if not self._tasks:  # the bars replace the spinner
                 from extremis.bars import make_bars
 
-                self._progress = make_bars(notes.rich, counted=False)
+                self._progress = make_bars(messages.rich, counted=False)
                 self._shown.enter_context(hidden_spinner())
                 self._shown.enter_context(self._progress)
             for step in steps:
-                name, note = notes.clean(step.name), notes.clean(step.state)
+                name, note = messages.clean(step.name), messages.clean(step.state)
                 if step.name not in self._tasks:
                     self._tasks[step.name] = self._progress.add_task(name, total=step.total, note=note)
                 self._progress.update(self._tasks[step.name], completed=step.rows, total=step.total, note=note)

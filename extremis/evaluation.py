@@ -46,7 +46,7 @@ class EvaluateOptions:
     calibrate: bool = False
 
     @property
-    def standard(self) -> bool:
+    def is_standard(self) -> bool:
         """True if all queries and labels are included, the filter applies, and `scores` has its default."""
         return self.limit is None and self.filter and not self.seen_only and self.scores is None
 
@@ -104,7 +104,7 @@ def evaluate(
     if options.baseline:
         show_activity("evaluate: measuring baselines")
         report |= group.decide(lambda: _baselines(DataLayout(data), recipe.data, options, scores))
-    if group.first and options.standard:
+    if group.first and options.is_standard:
         place = RunLayout(run).evaluation(options.split, report["step"], later)
         write_json(place, {"split": options.split, **report})
         record_command(RunLayout(run))

@@ -190,12 +190,12 @@ class Model:
         lowest = -np.inf if threshold is None else threshold
         predictions, filters = Predictions(), self._filters(filter, texts)
         for part, inputs, known in self._batches(texts):
-            own = filters and filters.slice(len(predictions), len(predictions) + len(part))
-            answer = self._exported.answer(inputs, k, own, known)
-            kept = (answer.ids != PAD) & (answer.scores >= lowest)
-            numbers = [column[kept] for column in (answer.scores, answer.probabilities) if column is not None]
-            labels = iter(self.labels.scored(answer.ids[kept], *numbers))
-            facts = zip(part, kept.sum(axis=1).tolist(), known.tolist(), answer.none_of_these, strict=True)
+            batch_filters = filters and filters.slice(len(predictions), len(predictions) + len(part))
+            answer = self._exported.answer(inputs, k, batch_filters, known)
+            is_kept = (answer.ids != PAD) & (answer.scores >= lowest)
+            numbers = [column[is_kept] for column in (answer.scores, answer.probabilities) if column is not None]
+            labels = iter(self.labels.scored(answer.ids[is_kept], *numbers))
+            facts = zip(part, is_kept.sum(axis=1).tolist(), known.tolist(), answer.none_of_these, strict=True)
             for text, count, tokens, none in facts:
                 predictions.append(Prediction(text, tuple(itertools.islice(labels, count)), tokens, none))
         return predictions
@@ -290,8 +290,8 @@ def open_embedder(exported: Exported, place: str | None = None) -> Callable[[pa.
     The returned function computes a column of vectors from texts; None if the encoder reads no vectors. Raises
     InputError if the model is missing or different.
     """
-    stated = exported.dense_model if DENSE in exported.serving.columns else None
-    if stated is None:
+    recorded = exported.dense_model if DENSE in exported.serving.columns else None
+    if recorded is None:
         if place is not None:
             raise InputError(
                 f"--embedder {place}: {exported.table.url} does not use a text model. Leave --embedder out."
@@ -300,14 +300,14 @@ def open_embedder(exported: Exported, place: str | None = None) -> Callable[[pa.
     from pipelines.models import dense_column
     from trainer.encoders.texts import TextFiles
 
-    url, model = exported.table.url, replace(stated, name=place or stated.name)
+    url, model = exported.table.url, replace(recorded, name=place or recorded.name)
     try:
         files = TextFiles.find(model.name)
     except InputError as error:
         raise InputError(f"{url}: the encoder reads the vectors of a text model: {error} {_EMBEDDER}") from None
-    if files.digest != stated.digest:
+    if files.digest != recorded.digest:
         raise InputError(
-            f"{url}: the encoder reads the vectors of the model {stated.name} (digest {stated.digest[:12]}…), but "
+            f"{url}: the encoder reads the vectors of the model {recorded.name} (digest {recorded.digest[:12]}…), but "
             f"{model.name} is a different model (digest {files.digest[:12]}…). {_EMBEDDER}"
         )
     return functools.partial(dense_column, model.embedder("queries"), dimension=exported.table.parameters[DENSE])

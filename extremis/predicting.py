@@ -95,7 +95,7 @@ def rows_of_texts(exported: Exported, texts: Texts, batch: int, embedder: str | 
     """
     columns = exported.serving.columns
     features, embed = "feature_ids" in columns, open_embedder(exported, embedder)
-    own = 0 if embed or DENSE not in columns else exported.table.parameters[DENSE]
+    vector_dimension = 0 if embed or DENSE not in columns else exported.table.parameters[DENSE]
     tokenizer = TextTokenizer.of(exported) if "input_ids" in columns or embed else None
 
     def with_columns(rows: pa.RecordBatch) -> pa.Table:
@@ -103,14 +103,14 @@ def rows_of_texts(exported: Exported, texts: Texts, batch: int, embedder: str | 
         if tokenizer is not None:
             tokens, known = tokenizer.encode(rows["text"].to_pylist())
             table = table.append_column("input_ids", list_array(tokens.values, tokens.offsets, pa.uint32()))
-            if not (features or own):  # a row may have only features or vectors
+            if not (features or vector_dimension):  # a row may have only features or vectors
                 table = table.append_column(KNOWN_TOKENS, pa.array(known, pa.int32()))
         return table if embed is None else table.append_column(DENSE, embed(rows["text"]))
 
-    if not (features or own):
+    if not (features or vector_dimension):
         a_text = with_columns(pa.record_batch({"text": pa.array(["a text"])}))
         exported.answer(Inputs.of(a_text.select(columns)), 1)
-    return map(with_columns, texts.batches(batch, features, own))
+    return map(with_columns, texts.batches(batch, features, vector_dimension))
 
 
 def rows_of_split(exported: Exported, data: str, split: str) -> tuple[Iterator[pa.Table], int]:
@@ -182,8 +182,8 @@ def prediction_table(rows: pa.Table, answer: Answer, labels: pa.Table, schema: p
     lists["texts"] = texts.fill_null("")
     if answer.probabilities is not None:
         lists["probabilities"] = pa.array(answer.probabilities[present], pa.float32())
-    made = {name: pa.ListArray.from_arrays(offsets, column) for name, column in lists.items()}
-    return pa.table([made[name] if name in made else rows[name] for name in schema.names], schema=schema)
+    arrays = {name: pa.ListArray.from_arrays(offsets, column) for name, column in lists.items()}
+    return pa.table([arrays[name] if name in arrays else rows[name] for name in schema.names], schema=schema)
 
 
 @contextlib.contextmanager

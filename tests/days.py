@@ -18,7 +18,7 @@ TINY = {
 }
 
 
-def live(folder: Path) -> Path:
+def make_versions_and_runs(folder: Path) -> Path:
     """Make three versions, data0 to data2; a run on the first, and run1 on the second that goes on from it."""
     make(folder, SEQUENCE)
     extremis.train("random", folder / "data0", folder / "run0", set=TINY, progress=False)

@@ -144,14 +144,14 @@ def main() -> None:
         for side in sides:
             side.folder.mkdir()
         compared = compare_sides(sides, Path(scratch), names, options.rounds)
-        slower = [figure for figure, result in compared.items() if result.slower]
+        slower = [figure for figure, result in compared.items() if result.is_slower]
         prices = read_prices(PRICES)
         paid = {figure: price_of(figure, compared[figure], prices, commit) for figure in slower}
         unpaid = [figure for figure, price in paid.items() if price is None]
         if unpaid:
             sys.stderr.write(f"again, alone: {', '.join(unpaid)}\n")
             again = compare_sides(sides, Path(scratch), sorted({name_of(figure) for figure in unpaid}), options.rounds)
-            unpaid = [figure for figure in unpaid if again[figure].slower]
+            unpaid = [figure for figure in unpaid if again[figure].is_slower]
             compared.update({figure: again[figure] for figure in slower if figure in again})
     print_table(compared, paid, unpaid, commit)
     body = report(

@@ -22,7 +22,7 @@ class Compared:
     high: float
 
     @property
-    def slower(self) -> bool:
+    def is_slower(self) -> bool:
         return self.low > SLOWER
 
 

@@ -10,7 +10,7 @@ import psutil
 
 
 @dataclass(frozen=True)
-class Measured:
+class CommandUsage:
     """Seconds of a command, and the peak bytes of all its processes together (shared pages count once).
 
     `samples`: (`time.monotonic()`, bytes, bytes without pages of files) over time. `launcher_bytes`: the peak of the
@@ -31,7 +31,7 @@ def measure(
     interval: float = 0.5,
     started: "Callable[[subprocess.Popen[str]], None] | None" = None,
     **popen: object,
-) -> Measured:
+) -> CommandUsage:
     """Run `command` to its end, and sample its process tree every `interval` seconds; `started` gets the process."""
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **popen)  # type: ignore[call-overload]
@@ -54,7 +54,7 @@ def measure(
     done.set()
     watcher.join()
     peak = max((held for _, held, _ in samples), default=0)
-    return Measured(process.returncode, time.perf_counter() - start, peak, most, output, tuple(samples), launcher)
+    return CommandUsage(process.returncode, time.perf_counter() - start, peak, most, output, tuple(samples), launcher)
 
 
 def _held(pid: int) -> tuple[int, int, int, int]:

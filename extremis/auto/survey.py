@@ -94,7 +94,7 @@ class Contender(NamedTuple):
         return "-".join([self.recipe, *(f"{name}-{value.rstrip('/').rpartition('/')[2]}" for name, value in stated)])
 
     @property
-    def dual(self) -> bool:
+    def is_dual_encoder(self) -> bool:
         """True if the recipe is a dual encoder."""
         return _FEW_MINED in self.changes
 

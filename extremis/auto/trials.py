@@ -198,16 +198,16 @@ def best_trial(trials: Sequence[Trial], queries: int) -> Trial:
     finished = [trial for trial in trials if not trial.ended]
     best = max(trial.score for trial in finished)
     near = [trial for trial in finished if best - trial.score <= half_interval(best, queries) / 2]
-    return max([trial for trial in near if trial.contender.dual] or near, key=lambda trial: trial.score)
+    return max([trial for trial in near if trial.contender.is_dual_encoder] or near, key=lambda trial: trial.score)
 
 
 def write_excerpt(data: DataLayout, root: str, rows: int) -> None:
     """Write an excerpt of about `rows` training rows at `root`, unless it exists. Raises StorageError, TableError."""
     if is_published(root):
         return
-    layout, whole, kept = DataLayout(root), Table.open(data.root, "data"), draw_labels(data, rows)
+    layout, source_data, drawn = DataLayout(root), Table.open(data.root, "data"), draw_labels(data, rows)
     parents: dict[str, str] = {}
-    if "tokenizer" in whole.parents:
+    if "tokenizer" in source_data.parents:
         tokenizer = Table.open(data.tokenizer, "tokenizer")
         for name, content in tokenizer.read_files().items():
             storage.write_bytes(join(layout.tokenizer, name), content)
@@ -215,11 +215,11 @@ def write_excerpt(data: DataLayout, root: str, rows: int) -> None:
         parents["tokenizer"] = publish(
             layout.tokenizer, tokenizer.manifest.model_copy(update={"shards": shards_here})
         ).digest
-    queries, of_all = _write_queries(data, layout, kept), Table.open(data.labels, "labels")
-    named = of_all.rows_at(np.flatnonzero(kept))
-    labels = _write_table(layout.labels, "label_id", [named], of_all, of_all.parameters)
+    queries, label_table = _write_queries(data, layout, drawn), Table.open(data.labels, "labels")
+    drawn_labels = label_table.rows_at(np.flatnonzero(drawn))
+    labels = _write_table(layout.labels, "label_id", [drawn_labels], label_table, label_table.parameters)
     parents |= {f"queries/{_SPLIT}": queries.digest, "labels": labels.digest}
-    parameters = {**_plain(whole.parameters), "labels": labels.rows, "rows": {_SPLIT: queries.rows}}
+    parameters = {**_plain(source_data.parameters), "labels": labels.rows, "rows": {_SPLIT: queries.rows}}
     publish(root, Manifest(kind="data", parents=parents, parameters=parameters))
 
 

@@ -9,7 +9,7 @@ from extremis.console import say
 from pipelines.options import EmbedOptions, EmbedTextsOptions
 from schemas.errors import InputError
 
-_OF_RUNS, _OF_TEXTS = ("step",), ("prompt", "fields", "compute", "threads")
+_RUN_OPTIONS, _TEXT_OPTIONS = ("step",), ("prompt", "fields", "compute", "threads")
 
 
 @command(EmbedTextsOptions)
@@ -46,30 +46,30 @@ def embed(
       extremis embed models/potion/ "raw/*.csv" emb/queries --fields key=id,text=query --prompt "query: "
       extremis embed data/ runs/1 embeddings/test --split test
     """
-    stated = {**locals(), "fields": format_argument(fields) if fields else None}
+    arguments = {**locals(), "fields": format_argument(fields) if fields else None}
     out = fspath(out)
     from schemas.layout import RunLayout
     from schemas.manifest import is_published
     from schemas.storage import exists
 
-    of_run = is_published(fspath(model)) or (isinstance(input, str) and exists(RunLayout(input).config))
-    for name in _OF_TEXTS if of_run else _OF_RUNS:
+    is_run = is_published(fspath(model)) or (isinstance(input, str) and exists(RunLayout(input).config))
+    for name in _TEXT_OPTIONS if is_run else _RUN_OPTIONS:
         field = EmbedTextsOptions.model_fields.get(name)
-        if stated[name] not in (None, field and field.default):
-            form = "MODEL INPUT OUT" if of_run else "DATA RUN OUT"
+        if arguments[name] not in (None, field and field.default):
+            form = "MODEL INPUT OUT" if is_run else "DATA RUN OUT"
             raise InputError(
                 f"--{name} works only with `extremis embed {form}`. Leave --{name} out, or give these arguments."
             )
     from pipelines import embed as embedding
 
-    if of_run:
-        of_table = build_options(EmbedOptions, stated)
-        manifest = embedding.embed(fspath(model), fspath(input), out, of_table, beam_options, say, device)
+    if is_run:
+        table_options = build_options(EmbedOptions, arguments)
+        manifest = embedding.embed(fspath(model), fspath(input), out, table_options, beam_options, say, device)
     else:
         from extremis.commands.shard import input_url
 
         with input_url(input) as url:
-            options = build_options(EmbedTextsOptions, stated)
+            options = build_options(EmbedTextsOptions, arguments)
             manifest = embedding.embed_texts(fspath(model), url, out, options, beam_options, say, device)
     say(f"{out}: {manifest.rows:,} embeddings in {len(manifest.shards)} shards")
     say(f"next: extremis inspect {out}")

@@ -91,7 +91,7 @@ def evaluate(
         _show_zero_shot(report["zero_shot"])
     if "PSP@1" not in report["metrics"]:
         say("no PSP: this data set has no propensity constants (set them with extremis shard --propensity A,B)")
-    kept = "saved in the run; " if options.standard else ""
+    kept = "saved in the run; " if options.is_standard else ""
     say(f"{run}, step {report['step']:,}, scores {report['scores']}: {kept}next: extremis report {data} {run}")
     return {"data": data, "run": run, "split": split, **report}
 

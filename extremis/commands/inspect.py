@@ -37,5 +37,5 @@ def inspect(
     """
     from extremis.inspecting.inspect import inspect_url
 
-    of_run = None if run is None else fspath(run)
-    return inspect_url(fspath(url), verify=verify, rows=rows, key=key, split=split, run=of_run)
+    run_url = None if run is None else fspath(run)
+    return inspect_url(fspath(url), verify=verify, rows=rows, key=key, split=split, run=run_url)

@@ -13,8 +13,8 @@ from extremis.miner import end_with_trainer, require_watchable
 from pipelines.options import ArrayOptions, MineOptions
 from schemas.errors import InputError, StorageError
 
-_OF_ARRAYS = ("positives", "metric", "fields", "query_texts", "document_texts")
-_OF_RUNS = ("epoch", "watch", "queries", "vectors", "for_epoch", "by")
+_ARRAY_OPTIONS = ("positives", "metric", "fields", "query_texts", "document_texts")
+_RUN_OPTIONS = ("epoch", "watch", "queries", "vectors", "for_epoch", "by")
 
 
 @command(ArrayOptions)
@@ -82,15 +82,15 @@ def mine(
       extremis mine data/ runs/1 --by labels --out negatives/theta
       extremis mine data/ runs/1 --skip-top 5 --relative-margin 0.05 --overwrite
     """
-    stated = {**locals(), "fields": fields and format_argument(fields)}
+    arguments = {**locals(), "fields": fields and format_argument(fields)}
     with _as_files(data, run) as (data, run):
-        if _has_vectors([data, run], stated):
+        if _has_vectors([data, run], arguments):
             from pipelines.arrays.mine import mine_arrays
 
-            options: MineOptions = (of_arrays := build_options(ArrayOptions, stated))
-            manifests = mine_arrays(data, run, of_arrays, beam_options, say)
+            options: MineOptions = (array_options := build_options(ArrayOptions, arguments))
+            manifests = mine_arrays(data, run, array_options, beam_options, say)
         else:
-            options = build_options(MineOptions, stated)
+            options = build_options(MineOptions, arguments)
             require_watchable(watch, options, epoch)
             from pipelines import mine as mining
 
@@ -120,24 +120,26 @@ def _as_files(*vectors: Any) -> Iterator[list[str]]:
         yield urls
 
 
-def _has_vectors(places: list[str], stated: dict[str, Any]) -> bool:
+def _has_vectors(places: list[str], arguments: dict[str, Any]) -> bool:
     """Return whether the input consists of vector files, or else of a dump.
 
     Raises InputError for options that need a dump.
     """
     from pipelines.arrays.files import urls_of
 
-    found = any(stated[name] for name in _OF_ARRAYS)
+    has_vectors = any(arguments[name] for name in _ARRAY_OPTIONS)
     with contextlib.suppress(StorageError):  # --watch waits for storage
         urls = [urls_of(place) for place in places]
-        found = found or all(urls) or any(some == [place] for some, place in zip(urls, places, strict=True))
-    flags = ", ".join(f"--{name.replace('_', '-')}" for name in _OF_RUNS if stated[name] not in (None, False))
-    if found and flags:
+        has_vectors = (
+            has_vectors or all(urls) or any(files == [place] for files, place in zip(urls, places, strict=True))
+        )
+    flags = ", ".join(f"--{name.replace('_', '-')}" for name in _RUN_OPTIONS if arguments[name] not in (None, False))
+    if has_vectors and flags:
         raise InputError(
             f"{flags}: this option works only with the dumps of a RUN, but the input consists of vector files. Leave "
             "the option out, or give DATA and RUN."
         )
-    return found
+    return has_vectors
 
 
 def _report(name: str, manifest: Any, target_recall: float) -> dict[str, Any]:

@@ -63,15 +63,15 @@ def _show(recipe: str, overrides: tuple[str, ...], out: str | None) -> dict[str,
     from schemas.owners.place import require_file
     from trainer.config.load import read_recipe
 
-    stated = read_recipe(recipe, overrides, light=True)
-    text = tomli_w.dumps(stated)
+    keys = read_recipe(recipe, overrides, light=True)
+    text = tomli_w.dumps(keys)
     if out is None:
         results.print(text, end="")
-        return stated
+        return keys
     require_file(out, (), "Choose another name.")
     storage.write_bytes(out, text.encode())
     say(f"{out}: a copy of {recipe} to edit; next: extremis recipes validate {out}")
-    return {"out": out, "recipe": stated}
+    return {"out": out, "recipe": keys}
 
 
 def _list() -> dict[str, Any]:
@@ -80,9 +80,9 @@ def _list() -> dict[str, Any]:
     by_name = {name: read_recipe(name, light=True) for name in recipe_names()}
     rows = [[BY_TRIALS, *["by trials"] * 2, *[""] * 3]]
     for name, recipe in by_name.items():
-        stated = {n: str(recipe.get(section, {}).get(key, default)) for n, (section, key, default) in _SHOWN.items()}
+        cells = {n: str(recipe.get(section, {}).get(key, default)) for n, (section, key, default) in _SHOWN.items()}
         pool = recipe.get("negatives", {}).get("pool", "shared")
-        stated["random"] = "all labels" if pool == "all" else f"{stated['random']} {pool}".removesuffix(" auto")
-        rows.append([name, *stated.values()])
+        cells["random"] = "all labels" if pool == "all" else f"{cells['random']} {pool}".removesuffix(" auto")
+        rows.append([name, *cells.values()])
     table("recipes", ["name", *_SHOWN], rows)
     return {BY_TRIALS: {}, **by_name}

@@ -23,17 +23,17 @@ def summarize(data: str) -> dict[str, Any]:
     Counts of a split: points, merged, labels (mentions) and empty_texts. Small splits other than train also have
     in_train, the number of points with a text that is also in train. Raises TableError, StorageError.
     """
-    whole = Table.open(data, "data").manifest
-    tables = {name: Table.open(join(data, name)) for name in whole.parents if name != "tokenizer"}
-    named = {name.partition("/")[2]: table for name, table in tables.items() if name.startswith("queries/")}
-    splits = {name: named[name] for name in sorted(named, key=lambda name: (name != _TRAIN, name))}
-    few = VERSION not in whole.parameters and sum(table.rows for table in splits.values()) <= _COMPARED_ROWS
-    texts = {name: texts_of(table) for name, table in splits.items()} if few else {}
-    labels, files = tables["labels"], dict(whole.parameters.get("input", {}))
+    manifest = Table.open(data, "data").manifest
+    tables = {name: Table.open(join(data, name)) for name in manifest.parents if name != "tokenizer"}
+    by_split = {name.partition("/")[2]: table for name, table in tables.items() if name.startswith("queries/")}
+    splits = {name: by_split[name] for name in sorted(by_split, key=lambda name: (name != _TRAIN, name))}
+    is_small = VERSION not in manifest.parameters and sum(table.rows for table in splits.values()) <= _COMPARED_ROWS
+    texts = {name: texts_of(table) for name, table in splits.items()} if is_small else {}
+    labels, files = tables["labels"], dict(manifest.parameters.get("input", {}))
     derived = files.pop("labels", None) in files.values()  # made from points: many points name one label
     rejected = {name: table.manifest.counters.get("rejected") for name, table in tables.items()}
     for name, share in (("queries/val", "validation_share"), ("queries/test", "test_share")):
-        if whole.parameters["options"].get(share):  # the split was taken from train, and shares its rejects
+        if manifest.parameters["options"].get(share):  # the split was taken from train, and shares its rejects
             rejected.pop(name, None)
     return {
         "splits": {name: _split_counts(name, table.manifest, texts) for name, table in splits.items()},

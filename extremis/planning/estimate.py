@@ -250,8 +250,8 @@ def _planned_manifest(kind: str, table: TableSize, row_group_rows: int) -> Manif
 
 def saved_bytes(workload: Workload) -> tuple[int, int]:
     """Return the bytes of a checkpoint: (encoder, which rank 0 writes; the labels of one rank)."""
-    own = -(-workload.labels // workload.ranks) * sum(label_bytes(workload.recipe))
-    return sum(parameter_bytes(workload.recipe, workload.vocabulary, 0, workload.dense)), own
+    vectors = -(-workload.labels // workload.ranks) * sum(label_bytes(workload.recipe))
+    return sum(parameter_bytes(workload.recipe, workload.vocabulary, 0, workload.dense)), vectors
 
 
 def _train_memory(workload: Workload) -> int:

@@ -70,8 +70,8 @@ def workload(
         raise InputError(
             "plan needs the size of the data. Give --queries N and --labels L, or --data DATA for a similar data set."
         )
-    stated = Workload(queries, labels, recipe, memory=parse_bytes(memory), **averages)
-    return stated if data is None else stated.with_averages_of(data)
+    described = Workload(queries, labels, recipe, memory=parse_bytes(memory), **averages)
+    return described if data is None else described.with_averages_of(data)
 
 
 def resolve_for(workload: Workload, recipe: str, overrides: Iterable[str], data: str | None) -> Resolved:
@@ -212,13 +212,15 @@ def show(plan: dict[str, Any]) -> None:
             f"mining: {mining['blocks']:,} block(s) of up to {mining['block_rows']:,} vectors, "
             f"index {mining['index']}, {mining['query_batch']:,} queries at a time, {mining['refreshes']} refresh(es)",
         )
-    kept = plan["fusion"]
-    size, stored, of_all = (say_bytes(kept[name]) for name in ("memory_bytes", "stored_bytes", "memory_bytes_of_all"))
-    all_points = kept["points"] == plan["workload"]["queries"]
+    fusion = plan["fusion"]
+    size, stored, all_bytes = (
+        say_bytes(fusion[name]) for name in ("memory_bytes", "stored_bytes", "memory_bytes_of_all")
+    )
+    all_points = fusion["points"] == plan["workload"]["queries"]
     results.print(
-        f"fusion: {kept['points']:,} points, index {kept['index']}, {size} in memory, {stored} stored, about "
-        f"{kept['milliseconds']:.2g} ms per query in large "
-        f"batches{'' if all_points else f'; all points need --memory {of_all}'}"
+        f"fusion: {fusion['points']:,} points, index {fusion['index']}, {size} in memory, {stored} stored, about "
+        f"{fusion['milliseconds']:.2g} ms per query in large "
+        f"batches{'' if all_points else f'; all points need --memory {all_bytes}'}"
     )
     if plan["on_engine"]:
         _show_engine(plan["on_engine"])

@@ -80,8 +80,8 @@ def rehearse(work: Rehearsal, say: Callable[[str], None]) -> dict[str, Any]:
     from extremis.planning import rank_stages, worker_stages
 
     workload, stages = work.workload, list[Stage]()
-    made = tempfile.TemporaryDirectory(prefix="extremis-rehearsal-", dir=work.folder or None)
-    with made as folder, removed_if_killed(folder):
+    temporary = tempfile.TemporaryDirectory(prefix="extremis-rehearsal-", dir=work.folder or None)
+    with temporary as folder, removed_if_killed(folder):
         disk = work.disk or _disk_speed(folder)
         of_worker = Task(folder, work.sizes(workload.queries), 60 * work.minutes)
         of_rank = replace(

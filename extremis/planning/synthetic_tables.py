@@ -29,8 +29,8 @@ Columns = Callable[[Draw, int], list[Any]]  # makes columns of the given number 
 def write_data(root: str, sizes: Sizes, linked: bool = True) -> None:
     """Write synthetic DATA. Raises StorageError."""
     data, tokens, label = DataLayout(root), arrow.token_type(sizes.vocabulary), arrow.label_type(sizes.labels)
-    made = publish(data.tokenizer, Manifest(kind="tokenizer", parameters={"vocabulary": sizes.vocabulary}))
-    parents = {"tokenizer": made.digest}
+    manifest = publish(data.tokenizer, Manifest(kind="tokenizer", parameters={"vocabulary": sizes.vocabulary}))
+    parents = {"tokenizer": manifest.digest}
 
     def texts(draw: Draw, count: int, mean: float) -> pa.Array:
         lengths = _lengths(draw, count, mean)
@@ -49,11 +49,11 @@ def write_data(root: str, sizes: Sizes, linked: bool = True) -> None:
 
     groups = default_row_group_rows(sizes.queries), default_row_group_rows(sizes.labels)
     schema, fields = arrow.queries(tokens, label), dict[str, Any](parents=dict(parents))
-    made = write(data.queries("train"), "queries", sizes.queries, schema, groups[0], queries, linked, **fields)
-    parents["queries/train"] = made.digest
+    manifest = write(data.queries("train"), "queries", sizes.queries, schema, groups[0], queries, linked, **fields)
+    parents["queries/train"] = manifest.digest
     fields = {"parameters": {"training_points": sizes.queries}}
-    made = write(data.labels, "labels", sizes.labels, arrow.labels(tokens), groups[1], labels, linked, **fields)
-    publish(root, Manifest(kind="data", parents={**parents, "labels": made.digest}))
+    manifest = write(data.labels, "labels", sizes.labels, arrow.labels(tokens), groups[1], labels, linked, **fields)
+    publish(root, Manifest(kind="data", parents={**parents, "labels": manifest.digest}))
 
 
 def write_negatives(url: str, table: Table, sizes: Sizes) -> None:
@@ -71,12 +71,12 @@ def write_negatives(url: str, table: Table, sizes: Sizes) -> None:
 
 def write_vectors(url: str, kind: str, rows: int, schema: pa.Schema, group: int, **fields: Any) -> None:
     """Write label vectors, or embeddings of queries, around shared centres, in shards that are not linked."""
-    width, kept = schema.types[1].list_size, schema.types[1].value_type
+    width, value_type = schema.types[1].list_size, schema.types[1].value_type
     centres = np.random.default_rng(0).standard_normal((_CENTRES, width), np.float32)
 
     def columns(draw: Draw, count: int) -> list[Any]:
         vectors = centres[draw.integers(0, _CENTRES, count)] + 0.5 * draw.standard_normal((count, width), np.float32)
-        return [matrix_array(vectors.astype(kept.to_pandas_dtype()), kept)]
+        return [matrix_array(vectors.astype(value_type.to_pandas_dtype()), value_type)]
 
     write(url, kind, rows, schema, group, columns, False, **fields)
 

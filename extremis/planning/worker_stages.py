@@ -77,9 +77,12 @@ def mine(task: Task) -> list[Stage]:
     whole, sample, run = task.sizes, _sample_sizes(task), RunLayout(f"{task.folder}/mined")
     mining = {"width": whole.width, "block_rows": sample.block_rows, "query_batch": whole.batch, "memory": whole.memory}
     options = MineOptions(index="auto" if Factory(whole.index).lists else whole.index, **mining)
-    made = mine_dump(f"{task.folder}/searched", run.root, options=options, beam_options=_ONE_WORKER)["queries"]
+    manifest = mine_dump(f"{task.folder}/searched", run.root, options=options, beam_options=_ONE_WORKER)["queries"]
     spent = json.loads(Path(run.negatives(2, SPENT)).read_text())["tables"]["queries"]
-    index, seconds = made.parameters["index"], {stage: part / sample.blocks for stage, part in spent["seconds"].items()}
+    index, seconds = (
+        manifest.parameters["index"],
+        {stage: part / sample.blocks for stage, part in spent["seconds"].items()},
+    )
     rows, labels = whole.queries / sample.queries, whole.block_rows / sample.block_rows
     sides = [(Factory(whole.index), whole.block_rows), (Factory(index), sample.block_rows)]
     built, built_few = (factory.building_cost(n, whole.columns) for factory, n in sides)
@@ -87,7 +90,7 @@ def mine(task: Task) -> list[Stage]:
     merging, searching = seconds.pop("merge", 0.0) * rows, seconds.pop("search", 0.0) * rows * each / each_few
     building = seconds.pop("build index", 0.0) * (built / built_few if built_few else 1.0)
     took = building + searching + labels * sum(seconds.values())
-    vectors, merged = (sum(s.bytes for s in t.shards) for t in (Table.open(run.vectors(0)).manifest, made))
+    vectors, merged = (sum(s.bytes for s in t.shards) for t in (Table.open(run.vectors(0)).manifest, manifest))
     read, done = vectors * whole.block_rows / sample.labels, f"{sample.queries:,} rows"
     note = f"{sample.blocks} of {sample.block_rows:,} vectors by {index}, {done}"
     stored = merged * rows if labels == 1 else None  # with fewer labels, ids are shorter

@@ -51,19 +51,19 @@ def build(
     """
     began = time.perf_counter()
     data, runs = _open(urls)
-    own = join(runs[0].layout.root, NAME)
-    out = out or own
-    _require_page(out, own, [*([] if data is None else [data.root]), *(run.layout.root for run in runs)])
+    default_out = join(runs[0].layout.root, NAME)
+    out = out or default_out
+    _require_page(out, default_out, [*([] if data is None else [data.root]), *(run.layout.root for run in runs)])
     show_activity("report: reading facts of the data")
     statistics = None if data is None else describe(data)
     tables = [] if data is None else list_weakest(data, runs)
-    examples = Sample([], {}, [], ["give DATA before the runs to see queries as text"])
+    sample = Sample([], {}, [], ["give DATA before the runs to see queries as text"])
     if data is not None:
         say(f"reading {queries} queries of {data.root}")
         show_activity("report: predicting for the queries that are shown")
         splits = ordered_splits(splits_of(data))
         ends = list(dict.fromkeys([splits[0], splits[-1]])) if queries else []
-        examples = sample_queries(data, runs, ends, queries, predict and queries > 0, tables)
+        sample = sample_queries(data, runs, ends, queries, predict and queries > 0, tables)
     show_activity("report: drawing the page")
     values = {
         "runs": runs,
@@ -71,10 +71,10 @@ def build(
         "differences": recipe_differences({run.name: run.config for run in runs}),
         "metrics": metric_tables(runs),
         "weakest": tables,
-        "labels": examples.labels,
+        "labels": sample.labels,
         "labels_with_neighbours": LABELS_WITH_NEIGHBOURS,
-        "notes": examples.notes,
-        "queries": len(examples.queries),
+        "notes": sample.notes,
+        "queries": len(sample.queries),
     }
     charts = {
         "data": data_charts(statistics) if statistics else [],
@@ -82,16 +82,16 @@ def build(
         "tables": table_charts(runs),
         "metrics": [*metric_charts(runs), *drift_charts(runs)],
     }
-    searched = {"queries": examples.queries, "labels": examples.labels, "near": examples.near, "k": DEPTH}
+    searched = {"queries": sample.queries, "labels": sample.labels, "near": sample.near, "k": DEPTH}
     page = render(values, {"charts": charts, "runs": [run.name for run in runs], **searched})
     storage.write_bytes(out, page)
     seconds = round(time.perf_counter() - began, 2)
     return {"out": out, "bytes": len(page), "seconds": seconds, "runs": {run.name: run.layout.root for run in runs}}
 
 
-def _require_page(out: str, own: str, reads: Sequence[str]) -> None:
+def _require_page(out: str, default_out: str, reads: Sequence[str]) -> None:
     """Refuse to overwrite a file that is not a report page. Raises InputError, StorageError."""
-    if not storage.is_within(out, own):
+    if not storage.is_within(out, default_out):
         is_page = storage.exists(out) and _TITLE in storage.read_range(out, 0, min(storage.size(out), _HEAD))
         require_file(out, reads, "The file is not a report; choose another path.", is_page)
 

@@ -28,13 +28,13 @@ def costs(seed: int, rounds: int, ratio: float, noise: float, drift: float) -> t
 
 @given(st.integers(0, 10**6), ROUNDS, st.floats(0, 0.02), st.floats(0, 0.2), st.floats(0.5, 1.0))
 def test_what_is_as_fast_is_not_slower(seed: int, rounds: int, noise: float, drift: float, ratio: float) -> None:
-    assert not compare(*costs(seed, rounds, ratio, noise, drift)).slower
+    assert not compare(*costs(seed, rounds, ratio, noise, drift)).is_slower
 
 
 @given(st.integers(0, 10**6), ROUNDS, st.floats(0, 0.005), st.floats(0, 0.2), st.floats(1.1, 3.0))
 def test_a_tenth_more_is_slower(seed: int, rounds: int, noise: float, drift: float, ratio: float) -> None:
     compared = compare(*costs(seed, rounds, ratio, noise, drift))
-    assert compared.slower
+    assert compared.is_slower
     assert compared.low <= compared.ratio <= compared.high
 
 

@@ -42,12 +42,12 @@ import sys
 from extremis.model import Label, Prediction, Predictions
 from extremis.result import Result
 from extremis.cli import main
-from extremis.console import Bar, notes, print_file, print_json, results, say, table
+from extremis.console import Bar, messages, print_file, print_json, results, say, table
 path, text = sys.argv[1:]
 with Bar(text, 1) as bar:
     bar.update(1, text)
 say(text)
-notes.print(text)
+messages.print(text)
 results.print(text)
 table(text, [text], [[text]])
 print_json({text: text})

@@ -92,7 +92,7 @@ def test_a_trial_loses_where_it_is_behind_at_the_same_epoch() -> None:
     assert not best.beats(other, [40.0], 50, 1)  # fewer queries, a wider interval
     assert not best.beats(change, [1.0, 1.0, 1.0], 2000, 3)  # the best one has no such validation
     assert best_trial([best, of_course(other, 70.0, ended=True)], 500) is best
-    dual = next(each for each in contenders(survey()) if each.dual)
+    dual = next(each for each in contenders(survey()) if each.is_dual_encoder)
     near, far = of_course(dual, best.score - 1.0), of_course(dual, best.score - 10.0)
     assert best_trial([best, near], 500) is near
     assert best_trial([best, far], 500) is best

@@ -1,6 +1,6 @@
 """Trainings of examples/, and which batches each was given; or one rank of such a training under `torchrun`.
 
-    torchrun --nproc-per-node 2 -m tests.own_training EXAMPLE DATA OUT
+    torchrun --nproc-per-node 2 -m tests.example_training EXAMPLE DATA OUT
 
 Each rank writes its record to OUT/rank-0.json: [epoch, step, row ids] of each batch, and a digest of the weights.
 """

@@ -14,8 +14,8 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import open_manifest, unpublish
 from tests.builders import write_negatives
 from tests.command import ROOT, environment
+from tests.example_training import Training, train
 from tests.laws import assert_equal, assert_every_row_once
-from tests.own_training import Training, train
 from trainer.stream import JoinedStream, open_sources
 
 NEEDS = {"own_loop": (), "hf_trainer": ("accelerate",), "lightning_module": ("lightning", "torchdata")}
@@ -148,7 +148,7 @@ def test_one_process_for_several_gpus_is_refused(data: Path, monkeypatch: pytest
 def test_two_ranks_are_given_the_global_batches_and_agree(other: str, data: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=0"]
     done = subprocess.run(
-        [*command, "-m", "tests.own_training", other, data, tmp_path],
+        [*command, "-m", "tests.example_training", other, data, tmp_path],
         env=environment({"PYTHONPATH": str(ROOT)}),
         capture_output=True,
         text=True,
