@@ -147,7 +147,7 @@ def _choose(
     trial_data = TrialData.prepare(data, survey, join(run, TRIALS_FOLDER), machine.device, machine.threads)
     trials = list[Trial]()
 
-    def epoch_of(seconds: float, recipe: Recipe) -> float:
+    def epoch_seconds(seconds: float, recipe: Recipe) -> float:
         """Estimate the seconds of an epoch of `recipe` over all rows; `seconds`: an epoch of the recipe's trial."""
         return seconds * rows / trial_data.rows * _WIDTH_FACTOR * (_MINER_FACTOR if recipe.table_epochs() else 1.0)
 
@@ -158,7 +158,7 @@ def _choose(
             one = statistics.median([own, *(trial.seconds for trial in trials)])
             best = best_trial(trials, trial_data.queries) if trials else None
             recipe = fitting.get(best.contender if best else contender, first)
-            epoch = epoch_of(best.epoch if best else own / trial_data.epochs, recipe)
+            epoch = epoch_seconds(best.epoch if best else own / trial_data.epochs, recipe)
             return to_come * one + epoch * (recipe.train.epochs + _RANKER_EPOCHS + _FUSION_EPOCHS)
 
         remaining.begin(statistics.median(trial.seconds for trial in trials) if trials else 0.0, after)
@@ -185,7 +185,7 @@ def _choose(
     report: dict[str, Any] = {"chosen": chosen.contender.recipe, "changes": list(chosen.contender.changes)}
     report["trials"] = [trial.to_json() for trial in trials]
     resolved = _resolve(data, chosen.contender, rows, overrides)
-    return report, resolved, epoch_of(chosen.epoch, resolved.recipe)
+    return report, resolved, epoch_seconds(chosen.epoch, resolved.recipe)
 
 
 def _applicable_contenders(

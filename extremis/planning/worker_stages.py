@@ -79,10 +79,8 @@ def mine(task: Task) -> list[Stage]:
     options = MineOptions(index="auto" if Factory(whole.index).lists else whole.index, **mining)
     manifest = mine_dump(f"{task.folder}/searched", run.root, options=options, beam_options=_ONE_WORKER)["queries"]
     spent = json.loads(Path(run.negatives(2, SPENT)).read_text())["tables"]["queries"]
-    index, seconds = (
-        manifest.parameters["index"],
-        {stage: part / sample.blocks for stage, part in spent["seconds"].items()},
-    )
+    index = manifest.parameters["index"]
+    seconds = {stage: part / sample.blocks for stage, part in spent["seconds"].items()}
     rows, labels = whole.queries / sample.queries, whole.block_rows / sample.block_rows
     sides = [(Factory(whole.index), whole.block_rows), (Factory(index), sample.block_rows)]
     built, built_few = (factory.building_cost(n, whole.columns) for factory, n in sides)
