@@ -153,10 +153,10 @@ def bare(setting: Setting, root: str) -> dict:
 
     from pipelines.common.vectors import open_source, read_block
     from schemas.table import Table
-    from search.block import set_up
+    from search.block import configure_faiss
     from search.factory import Factory
 
-    set_up(setting.threads)
+    configure_faiss(setting.threads)
     run = RunLayout(join(root, "run"))
     vectors = read_block(Table.open(run.vectors(EPOCH)), 0, setting.labels, DIMENSION)
     points = Table.open(DataLayout(root).queries("train"))

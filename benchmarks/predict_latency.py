@@ -35,7 +35,7 @@ from benchmarks.common.report import interleave, medians, report
 from benchmarks.mine import DIMENSION, noisy, unit
 from pipelines.sharding.tokenizer import encode_whole, train_wordpiece
 from schemas.ragged import Ragged
-from search.block import set_up
+from search.block import configure_faiss
 from trainer.config.load import load_recipe
 from trainer.encoders.served import ServedByTorch
 from trainer.export.exported import Serving
@@ -217,7 +217,7 @@ def pin() -> None:
     """Pin this process to one core."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     set_threads(1)
-    set_up(1)
+    configure_faiss(1)
 
 
 def timed(serving: Serving, queries: np.ndarray, batch: int, exact: bool) -> Callable[[], float]:

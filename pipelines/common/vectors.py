@@ -16,7 +16,7 @@ from schemas.errors import TableError
 from schemas.randomness import sample_rows
 from schemas.shard_files.parquet import matrix_column
 from schemas.table import Table, rechunk
-from search.block import padded
+from search.block import pad_vectors
 from search.exclusions import Exclusions
 
 
@@ -50,7 +50,7 @@ class Source:
             queries = matrix_column(table, "vector")
             require_finite(queries, first + within, self.embeddings.url)
             ids = table.column(self.queries.id_column).combine_chunks()
-            yield Batch(within, ids, padded(queries, dimension), Exclusions.of(table))
+            yield Batch(within, ids, pad_vectors(queries, dimension), Exclusions.of(table))
             within += table.num_rows
 
     def some_queries(self, rows: int, seed: int, dimension: int, groups: int = 8) -> np.ndarray:
@@ -60,7 +60,7 @@ class Source:
         parts = [np.empty((0, dimension), np.float32)]
         for first, vectors in self.embeddings.vectors(picked):
             require_finite(vectors[:each], first, self.embeddings.url)
-            parts.append(padded(vectors[:each], dimension))
+            parts.append(pad_vectors(vectors[:each], dimension))
         return np.concatenate(parts)
 
     def aligned(self, shard: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:

@@ -311,9 +311,11 @@ def make_plan(inputs: MineInputs, options: MineOptions, previous: dict[str, Tabl
     # Sources with finished tables count too, so that a resumed run makes the same plan and the same tables.
     rows = sum(manifest.rows for manifest in queries)
     blocks = settle(options.index or inputs.requested.get("index") or AUTO, inputs.labels, rows, options, sizes)
-    index.require_sense(blocks.factory, fixed)
+    index.require_applicable(blocks.factory, fixed)
     if not blocks.factory.exact:
-        index.empty(blocks.factory, blocks.factory.dimension(inputs.dimension))  # fails here rather than on a worker
+        index.create_index(
+            blocks.factory, blocks.factory.dimension(inputs.dimension)
+        )  # fails here rather than on a worker
     return MinePlan(
         **vars(blocks),
         inputs=inputs,

@@ -42,14 +42,14 @@ from schemas.shard_files.parquet import writing_shard
 from schemas.sizes import with_room
 from schemas.storage import join
 from schemas.table import rechunk
-from search.block import Block, set_up
+from search.block import Block, configure_faiss
 from search.candidates import EMPTY, merge
-from search.exclusions import Exclusions, Parts, positive_scores, start_search
-from search.index import SearchParams, apply, build, read_index, tune, write_index
+from search.exclusions import Exclusions, Subbatches, positive_scores, start_search
+from search.index import SearchParams, build, read_index, set_params, tune, write_index
 from search.nearest import CPU, find_device
 
 _TUNING_QUERIES = 512
-_PART = 512  # queries that a thread searches at a time: enough queries that many use the same inverted lists
+_SUBBATCH = 512  # queries that a thread searches at a time: enough queries that many use the same inverted lists
 INDEX, SEARCH, MERGE = "index vectors", "search", "merge"  # steps
 DROPS = (
     *("positives_dropped", "filtered_dropped", "same_text_dropped", "skipped_top", "beyond_window"),
@@ -68,7 +68,7 @@ class LoadedBlock(NamedTuple):
     number: int
     block: Block
     params: SearchParams
-    parts: Parts = Parts()
+    subbatches: Subbatches = Subbatches()
 
 
 class WrittenShard(NamedTuple):
@@ -127,7 +127,7 @@ def load_block(plan: MinePlan, number: int, profile: Profile, keep: bool = False
     Raises TableError, InputError, StorageError.
     """
     plan.meter.start(INDEX)
-    set_up(plan.options.threads)
+    configure_faiss(plan.options.threads)
     start, stop = plan.bounds[number]
     inputs = plan.inputs
     with profile.stage("read vectors"):
@@ -140,9 +140,9 @@ def load_block(plan: MinePlan, number: int, profile: Profile, keep: bool = False
         block = replace(exact, index=build(plan.factory, vectors, plan.options.seed))
     with profile.stage("tune"):
         tuned = _tune(plan, block)
-    if plan.by_cost and not plan.factory.pays(len(vectors), plan.fetch, tuned.nprobe, plan.dimension):
+    if plan.by_cost and not plan.factory.saves_time(len(vectors), plan.fetch, tuned.nprobe, plan.dimension):
         block, tuned = block.exact, SearchParams()
-    apply(block.index, tuned)
+    set_params(block.index, tuned)
     plan.meter.count(INDEX, stop - start)
     loaded = LoadedBlock(number, block, tuned)
     if keep:
@@ -168,7 +168,7 @@ def _find_kept(plan: MinePlan, number: int, exact: Block, profile: Profile) -> L
         note = read_record(plan.note(number))
         params = SearchParams(**note.facts["params"])
         index = None if note.facts["exact"] or note.entry is None else read_index(plan.indexes, note.entry)
-        apply(index, params)
+        set_params(index, params)
         return LoadedBlock(number, replace(exact, index=index), params)
     return None
 
@@ -178,16 +178,16 @@ def search_shards(
 ) -> Iterator[tuple[Place, GroupCandidates]]:
     """Search all rows of each (source, shard) in the blocks; write candidates, or a table if there is only one group.
 
-    Each thread searches its own part of a batch, so the work before and after Faiss also uses all processors, and no
-    thread waits for another thread. The parts in progress add up to at most one batch. A GPU searches a whole batch.
+    Each thread searches its own sub-batch, so the work before and after Faiss also uses all processors, and no thread
+    waits for another thread. The sub-batches in progress add up to at most one batch. A GPU searches a whole batch.
     Raises TableError, StorageError.
     """
     with contextlib.ExitStack() as held:
         threads = faiss.omp_get_max_threads()
-        pool = held.enter_context(ThreadPoolExecutor(threads, "extremis-search", set_up, (1,)))
-        parts = Parts(pool.map, max(1, min(_PART, plan.batch // threads)))
+        pool = held.enter_context(ThreadPoolExecutor(threads, "extremis-search", configure_faiss, (1,)))
+        subbatches = Subbatches(pool.map, max(1, min(_SUBBATCH, plan.batch // threads)))
         blocks = [
-            each._replace(parts=parts) if each.block.index is not None or each.block.device == CPU else each
+            each._replace(subbatches=subbatches) if each.block.index is not None or each.block.device == CPU else each
             for each in blocks
         ]
         profiles = itertools.chain([profile], iter(Profile, None))
@@ -268,7 +268,7 @@ def _search_shard(
     some_rows = np.split(np.arange(len(queries)), range(plan.batch, len(queries), plan.batch))
 
     def audit(each: LoadedBlock) -> Iterator[Audit]:
-        return each.parts.run(
+        return each.subbatches.run(
             lambda some: audit_block(each.block, queries[some], exclusions.take(some), plan.fetch), some_rows
         )
 
@@ -293,7 +293,7 @@ def _search_batches(
     plan.meter.start(SEARCH)
     audited = _sampled_rows(plan, place)
     searches = (
-        (batch, each, start_search(each.block, *batch[2:], plan.fetch, counts, each.params.factor, each.parts))
+        (batch, each, start_search(each.block, *batch[2:], plan.fetch, counts, each.params.factor, each.subbatches))
         for batch in _batches(plan, place)
         for each in blocks
     )

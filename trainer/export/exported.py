@@ -321,8 +321,8 @@ def _naming_damage(url: str) -> Iterator[None]:
 
 def use_threads(threads: int | None) -> None:
     """Set the number of threads in Faiss, and in torch if loaded; None: all cores, but one thread in a forked child."""
-    from search.block import set_up
+    from search.block import configure_faiss
 
     if threads:
         set_threads(threads)
-    set_up(threads)
+    configure_faiss(threads)
