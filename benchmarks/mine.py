@@ -219,10 +219,10 @@ def pipeline(setting: Setting, root: str) -> dict:
 def read_profile(root: str) -> dict:
     """Read the times and memory recorded by `mine`."""
     from schemas import storage
-    from schemas.layout import SPENT
+    from schemas.layout import MINING_COST
 
     folder = join(RunLayout(join(root, "run")).negatives_root, f"epoch-{EPOCH + 2:04d}")
-    profile: dict = json.loads(storage.read_bytes(join(folder, SPENT)))
+    profile: dict = json.loads(storage.read_bytes(join(folder, MINING_COST)))
     return profile
 
 

@@ -19,7 +19,7 @@ from schemas import PAD
 from schemas.errors import InputError
 from schemas.ragged import Ragged, counts_of, offsets_of
 from schemas.text_model import DENSE
-from schemas.version import follow
+from schemas.version import resolve_export
 from search.nearest import find_device
 from trainer.evaluation.fusion import Weights
 from trainer.evaluation.votes import shares_of
@@ -158,7 +158,7 @@ class Model:
     @property
     def is_current(self) -> bool:
         """False if the opened folder now has another current export; `load` the folder again to use that export."""
-        return follow(self._place) == self.url
+        return resolve_export(self._place) == self.url
 
     @functools.cached_property
     def labels(self) -> Labels:

@@ -29,7 +29,7 @@ from pipelines.options import ClusterOptions
 from pipelines.runners.runner import for_workers
 from schemas.layout import CLUSTERS
 from schemas.manifest import Manifest, manifest_url
-from schemas.owners.place import require_place
+from schemas.owners.outputs import require_output_folder
 from schemas.reuse import Request, find_by_parents
 from schemas.shard_files import parquet
 from schemas.shard_files.parquet import matrix_column
@@ -60,7 +60,7 @@ def cluster(
     data, run, options = place(data), place(run), (options or ClusterOptions()).for_workers(place)
     inputs = open_clustering(data, run, epoch, options)
     if options.out is not None:
-        require_place(options.out, "clustered", [data, run])
+        require_output_folder(options.out, "clustered", [data, run])
     plan = make_plan(inputs, options)
 
     def make(job: Job) -> Manifest:

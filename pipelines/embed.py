@@ -37,7 +37,7 @@ from schemas.cores import cores
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout, phases
 from schemas.manifest import Manifest, Shard, code_version, is_published, shard_url
-from schemas.owners.place import require_place
+from schemas.owners.outputs import require_output_folder
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import matrix_array, writing_shard
 from schemas.storage import join
@@ -124,7 +124,7 @@ def embed(
     """
     data, run, out = (for_workers(beam_options, url) for url in (data, run, out))
     options, layout = options or EmbedOptions(), DataLayout(data)
-    require_place(out, "embedded", [data, run])
+    require_output_folder(out, "embedded", [data, run])
     if not beam_options:  # remote workers may have packages or devices that this machine lacks
         open_device(device)
     labels = options.what == "labels"
@@ -227,7 +227,7 @@ def embed_texts(
     """
     say, options = progress or silent, options or EmbedTextsOptions()
     source, out = for_workers(beam_options, source), for_workers(beam_options, out)
-    require_place(out, "embedded", [model, source])
+    require_output_folder(out, "embedded", [model, source])
     choose_runner(beam_options)  # refuses wrong options before anything is read
     model = for_workers(beam_options, model) if os.path.isdir(model) else model
     files = TextFiles.find(model)
@@ -264,7 +264,7 @@ def embed_texts(
         return replace(job.build, url=plan.out).publish(manifest)
 
     find = functools.partial(find_reusable, out, request, REMEDY)
-    reads = [texts.place(0)] if isinstance(texts, Table) else texts.places()[:1]
+    reads = [texts.shard_url(0)] if isinstance(texts, Table) else texts.places()[:1]
     return make_table(out, "embedded", find, make, beam_options, say, needs={}, reads=reads, in_phases=True)
 
 

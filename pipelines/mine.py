@@ -30,10 +30,10 @@ from pipelines.mining.records import find_left, summarize, take_over
 from pipelines.options import MineOptions
 from pipelines.runners.runner import Runner, choose_runner, for_workers, is_local
 from schemas import storage
-from schemas.layout import SPENT
+from schemas.layout import MINING_COST
 from schemas.manifest import Manifest, manifest_url
 from schemas.owners.build import Build, building, clean_up
-from schemas.owners.place import require_place
+from schemas.owners.outputs import require_output_folder
 from schemas.reuse import Request, find_by_parents
 from schemas.sizes import require_room, say_bytes
 from schemas.storage import join
@@ -61,7 +61,7 @@ def mine(
     inputs = open_inputs(data, run, epoch, options)
     for out, doing in ((options.out, "mined"), (options.keep_index, "indexed")):
         if out is not None:
-            require_place(out, doing, [data, run])
+            require_output_folder(out, doing, [data, run])
     previous = {source.name: find_previous(run, source, inputs.use_from) for source in inputs.sources}
     plan = make_plan(inputs, options, {name: table for name, table in previous.items() if table is not None})
     finished = plan.finished_tables(run)
@@ -141,7 +141,7 @@ def _make(
     profiles = {name: summary["profile"] for name, summary in summaries.items()}
     if profiles:
         body = {"seconds": round(seconds, 3), "estimated_bytes": plan.estimate.total, "tables": profiles}
-        storage.write_bytes(join(inputs.root, SPENT), json.dumps(body, indent=1, sort_keys=True).encode())
+        storage.write_bytes(join(inputs.root, MINING_COST), json.dumps(body, indent=1, sort_keys=True).encode())
     watch.summarize()
     peak = max((profile["peak_bytes"] for profile in profiles.values()), default=0)
     memory = f", at most {say_bytes(peak)} in one process" if peak else ""

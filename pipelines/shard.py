@@ -43,10 +43,10 @@ from schemas.errors import ExtremisError, InputError
 from schemas.layout import parts_prefix
 from schemas.layout import phases as phases_of
 from schemas.manifest import Manifest, is_published
-from schemas.owners.place import require_place
+from schemas.owners.outputs import require_output_folder
 from schemas.storage import join
 from schemas.text_model import DENSE, DENSE_MODEL, DenseModel
-from schemas.version import open_whole
+from schemas.version import open_data
 
 __all__ = ["ShardOptions", "shard"]
 _WORTH_A_JOB = 32 << 20  # bytes of a phase; a smaller phase is done here before a remote job would start
@@ -76,7 +76,7 @@ def shard(
     if options.onto is not None and isinstance(form, Keyed):
         form = replace(form, labels_needed=False)
     inputs = form.find(source)
-    require_place(data, "sharded", [options.onto])
+    require_output_folder(data, "sharded", [options.onto])
     base = None if options.onto is None else EarlierData.open(data, inputs, options)
     options = options if base is None else base.inherit(options)
     plans.check(inputs, options)
@@ -271,7 +271,7 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     parameters = _parameters(attempt, summary, queries, filter_pairs, max(plan.dense for plan in (*queries, labels)))
     if base is not None:
         say(_changes(base, summary))
-        if open_whole(base.url)[0].digest != base.manifest.digest:
+        if open_data(base.url)[0].digest != base.manifest.digest:
             raise InputError(f"{base.url}: another command has just rebuilt this data set. Run the command again.")
         return publish_version(data, base, summary, queries, labels, rejects, parameters)
     return dataset.publish(data, summary, tokenizer_manifest, queries, labels, rejects, parameters)
@@ -449,7 +449,7 @@ def _parameters(
         "filters": filters,
         "features": inputs.features or summary.features or None,
         **({DENSE: dense} if dense else {}),
-        **({DENSE_MODEL: attempt.dense.facts()} if attempt.dense else {}),
+        **({DENSE_MODEL: attempt.dense.as_json()} if attempt.dense else {}),
         "labels": sum(shard.rows for shard in summary.shards_of("labels")),
         "rows": {plan.split: summary.count(plan.name, "rows_out") for plan in queries},
     }

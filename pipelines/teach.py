@@ -20,7 +20,7 @@ from pipelines.runners.runner import for_workers
 from schemas import arrow
 from schemas.errors import InputError, TableError
 from schemas.manifest import Manifest
-from schemas.owners.place import require_place
+from schemas.owners.outputs import require_output_folder
 from schemas.ragged import Ragged
 from search.candidates import EMPTY, unpack
 from search.exclusions import Exclusions
@@ -62,7 +62,7 @@ def teach(
     """
     data, table, teacher, out = (for_workers(beam_options, url) for url in (data, table, teacher, out))
     options = options or TeachOptions()
-    require_place(out, "mined", [data, table, teacher])
+    require_output_folder(out, "mined", [data, table, teacher])
     if not beam_options:  # remote workers may have packages or devices that this machine lacks
         open_device(device)
     rows, (opened,), labels = open_tables(data, [table])

@@ -18,9 +18,9 @@ from extremis.supervisor import logged, train
 from schemas import storage
 from schemas.errors import InputError
 from schemas.json_files import read_json, write_json
-from schemas.layout import DataLayout, RunLayout, epoch_of, numbered
+from schemas.layout import DataLayout, RunLayout, epoch_folder, list_numbers
 from schemas.owners.claim import Claim, claimed
-from schemas.owners.place import require_place
+from schemas.owners.outputs import require_output_folder
 from schemas.storage import join
 from trainer.checkpoints.checkpoint import best_step, drop_old_checkpoints
 from trainer.config.load import applicable_overrides, load_config, restore_recipe
@@ -61,7 +61,7 @@ def run_auto(
     the final run, as in `extremis.supervisor:train`.
     Returns {"chosen", "trials", "epochs", ...}. Raises ExtremisError.
     """
-    require_place(run, "trained", [data])
+    require_output_folder(run, "trained", [data])
     began = time.perf_counter() if began is None else began
     remaining = Remaining(60 * minutes - (time.perf_counter() - began) if minutes else math.inf)
     with claimed(run, "trained", say) as claim, logged(run), output(remaining=remaining):
@@ -139,7 +139,7 @@ def _choose(
     trial_data = TrialData.prepare(data, survey, join(run, FOLDER), machine.device, machine.threads)
     trials = list[Trial]()
 
-    def epoch_of(seconds: float, recipe: Recipe) -> float:
+    def epoch_folder(seconds: float, recipe: Recipe) -> float:
         """Estimate the seconds of an epoch of `recipe` over all rows; `seconds`: an epoch of the recipe's trial."""
         return seconds * rows / trial_data.rows * _WIDER * (_MINED if recipe.table_epochs() else 1.0)
 
@@ -150,7 +150,7 @@ def _choose(
             one = statistics.median([own, *(trial.seconds for trial in trials)])
             best = best_of(trials, trial_data.queries) if trials else None
             recipe = fitting.get(best.contender if best else contender, first)
-            epoch = epoch_of(best.epoch if best else own / trial_data.epochs, recipe)
+            epoch = epoch_folder(best.epoch if best else own / trial_data.epochs, recipe)
             return to_come * one + epoch * (recipe.train.epochs + _RANKER + _FUSION)
 
         remaining.begin(statistics.median(trial.seconds for trial in trials) if trials else 0.0, after)
@@ -177,7 +177,7 @@ def _choose(
     report: dict[str, Any] = {"chosen": chosen.contender.recipe, "changes": list(chosen.contender.changes)}
     report["trials"] = [trial.facts() for trial in trials]
     resolved = _resolve(data, chosen.contender, rows, overrides)
-    return report, resolved, epoch_of(chosen.epoch, resolved.recipe)
+    return report, resolved, epoch_folder(chosen.epoch, resolved.recipe)
 
 
 def _fitting(data: str, kinds: Sequence[Contender], rows: int, overrides: Sequence[str]) -> dict[Contender, Recipe]:
@@ -235,8 +235,8 @@ def _tidy(run: RunLayout, best: int | None, claim: Claim) -> None:
     claim.require()
     storage.remove(run.dumps, recursive=True)
     drop_old_checkpoints(run, 0, best)
-    for epoch in numbered(run.negatives_root)[:-1]:
-        storage.remove(epoch_of(run.negatives_root, epoch), recursive=True)
+    for epoch in list_numbers(run.negatives_root)[:-1]:
+        storage.remove(epoch_folder(run.negatives_root, epoch), recursive=True)
 
 
 def _write(run: str, report: dict[str, Any], recipe: Recipe, claim: Claim) -> None:

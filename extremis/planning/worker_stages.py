@@ -13,7 +13,7 @@ from pipelines.mine import mine as mine_dump
 from pipelines.options import MineOptions, ShardOptions, default_row_group_rows
 from pipelines.shard import shard as shard_input
 from schemas import arrow
-from schemas.layout import SPENT, DataLayout, RunLayout
+from schemas.layout import MINING_COST, DataLayout, RunLayout
 from schemas.processes import peak_bytes
 from schemas.table import Table
 from search.factory import Factory
@@ -78,7 +78,7 @@ def mine(task: Task) -> list[Stage]:
     asked = {"width": whole.width, "block_rows": few.block_rows, "query_batch": whole.batch, "memory": whole.memory}
     options = MineOptions(index="auto" if Factory(whole.index).lists else whole.index, **asked)
     made = mine_dump(f"{task.folder}/searched", run.root, options=options, beam_options=_ONE)["queries"]
-    spent = json.loads(Path(run.negatives(2, SPENT)).read_text())["tables"]["queries"]
+    spent = json.loads(Path(run.negatives(2, MINING_COST)).read_text())["tables"]["queries"]
     index, seconds = made.parameters["index"], {stage: part / few.blocks for stage, part in spent["seconds"].items()}
     rows, labels = whole.queries / few.queries, whole.block_rows / few.block_rows
     sides = [(Factory(whole.index), whole.block_rows), (Factory(index), few.block_rows)]

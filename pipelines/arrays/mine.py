@@ -33,7 +33,7 @@ from schemas.errors import InputError
 from schemas.manifest import Manifest, Shard, is_published, unpublish
 from schemas.owners.build import Build
 from schemas.owners.claim import claimed
-from schemas.owners.place import require_place
+from schemas.owners.outputs import require_output_folder
 from schemas.ragged import Ragged
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import list_array, writing_shard
@@ -141,7 +141,9 @@ def mine_arrays(
         raise InputError("--out is missing: specify where to write the tables with --out URL.")
     out = options.out
     choose_runner(beam_options)  # refuses wrong options before anything is read
-    require_place(out, "mined", [queries, documents, options.query_texts, options.document_texts, options.positives])
+    require_output_folder(
+        out, "mined", [queries, documents, options.query_texts, options.document_texts, options.positives]
+    )
     names, of_labels = parse_fields_by_table(options.fields or "", Names())
     opened = _open(queries, options.query_texts, names), _open(documents, options.document_texts, of_labels or names)
     sides = [Side(name, opened[1][0].rows, *files) for name, files in zip(("queries", "labels"), opened, strict=True)]

@@ -20,7 +20,7 @@ from pipelines.common.flow import group_by_key
 from schemas import storage
 from schemas.checksums import crc32
 from schemas.errors import StorageError
-from schemas.sizes import in_pieces
+from schemas.sizes import batch_by_size
 from schemas.storage import join
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
@@ -79,7 +79,7 @@ def send_together(exchange: Exchange, parts: Iterable[tuple[K, pa.RecordBatch]])
 
     Raises StorageError.
     """
-    for held in in_pieces(parts, lambda part: part[1].nbytes, _HELD_BYTES):
+    for held in batch_by_size(parts, lambda part: part[1].nbytes, _HELD_BYTES):
         yield from exchange.send((destination, pa.concat_batches(some)) for destination, some in group_by_key(held))
         del held  # frees memory before the next batches arrive
 

@@ -159,7 +159,7 @@ class Profile:
         self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
         return self
 
-    def facts(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return the profile as JSON values."""
         return {
             "seconds": {name: round(value, 3) for name, value in sorted(self.seconds.items())},

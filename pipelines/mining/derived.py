@@ -87,7 +87,7 @@ def make_derived(
         say or silent,
         needs={"tables": rows.rows * 6 * plan.width},
         urls=[rows.url, plan.out],
-        reads=[table.place(0) for table in plan.tables if table.shards],
+        reads=[table.shard_url(0) for table in plan.tables if table.shards],
     )
 
 
@@ -130,13 +130,13 @@ def _read(plan: Derived, table: Table, shard: int, ids: pa.Array, offer: pa.Tabl
     labels, scores = matrix_column(offer, "label_ids"), matrix_column(offer, "scores").astype(np.float32)
     fault = None
     if not ids.equals(offer.column("query_id").combine_chunks()):
-        fault = f"the column query_id differs from the ids in {plan.rows.place(shard)}"
+        fault = f"the column query_id differs from the ids in {plan.rows.shard_url(shard)}"
     elif labels.max(initial=-1) >= plan.labels.rows or labels.min(initial=0) < -1:
         fault = f"a label id is outside [0, {plan.labels.rows})"
     elif not np.isfinite(scores[labels >= 0]).all():
         fault = "the score of a label is not finite"
     if fault:
-        raise TableError(f"{table.place(shard)}: {fault}. Make this table again.")
+        raise TableError(f"{table.shard_url(shard)}: {fault}. Make this table again.")
     return pack(labels.astype(np.int64), scores)
 
 

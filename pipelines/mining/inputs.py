@@ -7,7 +7,7 @@ from pipelines.common.vectors import Source, open_source
 from pipelines.options import MineOptions
 from schemas import storage
 from schemas.errors import InputError, TableError
-from schemas.layout import LABEL_TEXTS, DataLayout, RunLayout, numbered, source_of_part, staging
+from schemas.layout import LABEL_TEXTS, DataLayout, RunLayout, list_numbers, source_of_part, staging
 from schemas.manifest import is_published
 from schemas.storage import join
 from schemas.table import Table
@@ -116,7 +116,7 @@ def complete_dumps(run: str) -> dict[int, str]:
     """
     layout = RunLayout(run)
     digests: dict[int, str] = {}
-    epochs = numbered(layout.dumps)
+    epochs = list_numbers(layout.dumps)
     if not storage.is_local(run):
         after = max(epochs, default=-1) + 1
         epochs = sorted({*epochs, _FIRST, *range(after, after + _UNLISTED)})

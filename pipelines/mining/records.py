@@ -112,7 +112,7 @@ def summarize(plan: MinePlan, source: Source) -> dict[str, Any]:
         "shards": entries,
         "counters": Counter({name: sum(each["counters"][name] for each in facts) for name in facts[0]["counters"]}),
         "quality": {**quality, **_overlap(plan, source, [each.get("overlaps") for each in arrays])},
-        "profile": reduce(Profile.add, (Profile(**each["profile"]) for each in facts), Profile()).facts(),
+        "profile": reduce(Profile.add, (Profile(**each["profile"]) for each in facts), Profile()).as_json(),
     }
 
 

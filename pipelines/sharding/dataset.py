@@ -18,7 +18,7 @@ from schemas.errors import InputError, StorageError, TableError
 from schemas.layout import MANIFEST, DataLayout
 from schemas.manifest import Manifest
 from schemas.owners.build import Build
-from schemas.owners.claim import LostError
+from schemas.owners.claim import ClaimLostError
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files import parquet
 from schemas.storage import join
@@ -58,14 +58,14 @@ def clear(data: str) -> None:
 
 
 def place(build: Build, manifest: Manifest) -> Manifest:
-    """Move an attempt's data set to DATA: tables first, DATA's `manifest` last. Raises LostError, StorageError."""
+    """Move an attempt's data set to DATA: tables first, DATA's `manifest` last. Raises ClaimLostError, StorageError."""
     tables = {name: Table.open(join(build.url, name)) for name in manifest.parents}
     try:
         files = [f"{name}/{file}" for name, table in tables.items() for file in table.manifest.files]
         build.put(list(dict.fromkeys(files)))
         return build.publish(manifest, [f"{name}/{MANIFEST}" for name in tables])
     except BaseException:
-        with contextlib.suppress(LostError, StorageError):  # the first error is the cause
+        with contextlib.suppress(ClaimLostError, StorageError):  # the first error is the cause
             build.claim.require()
             clear(build.out)
         raise

@@ -23,7 +23,7 @@ from pipelines.sharding.hashing import hash_strings
 from pipelines.sharding.plans import LabelsPlan
 from pipelines.sharding.steps import ROWS, SIZES, by_shard, encode, first_ids, keep, open_tokens, reopen, reported
 from schemas.shard_files import parquet, shards
-from schemas.sizes import in_pieces
+from schemas.sizes import batch_by_size
 
 Blocks = tuple[Block, ...]
 
@@ -236,7 +236,7 @@ def resolve_shard(
     first = int(first_ids(sizes)[plan.shards_before + place // places_of_shard(plan.shards)])
     ids = ids_of(labels, first)
     received = ((number, batch) for number, packet in parts["mentions"] for batch in receive([packet]))
-    for mentions in in_pieces(received, lambda mention: mention[1].num_rows, _LOOKED_UP):
+    for mentions in batch_by_size(received, lambda mention: mention[1].num_rows, _LOOKED_UP):
         found = plan.files[resume.IDS].send(look_up(labels["key"], ids, mentions))
         yield from plan.meter.count_bytes(FIND, found)
         plan.meter.count(FIND, sum(batch.num_rows for _, batch in mentions))

@@ -21,7 +21,7 @@ from schemas import storage
 from schemas.errors import InputError, StorageError, TableError
 from schemas.manifest import open_manifest
 from schemas.options import check
-from schemas.owners.place import MARK
+from schemas.owners.outputs import KIND_FILE
 from schemas.table import Table
 from tests.pipelines.raw import contents, point, read_lines, rows_of, write_lines, write_tate, write_tiny
 
@@ -205,7 +205,7 @@ def test_an_unfinished_attempt_is_made_again_and_foreign_files_are_left_alone(ti
     (data / "queries" / "train" / "part-00000-of-00004.parquet").write_bytes(b"half")
     with pytest.raises(InputError, match="contains other files, but this command writes a data set"):
         shard(str(tiny), str(data), OPTIONS)
-    (data / MARK).write_text("sharded\n")
+    (data / KIND_FILE).write_text("sharded\n")
     shard(str(tiny), str(data), OPTIONS)
     assert contents(data) == whole
 

@@ -18,7 +18,7 @@ from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
 from schemas.manifest import Shard, describe_file, find_shard, verify_shard
-from schemas.mapped import Mapped, ScratchFile
+from schemas.mapped import MappedFile, ScratchFile
 from schemas.ragged import Ragged, SparseRows
 from schemas.shard_files.parquet import list_array, list_column, matrix_column, write_shard
 from schemas.sizes import say_bytes
@@ -111,7 +111,7 @@ class Memory:
     refine: int = 1
     measured: Mapping[str, Any] = field(default_factory=dict)
     on_device: "torch.Tensor | None" = None
-    file: Mapped | None = None
+    file: MappedFile | None = None
     coded: bool = False
 
     @classmethod
@@ -359,7 +359,7 @@ def _mapped(parts: Iterable[np.ndarray]) -> np.ndarray:
     return np.frombuffer(file.map(), np.float16).reshape(-1, dimension)
 
 
-def _open(url: str, shard: Shard) -> tuple[np.ndarray, Mapped | None]:
+def _open(url: str, shard: Shard) -> tuple[np.ndarray, MappedFile | None]:
     """Map the vectors of the table at `url` from the local file, or from a scratch copy of a remote file."""
     if not shard.rows or shard.bytes % (2 * shard.rows):
         raise TableError(
@@ -367,8 +367,8 @@ def _open(url: str, shard: Shard) -> tuple[np.ndarray, Mapped | None]:
         )
     if storage.is_local(url):
         place = (verify_shard if shard.bytes <= _HASHED else find_shard)(url, shard)
-        file = Mapped(storage.filesystem(place)[1], shard.bytes)
-        return np.frombuffer(file.whole, np.float16).reshape(shard.rows, -1), file
+        file = MappedFile(storage.filesystem(place)[1], shard.bytes)
+        return np.frombuffer(file.buffer, np.float16).reshape(shard.rows, -1), file
     scratch = ScratchFile(_WHAT)
     with storage.open_read(verify_shard(url, shard)) as source:
         while piece := source.read(storage.READ_BYTES):

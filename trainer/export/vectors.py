@@ -17,7 +17,7 @@ from schemas import PAD
 from schemas.errors import ExtremisError
 from schemas.layout import shard_name
 from schemas.manifest import Shard
-from schemas.mapped import Mapped, map_tensors
+from schemas.mapped import MappedFile, map_tensors
 from search.factory import Factory, choose
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _SEED = 0
 _MOST_MOVED = 2  # an index is rebuilt if more than 1 / _MOST_MOVED of its rows have moved: the lists no longer fit
 
 
-def map_vectors(file: Mapped) -> np.ndarray:
+def map_vectors(file: MappedFile) -> np.ndarray:
     """Return the rows [n, D] of a mapped file of vectors, without a copy. Raises ValueError for any other file."""
     tensors = map_tensors(file)
     if [*tensors] != [NAME] or tensors[NAME].dtype not in DTYPES.values():

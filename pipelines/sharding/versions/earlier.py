@@ -20,7 +20,7 @@ from schemas.manifest import Manifest, Shard, View
 from schemas.storage import join, relative, resolve
 from schemas.table import PartTable, Table
 from schemas.text_model import DenseModel
-from schemas.version import Version, moved, open_whole, part_name
+from schemas.version import Version, move_view, open_data, part_name
 
 # Options that determine the content of a row and its split: a version inherits these options.
 _INHERITED = (
@@ -57,7 +57,7 @@ class EarlierData:
     def open(cls, data: str, inputs: Inputs, options: ShardOptions) -> "EarlierData":
         """Open the data set at `options.onto`. Raises TableError, and InputError if INPUT or options do not fit it."""
         assert options.onto is not None
-        url, manifest = options.onto, open_whole(options.onto)[0].manifest
+        url, manifest = options.onto, open_data(options.onto)[0].manifest
         if not inputs.keyed:
             raise InputError(
                 f"--onto: the format {inputs.format} identifies labels by line number, which changes between versions. "
@@ -85,7 +85,7 @@ class EarlierData:
     @cached_property
     def dense_model(self) -> DenseModel | None:
         """Model that computed the data set's dense vectors; None if there are none, or if they came with the input."""
-        return DenseModel.stated(self.manifest.parameters, self.url)
+        return DenseModel.from_parameters(self.manifest.parameters, self.url)
 
     @property
     def seed(self) -> int:
@@ -168,7 +168,7 @@ def views_of(before: str, after: str, table: Manifest, part: str) -> tuple[Shard
     """Return the non-empty shards of `table` at `before`, which belong to `part`, as views in the table at `after`."""
     shards, place, size = [], relative(after, before), table.row_group_rows or 1
     for entry in table.shards:
-        view = entry.view and moved(entry.view, before, after)
+        view = entry.view and move_view(entry.view, before, after)
         view = view or View(table=place, part=part, first=0, rows=entry.rows, row_group_rows=size)
         shards.append(entry.model_copy(update={"view": view}))
     return tuple(renumbered(shards))
