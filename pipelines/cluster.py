@@ -19,7 +19,7 @@ from pipelines.clustering.balanced import balanced_order, parts_of
 from pipelines.clustering.inputs import dumps_for_clusters, open_clustering
 from pipelines.clustering.plan import ROW, VECTOR, ClusterPlan, Settled, make_layout, make_plan
 from pipelines.common.dumps import watch_dumps
-from pipelines.common.exchange import Exchange, Packet, choose_exchange, gather, one_batch, receive, split_by
+from pipelines.common.exchange import Exchange, Packet, choose_exchange, gather, receive, split_by, to_record_batch
 from pipelines.common.flow import Collection, Flow
 from pipelines.common.progress import Progress, say_use, silent
 from pipelines.common.summary import Summary, describe
@@ -154,7 +154,9 @@ def deal_shard(shard: int, settled: Settled, exchange: Exchange) -> Iterator[tup
     meter = settled.plan.meter
     meter.start(DEAL)
     for rows, part in _parted(settled.plan, shard, columns):
-        yield from meter.count_bytes(DEAL, exchange.send(split_by(one_batch(rows.drop_columns(["query_id"])), part)))
+        yield from meter.count_bytes(
+            DEAL, exchange.send(split_by(to_record_batch(rows.drop_columns(["query_id"])), part))
+        )
         meter.count(DEAL, rows.num_rows)
 
 
@@ -169,7 +171,7 @@ def cluster_part(
     order, _ = balanced_order(matrix_column(rows, VECTOR), plan.size, plan.smallest, plan.seed)
     rows = rows.drop_columns([ROW, VECTOR]).take(pa.array(order))
     shard, place = settled.layout.places(part)
-    sent = exchange.send(split_by(one_batch(rows.append_column(ROW, pa.array(place))), shard))
+    sent = exchange.send(split_by(to_record_batch(rows.append_column(ROW, pa.array(place))), shard))
     yield from plan.meter.count_bytes(CLUSTER, sent)
     plan.meter.count(CLUSTER, rows.num_rows)
 

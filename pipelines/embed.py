@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import TypeAdapter
 
-from pipelines.common.exchange import Files, one_batch, receive
+from pipelines.common.exchange import FileExchange, receive, to_record_batch
 from pipelines.common.progress import Meter, Progress, silent
 from pipelines.common.summary import Summary, describe, written_schema
 from pipelines.formats import lines
@@ -250,7 +250,9 @@ def embed_texts(
         if before is None:
             staged = Summary()
             if isinstance(texts, Texts):
-                staged = job.run_step(_READ, None, [texts], read_texts, Files(kept.folder(_READ)), job.watch.meter)
+                staged = job.run_step(
+                    _READ, None, [texts], read_texts, FileExchange(kept.folder(_READ)), job.watch.meter
+                )
             before = _READ, {"summary": _AS_JSON.dump_python(staged, mode="json"), "out": kept.folder(_SHARDS)}
             kept.finish(*before, (_READ, _SHARDS))
         else:
@@ -268,13 +270,13 @@ def embed_texts(
     return make_table(out, "embedded", find, make, beam_options, say, needs={}, reads=reads, in_phases=True)
 
 
-def read_texts(texts: Texts, files: Files, meter: Meter) -> Summary:
+def read_texts(texts: Texts, files: FileExchange, meter: Meter) -> Summary:
     """Write the rows of all files to staging, BLOCK_ROWS rows per packet. Raises InputError, StorageError."""
     meter.start(_READ)
     summary = Summary(kept={_READ: {}}, counters={_READ: Counter()})
     tables = (pa.Table.from_batches([batch]) for batch in texts.batches(BLOCK_ROWS, features=False))
     for number, block in enumerate(rechunk(tables, BLOCK_ROWS)):
-        summary.kept[_READ].update(files.send([(number, one_batch(block))]))
+        summary.kept[_READ].update(files.send([(number, to_record_batch(block))]))
         summary.counters[_READ]["rows"] += block.num_rows
         meter.count(_READ, block.num_rows)
     return summary

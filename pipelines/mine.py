@@ -19,7 +19,7 @@ from pipelines.common.dumps import watch_dumps
 from pipelines.common.flow import Flow
 from pipelines.common.progress import Progress, Watch, say_use, silent
 from pipelines.common.summary import Summary, describe
-from pipelines.common.vectors import Source
+from pipelines.common.vectors import EmbeddedSource
 from pipelines.mining import steps
 from pipelines.mining.aliases import find_aliases
 from pipelines.mining.audit import find_previous
@@ -179,7 +179,7 @@ def _steps(plan: MinePlan, passes: Sequence[Sequence[Place]]) -> dict[str, int |
     return {steps.INDEX: indexed, steps.SEARCH: rows * len(plan.bounds), steps.MERGE: rows}
 
 
-def _describe(plan: MinePlan, source: Source, made: dict[str, Any]) -> Manifest:
+def _describe(plan: MinePlan, source: EmbeddedSource, made: dict[str, Any]) -> Manifest:
     request = Request("negatives", plan.inputs.parents(source), plan.parameters())
     summary, of = Summary({request.kind: made["shards"]}, {request.kind: made["counters"]}), source.queries.manifest
     return describe(request, summary, plan.schema, of.row_group_rows, of.id_range, quality=made["quality"])

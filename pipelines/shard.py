@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pipelines import formats
-from pipelines.common.exchange import Exchange, Files, Packet, choose_exchange, size_of
-from pipelines.common.flow import Collection, Flow, sum_of
+from pipelines.common.exchange import Exchange, FileExchange, Packet, choose_exchange, size_of
+from pipelines.common.flow import Collection, Flow, flatten
 from pipelines.common.progress import Progress, silent
 from pipelines.common.summary import SUMMARY, Summary
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs
@@ -153,16 +153,16 @@ def _find_dense_model(
 
     Raises InputError if --embed is given but INPUT has its own vectors, or if vectors do not match the earlier data.
     """
-    given = next((part for part in inputs.parts if part.holds.dense and not part.holds.derived), None)
+    given = next((part for part in inputs.parts if part.contents.dense and not part.contents.derived), None)
     if options.embed and given:
         raise InputError(
-            f"--embed: {given.name} has its own vectors of {given.holds.dense:,} numbers. Leave --embed out, or "
+            f"--embed: {given.name} has its own vectors of {given.contents.dense:,} numbers. Leave --embed out, or "
             "remove the vectors from INPUT."
         )
     before = base.dense_model if base else None
     name = options.embed or (before.name if before and not given else None)
     if base is not None:
-        has = "computed by a model" if name else given.holds.dense if given else 0
+        has = "computed by a model" if name else given.contents.dense if given else 0
         had = "computed by a model" if before else base.manifest.parameters.get(DENSE) or 0
         if has != had:
             raise InputError(
@@ -205,9 +205,9 @@ class Attempt(Job):
         """Prefix of the new tables: the data set, or the part that a version adds."""
         return self.build.url if self.base is None else join(self.build.url, parts_prefix(self.base.part))
 
-    def files(self, kind: str) -> Files:
+    def files(self, kind: str) -> FileExchange:
         """Return the files of one kind that phases write."""
-        return Files(self.phases.folder(kind))
+        return FileExchange(self.phases.folder(kind))
 
     @property
     def bulk(self) -> Exchange:
@@ -238,8 +238,8 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     tokenizer_manifest = dataset.write_tokenizer(data, frozen, source) if frozen else None
     before = (base.labels, len(base.views[LABELS])) if base else (0, 0)
     files = {kind: attempt.files(kind) for kind in (resume.LABELS, resume.IDS, resume.ROWS, resume.REJECTS)}
-    alone = isinstance(attempt.runner, LocalRunner) and attempt.runner.alone
-    meter, threads = attempt.watch.meter, cores() if alone else 1
+    in_process = isinstance(attempt.runner, LocalRunner) and attempt.runner.in_process
+    meter, threads = attempt.watch.meter, cores() if in_process else 1
     made = _open_dense(attempt, raw)
     basis = Basis(
         inputs, raw, data, options, frozen, made, attempt.tables, *before, attempt.bulk, files, meter, threads
@@ -316,7 +316,7 @@ def join_labels(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary) 
             named = flow.create(f"Blocks of {table}", groups)
             resolved = label_steps.resolve_labels(named, ordered, labels, attempt.options.seed)
             summaries.append(keep(resolved, label_steps.ids_of_table(table), labels.files[resume.IDS]))
-    return sum_of(summaries)
+    return flatten(summaries)
 
 
 def _size_of_join(raw: Summary) -> int:
@@ -331,7 +331,7 @@ def tokenize(flow: Flow, tables: TablePlans, raw: Summary, joined: Summary) -> C
         table: [Group(blocks, joined.kept.get(label_steps.ids_of_table(table), {}).get(n)) for n, blocks in some]
         for table, some in tables.groups(raw).items()
     }
-    return sum_of([query_steps.assemble_queries(flow, plan, groups) for plan in tables.queries])
+    return flatten([query_steps.assemble_queries(flow, plan, groups) for plan in tables.queries])
 
 
 def write(flow: Flow, attempt: Attempt, tables: TablePlans, assembled: Summary) -> Collection:
@@ -352,7 +352,7 @@ def write(flow: Flow, attempt: Attempt, tables: TablePlans, assembled: Summary) 
         patched = flow.join("Join what changes", {"counts": older, **kept})
         summaries.append(patched.map("Patch labels", changes.patch_labels, base, built))
         counts = counts.flat_map("Of new labels", _of_labels, labels.shards_before, True)
-    return sum_of([*summaries, label_steps.write_labels(counts, labels, assembled)])
+    return flatten([*summaries, label_steps.write_labels(counts, labels, assembled)])
 
 
 def _of_labels(element: tuple[int, Packet], before: int, new: bool) -> Iterator[tuple[int, Packet]]:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from pipelines.formats import lines, npz
 from pipelines.formats.column_files import open_parquet
-from pipelines.formats.names import listed, listing
+from pipelines.formats.names import list_files, say_names
 from schemas import storage
 from schemas.errors import InputError
 from schemas.ragged import offsets_of
@@ -192,7 +192,7 @@ class RowFiles:
 def urls_of(source: str) -> list[str]:
     """List the vector files at `source` (a file, a prefix, or a pattern), which are recognised by their extensions."""
     wild = "*" in source or "?" in source
-    root, names = listing(source) if wild else (source, storage.list_names(source))
+    root, names = list_files(source) if wild else (source, storage.list_names(source))
     urls = [join(root, name) for name in names if _SUFFIX.search(name) and name[0] not in "._"]
     return urls or [source] * bool(_SUFFIX.search(source) and not wild)
 
@@ -205,7 +205,7 @@ def open_files(source: str, names: Names) -> RowFiles:
     urls = urls_of(source)
     if not urls:
         raise InputError(
-            f"{source}: no vectors here; found: {listed(storage.list_names(source))}. Expected a file that ends in "
+            f"{source}: no vectors here; found: {say_names(storage.list_names(source))}. Expected a file that ends in "
             ".npy, .safetensors, .parquet, .arrow or .feather, or a folder of such files."
         )
     with ThreadPoolExecutor() as pool:
@@ -262,7 +262,7 @@ def _open_safetensors(url: str, stream: IO[bytes], names: Names) -> RowFile:
     fitting = [name for name, (dtype, shape) in tensors.items() if dtype in _TENSORS and len(shape) == 2]
     name = fitting[0] if len(fitting) == 1 and names.vector not in tensors else names.vector
     if name not in fitting:
-        found = listed([f"{each} ({dtype} {list(shape)})" for each, (dtype, shape) in tensors.items()])
+        found = say_names([f"{each} ({dtype} {list(shape)})" for each, (dtype, shape) in tensors.items()])
         raise InputError(
             f"{url}: no tensor {name!r} [N, D] of floats; found: {found}. Give the name with --fields vector=NAME."
         )
@@ -313,7 +313,7 @@ def _of_columns(
     fitting = [each.name for each in schema if are_lists[each.name] and pa.types.is_floating(each.type.value_type)]
     name = fitting[0] if len(fitting) == 1 and names.vector not in schema.names else names.vector
     if name not in fitting:
-        found = listed([f"{each.name} ({each.type})" for each in schema])
+        found = say_names([f"{each.name} ({each.type})" for each in schema])
         raise InputError(
             f"{url}: no column {name!r} with lists of floats; found: {found}. Give the name with --fields vector=NAME."
         )

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from pipelines.arrays.files import KEY, TEXT, VECTOR, Names, RowFiles, open_files
 from pipelines.arrays.positives import Keys, files_of, read_positives
-from pipelines.common.exchange import Files, Packet, receive
+from pipelines.common.exchange import FileExchange, Packet, receive
 from pipelines.common.progress import Meter, Progress, silent
 from pipelines.common.summary import Summary, describe
 from pipelines.formats import lines
@@ -220,7 +220,7 @@ def _import(
         keys, none = [Keys.of(side.keyed) for side in sides], Ragged.empty(sides[0].vectors.rows)
         pairs = read_positives(options.positives, keys[0], keys[1], say) if options.positives else none
         plan = ImportPlan(job.build.url, sides, options.metric == "cosine", job.watch.meter)
-        shards = Files(join(job.watch.staging, "pairs")).send(_pairs_by_shard(sides, pairs))
+        shards = FileExchange(join(job.watch.staging, "pairs")).send(_pairs_by_shard(sides, pairs))
         summary = job.run_step(_STEP, sum(side.vectors.rows for side in sides), shards, import_rows, plan)
         unpublish(join(out, "data"))
         storage.remove(join(out, "queries"), recursive=True)

@@ -17,7 +17,7 @@ from pipelines.arrays.files import KEY, RowFiles
 from pipelines.common.progress import Progress
 from pipelines.formats import lines
 from pipelines.formats.column_files import column_names, read_parquet
-from pipelines.formats.names import listed
+from pipelines.formats.names import say_names
 from pipelines.sharding.hashing import hash_strings
 from schemas import storage
 from schemas.errors import InputError
@@ -152,7 +152,7 @@ def _choose(url: str, names: Sequence[str]) -> list[str]:
     if usual[0] and usual[1]:
         return [name for name in usual if name]
     if not 2 <= len(names) <= 4:
-        raise InputError(f"{url}: unexpected columns: {listed(names)}. {_EXPECTED}")
+        raise InputError(f"{url}: unexpected columns: {say_names(names)}. {_EXPECTED}")
     return [names[0], *names[-2:]] if len(names) == 4 else list(names)
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pipelines.common.vectors import Source, open_source
+from pipelines.common.vectors import EmbeddedSource, open_source
 from pipelines.options import ClusterOptions
 from schemas.errors import InputError, TableError
 from schemas.layout import CLUSTERS, DataLayout, RunLayout, list_numbers
@@ -19,7 +19,7 @@ class ClusterInputs:
     `epoch`: the epoch of the dump, or None. `out`: the URL of the table.
     """
 
-    source: Source
+    source: EmbeddedSource
     origin: str
     epoch: int | None
     use_from: int | None

@@ -184,7 +184,7 @@ def make_plan(inputs: ClusterInputs, options: ClusterOptions) -> ClusterPlan:
     dimension = inputs.source.embeddings.dimension
     sample = np.empty((0, dimension), np.float32)
     if parts > 1:
-        sample = inputs.source.some_queries(_SAMPLE_ROWS, options.seed, dimension, _SAMPLE_GROUPS)
+        sample = inputs.source.sample_queries(_SAMPLE_ROWS, options.seed, dimension, _SAMPLE_GROUPS)
     return ClusterPlan(inputs, size, smallest, options.seed, grow_parts(sample, parts, options.seed))
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.vectors import Source
+from pipelines.common.vectors import EmbeddedSource
 from schemas.errors import ExtremisError
 from schemas.layout import RunLayout
 from schemas.processes import peak_bytes
@@ -102,7 +102,7 @@ def _quantiles(scores: np.ndarray) -> dict[str, float] | None:
     return dict(zip(_QUANTILES, (float(value) for value in values), strict=True))
 
 
-def find_previous(run: str, source: Source, use_from: int | None) -> Table | None:
+def find_previous(run: str, source: EmbeddedSource, use_from: int | None) -> Table | None:
     """Return the run's newest table of `source` for an epoch before `use_from`, or None."""
     newest = next(run_tables(RunLayout(run), source.name, before=use_from), None)
     if newest is None:

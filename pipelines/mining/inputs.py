@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipelines.common.vectors import Source, open_source
+from pipelines.common.vectors import EmbeddedSource, open_source
 from pipelines.options import MineOptions
 from schemas import storage
 from schemas.errors import InputError, TableError
@@ -27,7 +27,7 @@ class MineInputs:
     """
 
     by: str
-    sources: tuple[Source, ...]
+    sources: tuple[EmbeddedSource, ...]
     vectors: Table
     drop_bias: bool
     epoch: int | None
@@ -62,11 +62,11 @@ class MineInputs:
         """Prefix of the candidates of one pass."""
         return join(self.scratch, "candidates")
 
-    def table(self, source: Source) -> str:
+    def table(self, source: EmbeddedSource) -> str:
         """Return the URL of the table of `source`."""
         return join(self.root, source.name)
 
-    def parents(self, source: Source) -> dict[str, str]:
+    def parents(self, source: EmbeddedSource) -> dict[str, str]:
         """Return the digests of the parent tables for the table of `source`."""
         queries, embeddings = source.queries.digest, source.embeddings.digest
         return {"queries": queries, "embeddings": embeddings, "vectors": self.vectors.digest}
@@ -151,7 +151,7 @@ def open_vectors(url: str) -> Table:
 
 def _sources(
     data: str, layout: RunLayout, epoch: int | None, dump: Table | None, options: MineOptions
-) -> tuple[Source, ...]:
+) -> tuple[EmbeddedSource, ...]:
     if options.queries is not None:
         embeddings = Table.open(options.queries, "embeddings")
         split = str(embeddings.parameters.get("split", "train"))
@@ -223,7 +223,7 @@ def _vectors(
     return open_vectors(layout.embeddings(epoch, "labels")), "labels"
 
 
-def _require_one_training(source: Source, vectors: Table, dump: Table | None) -> None:
+def _require_one_training(source: EmbeddedSource, vectors: Table, dump: Table | None) -> None:
     """Raise TableError if embeddings and vectors do not belong to the same embedding space."""
     got, expected = source.embeddings.dimension, vectors.dimension
     if got != expected:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from pipelines.common.dumps import require_unused
 from pipelines.common.progress import Meter
-from pipelines.common.vectors import Source, equal_ranges
+from pipelines.common.vectors import EmbeddedSource, equal_ranges
 from pipelines.mining.aliases import find_aliases
 from pipelines.mining.candidates import fetched
 from pipelines.mining.inputs import MineInputs
@@ -60,7 +60,7 @@ class MinePlan(Blocks):
     """
 
     inputs: MineInputs
-    sources: tuple[Source, ...]
+    sources: tuple[EmbeddedSource, ...]
     width: int
     fetch: int
     params: SearchParams
@@ -93,7 +93,7 @@ class MinePlan(Blocks):
         """Return the plan for the attempt with this name."""
         return replace(self, inputs=replace(self.inputs, attempt=attempt))
 
-    def audited(self, source: Source) -> int:
+    def audited(self, source: EmbeddedSource) -> int:
         """Return how many rows are also searched exactly: by default one in 400, so that the audit is cheap."""
         if self.options.audit_queries is not None:
             return self.options.audit_queries
@@ -131,7 +131,7 @@ class MinePlan(Blocks):
         """Folders of finished files."""
         return [*(join("tables", source.name) for source in self.sources), _INDEXES]
 
-    def written(self, source: Source) -> str:
+    def written(self, source: EmbeddedSource) -> str:
         """Return the URL of the table of `source` in this attempt."""
         return join(self.finished, "tables", source.name)
 

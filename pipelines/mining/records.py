@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipelines.common.vectors import Source
+from pipelines.common.vectors import EmbeddedSource
 from pipelines.mining.audit import Audit, Profile, measure, stack
 from pipelines.mining.plan import RECORD, REMEDY, MinePlan, Place
 from schemas import storage
@@ -93,7 +93,7 @@ def _move_whole(old: str, new: str) -> None:
         storage.move_files(old, new, names)
 
 
-def summarize(plan: MinePlan, source: Source) -> dict[str, Any]:
+def summarize(plan: MinePlan, source: EmbeddedSource) -> dict[str, Any]:
     """Return the ordered shards, the counters, the quality and the profile of a source's table.
 
     Raises the errors of `read_record`.
@@ -116,7 +116,7 @@ def summarize(plan: MinePlan, source: Source) -> dict[str, Any]:
     }
 
 
-def _overlap(plan: MinePlan, source: Source, shares: list[np.ndarray | None]) -> dict[str, Any]:
+def _overlap(plan: MinePlan, source: EmbeddedSource, shares: list[np.ndarray | None]) -> dict[str, Any]:
     previous = plan.previous.get(source.name)
     whole = [share for share in shares if share is not None]
     if previous is None or len(whole) < len(shares):

@@ -19,7 +19,7 @@ import faiss
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.vectors import Batch, read_block
+from pipelines.common.vectors import QueryBatch, read_block
 from pipelines.mining.aliases import read_aliases
 from pipelines.mining.audit import (
     Audit,
@@ -241,7 +241,9 @@ def _tune(plan: MinePlan, block: Block) -> SearchParams:
     level = fixed.nprobe if plan.factory.lists else fixed.ef_search
     if level is not None and (fixed.refine or not lossy):
         return fixed
-    queries = plan.inputs.sources[0].some_queries(_TUNING_QUERIES, plan.options.seed, plan.dimension)[:_TUNING_QUERIES]
+    queries = plan.inputs.sources[0].sample_queries(_TUNING_QUERIES, plan.options.seed, plan.dimension)[
+        :_TUNING_QUERIES
+    ]
     return tune(block, fixed, lossy, queries, plan.fetch, plan.options.target_recall)
 
 
@@ -311,7 +313,7 @@ def _search_batches(
             held.append((batch.queries[rows], batch.exclusions.take(rows)))
 
 
-def _batches(plan: MinePlan, place: Place) -> Iterator[Batch]:
+def _batches(plan: MinePlan, place: Place) -> Iterator[QueryBatch]:
     """Read a shard in batches with the labels to exclude, including labels that share their text with a positive."""
     for batch in plan.sources[place[0]].batches(place[1], plan.batch, plan.dimension):
         aliases = read_aliases(plan.alias_url) if plan.aliases else None

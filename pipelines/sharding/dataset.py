@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.common.exchange import Files, Packet, gather, receive, send_together, split_by
+from pipelines.common.exchange import FileExchange, Packet, gather, receive, send_together, split_by
 from pipelines.common.flow import group_by_key
 from pipelines.common.summary import Summary, describe
 from pipelines.formats.base import LABELS, Inputs, Reason
@@ -151,7 +151,7 @@ def describe_table(
     return describe(request, summary, plan.schema, plan.row_group_rows, (0, rows), plan.name, counters=counters)
 
 
-def write_rejects(data: str, rejected: Sequence[tuple[str, Packet]], staged: Files) -> Manifest:
+def write_rejects(data: str, rejected: Sequence[tuple[str, Packet]], staged: FileExchange) -> Manifest:
     """Write the rejects, one shard per input table, ordered by file and line; return the unpublished manifest.
 
     The function groups rejects by range of lines with temporary files in `staged`, and sorts one range at a time.

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.common.exchange import Packet, gather, one_batch, receive, split_by
+from pipelines.common.exchange import Packet, gather, receive, split_by, to_record_batch
 from pipelines.common.flow import Collection, Flow, Tagged
-from pipelines.common.summary import SUMMARY, Block, Summary
+from pipelines.common.summary import SUMMARY, StagedBlock, Summary
 from pipelines.formats.base import LABELS, Reason, Reject
 from pipelines.sharding import resume, rows
 from pipelines.sharding.hashing import hash_strings
@@ -25,7 +25,7 @@ from pipelines.sharding.steps import ROWS, SIZES, by_shard, encode, first_ids, k
 from schemas.shard_files import parquet, shards
 from schemas.sizes import batch_by_size
 
-Blocks = tuple[Block, ...]
+Blocks = tuple[StagedBlock, ...]
 
 KEYS = "keys"
 ENCODE, ORDER, WRITE = "tokenize labels", "order labels", "write labels"  # steps
@@ -38,7 +38,7 @@ SEND, FIND = "send keys of labels", "find labels"  # steps that count keys as ro
 Ordered = dict[str, Collection]  # labels by shard, by tag
 
 
-def order_labels(flow: Flow, plan: LabelsPlan, blocks: list[Block]) -> Ordered:
+def order_labels(flow: Flow, plan: LabelsPlan, blocks: list[StagedBlock]) -> Ordered:
     """Order labels by id: by (hash, key), or by row in a format without keys.
 
     Returns the collections `rows` and `keys` (shard, packet), `sizes` (shard, number of labels), and `summary`. In a
@@ -67,7 +67,7 @@ def write_labels(counts: Collection, plan: LabelsPlan, ordered: Summary) -> Coll
     return joined.map("Write labels", write_shard, plan, ordered.label_sizes)
 
 
-def encode_block(block: Block, plan: LabelsPlan) -> Iterator[tuple[int, Packet]]:
+def encode_block(block: StagedBlock, plan: LabelsPlan) -> Iterator[tuple[int, Packet]]:
     """Tokenize the labels of a block and send them to their shards: (shard, packet)."""
     plan.meter.start(ENCODE)
     batch = encode(block.read(), plan, open_tokens(plan)).select(plan.row_schema.names)
@@ -106,7 +106,7 @@ def send_ordered(
     yield Tagged(SIZES, (number, table.num_rows))
     staged = plan.files[resume.LABELS]
     for tag, to, columns, channel in ((ROWS, number, table, staged), (KEYS, shard, keys, plan.bulk)):
-        for place in plan.meter.count_bytes(ORDER, channel.send([(to, one_batch(columns))])):
+        for place in plan.meter.count_bytes(ORDER, channel.send([(to, to_record_batch(columns))])):
             yield Tagged(tag, place)
     plan.meter.count(ORDER, counters["rows_in"])
 
@@ -174,7 +174,7 @@ def ids_of_table(table: str) -> str:
     return f"ids of {table}"
 
 
-def group_blocks(blocks: Sequence[Block], shards: int) -> list[tuple[int, Blocks]]:
+def group_blocks(blocks: Sequence[StagedBlock], shards: int) -> list[tuple[int, Blocks]]:
     """Group blocks into (number, blocks), with larger groups if there are many blocks and label `shards`."""
     size = max(1, -(-len(blocks) * shards // _REFERENCES))
     return [(start // size, tuple(blocks[start : start + size])) for start in range(0, len(blocks), size)]
@@ -221,7 +221,7 @@ def route_mentions(
     plan.meter.count(SEND, named.num_rows)
 
 
-def read_mentions(block: Block) -> pa.RecordBatch | None:
+def read_mentions(block: StagedBlock) -> pa.RecordBatch | None:
     """Read the label keys in a block; None if the block's points do not name labels by key."""
     return None if block.mentions is None else next(receive([block.mentions]))
 

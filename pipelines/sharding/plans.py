@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.exchange import Exchange, Files
+from pipelines.common.exchange import Exchange, FileExchange
 from pipelines.common.progress import Meter
 from pipelines.common.summary import Summary
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs, Text
@@ -29,8 +29,8 @@ class ReadPlan:
     inputs: Inputs
     text: Text
     bulk: Exchange
-    blocks: Files
-    rejects: Files
+    blocks: FileExchange
+    rejects: FileExchange
     seed: int
     block_rows: int
     meter: Meter = field(default=Meter(), compare=False)
@@ -64,7 +64,7 @@ class TablePlan:
     sources: Mapping[int, str]  # names of the input's parts, by their numbers
     sink: Sink
     bulk: Exchange  # exchange within a flow
-    files: Mapping[str, Files]  # files that flows write, by kind
+    files: Mapping[str, FileExchange]  # files that flows write, by kind
     meter: Meter = field(compare=False)
 
     @property
@@ -178,7 +178,7 @@ class Basis(NamedTuple):
     labels_before: int
     shards_before: int
     bulk: Exchange
-    files: Mapping[str, Files]
+    files: Mapping[str, FileExchange]
     meter: Meter
     threads: int
 
@@ -186,7 +186,9 @@ class Basis(NamedTuple):
         """Return the length of each row's vector in the input table `table`; 0 if rows have no vectors."""
         if self.dense is not None:
             return self.dense.dimension if self.raw.count_input(table, "text_bytes") else 0
-        return max((part.holds.dense for part in self.inputs.of(table) if not part.holds.derived), default=0)
+        return max(
+            (part.contents.dense for part in self.inputs.parts_of(table) if not part.contents.derived), default=0
+        )
 
     def shared(self, table: str, *sources: str) -> dict[str, Any]:
         """Return fields of `TablePlan` for the input `table` and the additional input tables `sources`."""
@@ -246,12 +248,12 @@ def check(inputs: Inputs, options: ShardOptions) -> None:
     for split, kind in (("val", "validation"), ("test", "test")):
         if cuts[split] and split in inputs.splits:
             raise InputError(f"{name_of(inputs, split)} is already a {kind} split. Remove it, or do not split train.")
-    if not inputs.keyed and len(inputs.of(LABELS)) != 1:
+    if not inputs.keyed and len(inputs.parts_of(LABELS)) != 1:
         raise InputError(
             f"{name_of(inputs, LABELS)}: a label's line number is its id, so all labels must be in a single file."
         )
     for split, url in inputs.filters.items():
-        if len(inputs.of(split)) != 1:
+        if len(inputs.parts_of(split)) != 1:
             raise InputError(
                 f"{url}: a filter refers to line numbers, so INPUT must have exactly one file for {split}."
             )
@@ -306,7 +308,7 @@ def tokenizer_url(data: str) -> str:
 
 def name_of(inputs: Inputs, table: str) -> str:
     """Return an input table's name for messages: the file's name, or the number of files."""
-    parts = inputs.of(table)
+    parts = inputs.parts_of(table)
     return parts[0].name if len(parts) == 1 else f"the {len(parts)} files of {table}"
 
 
@@ -320,7 +322,7 @@ def _plan_split(split: str, basis: Basis, filtered: bool) -> QueriesPlan:
         split=split,
         source=split,
         labels=basis.labels_before + max(raw.count_input(LABELS, "rows_in"), raw.count_input(LABELS, "rows")),
-        pairs=bool(inputs.of(PAIRS + split)),
+        pairs=bool(inputs.parts_of(PAIRS + split)),
         shared=inputs.shared_points,
         filters=_filter_url(data, split) if filtered else None,
         keep_text=options.keep_text,

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.common.exchange import Packet, gather, one_batch, read_places, receive, send_together
-from pipelines.common.flow import Collection, Flow, Tagged, sum_of
-from pipelines.common.summary import SUMMARY, Block, Summary
+from pipelines.common.exchange import Packet, gather, read_locations, receive, send_together, to_record_batch
+from pipelines.common.flow import Collection, Flow, Tagged, flatten
+from pipelines.common.summary import SUMMARY, StagedBlock, Summary
 from pipelines.formats.base import PAIRS as PAIRS_OF
 from pipelines.formats.base import Reason, Reject
 from pipelines.sharding import resume, rows
@@ -31,7 +31,7 @@ PAIRS = pa.schema(
 class Group(NamedTuple):
     """Blocks of an input table. `ids`: ids of the labels that the blocks name; None if the blocks name no labels."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[StagedBlock, ...]
     ids: Packet | None
 
 
@@ -44,9 +44,9 @@ def assemble_queries(flow: Flow, plan: QueriesPlan, groups: Mapping[str, list[Gr
     summaries = []
     for name, source, assemble in zip(names_of(plan), sources, (assemble_points, assemble_pairs), strict=False):
         made = flow.create(f"Blocks of {name}", groups[source])
-        assembled = made.split(f"Assemble {name}", (SUMMARY, ROWS), assemble, plan, over=True)
+        assembled = made.split(f"Assemble {name}", (SUMMARY, ROWS), assemble, plan, partitions=True)
         summaries += [assembled[SUMMARY], keep(assembled[ROWS], name, plan.files[resume.ROWS])]
-    return sum_of(summaries)
+    return flatten(summaries)
 
 
 def names_of(plan: QueriesPlan) -> tuple[str, str]:
@@ -104,11 +104,11 @@ def _assemble(
     yield Tagged(SUMMARY, Summary.sum_of(summaries))
 
 
-def _with_labels(group: Group, plan: QueriesPlan) -> Iterator[tuple[Block, pa.RecordBatch, list[Reject]]]:
+def _with_labels(group: Group, plan: QueriesPlan) -> Iterator[tuple[StagedBlock, pa.RecordBatch, list[Reject]]]:
     """Yield each block with its rejects, and its rows that belong to the plan's split, with label ids."""
     mentions = [read_mentions(block) for block in group.blocks]
     ends = np.cumsum([0 if named is None else named.num_rows for named in mentions])
-    ids = np.split(known_ids(int(ends[-1]), receive(read_places(group.ids))), ends[:-1])
+    ids = np.split(known_ids(int(ends[-1]), receive(read_locations(group.ids))), ends[:-1])
     for block, named, label_ids in zip(group.blocks, mentions, ids, strict=True):
         batch = block.read()
         if plan.share != (0.0, 1.0):
@@ -131,7 +131,7 @@ class Shard(NamedTuple):
 
     def gather(self, plan: QueriesPlan, columns: list[str]) -> pa.Table:
         """Return `columns` of the shard's rows, always in the same order."""
-        return gather(read_places(self.rows), plan.row_schema, columns)
+        return gather(read_locations(self.rows), plan.row_schema, columns)
 
 
 def write_queries(flow: Flow, plan: QueriesPlan, assembled: Summary) -> dict[str, Collection]:
@@ -163,7 +163,7 @@ def order_shard(shard: Shard, plan: QueriesPlan, label_sizes: dict[int, int]) ->
     rows_in, others = ordered.rows.num_rows + ordered.merged + ordered.rejected.num_rows, 0
     table, rejects = ordered.rows, duplicates(ordered, plan.sources)
     if plan.pairs:
-        pairs = gather(read_places(shard.pairs), PAIRS)
+        pairs = gather(read_locations(shard.pairs), PAIRS)
         table, unknown = rows.add_pairs(table, pairs["key"].combine_chunks(), pairs["label_id"].to_numpy())
         lost_pairs = rows.reject_rows(
             pairs.filter(pa.array(unknown)),
@@ -184,10 +184,10 @@ def order_shard(shard: Shard, plan: QueriesPlan, label_sizes: dict[int, int]) ->
     counts = count_labels(parquet.list_column(table, "label_ids").values, first_ids(label_sizes))
     for place in plan.bulk.send(counts):
         yield Tagged(FREQUENCIES, place)
-    for place in plan.bulk.send(route_keys(one_batch(table), plan.older)):
+    for place in plan.bulk.send(route_keys(to_record_batch(table), plan.older)):
         yield Tagged(AGAIN, place)
     changed = [name for name in rows.LISTS if name in table.column_names and (ordered.merged or plan.pairs)]
-    placed = plan.bulk.send([(shard.number, one_batch(table.select([_POSITION, *changed])))])
+    placed = plan.bulk.send([(shard.number, to_record_batch(table.select([_POSITION, *changed])))])
     for _, packet in plan.meter.count_bytes(ORDER, placed):
         yield Tagged(ROWS, (shard, packet))
     plan.meter.count(ORDER, rows_in)

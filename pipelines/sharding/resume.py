@@ -128,7 +128,7 @@ _AS_JSON = TypeAdapter(Finished)
 
 def digest(inputs: Inputs, recorded: Mapping[str, Any], version: Mapping[str, Any] | None) -> str:
     """Return the digest of everything that determines the work, except file contents, which are compared separately."""
-    parts = [[part.table, part.name, dict(part.files), part.rows, vars(part.holds)] for part in inputs.parts]
+    parts = [[part.table, part.name, dict(part.files), part.rows, vars(part.contents)] for part in inputs.parts]
     work = [code_version(), inputs.format, parts, dict(inputs.filters), dict(recorded), version and dict(version)]
     return storage.sha256(json.dumps(work, sort_keys=True).encode())
 

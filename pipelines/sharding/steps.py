@@ -8,10 +8,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.exchange import Exchange, Files, Packet, places_of, read_places, send_together, split_by
+from pipelines.common.exchange import (
+    Exchange,
+    FileExchange,
+    Packet,
+    pack_locations,
+    read_locations,
+    send_together,
+    split_by,
+)
 from pipelines.common.flow import Collection, Flow
 from pipelines.common.summary import REJECTED, SHOWN, Summary
-from pipelines.formats.base import Reject, to_batch
+from pipelines.formats.base import Reject, rejects_batch
 from pipelines.sharding import tokenizer
 from pipelines.sharding.plans import TablePlan
 from pipelines.sharding.tokenizer import Encoder
@@ -54,14 +62,14 @@ def by_shard(batch: pa.RecordBatch, shards: int) -> Iterator[tuple[int, pa.Recor
     yield from split_by(batch, (batch["hash"].to_numpy() % np.uint64(shards)).astype(np.int64))
 
 
-def keep(packets: Collection, name: str, files: Files) -> Collection:
+def keep(packets: Collection, name: str, files: FileExchange) -> Collection:
     """Store (key, packet in files) as the collection `name` for a later flow; return a Summary of the locations."""
-    return packets.group(f"{name} by key").over(f"Keep {name}", _keep_places, name, files)
+    return packets.group(f"{name} by key").map_partitions(f"Keep {name}", _keep_places, name, files)
 
 
-def _keep_places(groups: Iterable[tuple[int, Iterable[Packet]]], name: str, files: Files) -> Iterator[Summary]:
+def _keep_places(groups: Iterable[tuple[int, Iterable[Packet]]], name: str, files: FileExchange) -> Iterator[Summary]:
     """Write, for each key, the locations of the key's packets, with many keys per file."""
-    places = ((key, places_of(packets)) for key, packets in groups)
+    places = ((key, pack_locations(packets)) for key, packets in groups)
     yield from (Summary(kept={name: dict([sent])}) for sent in send_together(files, places))
 
 
@@ -72,7 +80,7 @@ def reopen(flow: Flow, kept: Summary, name: str) -> Collection:
 
 def _packets_of(element: tuple[int, Packet]) -> Iterator[tuple[int, Packet]]:
     key, place = element
-    yield from ((key, packet) for packet in read_places(place))
+    yield from ((key, packet) for packet in read_locations(place))
 
 
 def first_ids(sizes: Mapping[int, int]) -> np.ndarray:
@@ -82,6 +90,6 @@ def first_ids(sizes: Mapping[int, int]) -> np.ndarray:
 
 def reported(table: str, rejects: list[Reject], exchange: Exchange, **fields: Any) -> Summary:
     """Write the `rejects` of an input table to staging through `exchange`, and return a Summary of the rejects."""
-    packets = exchange.send([(table, to_batch(rejects))]) if rejects else ()
+    packets = exchange.send([(table, rejects_batch(rejects))]) if rejects else ()
     counts = {**fields.pop("counters", {}), REJECTED + table: Counter(reject.reason.value for reject in rejects)}
     return Summary(counters=counts, rejects=tuple(sorted(rejects)[:SHOWN]), rejected=tuple(packets), **fields)

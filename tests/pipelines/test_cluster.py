@@ -133,7 +133,7 @@ def test_split_by_the_top_of_the_tree_it_is_what_it_is_in_memory(
     x = vectors_of(RunLayout(run).embeddings(3, "queries"))
     parts = {5000: 1, 700: 2, 400: 4}[part_rows]
     inputs = open_clustering(data.layout.root, run, None, options)
-    sample = inputs.source.some_queries(_SAMPLE_ROWS, 2, D, _SAMPLE_GROUPS)
+    sample = inputs.source.sample_queries(_SAMPLE_ROWS, 2, D, _SAMPLE_GROUPS)
     part = parts_of(grow_parts(sample, parts, 2), x, 0)
     rows = [np.flatnonzero(part == index) for index in range(parts)]
     source = open_manifest(data.layout.queries("train"))

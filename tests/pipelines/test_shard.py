@@ -92,12 +92,12 @@ def test_tate_round_trip_against_plain_reading(tmp_path: Path) -> None:
     }
 
 
-_read_places = queries.read_places
+_read_locations = queries.read_locations
 
 
 def read_shuffled(packet: Packet) -> list[Packet]:
     """The same packets, as if they had arrived in another order."""
-    packets = _read_places(packet)
+    packets = _read_locations(packet)
     return random.Random(1).sample(packets, len(packets))
 
 
@@ -106,7 +106,7 @@ def test_bytes_are_the_same_on_every_run_whatever_arrives_first(tiny: Path, tmp_
     options = ShardOptions(tokenizer="train:300", shards=3, row_group_rows=4, keep_text=True)
     shard(str(tiny), str(tmp_path / "a"), options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(queries, "read_places", read_shuffled)
+        patch.setattr(queries, "read_locations", read_shuffled)
         patch.setattr(exchange, "_HELD_BYTES", 1)
         patch.setattr(read, "BLOCK_ROWS", 4)
         shard(str(tiny), str(tmp_path / "b"), options)

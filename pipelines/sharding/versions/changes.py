@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.common.exchange import Files, Packet, gather, one_batch, receive, split_by
+from pipelines.common.exchange import FileExchange, Packet, gather, receive, split_by, to_record_batch
 from pipelines.common.flow import Collection, Flow, Tagged
-from pipelines.common.summary import SUMMARY, Block, Patched, Summary
+from pipelines.common.summary import SUMMARY, Patched, StagedBlock, Summary
 from pipelines.formats.base import LABELS
 from pipelines.sharding import resume, rows
 from pipelines.sharding.labels import KEYS, ORDER, Ordered, count_labels, duplicates, send_ordered, sum_counts
@@ -44,7 +44,7 @@ BEFORE = pa.schema(
 STATE = pa.schema([("label_id", pa.int64()), (RETIRED, pa.bool_())])
 
 
-def order_labels_onto(flow: Flow, plan: LabelsPlan, earlier: EarlierData, blocks: list[Block]) -> Ordered:
+def order_labels_onto(flow: Flow, plan: LabelsPlan, earlier: EarlierData, blocks: list[StagedBlock]) -> Ordered:
     """Order new labels by (hash, key) after the earlier labels; find earlier labels that change, retire or return.
 
     Returns the collections of `order_labels`, and two collections of packets in files per earlier label shard:
@@ -61,7 +61,7 @@ def order_labels_onto(flow: Flow, plan: LabelsPlan, earlier: EarlierData, blocks
     return ordered | {SIZES: sizes_before + ordered[SIZES]}
 
 
-def route_labels(block: Block, plan: LabelsPlan) -> Iterator[tuple[int, Packet]]:
+def route_labels(block: StagedBlock, plan: LabelsPlan) -> Iterator[tuple[int, Packet]]:
     """Send the labels of a block to their shards, without tokens: (shard, packet)."""
     yield from plan.bulk.send(by_shard(block.read().select(plan.raw_schema.names), plan.shards))
 
@@ -103,11 +103,11 @@ def order_new_labels(element: tuple[int, dict[str, Any]], plan: LabelsPlan, earl
         changed = _encoded(plan, again.filter(other)).append_column("label_id", old["label_id"].filter(other))
         counters["changed"] = changed.num_rows
         columns = [name for name in plan.schema.names if name != "frequency"]
-        yield from _by_shard_before(staged, first, CHANGED, one_batch(changed.select(columns)))
+        yield from _by_shard_before(staged, first, CHANGED, to_record_batch(changed.select(columns)))
     states = _states(before, old["label_id"], earlier.complete is not False)
     retiring = int(pc.sum(states[RETIRED]).as_py() or 0)
     counters.update(retired=retiring, returned=states.num_rows - retiring)
-    yield from _by_shard_before(staged, first, STATES, one_batch(states))
+    yield from _by_shard_before(staged, first, STATES, to_record_batch(states))
     keys = pa.table({"key": before["key"], "label_id": before["label_id"]})
     missing = pa.nulls(new.num_rows, pa.int64())
     keys = pa.concat_tables([keys, pa.table({"key": new["key"], "label_id": missing})])
@@ -116,11 +116,11 @@ def order_new_labels(element: tuple[int, dict[str, Any]], plan: LabelsPlan, earl
 
 def _encoded(plan: LabelsPlan, table: pa.Table) -> pa.Table:
     """Tokenize rows, and return them with the columns of `row_schema`."""
-    batch = encode(one_batch(table), plan, open_tokens(plan))
+    batch = encode(to_record_batch(table), plan, open_tokens(plan))
     return pa.Table.from_batches([batch.select(plan.row_schema.names)]).cast(plan.row_schema)
 
 
-def _by_shard_before(staged: Files, first: np.ndarray, tag: str, batch: pa.RecordBatch) -> Iterator[Tagged]:
+def _by_shard_before(staged: FileExchange, first: np.ndarray, tag: str, batch: pa.RecordBatch) -> Iterator[Tagged]:
     """Send rows with `label_id` to the earlier label shards: shard s has ids [first[s], first[s + 1])."""
     shard = np.searchsorted(first, batch["label_id"].to_numpy(), side="right") - 1
     yield from (Tagged(tag, packet) for packet in staged.send(split_by(batch, shard)))

@@ -71,7 +71,7 @@ class EarlierData:
             raise InputError(f"--part {part}: {url} already has a part with this name. Give another name.")
         names = [name for name in manifest.parents if name == LABELS or name.startswith("queries/")]
         tables = {name: Table.open(join(url, name)).manifest for name in names}
-        listed = [part for part in inputs.of(LABELS) if not part.holds.derived]
+        listed = [part for part in inputs.parts_of(LABELS) if not part.contents.derived]
         complete = None if options.labels is None and listed else bool(listed) and options.labels == "all"
         if options.labels == "all" and not listed:
             raise InputError("--labels all: INPUT has no file of labels.")

@@ -1,6 +1,6 @@
 import pytest
 
-from pipelines.common.vectors import Source
+from pipelines.common.vectors import EmbeddedSource
 from pipelines.mining.inputs import MineInputs
 from pipelines.mining.plan import make_plan
 from pipelines.options import MineOptions
@@ -21,7 +21,7 @@ def table(kind: str, rows: int, **fields) -> Manifest:
 def inputs(labels: int, queries: int, dimension: int = 64, width: int | None = 50) -> MineInputs:
     vectors = Table("run/vectors", table("vectors", labels, columns=columns_of(arrow.vectors(dimension))))
     sources = [
-        Source(name, Table(f"data/{name}", table(name, rows)), Table(f"run/{name}", table("embeddings", rows)))
+        EmbeddedSource(name, Table(f"data/{name}", table(name, rows)), Table(f"run/{name}", table("embeddings", rows)))
         for name, rows in (("queries", queries), ("labels", min(labels, queries)))
     ]
     return MineInputs(
