@@ -33,7 +33,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.common.report import interleave, medians, report
 from benchmarks.mine import DIMENSION, noisy, unit
-from pipelines.sharding.tokenizer import encode_whole, train_wordpiece
+from pipelines.sharding.tokenizer import encode_texts, train_wordpiece
 from schemas.ragged import Ragged
 from search.block import configure_faiss
 from trainer.config.load import load_recipe
@@ -229,7 +229,7 @@ def encoding(serving: Serving, tokenizer: Tokenizer, texts: list[str], batch: in
     """Return a function that measures milliseconds per query from text to x."""
 
     def work(start: int) -> None:
-        values, offsets, _ = encode_whole(tokenizer, texts[start : start + batch])
+        values, offsets, _ = encode_texts(tokenizer, texts[start : start + batch])
         serving.embed(Inputs(Ragged(values, offsets)))
 
     return per_query(work, batch)

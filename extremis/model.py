@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from extremis.command import naming_arguments
 from extremis.console import without_controls
 from extremis.result import html_table
-from pipelines.sharding.tokenizer import FILE, encode_whole, open_tokenizer
+from pipelines.sharding.tokenizer import FILE, encode_texts, open_tokenizer
 from schemas import PAD
 from schemas.errors import InputError
 from schemas.ragged import Ragged, counts_of, offsets_of
@@ -335,7 +335,7 @@ class TextTokenizer:
 
     def encode(self, texts: Sequence[str]) -> tuple[Ragged, np.ndarray]:
         """Return the tokens of `texts` [B], and the numbers of known tokens (words if `dense`), int64 [B]."""
-        values, offsets, _ = encode_whole(self.tokenizer, texts, f"of {self.url}")
+        values, offsets, _ = encode_texts(self.tokenizer, texts, f"of {self.url}")
         known = counts_of(offsets_of((values[:, None] != self.blank).all(1))[offsets])
         return Ragged(values, offsets), np.array([len(text.split()) for text in texts]) if self.dense else known
 

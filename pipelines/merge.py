@@ -14,7 +14,7 @@ from pipelines.common.progress import Progress
 from pipelines.common.summary import Summary
 from pipelines.mining.aliases import find_aliases, read_aliases
 from pipelines.mining.candidates import rows_of_table
-from pipelines.mining.derived import Derived, keep_first, make_derived, open_tables, write_derived
+from pipelines.mining.derived import DerivedPlan, first_positions, make_derived, open_tables, write_derived
 from pipelines.options import MergeOptions
 from pipelines.runners.runner import for_workers
 from schemas.errors import InputError
@@ -26,7 +26,7 @@ from search.exclusions import Exclusions, drop_excluded
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergePlan(Derived):
+class MergePlan(DerivedPlan):
     """Plan of one run. `aliased`: whether there are labels with equal texts."""
 
     by: str
@@ -98,4 +98,4 @@ def merge_rows(
     left, dropped = drop_excluded(np.where(again, EMPTY, keys), exclusions)
     counts.update(dropped)
     counts.update(candidates=int(again.sum()), repeated=int(again.sum()))
-    return np.take_along_axis(left, keep_first(left, width, counts), axis=1)
+    return np.take_along_axis(left, first_positions(left, width, counts), axis=1)

@@ -167,7 +167,7 @@ class Profile:
         }
 
 
-def release() -> None:
+def release_memory() -> None:
     """Return the memory of a discarded block to the system, so that the next block can use it."""
     pa.default_memory_pool().release_unused()
     with contextlib.suppress(OSError, AttributeError):  # the C library is not glibc

@@ -58,11 +58,11 @@ class MineInputs:
         return join(staging(self.root), self.attempt)
 
     @property
-    def candidates(self) -> str:
+    def candidates_root(self) -> str:
         """Prefix of the candidates of one pass."""
         return join(self.scratch, "candidates")
 
-    def table(self, source: EmbeddedSource) -> str:
+    def table_url(self, source: EmbeddedSource) -> str:
         """Return the URL of the table of `source`."""
         return join(self.root, source.name)
 

@@ -48,7 +48,7 @@ def find_index(plan: MinePlan, url: str) -> Manifest | None:
 def describe_index(plan: MinePlan) -> Manifest:
     """Return a manifest that describes the files of all blocks as one index, based on the workers' records."""
     request = _request(plan)
-    notes = [read_record(plan.note(block)) for block in range(len(plan.bounds))]
+    notes = [read_record(plan.index_record_url(block)) for block in range(len(plan.bounds))]
     return Manifest(
         kind=KIND,
         shards=tuple(note.entry for note in notes if note.entry),

@@ -10,7 +10,7 @@ from pipelines.common.exchange import FileExchange, Packet, gather, receive, sen
 from pipelines.common.flow import group_by_key
 from pipelines.common.summary import Summary, describe
 from pipelines.formats.base import LABELS, Inputs, Reason
-from pipelines.sharding.plans import LabelsPlan, QueriesPlan, name_of, tokenizer_url
+from pipelines.sharding.plans import LabelsPlan, QueriesPlan, say_table, tokenizer_url
 from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
 from schemas import arrow, storage
 from schemas import manifest as manifests
@@ -57,7 +57,7 @@ def clear(data: str) -> None:
         storage.remove(join(data, name), recursive=True)
 
 
-def place(build: Build, manifest: Manifest) -> Manifest:
+def move_to_data(build: Build, manifest: Manifest) -> Manifest:
     """Move an attempt's data set to DATA: tables first, DATA's `manifest` last. Raises ClaimLostError, StorageError."""
     tables = {name: Table.open(join(build.url, name)) for name in manifest.parents}
     try:
@@ -97,7 +97,7 @@ def check_rejects(inputs: Inputs, raw: Summary, summary: Summary, max_share: flo
         ):
             if n > share * of:
                 why = f" ({', '.join(f'{n:,} {reason}' for reason, n in reasons.items())})" if unit == "rows" else ""
-                over.append(f"{n:,} of {of:,} {unit} of {name_of(inputs, table)}{why}")
+                over.append(f"{n:,} of {of:,} {unit} of {say_table(inputs, table)}{why}")
     if not over:
         return
     first = "".join(f"\n  {reject}" for reject in summary.rejects)
@@ -174,5 +174,5 @@ def _ranges(batch: pa.RecordBatch) -> Iterator[tuple[Range, pa.RecordBatch]]:
     names, number = files.dictionary.to_pylist(), files.indices.to_numpy().astype("int64")
     part = batch["line"].to_numpy() // _LINES
     stride = int(part.max(initial=0)) + 1
-    for place, rows in split_by(batch, number * stride + part):
-        yield (names[place // stride], place % stride), rows
+    for code, rows in split_by(batch, number * stride + part):
+        yield (names[code // stride], code % stride), rows

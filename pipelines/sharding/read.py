@@ -16,7 +16,7 @@ from pipelines.formats.base import LABELS, PAIRS, Inputs, printable
 from pipelines.sharding.hashing import combine, hash_strings
 from pipelines.sharding.plans import ReadPlan
 from pipelines.sharding.resume import files_of
-from pipelines.sharding.steps import reported
+from pipelines.sharding.steps import report_rejects
 from schemas.shard_files import parquet
 
 BLOCK_ROWS = 1 << 14
@@ -41,7 +41,7 @@ def read_part(number: int, plan: ReadPlan) -> Iterator[tuple[tuple[int, int], Pa
     """Send the raw rows of part `number`: ((part, block), packet)."""
     plan.meter.start(READ)
     for block, raw in enumerate(plan.form.read(plan.inputs.parts[number], plan.block_rows)):
-        yield from plan.meter.count_bytes(READ, plan.bulk.send([((number, block), raw)]))
+        yield from plan.meter.count_bytes(READ, plan.exchange.send([((number, block), raw)]))
         plan.meter.count(READ, raw.num_rows)
 
 
@@ -60,7 +60,7 @@ def parse_block(element: tuple[tuple[int, int], Iterable[Packet]], plan: ReadPla
     counters = {INPUT + part.table: _count(len(parsed.rejects) + parsed.left_out, rows)}
     blocks = (StagedBlock(part.table, number, block, sent["sampled"], sent["rest"], sent.get("mentions")),)
     facts = {"counters": counters, "blocks": blocks, "features": _features(rows)}
-    return reported(part.table, parsed.rejects, plan.rejects, **facts)
+    return report_rejects(part.table, parsed.rejects, plan.rejects, **facts)
 
 
 def describe_first(raw: Summary, inputs: Inputs, table: str) -> str | None:

@@ -151,7 +151,7 @@ def find_finished(phases: Phases, inputs: Inputs, data: str, say: Progress) -> F
     return finished
 
 
-def keep(phases: Phases, finished: Finished) -> None:
+def record_phase(phases: Phases, finished: Finished) -> None:
     """Record a finished phase and its output; remove its input, unless a later phase needs this input.
 
     Raises ClaimLostError, StorageError.

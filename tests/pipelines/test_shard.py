@@ -341,4 +341,4 @@ def test_validation_is_cut_out_of_train_by_key(tmp_path: Path) -> None:
 def test_validation_share_beside_a_validation_file_is_refused(tiny: Path) -> None:
     (tiny / "val.json.gz").write_bytes((tiny / "tst.json.gz").read_bytes())
     with pytest.raises(InputError, match="is already a validation split"):
-        plans.check(choose(str(tiny)).find(str(tiny)), OPTIONS.model_copy(update={"validation_share": 0.1}))
+        plans.check_inputs(choose(str(tiny)).find(str(tiny)), OPTIONS.model_copy(update={"validation_share": 0.1}))

@@ -125,7 +125,7 @@ class EarlierData:
         facts = tokenizer.parameters
         return FrozenTokenizer(files, int(facts["vocabulary"]), int(facts["max_tokens"]), {})
 
-    def place(self, name: str) -> str:
+    def table_url(self, name: str) -> str:
         """Return the URL of the new version's table `name`."""
         return join(self.data, name)
 
@@ -134,7 +134,7 @@ class EarlierData:
         """Shards of the earlier tables, as views in the new version's tables, by table name; empty for other names."""
         part, views = self.version.part, defaultdict[str, tuple[Shard, ...]](tuple)
         for name, table in self.tables.items():
-            views[name] = views_of(join(self.url, name), self.place(name), table, part)
+            views[name] = views_of(join(self.url, name), self.table_url(name), table, part)
         return views
 
     def parts(self, name: str) -> tuple[PartTable, ...]:
@@ -144,10 +144,10 @@ class EarlierData:
             return ()
         parts = Table(url, table).parts
         if not parts:
-            place = relative(self.place(name), url)
+            place = relative(self.table_url(name), url)
             shards = len(self.views[name])
             return (PartTable(self.version.part, place, table.digest, table.rows, 0, shards),)
-        return tuple(replace(part, table=relative(self.place(name), resolve(url, part.table))) for part in parts)
+        return tuple(replace(part, table=relative(self.table_url(name), resolve(url, part.table))) for part in parts)
 
     def needs(self) -> list[tuple[str, str]]:
         """Return (part, path of the part's data set) for all parts; paths are relative to the version."""

@@ -6,7 +6,7 @@ from pipelines.common.flow import Flow
 from pipelines.common.summary import REJECTED, SHOWN, StagedBlock, Summary, read_summary, write_sum
 from pipelines.formats.base import Reason, Reject
 from pipelines.runners.runner import choose_runner
-from pipelines.sharding.steps import reported
+from pipelines.sharding.steps import report_rejects
 
 
 def test_the_first_and_the_counts_do_not_depend_on_the_order_of_merging() -> None:
@@ -14,7 +14,7 @@ def test_the_first_and_the_counts_do_not_depend_on_the_order_of_merging() -> Non
     made = set()
     for seed in range(5):
         shuffled = random.Random(seed).sample(rejects, len(rejects))
-        parts = [reported("t", shuffled[i : i + 7], FileExchange("memory://rejects")) for i in range(0, 40, 7)]
+        parts = [report_rejects("t", shuffled[i : i + 7], FileExchange("memory://rejects")) for i in range(0, 40, 7)]
         merged = Summary.sum_of([parts[0], Summary.sum_of(parts[1:])])
         made.add((tuple(merged.reasons("t").items()), merged.rejects))
     ((counts, first),) = made
