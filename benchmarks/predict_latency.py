@@ -33,9 +33,9 @@ from tokenizers import Tokenizer
 
 from benchmarks.common.report import interleave, medians, report
 from benchmarks.mine import DIMENSION, noisy, unit
-from pipelines.sharding.tokenizer import encode_whole, train_wordpiece
+from pipelines.sharding.tokenizer import encode_texts, train_wordpiece
 from schemas.ragged import Ragged
-from search.block import set_up
+from search.block import configure_faiss
 from trainer.config.load import load_recipe
 from trainer.encoders.served import ServedByTorch
 from trainer.export.exported import Serving
@@ -217,7 +217,7 @@ def pin() -> None:
     """Pin this process to one core."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     set_threads(1)
-    set_up(1)
+    configure_faiss(1)
 
 
 def timed(serving: Serving, queries: np.ndarray, batch: int, exact: bool) -> Callable[[], float]:
@@ -229,7 +229,7 @@ def encoding(serving: Serving, tokenizer: Tokenizer, texts: list[str], batch: in
     """Return a function that measures milliseconds per query from text to x."""
 
     def work(start: int) -> None:
-        values, offsets, _ = encode_whole(tokenizer, texts[start : start + batch])
+        values, offsets, _ = encode_texts(tokenizer, texts[start : start + batch])
         serving.embed(Inputs(Ragged(values, offsets)))
 
     return per_query(work, batch)

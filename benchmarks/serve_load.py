@@ -29,7 +29,7 @@ import numpy as np
 
 import extremis
 from benchmarks.common.report import report, require
-from schemas.version import find_current, switch
+from schemas.version import find_current, make_current
 
 ROOT = Path(__file__).parents[1]
 TATE = ROOT / "examples" / "tate"
@@ -135,7 +135,7 @@ def main() -> None:
             try:
                 figures = asyncio.run(measure(port, texts, 60 * arguments.minutes, (second, first)))
             finally:
-                switch(str(first))
+                make_current(str(first))
     lost = sum(count for outcome, count in figures["outcomes"].items() if outcome != "200")
     report(
         "a service at 80 % of its peak loses no request to two switches of its export",
@@ -166,7 +166,7 @@ async def measure(port: int, texts: Sequence[str], seconds: float, exports: Sequ
     async def switch_twice() -> None:
         for export in exports:
             await asyncio.sleep(seconds / 3)
-            await asyncio.to_thread(switch, str(export))
+            await asyncio.to_thread(make_current, str(export))
 
     switching = asyncio.create_task(switch_twice())
     latencies = await client.steady(SHARE * peak, seconds)

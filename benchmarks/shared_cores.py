@@ -30,8 +30,8 @@ BAR = "<1.15"
 _OWN = "own"
 _PREDICT = """
 import json, sys, time
-from schemas.cores import share_cores
-share_cores()
+from schemas.cores import limit_openmp_threads
+limit_openmp_threads()
 import extremis
 model = extremis.load(sys.argv[1])
 texts = [line.strip() for line in open(sys.argv[2])][:300]

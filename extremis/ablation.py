@@ -14,8 +14,8 @@ from extremis.supervisor import train
 from schemas import storage
 from schemas.errors import ExtremisError, InputError
 from schemas.json_files import read_json, write_json
-from schemas.layout import COMPARED, COMPARISON, RunLayout, check_name
-from schemas.owners.place import require_place
+from schemas.layout import ABLATION_PAGE, ABLATION_RESULT, RunLayout, check_name
+from schemas.owners.outputs import require_output_folder
 from schemas.storage import join
 from schemas.table import Table
 from trainer.config.load import applicable_overrides, recipe_names
@@ -56,7 +56,7 @@ def ablate(
     contains runs on other data or with other recipes.
     """
     ks = tuple(sorted({int(name.partition("@")[2]) for name in shown}))
-    require_place(out, "compared", [data])
+    require_output_folder(out, "compared", [data])
     report: dict[str, Any] = {}
     _write_comparison(out, report, split, shown)
     for name, recipe in variants.items():
@@ -64,7 +64,7 @@ def ablate(
         _write_comparison(out, report, split, shown)
     rows = [[name, *_cells(result, shown)] for name, result in report.items()]
     table(f"{split}, in %, ± half of the 95 % interval", ["recipe", *shown, "train s"], rows)
-    files = [COMPARED, COMPARISON]
+    files = [ABLATION_RESULT, ABLATION_PAGE]
     runs = [result["run"] for result in report.values() if result["error"] is None]
     if runs and find_spec("plotly"):
         build(runs, join(out, CHARTS), say, queries=0)
@@ -82,7 +82,7 @@ def _train_and_score(
     made_from = {"data": Table.open(data, "data").digest, "recipe": json.loads(json.dumps(settings))}
     earlier = None
     with contextlib.suppress(FileNotFoundError):
-        earlier = read_json(join(run, COMPARED))
+        earlier = read_json(join(run, ABLATION_RESULT))
     if earlier is not None and earlier["made_from"] != made_from:
         raise InputError(
             f"{run}: contains a run with this name on other data or with other settings. Choose another OUT, or give "
@@ -109,7 +109,7 @@ def _train_and_score(
     except ExtremisError as error:
         say(f"{name}: {error}")
         result["error"] = str(error)
-    write_json(join(run, COMPARED), {"made_from": made_from, "result": result}, indent=1)
+    write_json(join(run, ABLATION_RESULT), {"made_from": made_from, "result": result}, indent=1)
     return result
 
 
@@ -123,10 +123,10 @@ def _cells(result: Mapping[str, Any], shown: Sequence[str]) -> list[str]:
 
 def _write_comparison(out: str, report: Mapping[str, Any], split: str, shown: Sequence[str]) -> None:
     """Write the comparison so far, as JSON and as a page."""
-    storage.write_bytes(join(out, COMPARED), json.dumps(report, indent=1, sort_keys=True).encode())
+    storage.write_bytes(join(out, ABLATION_RESULT), json.dumps(report, indent=1, sort_keys=True).encode())
     lines = [f"Split {split}: metrics in %, ± half of the 95 % bootstrap interval over queries.", ""]
     lines += ["| recipe | " + " | ".join([*shown, "train s"]) + " |", "|---" * (len(shown) + 2) + "|"]
     for name, result in report.items():
         lines.append("| " + " | ".join([f"`{name}`", *_cells(result, shown)]) + " |")
     failed = [f"- `{name}` failed: {result['error']}" for name, result in report.items() if result["error"]]
-    storage.write_bytes(join(out, COMPARISON), "\n".join([*lines, *([""] if failed else []), *failed, ""]).encode())
+    storage.write_bytes(join(out, ABLATION_PAGE), "\n".join([*lines, *([""] if failed else []), *failed, ""]).encode())

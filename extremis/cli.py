@@ -15,7 +15,7 @@ import click
 import extremis
 from extremis.console import ClosedPipe, messages, open_streams, output
 from extremis.installation import extra_of
-from schemas.cores import share_cores
+from schemas.cores import limit_openmp_threads
 from schemas.errors import ExtremisError, MissingExtra, lack_of_memory
 
 TRACEBACK = "EXTREMIS_TRACEBACK"  # environment variable: show tracebacks
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     if arguments is None:
         open_streams()
-        share_cores()
+        limit_openmp_threads()
         if TRACEBACK not in os.environ:
             sys.unraisablehook = lambda unraisable: None  # destructors of libraries would print tracebacks
     try:

@@ -290,7 +290,7 @@ class StepBars:
     """Progress of a pipeline: a bar per step on a terminal, events for a listener, otherwise no output.
 
     A context manager that yields a function. Call the function with the steps that have begun
-    (`pipelines.common.progress.Step`). It shows these steps, and returns whether they were shown.
+    (`pipelines.common.progress.StepProgress`). It shows these steps, and returns whether they were shown.
     """
 
     def __enter__(self) -> Callable[[Sequence[Any]], bool]:
@@ -308,7 +308,7 @@ class StepBars:
     def _show(self, steps: Sequence[Any]) -> bool:
         if self._listened:
             for step in steps:
-                if not step.over or step.name not in self._tasks:
+                if not step.is_finished or step.name not in self._tasks:
                     self._tasks[step.name] = None
                     _emit(Event(str(step), step.name, step.rows, step.total))
         elif self._on_terminal and steps:

@@ -14,12 +14,12 @@ from tokenizers import Tokenizer
 from extremis.command import naming_arguments
 from extremis.console import without_controls
 from extremis.result import html_table
-from pipelines.sharding.tokenizer import FILE, encode_whole, open_tokenizer
+from pipelines.sharding.tokenizer import FILE, encode_texts, open_tokenizer
 from schemas import PAD
 from schemas.errors import InputError
 from schemas.ragged import Ragged, counts_of, offsets_of
 from schemas.text_model import DENSE
-from schemas.version import follow
+from schemas.version import resolve_export
 from search.nearest import find_device
 from trainer.evaluation.fusion import Weights
 from trainer.evaluation.votes import shares_of
@@ -158,7 +158,7 @@ class Model:
     @property
     def is_current(self) -> bool:
         """False if the opened folder now has another current export; `load` the folder again to use that export."""
-        return follow(self._place) == self.url
+        return resolve_export(self._place) == self.url
 
     @functools.cached_property
     def labels(self) -> Labels:
@@ -338,7 +338,7 @@ class TextTokenizer:
 
     def encode(self, texts: Sequence[str]) -> tuple[Ragged, np.ndarray]:
         """Return the tokens of `texts` [B], and the numbers of known tokens (words if `counts_words`), int64 [B]."""
-        values, offsets, _ = encode_whole(self.tokenizer, texts, f"of {self.url}")
+        values, offsets, _ = encode_texts(self.tokenizer, texts, f"of {self.url}")
         known = counts_of(offsets_of((values[:, None] != self.unknown).all(1))[offsets])
         return Ragged(values, offsets), np.array([len(text.split()) for text in texts]) if self.counts_words else known
 

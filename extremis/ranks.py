@@ -10,7 +10,7 @@ from schemas.errors import ExtremisError
 from schemas.json_files import read_json, write_json
 from schemas.layout import RunLayout
 from schemas.owners.claim import Claim, Unclaimed, claimed
-from schemas.owners.place import require_place
+from schemas.owners.outputs import require_output_folder
 from schemas.secrets import redact
 from trainer.group import Group
 
@@ -43,7 +43,7 @@ def claimed_by_first_rank(run: str, group: Group, data: str) -> Iterator[Claim]:
         refused: ExtremisError | None = None
         if group.first:
             try:
-                require_place(run, "trained", [data])
+                require_output_folder(run, "trained", [data])
                 claim = held.enter_context(claimed(run, "trained", say))
             except ExtremisError as error:
                 refused = error

@@ -11,12 +11,12 @@ from schemas.manifest import unpublish
 from schemas.owners.claim import claimed
 from schemas.storage import join, relative, resolve
 from schemas.table import Table
-from schemas.version import ExportVersion, Version, find_current, require_needed, require_parts
+from schemas.version import ExportVersion, Version, find_current, require_needed_exports, require_parts
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_REQUIRE = {"data": require_parts, "export": require_needed}
+_REQUIRE = {"data": require_parts, "export": require_needed_exports}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import TypeAdapter
 
-from pipelines.common.exchange import Files, one_batch, receive
+from pipelines.common.exchange import FileExchange, receive, to_record_batch
 from pipelines.common.progress import Meter, Progress, silent
 from pipelines.common.summary import Summary, describe, written_schema
 from pipelines.formats import lines
@@ -37,7 +37,7 @@ from schemas.cores import cores
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout, phases
 from schemas.manifest import Manifest, Shard, code_version, is_published, shard_url
-from schemas.owners.place import require_place
+from schemas.owners.outputs import require_output_folder
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import matrix_array, writing_shard
 from schemas.storage import join
@@ -124,7 +124,7 @@ def embed(
     """
     data, run, out = (for_workers(beam_options, url) for url in (data, run, out))
     options, layout = options or EmbedOptions(), DataLayout(data)
-    require_place(out, "embedded", [data, run])
+    require_output_folder(out, "embedded", [data, run])
     if not beam_options:  # remote workers may have packages or devices that this machine lacks
         open_device(device)
     labels = options.what == "labels"
@@ -227,7 +227,7 @@ def embed_texts(
     """
     say, options = progress or silent, options or EmbedTextsOptions()
     source, out = for_workers(beam_options, source), for_workers(beam_options, out)
-    require_place(out, "embedded", [model, source])
+    require_output_folder(out, "embedded", [model, source])
     choose_runner(beam_options)  # refuses wrong options before anything is read
     model = for_workers(beam_options, model) if os.path.isdir(model) else model
     files = TextFiles.find(model)
@@ -250,7 +250,9 @@ def embed_texts(
         if before is None:
             staged = Summary()
             if isinstance(texts, Texts):
-                staged = job.run_step(_READ, None, [texts], read_texts, Files(kept.folder(_READ)), job.watch.meter)
+                staged = job.run_step(
+                    _READ, None, [texts], read_texts, FileExchange(kept.folder(_READ)), job.watch.meter
+                )
             before = _READ, {"summary": _AS_JSON.dump_python(staged, mode="json"), "out": kept.folder(_SHARDS)}
             kept.finish(*before, (_READ, _SHARDS))
         else:
@@ -264,17 +266,17 @@ def embed_texts(
         return replace(job.build, url=plan.out).publish(manifest)
 
     find = functools.partial(find_reusable, out, request, REMEDY)
-    reads = [texts.place(0)] if isinstance(texts, Table) else texts.places()[:1]
+    reads = [texts.shard_url(0)] if isinstance(texts, Table) else texts.places()[:1]
     return make_table(out, "embedded", find, make, beam_options, say, needs={}, reads=reads, in_phases=True)
 
 
-def read_texts(texts: Texts, files: Files, meter: Meter) -> Summary:
+def read_texts(texts: Texts, files: FileExchange, meter: Meter) -> Summary:
     """Write the rows of all files to staging, BLOCK_ROWS rows per packet. Raises InputError, StorageError."""
     meter.start(_READ)
     summary = Summary(kept={_READ: {}}, counters={_READ: Counter()})
     tables = (pa.Table.from_batches([batch]) for batch in texts.batches(BLOCK_ROWS, features=False))
     for number, block in enumerate(rechunk(tables, BLOCK_ROWS)):
-        summary.kept[_READ].update(files.send([(number, one_batch(block))]))
+        summary.kept[_READ].update(files.send([(number, to_record_batch(block))]))
         summary.counters[_READ]["rows"] += block.num_rows
         meter.count(_READ, block.num_rows)
     return summary

@@ -14,19 +14,19 @@ from pipelines.common.progress import Progress
 from pipelines.common.summary import Summary
 from pipelines.mining.aliases import find_aliases, read_aliases
 from pipelines.mining.candidates import rows_of_table
-from pipelines.mining.derived import Derived, keep_first, make_derived, open_tables, write_derived
+from pipelines.mining.derived import DerivedPlan, first_positions, make_derived, open_tables, write_derived
 from pipelines.options import MergeOptions
 from pipelines.runners.runner import for_workers
 from schemas.errors import InputError
 from schemas.manifest import Manifest
-from schemas.owners.place import require_place
-from schemas.ragged import repeats
+from schemas.owners.outputs import require_output_folder
+from schemas.ragged import is_repeated
 from search.candidates import EMPTY, unpack
 from search.exclusions import Exclusions, drop_excluded
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergePlan(Derived):
+class MergePlan(DerivedPlan):
     """Plan of one run. `aliased`: whether there are labels with equal texts."""
 
     by: str
@@ -49,7 +49,7 @@ def merge(
     """
     data, out, *urls = (for_workers(beam_options, url) for url in (data, out, *tables))
     options = options or MergeOptions()
-    require_place(out, "mined", [data, *urls])
+    require_output_folder(out, "mined", [data, *urls])
     if len(urls) < 2:
         raise InputError("only one table is given. Name more tables with --others.")
     rows, opened, labels = open_tables(data, urls)
@@ -94,8 +94,8 @@ def merge_rows(
         even = [np.pad(each, ((0, 0), (0, most - each.shape[1])), constant_values=EMPTY) for each in offered]
         keys = np.stack(even, axis=2).reshape(len(even[0]), -1)
     labels = unpack(keys)[0]
-    again = repeats(labels) & (labels >= 0)
+    again = is_repeated(labels) & (labels >= 0)
     left, dropped = drop_excluded(np.where(again, EMPTY, keys), exclusions)
     counts.update(dropped)
     counts.update(candidates=int(again.sum()), repeated=int(again.sum()))
-    return np.take_along_axis(left, keep_first(left, width, counts), axis=1)
+    return np.take_along_axis(left, first_positions(left, width, counts), axis=1)

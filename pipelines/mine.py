@@ -19,21 +19,21 @@ from pipelines.common.dumps import watch_dumps
 from pipelines.common.flow import Flow
 from pipelines.common.progress import Progress, Watch, say_use, silent
 from pipelines.common.summary import Summary, describe
-from pipelines.common.vectors import Source
+from pipelines.common.vectors import EmbeddedSource
 from pipelines.mining import steps
 from pipelines.mining.aliases import find_aliases
 from pipelines.mining.audit import find_previous
 from pipelines.mining.inputs import complete_dumps, open_inputs
 from pipelines.mining.kept_index import describe_index, find_index
-from pipelines.mining.plan import MinePlan, Place, make_plan
-from pipelines.mining.records import find_left, summarize, take_over
+from pipelines.mining.plan import MinePlan, SourceShard, make_plan
+from pipelines.mining.records import find_unfinished, summarize, take_over
 from pipelines.options import MineOptions
 from pipelines.runners.runner import Runner, choose_runner, for_workers, is_local
 from schemas import storage
-from schemas.layout import SPENT
+from schemas.layout import MINING_COST
 from schemas.manifest import Manifest, manifest_url
 from schemas.owners.build import Build, building, clean_up
-from schemas.owners.place import require_place
+from schemas.owners.outputs import require_output_folder
 from schemas.reuse import Request, find_by_parents
 from schemas.sizes import require_room, say_bytes
 from schemas.storage import join
@@ -61,13 +61,13 @@ def mine(
     inputs = open_inputs(data, run, epoch, options)
     for out, doing in ((options.out, "mined"), (options.keep_index, "indexed")):
         if out is not None:
-            require_place(out, doing, [data, run])
+            require_output_folder(out, doing, [data, run])
     previous = {source.name: find_previous(run, source, inputs.use_from) for source in inputs.sources}
     plan = make_plan(inputs, options, {name: table for name, table in previous.items() if table is not None})
     finished = plan.finished_tables(run)
     index_url, here = options.keep_index, is_local(beam_options)
-    left = plan.without(finished)
-    left.require_room(*find_left(left), here)
+    left = plan.without_sources(finished)
+    left.require_room(*find_unfinished(left), here)
     if index_url is not None and find_index(plan, index_url) is not None:
         index_url = None
     if index_url is not None:
@@ -80,7 +80,7 @@ def mine(
         runner = held.enter_context(choose_runner(beam_options))
         build = held.enter_context(building(inputs.root, "mined", say, in_phases=True))
         finished = plan.finished_tables(run)  # the previous owner may have made some tables
-        left = plan.without(finished).below(build.claim.attempt)
+        left = plan.without_sources(finished).for_attempt(build.claim.attempt)
         index = held.enter_context(building(index_url, "indexed", say)) if index_url is not None else None
         if left.sources or index is not None:
             finished |= _make(left, build, index, runner, here, say)
@@ -105,7 +105,7 @@ def watch(
 
     def make(epoch: int) -> bool:
         inputs = open_inputs(data, run, epoch, options)
-        if all(find_by_parents(inputs.table(s), "negatives", inputs.parents(s)) for s in inputs.sources):
+        if all(find_by_parents(inputs.table_url(s), "negatives", inputs.parents(s)) for s in inputs.sources):
             return False
         mine(data, run, epoch, options, beam_options, say)
         return True
@@ -136,12 +136,12 @@ def _make(
     ordered = sorted(plan.sources, key=lambda source: source.name == "queries")
     made = {source.name: _describe(plan, source, summaries[source.name]) for source in ordered}
     for source in ordered:
-        Build(inputs.table(source), plan.written(source), build.claim).publish(made[source.name])
+        Build(inputs.table_url(source), plan.staged_table_url(source), build.claim).publish(made[source.name])
     seconds = time.monotonic() - started
     profiles = {name: summary["profile"] for name, summary in summaries.items()}
     if profiles:
         body = {"seconds": round(seconds, 3), "estimated_bytes": plan.estimate.total, "tables": profiles}
-        storage.write_bytes(join(inputs.root, SPENT), json.dumps(body, indent=1, sort_keys=True).encode())
+        storage.write_bytes(join(inputs.root, MINING_COST), json.dumps(body, indent=1, sort_keys=True).encode())
     watch.summarize()
     peak = max((profile["peak_bytes"] for profile in profiles.values()), default=0)
     memory = f", at most {say_bytes(peak)} in one process" if peak else ""
@@ -151,35 +151,35 @@ def _make(
 
 def _run_passes(plan: MinePlan, runner: Runner, watch: Watch, here: bool, say: Progress) -> None:
     """Finish all unfinished shards, pass by pass; remove the candidates after each pass."""
-    left, _ = find_left(plan)
-    if done := len(plan.places) - len(left):
-        say(f"{plan.inputs.name}: resuming, {done:,} of {len(plan.places):,} shards are finished")
+    left, _ = find_unfinished(plan)
+    if done := len(plan.source_shards) - len(left):
+        say(f"{plan.inputs.name}: resuming, {done:,} of {len(plan.source_shards):,} shards are finished")
     passes = plan.passes(left) or ([[]] if plan.index_url else [])
     expected = _steps(plan, passes)
-    for number, places in enumerate(passes):
+    for number, source_shards in enumerate(passes):
         if number:
             say(f"{plan.inputs.name}: pass {number + 1} of {len(passes)}")
-        plan.require_room(*find_left(plan), here)
+        plan.require_room(*find_unfinished(plan), here)
         watch.expect(expected)
         keep = number == 0 and (plan.index_url is not None or (len(passes) > 1 and not plan.factory.exact))
         flow = Flow()
-        groups = flow.create("Groups", plan.tasks(places, keep))
+        groups = flow.create("Groups", plan.tasks(source_shards, keep))
         candidates = groups.flat_map("Search groups", steps.search_group, plan)
-        if not plan.sole:
+        if not plan.has_one_group:
             candidates.group("Group by shard").map("Merge shards", steps.merge_shard, plan)
         runner.run(flow, watch)
-        storage.remove(plan.inputs.candidates, recursive=True)
+        storage.remove(plan.inputs.candidates_root, recursive=True)
 
 
-def _steps(plan: MinePlan, passes: Sequence[Sequence[Place]]) -> dict[str, int | None]:
+def _steps(plan: MinePlan, passes: Sequence[Sequence[SourceShard]]) -> dict[str, int | None]:
     """Return the steps with their row counts: vectors, queries times blocks, and queries."""
-    rows = plan.rows(place for places in passes for place in places)
+    rows = plan.rows(source_shard for source_shards in passes for source_shard in source_shards)
     groups = [plan.bounds[stop - 1][1] - plan.bounds[first][0] for first, stop in plan.groups]
-    indexed = sum(groups[group] for places in passes for group, _, _ in plan.tasks(places))
+    indexed = sum(groups[group] for source_shards in passes for group, _, _ in plan.tasks(source_shards))
     return {steps.INDEX: indexed, steps.SEARCH: rows * len(plan.bounds), steps.MERGE: rows}
 
 
-def _describe(plan: MinePlan, source: Source, made: dict[str, Any]) -> Manifest:
+def _describe(plan: MinePlan, source: EmbeddedSource, made: dict[str, Any]) -> Manifest:
     request = Request("negatives", plan.inputs.parents(source), plan.parameters())
     summary, of = Summary({request.kind: made["shards"]}, {request.kind: made["counters"]}), source.queries.manifest
     return describe(request, summary, plan.schema, of.row_group_rows, of.id_range, quality=made["quality"])

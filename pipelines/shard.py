@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pipelines import formats
-from pipelines.common.exchange import Exchange, Files, Packet, choose_exchange, size_of
-from pipelines.common.flow import Collection, Flow, sum_of
+from pipelines.common.exchange import Exchange, FileExchange, Packet, choose_exchange, size_of
+from pipelines.common.flow import Collection, Flow, flatten
 from pipelines.common.progress import Progress, silent
 from pipelines.common.summary import SUMMARY, Summary
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs
@@ -29,10 +29,10 @@ from pipelines.runners.runner import absolute_path, choose_runner, for_workers
 from pipelines.sharding import dataset, plans, read, resume, tokenizer
 from pipelines.sharding import labels as label_steps
 from pipelines.sharding import queries as query_steps
-from pipelines.sharding.plans import Basis, LabelsPlan, MadeDense, QueriesPlan, ReadPlan
-from pipelines.sharding.queries import AGAIN, FREQUENCIES, Group
+from pipelines.sharding.plans import DenseVectors, LabelsPlan, PlanInputs, QueriesPlan, ReadPlan
+from pipelines.sharding.queries import FREQUENCIES, REPEATED_KEYS, ResolvedBlocks
 from pipelines.sharding.resume import Finished, Phases
-from pipelines.sharding.steps import keep, reopen
+from pipelines.sharding.steps import load_packets, store_packets
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from pipelines.sharding.versions import changes
 from pipelines.sharding.versions.earlier import EarlierData, older_shards
@@ -43,10 +43,10 @@ from schemas.errors import ExtremisError, InputError
 from schemas.layout import parts_prefix
 from schemas.layout import phases as phases_of
 from schemas.manifest import Manifest, is_published
-from schemas.owners.place import require_place
+from schemas.owners.outputs import require_output_folder
 from schemas.storage import join
 from schemas.text_model import DENSE, DENSE_MODEL, DenseModel
-from schemas.version import open_whole
+from schemas.version import open_data
 
 __all__ = ["ShardOptions", "shard"]
 _WORTH_A_JOB = 32 << 20  # bytes of a phase; a smaller phase is done here before a remote job would start
@@ -76,11 +76,11 @@ def shard(
     if options.onto is not None and isinstance(form, Keyed):
         form = replace(form, labels_needed=False)
     inputs = form.find(source)
-    require_place(data, "sharded", [options.onto])
+    require_output_folder(data, "sharded", [options.onto])
     base = None if options.onto is None else EarlierData.open(data, inputs, options)
     options = options if base is None else base.inherit(options)
-    plans.check(inputs, options)
-    least = options.max_tokens or tokenizer.LEAST
+    plans.check_inputs(inputs, options)
+    least = options.max_tokens or tokenizer.LEAST_TOKENS
     frozen = base.load_tokenizer() if base else tokenizer.load_directory(options.tokenizer, least)
     dense = _find_dense_model(options, inputs, base, beam_options)
     # The content identifies a directory's tokenizer; a version has the tokenizer of its base.
@@ -105,7 +105,7 @@ def shard(
         own = source, data, form, inputs, options, recorded, say, phases, overwrite, base, dense
         attempt = Attempt(job.build, job.runner, job.watch, *own)
         with _kept_for_later(phases, data, say):
-            manifest = dataset.place(job.build, _make(attempt, frozen))
+            manifest = dataset.move_to_data(job.build, _make(attempt, frozen))
         made = True
         return manifest
 
@@ -153,16 +153,16 @@ def _find_dense_model(
 
     Raises InputError if --embed is given but INPUT has its own vectors, or if vectors do not match the earlier data.
     """
-    given = next((part for part in inputs.parts if part.holds.dense and not part.holds.derived), None)
+    given = next((part for part in inputs.parts if part.contents.dense and not part.contents.derived), None)
     if options.embed and given:
         raise InputError(
-            f"--embed: {given.name} has its own vectors of {given.holds.dense:,} numbers. Leave --embed out, or "
+            f"--embed: {given.name} has its own vectors of {given.contents.dense:,} numbers. Leave --embed out, or "
             "remove the vectors from INPUT."
         )
     before = base.dense_model if base else None
     name = options.embed or (before.name if before and not given else None)
     if base is not None:
-        has = "computed by a model" if name else given.holds.dense if given else 0
+        has = "computed by a model" if name else given.contents.dense if given else 0
         had = "computed by a model" if before else base.manifest.parameters.get(DENSE) or 0
         if has != had:
             raise InputError(
@@ -205,12 +205,12 @@ class Attempt(Job):
         """Prefix of the new tables: the data set, or the part that a version adds."""
         return self.build.url if self.base is None else join(self.build.url, parts_prefix(self.base.part))
 
-    def files(self, kind: str) -> Files:
+    def files(self, kind: str) -> FileExchange:
         """Return the files of one kind that phases write."""
-        return Files(self.phases.folder(kind))
+        return FileExchange(self.phases.folder(kind))
 
     @property
-    def bulk(self) -> Exchange:
+    def exchange(self) -> Exchange:
         """Exchange of data within a flow."""
         return choose_exchange(self.runner.shuffles, self.phases.folder("bulk"), self.options.exchange)
 
@@ -228,7 +228,7 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     dataset.check_rejects(inputs, raw, raw, options.max_reject_share)
     if finished is None:
         finished = Finished(resume.READ, raw, Summary())
-        resume.keep(phases, finished)
+        resume.record_phase(phases, finished)
     filter_pairs = plans.stage_filters(inputs, raw, data)
     if finished.phase != resume.READ:
         frozen = finished.frozen
@@ -238,14 +238,14 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     tokenizer_manifest = dataset.write_tokenizer(data, frozen, source) if frozen else None
     before = (base.labels, len(base.views[LABELS])) if base else (0, 0)
     files = {kind: attempt.files(kind) for kind in (resume.LABELS, resume.IDS, resume.ROWS, resume.REJECTS)}
-    alone = isinstance(attempt.runner, LocalRunner) and attempt.runner.alone
-    meter, threads = attempt.watch.meter, cores() if alone else 1
+    in_process = isinstance(attempt.runner, LocalRunner) and attempt.runner.in_process
+    meter, threads = attempt.watch.meter, cores() if in_process else 1
     made = _open_dense(attempt, raw)
-    basis = Basis(
-        inputs, raw, data, options, frozen, made, attempt.tables, *before, attempt.bulk, files, meter, threads
+    plan_inputs = PlanInputs(
+        inputs, raw, data, options, frozen, made, attempt.tables, *before, attempt.exchange, files, meter, threads
     )
-    labels = plans.plan_labels(basis)
-    queries = plans.plan_queries(basis, filter_pairs)
+    labels = plans.plan_labels(plan_inputs)
+    queries = plans.plan_queries(plan_inputs, filter_pairs)
     if base is not None and base.replaces:
         queries = [replace(plan, older=older_shards(base.views[plan.name])) for plan in queries]
     say(f"sharding into {', '.join(f'{plan.shards} shards of {plan.split}' for plan in queries)}")
@@ -255,12 +255,12 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
         where = replace(attempt, runner=LocalRunner()) if small and attempt.runner.far else attempt
         joined = where.run("join", steps[0], lambda flow: join_labels(flow, where, tables, raw))
         finished = Finished(resume.JOINED, raw, joined, frozen)
-        resume.keep(phases, finished)
+        resume.record_phase(phases, finished)
     if finished.phase == resume.JOINED:
         joined = finished.later
         tokenized = attempt.run("tokenize", steps[1], lambda flow: tokenize(flow, tables, raw, joined))
         finished = Finished(resume.TOKENIZED, raw, Summary.sum_of([joined, tokenized]), frozen)
-        resume.keep(phases, finished)
+        resume.record_phase(phases, finished)
     later = finished.later
     written = attempt.run("write", steps[2], lambda flow: write(flow, attempt, tables, later))
     summary = Summary.sum_of([raw, later, written])
@@ -271,7 +271,7 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     parameters = _parameters(attempt, summary, queries, filter_pairs, max(plan.dense for plan in (*queries, labels)))
     if base is not None:
         say(_changes(base, summary))
-        if open_whole(base.url)[0].digest != base.manifest.digest:
+        if open_data(base.url)[0].digest != base.manifest.digest:
             raise InputError(f"{base.url}: another command has just rebuilt this data set. Run the command again.")
         return publish_version(data, base, summary, queries, labels, rejects, parameters)
     return dataset.publish(data, summary, tokenizer_manifest, queries, labels, rejects, parameters)
@@ -280,7 +280,7 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
 def _read(attempt: Attempt) -> Summary:
     """Run the first flow, which writes rows as blocks to staging."""
     options, meter = attempt.options, attempt.watch.meter
-    channels = attempt.bulk, attempt.files(resume.BLOCKS), attempt.files(resume.REJECTS)
+    channels = attempt.exchange, attempt.files(resume.BLOCKS), attempt.files(resume.REJECTS)
     reading = ReadPlan(attempt.form, attempt.inputs, options.text, *channels, options.seed, read.BLOCK_ROWS, meter)
     return attempt.run("read", dict.fromkeys((read.READ, read.PARSE)), lambda flow: read.read(flow, reading))
 
@@ -291,7 +291,7 @@ class TablePlans(NamedTuple):
     queries: Sequence[QueriesPlan]
     labels: LabelsPlan
 
-    def groups(self, raw: Summary) -> dict[str, list[tuple[int, label_steps.Blocks]]]:
+    def groups(self, raw: Summary) -> dict[str, list[tuple[int, label_steps.BlockGroup]]]:
         """Return the blocks of points and pairs in groups, by input table."""
         sources = dict.fromkeys(table for plan in self.queries for table in (plan.source, PAIRS + plan.source))
         return {table: label_steps.group_blocks(raw.blocks_of(table), self.labels.shards) for table in sources}
@@ -309,14 +309,14 @@ def join_labels(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary) 
     else:
         ordered = changes.order_labels_onto(flow, labels, base, blocks)
         kept = changes.STATES, changes.CHANGED
-        summaries += [keep(ordered[name], name, labels.files[resume.LABELS]) for name in kept]
+        summaries += [store_packets(ordered[name], name, labels.files[resume.LABELS]) for name in kept]
     summaries.append(label_steps.keep_labels(ordered, labels))
     for table, groups in tables.groups(raw).items():
         if any(block.mentions for _, blocks in groups for block in blocks):
             named = flow.create(f"Blocks of {table}", groups)
             resolved = label_steps.resolve_labels(named, ordered, labels, attempt.options.seed)
-            summaries.append(keep(resolved, label_steps.ids_of_table(table), labels.files[resume.IDS]))
-    return sum_of(summaries)
+            summaries.append(store_packets(resolved, label_steps.ids_of_table(table), labels.files[resume.IDS]))
+    return flatten(summaries)
 
 
 def _size_of_join(raw: Summary) -> int:
@@ -328,10 +328,12 @@ def _size_of_join(raw: Summary) -> int:
 def tokenize(flow: Flow, tables: TablePlans, raw: Summary, joined: Summary) -> Collection:
     """Send every split's rows, tokenized and with label ids, to the files of their shards. Returns Summary."""
     groups = {
-        table: [Group(blocks, joined.kept.get(label_steps.ids_of_table(table), {}).get(n)) for n, blocks in some]
+        table: [
+            ResolvedBlocks(blocks, joined.kept.get(label_steps.ids_of_table(table), {}).get(n)) for n, blocks in some
+        ]
         for table, some in tables.groups(raw).items()
     }
-    return sum_of([query_steps.assemble_queries(flow, plan, groups) for plan in tables.queries])
+    return flatten([query_steps.assemble_queries(flow, plan, groups) for plan in tables.queries])
 
 
 def write(flow: Flow, attempt: Attempt, tables: TablePlans, assembled: Summary) -> Collection:
@@ -342,17 +344,17 @@ def write(flow: Flow, attempt: Attempt, tables: TablePlans, assembled: Summary) 
     counts = written["train"][FREQUENCIES]
     for plan in tables.queries:
         if plan.older and base is not None:
-            left = changes.leave_out(written[plan.split][AGAIN], plan, base, built, assembled.label_sizes)
+            left = changes.remove_replaced(written[plan.split][REPEATED_KEYS], plan, base, built, assembled.label_sizes)
             summaries.append(left[SUMMARY])
             if plan.split == "train":
                 counts += left[FREQUENCIES]
     if base is not None:
-        kept = {name: reopen(flow, assembled, name) for name in (changes.STATES, changes.CHANGED)}
+        kept = {name: load_packets(flow, assembled, name) for name in (changes.STATES, changes.CHANGED)}
         older = counts.flat_map("Of labels before", _of_labels, labels.shards_before, False)
         patched = flow.join("Join what changes", {"counts": older, **kept})
         summaries.append(patched.map("Patch labels", changes.patch_labels, base, built))
         counts = counts.flat_map("Of new labels", _of_labels, labels.shards_before, True)
-    return sum_of([*summaries, label_steps.write_labels(counts, labels, assembled)])
+    return flatten([*summaries, label_steps.write_labels(counts, labels, assembled)])
 
 
 def _of_labels(element: tuple[int, Packet], before: int, new: bool) -> Iterator[tuple[int, Packet]]:
@@ -373,11 +375,12 @@ def _counted(inputs: Inputs, raw: Summary) -> str:
 def _steps(raw: Summary, queries: Sequence[QueriesPlan], labels: LabelsPlan) -> tuple[dict[str, int | None], ...]:
     """Return the steps of the later flows with row counts. Splits taken from the same table share its rows."""
     rows = sum(
-        round(raw.count_input(plan.source, "rows") * (min(plan.share[1], 1.0) - plan.share[0])) for plan in queries
+        round(raw.count_input(plan.source, "rows") * (min(plan.hash_range[1], 1.0) - plan.hash_range[0]))
+        for plan in queries
     )
     joining: dict[str, int | None] = dict.fromkeys((label_steps.ENCODE, label_steps.ORDER), labels.rows)
     writing: dict[str, int | None] = dict.fromkeys((query_steps.ORDER, query_steps.WRITE), rows)
-    joining |= dict.fromkeys((label_steps.SEND, label_steps.FIND))  # rows are distinct keys per block
+    joining |= dict.fromkeys((label_steps.SEND, label_steps.LOOK_UP))  # rows are distinct keys per block
     return joining, {query_steps.ENCODE: rows}, {**writing, label_steps.WRITE: labels.rows}
 
 
@@ -390,7 +393,7 @@ def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | 
     if not any(raw.count_input(table, "text_bytes") for table in (*attempt.inputs.splits, LABELS)):
         return None
     attempt.say(f"tokenizer: {options.tokenizer}")
-    limit = options.max_tokens or tokenizer.LEAST
+    limit = options.max_tokens or tokenizer.LEAST_TOKENS
     if frozen is None and (size := vocabulary_size(options.tokenizer)) is not None:
         blocks = [block for table in tables for block in raw.blocks_of(table)]
         rows = sum(raw.count_input(table, "rows") for table in tables)
@@ -401,14 +404,15 @@ def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | 
     if options.max_tokens:
         return frozen
     samples = (
-        read.sample_texts(raw.blocks_of(table), raw.count_input(table, "rows"), tokenizer.SAMPLED) for table in tables
+        read.sample_texts(raw.blocks_of(table), raw.count_input(table, "rows"), tokenizer.SAMPLE_TEXTS)
+        for table in tables
     )
     limit = tokenizer.choose_length(frozen, samples, options.tokenizer)
     attempt.say(f"texts are truncated to {limit} tokens")
-    return frozen.cut_at(limit)
+    return frozen.with_max_tokens(limit)
 
 
-def _open_dense(attempt: Attempt, raw: Summary) -> MadeDense | None:
+def _open_dense(attempt: Attempt, raw: Summary) -> DenseVectors | None:
     """Load the model for dense vectors, and return it with the dimension. Raises InputError if no row has a text."""
     model = attempt.dense
     if model is None:
@@ -419,7 +423,7 @@ def _open_dense(attempt: Attempt, raw: Summary) -> MadeDense | None:
 
     dimension = dimension_of(model)
     attempt.say(f"{model.name}: vectors of {dimension} numbers, computed in {model.compute}")
-    return MadeDense(model, dimension)
+    return DenseVectors(model, dimension)
 
 
 def _changes(base: EarlierData, summary: Summary) -> str:
@@ -449,7 +453,7 @@ def _parameters(
         "filters": filters,
         "features": inputs.features or summary.features or None,
         **({DENSE: dense} if dense else {}),
-        **({DENSE_MODEL: attempt.dense.facts()} if attempt.dense else {}),
+        **({DENSE_MODEL: attempt.dense.as_json()} if attempt.dense else {}),
         "labels": sum(shard.rows for shard in summary.shards_of("labels")),
         "rows": {plan.split: summary.count(plan.name, "rows_out") for plan in queries},
     }

@@ -12,15 +12,15 @@ import pyarrow as pa
 
 from pipelines.common.progress import Progress
 from pipelines.common.summary import Summary
-from pipelines.mining.candidates import has_margin, limits, rows_of_table
-from pipelines.mining.derived import Derived, keep_first, make_derived, open_tables, write_derived
+from pipelines.mining.candidates import has_margin, rows_of_table, score_limits
+from pipelines.mining.derived import DerivedPlan, first_positions, make_derived, open_tables, write_derived
 from pipelines.models import once_a_process
 from pipelines.options import TeachOptions
 from pipelines.runners.runner import for_workers
 from schemas import arrow
 from schemas.errors import InputError, TableError
 from schemas.manifest import Manifest
-from schemas.owners.place import require_place
+from schemas.owners.outputs import require_output_folder
 from schemas.ragged import Ragged
 from search.candidates import EMPTY, unpack
 from search.exclusions import Exclusions
@@ -31,7 +31,7 @@ _open_teacher = once_a_process(TeacherFiles.open)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TeachPlan(Derived):
+class TeachPlan(DerivedPlan):
     """Plan of one run."""
 
     teacher: TeacherFiles
@@ -62,7 +62,7 @@ def teach(
     """
     data, table, teacher, out = (for_workers(beam_options, url) for url in (data, table, teacher, out))
     options = options or TeachOptions()
-    require_place(out, "mined", [data, table, teacher])
+    require_output_folder(out, "mined", [data, table, teacher])
     if not beam_options:  # remote workers may have packages or devices that this machine lacks
         open_device(device)
     rows, (opened,), labels = open_tables(data, [table])
@@ -98,10 +98,10 @@ def teach_shard(shard: int, plan: TeachPlan) -> Summary:
             weakest = np.full(len(keys), np.inf, np.float32)
             of = positives.row_of()
             np.minimum.at(weakest, of, _score(plan, teacher, queries, of, positives.entries))
-            gone = some & (scores >= limits(options, weakest)[:, None])
+            gone = some & (scores >= score_limits(options, weakest)[:, None])
             counts.update(above_teacher_margin=int(gone.sum()))
             keys = np.where(gone, EMPTY, keys)
-        places = keep_first(keys, plan.width, counts)
+        places = first_positions(keys, plan.width, counts)
         keys, scores = (np.take_along_axis(each, places, axis=1) for each in (keys, scores))
         return rows_of_table(ids, keys, plan.schema, scores)
 

@@ -18,7 +18,7 @@ def cores() -> int:
     return max(1, math.ceil(min(present, *map(_quota, _QUOTAS))))
 
 
-def share_cores(threads: int | None = None) -> None:
+def limit_openmp_threads(threads: int | None = None) -> None:
     """Limit OpenMP, which torch and Faiss use, to `cores()` threads, and stop waiting threads from spinning.
 
     Call this function before torch and Faiss are loaded. A spinning thread occupies a core that other threads need.

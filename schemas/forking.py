@@ -21,17 +21,17 @@ def survive_forks() -> None:
         return
     loops: list[asyncio.AbstractEventLoop | None] = [None]
 
-    def remember() -> None:
+    def save_loop() -> None:
         loops[0] = fsspec.asyn.loop[0]  # fsspec's own hook clears the loop in the child before our hook runs
 
-    def part() -> None:
+    def replace_selector() -> None:
         loop, loops[0] = loops[0], None
         inherited = getattr(loop, "_selector", None)
         if inherited is not None:
             inherited.close()  # closes the child's handle; the parent's handle stays open
             loop._selector = selectors.DefaultSelector()  # type: ignore[union-attr]
 
-    os.register_at_fork(before=remember, after_in_child=part)
+    os.register_at_fork(before=save_loop, after_in_child=replace_selector)
 
 
 def one_thread_in_children(set_threads: Callable[[int], object]) -> Callable[[int], object]:
@@ -42,10 +42,10 @@ def one_thread_in_children(set_threads: Callable[[int], object]) -> Callable[[in
     """
     forked = False
 
-    def forget() -> None:
+    def use_one_thread() -> None:
         nonlocal forked
         forked = True
         set_threads(1)
 
-    os.register_at_fork(after_in_child=forget)
+    os.register_at_fork(after_in_child=use_one_thread)
     return lambda threads: set_threads(1 if forked else threads)

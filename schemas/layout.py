@@ -13,9 +13,9 @@ from schemas.storage import join
 MANIFEST = "_manifest.json"  # readers of Parquet folders skip files that begin with `_`
 RUN_FILE = "config.toml"  # the recipe and the facts of a run, in its folder
 EARLIER_MANIFEST = "manifest.json"  # manifest of tables of earlier versions, which are still read
-SPENT = "spent.json"  # in the folder of a refresh's tables: the cost of mining
+MINING_COST = "spent.json"  # in the folder of a refresh's tables: the cost of mining
 # Files of `extremis ablate`: the result of one run in its RUN; the results of all runs, and the page, in OUT.
-COMPARED, COMPARISON = "ablation.json", "ablation.md"
+ABLATION_RESULT, ABLATION_PAGE = "ablation.json", "ablation.md"
 # Parameter of a queries table in cluster order, and folder of these tables in a run.
 CLUSTERS = "clusters"
 _NUMBERED = re.compile(r"(epoch|step)-(-?\d+)")
@@ -49,12 +49,12 @@ def parse_number(name: str) -> int | None:
     return int(match[2]) if match else None
 
 
-def epoch_of(root: str, epoch: int) -> str:
+def epoch_folder(root: str, epoch: int) -> str:
     """Return the folder of `epoch` under `root`."""
     return join(root, f"epoch-{epoch:04d}")
 
 
-def numbered(root: str) -> list[int]:
+def list_numbers(root: str) -> list[int]:
     """List the epochs or steps that have a folder under `root`, ascending. Raises StorageError."""
     numbers = (parse_number(name) for name in storage.list_names(root))
     return sorted(number for number in numbers if number is not None)
@@ -62,7 +62,7 @@ def numbered(root: str) -> list[int]:
 
 def parts_prefix(part: str) -> str:
     """Return the path, relative to a version, of the tables with the part that the version adds."""
-    return f"parts/{folder(part)}"
+    return f"parts/{check_folder(part)}"
 
 
 def source_of_part(source: str, part: str) -> str:
@@ -73,7 +73,7 @@ def source_of_part(source: str, part: str) -> str:
 def check_name(what: str, name: str) -> str:
     """Return `name`, the new name of a folder or a part, if it is allowed. Raises InputError.
 
-    Existing names, which earlier versions allowed, are checked by `folder` instead.
+    Existing names, which earlier versions allowed, are checked by `check_folder` instead.
     """
     if not _NAME.fullmatch(name):
         raise InputError(
@@ -83,14 +83,14 @@ def check_name(what: str, name: str) -> str:
     return name
 
 
-def folder(name: str) -> str:
+def check_folder(name: str) -> str:
     """Return `name`, perhaps from a manifest, if it names a single folder. Raises InputError for any other path."""
     if not name or name.startswith(".") or set(name) & set("/\\:"):
         raise InputError(f"{name!r} cannot name a split or a source: the path would lead out of the folder.")
     return name
 
 
-class _Below:
+class _Subpath:
     """Path `name` below the root of a layout."""
 
     def __init__(self, name: str) -> None:
@@ -108,12 +108,12 @@ class DataLayout:
 
     root: str
 
-    labels = _Below("labels")
-    tokenizer = _Below("tokenizer")
-    rejects = _Below("rejects")
+    labels = _Subpath("labels")
+    tokenizer = _Subpath("tokenizer")
+    rejects = _Subpath("rejects")
 
     def queries(self, split: str) -> str:
-        return join(self.root, "queries", folder(split))
+        return join(self.root, "queries", check_folder(split))
 
 
 @dataclass(frozen=True)
@@ -122,20 +122,20 @@ class RunLayout:
 
     root: str
 
-    config = _Below(RUN_FILE)
-    checkpoints = _Below("checkpoints")
-    dumps = _Below("dumps")
-    negatives_root = _Below("negatives")
-    clusters_root = _Below(CLUSTERS)
-    adoptions = _Below("adoptions")
-    metrics = _Below("metrics.jsonl")
-    log = _Below("run.log")
-    tensorboard = _Below("tensorboard")
-    services = _Below("services.json")  # the ids of this run in tracking services
-    evaluations = _Below("evaluations")
-    finished = _Below("finished.json")
-    commands = _Below("commands.json")  # the command lines that made the run
-    fusions = _Below("fusion")
+    config = _Subpath(RUN_FILE)
+    checkpoints = _Subpath("checkpoints")
+    dumps = _Subpath("dumps")
+    negatives_root = _Subpath("negatives")
+    clusters_root = _Subpath(CLUSTERS)
+    adoptions = _Subpath("adoptions")
+    metrics = _Subpath("metrics.jsonl")
+    log = _Subpath("run.log")
+    tensorboard = _Subpath("tensorboard")
+    services = _Subpath("services.json")  # the ids of this run in tracking services
+    evaluations = _Subpath("evaluations")
+    finished = _Subpath("finished.json")
+    commands = _Subpath("commands.json")  # the command lines that made the run
+    fusions = _Subpath("fusion")
 
     def checkpoint(self, step: int) -> str:
         return join(self.checkpoints, f"step-{step:08d}")
@@ -145,7 +145,7 @@ class RunLayout:
 
         `on`: digest of the evaluated data, if the data set is a later version than the data of the run.
         """
-        return join(self.evaluations_on(on), f"{folder(split)}-step-{step:08d}.json")
+        return join(self.evaluations_on(on), f"{check_folder(split)}-step-{step:08d}.json")
 
     def evaluations_on(self, digest: str | None) -> str:
         """Folder of the evaluations on the run's own data (`digest` None), or on the later version with this digest."""
@@ -157,10 +157,10 @@ class RunLayout:
 
     def dump(self, epoch: int) -> str:
         """The dump written during `epoch`: embeddings of each source, and the vectors at the end of the epoch."""
-        return epoch_of(self.dumps, epoch)
+        return epoch_folder(self.dumps, epoch)
 
     def embeddings(self, epoch: int, source: str) -> str:
-        return join(self.dump(epoch), folder(source))
+        return join(self.dump(epoch), check_folder(source))
 
     def vectors(self, epoch: int) -> str:
         return join(self.dump(epoch), "vectors")
@@ -171,11 +171,11 @@ class RunLayout:
 
     def negatives(self, epoch: int, source: str) -> str:
         """The table of negatives for `source` (`queries` or `labels`) that training uses from `epoch` on."""
-        return join(epoch_of(self.negatives_root, epoch), folder(source))
+        return join(epoch_folder(self.negatives_root, epoch), check_folder(source))
 
     def clusters(self, epoch: int, source: str) -> str:
         """The rows of `source` in cluster order, which training uses from `epoch` on."""
-        return join(epoch_of(self.clusters_root, epoch), folder(source))
+        return join(epoch_folder(self.clusters_root, epoch), check_folder(source))
 
     def adoption(self, epoch: int) -> str:
         """The decision about the table that `epoch` trains on, made once, before the first step of the epoch."""

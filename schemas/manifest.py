@@ -21,12 +21,18 @@ from schemas.storage import join, resolve
 DISTRIBUTION = "extremis-xc"  # `extremis` on PyPI is another project
 FORMAT = "extremis-table"
 FORMAT_VERSION = 1
-_OF_ROWS = ("queries", "labels", "embeddings", "vectors", "negatives")  # kinds of tables whose shards contain all rows
-KINDS = (*_OF_ROWS, "tokenizer", "checkpoint", "data", "rejects", "index", "export", "fusion", "tuples")
+_KINDS_WITH_ROWS = (
+    "queries",
+    "labels",
+    "embeddings",
+    "vectors",
+    "negatives",
+)  # kinds of tables whose shards contain all rows
+KINDS = (*_KINDS_WITH_ROWS, "tokenizer", "checkpoint", "data", "rejects", "index", "export", "fusion", "tuples")
 MAX_BYTES = 1 << 30  # size of a manifest: enough for a million shards with their checksums
 
-_LONGEST_PLACE = 4096  # characters
-MOST = 1 << 48  # largest count of any kind: more rows than any table has
+_LONGEST_PATH = 4096  # characters
+MOST_COUNT = 1 << 48  # largest count of any kind: more rows than any table has
 MOST_DENSE = 1 << 16  # largest dimension of a row's dense vector
 
 
@@ -34,7 +40,7 @@ class _Number(NamedTuple):
     """Bounds of a parameter, and whether it may be absent."""
 
     least: int
-    most: int = MOST
+    most: int = MOST_COUNT
     optional: bool = True
 
 
@@ -68,7 +74,7 @@ def code_version() -> str:
         return setup.get("metadata", "version", fallback="unknown") if named else "unknown"
 
 
-def _require_inside(path: str) -> str:
+def _require_relative(path: str) -> str:
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\\" in path or "://" in path or "\0" in path:
         raise ValueError(f"{path!r} points outside of the table's folder")
@@ -76,33 +82,35 @@ def _require_inside(path: str) -> str:
 
 
 # A relative path that stays below its prefix.
-Inside = Annotated[str, pydantic.AfterValidator(_require_inside)]
+RelativePath = Annotated[str, pydantic.AfterValidator(_require_relative)]
 
 
-def _require_place(place: str) -> str:
-    if not place or len(place) > _LONGEST_PLACE or "\0" in place or "\\" in place:
+def _require_path(place: str) -> str:
+    if not place or len(place) > _LONGEST_PATH or "\0" in place or "\\" in place:
         raise ValueError(f"{place[:60]!r} is not a path of a table")
     return place
 
 
-Place = Annotated[str, pydantic.AfterValidator(_require_place)]  # a URL, or a path relative to the table that names it
+TablePath = Annotated[
+    str, pydantic.AfterValidator(_require_path)
+]  # a URL, or a path relative to the table that names it
 
 
-class _Stated(BaseModel):
+class _Section(BaseModel):
     """Base class for sections of a manifest: frozen, without unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Patch(_Stated):
+class Patch(_Section):
     """A small Parquet file that changes rows of a shard."""
 
-    place: Place
+    place: TablePath
     bytes: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
-class View(_Stated):
+class View(_Section):
     """A reused shard of another table, `table`. Its file has `rows` rows in groups of `row_group_rows`.
 
     `first`: id of the view's first row; ids increase by one. `gone`: positions in the file (`row`) of the rows that are
@@ -110,7 +118,7 @@ class View(_Stated):
     (`row`) of the rows with new values, and the new values.
     """
 
-    table: Place
+    table: TablePath
     part: str
     first: int = Field(ge=0)
     rows: int = Field(ge=0)
@@ -125,14 +133,14 @@ class View(_Stated):
         return tuple(patch for patch in (self.gone, self.columns, self.changed) if patch is not None)
 
 
-class Column(_Stated):
+class Column(_Section):
     """A column's name and Arrow type, as Arrow prints it."""
 
     name: str
     type: str
 
 
-class Shard(_Stated):
+class Shard(_Section):
     """One immutable file: path relative to the manifest, rows, bytes, SHA-256.
 
     `checksums` (schemas/checksums.py): CRC-32 of the end of the file and, in Parquet, of each column chunk; older
@@ -140,7 +148,7 @@ class Shard(_Stated):
     `row_group_rows`. `view`: the file belongs to another table.
     """
 
-    path: Inside
+    path: RelativePath
     rows: int = Field(ge=0)
     bytes: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -170,7 +178,7 @@ class Shard(_Stated):
         return text
 
 
-class Manifest(_Stated):
+class Manifest(_Section):
     """Manifest of a table: its content, its inputs (`parents`: name to digest), and its parameters.
 
     A manifest does not depend on when or where it is written, so the same input gives the same manifest and digest.
@@ -184,7 +192,7 @@ class Manifest(_Stated):
     rows: int = 0
     row_group_rows: int | None = None
     id_range: tuple[int, int] | None = None  # [first, last)
-    parents: dict[Inside, str] = {}  # the parents of a data set have paths as names
+    parents: dict[RelativePath, str] = {}  # the parents of a data set have paths as names
     parameters: dict[str, Any] = {}
     counters: dict[str, Any] = {}
     quality: dict[str, Any] = {}
@@ -214,13 +222,13 @@ def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
 
 def publish(url: str, manifest: Manifest) -> Manifest:
     """Write `manifest` at `url`, after its shards; this makes the table visible. Raises StorageError."""
-    storage.write_bytes(join(url, MANIFEST), _file_of(manifest))
+    storage.write_bytes(join(url, MANIFEST), _encode_manifest(manifest))
     return manifest
 
 
 def publish_new(url: str, manifest: Manifest) -> bool:
     """Write `manifest` at `url` if there is none; return whether `url` now has this manifest. Raises StorageError."""
-    body = _file_of(manifest)
+    body = _encode_manifest(manifest)
     return storage.create_bytes(join(url, MANIFEST), body) or storage.read_bytes(join(url, MANIFEST)) == body
 
 
@@ -235,7 +243,7 @@ def is_published(url: str) -> bool:
     return storage.exists(join(url, MANIFEST)) or storage.exists(join(url, EARLIER_MANIFEST))
 
 
-def names_manifest(names: Iterable[str]) -> bool:
+def has_manifest(names: Iterable[str]) -> bool:
     """Return true if the files `names` of a folder form a finished table."""
     return not {MANIFEST, EARLIER_MANIFEST}.isdisjoint(names)
 
@@ -267,7 +275,7 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
     except (FileNotFoundError, InputError) as error:
         if isinstance(error, InputError) and not storage.exists(url):  # else `url` is a path below a file
             raise
-        raise TableError(_absent(url, kind)) from None
+        raise TableError(_describe_absence(url, kind)) from None
     if isinstance(body, Exception):
         raise TableError(f"{place}: the manifest is damaged: not JSON ({body}). Remove the table and make it again.")
     if not isinstance(body, dict) or body.get("format") != FORMAT:
@@ -294,7 +302,7 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
         raise TableError(
             f"{place}: the manifest is not valid at {where!r}: {first['msg']}. Make the table again."
         ) from None
-    if broken := _fault(manifest):
+    if broken := _find_fault(manifest):
         raise TableError(f"{place}: the manifest is not valid: {broken}. Make the table again.")
     if manifest.kind not in KINDS or (kind is not None and manifest.kind != kind):
         wanted = f"kind {kind}" if kind else "a known kind"
@@ -338,7 +346,7 @@ def find_shard(url: str, shard: Shard, remedy: str = "Make the table again.") ->
     return place
 
 
-def check_shard(url: str, shard: Shard, remedy: str = "Make the table again.") -> bytes:
+def read_shard(url: str, shard: Shard, remedy: str = "Make the table again.") -> bytes:
     """Read a shard of the table at `url`, and check its length and SHA-256.
 
     Raises TableError, with `remedy` at the end of the message.
@@ -349,7 +357,7 @@ def check_shard(url: str, shard: Shard, remedy: str = "Make the table again.") -
 def verify_shard(
     url: str, shard: Shard, on_bytes: Callable[[int], None] | None = None, remedy: str = "Make the table again."
 ) -> str:
-    """Read a shard of the table at `url` in pieces, check it like `check_shard`, and return its URL.
+    """Read a shard of the table at `url` in pieces, check it like `read_shard`, and return its URL.
 
     `on_bytes(bytes)` is called after each piece.
     """
@@ -401,7 +409,7 @@ def _parse(data: bytes) -> tuple[Any, bool]:
     return body, not isinstance(body, dict) or body.pop("digest", None) == storage.sha256(_canonical(body))
 
 
-def _absent(url: str, kind: str | None) -> str:
+def _describe_absence(url: str, kind: str | None) -> str:
     """Describe what is at `url` instead of a table of `kind`, and what to do."""
     if storage.exists(url):
         return (
@@ -439,7 +447,7 @@ def _absent(url: str, kind: str | None) -> str:
     )
 
 
-def _file_of(manifest: Manifest) -> bytes:
+def _encode_manifest(manifest: Manifest) -> bytes:
     body = manifest.model_dump(mode="json")
     return (json.dumps({**body, "digest": manifest.digest}, indent=1, sort_keys=True) + "\n").encode()
 
@@ -448,15 +456,15 @@ def _canonical(body: dict[str, Any]) -> bytes:
     return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _fault(manifest: Manifest) -> str | None:
+def _find_fault(manifest: Manifest) -> str | None:
     """Describe the rule that a manifest with a valid digest violates; None if it violates no rule."""
     kind, rows, group, parameters = manifest.kind, manifest.rows, manifest.row_group_rows, manifest.parameters
     shards = sum(shard.rows for shard in manifest.shards)
-    if not 0 <= rows <= MOST or not 0 <= shards <= MOST:
+    if not 0 <= rows <= MOST_COUNT or not 0 <= shards <= MOST_COUNT:
         return f"it records {max(rows, shards, key=abs):,} rows"
-    if kind in _OF_ROWS and rows != shards:
+    if kind in _KINDS_WITH_ROWS and rows != shards:
         return f"it records {rows:,} rows, but its shards contain {shards:,}"
-    if group is not None and not 0 < group <= MOST:
+    if group is not None and not 0 < group <= MOST_COUNT:
         return f"row groups of {group} rows"
     for name, number in _NUMBERS.get(kind, {}).items():
         value = parameters.get(name)

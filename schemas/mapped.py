@@ -31,7 +31,7 @@ _DTYPES: dict[str, np.dtype] = {
 }
 
 
-def stamp(file: str | int) -> tuple[int, int, int]:
+def file_stamp(file: str | int) -> tuple[int, int, int]:
     """Return (inode, bytes, nanoseconds of the last change) of a path or an open file; zeros if there is no file."""
     try:
         facts = os.stat(file)
@@ -40,7 +40,7 @@ def stamp(file: str | int) -> tuple[int, int, int]:
     return facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
-class Mapped:
+class MappedFile:
     """The first `length` bytes of a local file (0: all), which stay readable if the file is replaced or removed.
 
     `private`: changes to the bytes stay in memory and do not reach the file. Raises FileNotFoundError, and ValueError
@@ -50,10 +50,10 @@ class Mapped:
     def __init__(self, path: str, length: int = 0, private: bool = False) -> None:
         access = mmap.ACCESS_COPY if private else mmap.ACCESS_READ
         with open(path, "rb") as file:
-            self.path, self._stamp = path, stamp(file.fileno())
+            self.path, self._stamp = path, file_stamp(file.fileno())
             self._map = mmap.mmap(file.fileno(), length, access=access)
         self._length = len(self._map)
-        self.whole = pa.py_buffer(self._map)
+        self.buffer = pa.py_buffer(self._map)
 
     def read(self, start: int, stop: int) -> pa.Buffer:
         """Return a view of the bytes.
@@ -63,23 +63,23 @@ class Mapped:
         size = self._map.size()
         if size < self._length:
             raise ValueError(f"{size} bytes, expected {self._length}")
-        return self.whole.slice(start, stop - start)
+        return self.buffer.slice(start, stop - start)
 
     def has_changed(self) -> bool:
         """Return whether the file has changed since it was mapped."""
-        now = stamp(self.path)
+        now = file_stamp(self.path)
         return now[0] == self._stamp[0] and now != self._stamp
 
 
-MapFile = Callable[[str], Mapped]  # maps a file, given its name in a folder
+MapFile = Callable[[str], MappedFile]  # maps a file, given its name in a folder
 
 
-def map_tensors(file: Mapped) -> dict[str, np.ndarray]:
+def map_tensors(file: MappedFile) -> dict[str, np.ndarray]:
     """Return the tensors (float32, float16, int64) of a mapped safetensors file, without a copy.
 
     Raises ValueError if the file has a different format.
     """
-    data = np.frombuffer(file.whole, np.uint8)
+    data = np.frombuffer(file.buffer, np.uint8)
     start = 8 + int(data[:8].view("<u8")[0]) if len(data) >= 8 else 0
     if not 8 < start <= min(len(data), _HEADER):
         raise ValueError(f"no header of tensors in {len(data)} bytes")

@@ -7,7 +7,7 @@ import threading
 
 from schemas.waits import waiting
 
-_LOOK_SECONDS = 0.5  # interval at which a process checks whether its parent still runs
+_POLL_SECONDS = 0.5  # interval at which a process checks whether its parent still runs
 
 
 def python_command(program: str, *arguments: str) -> list[str]:
@@ -35,7 +35,7 @@ def end_with_parent(parent: int | None = None) -> None:
     """
 
     def watch_parent(parent: int) -> None:
-        for _ in waiting("", every=_LOOK_SECONDS):
+        for _ in waiting("", every=_POLL_SECONDS):
             if os.getppid() != parent:
                 os._exit(1)
 

@@ -136,12 +136,12 @@ class Ragged(_Rows, _Ragged):
         """
         removed = self.contains(ids) | (ids < 0)
         if not removed.any():
-            return widened(ids[:, :k], k, PAD), widened(scores[:, :k], k, -np.inf)
+            return pad_columns(ids[:, :k], k, PAD), pad_columns(scores[:, :k], k, -np.inf)
         order = np.argsort(removed, axis=1, kind="stable")[:, :k]
-        removed = in_order(removed, order)
-        kept = np.where(removed, ids.dtype.type(PAD), in_order(ids, order))
-        kept_scores = np.where(removed, scores.dtype.type(-np.inf), in_order(scores, order))
-        return widened(kept, k, PAD), widened(kept_scores, k, -np.inf)
+        removed = take_per_row(removed, order)
+        kept = np.where(removed, ids.dtype.type(PAD), take_per_row(ids, order))
+        kept_scores = np.where(removed, scores.dtype.type(-np.inf), take_per_row(scores, order))
+        return pad_columns(kept, k, PAD), pad_columns(kept_scores, k, -np.inf)
 
 
 class _SparseRows(NamedTuple):
@@ -170,7 +170,7 @@ class SparseRows(_Rows, _SparseRows):
         return values, ids
 
 
-def widened(rows: np.ndarray, width: int, fill: float = 0) -> np.ndarray:
+def pad_columns(rows: np.ndarray, width: int, fill: float = 0) -> np.ndarray:
     """Append `fill` to each row, up to [B, width]."""
     if rows.shape[1] == width:
         return rows
@@ -179,15 +179,15 @@ def widened(rows: np.ndarray, width: int, fill: float = 0) -> np.ndarray:
     return wide
 
 
-def in_order(rows: np.ndarray, order: np.ndarray) -> np.ndarray:
+def take_per_row(rows: np.ndarray, order: np.ndarray) -> np.ndarray:
     """Return the entries of each row [B, S] at positions `order` [B, k], five times as fast as np.take_along_axis."""
     return rows[np.arange(len(rows))[:, None], order]
 
 
-def repeats(ids: np.ndarray) -> np.ndarray:
+def is_repeated(ids: np.ndarray) -> np.ndarray:
     """Return whether an id also occurs earlier in its row: ids [B, K] integer -> bool [B, K]."""
     order = np.argsort(ids, axis=1, kind="stable")
-    ranked, again = in_order(ids, order), np.zeros(ids.shape, bool)
+    ranked, again = take_per_row(ids, order), np.zeros(ids.shape, bool)
     again[np.arange(len(ids))[:, None], order[:, 1:]] = ranked[:, 1:] == ranked[:, :-1]
     return again
 
@@ -204,7 +204,7 @@ def counts_of(offsets: np.ndarray) -> np.ndarray:
     return offsets[1:] - offsets[:-1]
 
 
-def starts_of(keys: np.ndarray) -> np.ndarray:
+def is_first_key(keys: np.ndarray) -> np.ndarray:
     """Return whether each of the ascending `keys` [n] is the first key with its value, bool [n]."""
     first = np.ones(len(keys), bool)
     np.not_equal(keys[1:], keys[:-1], out=first[1:])

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from schemas import storage
-from schemas.layout import RunLayout, epoch_of, numbered
+from schemas.layout import RunLayout, epoch_folder, list_numbers
 from schemas.table import Table
 
 
@@ -21,10 +21,10 @@ def run_tables(run: RunLayout, source: str | None = None, before: int | None = N
 
     Raises TableError, StorageError.
     """
-    for epoch in reversed(numbered(run.negatives_root)):
+    for epoch in reversed(list_numbers(run.negatives_root)):
         if before is not None and epoch >= before:
             continue
-        for name in storage.list_names(epoch_of(run.negatives_root, epoch)) if source is None else [source]:
+        for name in storage.list_names(epoch_folder(run.negatives_root, epoch)) if source is None else [source]:
             if name.startswith("."):  # a claim and candidates of a miner that is working or was killed
                 continue
             if (table := Table.find(run.negatives(epoch, name), "negatives")) is not None:

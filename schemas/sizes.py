@@ -38,17 +38,17 @@ def say_bytes(count: float) -> str:
 T = TypeVar("T")
 
 
-def in_pieces(things: Iterable[T], size_of: Callable[[T], int], least: int) -> Iterator[list[T]]:
-    """Yield `things` in lists; a list ends as soon as its total size reaches `least`. The last list may be smaller."""
-    piece, size = list[T](), 0
-    for thing in things:
-        piece.append(thing)
-        size += size_of(thing)
+def batch_by_size(items: Iterable[T], size_of: Callable[[T], int], least: int) -> Iterator[list[T]]:
+    """Yield `items` in lists; a list ends as soon as its total size reaches `least`. The last list may be smaller."""
+    batch, size = list[T](), 0
+    for item in items:
+        batch.append(item)
+        size += size_of(item)
         if size >= least:
-            yield piece
-            piece, size = [], 0
-    if piece:
-        yield piece
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def require_room(url: str, needs: Mapping[str, int], remedy: str) -> None:

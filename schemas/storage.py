@@ -39,15 +39,15 @@ DEADLINE_SECONDS = 300.0  # no further attempt starts after this time
 REQUEST_SECONDS = 60.0  # limit for one look-up or one range, for servers that accept a connection and never answer
 FILE_SECONDS = 900.0  # limit for reading a whole file at once, or for removing a prefix
 CONNECTIONS = 64  # connections to an object store
-MOVES = 16  # copies within a store that run at the same time
+MOVE_THREADS = 16  # copies within a store that run at the same time
 READ_BYTES = 4 << 20  # size of one request of a streaming pass
 SLOWEST_SECONDS = 8.0  # longest pause between two attempts
-READS = 3  # number of times that bytes with a wrong checksum are read
+READ_ATTEMPTS = 3  # number of times that bytes with a wrong checksum are read
 _LONGEST = 4096  # longest path that operating systems allow, in characters
 TEMPORARY = ".tmp-"
 _OPEN_FILE = re.compile(r"/proc/(?P<process>self|\d+)(?:/task/\d+)?/fd/(?P<number>\d+)|/dev/fd/(?P<opened>\d+)")
-_LINKS = 40  # largest number of symbolic links to follow, as in operating systems
-_LASTING = FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError
+_MAX_LINKS = 40  # largest number of symbolic links to follow, as in operating systems
+_PERMANENT_ERRORS = FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError
 
 T = TypeVar("T")
 
@@ -176,37 +176,39 @@ def exists(url: str) -> bool:
 
     def find() -> bool:
         try:
-            return bool(_bounded(fs, "info", path)["type"] == "file")  # fsspec's isfile() is False after any failure
+            return bool(
+                _call_with_timeout(fs, "info", path)["type"] == "file"
+            )  # fsspec's isfile() is False after any failure
         except (FileNotFoundError, NotADirectoryError):
             return False
 
-    return _attempt(find, "look for", url)
+    return _retry(find, "look for", url)
 
 
 def read_bytes(url: str) -> bytes:
     """Read the whole file at `url`. Raises FileNotFoundError, StorageError."""
     fs, path = filesystem(url)
-    return _attempt(lambda: _bounded(fs, "cat_file", path, seconds=FILE_SECONDS), "read", url)
+    return _retry(lambda: _call_with_timeout(fs, "cat_file", path, seconds=FILE_SECONDS), "read", url)
 
 
 def read_range(
-    url: str, start: int, stop: int, given_up: threading.Event | None = None, checksum: int | None = None
+    url: str, start: int, stop: int, cancelled: threading.Event | None = None, checksum: int | None = None
 ) -> bytes:
-    """Read bytes [start, stop) of the file at `url`; no further attempt starts once `given_up` is set.
+    """Read bytes [start, stop) of the file at `url`; no further attempt starts once `cancelled` is set.
 
     Bytes that do not match `checksum`, a CRC-32, are read again. Raises FileNotFoundError, StorageError.
     """
     fs, path = filesystem(url)
 
     def read() -> bytes:
-        data: bytes = _bounded(fs, "cat_file", path, start=start, end=stop)
+        data: bytes = _call_with_timeout(fs, "cat_file", path, start=start, end=stop)
         if len(data) != stop - start:
             raise OSError(errno.EIO, f"got {len(data)} bytes, expected {stop - start}")
         if checksum is not None and crc32(data) != checksum:
             raise OSError(errno.EIO, f"bytes {start} to {stop} are damaged: the checksum differs")
         return data
 
-    return _attempt(read, "read", url, given_up)
+    return _retry(read, "read", url, cancelled)
 
 
 def write_sealed(url: str, data: bytes, durable: bool = False) -> None:
@@ -245,7 +247,7 @@ def read_matching(read: Callable[[], T], matches: Callable[[T], bool]) -> T:
 
     After READS calls, the last result is returned even if it does not match.
     """
-    for _ in range(READS - 1):
+    for _ in range(READ_ATTEMPTS - 1):
         if matches(data := read()):
             return data
     return read()
@@ -258,7 +260,7 @@ def open_read(url: str) -> IO[bytes]:
     """
     fs, path = filesystem(url)
     if isinstance(fs, LocalFileSystem):
-        return _attempt(lambda: fs.open(path, "rb"), "open", url)
+        return _retry(lambda: fs.open(path, "rb"), "open", url)
     return io.BufferedReader(RangeReader(url, size(url)), READ_BYTES)
 
 
@@ -282,7 +284,7 @@ class RangeReader(AbstractBufferedFile):
 def size(url: str) -> int:
     """Return the size in bytes of the file at `url`. Raises FileNotFoundError, StorageError."""
     fs, path = filesystem(url)
-    return _attempt(lambda: int(_bounded(fs, "info", path)["size"]), "look up", url)
+    return _retry(lambda: int(_call_with_timeout(fs, "info", path)["size"]), "look up", url)
 
 
 def list_names(url: str) -> list[str]:
@@ -305,11 +307,11 @@ def _list(url: str, detail: bool) -> tuple[str, list[Any]]:
 
     def list_entries() -> list[Any]:
         try:
-            return list(_bounded(fs, "ls", path, detail=detail))
+            return list(_call_with_timeout(fs, "ls", path, detail=detail))
         except FileNotFoundError:
             return []
 
-    return path.rstrip("/"), _attempt(list_entries, "list", url)
+    return path.rstrip("/"), _retry(list_entries, "list", url)
 
 
 def _is_visible(name: str) -> bool:
@@ -333,11 +335,13 @@ def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> Non
             with replacing(path, durable) as temporary, open(temporary, "wb") as out:
                 out.write(data)
 
-        _attempt(write, "write", url)
+        _retry(write, "write", url)
         return
     payload = bytes(data)
     try:
-        _attempt(lambda: _bounded(fs, "pipe_file", path, payload, seconds=_seconds_for(len(payload))), "write", url)
+        _retry(
+            lambda: _call_with_timeout(fs, "pipe_file", path, payload, seconds=_seconds_for(len(payload))), "write", url
+        )
     except FileNotFoundError as error:  # a store has no folders, so the bucket is missing
         raise StorageError(f"could not write {url}: {error}; create the bucket or fix the path.") from error
 
@@ -361,7 +365,7 @@ def create_bytes(url: str, data: bytes) -> bool:
         return True
 
     try:
-        return _attempt(create, "write", url)
+        return _retry(create, "write", url)
     except FileNotFoundError as error:
         raise StorageError(f"could not write {url}: {error}; create the bucket or fix the path.") from error
 
@@ -376,9 +380,9 @@ def move_files(source: str, target: str, names: Sequence[str]) -> None:
     end = filesystem(target)[1]
     pairs = [(join(start, name), join(end, name)) for name in names]
     if not isinstance(fs, LocalFileSystem):
-        with ThreadPoolExecutor(MOVES, thread_name_prefix="extremis-move") as pool:
-            copy = functools.partial(_bounded, fs, "cp_file", seconds=FILE_SECONDS)
-            list(pool.map(lambda pair: _attempt(lambda: copy(*pair), "write", pair[1]), pairs))
+        with ThreadPoolExecutor(MOVE_THREADS, thread_name_prefix="extremis-move") as pool:
+            copy = functools.partial(_call_with_timeout, fs, "cp_file", seconds=FILE_SECONDS)
+            list(pool.map(lambda pair: _retry(lambda: copy(*pair), "write", pair[1]), pairs))
         return
     folders = {os.path.dirname(place) for _, place in pairs}
 
@@ -391,7 +395,7 @@ def move_files(source: str, target: str, names: Sequence[str]) -> None:
         for folder in folders:
             _sync(folder, os.O_RDONLY)
 
-    _attempt(rename, "write", target)
+    _retry(rename, "write", target)
 
 
 @contextlib.contextmanager
@@ -418,7 +422,7 @@ def writing(url: str, durable: bool = True) -> Iterator[str]:
                     shutil.copyfileobj(made, out)
                 return
             seconds = _seconds_for(os.path.getsize(temporary))
-            _attempt(lambda: _bounded(fs, "put_file", temporary, path, seconds=seconds), "write", url)
+            _retry(lambda: _call_with_timeout(fs, "put_file", temporary, path, seconds=seconds), "write", url)
     except OSError as error:
         raise StorageError(f"could not write {url}: {error.strerror or error}; {_remedy(error)}.") from error
 
@@ -429,9 +433,11 @@ def remove(url: str, recursive: bool = False) -> None:
 
     def drop() -> None:
         with contextlib.suppress(FileNotFoundError):
-            _bounded(fs, "rm", path, recursive=recursive, seconds=FILE_SECONDS if recursive else REQUEST_SECONDS)
+            _call_with_timeout(
+                fs, "rm", path, recursive=recursive, seconds=FILE_SECONDS if recursive else REQUEST_SECONDS
+            )
 
-    _attempt(drop, "remove", url)
+    _retry(drop, "remove", url)
 
 
 def free_bytes(url: str) -> int | None:
@@ -470,7 +476,7 @@ def stream_sha256(file: IO[bytes], on_bytes: Callable[[int], None] | None = None
 def replacing(path: str, durable: bool) -> Iterator[str]:
     """Yield a name next to `path`, or next to the target of a link; the file replaces `path` when the block ends."""
     path = os.path.realpath(path) if os.path.islink(path) else path
-    with _beside(path) as temporary:
+    with _temporary_file(path) as temporary:
         yield temporary
         if durable:
             _sync(temporary, os.O_RDWR)
@@ -480,7 +486,7 @@ def replacing(path: str, durable: bool) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _beside(path: str) -> Iterator[str]:
+def _temporary_file(path: str) -> Iterator[str]:
     """Yield a new name next to `path`, and remove the file of this name at the end."""
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}-{name}")
@@ -505,7 +511,7 @@ def _make_folder(path: str) -> None:
 
 def _descriptor(path: str) -> int | None:
     """Return the file descriptor of this process that `path` names, such as /dev/stdout or /proc/self/fd/1."""
-    for _ in range(_LINKS):
+    for _ in range(_MAX_LINKS):
         match = _OPEN_FILE.fullmatch(path)
         if match:
             is_ours = match["process"] in (None, "self", str(os.getpid()))
@@ -525,7 +531,7 @@ def _open_stream(path: str) -> IO[bytes]:
 
 def _link(path: str, data: bytes) -> None:
     """Write a new local file. Raises FileExistsError."""
-    with _beside(path) as temporary:
+    with _temporary_file(path) as temporary:
         with open(temporary, "wb") as out:
             out.write(data)
         _sync(temporary, os.O_RDWR)
@@ -539,7 +545,7 @@ def _link(path: str, data: bytes) -> None:
 def _create_remotely(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
     """Write a new object, with a conditional write if the store supports this. Raises FileExistsError."""
     try:
-        _bounded(fs, "pipe_file", path, data, mode="create")
+        _call_with_timeout(fs, "pipe_file", path, data, mode="create")
         return
     except (NotImplementedError, TypeError):  # the driver has no conditional writes
         pass
@@ -550,7 +556,7 @@ def _create_remotely(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> N
             raise
     if fs.exists(path):
         raise FileExistsError(errno.EEXIST, "the file exists already")
-    _bounded(fs, "pipe_file", path, data)
+    _call_with_timeout(fs, "pipe_file", path, data)
 
 
 def _sync(path: str, flags: int) -> None:
@@ -561,7 +567,7 @@ def _sync(path: str, flags: int) -> None:
         os.close(handle)
 
 
-def _bounded(
+def _call_with_timeout(
     fs: fsspec.AbstractFileSystem, method: str, *args: Any, seconds: float | None = None, **options: Any
 ) -> Any:
     """Call a method of `fs`; raises TimeoutError after `seconds` if the call waits for a network.
@@ -583,10 +589,10 @@ def _seconds_for(size: int) -> float:
     return REQUEST_SECONDS + size / (1 << 20)
 
 
-def _attempt(action: Callable[[], T], verb: str, url: str, given_up: threading.Event | None = None) -> T:
+def _retry(action: Callable[[], T], verb: str, url: str, cancelled: threading.Event | None = None) -> T:
     """Run `action`; retry after temporary errors (backoff, jitter). A final error names URL, attempts and cause."""
     attempts = 0
-    given_up = given_up or threading.Event()
+    cancelled = cancelled or threading.Event()
 
     def counted() -> T:
         nonlocal attempts
@@ -595,10 +601,10 @@ def _attempt(action: Callable[[], T], verb: str, url: str, given_up: threading.E
 
     enough = tenacity.stop_after_attempt(ATTEMPTS) | tenacity.stop_after_delay(DEADLINE_SECONDS)
     retrying = tenacity.Retrying(
-        stop=enough | tenacity.stop_when_event_set(given_up),
+        stop=enough | tenacity.stop_when_event_set(cancelled),
         wait=tenacity.wait_random_exponential(multiplier=0.25, max=SLOWEST_SECONDS),
-        sleep=tenacity.sleep_using_event(given_up),
-        retry=tenacity.retry_if_exception(_may_pass),
+        sleep=tenacity.sleep_using_event(cancelled),
+        retry=tenacity.retry_if_exception(_is_temporary),
         reraise=True,
     )
     wait = Wait(f"storage to {verb} {url}", until=f"{ATTEMPTS} attempts have failed")
@@ -626,9 +632,9 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def _may_pass(error: BaseException) -> bool:
+def _is_temporary(error: BaseException) -> bool:
     """Return true for errors that may be temporary (network); false for a missing file, no permission, a full disk."""
-    if isinstance(error, _LASTING) or is_full(error):
+    if isinstance(error, _PERMANENT_ERRORS) or is_full(error):
         return False
     if isinstance(error, RuntimeError) and "dictionary changed size" in str(error):
         return True  # fsspec's memory:// lists its files while another thread writes a file

@@ -21,7 +21,7 @@ _IDS = ("query_id", "label_id")
 
 
 @dataclass(frozen=True)
-class RowGroups:
+class RowGroupIndex:
     """All M row groups of a table in storage order: row group m is row group `group[m]` of shard `shard[m]`.
 
     Row group m contains rows [first[m], first[m + 1]). `shard` and `group` are int64 [M], `first` is int64 [M + 1].
@@ -112,7 +112,7 @@ class Table:
         return self.manifest.parameters
 
     @property
-    def cut(self) -> list[tuple[int, int | tuple[int, ...]]]:
+    def shard_sizes(self) -> list[tuple[int, int | tuple[int, ...]]]:
         """Rows and row groups of each shard; tables with equal cuts are aligned."""
         return [(entry.rows, self.manifest.group_rows(shard)) for shard, entry in enumerate(self.shards)]
 
@@ -161,7 +161,7 @@ class Table:
         return self.width("vector")
 
     @cached_property
-    def groups(self) -> RowGroups:
+    def groups(self) -> RowGroupIndex:
         """All row groups; only the manifest is read."""
         size = self.manifest.row_group_rows or 1
         sizes = [
@@ -171,7 +171,7 @@ class Table:
         counts = np.array([len(of_shard) for of_shard in sizes], np.int64)
         shard = np.repeat(np.arange(len(counts)), counts)
         rows = np.concatenate([np.empty(0, np.int64), *sizes])
-        return RowGroups(shard, np.arange(len(shard)) - offsets_of(counts)[shard], offsets_of(rows))
+        return RowGroupIndex(shard, np.arange(len(shard)) - offsets_of(counts)[shard], offsets_of(rows))
 
     def batches(
         self, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None
@@ -243,8 +243,8 @@ class Table:
         for rows, joined in zip(own, others, strict=True):
             if not rows.column(self.id_column).equals(joined.column(0)):
                 raise TableError(
-                    f"{other.place(shard)}: the column {joined.column_names[0]} differs from the column of "
-                    f"{self.place(shard)}. Make the {other.kind} again."
+                    f"{other.shard_url(shard)}: the column {joined.column_names[0]} differs from the column of "
+                    f"{self.shard_url(shard)}. Make the {other.kind} again."
                 )
             yield rows, joined
 
@@ -270,7 +270,7 @@ class Table:
         Raises TableError.
         """
         self.require_made_from("queries", rows)
-        if self.cut != rows.cut:
+        if self.shard_sizes != rows.shard_sizes:
             own, others = (
                 f"{[entry.rows for entry in table.shards]} rows in row groups of {table.manifest.row_group_rows}"
                 for table in (self, rows)
@@ -284,13 +284,13 @@ class Table:
             for patch in shard.view.patches if shard.view else ():
                 manifests.read_patch(self.url, patch)
 
-    def place(self, shard: int) -> str:
+    def shard_url(self, shard: int) -> str:
         """Return the URL of shard `shard`."""
         return manifests.shard_url(self.url, self.shards[shard])
 
     def read_files(self) -> dict[str, bytes]:
         """Read the files of a table without rows, by name, and verify their checksums."""
-        return {entry.path: manifests.check_shard(self.url, entry) for entry in self.shards}
+        return {entry.path: manifests.read_shard(self.url, entry) for entry in self.shards}
 
     @property
     def parts(self) -> tuple[PartTable, ...]:

@@ -29,7 +29,7 @@ class DenseModel:
     compute: str
 
     @classmethod
-    def stated(cls, parameters: Mapping[str, Any], url: str) -> "DenseModel | None":
+    def from_parameters(cls, parameters: Mapping[str, Any], url: str) -> "DenseModel | None":
         """Read the model from the manifest at `url`; None if the user supplied the vectors. Raises TableError."""
         stated = parameters.get(DENSE_MODEL)
         if stated is None:
@@ -39,13 +39,13 @@ class DenseModel:
             raise TableError(f"{url}: the parameter {DENSE_MODEL!r} lacks {', '.join(sorted(names))}.")
         return cls(**stated)
 
-    def facts(self) -> dict[str, str]:
+    def as_json(self) -> dict[str, str]:
         """Return the fields for a manifest."""
         return asdict(self)
 
     def identity(self) -> dict[str, str]:
         """Return the fields that determine the vectors: all fields except the name."""
-        return {name: value for name, value in self.facts().items() if name != "name"}
+        return {name: value for name, value in self.as_json().items() if name != "name"}
 
     def embedder(self, what: str) -> TextEmbedder:
         """Return the embedder for the texts of `what`, which is queries or labels."""

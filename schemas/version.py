@@ -7,7 +7,7 @@ from typing import Any
 
 from schemas import storage
 from schemas.errors import InputError, TableError
-from schemas.layout import DataLayout, check_name, folder
+from schemas.layout import DataLayout, check_folder, check_name
 from schemas.manifest import Manifest, View, is_published
 from schemas.storage import join, relative, resolve
 from schemas.table import Table
@@ -63,7 +63,7 @@ def part_name(number: int) -> str:
     return f"{number:04d}"
 
 
-def open_whole(data: str) -> tuple[Table, dict[str, Table]]:
+def open_data(data: str) -> tuple[Table, dict[str, Table]]:
     """Open the data set at `data`; return it and its tables by name. Every table and part must exist.
 
     Raises TableError, which names missing or changed parts.
@@ -104,7 +104,7 @@ def _require_all(table: Table, needed: Mapping[tuple[str, str], str], remedy: st
         raise TableError(f"{table.url}: files that this version needs are missing: {faults}. Restore them, {remedy}.")
 
 
-def moved(view: View, before: str, after: str) -> View:
+def move_view(view: View, before: str, after: str) -> View:
     """Return the view of a table at `before`, with paths that are relative to a table at `after`."""
     patches = {
         name: patch.model_copy(update={"place": relative(after, resolve(before, patch.place))})
@@ -140,14 +140,14 @@ class ExportVersion:
         return tuple((part, relative(after, resolve(before, place)), digest) for part, place, digest in self.needs)
 
 
-def require_needed(table: Table) -> None:
+def require_needed_exports(table: Table) -> None:
     """Raise TableError, which names the exports, if needed exports are missing or were rebuilt."""
     needs = ExportVersion.of(table.manifest).needs
     needed = {(resolve(table.url, place), digest): part for part, place, digest in needs}
     _require_all(table, needed, "use another version, or export the run again without --onto")
 
 
-def follow(url: str) -> str:
+def resolve_export(url: str) -> str:
     """Return `url` itself, or the current export if `url` is a folder of exports.
 
     Raises InputError if no export is current; TableError if CURRENT names no export; StorageError.
@@ -174,7 +174,7 @@ def find_current(url: str) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        return join(url, folder(content[:_LONGEST].decode().strip()))
+        return join(url, check_folder(content[:_LONGEST].decode().strip()))
     except (InputError, UnicodeDecodeError):
         raise TableError(
             f"{place}: expected the name of a folder next to this file, got {content[:60]!r}. Write the name of an "
@@ -182,7 +182,7 @@ def find_current(url: str) -> str | None:
         ) from None
 
 
-def own_name(url: str) -> str:
+def export_name(url: str) -> str:
     """Return the name of the export at `url`, as written to CURRENT.
 
     Raises InputError if CURRENT cannot contain this name.
@@ -190,7 +190,7 @@ def own_name(url: str) -> str:
     return check_name("--current: the folder", relative(resolve(url, ".."), resolve(url, ".")))
 
 
-def switch(url: str) -> str:
+def make_current(url: str) -> str:
     """Make the export at `url` the current export in its folder, and return the URL of CURRENT.
 
     A process that opens the folder meanwhile gets either this export or the previous export. Raises InputError,
@@ -198,6 +198,6 @@ def switch(url: str) -> str:
     """
     if not is_published(url):
         raise InputError(f"{url}: no finished table here, so it cannot be made current.")
-    parent, name = resolve(url, ".."), own_name(url)
+    parent, name = resolve(url, ".."), export_name(url)
     storage.write_bytes(join(parent, CURRENT), f"{name}\n".encode())
     return join(parent, CURRENT)

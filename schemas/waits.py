@@ -35,15 +35,15 @@ class Wait:
 
     def __enter__(self) -> "Wait":
         if self._what:
-            _going_on.add(self)
+            _active_waits.add(self)
             with contextlib.suppress(RuntimeError):  # no thread can start: nothing is reported
-                _start_teller(os.getpid())
+                _start_reporter(os.getpid())
         return self
 
     def __exit__(self, *_: object) -> None:
-        _going_on.discard(self)
+        _active_waits.discard(self)
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Report that this wait continues, if a report is due."""
         if time.monotonic() < self.due:
             return
@@ -71,20 +71,20 @@ def waiting(
             over.wait(every)
 
 
-_going_on: set[Wait] = set()
-os.register_at_fork(after_in_child=_going_on.clear)
+_active_waits: set[Wait] = set()
+os.register_at_fork(after_in_child=_active_waits.clear)
 
 
 @functools.cache
-def _start_teller(process: int) -> None:
+def _start_reporter(process: int) -> None:
     """Start the thread that reports waits: once per process, and again in a forked process."""
 
     def work() -> None:
         while True:
             time.sleep(0.25)
-            for wait in tuple(_going_on):
+            for wait in tuple(_active_waits):
                 with contextlib.suppress(Exception):  # an error of a listener must not end the wait
-                    wait.tell()
+                    wait.report()
 
     threading.Thread(target=work, name="waits", daemon=True).start()
 

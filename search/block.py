@@ -18,7 +18,7 @@ import numpy as np
 from schemas.forking import one_thread_in_children
 from schemas.ragged import Ragged
 from search.candidates import best, pack, scores_of
-from search.nearest import CPU, DeviceVectors, nearest, widened
+from search.nearest import CPU, DeviceVectors, iterate_float32, nearest
 
 _SLACK = 8  # extra labels to fetch, so that the proof succeeds for almost every row
 _SLACKS = _SLACK, 256  # the second number is for rows that the first number leaves without a proof
@@ -34,12 +34,14 @@ _GATHERED = 1 << 18  # half-precision numbers that are gathered and widened at o
 _CODED_SLACKS = 128, 1024  # like _SLACKS, for codes: the error of a code is about 1 % of a vector
 _CODED = 1 << 12, 1 << 26  # fewest rows, and most elements, of a block with codes
 _FEWEST_FOR_PRODUCTS = 20
-_ONE = threading.Lock()  # lets one thread at a time score all labels of a block
-os.register_at_fork(before=_ONE.acquire, after_in_parent=_ONE.release, after_in_child=_ONE.release)
+_SCORE_ALL_LOCK = threading.Lock()  # lets one thread at a time score all labels of a block
+os.register_at_fork(
+    before=_SCORE_ALL_LOCK.acquire, after_in_parent=_SCORE_ALL_LOCK.release, after_in_child=_SCORE_ALL_LOCK.release
+)
 set_threads = one_thread_in_children(faiss.omp_set_num_threads)
 
 
-def set_up(threads: int | None) -> None:
+def configure_faiss(threads: int | None) -> None:
     """Set the number of Faiss `threads` in the calling thread, and make Faiss use matrix products for small batches.
 
     By default, recent versions of Faiss score batches of fewer than a few thousand queries pair by pair, which takes
@@ -113,7 +115,7 @@ class Block:
         """Largest norm of a vector."""
         if self.codes is not None:
             return self.codes.longest_vector
-        return max((_longest(rows) for _, rows in widened(self.vectors)), default=0.0)
+        return max((_longest(rows) for _, rows in iterate_float32(self.vectors)), default=0.0)
 
     def prepare(self) -> "Block":
         """Compute cached values now, before the first search, so that forked processes share them."""
@@ -162,7 +164,7 @@ class Codes(NamedTuple):
         index = faiss.IndexScalarQuantizer(columns, _BYTES, faiss.METRIC_INNER_PRODUCT)
         codes = np.full((len(vectors), columns), _ZERO, np.uint8)
         error = longest_code = longest_vector = 0.0
-        for start, rows in widened(vectors, _AT_ONCE):
+        for start, rows in iterate_float32(vectors, _AT_ONCE):
             longest_vector = max(longest_vector, _longest(rows))
             rounded = rows / scale
             np.rint(rounded, out=rounded)
@@ -188,7 +190,7 @@ class Codes(NamedTuple):
             error += self.longest_code * _norms(scaled - rounded * unit)
             scaled = rounded
         with one_thread() if len(queries) == 1 else contextlib.nullcontext():
-            products, positions = self.quantizer.search(padded(scaled, self.quantizer.d, copy=False), width)
+            products, positions = self.quantizer.search(pad_vectors(scaled, self.quantizer.d, copy=False), width)
         return products * unit, positions, error
 
 
@@ -201,18 +203,18 @@ def search(block: Block, queries: np.ndarray, width: int, refine: int = 1) -> np
     """
     if block.index is None or not len(queries):
         return search_exactly(block, queries, width)
-    keys, found = offered(block, queries, width, refine)
+    keys, found = search_index(block, queries, width, refine)
     short = np.flatnonzero(found < min(width, len(block.vectors)))
     if short.size:
         keys[short] = search_exactly(block, queries[short], width)
     return keys
 
 
-def offered(block: Block, queries: np.ndarray, width: int, refine: int) -> tuple[np.ndarray, np.ndarray]:
+def search_index(block: Block, queries: np.ndarray, width: int, refine: int) -> tuple[np.ndarray, np.ndarray]:
     """Return keys [B, width] of the best candidates that the index finds, and the number of candidates, int64 [B]."""
     assert block.index is not None
     fetch = min(len(block.vectors), width * refine + _SLACK)
-    _, positions = block.index.search(padded(queries, block.index.d, copy=False), fetch)
+    _, positions = block.index.search(pad_vectors(queries, block.index.d, copy=False), fetch)
     return best(_keys(block, queries, positions), width), (positions >= 0).sum(axis=1)
 
 
@@ -246,7 +248,7 @@ def _search_exactly(block: Block, queries: np.ndarray, width: int, slacks: Seque
         return keys
     at_once = max(1, (_PAIRS if block.vectors.dtype == np.float32 else _WIDE_PAIRS) // rows)
     for some in np.split(unsure, range(at_once, len(unsure), at_once)):
-        with _ONE:
+        with _SCORE_ALL_LOCK:
             keys[some] = _search_all(block, queries[some], width, noise[some])
     return keys
 
@@ -276,7 +278,7 @@ def _multiply(queries: np.ndarray, vectors: np.ndarray, positions: np.ndarray, s
         faiss.fvec_inner_products_by_idx(*arrays, vectors.shape[1], *positions.shape)  # type: ignore[attr-defined]
 
 
-def padded(rows: np.ndarray, dimension: int, copy: bool = True) -> np.ndarray:
+def pad_vectors(rows: np.ndarray, dimension: int, copy: bool = True) -> np.ndarray:
     """Return `rows` [n, D] as float32 [n, dimension], padded with zeros. `copy`: always make a copy."""
     if rows.shape[1] == dimension:
         return rows.astype(np.float32, copy=copy)
@@ -287,7 +289,7 @@ def padded(rows: np.ndarray, dimension: int, copy: bool = True) -> np.ndarray:
 
 def _search_all(block: Block, queries: np.ndarray, width: int, noise: np.ndarray) -> np.ndarray:
     """Score all labels and return exact keys [B, width], even if many labels tie or nearly tie for last place."""
-    approximate = np.hstack([queries @ rows.T for _, rows in widened(block.vectors)])  # [B, n]
+    approximate = np.hstack([queries @ rows.T for _, rows in iterate_float32(block.vectors)])  # [B, n]
     last = approximate.shape[1] - width
     floor = np.partition(approximate, last, axis=1)[:, last] - 2 * noise
     rows, columns = np.nonzero(approximate >= floor[:, None])

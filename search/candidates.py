@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from schemas import PAD
-from schemas.ragged import widened
+from schemas.ragged import pad_columns
 
 EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # no candidate; sorts last
 MOST_LABELS = 1 << 32
@@ -59,7 +59,7 @@ def best(keys: np.ndarray, width: int) -> np.ndarray:
     """Return the best `width` keys of each row, best first: [B, C] -> [B, width], padded with EMPTY if C < width."""
     if keys.shape[1] > width:
         return np.sort(np.partition(keys, width - 1, axis=1)[:, :width], axis=1)
-    return widened(np.sort(keys, axis=1), width, EMPTY)
+    return pad_columns(np.sort(keys, axis=1), width, EMPTY)
 
 
 def merge(blocks: Sequence[np.ndarray], width: int) -> np.ndarray:

@@ -13,18 +13,18 @@ from search.block import Block, score, search
 from search.candidates import EMPTY, best, unpack
 
 
-class Parts(NamedTuple):
-    """Division of a batch into parts of at most `most` rows.
+class Subbatches(NamedTuple):
+    """Division of a batch into sub-batches of at most `max_rows` rows.
 
-    `run` is the function that searches the parts: `map`, or the `map` of a pool.
+    `run` is the function that searches the sub-batches: `map`, or the `map` of a pool.
     """
 
     run: Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]] = map
-    most: int | None = None
+    max_rows: int | None = None
 
 
-WHOLE = Parts()
-_USUAL = 64  # usual number of labels that a row may lose; rows that fetch more are searched in smaller parts
+WHOLE_BATCH = Subbatches()
+_USUAL = 64  # usual number of labels that a row may lose; rows that fetch more are searched in sub-batches
 
 
 class Exclusions(NamedTuple):
@@ -76,7 +76,7 @@ def start_search(
     width: int,
     counts: Counter[str] | None = None,
     refine: int = 1,
-    parts: Parts = WHOLE,
+    subbatches: Subbatches = WHOLE_BATCH,
 ) -> Callable[[], np.ndarray]:
     """Start a search of the block for the best labels of queries float32 [B, D], without excluded labels.
 
@@ -94,11 +94,11 @@ def start_search(
         keys[rows] = best(left, width)
         return dropped
 
-    # The number to fetch depends on the whole batch, so that a search in parts finds the same labels.
+    # The number to fetch depends on the whole batch, so that a search in sub-batches finds the same labels.
     tiers = ((rows, min(len(block.vectors), width + int(losses[rows].max()))) for rows in _tiers(losses))
-    most = parts.most or max(1, len(queries))
+    most = subbatches.max_rows or max(1, len(queries))
     pieces = ((rows, n, max(1, most * min(n, width + _USUAL) // n)) for rows, n in tiers)
-    drops = parts.run(
+    drops = subbatches.run(
         search_rows, [(rows[at : at + step], n) for rows, n, step in pieces for at in range(0, len(rows), step)]
     )
 

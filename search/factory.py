@@ -8,19 +8,19 @@ AUTO = "auto"  # the cheapest index
 EXACT = "exact"  # searches the matrix without an index
 
 # Inverted lists grow by doubling, so up to half of the memory is unused. Lists measured 1.3 to 1.6 times the content.
-_ROOM_IN_LISTS = 1.6
+_LIST_OVERHEAD = 1.6
 _LINK_BYTES = 4
 _TRAINING_ROWS = 1 << 16
 _TRAINING_ROWS_A_LIST = 64
 # Costs in units of one multiplication of a blocked matrix product, measured on two cores.
-_SCAN = 4.0  # per column of a vector in an inverted list; vectors are read one by one
-_SCAN_CODES = 0.5  # per column of a 4-bit code; 32 codes are read at a time
-_PROBE = 48.0  # per column of a list of codes, for the table of products
-_FETCHED = 320.0  # per candidate that is kept and ranked, without the cost of computing the score again
-_QUERY = 32_000.0  # per query, independent of its results
+_SCAN_COST = 4.0  # per column of a vector in an inverted list; vectors are read one by one
+_SCAN_CODES_COST = 0.5  # per column of a 4-bit code; 32 codes are read at a time
+_PROBE_COST = 48.0  # per column of a list of codes, for the table of products
+_CANDIDATE_COST = 320.0  # per candidate that is kept and ranked, without the cost of computing the score again
+_QUERY_COST = 32_000.0  # per query, independent of its results
 _PROBED = 64.0  # vectors to scan, in units of √n, for n vectors in 4 √n lists; fewer with more lists
-_SECOND = 7.7e10  # multiplications per second on two cores
-_MOMENT = 3.2e11  # about five seconds; below this cost, exact search is fast enough
+_MULTIPLICATIONS_PER_SECOND = 7.7e10  # multiplications per second on two cores
+_NEGLIGIBLE_COST = 3.2e11  # about five seconds; below this cost, exact search is fast enough
 _REFINE = 4
 _KMEANS_ROUNDS = 10
 _LEAST_LISTS = 16
@@ -48,7 +48,7 @@ class Factory:
         return int(match[1]) if match else 0
 
     @property
-    def graph(self) -> bool:
+    def has_graph(self) -> bool:
         """Return whether the index has a graph. With several threads, no seed makes the graph reproducible."""
         return re.search(r"HNSW|NSG|NNDescent", self.spec) is not None
 
@@ -75,7 +75,7 @@ class Factory:
         links = re.search(r"(?<!_)HNSW(\d+)", self.spec)
         if links and not self.lists:
             code += _LINK_BYTES * int(links[1]) * 2.2 + 24
-        return (code + 8) * _ROOM_IN_LISTS if self.lists else code
+        return (code + 8) * _LIST_OVERHEAD if self.lists else code
 
     def fixed_bytes(self, dimension: int) -> int:
         """Return the bytes of the centroids and their graph."""
@@ -83,7 +83,7 @@ class Factory:
 
     def stored_bytes(self, rows: int, dimension: int) -> int:
         """Estimate the size in bytes of the index file for `rows` vectors [dimension], without room to grow."""
-        room = _ROOM_IN_LISTS if self.lists else 1.0
+        room = _LIST_OVERHEAD if self.lists else 1.0
         return int(self.bytes_per_vector(dimension) / room * rows) + self.lists * (4 * dimension + 8)
 
     def training_rows(self) -> int:
@@ -93,13 +93,13 @@ class Factory:
     def cost(self, rows: int, blocks: int, queries: int, width: int, nprobe: int | None, dimension: int) -> float:
         """Estimate the multiplications for building and searching `blocks` blocks of vectors [rows, dimension].
 
-        Two cores compute `_SECOND` multiplications per second.
+        Two cores compute `_MULTIPLICATIONS_PER_SECOND` multiplications per second.
         """
         each = self.building_cost(rows, dimension) + queries * self.query_cost(rows, width, nprobe, dimension)
         # An index must at least halve the cost of exact search: a smaller gain is not worth the missed labels.
-        return blocks * each if self.exact else _MOMENT + 2 * blocks * each
+        return blocks * each if self.exact else _NEGLIGIBLE_COST + 2 * blocks * each
 
-    def pays(self, rows: int, width: int, nprobe: int | None, dimension: int) -> bool:
+    def saves_time(self, rows: int, width: int, nprobe: int | None, dimension: int) -> bool:
         """Return whether searching `nprobe` lists costs less than scoring all vectors [rows, dimension].
 
         Untrained vectors have no clusters, so a search reads most lists, at a higher cost than a matrix product.
@@ -115,13 +115,13 @@ class Factory:
         if not (lists := self.lists):
             return float(rows * dimension)
         scanned = min(rows, nprobe * rows / lists if nprobe else _PROBED * rows**0.5 * (4 * rows**0.5 / lists) ** 0.5)
-        scan, fetched = (_SCAN_CODES, _REFINE * width) if self.lossy else (_SCAN, width)
-        probes = _PROBE * scanned * lists / rows if self.lossy else 0.0
-        return _QUERY + (lists + probes + scan * scanned) * dimension + (_FETCHED + dimension) * fetched
+        scan, fetched = (_SCAN_CODES_COST, _REFINE * width) if self.lossy else (_SCAN_COST, width)
+        probes = _PROBE_COST * scanned * lists / rows if self.lossy else 0.0
+        return _QUERY_COST + (lists + probes + scan * scanned) * dimension + (_CANDIDATE_COST + dimension) * fetched
 
     def milliseconds(self, rows: int, width: int, dimension: int) -> float:
         """Estimate the milliseconds per query, for many queries on two cores."""
-        return 1000 * self.query_cost(rows, width, None, dimension) / _SECOND
+        return 1000 * self.query_cost(rows, width, None, dimension) / _MULTIPLICATIONS_PER_SECOND
 
     def _code_bytes(self, dimension: int) -> float:
         bits = re.search(r"PQ(\d+)(?:x(\d+))?", self.spec)
@@ -150,11 +150,11 @@ def choose(
         return Factory.parse(spec)
     if price is None:
         return Factory(EXACT if rows <= exact_rows else f"IVF{int(4 * rows**0.5)},Flat")
-    priced = [(price(factory), factory.spec) for factory in candidates(dimension, rows)]
+    priced = [(price(factory), factory.spec) for factory in list_factories(dimension, rows)]
     return Factory(min((cost, spec) for cost, spec in priced if cost is not None)[1])
 
 
-def candidates(dimension: int, rows: int) -> list[Factory]:
+def list_factories(dimension: int, rows: int) -> list[Factory]:
     """List indexes for blocks of about `rows` vectors: exact, and different numbers of lists with and without codes."""
     factories = [Factory(EXACT)]
     for share in (1, 2, 4, 8):

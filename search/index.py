@@ -12,17 +12,17 @@ from schemas.manifest import Shard, describe_file, verify_shard
 from schemas.ragged import Ragged
 from schemas.randomness import sample_rows
 from schemas.storage import join
-from search.block import Block, offered, one_thread, padded, search_exactly
+from search.block import Block, one_thread, pad_vectors, search_exactly, search_index
 from search.candidates import unpack
 from search.factory import Factory
-from search.nearest import widened
+from search.nearest import iterate_float32
 
 _AT_ONCE = 1 << 20  # bytes of an index file that are read or written at a time
 MOST_REFINE = 16
-_ABOVE = 0.005  # added to the target, because other queries may have a slightly lower recall than the sample
+_RECALL_MARGIN = 0.005  # added to the target, because other queries may have a slightly lower recall than the sample
 _FIRST_NPROBE = 4
 _FIRST_EF = 16
-_GAIN = 0.002  # smallest gain in recall: tuning stops if two doublings in a row gain less in total
+_MIN_RECALL_GAIN = 0.002  # smallest gain in recall: tuning stops if two doublings in a row gain less in total
 
 
 def build(factory: Factory, vectors: np.ndarray, seed: int) -> faiss.Index | None:
@@ -36,12 +36,12 @@ def build(factory: Factory, vectors: np.ndarray, seed: int) -> faiss.Index | Non
     if factory.exact:
         return None
     rows, dimension = vectors.shape
-    index = empty(factory, dimension)
+    index = create_index(factory, dimension)
     size = factory.training_rows()
     try:
-        with one_thread() if factory.graph else contextlib.nullcontext():
+        with one_thread() if factory.has_graph else contextlib.nullcontext():
             sample = vectors if size >= rows else vectors[sample_rows(rows, size, seed)]
-            index.train(padded(sample, index.d, copy=False))
+            index.train(pad_vectors(sample, index.d, copy=False))
             add(index, vectors)
     except RuntimeError as error:
         raise InputError(
@@ -53,16 +53,16 @@ def build(factory: Factory, vectors: np.ndarray, seed: int) -> faiss.Index | Non
 
 def add(index: faiss.Index, vectors: np.ndarray) -> None:
     """Append `vectors` [n, D], in a form that `build` accepts, to the index."""
-    for _, rows in widened(vectors):
-        index.add(padded(rows, index.d, copy=False))
+    for _, rows in iterate_float32(vectors):
+        index.add(pad_vectors(rows, index.d, copy=False))
 
 
-def keep_first(index: faiss.Index, rows: int) -> None:
+def truncate(index: faiss.Index, rows: int) -> None:
     """Remove all vectors except the first `rows` from an index with inverted lists."""
     index.remove_ids(faiss.IDSelectorRange(rows, index.ntotal))
 
 
-def empty(factory: Factory, dimension: int) -> faiss.Index:
+def create_index(factory: Factory, dimension: int) -> faiss.Index:
     """Return an untrained index. Raises InputError for an invalid factory string."""
     try:
         return faiss.index_factory(dimension, factory.spec, faiss.METRIC_INNER_PRODUCT)
@@ -73,7 +73,7 @@ def empty(factory: Factory, dimension: int) -> faiss.Index:
         ) from None
 
 
-def graph_of(index: faiss.Index) -> faiss.IndexHNSW | None:
+def find_graph(index: faiss.Index) -> faiss.IndexHNSW | None:
     """Return `index` as a graph; None if the index is not a graph, or uses a graph only to find inverted lists."""
     inner = faiss.downcast_index(index)
     while isinstance(inner, faiss.IndexPreTransform):
@@ -81,7 +81,7 @@ def graph_of(index: faiss.Index) -> faiss.IndexHNSW | None:
     return inner if isinstance(inner, faiss.IndexHNSW) else None
 
 
-def update(index: faiss.Index, positions: np.ndarray, rows: np.ndarray) -> bool:
+def replace_vectors(index: faiss.Index, positions: np.ndarray, rows: np.ndarray) -> bool:
     """Replace the vectors at `positions` int64 [n] with `rows` float32 [n, D]; False for an index without lists.
 
     The index is not trained again: centroids and codebooks do not change.
@@ -144,13 +144,13 @@ class SearchParams:
         return self.refine or 1
 
 
-def require_sense(factory: Factory, params: SearchParams) -> None:
+def require_applicable(factory: Factory, params: SearchParams) -> None:
     """Raise InputError for a parameter that has no effect on this index."""
     if params.nprobe is not None and not factory.lists:
         raise InputError(
             f"index {factory.spec!r} has no inverted lists, so nprobe={params.nprobe} has no effect. Leave nprobe out."
         )
-    if params.ef_search is not None and (factory.lists or not factory.graph):
+    if params.ef_search is not None and (factory.lists or not factory.has_graph):
         raise InputError(
             f"index {factory.spec!r} is not a graph, so ef_search={params.ef_search} has no effect. Leave ef_search "
             "out."
@@ -159,11 +159,11 @@ def require_sense(factory: Factory, params: SearchParams) -> None:
         raise InputError(f"index 'exact' is exact already, so refine={params.refine} has no effect. Leave refine out.")
 
 
-def apply(index: faiss.Index | None, params: SearchParams) -> None:
+def set_params(index: faiss.Index | None, params: SearchParams) -> None:
     """Set the search parameters of an index."""
     if index is None:
         return
-    lists, graph = faiss.try_extract_index_ivf(index), graph_of(index)
+    lists, graph = faiss.try_extract_index_ivf(index), find_graph(index)
     if lists is not None and params.nprobe is not None:
         lists.nprobe = min(params.nprobe, lists.nlist)
     if graph is not None and params.ef_search is not None:
@@ -183,7 +183,7 @@ def tune(
     if block.index is None:
         return fixed
     width = min(width, len(block.vectors))
-    lists, graph = faiss.try_extract_index_ivf(block.index), graph_of(block.index)
+    lists, graph = faiss.try_extract_index_ivf(block.index), find_graph(block.index)
     refines = [fixed.refine] if fixed.refine else ([2, 4, 8, MOST_REFINE] if lossy else [1])
     if lists is not None:
         levels = [fixed.nprobe] if fixed.nprobe else _powers(_FIRST_NPROBE, lists.nlist)
@@ -201,24 +201,24 @@ def tune(
         before: list[float] = []
         for step in steps:
             params = replace(step, refine=refine)
-            share = recall(block, params, queries, exact, width)
+            share = measure_recall(block, params, queries, exact, width)
             if share > highest:
                 best, highest = params, share
-            if share >= min(1.0, target + _ABOVE):
+            if share >= min(1.0, target + _RECALL_MARGIN):
                 return params
-            if len(before) >= 2 and share - before[-2] < _GAIN:
+            if len(before) >= 2 and share - before[-2] < _MIN_RECALL_GAIN:
                 break  # larger values do not help: the codes have lost the missing labels
             before.append(share)
     return best
 
 
-def recall(block: Block, params: SearchParams, queries: np.ndarray, exact: np.ndarray, width: int) -> float:
+def measure_recall(block: Block, params: SearchParams, queries: np.ndarray, exact: np.ndarray, width: int) -> float:
     """Return the fraction of the ids `exact` [S, width] that a search with `params` finds.
 
     Only the index is measured; `search` would also search rows with too few candidates exactly, which costs more.
     """
-    apply(block.index, params)
-    label_ids, _ = unpack(offered(block, queries, width, params.factor)[0])
+    set_params(block.index, params)
+    label_ids, _ = unpack(search_index(block, queries, width, params.factor)[0])
     hits = Ragged.from_matrix(np.sort(label_ids, axis=1)).contains(exact)
     return float(hits.sum() / max(1, (exact >= 0).sum()))
 

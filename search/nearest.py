@@ -35,7 +35,7 @@ def nearest(queries: np.ndarray, vectors: np.ndarray, count: int) -> tuple[np.nd
     positions = np.empty((len(queries), 0), np.int64)
     most = len(vectors) if vectors.dtype == np.float32 else _WIDENED // vectors.shape[1]
     step = max(4 * count, most if many else min(most, _SCORES // max(1, len(queries))))
-    for start, rows in widened(vectors, step):
+    for start, rows in iterate_float32(vectors, step):
         if many:
             best = faiss.knn(queries, rows, min(count, len(rows)), metric=faiss.METRIC_INNER_PRODUCT)
             scores, positions = _best(np.hstack([scores, best[0]]), np.hstack([positions, best[1] + start]), count)
@@ -50,7 +50,7 @@ def nearest(queries: np.ndarray, vectors: np.ndarray, count: int) -> tuple[np.nd
     return np.take_along_axis(scores, order, 1), np.take_along_axis(positions, order, 1)
 
 
-def widened(vectors: np.ndarray, rows: int = 0) -> Iterator[tuple[int, np.ndarray]]:
+def iterate_float32(vectors: np.ndarray, rows: int = 0) -> Iterator[tuple[int, np.ndarray]]:
     """Yield (first row, float32 rows [n, D]) of vectors [N, D], `rows` rows at a time.
 
     With `rows` = 0, float32 vectors are yielded all at once, and float16 vectors in parts.

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import extremis
-from schemas.version import switch
+from schemas.version import make_current
 from tests.browser import browser, console_messages, requests
 from tests.command import ROOT, environment
 
@@ -180,7 +180,7 @@ def test_current_is_followed_without_a_lost_request(folder: Path, tmp_path: Path
             asker.start()
         try:
             for name in ("two", "one"):
-                switch(str(folder / name))
+                make_current(str(folder / name))
                 deadline = time.monotonic() + 60
                 while service.ask(path="/ready")[1]["export"] != str(folder / name):
                     assert time.monotonic() < deadline
@@ -208,7 +208,7 @@ def test_a_current_export_that_cannot_be_opened(folder: Path, tmp_path: Path) ->
             assert (status, ready["export"]) == (200, str(folder / "one"))
             assert ready["problem"], name
             assert service.ask({"texts": ["a ship"]})[0] == 200
-        switch(str(folder / "two"))
+        make_current(str(folder / "two"))
         service.wait_for(r"serving \S+/two\n")
         assert service.ask(path="/ready") == (200, {"export": str(folder / "two"), "problem": ""})
 

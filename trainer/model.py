@@ -11,7 +11,7 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest
 from schemas.table import Table
 from schemas.text_model import DENSE
-from schemas.version import open_whole, parts_since
+from schemas.version import open_data, parts_since
 from trainer.checkpoints.checkpoint import Checkpoint, open_step
 from trainer.config.load import load_config, restore_recipe
 from trainer.device import CPU
@@ -139,7 +139,7 @@ class DataSizes:
     @classmethod
     def of(cls, data: DataLayout) -> "DataSizes":
         """Read DATA's manifests. Raises TableError if DATA is unfinished, or if a part does not match the manifest."""
-        table, parts = open_whole(data.root)
+        table, parts = open_data(data.root)
         manifest = table.manifest
         labels = parts.get("labels") or Table.open(data.labels, "labels")
         vocabulary = parts["tokenizer"].parameters["vocabulary"] if "tokenizer" in parts else 0

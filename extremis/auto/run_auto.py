@@ -18,9 +18,9 @@ from extremis.supervisor import logged, train
 from schemas import storage
 from schemas.errors import InputError
 from schemas.json_files import read_json, write_json
-from schemas.layout import DataLayout, RunLayout, epoch_of, numbered
+from schemas.layout import DataLayout, RunLayout, epoch_folder, list_numbers
 from schemas.owners.claim import Claim, claimed
-from schemas.owners.place import require_place
+from schemas.owners.outputs import require_output_folder
 from schemas.storage import join
 from trainer.checkpoints.checkpoint import best_step, drop_old_checkpoints
 from trainer.config.load import applicable_overrides, load_config, restore_recipe
@@ -61,7 +61,7 @@ def run_auto(
     the final run, as in `extremis.supervisor:train`.
     Returns {"chosen", "trials", "epochs", ...}. Raises ExtremisError.
     """
-    require_place(run, "trained", [data])
+    require_output_folder(run, "trained", [data])
     began = time.perf_counter() if began is None else began
     remaining = RemainingTime(60 * minutes - (time.perf_counter() - began) if minutes else math.inf)
     with claimed(run, "trained", say) as claim, logged(run), output(remaining=remaining):
@@ -245,8 +245,8 @@ def _remove_leftovers(run: RunLayout, best: int | None, claim: Claim) -> None:
     claim.require()
     storage.remove(run.dumps, recursive=True)
     drop_old_checkpoints(run, 0, best)
-    for epoch in numbered(run.negatives_root)[:-1]:
-        storage.remove(epoch_of(run.negatives_root, epoch), recursive=True)
+    for epoch in list_numbers(run.negatives_root)[:-1]:
+        storage.remove(epoch_folder(run.negatives_root, epoch), recursive=True)
 
 
 def _write_choice(run: str, report: dict[str, Any], recipe: Recipe, claim: Claim) -> None:

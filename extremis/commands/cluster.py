@@ -47,7 +47,7 @@ def cluster(
     options = build_options(ClusterOptions, locals())
     require_watchable(watch, options, epoch)
     from pipelines import cluster as clustering
-    from schemas.layout import RunLayout, numbered
+    from schemas.layout import RunLayout, list_numbers
 
     data, run = fspath(data), fspath(run)
     if watch:
@@ -56,7 +56,7 @@ def cluster(
     manifest = clustering.cluster(data, run, epoch, options, beam_options, say)
     say(f"{manifest.rows:,} queries in {manifest.counters['clusters']:,} clusters, used from {run}")
     tables = RunLayout(run)
-    newest = options.out or tables.clusters(numbered(tables.clusters_root)[-1], manifest.kind)
+    newest = options.out or tables.clusters(list_numbers(tables.clusters_root)[-1], manifest.kind)
     say(f"next: extremis inspect {newest}")
     facts = manifest.model_dump(include={"rows", "counters"})
     return {"digest": manifest.digest, **facts, "clusters": manifest.parameters["clusters"]}

@@ -39,7 +39,7 @@ def demo(
     from pipelines.options import ShardOptions
     from pipelines.shard import shard
     from schemas import storage
-    from schemas.owners.place import require_place
+    from schemas.owners.outputs import require_output_folder
     from schemas.storage import join
     from trainer.config.load import load_recipe
 
@@ -54,7 +54,7 @@ def demo(
     shard(raw, data, options, (), say)
     moments.append(time.perf_counter())
     say(f"2/3 train {recipe} into {run}, with a miner")
-    require_place(run, "trained")  # the run of an earlier demo
+    require_output_folder(run, "trained")  # the run of an earlier demo
     storage.remove(run, recursive=True)
     outcome = _train(data, run, recipe, overrides)
     moments.append(time.perf_counter())

@@ -57,11 +57,11 @@ def export(
       extremis export data/ runs/1 exported/
       extremis export data/2 runs/2 exports/2 --onto exports/1 --current
     """
-    from schemas.version import own_name, switch
+    from schemas.version import export_name, make_current
 
     data, run, out = fspath(data), fspath(run), fspath(out)
     if current:
-        own_name(out)
+        export_name(out)
     from trainer.evaluation.calibration import describe_calibration
     from trainer.export import export as exporting
 
@@ -88,7 +88,7 @@ def export(
         split, measured = parameters["thresholds"]["split"], parameters["thresholds"]["calibration"]
         say(describe_calibration(measured, f"of {split}, cross-checked on halves of {measured['queries']:,} queries"))
     if current:
-        say(f"{switch(out)}: the current export is now {out}")
+        say(f"{make_current(out)}: the current export is now {out}")
     say(f'next: echo "some text" | extremis predict {out} - -')
     shown = {name: parameters[name] for name in ("step", "dimension", "bias", "index", "thresholds")}
     return {"out": out, "digest": manifest.digest, "labels": manifest.rows, **shown}

@@ -82,14 +82,14 @@ def predict(
     from extremis.predicting import rows_of_split, rows_of_texts, write_predictions
     from pipelines.formats.names import parse_fields
     from pipelines.formats.texts import Texts
-    from schemas.owners.place import require_file
-    from schemas.version import follow
+    from schemas.owners.outputs import require_output_file
+    from schemas.version import resolve_export
 
     data = None if data is None else fspath(data)
     texts = None if data else Texts(inputs[0], form, parse_fields(format_argument(fields or "")), text == "title")
     if out != "-":
-        reads = [follow(fspath(export)), data, *([] if texts is None else texts.places())]
-        require_file(out, reads, "Give --overwrite to replace it, or another OUT.", overwrite)
+        reads = [resolve_export(fspath(export)), data, *([] if texts is None else texts.places())]
+        require_output_file(out, reads, "Give --overwrite to replace it, or another OUT.", overwrite)
     opened = open_export(fspath(export), exact, threads, device)
     if precision is not None:
         threshold = opened.threshold(precision)

@@ -60,7 +60,7 @@ def _show(recipe: str, overrides: tuple[str, ...], out: str | None) -> dict[str,
     import tomli_w
 
     from schemas import storage
-    from schemas.owners.place import require_file
+    from schemas.owners.outputs import require_output_file
     from trainer.config.load import read_recipe
 
     keys = read_recipe(recipe, overrides, light=True)
@@ -68,7 +68,7 @@ def _show(recipe: str, overrides: tuple[str, ...], out: str | None) -> dict[str,
     if out is None:
         results.print(text, end="")
         return keys
-    require_file(out, (), "Choose another name.")
+    require_output_file(out, (), "Choose another name.")
     storage.write_bytes(out, text.encode())
     say(f"{out}: a copy of {recipe} to edit; next: extremis recipes validate {out}")
     return {"out": out, "recipe": keys}

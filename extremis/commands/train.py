@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from extremis.command import Option, Progress, changes, command
 from extremis.commands.shared import DEVICE, Place, Recipe, Settings, with_settings
 from extremis.console import say
-from schemas.cores import share_cores
+from schemas.cores import limit_openmp_threads
 from trainer.checkpoints.stopping import GRACE
 
 LOOPBACK = "127.0.0.1"
@@ -63,7 +63,7 @@ def train(
 def overrides_of(set: Settings, device: str | None, threads: int | None, from_run: Place | None) -> tuple[str, ...]:
     """Return the changes to the recipe, including those by other options; also set the threads of this process."""
     if threads is not None:
-        share_cores(threads)
+        limit_openmp_threads(threads)
     start_from = from_run and fspath(from_run)
     return with_settings(changes(set), train__device=device, train__threads=threads, train__start_from=start_from)
 

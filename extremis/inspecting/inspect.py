@@ -11,7 +11,7 @@ from pipelines.options import ShardOptions
 from schemas import storage
 from schemas.errors import TableError
 from schemas.layout import EARLIER_MANIFEST, MANIFEST, DataLayout, RunLayout
-from schemas.manifest import Manifest, is_published, names_manifest
+from schemas.manifest import Manifest, has_manifest, is_published
 from schemas.storage import join
 from schemas.table import Table
 from schemas.text_model import DENSE_MODEL
@@ -44,7 +44,7 @@ def list_tables(url: str) -> list[ListedTable]:
         nonlocal folders
         entries = storage.list_names(place)
         folders += 1
-        if name and names_manifest(entries):
+        if name and has_manifest(entries):
             try:
                 yield ListedTable(name, place, Table.open(place).manifest)
             except TableError as error:

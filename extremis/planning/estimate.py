@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.clustering.plan import worker_bytes
-from pipelines.mining.memory import Blocks, settle, sizes_of
+from pipelines.mining.memory import BlockPlan, plan_blocks, sizes_of
 from pipelines.options import MineOptions, ShardOptions, default_row_group_rows, default_shards
 from schemas import arrow
 from schemas.errors import InputError
@@ -167,7 +167,7 @@ class Estimate:
 
     tables: dict[str, TableSize]
     memory: dict[str, int]
-    blocks: Blocks | None
+    blocks: BlockPlan | None
 
 
 def estimate(workload: Workload) -> Estimate:
@@ -232,14 +232,14 @@ def _source_tables(kind: str, each: float, workload: Workload, data: dict[str, T
     }
 
 
-def _mining_blocks(workload: Workload, data: dict[str, TableSize]) -> Blocks:
+def _mining_blocks(workload: Workload, data: dict[str, TableSize]) -> BlockPlan:
     """Choose index, blocks and query batch as `extremis mine --memory` does. Raises InputError if memory is short."""
     facts, searched = workload.recipe.table_facts, data[workload.searched]
     options = MineOptions(memory=workload.memory)
     vectors = _planned_manifest("vectors", searched, VECTOR_GROUP_ROWS)
     points = [_planned_manifest(name, data[name], default_row_group_rows(n)) for name, n in workload.sources.items()]
     sizes = sizes_of(workload.columns, vectors, points, options, facts["table_width"], facts["table_width"])
-    return settle(facts["index"], searched.rows, workload.rows, options, sizes)
+    return plan_blocks(facts["index"], searched.rows, workload.rows, options, sizes)
 
 
 def _planned_manifest(kind: str, table: TableSize, row_group_rows: int) -> Manifest:

@@ -13,7 +13,7 @@ from pipelines.mine import mine as mine_dump
 from pipelines.options import MineOptions, ShardOptions, default_row_group_rows
 from pipelines.shard import shard as shard_input
 from schemas import arrow
-from schemas.layout import SPENT, DataLayout, RunLayout
+from schemas.layout import MINING_COST, DataLayout, RunLayout
 from schemas.processes import peak_bytes
 from schemas.table import Table
 from search.factory import Factory
@@ -78,7 +78,7 @@ def mine(task: Task) -> list[Stage]:
     mining = {"width": whole.width, "block_rows": sample.block_rows, "query_batch": whole.batch, "memory": whole.memory}
     options = MineOptions(index="auto" if Factory(whole.index).lists else whole.index, **mining)
     manifest = mine_dump(f"{task.folder}/searched", run.root, options=options, beam_options=_ONE_WORKER)["queries"]
-    spent = json.loads(Path(run.negatives(2, SPENT)).read_text())["tables"]["queries"]
+    spent = json.loads(Path(run.negatives(2, MINING_COST)).read_text())["tables"]["queries"]
     index = manifest.parameters["index"]
     seconds = {stage: part / sample.blocks for stage, part in spent["seconds"].items()}
     rows, labels = whole.queries / sample.queries, whole.block_rows / sample.block_rows

@@ -29,7 +29,7 @@ from schemas import storage
 from schemas.errors import InputError, MissingExtra
 from schemas.layout import DataLayout
 from schemas.manifest import is_published
-from schemas.owners.place import require_file
+from schemas.owners.outputs import require_output_file
 from schemas.secrets import redact
 from schemas.storage import join
 from schemas.table import Table
@@ -93,7 +93,7 @@ def _require_page(out: str, default_out: str, reads: Sequence[str]) -> None:
     """Refuse to overwrite a file that is not a report page. Raises InputError, StorageError."""
     if not storage.is_within(out, default_out):
         is_page = storage.exists(out) and _TITLE in storage.read_range(out, 0, min(storage.size(out), _HEAD))
-        require_file(out, reads, "The file is not a report; choose another path.", is_page)
+        require_output_file(out, reads, "The file is not a report; choose another path.", is_page)
 
 
 def _open(urls: Sequence[str]) -> tuple[DataLayout | None, list[Run]]:

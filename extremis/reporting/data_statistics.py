@@ -8,7 +8,7 @@ import numpy as np
 from extremis.inspecting.data_summary import summarize
 from extremis.inspecting.examples import splits_of
 from extremis.inspecting.inspect import sharding_command
-from pipelines.formats.names import listed
+from pipelines.formats.names import say_names
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest
 from schemas.shard_files.parquet import list_column
@@ -55,7 +55,7 @@ class DataStatistics:
     @property
     def files(self) -> str:
         """Names of the first input files."""
-        return listed(sorted(str(entry["file"]) for entry in self.manifest.parameters["input"].values()))
+        return say_names(sorted(str(entry["file"]) for entry in self.manifest.parameters["input"].values()))
 
 
 def describe(data: DataLayout) -> DataStatistics:

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.common.collisions import Probe, load_probe
 from benchmarks.common.report import report
-from schemas.layout import RunLayout, numbered
+from schemas.layout import RunLayout, list_numbers
 from schemas.ragged import Ragged
 from trainer.inputs import Inputs
 from trainer.negatives.candidates import own_pool
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--age", type=int, default=5, help="epochs of stale negatives; default: %(default)s")
     arguments = parser.parse_args()
-    steps = numbered(RunLayout(arguments.run).checkpoints)
+    steps = list_numbers(RunLayout(arguments.run).checkpoints)
     now, before = (
         load_probe(arguments.data, arguments.run, SPLIT, arguments.queries, step)[0]
         for step in (steps[-1], steps[-1 - arguments.age])

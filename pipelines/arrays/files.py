@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from pipelines.formats import lines, npz
 from pipelines.formats.column_files import open_parquet
-from pipelines.formats.names import listed, listing
+from pipelines.formats.names import list_files, say_names
 from schemas import storage
 from schemas.errors import InputError
 from schemas.ragged import offsets_of
@@ -28,16 +28,16 @@ from schemas.table import rechunk
 
 KEY, TEXT, VECTOR = "key", "text", "vector"
 _SUFFIX = re.compile(r"\.(npy|safetensors|parquet|arrow|feather)$")
-_STORED = {"float16": "float16", "float32": "float32", "float64": "float32", "bfloat16": "float32"}
+_STORED_TYPES = {"float16": "float16", "float32": "float32", "float64": "float32", "bfloat16": "float32"}
 _TENSORS = {"F16": "float16", "F32": "float32", "F64": "float64", "BF16": "bfloat16"}
-_MOST_HEADER = 100 << 20  # bytes; the safetensors library has the same limit
+_MAX_HEADER_BYTES = 100 << 20  # bytes; the safetensors library has the same limit
 _FLOATS = "Write rows of float16 or float32, as numpy.save(path, array.astype('float32')) does."
 
-Places = Sequence[tuple[int, int]]
+BatchOffsets = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Names:
+class ColumnNames:
     """Column names of the fields. `vector` is also the name of a tensor; if `vector` is empty, no vectors are read."""
 
     key: str = KEY
@@ -49,7 +49,7 @@ class Names:
 class RowFile:
     """File with `rows` rows. `columns` maps each field that the file contains (key, text, vector) to its column name.
 
-    `names` lists all columns. `dtype` and `dimension` describe the vectors. `places` lists (first row, byte offset) of
+    `names` lists all columns. `dtype` and `dimension` describe the vectors. `offsets` lists (first row, byte offset) of
     a matrix, or of each Arrow batch.
     """
 
@@ -58,7 +58,7 @@ class RowFile:
     columns: Mapping[str, str]
     dtype: str
     dimension: int
-    places: Places = ()
+    offsets: BatchOffsets = ()
     names: tuple[str, ...] = ()  # empty for a matrix
     order: Literal["<", ">"] = "<"  # byte order
 
@@ -75,7 +75,7 @@ class RowFile:
     def _matrices(self, start: int, stop: int, step: int, columns: list[str]) -> Iterator[tuple[int, Any]]:
         wide = self.dtype == "bfloat16"
         kind = np.dtype("uint16" if wide else self.dtype).newbyteorder(self.order)
-        place, size = self.places[0][1], kind.itemsize * self.dimension
+        place, size = self.offsets[0][1], kind.itemsize * self.dimension
         for low in range(start, stop, step):
             data = storage.read_range(self.url, place + low * size, place + min(low + step, stop) * size)
             x = np.frombuffer(data, kind).reshape(-1, self.dimension)
@@ -99,7 +99,7 @@ class RowFile:
     def _arrow(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         with lines.open_file(self.url) as stream:
             schema = _open_stream(stream)
-            for (first, place), (end, _) in itertools.pairwise([*self.places, (self.rows, 0)]):
+            for (first, place), (end, _) in itertools.pairwise([*self.offsets, (self.rows, 0)]):
                 if first < stop and end > start:
                     stream.seek(place)
                     yield first, _next_batch(stream, schema)
@@ -126,7 +126,7 @@ class RowFile:
         return lists.flatten().to_numpy(zero_copy_only=False).reshape(-1, self.dimension)
 
     def _vectors(self, first: int, x: np.ndarray, cosine: bool) -> pa.Array:
-        stored = np.dtype(_STORED[self.dtype])
+        stored = np.dtype(_STORED_TYPES[self.dtype])
         with np.errstate(over="ignore"):
             kept = x.astype(stored)
         for row in np.flatnonzero(~np.isfinite(kept).all(axis=1))[:1]:
@@ -166,7 +166,7 @@ class RowFiles:
     @property
     def stored(self) -> str:
         """Number type of the vectors in tables: float16 remains float16, and all other types become float32."""
-        return _STORED[self.files[0].dtype]
+        return _STORED_TYPES[self.files[0].dtype]
 
     def has(self, role: str) -> bool:
         """Return whether the files have the field `role`."""
@@ -183,7 +183,7 @@ class RowFiles:
         )
         return rechunk(itertools.chain.from_iterable(parts), step)
 
-    def place(self, row: int) -> tuple[RowFile, int]:
+    def locate(self, row: int) -> tuple[RowFile, int]:
         """Return the file that contains row `row`, and the row's number in that file."""
         number = int(np.searchsorted(self.first, row, side="right")) - 1
         return self.files[number], row - int(self.first[number])
@@ -192,12 +192,12 @@ class RowFiles:
 def urls_of(source: str) -> list[str]:
     """List the vector files at `source` (a file, a prefix, or a pattern), which are recognised by their extensions."""
     wild = "*" in source or "?" in source
-    root, names = listing(source) if wild else (source, storage.list_names(source))
+    root, names = list_files(source) if wild else (source, storage.list_names(source))
     urls = [join(root, name) for name in names if _SUFFIX.search(name) and name[0] not in "._"]
     return urls or [source] * bool(_SUFFIX.search(source) and not wild)
 
 
-def open_files(source: str, names: Names) -> RowFiles:
+def open_files(source: str, names: ColumnNames) -> RowFiles:
     """Open the files at `source`, which contain vectors, keys and texts, or only keys and texts.
 
     Raises InputError if there are no files, a format is unknown or damaged, or dimensions, dtypes or columns differ.
@@ -205,7 +205,7 @@ def open_files(source: str, names: Names) -> RowFiles:
     urls = urls_of(source)
     if not urls:
         raise InputError(
-            f"{source}: no vectors here; found: {listed(storage.list_names(source))}. Expected a file that ends in "
+            f"{source}: no vectors here; found: {say_names(storage.list_names(source))}. Expected a file that ends in "
             ".npy, .safetensors, .parquet, .arrow or .feather, or a folder of such files."
         )
     with ThreadPoolExecutor() as pool:
@@ -223,7 +223,7 @@ def open_files(source: str, names: Names) -> RowFiles:
     return RowFiles(source, files)
 
 
-def _open(url: str, names: Names) -> RowFile:
+def _open(url: str, names: ColumnNames) -> RowFile:
     """Open one file. Raises InputError if the format does not match the file name, or if fields are missing."""
     form = url.rpartition(".")[2]
     try:
@@ -253,16 +253,16 @@ def _open_npy(url: str, stream: IO[bytes]) -> RowFile:
     return _of_matrix(url, shape, dtype.name, stream.tell(), dtype.newbyteorder("<").str == dtype.str)
 
 
-def _open_safetensors(url: str, stream: IO[bytes], names: Names) -> RowFile:
+def _open_safetensors(url: str, stream: IO[bytes], names: ColumnNames) -> RowFile:
     size = int.from_bytes(stream.read(8), "little")
-    if size > _MOST_HEADER:
+    if size > _MAX_HEADER_BYTES:
         raise ValueError(f"a header of {size:,} bytes")
     header = json.loads(stream.read(size))
     tensors = {name: (each["dtype"], tuple(each["shape"])) for name, each in header.items() if name != "__metadata__"}
     fitting = [name for name, (dtype, shape) in tensors.items() if dtype in _TENSORS and len(shape) == 2]
     name = fitting[0] if len(fitting) == 1 and names.vector not in tensors else names.vector
     if name not in fitting:
-        found = listed([f"{each} ({dtype} {list(shape)})" for each, (dtype, shape) in tensors.items()])
+        found = say_names([f"{each} ({dtype} {list(shape)})" for each, (dtype, shape) in tensors.items()])
         raise InputError(
             f"{url}: no tensor {name!r} [N, D] of floats; found: {found}. Give the name with --fields vector=NAME."
         )
@@ -271,7 +271,7 @@ def _open_safetensors(url: str, stream: IO[bytes], names: Names) -> RowFile:
 
 
 def _of_matrix(url: str, shape: tuple[int, ...], dtype: str, place: int, little: bool) -> RowFile:
-    if dtype not in _STORED or len(shape) != 2 or shape[1] < 1:
+    if dtype not in _STORED_TYPES or len(shape) != 2 or shape[1] < 1:
         raise InputError(f"{url}: expected rows of numbers [N, D], got an array of {dtype} {list(shape)}. {_FLOATS}")
     item = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
     if storage.size(url) < place + shape[0] * shape[1] * item:
@@ -279,7 +279,7 @@ def _of_matrix(url: str, shape: tuple[int, ...], dtype: str, place: int, little:
     return RowFile(url, shape[0], {VECTOR: VECTOR}, dtype, shape[1], [(0, place)], order="<" if little else ">")
 
 
-def _open_arrow(url: str, stream: IO[bytes], names: Names) -> RowFile:
+def _open_arrow(url: str, stream: IO[bytes], names: ColumnNames) -> RowFile:
     """Find the offsets of the record batches in an Arrow file with a footer, or in a stream as saved by `datasets`."""
     schema, places, rows, some = _open_stream(stream), list[tuple[int, int]](), 0, None
     while True:
@@ -302,7 +302,7 @@ def _next_batch(stream: IO[bytes], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _of_columns(
-    url: str, schema: pa.Schema, rows: int, some: pa.RecordBatch | None, names: Names, places: Places = ()
+    url: str, schema: pa.Schema, rows: int, some: pa.RecordBatch | None, names: ColumnNames, places: BatchOffsets = ()
 ) -> RowFile:
     """Describe a file with columns; `some` rows give the dimension. Raises InputError if no column contains vectors."""
     columns = {role: name for role, name in vars(names).items() if name in schema.names and role != VECTOR}
@@ -313,7 +313,7 @@ def _of_columns(
     fitting = [each.name for each in schema if are_lists[each.name] and pa.types.is_floating(each.type.value_type)]
     name = fitting[0] if len(fitting) == 1 and names.vector not in schema.names else names.vector
     if name not in fitting:
-        found = listed([f"{each.name} ({each.type})" for each in schema])
+        found = say_names([f"{each.name} ({each.type})" for each in schema])
         raise InputError(
             f"{url}: no column {name!r} with lists of floats; found: {found}. Give the name with --fields vector=NAME."
         )

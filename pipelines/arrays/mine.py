@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.arrays.files import KEY, TEXT, VECTOR, Names, RowFiles, open_files
-from pipelines.arrays.positives import Keys, files_of, read_positives
-from pipelines.common.exchange import Files, Packet, receive
+from pipelines.arrays.files import KEY, TEXT, VECTOR, ColumnNames, RowFiles, open_files
+from pipelines.arrays.positives import KeyLookup, list_pair_files, read_positives
+from pipelines.common.exchange import FileExchange, Packet, receive
 from pipelines.common.progress import Meter, Progress, silent
 from pipelines.common.summary import Summary, describe
 from pipelines.formats import lines
@@ -33,7 +33,7 @@ from schemas.errors import InputError
 from schemas.manifest import Manifest, Shard, is_published, unpublish
 from schemas.owners.build import Build
 from schemas.owners.claim import claimed
-from schemas.owners.place import require_place
+from schemas.owners.outputs import require_output_folder
 from schemas.ragged import Ragged
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import list_array, writing_shard
@@ -50,13 +50,13 @@ _REMEDY = "Give another --out, or --overwrite to replace OUT."
 class Side:
     """The queries, or the documents (named `labels`), with their files of vectors and their files of keys and texts.
 
-    `of` is the number of labels. Under OUT, the rows are stored in `table`, and the vectors in `embeddings`.
+    `label_count` is the number of labels. Under OUT, the rows are stored in `table`, and the vectors in `embeddings`.
     """
 
     name: str
-    of: int
+    label_count: int
     vectors: RowFiles
-    beside: RowFiles | None
+    text_files: RowFiles | None
 
     @property
     def table(self) -> str:
@@ -68,8 +68,8 @@ class Side:
 
     @property
     def keyed(self) -> RowFiles:
-        """Files that contain the keys and texts: `beside` if given, otherwise the vector files."""
-        return self.beside or self.vectors
+        """Files that contain the keys and texts: `text_files` if given, otherwise the vector files."""
+        return self.text_files or self.vectors
 
     @property
     def schemas(self) -> tuple[pa.Schema, pa.Schema]:
@@ -78,7 +78,7 @@ class Side:
         if self.name == "labels":
             types = {"label_id": pa.int64(), KEY: pa.string(), TEXT: pa.string(), "frequency": pa.int64()}
             return arrow.without_nulls(types), arrow.vectors(*shape)
-        types = {"query_id": pa.int64(), KEY: pa.string(), "label_ids": pa.list_(arrow.label_type(self.of))}
+        types = {"query_id": pa.int64(), KEY: pa.string(), "label_ids": pa.list_(arrow.label_type(self.label_count))}
         types |= {TEXT: pa.string()} if self.keyed.has(TEXT) else {}
         return arrow.without_nulls(types), arrow.embeddings(*shape)
 
@@ -101,7 +101,7 @@ class Side:
 
     def read(self, start: int, stop: int, cosine: bool) -> Iterator[dict[str, pa.Array]]:
         """Yield the columns of rows [start, stop), one row group at a time; without keys, row numbers are the keys."""
-        keyed = self.keyed.read(start, stop, self.group_rows, {KEY, TEXT}) if self.beside else None
+        keyed = self.keyed.read(start, stop, self.group_rows, {KEY, TEXT}) if self.text_files else None
         for rows in self.vectors.read(start, stop, self.group_rows, {KEY, TEXT, VECTOR}, cosine):
             ids = pa.array(np.arange(start, start + rows.num_rows))
             columns = {self.schemas[0].names[0]: ids, KEY: ids.cast(pa.string()), TEXT: pa.array([""] * len(ids))}
@@ -141,8 +141,10 @@ def mine_arrays(
         raise InputError("--out is missing: specify where to write the tables with --out URL.")
     out = options.out
     choose_runner(beam_options)  # refuses wrong options before anything is read
-    require_place(out, "mined", [queries, documents, options.query_texts, options.document_texts, options.positives])
-    names, of_labels = parse_fields_by_table(options.fields or "", Names())
+    require_output_folder(
+        out, "mined", [queries, documents, options.query_texts, options.document_texts, options.positives]
+    )
+    names, of_labels = parse_fields_by_table(options.fields or "", ColumnNames())
     opened = _open(queries, options.query_texts, names), _open(documents, options.document_texts, of_labels or names)
     sides = [Side(name, opened[1][0].rows, *files) for name, files in zip(("queries", "labels"), opened, strict=True)]
     dimensions = [side.vectors.dimension for side in sides]
@@ -152,10 +154,10 @@ def mine_arrays(
             "Embed queries and documents with the same model."
         )
     stated: dict[str, Any] = {
-        side.name: _identity([file.url for some in (side.vectors, side.beside) if some for file in some.files])
+        side.name: _identity([file.url for some in (side.vectors, side.text_files) if some for file in some.files])
         for side in sides
     }
-    stated["positives"] = _identity(files_of(options.positives)) if options.positives else None
+    stated["positives"] = _identity(list_pair_files(options.positives)) if options.positives else None
     stated |= {"metric": options.metric or "inner", "fields": vars(names), "fields_of_labels": vars(of_labels or names)}
     request = Request("data", None, stated, section="arrays")
     find = functools.partial(find_reusable, join(out, "data"), request, _REMEDY, overwrite=options.overwrite)
@@ -171,7 +173,7 @@ def mine_arrays(
         return go_on()
 
 
-def _open(source: str, texts: str | None, names: Names) -> tuple[RowFiles, RowFiles | None]:
+def _open(source: str, texts: str | None, names: ColumnNames) -> tuple[RowFiles, RowFiles | None]:
     """Open vectors, and separate files of keys and texts. Raises InputError if row counts or columns do not match."""
     vectors = open_files(source, names)
     beside = open_files(texts, replace(names, vector="")) if texts else None
@@ -215,10 +217,10 @@ def _import(
         say(f"{side.vectors.source}: {shape}, {' and '.join(has)}")
 
     def make(job: Job) -> Manifest:
-        keys, none = [Keys.of(side.keyed) for side in sides], Ragged.empty(sides[0].vectors.rows)
+        keys, none = [KeyLookup.of(side.keyed) for side in sides], Ragged.empty(sides[0].vectors.rows)
         pairs = read_positives(options.positives, keys[0], keys[1], say) if options.positives else none
         plan = ImportPlan(job.build.url, sides, options.metric == "cosine", job.watch.meter)
-        shards = Files(join(job.watch.staging, "pairs")).send(_pairs_by_shard(sides, pairs))
+        shards = FileExchange(join(job.watch.staging, "pairs")).send(_pairs_by_shard(sides, pairs))
         summary = job.run_step(_STEP, sum(side.vectors.rows for side in sides), shards, import_rows, plan)
         unpublish(join(out, "data"))
         storage.remove(join(out, "queries"), recursive=True)
@@ -233,9 +235,9 @@ def _pairs_by_shard(sides: Sequence[Side], pairs: Ragged) -> Iterator[tuple[tupl
     """Yield ((side, shard), column): each query's positives, or how often each document is a positive."""
     labels = sides[1]
     for shard, (start, stop) in enumerate(sides[0].bounds):
-        column = list_array(*pairs.slice(start, stop), arrow.label_type(labels.of))
+        column = list_array(*pairs.slice(start, stop), arrow.label_type(labels.label_count))
         yield (0, shard), pa.record_batch([column], ["label_ids"])
-    frequency = np.bincount(pairs.entries, minlength=labels.of)
+    frequency = np.bincount(pairs.entries, minlength=labels.label_count)
     for shard, (start, stop) in enumerate(labels.bounds):
         yield (1, shard), pa.record_batch([pa.array(frequency[start:stop], pa.int64())], ["frequency"])
 

@@ -17,7 +17,7 @@ from pipelines.arrays.files import KEY, RowFiles
 from pipelines.common.progress import Progress
 from pipelines.formats import lines
 from pipelines.formats.column_files import column_names, read_parquet
-from pipelines.formats.names import listed
+from pipelines.formats.names import say_names
 from pipelines.sharding.hashing import hash_strings
 from schemas import storage
 from schemas.errors import InputError
@@ -37,7 +37,7 @@ _ROW = r"^(0|[1-9]\d{0,17})$"
 
 
 @dataclass(frozen=True)
-class Keys:
+class KeyLookup:
     """Look-up of rows by key hash or row number: sorted `hashes` uint64 [N], and the row `order` int64 [N] of each."""
 
     files: RowFiles
@@ -46,7 +46,7 @@ class Keys:
     seed: int = 0
 
     @classmethod
-    def of(cls, files: RowFiles, seed: int = 0) -> "Keys":
+    def of(cls, files: RowFiles, seed: int = 0) -> "KeyLookup":
         """Read all keys if the files contain keys. If a key is repeated, raises InputError that names both rows."""
         if not files.has(KEY):
             return cls(files)
@@ -58,7 +58,7 @@ class Keys:
             a, b = (next(files.read(row, row + 1, 1, {KEY})).column(KEY)[0].as_py() for row in rows)
             if a != b:  # different keys with the same hash
                 return cls.of(files, seed + 1)
-            (other, there), (file, row) = map(files.place, rows)
+            (other, there), (file, row) = map(files.locate, rows)
             raise file.fault(
                 row, f"the key {a!r} is also the key of row {there:,} of {other.url}. Give each row a unique key."
             )
@@ -74,20 +74,20 @@ class Keys:
         nearest = np.minimum(np.searchsorted(self.hashes, sought), len(self.hashes) - 1)
         return np.where(self.hashes[nearest] == sought, self.order[nearest], -1)
 
-    def for_names(self, named: pa.Array) -> "Keys":
+    def for_names(self, named: pa.Array) -> "KeyLookup":
         """Return this look-up, or a look-up by row number if the strings in `named` are row numbers instead of keys."""
         numbers = replace(self, hashes=None)
         return numbers if (self.find(named) < 0).all() and (numbers.find(named) >= 0).all() else self
 
 
-def read_positives(source: str, queries: Keys, documents: Keys, say: Progress) -> Ragged:
+def read_positives(source: str, queries: KeyLookup, documents: KeyLookup, say: Progress) -> Ragged:
     """Return the positive documents of each query as N lists of row numbers (int64), sorted and without duplicates.
 
     Pairs with a score of 0 or less are ignored. Raises InputError if a key or format is unknown, or a file has no
     pairs.
     """
     stride, codes = documents.files.rows, [np.empty(0, np.int64)]
-    for url in files_of(source):
+    for url in list_pair_files(source):
         count, sides = 0, [queries, documents]
         for first, columns in _read_pairs(url, queries, documents):
             if not count:
@@ -112,12 +112,12 @@ def read_positives(source: str, queries: Keys, documents: Keys, say: Progress) -
     return Ragged.from_counts(pairs % stride, np.bincount(pairs // stride, minlength=queries.files.rows))
 
 
-def files_of(source: str) -> list[str]:
+def list_pair_files(source: str) -> list[str]:
     """List the files of pairs at `source`: the file, or all files in the folder, sorted by name."""
     return [join(source, name) for name in storage.list_names(source)] or [source]
 
 
-def _read_pairs(url: str, queries: Keys, documents: Keys) -> Iterator[tuple[int, list[pa.Array]]]:
+def _read_pairs(url: str, queries: KeyLookup, documents: KeyLookup) -> Iterator[tuple[int, list[pa.Array]]]:
     """Yield (first row, string columns); the columns are query, document and, if the file contains scores, score."""
     if url.endswith(".parquet"):
         row, chosen = 0, _choose(url, column_names(url) or [])
@@ -152,7 +152,7 @@ def _choose(url: str, names: Sequence[str]) -> list[str]:
     if usual[0] and usual[1]:
         return [name for name in usual if name]
     if not 2 <= len(names) <= 4:
-        raise InputError(f"{url}: unexpected columns: {listed(names)}. {_EXPECTED}")
+        raise InputError(f"{url}: unexpected columns: {say_names(names)}. {_EXPECTED}")
     return [names[0], *names[-2:]] if len(names) == 4 else list(names)
 
 

@@ -53,7 +53,7 @@ def balanced_order(
         left = (clusters + 1) // 2
         base, larger = np.divmod(np.diff(starts), clusters)  # sizes of a part's leaves differ by at most one
         sizes = base * left + np.minimum(larger, left)
-        order = order[halved(vectors[order], starts, sizes, clusters > 1, seed, rounds)[0]]
+        order = order[halve(vectors[order], starts, sizes, clusters > 1, seed, rounds)[0]]
         middle = starts[:-1] + sizes
         halves = np.stack([middle, starts[1:]], axis=1).reshape(-1)
         counts = np.stack([left, clusters - left], axis=1).reshape(-1)
@@ -65,12 +65,12 @@ def balanced_order(
         inner = starts[:-1, None] + np.arange(parts) * points // parts
         finer = np.append(inner.reshape(-1), count)
         sizes = np.diff(finer)[0::2]
-        order = order[halved(vectors[order], edges, sizes, np.diff(edges) > 1, seed, rounds)[0]]
+        order = order[halve(vectors[order], edges, sizes, np.diff(edges) > 1, seed, rounds)[0]]
         parts, edges = 2 * parts, finer
     return order, starts
 
 
-def halved(
+def halve(
     vectors: np.ndarray, starts: np.ndarray, left: np.ndarray, divided: np.ndarray, seed: int, rounds: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Apply balanced 2-means in every part; return the order [N] with each part's left half before its right half.
@@ -102,11 +102,11 @@ def halved(
         order = new
         if not last or np.array_equal(moved, before):
             break
-        lines = _means(vectors, order, starts, left)
+        lines = _centroid_differences(vectors, order, starts, left)
     return order, lines
 
 
-def _means(vectors: np.ndarray, order: np.ndarray, starts: np.ndarray, left: np.ndarray) -> np.ndarray:
+def _centroid_differences(vectors: np.ndarray, order: np.ndarray, starts: np.ndarray, left: np.ndarray) -> np.ndarray:
     """Return the difference c1 - c2 of the centroids of each part's halves in `order`, float32 [P, D]."""
     edges = np.append(np.stack([starts[:-1], starts[:-1] + left], axis=1).reshape(-1), starts[-1])
     means = np.zeros((len(edges) - 1, vectors.shape[1]))
@@ -134,7 +134,7 @@ class PartTree:
         return len(self.thresholds) + 1
 
 
-def grow_parts(sample: np.ndarray, parts: int, seed: int) -> PartTree:
+def grow_tree(sample: np.ndarray, parts: int, seed: int) -> PartTree:
     """Grow a tree that divides `sample` [S, D] into `parts` parts (a power of two), whose sizes differ by at most one.
 
     Each node is split by balanced 2-means. Raises ValueError if `parts` is not a power of two.
@@ -148,9 +148,9 @@ def grow_parts(sample: np.ndarray, parts: int, seed: int) -> PartTree:
     while len(starts) <= parts:
         sizes = np.diff(starts)
         left = (sizes + 1) // 2
-        order, across = halved(vectors, starts, left, sizes > 1, seed, _ROUNDS)
+        order, across = halve(vectors, starts, left, sizes > 1, seed, _ROUNDS)
         vectors = vectors[order]
-        scores = _along(vectors, across, np.repeat(np.arange(len(sizes)), sizes))
+        scores = _project(vectors, across, np.repeat(np.arange(len(sizes)), sizes))
         middle = starts[:-1] + left
         last, first = (np.clip(place, 0, max(0, len(scores) - 1)) for place in (middle - 1, middle))
         between = (scores[last] + scores[first]) / 2 if len(scores) else np.zeros(len(sizes))
@@ -160,7 +160,7 @@ def grow_parts(sample: np.ndarray, parts: int, seed: int) -> PartTree:
     return PartTree(np.concatenate(lines), np.concatenate(thresholds))
 
 
-def parts_of(tree: PartTree, vectors: np.ndarray, first: int) -> np.ndarray:
+def assign_parts(tree: PartTree, vectors: np.ndarray, first: int) -> np.ndarray:
     """Return the part of each of `vectors` [n, D], the points [first, first + n), as int64 [n] in [0, parts).
 
     If a point lies exactly on a boundary, a bit of its number selects the side, so that equal points are spread over
@@ -171,14 +171,14 @@ def parts_of(tree: PartTree, vectors: np.ndarray, first: int) -> np.ndarray:
     number = np.arange(first, first + len(vectors))
     level = 0
     while (1 << level) < tree.parts:
-        above = _along(vectors, tree.lines, node) - tree.thresholds[node]
+        above = _project(vectors, tree.lines, node) - tree.thresholds[node]
         right = (above < 0) | ((above == 0) & ((number >> level) & 1 == 1))
         node = 2 * node + 1 + right
         level += 1
     return node - (tree.parts - 1)
 
 
-def _along(vectors: np.ndarray, lines: np.ndarray, part: np.ndarray) -> np.ndarray:
+def _project(vectors: np.ndarray, lines: np.ndarray, part: np.ndarray) -> np.ndarray:
     """Return the dot product x . lines[part of x] for every point, float32 [N]."""
     scores = np.empty(len(vectors), np.float32)
     for start in range(0, len(vectors), _ROWS):

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from pipelines.common.vectors import Source, open_source
+from pipelines.common.vectors import EmbeddedSource, open_source
 from pipelines.options import ClusterOptions
 from schemas.errors import InputError, TableError
-from schemas.layout import CLUSTERS, DataLayout, RunLayout, numbered
+from schemas.layout import CLUSTERS, DataLayout, RunLayout, list_numbers
 from schemas.manifest import is_published
 from schemas.table import Table
 
@@ -19,7 +19,7 @@ class ClusterInputs:
     `epoch`: the epoch of the dump, or None. `out`: the URL of the table.
     """
 
-    source: Source
+    source: EmbeddedSource
     origin: str
     epoch: int | None
     use_from: int | None
@@ -72,7 +72,7 @@ def dumps_for_clusters(run: str) -> dict[int, str]:
     """Map the epoch of every dump of `run` that requests clusters to the digest of its embeddings, oldest first."""
     layout = RunLayout(run)
     digests: dict[int, str] = {}
-    for epoch in numbered(layout.dumps):
+    for epoch in list_numbers(layout.dumps):
         embeddings = Table.find(layout.embeddings(epoch, SOURCE), "embeddings")
         if embeddings is not None and CLUSTERS in embeddings.parameters:
             digests[epoch] = embeddings.digest
@@ -81,7 +81,7 @@ def dumps_for_clusters(run: str) -> dict[int, str]:
 
 def _newest(run: str) -> int:
     layout = RunLayout(run)
-    epochs = [epoch for epoch in numbered(layout.dumps) if is_published(layout.embeddings(epoch, SOURCE))]
+    epochs = [epoch for epoch in list_numbers(layout.dumps) if is_published(layout.embeddings(epoch, SOURCE))]
     if not epochs:
         raise InputError(
             f"{layout.dumps}: no query embeddings to cluster. A run with order.cluster > 1 writes the first embeddings "
@@ -100,7 +100,7 @@ def _rows_of(data: str, layout: RunLayout, embeddings: Table) -> tuple[Table, st
     embedded = embeddings.parents.get("queries")
     if embedded == rows.digest:
         return rows, rows.digest
-    for number in reversed(numbered(layout.clusters_root)):
+    for number in reversed(list_numbers(layout.clusters_root)):
         clustered = Table.find(layout.clusters(number, SOURCE), "queries")
         if clustered and clustered.digest == embedded and clustered.parents.get("queries") == rows.digest:
             return clustered, rows.digest

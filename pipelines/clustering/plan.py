@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.clustering.balanced import PartTree, grow_parts
+from pipelines.clustering.balanced import PartTree, grow_tree
 from pipelines.clustering.inputs import ClusterInputs
 from pipelines.common.dumps import require_unused
 from pipelines.common.progress import Meter
@@ -32,7 +32,7 @@ _GROUP_CLUSTERS = 16  # fewest clusters in a row group
 
 
 @dataclass(frozen=True)
-class Layout:
+class ClusterLayout:
     """Layout of a table. `rows` is C, the number of rows of a full cluster.
 
     `full` and `short` [parts] are the numbers of clusters with C rows and with C - 1 rows in each part. Row groups have
@@ -59,12 +59,12 @@ class Layout:
         edges = range(0, full, self.shard_rows), range(full, full + short, max(1, clusters * (self.rows - 1)))
         return np.array([*edges[0], *edges[1], full + short])
 
-    def places(self, part: int) -> tuple[np.ndarray, np.ndarray]:
+    def positions(self, part: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (shard, row in the shard), int64 [n], for a part's rows in cluster order; clusters of C rows first."""
         full = self._slots[0][sum(self.full[:part]) : sum(self.full[: part + 1])]
         short = self._slots[1][sum(self.short[:part]) : sum(self.short[: part + 1])]
         short = sum(self.full) * self.rows + short * (self.rows - 1)
-        rows = np.concatenate([_runs(full * self.rows, self.rows), _runs(short, self.rows - 1)])
+        rows = np.concatenate([_expand_ranges(full * self.rows, self.rows), _expand_ranges(short, self.rows - 1)])
         shard = np.searchsorted(self.first, rows, side="right") - 1
         return shard, rows - self.first[shard]
 
@@ -75,7 +75,7 @@ class Layout:
         return draw.permutation(sum(self.full)), draw.permutation(sum(self.short))
 
 
-def make_layout(points: list[int], size: int, row_group_rows: int, shard_rows: int, seed: int) -> Layout:
+def make_layout(points: list[int], size: int, row_group_rows: int, shard_rows: int, seed: int) -> ClusterLayout:
     """Divide parts of `points` points into clusters of at most `size` points whose sizes differ by at most one overall.
 
     `row_group_rows` and `shard_rows` are the sizes in the old table; the new table uses about the same sizes. Raises
@@ -92,10 +92,10 @@ def make_layout(points: list[int], size: int, row_group_rows: int, shard_rows: i
             )
     full = [clusters - lacking for clusters, lacking in zip(counts, short, strict=True)]
     group = max(_GROUP_CLUSTERS, round(row_group_rows / rows)) * rows
-    return Layout(rows, tuple(full), tuple(short), group, -(-shard_rows // group) * group, seed)
+    return ClusterLayout(rows, tuple(full), tuple(short), group, -(-shard_rows // group) * group, seed)
 
 
-def _runs(starts: np.ndarray, length: int) -> np.ndarray:
+def _expand_ranges(starts: np.ndarray, length: int) -> np.ndarray:
     """Return the concatenated ranges [start, start + length) for all starts."""
     return (starts[:, None] + np.arange(length)).reshape(-1)
 
@@ -105,7 +105,7 @@ _PROCESS = 280 << 20  # bytes of a process with Python, Beam and Arrow at work
 _UNPACKED = 8  # bytes of a row in memory and in transfer, per byte in the shard
 _SPARE = 1.25  # because parts are not quite equal
 _SAMPLE_ROWS, _SAMPLE_GROUPS = 1 << 16, 64
-_FEW = 8  # queries; halving ends at this size, unless the options request smaller clusters
+_SMALLEST_SIZE = 8  # queries; halving ends at this size, unless the options request smaller clusters
 
 
 @dataclass(frozen=True)
@@ -156,11 +156,11 @@ class ClusterPlan:
 
 
 @dataclass(frozen=True)
-class Settled:
+class LayoutPlan:
     """A plan with the row counts of all parts: the layout of the clusters, and the schema of the rows."""
 
     plan: ClusterPlan
-    layout: Layout
+    layout: ClusterLayout
     schema: pa.Schema
 
 
@@ -169,13 +169,15 @@ def make_plan(inputs: ClusterInputs, options: ClusterOptions) -> ClusterPlan:
     size = options.size or inputs.requested.get("size")
     if size is None:
         raise InputError(f"{inputs.source.embeddings.url}: the recipe of this run has no cluster size. Give --size C.")
-    smallest = options.smallest or (inputs.requested.get("smallest") if options.size is None else None) or _halved(size)
+    smallest = (
+        options.smallest or (inputs.requested.get("smallest") if options.size is None else None) or _smallest_size(size)
+    )
     if smallest > size or size % smallest or (size // smallest) & (size // smallest - 1):
         raise InputError(
             f"--smallest {smallest}: clusters of {size} are halved repeatedly, so expected {size} divided by a power "
             "of two."
         )
-    rows, part_rows = inputs.source.queries.rows, options.part_rows or _fit(inputs, options.memory)
+    rows, part_rows = inputs.source.queries.rows, options.part_rows or _fit_part_rows(inputs, options.memory)
     if not rows:
         raise InputError(f"{inputs.source.queries.url}: this table has no queries to cluster.")
     parts = 1
@@ -184,31 +186,31 @@ def make_plan(inputs: ClusterInputs, options: ClusterOptions) -> ClusterPlan:
     dimension = inputs.source.embeddings.dimension
     sample = np.empty((0, dimension), np.float32)
     if parts > 1:
-        sample = inputs.source.some_queries(_SAMPLE_ROWS, options.seed, dimension, _SAMPLE_GROUPS)
-    return ClusterPlan(inputs, size, smallest, options.seed, grow_parts(sample, parts, options.seed))
+        sample = inputs.source.sample_queries(_SAMPLE_ROWS, options.seed, dimension, _SAMPLE_GROUPS)
+    return ClusterPlan(inputs, size, smallest, options.seed, grow_tree(sample, parts, options.seed))
 
 
 def worker_bytes(queries: int, dimension: int, stored: float, memory: int) -> int:
     """Estimate the memory of a worker for `queries` queries of `stored` bytes each, in parts that fit into `memory`."""
-    return min(memory, _PROCESS + int(_SPARE * _bytes_a_query(dimension, stored) * queries))
+    return min(memory, _PROCESS + int(_SPARE * _bytes_per_query(dimension, stored) * queries))
 
 
-def _bytes_a_query(dimension: int, stored: float) -> float:
+def _bytes_per_query(dimension: int, stored: float) -> float:
     """Estimate the memory per query: the vector as read, as reordered and in float64 for means, and the row itself."""
     return 20 * dimension + _UNPACKED * stored + 64
 
 
-def _halved(size: int) -> int:
-    while size % 2 == 0 and size // 2 >= _FEW:
+def _smallest_size(size: int) -> int:
+    while size % 2 == 0 and size // 2 >= _SMALLEST_SIZE:
         size //= 2
     return size
 
 
-def _fit(inputs: ClusterInputs, memory: int) -> int:
+def _fit_part_rows(inputs: ClusterInputs, memory: int) -> int:
     """Return the largest number of queries in a part that fits into `memory`."""
     queries = inputs.source.queries
     stored = sum(entry.bytes for entry in queries.shards) / max(1, queries.rows)
-    each = _bytes_a_query(inputs.source.embeddings.dimension, stored)
+    each = _bytes_per_query(inputs.source.embeddings.dimension, stored)
     rows = int((memory - _PROCESS) / each / _SPARE)
     if rows < 1 << 10:
         raise InputError(

@@ -20,12 +20,12 @@ from pipelines.common.flow import group_by_key
 from schemas import storage
 from schemas.checksums import crc32
 from schemas.errors import StorageError
-from schemas.sizes import in_pieces
+from schemas.sizes import batch_by_size
 from schemas.storage import join
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
 _HELD_BYTES = 32 << 20
-_PLACES = pa.schema([("url", pa.string()), ("start", pa.int64()), ("size", pa.int64()), ("checksum", pa.uint32())])
+_LOCATIONS = pa.schema([("url", pa.string()), ("start", pa.int64()), ("size", pa.int64()), ("checksum", pa.uint32())])
 
 # A message, or its place: (URL, offset, bytes, CRC-32).
 Packet = bytes | tuple[str, int, int, int]
@@ -38,7 +38,7 @@ def size_of(packet: Packet) -> int:
 
 
 @dataclass(frozen=True)
-class Files:
+class FileExchange:
     """Exchange through files under a prefix that every worker can read. A retried bundle writes a new file."""
 
     prefix: str
@@ -61,7 +61,7 @@ class Files:
 
 
 @dataclass(frozen=True)
-class Shuffle:
+class ShuffleExchange:
     """Exchange through the shuffle of the runner."""
 
     def send(self, parts: Iterable[tuple[K, pa.RecordBatch]]) -> Iterator[tuple[K, Packet]]:
@@ -71,7 +71,7 @@ class Shuffle:
             yield destination, out.getvalue().to_pybytes()
 
 
-Exchange = Files | Shuffle  # of record batches between workers
+Exchange = FileExchange | ShuffleExchange  # of record batches between workers
 
 
 def send_together(exchange: Exchange, parts: Iterable[tuple[K, pa.RecordBatch]]) -> Iterator[tuple[K, Packet]]:
@@ -79,14 +79,14 @@ def send_together(exchange: Exchange, parts: Iterable[tuple[K, pa.RecordBatch]])
 
     Raises StorageError.
     """
-    for held in in_pieces(parts, lambda part: part[1].nbytes, _HELD_BYTES):
+    for held in batch_by_size(parts, lambda part: part[1].nbytes, _HELD_BYTES):
         yield from exchange.send((destination, pa.concat_batches(some)) for destination, some in group_by_key(held))
         del held  # frees memory before the next batches arrive
 
 
 def choose_exchange(shuffles: bool, prefix: str, name: Literal["files", "shuffle"] | None = None) -> Exchange:
     """Return the exchange called `name`; the default depends on whether the runner `shuffles` data."""
-    return Shuffle() if (name == "shuffle" if name else shuffles) else Files(prefix)
+    return ShuffleExchange() if (name == "shuffle" if name else shuffles) else FileExchange(prefix)
 
 
 def split_by(batch: pa.RecordBatch, part: np.ndarray) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -123,19 +123,19 @@ def gather(packets: Iterable[Packet], schema: pa.Schema, columns: Sequence[str] 
     return pa.Table.from_batches(receive(packets, fields), schema)
 
 
-def places_of(packets: Iterable[Packet]) -> pa.RecordBatch:
+def pack_locations(packets: Iterable[Packet]) -> pa.RecordBatch:
     """Return the file locations of the packets as rows, in sorted order."""
     places = sorted(packet for packet in packets if not isinstance(packet, bytes))
-    return pa.RecordBatch.from_pylist([dict(zip(_PLACES.names, place, strict=True)) for place in places], _PLACES)
+    return pa.RecordBatch.from_pylist([dict(zip(_LOCATIONS.names, place, strict=True)) for place in places], _LOCATIONS)
 
 
-def read_places(packet: Packet | None) -> list[Packet]:
+def read_locations(packet: Packet | None) -> list[Packet]:
     """Return the packet locations stored in `packet`; an empty list if `packet` is None. Raises StorageError."""
     batches = receive([] if packet is None else [packet])
     return [tuple(place.values()) for batch in batches for place in batch.to_pylist()]
 
 
-def one_batch(table: pa.Table) -> pa.RecordBatch:
+def to_record_batch(table: pa.Table) -> pa.RecordBatch:
     """Return all rows of a table as one batch, which can be sent."""
     batches = table.combine_chunks().to_batches()
     return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)

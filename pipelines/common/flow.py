@@ -18,7 +18,7 @@ MAIN = "main"  # tag of elements that are yielded without a tag
 
 Elements = list[Any]
 Outputs = dict[str, Elements]  # outputs of a stage, by tag
-Way = Literal["map", "flat_map", "over"]  # how a function gets elements: see `Work`
+WorkKind = Literal["map", "flat_map", "map_partitions"]  # how a function gets elements: see `Work`
 
 
 class Tagged(NamedTuple):
@@ -37,24 +37,24 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """A function to apply to elements: `map` and `flat_map` pass one element per call, `over` passes several.
+    """A function to apply to elements: `map` and `flat_map` pass one element per call, `map_partitions` passes several.
 
-    With `map`, the function returns one element; with `flat_map` and `over`, the function yields elements. arguments:
-    additional arguments, passed after the element.
+    With `map`, the function returns one element; with `flat_map` and `map_partitions`, the function yields elements.
+    arguments: additional arguments, passed after the element.
     """
 
-    way: Way
+    kind: WorkKind
     function: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
 
     def __call__(self, elements: Iterable[Any]) -> Iterator[Any]:
         """Yield the results of the function for `elements`."""
-        if self.way == "over":
+        if self.kind == "map_partitions":
             yield from self.function(elements, *self.arguments)
             return
         for element in elements:
             made = self.function(element, *self.arguments)
-            if self.way == "map":
+            if self.kind == "map":
                 yield made
             else:
                 yield from made
@@ -84,7 +84,7 @@ class Stage:
         """Return the work with `dictionaries` inserted as arguments at the positions in `sides`."""
         assert self.work is not None
         arguments = [dictionaries.get(place, argument) for place, argument in enumerate(self.work.arguments)]
-        return Work(self.work.way, self.work.function, tuple(arguments))
+        return Work(self.work.kind, self.work.function, tuple(arguments))
 
 
 class Flow:
@@ -105,7 +105,7 @@ class Flow:
     def join(self, name: str, sides: "Mapping[str, Collection]") -> "Collection":
         """Group the (key, value) pairs of several collections by key into (key, {collection name: values})."""
         tagged = [side.map(f"{name}: {tag}", _tag_value, tag) for tag, side in sides.items()]
-        return sum_of(tagged).group(name).map(f"{name}: together", _values_by_tag, tuple(sides))
+        return flatten(tagged).group(name).map(f"{name}: together", _values_by_tag, tuple(sides))
 
 
 @dataclass(frozen=True)
@@ -126,29 +126,34 @@ class Collection:
         """Call `function(element, *arguments)`, which yields elements."""
         return self._add(name, "flat_map", function, arguments)[MAIN]
 
-    def over(self, name: str, function: Callable[..., Any], *arguments: Any) -> "Collection":
+    def map_partitions(self, name: str, function: Callable[..., Any], *arguments: Any) -> "Collection":
         """Call `function(elements, *arguments)`, which takes several elements at a time and yields elements."""
-        return self._add(name, "over", function, arguments)[MAIN]
+        return self._add(name, "map_partitions", function, arguments)[MAIN]
 
     def split(
-        self, name: str, tags: Sequence[str], function: Callable[..., Any], *arguments: Any, over: bool = False
+        self, name: str, tags: Sequence[str], function: Callable[..., Any], *arguments: Any, partitions: bool = False
     ) -> "dict[str, Collection]":
-        """Like `flat_map` or `over`, but `function` yields `Tagged` elements. Returns the collections by tag."""
-        return self._add(name, "over" if over else "flat_map", function, arguments, tags)
+        """Like `flat_map` or `map_partitions`, but `function` yields `Tagged` elements. Returns collections by tag."""
+        return self._add(name, "map_partitions" if partitions else "flat_map", function, arguments, tags)
 
     def group(self, name: str) -> "Collection":
         """Group pairs (key, value) into (key, values)."""
         return self.flow.add(Stage(name, self.outputs))[MAIN]
 
     def _add(
-        self, name: str, way: Way, function: Callable[..., Any], arguments: Sequence[Any], tags: Sequence[str] = ()
+        self,
+        name: str,
+        kind: WorkKind,
+        function: Callable[..., Any],
+        arguments: Sequence[Any],
+        tags: Sequence[str] = (),
     ) -> "dict[str, Collection]":
         sides = {n: given.outputs for n, given in enumerate(arguments) if isinstance(given, Collection)}
-        work = Work(way, function, tuple(None if n in sides else given for n, given in enumerate(arguments)))
+        work = Work(kind, function, tuple(None if n in sides else given for n, given in enumerate(arguments)))
         return self.flow.add(Stage(name, self.outputs, work=work, tags=(MAIN, *tags), sides=sides))
 
 
-def sum_of(collections: Sequence[Collection]) -> Collection:
+def flatten(collections: Sequence[Collection]) -> Collection:
     """Merge one or more collections into one collection."""
     return Collection(collections[0].flow, tuple(output for each in collections for output in each.outputs))
 

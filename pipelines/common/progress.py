@@ -24,8 +24,9 @@ from schemas.storage import join
 
 _LOCAL_SECONDS, _REMOTE_SECONDS = 0.5, 5.0  # between two writes of a worker's file, and two reads of all files
 _LOCK = threading.Lock()
-_TOLD: list[Callable[[str, int, int, float], None]] = []  # (step, rows, bytes, seconds): other counters, such as Beam's
-also_tell = _TOLD.append
+# Other counters, such as Beam's, which get (step, rows, bytes, seconds).
+_LISTENERS: list[Callable[[str, int, int, float], None]] = []
+add_listener = _LISTENERS.append
 K = TypeVar("K")
 
 
@@ -66,7 +67,7 @@ class Meter:
     began: float = 0.0
 
     @classmethod
-    def here(cls, url: str) -> "Meter":
+    def for_launcher(cls, url: str) -> "Meter":
         """Return a meter for the launching process, which reads the files of workers and writes no file itself."""
         _COUNTS[url] = _Counts(float("inf"))
         return cls(url, time.time())
@@ -87,8 +88,8 @@ class Meter:
             if due:
                 counts.written = time.monotonic()
                 body = json.dumps(counts.steps).encode()
-        for tell in _TOLD:
-            tell(step, rows, size, now)
+        for listener in _LISTENERS:
+            listener(step, rows, size, now)
         if due:
             # Counts that cannot be written are not shown; the work continues.
             with contextlib.suppress(ExtremisError, OSError):
@@ -127,7 +128,7 @@ def sum_counts(many: Iterable[Mapping[str, Count]]) -> dict[str, Count]:
     return total
 
 
-def counted_here() -> dict[str, Count]:
+def process_counts() -> dict[str, Count]:
     """Return all counts of this process, per step."""
     with _LOCK:
         return sum_counts(counts.steps for counts in _COUNTS.values())
@@ -149,7 +150,7 @@ def say_use(use_from: int | None) -> str:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepProgress:
     """State of a step that has started: rows done out of `total` (None: unknown), number of processes, and time."""
 
     name: str
@@ -159,7 +160,7 @@ class Step:
     seconds: float
     workers: int
     last: float  # time of its latest progress, by the meter's clock
-    over: bool = False
+    is_finished: bool = False
 
     @property
     def state(self) -> str:
@@ -168,7 +169,7 @@ class Step:
         if self.seconds > 0 and self.rows:
             rate = self.rows / self.seconds
             parts.append(f"{rate:,.0f} rows/s")
-            if self.total is not None and not self.over:
+            if self.total is not None and not self.is_finished:
                 parts.append(f"{say_seconds((self.total - self.rows) / rate)} left")
         return ", ".join([*parts, f"{self.workers} worker{'s' * (self.workers != 1)}"])
 
@@ -194,12 +195,12 @@ class Watch:
 
     def __init__(self, staging: str, progress: Progress) -> None:
         self.staging = staging
-        self.meter = Meter.here(join(staging, "progress"))
+        self.meter = Meter.for_launcher(join(staging, "progress"))
         self._say = progress
         self._pause = _pause(staging)
         self._display = getattr(progress, "display", None)
         self._totals: dict[str, int | None] = {}
-        self._over: dict[str, Count] = {}  # steps of flows that have ended
+        self._finished: dict[str, Count] = {}  # steps of flows that have ended
         self._workers: dict[str, int] = {}
 
     def expect(self, totals: Mapping[str, int | None]) -> None:
@@ -208,7 +209,7 @@ class Watch:
         If an earlier flow has a step with the same name, that step continues: its rows are summed over all flows.
         """
         self._totals |= totals
-        self._over = {name: count for name, count in self._over.items() if name not in totals}
+        self._finished = {name: count for name, count in self._finished.items() if name not in totals}
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[Callable[[Mapping[str, Count]], None]]:
@@ -223,7 +224,7 @@ class Watch:
                 ended.set()
                 thread.join()
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[StepProgress]:
         """Return the steps that have started, in order. Raises StorageError."""
         return self._states(self._merged())
 
@@ -232,40 +233,42 @@ class Watch:
         parts = [
             f"{step.name} {step.rows:,} rows in {step.seconds:.1f} s"
             + (f" ({say_bytes(step.bytes)})" if step.bytes else "")
-            for step in self._states(self._over)
+            for step in self._states(self._finished)
         ]
         if parts:
             self._say(f"steps: {'; '.join(parts)}")
 
-    def _states(self, begun: Mapping[str, Count]) -> list[Step]:
+    def _states(self, begun: Mapping[str, Count]) -> list[StepProgress]:
         now = time.time() - self.meter.began
         return [self._step(name, begun[name], now) for name in self._totals if name in begun]
 
-    def _step(self, name: str, count: Count, now: float) -> Step:
-        over, total = name in self._over, self._totals[name]
-        rows = count.rows if over or total is None else min(count.rows, total)  # work may be repeated
-        done = over or (total is not None and rows == total)
+    def _step(self, name: str, count: Count, now: float) -> StepProgress:
+        finished, total = name in self._finished, self._totals[name]
+        rows = count.rows if finished or total is None else min(count.rows, total)  # work may be repeated
+        done = finished or (total is not None and rows == total)
         seconds = (count.last if done else now) - count.first
-        total = rows if over else total
-        return Step(name, rows, total, count.bytes, max(seconds, 0.0), self._workers.get(name, 1), count.last, done)
+        total = rows if finished else total
+        return StepProgress(
+            name, rows, total, count.bytes, max(seconds, 0.0), self._workers.get(name, 1), count.last, done
+        )
 
     def _merged(self) -> dict[str, Count]:
         processes = self.meter.read()
         self._workers |= Counter(name for process in processes for name in process)
-        return sum_counts(processes) | self._over
+        return sum_counts(processes) | self._finished
 
     def _settle(self, counts: Mapping[str, Count]) -> None:
         """Store the counts of a finished flow from the runner or, if the runner does not count, from the workers."""
         with contextlib.suppress(ExtremisError, OSError):
-            self._over |= self._merged()
-        self._over |= counts
+            self._finished |= self._merged()
+        self._finished |= counts
 
-    def _look(self, ended: threading.Event, show: Callable[[Sequence[Step]], bool] | None) -> None:
+    def _look(self, ended: threading.Event, show: Callable[[Sequence[StepProgress]], bool] | None) -> None:
         began = time.monotonic()
         line_due = began + _FIRST_LINE
         pause = min(_FIRST_LINE, self._pause)
         while not ended.wait(pause):
-            steps: list[Step] = []
+            steps: list[StepProgress] = []
             with contextlib.suppress(ExtremisError, OSError):
                 steps = self.steps()
             pause = self._pause
@@ -273,6 +276,6 @@ class Watch:
                 continue
             if time.monotonic() >= line_due:
                 line_due = time.monotonic() + _LINES
-                at_work = [step for step in steps if not step.over]
+                at_work = [step for step in steps if not step.is_finished]
                 waited = f"the workers are starting, {say_seconds(time.monotonic() - began)}"
                 self._say(str(max(at_work, key=lambda step: step.last)) if at_work else waited)

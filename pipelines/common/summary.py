@@ -24,7 +24,7 @@ SHOWN = 5  # number of rejects that a message shows
 
 
 @dataclass(frozen=True, order=True)
-class Block:
+class StagedBlock:
     """Rows of one raw block in staging: `sampled` contains the candidates for a sample, `rest` the other rows.
 
     mentions: the distinct label keys of the block's points (formats with keys only).
@@ -67,7 +67,7 @@ class Summary:
     shards: dict[str, tuple[Shard, ...]] = field(default_factory=dict)
     counters: dict[str, Counter[str]] = field(default_factory=dict)
     rejects: tuple[Reject, ...] = ()
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[StagedBlock, ...] = ()
     rejected: tuple[tuple[str, Packet], ...] = ()
     files: dict[str, tuple[int, str]] = field(default_factory=dict)
     features: int = 0
@@ -106,7 +106,7 @@ class Summary:
         """Return the table's shards in the order of their names."""
         return tuple(sorted(self.shards.get(table, ()), key=lambda shard: shard.path))
 
-    def blocks_of(self, table: str) -> list[Block]:
+    def blocks_of(self, table: str) -> list[StagedBlock]:
         """Return the blocks of an input table in the order of their rows."""
         return sorted(block for block in self.blocks if block.table == table)
 
@@ -128,7 +128,7 @@ _AS_JSON = TypeAdapter(Summary)
 
 def write_sum(summaries: Collection, url: str) -> None:
     """End a flow: write the sum of the summaries to one small file at `url`, which the launching process reads."""
-    summaries.over("Sum up", _add_up).group("All summaries").map("Write summary", _write_summary, url)
+    summaries.map_partitions("Sum up", _add_up).group("All summaries").map("Write summary", _write_summary, url)
 
 
 def _add_up(summaries: Iterable[Summary]) -> Iterator[tuple[int, Summary]]:

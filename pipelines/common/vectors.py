@@ -16,11 +16,11 @@ from schemas.errors import TableError
 from schemas.randomness import sample_rows
 from schemas.shard_files.parquet import matrix_column
 from schemas.table import Table, rechunk
-from search.block import padded
+from search.block import pad_vectors
 from search.exclusions import Exclusions
 
 
-class Batch(NamedTuple):
+class QueryBatch(NamedTuple):
     """Rows [first, first + B) of a shard: `ids`, `queries` float32 [B, D], and the labels to exclude for each row."""
 
     first: int
@@ -30,7 +30,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Source:
+class EmbeddedSource:
     """Points for which negatives are mined: `queries`, or `labels` if label texts are training points."""
 
     name: str
@@ -38,7 +38,7 @@ class Source:
     embeddings: Table
     ids_of: str = "labels"  # kind of the ids to search; among "points", a point does not find itself
 
-    def batches(self, shard: int, rows: int, dimension: int) -> Iterator[Batch]:
+    def batches(self, shard: int, rows: int, dimension: int) -> Iterator[QueryBatch]:
         """Read shard `shard` in batches of `rows` rows (the last may be shorter), with vectors padded to `dimension`.
 
         Raises TableError if a table is damaged, a vector is not finite, or the embeddings belong to other rows.
@@ -50,17 +50,17 @@ class Source:
             queries = matrix_column(table, "vector")
             require_finite(queries, first + within, self.embeddings.url)
             ids = table.column(self.queries.id_column).combine_chunks()
-            yield Batch(within, ids, padded(queries, dimension), Exclusions.of(table))
+            yield QueryBatch(within, ids, pad_vectors(queries, dimension), Exclusions.of(table))
             within += table.num_rows
 
-    def some_queries(self, rows: int, seed: int, dimension: int, groups: int = 8) -> np.ndarray:
+    def sample_queries(self, rows: int, seed: int, dimension: int, groups: int = 8) -> np.ndarray:
         """Read about `rows` embeddings float32 [S, D] from a few row groups; the choice depends only on the seed."""
         picked = sample_rows(len(self.embeddings.groups), groups, seed)
         each = -(-rows // len(picked)) if len(picked) else 0
         parts = [np.empty((0, dimension), np.float32)]
         for first, vectors in self.embeddings.vectors(picked):
             require_finite(vectors[:each], first, self.embeddings.url)
-            parts.append(padded(vectors[:each], dimension))
+            parts.append(pad_vectors(vectors[:each], dimension))
         return np.concatenate(parts)
 
     def aligned(self, shard: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
@@ -73,10 +73,10 @@ class Source:
             yield point.append_column("vector", embedding.column("vector"))
 
 
-def open_source(name: str, queries: Table, embeddings: Table) -> Source:
+def open_source(name: str, queries: Table, embeddings: Table) -> EmbeddedSource:
     """Pair `queries` with `embeddings`. Raises TableError if the embeddings are of other data or not aligned."""
     embeddings.require_aligned(queries, "Compute the embeddings again.")
-    return Source(name, queries, embeddings)
+    return EmbeddedSource(name, queries, embeddings)
 
 
 _READERS = 2  # threads; each has a row group in memory, before the index and the queries are loaded

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from pipelines.formats.base import Format
 from pipelines.formats.keyed import CSV_FILES, DATASETS, JSON_LINES, PARQUET_FILES, Beir, Keyed
-from pipelines.formats.names import listed, listing, parse_fields_by_table
+from pipelines.formats.names import list_files, parse_fields_by_table, say_names
 from pipelines.formats.xc import XC_RAW, XC_SPARSE, XC_TEXT, XcSingle
 from schemas import storage
 from schemas.errors import InputError
@@ -46,15 +46,15 @@ def choose(source: str, name: str | None = None, fields: str | None = None) -> F
 
 
 def _recognise(source: str) -> Format:
-    names = listing(source)[1]
+    names = list_files(source)[1]
     similar = [form for form in FORMATS if form.recognises(source, names)]
     if len(similar) == 1:
         return similar[0]
     if similar:
         several = " and ".join(form.name for form in similar)
-        raise InputError(f"{source}: looks like {several}; found: {listed(names)}. Choose one with --format.")
+        raise InputError(f"{source}: looks like {several}; found: {say_names(names)}. Choose one with --format.")
     forms = "".join(f"\n  {form.name}: {form.expects}" for form in FORMATS)
-    present = "one file with an unknown extension" if not names and storage.exists(source) else listed(names)
+    present = "one file with an unknown extension" if not names and storage.exists(source) else say_names(names)
     texts = any(name.partition(".gz")[0].endswith((".txt", ".md")) for name in [*names, source])
     hint = _TEXTS if texts else ""
     raise InputError(f"{source}: no known input format here; found: {present}.{hint} Expected one of:{forms}")

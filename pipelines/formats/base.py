@@ -51,7 +51,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def to_batch(rejects: Sequence[Reject]) -> pa.RecordBatch:
+def rejects_batch(rejects: Sequence[Reject]) -> pa.RecordBatch:
     """Return the rejects as rows of the rejects table."""
     columns = [[r.file for r in rejects], [r.line for r in rejects], [r.reason.value for r in rejects]]
     return pa.record_batch([*columns, [r.detail for r in rejects]], schema=arrow.rejects())
@@ -63,7 +63,7 @@ PAIRS = "pairs/"  # a table `pairs/train` contains (query_key, label_key) of the
 
 
 @dataclass(frozen=True)
-class Holds:
+class RowContents:
     """What the rows of a part with string keys contain.
 
     keys: rows contain keys; otherwise, the key of a row is a hash of its text. labels: rows contain labels; otherwise,
@@ -91,7 +91,7 @@ class Part:
     name: str
     files: Mapping[str, str]
     rows: int | None = None
-    holds: Holds = Holds()
+    contents: RowContents = RowContents()
 
 
 @dataclass(frozen=True)
@@ -113,14 +113,14 @@ class Inputs:
     features: int | None = None
     shared_points: bool = False
 
-    def of(self, table: str) -> tuple[Part, ...]:
+    def parts_of(self, table: str) -> tuple[Part, ...]:
         """Return the parts of `table`, in the order in which their rows are numbered."""
         return tuple(part for part in self.parts if part.table == table)
 
     @property
     def splits(self) -> tuple[str, ...]:
         """Splits that have parts."""
-        return tuple(split for split in SPLITS if self.of(split))
+        return tuple(split for split in SPLITS if self.parts_of(split))
 
 
 @dataclass(frozen=True)

@@ -229,7 +229,7 @@ def _text_lines(url: str) -> Iterator[str]:
     """Yield the lines of UTF-8 text with their line endings, including a lone CR, and without a byte order mark."""
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=False)
     pending = ""
-    for chunk in lines.content(url):
+    for chunk in lines.read_chunks(url):
         *whole, pending = io.StringIO(pending + decoder.decode(chunk), newline="").readlines() or [""]
         yield from whole
         if len(pending) > lines.MAX_LINE_BYTES:

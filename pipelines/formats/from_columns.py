@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from pipelines.formats.base import Parsed, RawRows, Reason, decode_column, pairs_schema, points_schema
 from pipelines.formats.column_files import COUNT, too_large
 from pipelines.formats.names import Fields, Shape, text_key
-from pipelines.formats.sparse import MOST_HALF, NOT_HALF, WRONG_LENGTH, feature_columns, unite_keys, vector_column
+from pipelines.formats.sparse import MOST_FLOAT16, NOT_FLOAT16, WRONG_LENGTH, feature_columns, unite_keys, vector_column
 from schemas.errors import InputError
 from schemas.ragged import SparseRows
 
@@ -140,7 +140,9 @@ class _Rows(RawRows):
         self._reject(missing, Reason.MISSING_FIELD, f"{name} is missing or null")
         for row in np.flatnonzero(counts != dense).tolist():
             self.reject(row, Reason.MALFORMED, WRONG_LENGTH.format(name, counts[row], dense))
-        self._reject(pa.array(~(np.abs(vectors) <= MOST_HALF).all(axis=1)), Reason.MALFORMED, NOT_HALF.format(name))
+        self._reject(
+            pa.array(~(np.abs(vectors) <= MOST_FLOAT16).all(axis=1)), Reason.MALFORMED, NOT_FLOAT16.format(name)
+        )
         return vector_column(vectors)
 
     def is_positive(self, name: str) -> np.ndarray:

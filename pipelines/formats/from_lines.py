@@ -17,8 +17,8 @@ import pyarrow.json
 from pipelines.formats import records
 from pipelines.formats.base import Parsed, RawRows, Reason, decode_column, pairs_schema, points_schema
 from pipelines.formats.names import Fields, Shape, text_key
-from pipelines.formats.records import Bad, Record
-from pipelines.formats.sparse import MOST_HALF, NOT_HALF, WRONG_LENGTH, feature_columns, unite_keys, vector_column
+from pipelines.formats.records import InvalidRecord, Record
+from pipelines.formats.sparse import MOST_FLOAT16, NOT_FLOAT16, WRONG_LENGTH, feature_columns, unite_keys, vector_column
 from schemas.ragged import SparseRows, offsets_of
 from schemas.shard_files.parquet import string_bytes
 
@@ -32,8 +32,8 @@ _LARGEST = float(np.finfo(np.float32).max)
 def parse_points(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -> Parsed:
     """Parse raw lines into points with the columns of `shape`."""
     lines, fields = raw["line"].to_pylist(), shape.fields
-    plainest = shape.labels and shape.needs_text and not (shape.keyless or shape.single)
-    if plainest and (plain := _read_plainest(lines, first_row, fields)) is not None:
+    is_simple = shape.labels and shape.needs_text and not (shape.keyless or shape.single)
+    if is_simple and (plain := _parse_simple_block(lines, first_row, fields)) is not None:
         return Parsed(plain, [])
 
     def read(record: Record, row: int) -> tuple[str, str, Any, Any, list[str], int]:
@@ -46,14 +46,18 @@ def parse_points(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -
             return (*point, [], 0)
         named = [records.required(record, fields.label)] if shape.single else records.required(record, fields.labels)
         if not isinstance(named, list):
-            raise Bad(Reason.WRONG_TYPE, f"{fields.labels} must be a list of label keys, got {records.shown(named)}")
+            raise InvalidRecord(
+                Reason.WRONG_TYPE, f"{fields.labels} must be a list of label keys, got {records.shown(named)}"
+            )
         if not named:
-            raise Bad(Reason.NO_LABELS, f"the point {records.shown(key)} has no labels ({fields.labels} is empty)")
+            raise InvalidRecord(
+                Reason.NO_LABELS, f"the point {records.shown(key)} has no labels ({fields.labels} is empty)"
+            )
         keys = [_key(name, fields.labels) for name in named]
         once = sorted(set(keys))
         return (*point, once, len(keys) - len(once))
 
-    rows, good, rejects = records.each(lines, first_row, file, read, skip_blank=True)
+    rows, good, rejects = records.parse_lines(lines, first_row, file, read, skip_blank=True)
     keys, texts, features, vectors, named, merged = zip(*good, strict=True) if good else ((), (), (), (), (), ())
     columns: list[Any] = [rows, keys, texts, *(_features(features) if shape.features else [])]
     columns += [vector_column(np.array(vectors, np.float64).reshape(-1, shape.dense))] if shape.dense else []
@@ -68,11 +72,11 @@ def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) 
     def read(record: Record, row: int) -> tuple[str, str, bool]:
         weight = record.get(fields.weight, 1)
         if type(weight) not in (int, float) or weight != weight:
-            raise Bad(Reason.WRONG_TYPE, f"{fields.weight} must be a number, got {records.shown(weight)}")
+            raise InvalidRecord(Reason.WRONG_TYPE, f"{fields.weight} must be a number, got {records.shown(weight)}")
         query, label = (_key(records.required(record, name), name) for name in (fields.query_key, fields.label_key))
         return query, label, weight > 0
 
-    rows, good, rejects = records.each(raw["line"].to_pylist(), first_row, file, read, skip_blank=True)
+    rows, good, rejects = records.parse_lines(raw["line"].to_pylist(), first_row, file, read, skip_blank=True)
     kept = [(row, query, label) for row, (query, label, relevant) in zip(rows, good, strict=True) if relevant]
     columns = list(zip(*kept, strict=True)) if kept else [(), (), ()]
     return Parsed(pa.record_batch(columns, schema=pairs_schema()), rejects, len(rows) - len(kept))
@@ -81,7 +85,7 @@ def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) 
 def _key(value: Any, name: str) -> str:
     key = records.key(value, name)
     if not key:
-        raise Bad(Reason.MALFORMED, f"{name} contains an empty key")
+        raise InvalidRecord(Reason.MALFORMED, f"{name} contains an empty key")
     return key
 
 
@@ -106,24 +110,32 @@ def _feature_pair(record: Record, fields: Fields) -> tuple[list[int], list[float
     values = record.get(fields.feature_values)
     values = [1.0] * len(ids) if values is None else values
     if not isinstance(values, list) or not {*map(type, values)} <= {int, float}:
-        raise Bad(Reason.WRONG_TYPE, f"{fields.feature_values} must be a list of numbers, got {records.shown(values)}")
+        raise InvalidRecord(
+            Reason.WRONG_TYPE, f"{fields.feature_values} must be a list of numbers, got {records.shown(values)}"
+        )
     if len(ids) != len(values):
-        raise Bad(Reason.MALFORMED, f"{len(ids)} {fields.feature_ids}, but {len(values)} {fields.feature_values}")
+        raise InvalidRecord(
+            Reason.MALFORMED, f"{len(ids)} {fields.feature_ids}, but {len(values)} {fields.feature_values}"
+        )
     if ids and not 0 <= min(ids) <= max(ids) < 1 << 31:
-        raise Bad(Reason.FEATURE_OUT_OF_RANGE, f"{fields.feature_ids} must be in [0, 2^31), got {records.shown(ids)}")
+        raise InvalidRecord(
+            Reason.FEATURE_OUT_OF_RANGE, f"{fields.feature_ids} must be in [0, 2^31), got {records.shown(ids)}"
+        )
     if any(not abs(value) <= _LARGEST for value in values):
-        raise Bad(Reason.MALFORMED, f"{fields.feature_values} contains a value that a 32-bit float cannot hold")
+        raise InvalidRecord(
+            Reason.MALFORMED, f"{fields.feature_values} contains a value that a 32-bit float cannot hold"
+        )
     return ids, values
 
 
 def _vector(record: Record, name: str, dense: int) -> list[float]:
     values = records.required(record, name)
     if not isinstance(values, list) or not {*map(type, values)} <= {int, float}:
-        raise Bad(Reason.WRONG_TYPE, f"{name} must be a list of numbers, got {records.shown(values)}")
+        raise InvalidRecord(Reason.WRONG_TYPE, f"{name} must be a list of numbers, got {records.shown(values)}")
     if len(values) != dense:
-        raise Bad(Reason.MALFORMED, WRONG_LENGTH.format(name, len(values), dense))
-    if any(not abs(value) <= MOST_HALF for value in values):
-        raise Bad(Reason.MALFORMED, NOT_HALF.format(name))
+        raise InvalidRecord(Reason.MALFORMED, WRONG_LENGTH.format(name, len(values), dense))
+    if any(not abs(value) <= MOST_FLOAT16 for value in values):
+        raise InvalidRecord(Reason.MALFORMED, NOT_FLOAT16.format(name))
     return values
 
 
@@ -134,7 +146,7 @@ def _features(rows: Sequence[tuple[list[int], list[float]]]) -> list[pa.Array]:
     return feature_columns(SparseRows(ids, values, offsets))
 
 
-def _read_plainest(lines: Sequence[bytes], first_row: int, fields: Fields) -> pa.RecordBatch | None:
+def _parse_simple_block(lines: Sequence[bytes], first_row: int, fields: Fields) -> pa.RecordBatch | None:
     """Parse raw lines [B] into points with only key, text and labels; return None unless every line is valid."""
     marked = [b'{"\\u0001row":%d,%b' % (row, line[1:]) for row, line in enumerate(lines) if line[:1] == b"{"]
     if not lines or len(marked) < len(lines):

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.formats import column_files, from_columns, from_lines, lines, records
-from pipelines.formats.base import LABELS, PAIRS, SPLITS, Holds, Inputs, Parsed, Part, Text, labels_schema
+from pipelines.formats.base import LABELS, PAIRS, SPLITS, Inputs, Parsed, Part, RowContents, Text, labels_schema
 from pipelines.formats.column_files import ARROW, CSV, PARQUET, is_csv
-from pipelines.formats.names import Fields, Shape, in_use, listed, listing, one_of, single_file
+from pipelines.formats.names import Fields, Shape, in_use, list_files, one_of, say_names, single_file
 from schemas.errors import InputError
 from schemas.manifest import MOST_DENSE
 from schemas.storage import join
@@ -39,23 +39,23 @@ class Keyed:
 
     def fields_of(self, part: Part) -> Fields:
         """Return the names of the fields in `part`."""
-        own = part.table == LABELS and not part.holds.derived
+        own = part.table == LABELS and not part.contents.derived
         return (own and self.label_fields) or self.fields
 
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
         """Yield blocks with one column `line` or, for columnar files, with the columns of the file."""
         (url,), fields = part.files.values(), self.fields_of(part)
-        names = [name for name in vars(fields).values() if part.holds.dense or name != fields.vector]
+        names = [name for name in vars(fields).values() if part.contents.dense or name != fields.vector]
         if is_csv(url) and not part.table.startswith(PAIRS):
             return column_files.read_csv(url, block_rows)
         if url.endswith(f".{ARROW}"):
             return column_files.read_arrow(url, block_rows, names)
         if url.endswith(f".{PARQUET}"):
             return column_files.read_parquet(url, block_rows, names)
-        return iter(lines.Blocks(url, block_rows))
+        return iter(lines.LineBlocks(url, block_rows))
 
     def parse(self, raw: pa.RecordBatch, first_row: int, part: Part, text: Text) -> Parsed:
-        (url,), fields, holds = part.files.values(), self.fields_of(part), part.holds
+        (url,), fields, contents = part.files.values(), self.fields_of(part), part.contents
         parser = from_columns if is_csv(url) or url.endswith((f".{PARQUET}", f".{ARROW}")) else from_lines
         if part.table.startswith(PAIRS):
             if re.search(rf"\.{TSV}$", url):
@@ -63,67 +63,68 @@ class Keyed:
             return parser.parse_pairs(raw, first_row, part.name, fields)
         # Labels are parsed like points without labels.
         labels = part.table == LABELS
-        named = holds.labels and (holds.derived or not labels)
-        shape = Shape(fields, text, holds.features, named, not holds.keys, holds.single, holds.dense)
-        if is_csv(url) and named and not holds.single:
+        named = contents.labels and (contents.derived or not labels)
+        shape = Shape(fields, text, contents.features, named, not contents.keys, contents.single, contents.dense)
+        if is_csv(url) and named and not contents.single:
             place = raw.schema.get_field_index(fields.labels)
             raw = raw.set_column(place, fields.labels, column_files.split_lists(raw[place]))
         parsed = parser.parse_points(raw, first_row, part.name, shape)
-        if holds.derived:
+        if contents.derived:
             return _labels_of(parsed)
         if not labels:
             return parsed
-        return Parsed(parsed.batch.select(labels_schema(holds.features, holds.dense).names), parsed.rejects)
+        return Parsed(parsed.batch.select(labels_schema(contents.features, contents.dense).names), parsed.rejects)
 
 
 @dataclass(frozen=True)
 class KeyedFiles(Keyed):
-    """Format with files called `train`, `test`, `val` and `labels`, whose extensions match the pattern `kind`.
+    """Format with files called `train`, `test`, `val` and `labels`, whose extensions match the pattern `extension`.
 
     A table may have many files (`train-00000-of-00016.parquet`, `train/*.parquet`), and a data set may be a single
     file. Pairs may be in separate files (`pairs_train.jsonl`, `.tsv`, `.parquet`), with the points of all splits in one
-    `queries` file. derives: if there is no file of labels, labels are extracted from the points. alone: file name
-    pattern of the training files in a folder without splits. not_beside: name of a file that indicates another format.
+    `queries` file. derives: if there is no file of labels, labels are extracted from the points. unsplit_pattern: file
+    name pattern of the training files in a folder without splits. other_format_file: name of a file that indicates
+    another format.
     """
 
     name: str = ""
     expects: str = ""
-    kind: str = ""  # pattern of the files of points; labels and pairs may have another kind
+    extension: str = ""  # pattern of the files of points; labels and pairs may have another kind
     derives: bool = False
-    alone: str | None = None
-    not_beside: str | None = None
+    unsplit_pattern: str | None = None
+    other_format_file: str | None = None
 
     def recognises(self, source: str, names: Sequence[str]) -> bool:
-        if self._alone(names) or (not names and single_file(source, self.kind)):
-            return self.not_beside not in names
-        shared = _table(names, "queries", self.kind) and _pairs(names, "train")
-        return bool(_table(names, _STEMS["train"], self.kind) or shared) and self.not_beside not in names
+        if self._unsplit_files(names) or (not names and single_file(source, self.extension)):
+            return self.other_format_file not in names
+        shared = _table(names, "queries", self.extension) and _pairs(names, "train")
+        return bool(_table(names, _STEMS["train"], self.extension) or shared) and self.other_format_file not in names
 
     def find(self, source: str) -> Inputs:
         """Find the data set at `source`.
 
         Raises InputError if points, labels or columns are missing, or if the same file exists in two formats.
         """
-        if single_file(source, self.kind):
+        if single_file(source, self.extension):
             root, slash, name = source.rpartition("/")
-            return self._whole((root or slash) if slash else ".", {"train": [name]})
-        root, names = listing(source)
-        if self._alone(names):
-            return self._whole(root, {"train": self._alone(names)})
-        if not self.derives or _table(names, "queries", self.kind):
-            return self._tables(source, root, names)
-        files = {split: _table(names, _STEMS[split], self.kind) for split in SPLITS}
+            return self._find_points((root or slash) if slash else ".", {"train": [name]})
+        root, names = list_files(source)
+        if self._unsplit_files(names):
+            return self._find_points(root, {"train": self._unsplit_files(names)})
+        if not self.derives or _table(names, "queries", self.extension):
+            return self._find_tables(source, root, names)
+        files = {split: _table(names, _STEMS[split], self.extension) for split in SPLITS}
         if not files["train"]:
-            raise InputError(f"{source}: no training data here; found: {listed(names)}. Expected {self.expects}.")
-        return self._whole(root, files, _table(names, _STEMS[LABELS], self.kind))
+            raise InputError(f"{source}: no training data here; found: {say_names(names)}. Expected {self.expects}.")
+        return self._find_points(root, files, _table(names, _STEMS[LABELS], self.extension))
 
-    def _tables(self, source: str, root: str, names: Sequence[str]) -> Inputs:
+    def _find_tables(self, source: str, root: str, names: Sequence[str]) -> Inputs:
         """Find a data set of points, pairs and labels, each table in its own files."""
         fields, parts = self.fields, list[Part]()
-        shared = _table(names, "queries", self.kind)
+        shared = _table(names, "queries", self.extension)
         paired = [split for split in SPLITS if _pairs(names, split)]
         for split in SPLITS:
-            files = _table(names, _STEMS[split], self.kind)
+            files = _table(names, _STEMS[split], self.extension)
             if files and shared and split in paired:
                 raise InputError(
                     f"{source}: both {files[0]} and {shared[0]} contain points of {split}. Remove one of the two files."
@@ -136,15 +137,15 @@ class KeyedFiles(Keyed):
             parts += _parts(root, split, of_split, fields, required, split not in paired)
             parts += _parts(root, PAIRS + split, _pairs(names, split), fields, (fields.query_key, fields.label_key))
         stem = _STEMS[LABELS]
-        of_labels = _table(names, stem, self.kind) or _table(names, stem, rf"(?:{JSONL}|{PARQUET})")
+        of_labels = _table(names, stem, self.extension) or _table(names, stem, rf"(?:{JSONL}|{PARQUET})")
         own = self.label_fields or fields
         parts += _parts(root, LABELS, of_labels, own, (own.key,))
         for table in ("train", LABELS) if self.labels_needed else ("train",):
             if not any(part.table == table for part in parts):
-                raise InputError(f"{source}: no {table} here; found: {listed(names)}. Expected {self.expects}.")
+                raise InputError(f"{source}: no {table} here; found: {say_names(names)}. Expected {self.expects}.")
         return Inputs(self.name, _of_one_length(parts), keyed=True, shared_points=bool(shared and paired))
 
-    def _whole(self, root: str, files: Mapping[str, Sequence[str]], of_labels: Sequence[str] = ()) -> Inputs:
+    def _find_points(self, root: str, files: Mapping[str, Sequence[str]], of_labels: Sequence[str] = ()) -> Inputs:
         """Find a data set in `files`, which are grouped by split. Labels come from `of_labels`, or from the points.
 
         Raises InputError if columns are missing.
@@ -153,17 +154,17 @@ class KeyedFiles(Keyed):
         for split, names in files.items():
             for name in names:
                 url = join(root, name)
-                holds = _require_points(url, self.fields)
-                parts.append(Part(split, name, {ROWS: url}, holds=holds))
-                derived.append(Part(LABELS, name, {ROWS: url}, holds=replace(holds, derived=True)))
+                contents = _require_points(url, self.fields)
+                parts.append(Part(split, name, {ROWS: url}, contents=contents))
+                derived.append(Part(LABELS, name, {ROWS: url}, contents=replace(contents, derived=True)))
         if of_labels:
             own = self.label_fields or self.fields
             derived = _parts(root, LABELS, of_labels, own, (own.key,))
         return Inputs(self.name, _of_one_length([*parts, *derived]), keyed=True)
 
-    def _alone(self, names: Sequence[str]) -> list[str]:
+    def _unsplit_files(self, names: Sequence[str]) -> list[str]:
         """List the files of a saved data set without splits."""
-        return [name for name in names if self.alone and re.fullmatch(self.alone, name)]
+        return [name for name in names if self.unsplit_pattern and re.fullmatch(self.unsplit_pattern, name)]
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ class Beir(Keyed):
         return any(f"corpus.jsonl{codec}" in names for codec in lines.SUFFIXES)
 
     def find(self, source: str) -> Inputs:
-        root, names = listing(source)
+        root, names = list_files(source)
 
         def find_file(*plain: str, required: bool = True) -> str | None:
             usual = [name + suffix for name in plain for suffix in lines.SUFFIXES]
@@ -193,7 +194,9 @@ class Beir(Keyed):
         for split in SPLITS:
             qrels = find_file(*(f"qrels/{name}.tsv" for name in _QRELS[split]), required=split == "train")
             if qrels:
-                parts.append(Part(split, str(queries), {ROWS: join(root, str(queries))}, holds=Holds(labels=False)))
+                parts.append(
+                    Part(split, str(queries), {ROWS: join(root, str(queries))}, contents=RowContents(labels=False))
+                )
                 parts.append(Part(PAIRS + split, qrels, {ROWS: join(root, qrels)}))
         parts.append(Part(LABELS, str(corpus), {ROWS: join(root, str(corpus))}))
         return Inputs(self.name, tuple(parts), keyed=True, shared_points=True)
@@ -203,29 +206,29 @@ class Beir(Keyed):
 JSON_LINES = KeyedFiles(
     name="jsonl",
     expects="train.jsonl (key, text, labels) and labels.jsonl (key, text), and optionally test.jsonl, ...",
-    kind=JSONL,
-    not_beside="corpus.jsonl",
+    extension=JSONL,
+    other_format_file="corpus.jsonl",
 )
 # Parquet: the same columns; `key` and `text` strings, `labels` a list of strings.
 PARQUET_FILES = KeyedFiles(
     name="parquet",
     expects="train.parquet (key, text, labels) and labels.parquet (key, text), and optionally other splits",
-    kind=PARQUET,
+    extension=PARQUET,
 )
 # CSV and TSV: `text`, and `label` (one per row) or `labels` (separated by | or ;); `key` is optional.
 CSV_FILES = KeyedFiles(
     name="csv",
     expects="train.csv (text, label), and optionally test.csv, labels.csv (key, text); or a single file",
-    kind=CSV,
+    extension=CSV,
     derives=True,
 )
 # A data set of Hugging Face `datasets`, from `save_to_disk`. Columns are as in CSV; class labels are read as names.
 DATASETS = KeyedFiles(
     name="datasets",
     expects="dataset_dict.json and train/data-00000-of-00001.arrow (text, label or labels), as save_to_disk writes",
-    kind=ARROW,
+    extension=ARROW,
     derives=True,
-    alone=rf"data-[^/]*\.{ARROW}",
+    unsplit_pattern=rf"data-[^/]*\.{ARROW}",
 )
 
 
@@ -252,9 +255,11 @@ def vector_length(urls: Sequence[str], fields: Fields) -> int:
         if is_csv(url) or name not in field_names(url):
             continue
         lengths: list[int] = []
-        for first in islice(Keyed(fields).read(Part("", url, {ROWS: url}, holds=Holds(dense=1)), _FIRST_ROWS), 1):
+        for first in islice(
+            Keyed(fields).read(Part("", url, {ROWS: url}, contents=RowContents(dense=1)), _FIRST_ROWS), 1
+        ):
             if name not in first.schema.names:
-                _, found, _ = records.each(first["line"].to_pylist(), 0, url, lambda record, _: record.get(name))
+                _, found, _ = records.parse_lines(first["line"].to_pylist(), 0, url, lambda record, _: record.get(name))
                 lengths = [len(value) for value in found if isinstance(value, list)]
             elif getattr(first[name].type, "value_type", None):  # the type of a list
                 lengths = pc.list_value_length(first[name]).drop_null().to_pylist()
@@ -269,8 +274,10 @@ def vector_length(urls: Sequence[str], fields: Fields) -> int:
 
 def _of_one_length(parts: Sequence[Part]) -> tuple[Part, ...]:
     """Return the parts, modified to expect vectors of the same length as the first vector."""
-    dense = next((part.holds.dense for part in parts if part.holds.dense), 0)
-    return tuple(replace(part, holds=replace(part.holds, dense=dense if part.holds.dense else 0)) for part in parts)
+    dense = next((part.contents.dense for part in parts if part.contents.dense), 0)
+    return tuple(
+        replace(part, contents=replace(part.contents, dense=dense if part.contents.dense else 0)) for part in parts
+    )
 
 
 def field_names(url: str) -> Sequence[str]:
@@ -288,7 +295,7 @@ def field_names(url: str) -> Sequence[str]:
     return []  # every line is rejected later, when it is parsed
 
 
-def _require_points(url: str, fields: Fields) -> Holds:
+def _require_points(url: str, fields: Fields) -> RowContents:
     """Return what a file of points with labels contains. Raises InputError if texts or labels are missing."""
     names = field_names(url)
     featured, dense = fields.feature_ids in names, vector_length([url], fields)
@@ -312,7 +319,7 @@ def _require_points(url: str, fields: Fields) -> Holds:
             f"--fields {example[:100]}"
             f"{'' if has_labels else ' (labels=… for lists)'}."
         )
-    return Holds(features=featured, keys=fields.key in names, single=fields.labels not in names, dense=dense)
+    return RowContents(features=featured, keys=fields.key in names, single=fields.labels not in names, dense=dense)
 
 
 def _table(names: Sequence[str], stem: str, kind: str) -> list[str]:
@@ -338,10 +345,10 @@ def _parts(
     urls = [join(root, name) for name in names]
     pairs = table.startswith(PAIRS)
     dense = 0 if pairs else vector_length(urls, fields)
-    holds = Holds(features=not pairs and features_in(urls, fields), labels=labels, dense=dense)
-    groups = [[name] for name in required] + ([] if pairs or holds.features or dense else [in_use(*fields.texts)])
+    contents = RowContents(features=not pairs and features_in(urls, fields), labels=labels, dense=dense)
+    groups = [[name] for name in required] + ([] if pairs or contents.features or dense else [in_use(*fields.texts)])
     example = "labels.key=code,labels.text=name" if table == LABELS else "key=id,text=query"
     for url in urls:
         if not (pairs and is_csv(url)):  # tab-separated pairs need no header
             column_files.check_columns(url, *groups, example=example)
-    return [Part(table, name, {ROWS: url}, holds=holds) for name, url in zip(names, urls, strict=True)]
+    return [Part(table, name, {ROWS: url}, contents=contents) for name, url in zip(names, urls, strict=True)]

@@ -31,7 +31,7 @@ CODEC = rf"(?:{'|'.join(map(re.escape, _CODECS))})?"  # pattern of a suffix
 SCHEMA = pa.schema([pa.field("line", pa.large_binary(), nullable=False)])
 
 
-class Blocks:
+class LineBlocks:
     """Lines of a file in batches: a binary column `line` [B] without line endings (LF or CRLF) or byte order mark.
 
     Batches have `block_lines` lines (the last may be shorter); the first `skip` lines are omitted. After reading,
@@ -58,12 +58,12 @@ class Blocks:
 
 
 def read_lines(url: str) -> Generator[list[bytes]]:
-    """Yield, for each MiB of the file's content, a list of the lines that end in it. Raises the errors of `Blocks`."""
+    """Yield, for each MiB of the file's content, the lines that end in it. Raises the errors of `LineBlocks`."""
     yield from (lines for lines, _ in _split(url) if lines)
 
 
 def first_line(url: str) -> bytes:
-    """Read the first line of the file without reading the whole file. Raises the errors of `Blocks`."""
+    """Read the first line of the file without reading the whole file. Raises the errors of `LineBlocks`."""
     with contextlib.closing(read_lines(url)) as some:
         return next(some, [b""])[0]
 
@@ -94,7 +94,7 @@ def _split(url: str) -> Iterator[tuple[list[bytes], bool]]:
     """Yield, for each chunk, (the lines that end in the chunk, whether these lines have line endings)."""
     pending = b""
     empty = True
-    for chunk in content(url):
+    for chunk in read_chunks(url):
         chunk = pending + chunk
         *whole, pending = chunk.split(b"\n")
         if max(map(len, [*whole, pending])) > MAX_LINE_BYTES:
@@ -117,8 +117,8 @@ def _without_mark(url: str, line: bytes) -> bytes:
     return line.removeprefix(codecs.BOM_UTF8)
 
 
-def content(url: str) -> Iterator[bytes]:
-    """Yield chunks of the file's content, decompressed according to the extension. Raises the errors of `Blocks`."""
+def read_chunks(url: str) -> Iterator[bytes]:
+    """Yield chunks of the content, decompressed according to the extension. Raises the errors of `LineBlocks`."""
     suffix = next((suffix for suffix in _CODECS if url.endswith(suffix)), None)
     name, open_codec = _CODECS[suffix] if suffix else ("plain", None)
     with contextlib.ExitStack() as stack:

@@ -42,7 +42,7 @@ def one_of(
 
 def one_missing(source: str, names: Sequence[str], usual: Sequence[str], expected: str) -> InputError:
     """Return the error for a required file that is missing."""
-    return InputError(f"{source}: no {' or '.join(usual)} here; found: {listed(names)}. Expected {expected}.")
+    return InputError(f"{source}: no {' or '.join(usual)} here; found: {say_names(names)}. Expected {expected}.")
 
 
 def filters_at(source: str, names: Sequence[str]) -> Mapping[str, str]:
@@ -51,7 +51,7 @@ def filters_at(source: str, names: Sequence[str]) -> Mapping[str, str]:
     return {split: join(source, name) for split, name in files.items() if name}
 
 
-def listed(names: Sequence[str]) -> str:
+def say_names(names: Sequence[str]) -> str:
     """List the first names, for a message."""
     return ", ".join(names[:10]) + (", …" if len(names) > 10 else "") if names else "nothing"
 
@@ -62,7 +62,7 @@ def single_file(source: str, kind: str) -> bool:
     return not wild and re.search(rf"\.{kind}$", source) is not None and not storage.list_names(source)
 
 
-def listing(source: str) -> tuple[str, list[str]]:
+def list_files(source: str) -> tuple[str, list[str]]:
     """Return (prefix, sorted names below the prefix) of `source`, a prefix or a pattern with `*` and `?`.
 
     For a prefix, the result contains the names directly under the prefix and, as `folder/name`, the names in its
@@ -85,7 +85,7 @@ def _matching(root: str, patterns: Sequence[str]) -> list[str]:
     return sorted(f"{name}/{rest}" for name in names for rest in _matching(join(root, name), patterns[1:]))
 
 
-OF_LABELS = "labels."  # prefix of a field of the table of labels
+LABELS_PREFIX = "labels."  # prefix of a field of the table of labels
 ABSENT = "\x01absent"  # name of a field whose usual column is used for another field
 _OF_PAIRS = ("query_key", "label_key", "weight")  # all other fields belong to points and labels
 
@@ -160,8 +160,8 @@ def parse_fields_by_table(text: str, usual: Named = Fields()) -> tuple[Named, Na
     None. Raises the errors of `parse_fields`.
     """
     items = [item.strip() for item in text.split(",") if item.strip()]
-    of_labels = [item.removeprefix(OF_LABELS) for item in items if item.startswith(OF_LABELS)]
-    fields = parse_fields(",".join(item for item in items if not item.startswith(OF_LABELS)), usual)
+    of_labels = [item.removeprefix(LABELS_PREFIX) for item in items if item.startswith(LABELS_PREFIX)]
+    fields = parse_fields(",".join(item for item in items if not item.startswith(LABELS_PREFIX)), usual)
     return fields, parse_fields(",".join(of_labels), fields) if of_labels else None
 
 

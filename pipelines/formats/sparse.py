@@ -106,14 +106,14 @@ def feature_columns(ragged: SparseRows) -> list[pa.Array]:
     ]
 
 
-MOST_HALF = float(np.finfo(np.float16).max)  # largest number in a dense vector
+MOST_FLOAT16 = float(np.finfo(np.float16).max)  # largest number in a dense vector
 WRONG_LENGTH = "{} has {:,} numbers, expected {:,} as in the other rows"
-NOT_HALF = "{} contains a value that a finite 16-bit float cannot hold"
+NOT_FLOAT16 = "{} contains a value that a finite 16-bit float cannot hold"
 
 
 def vector_column(vectors: np.ndarray) -> pa.FixedSizeListArray:
-    """Return dense vectors [B, d] as a column; numbers above MOST_HALF, which are in rejected rows, become zeros."""
-    kept = np.where(np.abs(vectors) <= MOST_HALF, vectors, 0).astype(np.float16)
+    """Return dense vectors [B, d] as a column; numbers above MOST_FLOAT16, which are in rejected rows, become zeros."""
+    kept = np.where(np.abs(vectors) <= MOST_FLOAT16, vectors, 0).astype(np.float16)
     return parquet.matrix_array(kept, pa.float16())
 
 

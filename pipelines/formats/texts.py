@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.formats import lines
-from pipelines.formats.base import Holds, Part, decode_column
+from pipelines.formats.base import Part, RowContents, decode_column
 from pipelines.formats.column_files import ARROW, CSV, PARQUET, check_columns
 from pipelines.formats.keyed import JSONL, ROWS, Keyed, features_in, field_names, vector_length
-from pipelines.formats.names import Fields, in_use, listed, listing
+from pipelines.formats.names import Fields, in_use, list_files, say_names
 from schemas import storage
 from schemas.errors import InputError
 from schemas.storage import join
@@ -61,8 +61,8 @@ class Texts:
                     f"{url}: these are lines of text, but this encoder reads {read}. Give JSON lines or Parquet."
                 )
             keyless = form == "text" or self.fields.key not in field_names(url)
-            holds = Holds(features, keys=not keyless, labels=False, dense=dense)
-            for batch in self._read_lines(url, rows) if form == "text" else self._read_records(url, rows, holds):
+            contents = RowContents(features, keys=not keyless, labels=False, dense=dense)
+            for batch in self._read_lines(url, rows) if form == "text" else self._read_records(url, rows, contents):
                 if keyless:  # row numbers identify rows
                     numbers = pa.array(np.arange(seen, seen + batch.num_rows)).cast(pa.string())
                     batch = batch.set_column(0, "key", numbers)
@@ -80,14 +80,14 @@ class Texts:
         """List (URL, form) of all files by name. Raises InputError if there are no files or a format is unknown."""
         if storage.exists(self.source):
             return [(self.source, self._form_of(self.source))]
-        root, names = listing(self.source)
+        root, names = list_files(self.source)
         wild = "*" in self.source or "?" in self.source
         kept = [name for name in names if wild or self.form or any(re.search(end, name) for end in _ENDS.values())]
         if not kept:
             raise InputError(
-                f"{self.source}: no input here; found: {listed(names)}. Expected a file, a folder or a pattern: text "
-                "lines (.txt), JSON lines (.jsonl), CSV (.csv, .tsv), all of these also compressed, Parquet (.parquet) "
-                "or Arrow (.arrow)."
+                f"{self.source}: no input here; found: {say_names(names)}. Expected a file, a folder or a pattern: "
+                "text lines (.txt), JSON lines (.jsonl), CSV (.csv, .tsv), all of these also compressed, Parquet "
+                "(.parquet) or Arrow (.arrow)."
             )
         urls = [join(root, name) for name in kept]
         return [(url, self._form_of(url)) for url in urls]
@@ -104,23 +104,23 @@ class Texts:
         def refuse(row: int, byte: int) -> None:
             raise InputError(f"{url}, line {first + row + 1:,}: byte {byte} is not UTF-8. Save the file as UTF-8.")
 
-        for block in lines.Blocks(url, rows):
+        for block in lines.LineBlocks(url, rows):
             text = decode_column(block["line"], refuse)
             yield pa.record_batch({"key": pa.nulls(len(block), pa.string()), "text": text})
             first += len(block)
 
-    def _read_records(self, url: str, rows: int, holds: Holds) -> Iterator[pa.RecordBatch]:
+    def _read_records(self, url: str, rows: int, contents: RowContents) -> Iterator[pa.RecordBatch]:
         keyed, fields = Keyed(self.fields), self.fields
-        if not (holds.features or holds.dense):
+        if not (contents.features or contents.dense):
             check_columns(url, in_use(*fields.texts))
-        there = {fields.feature_ids: not holds.features or features_in([url], fields)}
-        there[fields.vector] = not holds.dense or vector_length([url], fields) > 0
-        for name in (name for name, is_there in there.items() if not is_there):
+        is_present = {fields.feature_ids: not contents.features or features_in([url], fields)}
+        is_present[fields.vector] = not contents.dense or vector_length([url], fields) > 0
+        for name in (name for name, present in is_present.items() if not present):
             raise InputError(
                 f"{url}: no column {name}, which this encoder needs. Add the column, or give its name with --fields."
             )
         # As for a point with labels in pairs, only key, text, features and vector are read.
-        part = Part("test", url, {ROWS: url}, holds=holds)
+        part = Part("test", url, {ROWS: url}, contents=contents)
         first = 0
         for raw in keyed.read(part, rows):
             parsed = keyed.parse(raw, first, part, "title" if self.title_only else "title+content")

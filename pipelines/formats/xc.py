@@ -22,8 +22,8 @@ from pipelines.formats.base import (
     labels_schema,
     points_schema,
 )
-from pipelines.formats.names import filters_at, listing, one_missing, one_of
-from pipelines.formats.records import Bad, Record
+from pipelines.formats.names import filters_at, list_files, one_missing, one_of
+from pipelines.formats.records import InvalidRecord, Record
 from schemas.errors import InputError
 from schemas.ragged import SparseRows
 from schemas.shard_files import parquet
@@ -55,14 +55,14 @@ _OF_SPLITS: dict[str, tuple[list[str], list[str]]] = {
 
 
 def _targets(record: Record, key: str) -> tuple[list[int], int]:
-    """Return the distinct label ids, sorted, and the number of duplicates. Raises Bad."""
+    """Return the distinct label ids, sorted, and the number of duplicates. Raises InvalidRecord."""
     target = records.whole_numbers(records.required(record, "target_ind"), "target_ind")
     if not target:
-        raise Bad(Reason.NO_LABELS, f"the point {records.shown(key)} has no labels (target_ind is empty)")
+        raise InvalidRecord(Reason.NO_LABELS, f"the point {records.shown(key)} has no labels (target_ind is empty)")
     ids = sorted(set(target))
     if ids[0] < 0 or ids[-1] >= 1 << 63:
         wrong = ids[0] if ids[0] < 0 else ids[-1]
-        raise Bad(Reason.LABEL_OUT_OF_RANGE, f"unknown label {records.shown(wrong)}")
+        raise InvalidRecord(Reason.LABEL_OUT_OF_RANGE, f"unknown label {records.shown(wrong)}")
     return ids, len(target) - len(ids)
 
 
@@ -105,7 +105,7 @@ class Aligned:
 
         Raises InputError if a file is missing or duplicated, or if headers disagree.
         """
-        source, names = listing(source)
+        source, names = list_files(source)
         parts = []
         for table in (*SPLITS, LABELS):
             found = ((role, one_of(source, names, _usual(table, role), self.expects)) for role in self.roles)
@@ -212,7 +212,7 @@ class Rows(RawRows):
             key, body = _key(record, row), _text(record, text)
             return (key, body, *_targets(record, key)) if named else (key, body)
 
-        rows, good, rejects = records.each(self.raw[JSON].to_pylist(), self.first_row, part.name, read)
+        rows, good, rejects = records.parse_lines(self.raw[JSON].to_pylist(), self.first_row, part.name, read)
         for bad in rejects:
             self.reject_in(JSON, bad.line - 1 - self.first_row, bad.reason, bad.detail)
         schema = points_schema("label_ids", features=False) if named else labels_schema(features=False)
@@ -270,7 +270,7 @@ class XcSingle(Aligned):
         return bool(_matching("train", names))
 
     def find(self, source: str) -> Inputs:
-        source, names = listing(source)
+        source, names = list_files(source)
         files = {
             split: one_of(
                 source, names, _matching(split, names) or [f"{split}.txt"], self.expects, required=split == "train"
@@ -412,7 +412,7 @@ def _lines(role: str, url: str, rows: int | None, block_rows: int) -> Iterator[d
     within a line, or far before the declared number of rows, is incomplete.
     """
     matrix = role in _MATRICES
-    source = lines.Blocks(url, block_rows, skip=int(matrix))
+    source = lines.LineBlocks(url, block_rows, skip=int(matrix))
     held = pa.array([], pa.large_binary())
     read = 0
     for batch in source:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.vectors import Source
+from pipelines.common.vectors import EmbeddedSource
 from schemas.errors import ExtremisError
 from schemas.layout import RunLayout
 from schemas.processes import peak_bytes
@@ -102,7 +102,7 @@ def _quantiles(scores: np.ndarray) -> dict[str, float] | None:
     return dict(zip(_QUANTILES, (float(value) for value in values), strict=True))
 
 
-def find_previous(run: str, source: Source, use_from: int | None) -> Table | None:
+def find_previous(run: str, source: EmbeddedSource, use_from: int | None) -> Table | None:
     """Return the run's newest table of `source` for an epoch before `use_from`, or None."""
     newest = next(run_tables(RunLayout(run), source.name, before=use_from), None)
     if newest is None:
@@ -159,7 +159,7 @@ class Profile:
         self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
         return self
 
-    def facts(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return the profile as JSON values."""
         return {
             "seconds": {name: round(value, 3) for name, value in sorted(self.seconds.items())},
@@ -167,7 +167,7 @@ class Profile:
         }
 
 
-def release() -> None:
+def release_memory() -> None:
     """Return the memory of a discarded block to the system, so that the next block can use it."""
     pa.default_memory_pool().release_unused()
     with contextlib.suppress(OSError, AttributeError):  # the C library is not glibc

@@ -107,13 +107,13 @@ def has_margin(options: MarginOptions) -> bool:
     return options.margin is not None or options.relative_margin is not None
 
 
-def fetched(options: MineOptions, width: int) -> int:
+def fetch_count(options: MineOptions, width: int) -> int:
     """Return how many candidates to fetch per row and label range, so that usually `width` of them pass the filters."""
     bounded = has_margin(options) or options.max_score is not None
     return options.window or options.skip_top + width * (2 if bounded else 1)
 
 
-def limits(options: MarginOptions, weakest: np.ndarray) -> np.ndarray:
+def score_limits(options: MarginOptions, weakest: np.ndarray) -> np.ndarray:
     """Return upper score limits, float32 [B], from the lowest positive scores [B]; infinity without positives."""
     some = np.isfinite(weakest)
     positive = np.where(some, weakest, np.float32(0)).astype(np.float64)
@@ -121,7 +121,7 @@ def limits(options: MarginOptions, weakest: np.ndarray) -> np.ndarray:
     return np.where(some, highest, np.inf).astype(np.float32)
 
 
-def select(
+def select_negatives(
     ids: np.ndarray,
     ranges: Sequence[np.ndarray],
     weakest: np.ndarray,
@@ -145,7 +145,7 @@ def select(
         last = _key_at(ranked, options.window - 1)
         ranges = [_drop(keys, keys > last[:, None], counts, "beyond_window") for keys in ranges]
     if has_margin(options):
-        highest = limits(options, weakest)
+        highest = score_limits(options, weakest)
         ranges = [_drop(keys, unpack(keys)[1] >= highest[:, None], counts, "above_margin") for keys in ranges]
     for rule, bound, beyond in (
         ("above_max_score", options.max_score, np.greater),
@@ -154,14 +154,14 @@ def select(
         if bound is not None:
             ranges = [_drop(keys, beyond(unpack(keys)[1], np.float64(bound)), counts, rule) for keys in ranges]
     if options.sample != "top":
-        drawn = [_drawn(keys, ids, options, width) for keys in ranges]
+        drawn = [_draw(keys, ids, options, width) for keys in ranges]
         ranges = [_drop(keys, ~some, counts, "not_drawn") for keys, some in zip(ranges, drawn, strict=True)]
     kept = np.concatenate([best(keys, width) for keys in ranges], axis=1)
     counts["kept"] += int((kept != EMPTY).sum())
     return kept
 
 
-def _drawn(keys: np.ndarray, ids: np.ndarray, options: MineOptions, width: int) -> np.ndarray:
+def _draw(keys: np.ndarray, ids: np.ndarray, options: MineOptions, width: int) -> np.ndarray:
     """Sample `width` keys per row, and return them as a mask bool [B, F] that depends only on seed, query and label."""
     label_ids, scores = unpack(keys)
     key = combine(np.array([options.seed % (1 << 64)], np.uint64), np.array([Purpose.MINED_RANKS], np.uint64))

@@ -27,7 +27,7 @@ STEP = "write"
 
 
 @dataclass(frozen=True)
-class Derived:
+class DerivedPlan:
     """Plan of a table of negatives at `out`, built from `tables` with the same `rows`. `labels`: the labels table."""
 
     rows: Table
@@ -48,7 +48,7 @@ class Derived:
         return join(staging(self.out), "aliases")
 
 
-Plan = TypeVar("Plan", bound=Derived)
+Plan = TypeVar("Plan", bound=DerivedPlan)
 
 
 def make_derived(
@@ -87,14 +87,14 @@ def make_derived(
         say or silent,
         needs={"tables": rows.rows * 6 * plan.width},
         urls=[rows.url, plan.out],
-        reads=[table.place(0) for table in plan.tables if table.shards],
+        reads=[table.shard_url(0) for table in plan.tables if table.shards],
     )
 
 
 Make = Callable[[pa.Table, pa.Array, list[np.ndarray], Counter[str]], pa.Table]
 
 
-def write_derived(shard: int, plan: Derived, columns: Sequence[str], make: Make) -> Summary:
+def write_derived(shard: int, plan: DerivedPlan, columns: Sequence[str], make: Make) -> Summary:
     """Write shard `shard` of the table, one row group at a time; return its manifest entry and the counts of `make`.
 
     `make` receives the rows (ids and the available `columns`), the ids [B], the keys [B, K] of each table, and the
@@ -115,7 +115,7 @@ def write_derived(shard: int, plan: Derived, columns: Sequence[str], make: Make)
     return Summary({"negatives": (out.entry,)}, {"negatives": counts})
 
 
-def keep_first(keys: np.ndarray, width: int, counts: Counter[str]) -> np.ndarray:
+def first_positions(keys: np.ndarray, width: int, counts: Counter[str]) -> np.ndarray:
     """Return the positions [B, width] of each row's first `width` keys, padded with EMPTY entries; update `counts`."""
     gone = np.pad(keys == EMPTY, ((0, 0), (0, max(0, width - keys.shape[1]))), constant_values=True)
     places = np.argsort(gone, axis=1, kind="stable")[:, :width]
@@ -125,18 +125,18 @@ def keep_first(keys: np.ndarray, width: int, counts: Counter[str]) -> np.ndarray
     return places
 
 
-def _read(plan: Derived, table: Table, shard: int, ids: pa.Array, offer: pa.Table) -> np.ndarray:
+def _read(plan: DerivedPlan, table: Table, shard: int, ids: pa.Array, offer: pa.Table) -> np.ndarray:
     """Return the keys [B, K] of a row group. Raises TableError if rows, labels or scores are invalid."""
     labels, scores = matrix_column(offer, "label_ids"), matrix_column(offer, "scores").astype(np.float32)
     fault = None
     if not ids.equals(offer.column("query_id").combine_chunks()):
-        fault = f"the column query_id differs from the ids in {plan.rows.place(shard)}"
+        fault = f"the column query_id differs from the ids in {plan.rows.shard_url(shard)}"
     elif labels.max(initial=-1) >= plan.labels.rows or labels.min(initial=0) < -1:
         fault = f"a label id is outside [0, {plan.labels.rows})"
     elif not np.isfinite(scores[labels >= 0]).all():
         fault = "the score of a label is not finite"
     if fault:
-        raise TableError(f"{table.place(shard)}: {fault}. Make this table again.")
+        raise TableError(f"{table.shard_url(shard)}: {fault}. Make this table again.")
     return pack(labels.astype(np.int64), scores)
 
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipelines.common.vectors import Source, open_source
+from pipelines.common.vectors import EmbeddedSource, open_source
 from pipelines.options import MineOptions
 from schemas import storage
 from schemas.errors import InputError, TableError
-from schemas.layout import LABEL_TEXTS, DataLayout, RunLayout, numbered, source_of_part, staging
+from schemas.layout import LABEL_TEXTS, DataLayout, RunLayout, list_numbers, source_of_part, staging
 from schemas.manifest import is_published
 from schemas.storage import join
 from schemas.table import Table
@@ -27,7 +27,7 @@ class MineInputs:
     """
 
     by: str
-    sources: tuple[Source, ...]
+    sources: tuple[EmbeddedSource, ...]
     vectors: Table
     drop_bias: bool
     epoch: int | None
@@ -58,15 +58,15 @@ class MineInputs:
         return join(staging(self.root), self.attempt)
 
     @property
-    def candidates(self) -> str:
+    def candidates_root(self) -> str:
         """Prefix of the candidates of one pass."""
         return join(self.scratch, "candidates")
 
-    def table(self, source: Source) -> str:
+    def table_url(self, source: EmbeddedSource) -> str:
         """Return the URL of the table of `source`."""
         return join(self.root, source.name)
 
-    def parents(self, source: Source) -> dict[str, str]:
+    def parents(self, source: EmbeddedSource) -> dict[str, str]:
         """Return the digests of the parent tables for the table of `source`."""
         queries, embeddings = source.queries.digest, source.embeddings.digest
         return {"queries": queries, "embeddings": embeddings, "vectors": self.vectors.digest}
@@ -116,7 +116,7 @@ def complete_dumps(run: str) -> dict[int, str]:
     """
     layout = RunLayout(run)
     digests: dict[int, str] = {}
-    epochs = numbered(layout.dumps)
+    epochs = list_numbers(layout.dumps)
     if not storage.is_local(run):
         after = max(epochs, default=-1) + 1
         epochs = sorted({*epochs, _FIRST, *range(after, after + _UNLISTED)})
@@ -151,7 +151,7 @@ def open_vectors(url: str) -> Table:
 
 def _sources(
     data: str, layout: RunLayout, epoch: int | None, dump: Table | None, options: MineOptions
-) -> tuple[Source, ...]:
+) -> tuple[EmbeddedSource, ...]:
     if options.queries is not None:
         embeddings = Table.open(options.queries, "embeddings")
         split = str(embeddings.parameters.get("split", "train"))
@@ -223,7 +223,7 @@ def _vectors(
     return open_vectors(layout.embeddings(epoch, "labels")), "labels"
 
 
-def _require_one_training(source: Source, vectors: Table, dump: Table | None) -> None:
+def _require_one_training(source: EmbeddedSource, vectors: Table, dump: Table | None) -> None:
     """Raise TableError if embeddings and vectors do not belong to the same embedding space."""
     got, expected = source.embeddings.dimension, vectors.dimension
     if got != expected:

@@ -13,10 +13,10 @@ from schemas.errors import InputError
 from schemas.manifest import Manifest
 from schemas.reuse import Request, find_reusable
 from schemas.table import Table
-from search.block import Block, padded, search
+from search.block import Block, pad_vectors, search
 from search.candidates import best, merge, pack, unpack
 from search.factory import Factory
-from search.index import SearchParams, apply, read_index
+from search.index import SearchParams, read_index, set_params
 
 KIND = "index"
 
@@ -48,7 +48,7 @@ def find_index(plan: MinePlan, url: str) -> Manifest | None:
 def describe_index(plan: MinePlan) -> Manifest:
     """Return a manifest that describes the files of all blocks as one index, based on the workers' records."""
     request = _request(plan)
-    notes = [read_record(plan.note(block)) for block in range(len(plan.bounds))]
+    notes = [read_record(plan.index_record_url(block)) for block in range(len(plan.bounds))]
     return Manifest(
         kind=KIND,
         shards=tuple(note.entry for note in notes if note.entry),
@@ -75,13 +75,13 @@ class KeptIndex:
     def load(self, number: int) -> faiss.Index:
         """Read the Faiss index of one block, with its tuned search parameters. Raises TableError."""
         index = read_index(self._url, self.manifest.shards[number])
-        apply(index, SearchParams(**self.manifest.parameters["efforts"][number]))
+        set_params(index, SearchParams(**self.manifest.parameters["efforts"][number]))
         return index
 
     def search(self, queries: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (label ids int64 [B, width], scores float32) for queries [B, D]; -1 and -inf fill missing labels."""
         facts = self.manifest.parameters
-        wide = padded(queries, facts["columns"])
+        wide = pad_vectors(queries, facts["columns"])
         keys = [
             self._search_block(number, start, stop, wide, width) for number, (start, stop) in enumerate(facts["blocks"])
         ]

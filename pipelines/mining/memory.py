@@ -68,7 +68,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BlockPlan:
     """Division of [0, L) into blocks that fit into memory: `bounds` are P blocks [start, stop), ordered by label range.
 
     `groups` are ranges [first, stop) of blocks that are in memory together. `range_of` is the label range of each
@@ -88,7 +88,7 @@ class Blocks:
     sizes: Sizes
 
     @property
-    def sole(self) -> bool:
+    def has_one_group(self) -> bool:
         """Whether there is only one group, so that no merge is needed."""
         return len(self.groups) == 1
 
@@ -102,7 +102,7 @@ class Blocks:
     @property
     def row_bytes(self) -> float:
         """Storage in bytes for one row's candidates from all groups; 0 for a single group."""
-        return 0.0 if self.sole else sum(map(self.candidate_bytes, range(len(self.groups))))
+        return 0.0 if self.has_one_group else sum(map(self.candidate_bytes, range(len(self.groups))))
 
     def table_bytes(self, rows: int) -> int:
         """Estimate the size in bytes of the finished tables for `rows` rows."""
@@ -189,13 +189,13 @@ def require_fit(factory: Factory, rows: int, batch: int, memory: int, sizes: Siz
         raise InputError(
             f"--memory {say_bytes(memory)}: a worker process with blocks of {rows:,} vectors of {sizes.dimension} "
             f"dimensions, index {factory.spec}, and {batch:,} queries at a time needs {need}. "
-            f"Give --memory {say_bytes(_enough(factory, rows, batch, sizes)).replace(' ', '')} or more, smaller "
-            "--block-rows or --query-batch, a smaller --index, or data with smaller row groups."
+            f"Give --memory {say_bytes(_sufficient_memory(factory, rows, batch, sizes)).replace(' ', '')} or more, "
+            "smaller --block-rows or --query-batch, a smaller --index, or data with smaller row groups."
         )
     return need
 
 
-def _enough(factory: Factory, rows: int, batch: int, sizes: Sizes) -> float:
+def _sufficient_memory(factory: Factory, rows: int, batch: int, sizes: Sizes) -> float:
     """Return enough memory for the plan, including the larger batches that are chosen if there is more memory."""
     memory = estimate(factory, rows, batch, sizes).total
     while (total := estimate(factory, rows, max(batch, fit_batch(factory, memory, sizes)), sizes).total) > memory:
@@ -208,7 +208,7 @@ def group_bytes(table: Manifest, row_bytes: float) -> int:
     return int(2 * row_bytes * min(table.row_group_rows or 1, max((s.rows for s in table.shards), default=0)))
 
 
-def settle(spec: str, labels: int, queries: int, options: MineOptions, sizes: Sizes) -> Blocks:
+def plan_blocks(spec: str, labels: int, queries: int, options: MineOptions, sizes: Sizes) -> BlockPlan:
     """Choose the index, batch size and blocks to search `labels` vectors for `queries` rows within `options.memory`.
 
     Raises InputError if the memory is too small or `spec` is not a valid index.
@@ -242,7 +242,7 @@ def settle(spec: str, labels: int, queries: int, options: MineOptions, sizes: Si
     together = min(len(bounds), 1 + (options.memory - one) // max(1, two - one))  # number of blocks that fit
     groups = tuple(equal_ranges(0, len(bounds), -(-len(bounds) // together)))
     need = estimate(factory, longest, batch, sizes, max(stop - first for first, stop in groups))
-    return Blocks(factory, spec == AUTO, batch, rows, bounds, range_of, groups, need, sizes)
+    return BlockPlan(factory, spec == AUTO, batch, rows, bounds, range_of, groups, need, sizes)
 
 
 def sizes_of(

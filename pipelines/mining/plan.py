@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from pipelines.common.dumps import require_unused
 from pipelines.common.progress import Meter
-from pipelines.common.vectors import Source, equal_ranges
+from pipelines.common.vectors import EmbeddedSource, equal_ranges
 from pipelines.mining.aliases import find_aliases
-from pipelines.mining.candidates import fetched
+from pipelines.mining.candidates import fetch_count
 from pipelines.mining.inputs import MineInputs
-from pipelines.mining.memory import Blocks, settle, sizes_of
+from pipelines.mining.memory import BlockPlan, plan_blocks, sizes_of
 from pipelines.options import MineOptions
 from schemas import arrow, storage
 from schemas.errors import InputError
@@ -46,12 +46,12 @@ REMEDY = (
 RECORD = "record"  # extension of the files that record finished work
 _INDEXES = "indexes"
 
-Place = tuple[int, int]  # source, shard
-Task = tuple[int, bool, Sequence[Place]]
+SourceShard = tuple[int, int]  # source, shard
+Task = tuple[int, bool, Sequence[SourceShard]]
 
 
 @dataclass(frozen=True)
-class MinePlan(Blocks):
+class MinePlan(BlockPlan):
     """Plan of one run: its search and the locations of its tables.
 
     `width` is the number K of negatives per label range, `fetch` the number of candidates per row and block. `aliases`
@@ -60,7 +60,7 @@ class MinePlan(Blocks):
     """
 
     inputs: MineInputs
-    sources: tuple[Source, ...]
+    sources: tuple[EmbeddedSource, ...]
     width: int
     fetch: int
     params: SearchParams
@@ -85,22 +85,22 @@ class MinePlan(Blocks):
         """Schema of the finished tables."""
         return arrow.negatives(self.columns, arrow.label_type(self.inputs.labels))
 
-    def without(self, finished: Container[str]) -> "MinePlan":
+    def without_sources(self, finished: Container[str]) -> "MinePlan":
         """Return the plan without the sources `finished`; the tables of a plan do not depend on each other."""
         return replace(self, sources=tuple(source for source in self.sources if source.name not in finished))
 
-    def below(self, attempt: str) -> "MinePlan":
+    def for_attempt(self, attempt: str) -> "MinePlan":
         """Return the plan for the attempt with this name."""
         return replace(self, inputs=replace(self.inputs, attempt=attempt))
 
-    def audited(self, source: Source) -> int:
+    def audit_size(self, source: EmbeddedSource) -> int:
         """Return how many rows are also searched exactly: by default one in 400, so that the audit is cheap."""
         if self.options.audit_queries is not None:
             return self.options.audit_queries
         return max(_FEWEST_AUDITED, min(_MOST_AUDITED, source.queries.rows // 400))
 
     @functools.cached_property
-    def work(self) -> str:
+    def work_digest(self) -> str:
         """Digest of everything that determines the content of shards and indexes."""
         parents = [self.inputs.parents(source) for source in self.inputs.sources]
         before = {name: table.digest for name, table in self.previous.items()}
@@ -108,78 +108,78 @@ class MinePlan(Blocks):
         return storage.sha256(json.dumps(facts, sort_keys=True).encode())[:16]
 
     @property
-    def finished(self) -> str:
+    def finished_root(self) -> str:
         """Prefix of finished shards and indexes, which later attempts at the same work reuse."""
-        return join(phases(self.inputs.root), f"{self.work}-{self.inputs.attempt}")
+        return join(phases(self.inputs.root), f"{self.work_digest}-{self.inputs.attempt}")
 
-    def candidates(self, place: Place, group: int) -> str:
+    def candidates_url(self, source_shard: SourceShard, group: int) -> str:
         """Return the URL of one group's candidates for one shard; the file exists until the end of the pass."""
         folder = shard_name(group, len(self.groups), "group")
-        return join(self.inputs.candidates, folder, self._named(place, "keys"))
+        return join(self.inputs.candidates_root, folder, self._shard_path(source_shard, "keys"))
 
     @property
     def alias_url(self) -> str:
         """URL of the file of labels with equal texts, if there are any."""
         return join(self.inputs.scratch, "aliases")
 
-    def _named(self, place: Place, extension: str) -> str:
-        source = self.sources[place[0]]
-        return join(source.name, shard_name(place[1], len(source.queries.shards), extension))
+    def _shard_path(self, source_shard: SourceShard, extension: str) -> str:
+        source = self.sources[source_shard[0]]
+        return join(source.name, shard_name(source_shard[1], len(source.queries.shards), extension))
 
     @property
-    def kinds(self) -> list[str]:
+    def finished_folders(self) -> list[str]:
         """Folders of finished files."""
         return [*(join("tables", source.name) for source in self.sources), _INDEXES]
 
-    def written(self, source: Source) -> str:
+    def staged_table_url(self, source: EmbeddedSource) -> str:
         """Return the URL of the table of `source` in this attempt."""
-        return join(self.finished, "tables", source.name)
+        return join(self.finished_root, "tables", source.name)
 
-    def record(self, place: Place) -> str:
+    def record_path(self, source_shard: SourceShard) -> str:
         """Return the path of a finished shard's record, relative to the folder of finished files."""
-        return join("tables", self._named(place, RECORD))
+        return join("tables", self._shard_path(source_shard, RECORD))
 
-    def index_record(self, block: int) -> str:
+    def index_record_path(self, block: int) -> str:
         """Return the relative path of the record that describes the stored index of a block."""
         return join(_INDEXES, shard_name(block, len(self.bounds), RECORD))
 
-    def note(self, block: int) -> str:
+    def index_record_url(self, block: int) -> str:
         """Return the URL of the record for a block's index. Permanent indexes are rebuilt in each attempt."""
-        return join(self.inputs.scratch if self.index_url else self.finished, self.index_record(block))
+        return join(self.inputs.scratch if self.index_url else self.finished_root, self.index_record_path(block))
 
     @property
-    def indexes(self) -> str:
+    def indexes_root(self) -> str:
         """Prefix of the indexes that are stored permanently or between passes."""
-        return self.index_url or join(self.finished, _INDEXES)
+        return self.index_url or join(self.finished_root, _INDEXES)
 
     @property
-    def places(self) -> list[Place]:
+    def source_shards(self) -> list[SourceShard]:
         """All shards of all sources."""
         return [(s, i) for s, source in enumerate(self.sources) for i in range(len(source.queries.shards))]
 
-    def rows(self, places: Iterable[Place]) -> int:
+    def rows(self, source_shards: Iterable[SourceShard]) -> int:
         """Return the number of rows in these shards."""
-        return sum(self.sources[source].queries.shards[shard].rows for source, shard in places)
+        return sum(self.sources[source].queries.shards[shard].rows for source, shard in source_shards)
 
-    def passes(self, places: Iterable[Place]) -> list[list[Place]]:
+    def passes(self, source_shards: Iterable[SourceShard]) -> list[list[SourceShard]]:
         """Divide shards in order into passes, each with as many shards as fit: see `pass_rows`."""
-        most, passes, held = self.pass_rows(self.rows(self.places)), list[list[Place]](), 0
-        for place in places:
-            held += self.rows([place])
+        most, passes, held = self.pass_rows(self.rows(self.source_shards)), list[list[SourceShard]](), 0
+        for source_shard in source_shards:
+            held += self.rows([source_shard])
             if not passes or held > most:
                 passes.append([])
-                held = self.rows([place])
-            passes[-1].append(place)
+                held = self.rows([source_shard])
+            passes[-1].append(source_shard)
         return passes
 
-    def tasks(self, places: Sequence[Place], keep: bool = False) -> list[Task]:
-        """List tasks (group of blocks, whether to store its indexes, shards); the tasks of a group cover all `places`.
+    def tasks(self, source_shards: Sequence[SourceShard], keep: bool = False) -> list[Task]:
+        """List tasks (group of blocks, whether to store its indexes, shards); the tasks of a group cover all shards.
 
         A group has `tasks_per_block` tasks, or fewer if there are fewer shards.
         """
-        splits = max(1, min(self.options.tasks_per_block, len(places)))
+        splits = max(1, min(self.options.tasks_per_block, len(source_shards)))
         return [
-            (group, keep and split == 0, places[split::splits])
+            (group, keep and split == 0, source_shards[split::splits])
             for group in range(len(self.groups))
             for split in range(splits)
         ]
@@ -208,25 +208,25 @@ class MinePlan(Blocks):
             else None,
         }
 
-    def needs_of(self, places: Sequence[Place], indexed: int = 0) -> dict[str, int]:
+    def needs_of(self, source_shards: Sequence[SourceShard], indexed: int = 0) -> dict[str, int]:
         """Estimate the bytes, by use, that mining these shards writes to the tables' storage; see `needs`.
 
         indexed: number of blocks whose indexes already exist. Permanent indexes are stored elsewhere and are not
         counted.
         """
-        rows = [self.rows(some) for some in self.passes(places)]
+        rows = [self.rows(some) for some in self.passes(source_shards)]
         needs = self.needs(sum(rows), max(rows, default=0))
         left = 0 if self.index_url else len(self.bounds) - indexed
         return needs | {what: size * left // len(self.bounds) for what, size in needs.items() if what == "indexes"}
 
-    def require_room(self, places: Sequence[Place], indexed: int = 0, here: bool = True) -> None:
+    def require_room(self, source_shards: Sequence[SourceShard], indexed: int = 0, here: bool = True) -> None:
         """Raise RoomError if there is not enough room to mine these shards: see `needs_of`.
 
         here: whether workers run on this machine and write files to its TMPDIR before an upload to other storage.
         """
-        require_room(self.inputs.root, self.needs_of(places, indexed), REMEDY)
-        if here and not storage.is_local(self.inputs.root) and places:
-            rows = max(self.rows([place]) for place in places)
+        require_room(self.inputs.root, self.needs_of(source_shards, indexed), REMEDY)
+        if here and not storage.is_local(self.inputs.root) and source_shards:
+            rows = max(self.rows([source_shard]) for source_shard in source_shards)
             largest = max(self.table_bytes(rows), int(rows * self.row_bytes / len(self.groups)))
             require_room(tempfile.gettempdir(), {"a file for storage": largest}, "Set TMPDIR to a disk with more room.")
 
@@ -242,7 +242,7 @@ class MinePlan(Blocks):
         tables = {}
         for source in self.sources:
             table = find_reusable(
-                inputs.table(source),
+                inputs.table_url(source),
                 Request("negatives", inputs.parents(source), self.parameters()),
                 "Give the same options, another location with --out, or --overwrite to replace it.",
                 overwrite=options.overwrite,
@@ -257,7 +257,7 @@ class MinePlan(Blocks):
 
     def describe(self) -> Iterator[str]:
         """Yield lines that describe the plan and its needs, one fact per line."""
-        inputs, rows = self.inputs, self.rows(self.places)
+        inputs, rows = self.inputs, self.rows(self.source_shards)
         width = f"K={self.width}" + (f" from each of {self.options.ranges} label ranges" * (self.options.ranges > 1))
         yield (
             f"{inputs.name}: search {rows:,} rows against {inputs.labels:,} vectors ({inputs.by}) in "
@@ -274,7 +274,7 @@ class MinePlan(Blocks):
                 f"{inputs.name}: {self.aliases:,} labels share their text with another label; these labels are not "
                 "used as negatives for a row that has a positive with the same text (--equal-texts)"
             )
-        needs, passes = self.needs_of(self.places), len(self.passes(self.places))
+        needs, passes = self.needs_of(self.source_shards), len(self.passes(self.source_shards))
         scratch = [f"{say_bytes(size)} of {what}" for what, size in needs.items() if what != "tables"]
         yield (
             f"{inputs.name}: {passes} pass(es) over the rows; tables of about {say_bytes(needs.get('tables', 0))}; "
@@ -302,7 +302,7 @@ def make_plan(inputs: MineInputs, options: MineOptions, previous: dict[str, Tabl
             f"no row can keep K negatives. Give --window {options.skip_top + width} or more, or a smaller --width."
         )
     fixed = SearchParams(options.nprobe, options.ef_search, options.refine)
-    fetch = fetched(options, width)
+    fetch = fetch_count(options, width)
     queries = [source.queries.manifest for source in inputs.sources]
     columns = width * options.ranges
     aliases = find_aliases(inputs.texts, options.equal_texts)
@@ -310,10 +310,11 @@ def make_plan(inputs: MineInputs, options: MineOptions, previous: dict[str, Tabl
     sizes = replace(sizes, aliases=aliases.bytes if aliases else 0)
     # Sources with finished tables count too, so that a resumed run makes the same plan and the same tables.
     rows = sum(manifest.rows for manifest in queries)
-    blocks = settle(options.index or inputs.requested.get("index") or AUTO, inputs.labels, rows, options, sizes)
-    index.require_sense(blocks.factory, fixed)
+    blocks = plan_blocks(options.index or inputs.requested.get("index") or AUTO, inputs.labels, rows, options, sizes)
+    index.require_applicable(blocks.factory, fixed)
     if not blocks.factory.exact:
-        index.empty(blocks.factory, blocks.factory.dimension(inputs.dimension))  # fails here rather than on a worker
+        # An invalid factory string fails here rather than on a worker.
+        index.create_index(blocks.factory, blocks.factory.dimension(inputs.dimension))
     return MinePlan(
         **vars(blocks),
         inputs=inputs,

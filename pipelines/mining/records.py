@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipelines.common.vectors import Source
+from pipelines.common.vectors import EmbeddedSource
 from pipelines.mining.audit import Audit, Profile, measure, stack
-from pipelines.mining.plan import RECORD, REMEDY, MinePlan, Place
+from pipelines.mining.plan import RECORD, REMEDY, MinePlan, SourceShard
 from schemas import storage
 from schemas.errors import TableError
 from schemas.layout import phases
@@ -57,13 +57,18 @@ def read_record(url: str) -> Record:
         raise TableError(f"{url}: not a mining record ({error}). {_REMEDY}") from None
 
 
-def find_left(plan: MinePlan) -> tuple[list[Place], int]:
+def find_unfinished(plan: MinePlan) -> tuple[list[SourceShard], int]:
     """List the shards that no attempt has finished, and count the stored indexes. Lists folders but reads no files."""
     root = phases(plan.inputs.root)
-    folders = [join(root, name) for name in storage.list_names(root) if name.startswith(plan.work)]
-    there = {join(kind, name) for at in folders for kind in plan.kinds for name in storage.list_names(join(at, kind))}
-    indexes = sum(plan.index_record(block) in there for block in range(len(plan.bounds)))
-    return [place for place in plan.places if plan.record(place) not in there], indexes
+    folders = [join(root, name) for name in storage.list_names(root) if name.startswith(plan.work_digest)]
+    there = {
+        join(kind, name)
+        for at in folders
+        for kind in plan.finished_folders
+        for name in storage.list_names(join(at, kind))
+    }
+    indexes = sum(plan.index_record_path(block) in there for block in range(len(plan.bounds)))
+    return [source_shard for source_shard in plan.source_shards if plan.record_path(source_shard) not in there], indexes
 
 
 def take_over(plan: MinePlan) -> None:
@@ -73,14 +78,14 @@ def take_over(plan: MinePlan) -> None:
     """
     root = phases(plan.inputs.root)
     for folder in (join(root, name) for name in storage.list_names(root)):
-        if folder == plan.finished:
+        if folder == plan.finished_root:
             continue
-        for kind in plan.kinds if folder.startswith(join(root, plan.work)) else ():
-            _move_whole(join(folder, kind), join(plan.finished, kind))
+        for kind in plan.finished_folders if folder.startswith(join(root, plan.work_digest)) else ():
+            _move_finished(join(folder, kind), join(plan.finished_root, kind))
         storage.remove(folder, recursive=True)
 
 
-def _move_whole(old: str, new: str) -> None:
+def _move_finished(old: str, new: str) -> None:
     """Move the files whose size matches their record, then the records, so that no moved record lacks its file."""
     sizes, files, records = storage.list_sizes(old), list[str](), list[str]()
     for name in (name for name in sizes if name.endswith(RECORD)):
@@ -93,12 +98,16 @@ def _move_whole(old: str, new: str) -> None:
         storage.move_files(old, new, names)
 
 
-def summarize(plan: MinePlan, source: Source) -> dict[str, Any]:
+def summarize(plan: MinePlan, source: EmbeddedSource) -> dict[str, Any]:
     """Return the ordered shards, the counters, the quality and the profile of a source's table.
 
     Raises the errors of `read_record`.
     """
-    urls = [join(plan.finished, plan.record(place)) for place in plan.places if plan.sources[place[0]] is source]
+    urls = [
+        join(plan.finished_root, plan.record_path(source_shard))
+        for source_shard in plan.source_shards
+        if plan.sources[source_shard[0]] is source
+    ]
     with ThreadPoolExecutor(_READERS) as readers:
         entries, facts, arrays = zip(*readers.map(read_record, urls), strict=True)
     audit = stack([Audit(*(each[name] for name in Audit._fields)) for each in arrays], plan.columns)
@@ -112,11 +121,11 @@ def summarize(plan: MinePlan, source: Source) -> dict[str, Any]:
         "shards": entries,
         "counters": Counter({name: sum(each["counters"][name] for each in facts) for name in facts[0]["counters"]}),
         "quality": {**quality, **_overlap(plan, source, [each.get("overlaps") for each in arrays])},
-        "profile": reduce(Profile.add, (Profile(**each["profile"]) for each in facts), Profile()).facts(),
+        "profile": reduce(Profile.add, (Profile(**each["profile"]) for each in facts), Profile()).as_json(),
     }
 
 
-def _overlap(plan: MinePlan, source: Source, shares: list[np.ndarray | None]) -> dict[str, Any]:
+def _overlap(plan: MinePlan, source: EmbeddedSource, shares: list[np.ndarray | None]) -> dict[str, Any]:
     previous = plan.previous.get(source.name)
     whole = [share for share in shares if share is not None]
     if previous is None or len(whole) < len(shares):

@@ -19,7 +19,7 @@ import faiss
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.vectors import Batch, read_block
+from pipelines.common.vectors import QueryBatch, read_block
 from pipelines.mining.aliases import read_aliases
 from pipelines.mining.audit import (
     Audit,
@@ -27,12 +27,12 @@ from pipelines.mining.audit import (
     audit_block,
     merge_audits,
     overlaps,
-    release,
+    release_memory,
     stack,
     weakest_positives,
 )
-from pipelines.mining.candidates import Chunks, has_margin, read_chunk, rows_of_table, select, write_chunks
-from pipelines.mining.plan import REMEDY, MinePlan, Place, Task
+from pipelines.mining.candidates import Chunks, has_margin, read_chunk, rows_of_table, select_negatives, write_chunks
+from pipelines.mining.plan import REMEDY, MinePlan, SourceShard, Task
 from pipelines.mining.records import read_record, write_record
 from schemas.errors import TableError
 from schemas.layout import shard_name
@@ -42,24 +42,25 @@ from schemas.shard_files.parquet import writing_shard
 from schemas.sizes import with_room
 from schemas.storage import join
 from schemas.table import rechunk
-from search.block import Block, set_up
+from search.block import Block, configure_faiss
 from search.candidates import EMPTY, merge
-from search.exclusions import Exclusions, Parts, positive_scores, start_search
-from search.index import SearchParams, apply, build, read_index, tune, write_index
+from search.exclusions import Exclusions, Subbatches, positive_scores, start_search
+from search.index import SearchParams, build, read_index, set_params, tune, write_index
 from search.nearest import CPU, find_device
 
 _TUNING_QUERIES = 512
-_PART = 512  # queries that a thread searches at a time: enough queries that many use the same inverted lists
+_SUBBATCH = 512  # queries that a thread searches at a time: enough queries that many use the same inverted lists
 INDEX, SEARCH, MERGE = "index vectors", "search", "merge"  # steps
 DROPS = (
     *("positives_dropped", "filtered_dropped", "same_text_dropped", "skipped_top", "beyond_window"),
     *("above_margin", "above_max_score", "below_min_score", "not_drawn"),
 )
 # Runners may give a worker process several threads; the planned memory suffices for one work item at a time.
-_ONE_ITEM = threading.Lock()
+_TASK_LOCK = threading.Lock()
 T = TypeVar("T")
-Held = tuple[np.ndarray, Exclusions]  # queries of a batch's audited rows, and the labels to drop
-Rows = tuple[pa.Array, list[np.ndarray], np.ndarray]  # query ids [B], keys [B, F] by label range, weakest positive [B]
+AuditedQueries = tuple[np.ndarray, Exclusions]  # queries of a batch's audited rows, and the labels to drop
+# Query ids [B], keys [B, F] by label range, weakest positive [B].
+CandidateRows = tuple[pa.Array, list[np.ndarray], np.ndarray]
 
 
 class LoadedBlock(NamedTuple):
@@ -68,7 +69,7 @@ class LoadedBlock(NamedTuple):
     number: int
     block: Block
     params: SearchParams
-    parts: Parts = Parts()
+    subbatches: Subbatches = Subbatches()
 
 
 class WrittenShard(NamedTuple):
@@ -96,28 +97,28 @@ class GroupCandidates:
     profile: Profile = field(compare=False)
 
 
-def search_group(task: Task, plan: MinePlan) -> Iterator[tuple[Place, GroupCandidates]]:
+def search_group(task: Task, plan: MinePlan) -> Iterator[tuple[SourceShard, GroupCandidates]]:
     """Build or read the indexes of a group, and search all shards of the task; yield ((source, shard), candidates).
 
     If there is only one group, this step finishes the shards and yields nothing. Raises TableError, InputError,
     StorageError.
     """
-    group, keep, places = task
-    with _ONE_ITEM:
+    group, keep, source_shards = task
+    with _TASK_LOCK:
         profile = Profile()
         blocks = [load_block(plan, number, profile, keep) for number in range(*plan.groups[group])]
-        for place, offer in search_shards(plan, group, blocks, places, profile):
-            if plan.sole:
-                _finish(plan, place, [offer])
+        for source_shard, offer in search_shards(plan, group, blocks, source_shards, profile):
+            if plan.has_one_group:
+                _finish(plan, source_shard, [offer])
             else:
-                yield place, offer
+                yield source_shard, offer
         del blocks
-        release()
+        release_memory()
 
 
-def merge_shard(element: tuple[Place, Iterable[GroupCandidates]], plan: MinePlan) -> None:
+def merge_shard(element: tuple[SourceShard, Iterable[GroupCandidates]], plan: MinePlan) -> None:
     """Write a shard of a table and its record from ((source, shard), candidates of each group)."""
-    with _ONE_ITEM:
+    with _TASK_LOCK:
         _finish(plan, *element)
 
 
@@ -127,7 +128,7 @@ def load_block(plan: MinePlan, number: int, profile: Profile, keep: bool = False
     Raises TableError, InputError, StorageError.
     """
     plan.meter.start(INDEX)
-    set_up(plan.options.threads)
+    configure_faiss(plan.options.threads)
     start, stop = plan.bounds[number]
     inputs = plan.inputs
     with profile.stage("read vectors"):
@@ -140,9 +141,9 @@ def load_block(plan: MinePlan, number: int, profile: Profile, keep: bool = False
         block = replace(exact, index=build(plan.factory, vectors, plan.options.seed))
     with profile.stage("tune"):
         tuned = _tune(plan, block)
-    if plan.by_cost and not plan.factory.pays(len(vectors), plan.fetch, tuned.nprobe, plan.dimension):
+    if plan.by_cost and not plan.factory.saves_time(len(vectors), plan.fetch, tuned.nprobe, plan.dimension):
         block, tuned = block.exact, SearchParams()
-    apply(block.index, tuned)
+    set_params(block.index, tuned)
     plan.meter.count(INDEX, stop - start)
     loaded = LoadedBlock(number, block, tuned)
     if keep:
@@ -155,9 +156,9 @@ def keep_block(plan: MinePlan, loaded: LoadedBlock) -> None:
     """Write the block's index, permanently or for later passes, and its record. Raises RoomError, StorageError."""
     name, size = shard_name(loaded.number, len(plan.bounds), "faiss"), plan.index_bytes(flat=True) // len(plan.bounds)
     exact = loaded.block.index is None
-    with with_room(plan.indexes, "an index", size, REMEDY):
-        entry = None if exact and not plan.index_url else write_index(plan.indexes, name, loaded.block)
-    write_record(plan.note(loaded.number), entry, {"exact": exact, "params": asdict(loaded.params)})
+    with with_room(plan.indexes_root, "an index", size, REMEDY):
+        entry = None if exact and not plan.index_url else write_index(plan.indexes_root, name, loaded.block)
+    write_record(plan.index_record_url(loaded.number), entry, {"exact": exact, "params": asdict(loaded.params)})
 
 
 def _find_kept(plan: MinePlan, number: int, exact: Block, profile: Profile) -> LoadedBlock | None:
@@ -165,44 +166,44 @@ def _find_kept(plan: MinePlan, number: int, exact: Block, profile: Profile) -> L
     if plan.factory.exact:
         return None
     with contextlib.suppress(FileNotFoundError, TableError), profile.stage("read index"):
-        note = read_record(plan.note(number))
+        note = read_record(plan.index_record_url(number))
         params = SearchParams(**note.facts["params"])
-        index = None if note.facts["exact"] or note.entry is None else read_index(plan.indexes, note.entry)
-        apply(index, params)
+        index = None if note.facts["exact"] or note.entry is None else read_index(plan.indexes_root, note.entry)
+        set_params(index, params)
         return LoadedBlock(number, replace(exact, index=index), params)
     return None
 
 
 def search_shards(
-    plan: MinePlan, group: int, blocks: Sequence[LoadedBlock], places: Iterable[Place], profile: Profile
-) -> Iterator[tuple[Place, GroupCandidates]]:
+    plan: MinePlan, group: int, blocks: Sequence[LoadedBlock], source_shards: Iterable[SourceShard], profile: Profile
+) -> Iterator[tuple[SourceShard, GroupCandidates]]:
     """Search all rows of each (source, shard) in the blocks; write candidates, or a table if there is only one group.
 
-    Each thread searches its own part of a batch, so the work before and after Faiss also uses all processors, and no
-    thread waits for another thread. The parts in progress add up to at most one batch. A GPU searches a whole batch.
+    Each thread searches its own sub-batch, so the work before and after Faiss also uses all processors, and no thread
+    waits for another thread. The sub-batches in progress add up to at most one batch. A GPU searches a whole batch.
     Raises TableError, StorageError.
     """
     with contextlib.ExitStack() as held:
         threads = faiss.omp_get_max_threads()
-        pool = held.enter_context(ThreadPoolExecutor(threads, "extremis-search", set_up, (1,)))
-        parts = Parts(pool.map, max(1, min(_PART, plan.batch // threads)))
+        pool = held.enter_context(ThreadPoolExecutor(threads, "extremis-search", configure_faiss, (1,)))
+        subbatches = Subbatches(pool.map, max(1, min(_SUBBATCH, plan.batch // threads)))
         blocks = [
-            each._replace(parts=parts) if each.block.index is not None or each.block.device == CPU else each
+            each._replace(subbatches=subbatches) if each.block.index is not None or each.block.device == CPU else each
             for each in blocks
         ]
         profiles = itertools.chain([profile], iter(Profile, None))
         searches = (
-            (place, _search_shard(plan, group, blocks, place, spent))
-            for place, spent in zip(places, profiles, strict=False)
+            (source_shard, _search_shard(plan, group, blocks, source_shard, spent))
+            for source_shard, spent in zip(source_shards, profiles, strict=False)
         )
         # The exact search of a shard's audited rows runs during the search of the next shard.
-        for place, wait in _one_ahead(searches):
-            yield place, wait()
+        for source_shard, wait in _look_ahead(searches):
+            yield source_shard, wait()
 
 
-def _finish(plan: MinePlan, place: Place, candidates: Iterable[GroupCandidates]) -> None:
+def _finish(plan: MinePlan, source_shard: SourceShard, candidates: Iterable[GroupCandidates]) -> None:
     """Write a shard of the table with the best candidates of all groups for every row, and the shard's record."""
-    source, shard = plan.sources[place[0]], place[1]
+    source, shard = plan.sources[source_shard[0]], source_shard[1]
     groups = sorted(candidates, key=lambda offer: offer.group)
     profile = reduce(Profile.add, (offer.profile for offer in groups), Profile())
     counts: Counter[str] = Counter()
@@ -213,18 +214,18 @@ def _finish(plan: MinePlan, place: Place, candidates: Iterable[GroupCandidates])
         if isinstance(written, Chunks):
             ids = rechunk(source.queries.batches_of(shard, [source.queries.id_column]), plan.batch)
             chunks = (
-                (some.column(0).combine_chunks(), *_merge_chunk(plan, place, groups, number))
+                (some.column(0).combine_chunks(), *_merge_chunk(plan, source_shard, groups, number))
                 for number, some in enumerate(ids)
             )
-            written = _write_shard(plan, place, chunks, counts)
-    rows, previous = _sampled_rows(plan, place), plan.previous.get(source.name)
+            written = _write_shard(plan, source_shard, chunks, counts)
+    rows, previous = _sampled_rows(plan, source_shard), plan.previous.get(source.name)
     shares = None if previous is None else overlaps(previous, shard, rows, written.sampled)
     counters = {"rows": written.entry.rows, "padded_rows": written.padded, **funnel(counts)}
     tuned = {block: asdict(params) for offer in groups for block, params in offer.params.items()}
     audit = _exact_rows(plan, groups, written.ids)
     facts = {"counters": counters, "params": tuned, "profile": asdict(profile)}
     arrays = {"sampled": written.sampled, **audit._asdict()} | ({} if shares is None else {"overlaps": shares})
-    write_record(join(plan.finished, plan.record(place)), written.entry, facts, **arrays)
+    write_record(join(plan.finished_root, plan.record_path(source_shard)), written.entry, facts, **arrays)
 
 
 def funnel(counts: Counter[str]) -> dict[str, int]:
@@ -241,23 +242,25 @@ def _tune(plan: MinePlan, block: Block) -> SearchParams:
     level = fixed.nprobe if plan.factory.lists else fixed.ef_search
     if level is not None and (fixed.refine or not lossy):
         return fixed
-    queries = plan.inputs.sources[0].some_queries(_TUNING_QUERIES, plan.options.seed, plan.dimension)[:_TUNING_QUERIES]
+    queries = plan.inputs.sources[0].sample_queries(_TUNING_QUERIES, plan.options.seed, plan.dimension)
+    queries = queries[:_TUNING_QUERIES]
     return tune(block, fixed, lossy, queries, plan.fetch, plan.options.target_recall)
 
 
 def _search_shard(
-    plan: MinePlan, group: int, blocks: Sequence[LoadedBlock], place: Place, profile: Profile
+    plan: MinePlan, group: int, blocks: Sequence[LoadedBlock], source_shard: SourceShard, profile: Profile
 ) -> Callable[[], GroupCandidates]:
-    """Search the shard `place`; the returned function waits for the audit and returns the candidates."""
+    """Search one shard; the returned function waits for the audit and returns the candidates."""
     counts: Counter[str] = Counter()
-    held: list[Held] = []
-    rows = _search_batches(plan, blocks, place, counts, held)
+    held: list[AuditedQueries] = []
+    rows = _search_batches(plan, blocks, source_shard, counts, held)
     content: Chunks | WrittenShard
     with profile.stage("search"):
-        if plan.sole:
-            content = _write_shard(plan, place, rows, counts)
+        if plan.has_one_group:
+            content = _write_shard(plan, source_shard, rows, counts)
         else:
-            url, size = plan.candidates(place, group), int(plan.rows([place]) * plan.candidate_bytes(group))
+            url = plan.candidates_url(source_shard, group)
+            size = int(plan.rows([source_shard]) * plan.candidate_bytes(group))
             packed = ((np.stack(keys), weakest if has_margin(plan.options) else None) for _, keys, weakest in rows)
             with with_room(url, "candidates", size, REMEDY):
                 content = write_chunks(url, blocks[0].block.start, packed)
@@ -268,7 +271,7 @@ def _search_shard(
     some_rows = np.split(np.arange(len(queries)), range(plan.batch, len(queries), plan.batch))
 
     def audit(each: LoadedBlock) -> Iterator[Audit]:
-        return each.parts.run(
+        return each.subbatches.run(
             lambda some: audit_block(each.block, queries[some], exclusions.take(some), plan.fetch), some_rows
         )
 
@@ -287,18 +290,22 @@ def _search_shard(
 
 
 def _search_batches(
-    plan: MinePlan, blocks: Sequence[LoadedBlock], place: Place, counts: Counter[str], held: list[Held]
-) -> Iterator[Rows]:
+    plan: MinePlan,
+    blocks: Sequence[LoadedBlock],
+    source_shard: SourceShard,
+    counts: Counter[str],
+    held: list[AuditedQueries],
+) -> Iterator[CandidateRows]:
     """Search a shard, reading its batches once for all blocks; append the queries of audited rows to `held`."""
     plan.meter.start(SEARCH)
-    audited = _sampled_rows(plan, place)
+    audited = _sampled_rows(plan, source_shard)
     searches = (
-        (batch, each, start_search(each.block, *batch[2:], plan.fetch, counts, each.params.factor, each.parts))
-        for batch in _batches(plan, place)
+        (batch, each, start_search(each.block, *batch[2:], plan.fetch, counts, each.params.factor, each.subbatches))
+        for batch in _batches(plan, source_shard)
         for each in blocks
     )
     ranges: dict[int, np.ndarray] = {}
-    for batch, each, wait in _one_ahead(searches):
+    for batch, each, wait in _look_ahead(searches):
         if each is blocks[0]:
             ranges, weakest = {}, np.full(len(batch.queries), np.inf, np.float32)
         _merge_range(ranges, plan.range_of[each.number], wait(), plan.fetch)
@@ -311,9 +318,9 @@ def _search_batches(
             held.append((batch.queries[rows], batch.exclusions.take(rows)))
 
 
-def _batches(plan: MinePlan, place: Place) -> Iterator[Batch]:
+def _batches(plan: MinePlan, source_shard: SourceShard) -> Iterator[QueryBatch]:
     """Read a shard in batches with the labels to exclude, including labels that share their text with a positive."""
-    for batch in plan.sources[place[0]].batches(place[1], plan.batch, plan.dimension):
+    for batch in plan.sources[source_shard[0]].batches(source_shard[1], plan.batch, plan.dimension):
         aliases = read_aliases(plan.alias_url) if plan.aliases else None
         yield batch._replace(exclusions=aliases.add_to(batch.exclusions)) if aliases else batch
 
@@ -323,7 +330,7 @@ def _merge_range(ranges: dict[int, np.ndarray], of: int, keys: np.ndarray, fetch
     ranges[of] = merge([ranges[of], keys], fetch) if of in ranges else keys
 
 
-def _one_ahead(items: Iterable[T]) -> Iterator[T]:
+def _look_ahead(items: Iterable[T]) -> Iterator[T]:
     """Yield items in order, each only after the next item is read, so that the next search is already running."""
     held: deque[T] = deque()
     for item in items:
@@ -333,19 +340,21 @@ def _one_ahead(items: Iterable[T]) -> Iterator[T]:
     yield from held
 
 
-def _write_shard(plan: MinePlan, place: Place, batches: Iterable[Rows], counts: Counter[str]) -> WrittenShard:
+def _write_shard(
+    plan: MinePlan, source_shard: SourceShard, batches: Iterable[CandidateRows], counts: Counter[str]
+) -> WrittenShard:
     """Write a shard of the table."""
     plan.meter.start(MERGE)
-    source, shard = plan.sources[place[0]], place[1]
-    audited, sampled = _sampled_rows(plan, place), [np.empty((0, plan.columns), np.uint64)]
+    source, shard = plan.sources[source_shard[0]], source_shard[1]
+    audited, sampled = _sampled_rows(plan, source_shard), [np.empty((0, plan.columns), np.uint64)]
     sampled_ids = [np.empty(0, np.int64)]
     padded = first = 0
     shards, group = len(source.queries.shards), source.queries.manifest.group_rows(shard)
-    url, size = plan.written(source), plan.table_bytes(source.queries.shards[shard].rows)
+    url, size = plan.staged_table_url(source), plan.table_bytes(source.queries.shards[shard].rows)
     with with_room(url, "tables", size, REMEDY), writing_shard(url, shard, shards, plan.schema, group) as out:
         for ids, ranges, weakest in batches:
             numbers = ids.to_numpy()
-            keys = select(numbers, ranges, weakest, plan.options, plan.width, counts)
+            keys = select_negatives(numbers, ranges, weakest, plan.options, plan.width, counts)
             padded += int((keys == EMPTY).any(axis=1).sum())
             out.write(rows_of_table(ids, keys, plan.schema))
             rows = _within(audited, first, len(keys))
@@ -358,7 +367,7 @@ def _write_shard(plan: MinePlan, place: Place, batches: Iterable[Rows], counts: 
 
 
 def _merge_chunk(
-    plan: MinePlan, place: Place, groups: list[GroupCandidates], number: int
+    plan: MinePlan, source_shard: SourceShard, groups: list[GroupCandidates], number: int
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """Return, for one chunk, the keys [B, F] of each label range and the lowest positive scores [B].
 
@@ -370,7 +379,7 @@ def _merge_chunk(
         assert isinstance(offer.content, Chunks)
         first, stop = plan.groups[offer.group]
         start = plan.bounds[first][0]
-        keys, lowest = read_chunk(plan.candidates(place, offer.group), offer.content, number, start)
+        keys, lowest = read_chunk(plan.candidates_url(source_shard, offer.group), offer.content, number, start)
         for of, some in zip(dict.fromkeys(plan.range_of[first:stop]), keys, strict=True):
             _merge_range(ranges, of, some, plan.fetch)
         if lowest is not None:
@@ -386,14 +395,16 @@ def _exact_rows(plan: MinePlan, groups: list[GroupCandidates], ids: np.ndarray) 
     ]
     whole = merge_audits(by_range, plan.fetch)
     weakest = weakest_positives(len(ids), whole)
-    return whole._replace(exact=select(ids, [audit.exact for audit in by_range], weakest, plan.options, plan.width))
+    return whole._replace(
+        exact=select_negatives(ids, [audit.exact for audit in by_range], weakest, plan.options, plan.width)
+    )
 
 
-def _sampled_rows(plan: MinePlan, place: Place) -> np.ndarray:
+def _sampled_rows(plan: MinePlan, source_shard: SourceShard) -> np.ndarray:
     """Return the audited rows of a shard, numbered from the shard's first row."""
-    source, shard = plan.sources[place[0]], place[1]
+    source, shard = plan.sources[source_shard[0]], source_shard[1]
     first = sum(entry.rows for entry in source.queries.shards[:shard])
-    rows = sample_rows(source.queries.rows, plan.audited(source), plan.options.seed)
+    rows = sample_rows(source.queries.rows, plan.audit_size(source), plan.options.seed)
     return _within(rows, first, source.queries.shards[shard].rows)
 
 

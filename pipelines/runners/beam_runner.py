@@ -19,11 +19,11 @@ from apache_beam.runners.runner import create_runner
 from apache_beam.transforms.window import GlobalWindows
 
 from pipelines.common.flow import MAIN, Elements, Flow, Output, Tagged, Work
-from pipelines.common.progress import Count, Progress, also_tell, sum_counts
+from pipelines.common.progress import Count, Progress, add_listener, sum_counts
 from pipelines.runners import engine_errors
 from pipelines.runners.check import Question, answer
 from pipelines.runners.engine import Engine
-from pipelines.runners.local import Runner, quiet
+from pipelines.runners.local import Runner, silence_loggers
 from schemas.errors import ExtremisError, InputError
 
 _NAMESPACE = "extremis"  # namespace of metrics
@@ -52,7 +52,7 @@ class BeamRunner(Runner):
             raise InputError(
                 f"cannot use the Beam runner {name!r}: {error}. Leave --runner out to run in this process."
             ) from None
-        refuse_unknown(tuple(flags))
+        refuse_unknown_options(tuple(flags))
         self._counts: dict[str, Count] = {}  # counts of all flows so far
         self.shuffles = type(self._runner).__name__ in _SHUFFLING
         self.far = True
@@ -86,7 +86,7 @@ class BeamRunner(Runner):
         name = engine.name_job() if engine is not None else ""
         pipeline = self.pipeline()
         translate(flow, pipeline, engine.question if engine is not None else None)
-        with quiet(_LOGGERS) if engine is not None else contextlib.nullcontext():
+        with silence_loggers(_LOGGERS) if engine is not None else contextlib.nullcontext():
             try:
                 if engine is not None:
                     metrics = engine.run(pipeline, name)
@@ -97,7 +97,7 @@ class BeamRunner(Runner):
                 self._counts = sum_counts([self._counts, counts_of(metrics)])
                 return self._counts
             except Exception as error:
-                cause = unwrap(error)
+                cause = find_worker_error(error)
                 if cause is not None:
                     raise cause from None
                 raise engine_errors.failure(str(error), service=engine is None) from error
@@ -123,8 +123,11 @@ def translate(flow: Flow, pipeline: beam.Pipeline, question: Question | None = N
             continue
         sides = {place: AsDict(read(outputs, f"{label}: {place}")) for place, outputs in stage.sides.items()}
         arguments = [sides.get(place, argument) for place, argument in enumerate(stage.work.arguments)]
-        work, kind = (stage.work, _Over) if stage.work.way == "over" else (replace(stage.work, arguments=()), _Each)
-        step = beam.ParDo(kind(work, question), *arguments)
+        if stage.work.kind == "map_partitions":
+            do: _Step = _PartitionStep(stage.work, question)
+        else:
+            do = _ElementStep(replace(stage.work, arguments=()), question)
+        step = beam.ParDo(do, *arguments)
         outputs = inputs | label >> step.with_outputs(*(tag for tag in stage.tags if tag != MAIN), main=MAIN)
         made |= {Output(number, tag): outputs[tag] for tag in stage.tags}
 
@@ -141,7 +144,7 @@ class _Step(beam.DoFn):
             answer(self._question)
 
 
-class _Each(_Step):
+class _ElementStep(_Step):
     """Step that processes one element at a time, with arguments from Beam."""
 
     def process(self, element: Any, *arguments: Any) -> Iterator[Any]:
@@ -149,7 +152,7 @@ class _Each(_Step):
         yield from map(_for_beam, replace(self._work, arguments=arguments)([element]))
 
 
-class _Over(_Step):
+class _PartitionStep(_Step):
     """Step that collects the elements of a bundle, which are small, and processes them at the end of the bundle."""
 
     def start_bundle(self) -> None:
@@ -188,15 +191,15 @@ def counts_of(metrics: MetricResults | None) -> dict[str, Count]:
     return counts
 
 
-@also_tell
-def _tell_beam(step: str, rows: int, size: int, now: float) -> None:
+@add_listener
+def _count_in_beam(step: str, rows: int, size: int, now: float) -> None:
     """Count rows, bytes and times in Beam's metrics. Workers register this function when they load the DoFns above."""
     Metrics.counter(_NAMESPACE, f"{step}.rows").inc(rows)
     Metrics.counter(_NAMESPACE, f"{step}.bytes").inc(size)
     Metrics.distribution(_NAMESPACE, f"{step}.milliseconds").update(round(1000 * now))
 
 
-def unwrap(error: BaseException) -> ExtremisError | None:
+def find_worker_error(error: BaseException) -> ExtremisError | None:
     """Return the ExtremisError that a runner wrapped in `error`, or None.
 
     Runners in this process chain or re-raise the exception. Other runners return the traceback as text.
@@ -218,7 +221,7 @@ def unwrap(error: BaseException) -> ExtremisError | None:
 
 
 @functools.cache
-def refuse_unknown(flags: tuple[str, ...]) -> None:
+def refuse_unknown_options(flags: tuple[str, ...]) -> None:
     """Raise InputError for options that Beam does not know; Beam itself would ignore them with a warning."""
     parser = options._BeamArgumentParser(allow_abbrev=False, exit_on_error=False)
     for kind in _subclasses(options.PipelineOptions):

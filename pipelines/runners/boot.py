@@ -38,7 +38,7 @@ from schemas.processes import end_with_parent, python_command
 
 _PROVISION_SECONDS = 60.0  # timeout for the runner to describe this worker
 _IDLE_SECONDS = 10.0  # time until a warm parent without workers ends
-_LOOK_SECONDS = 0.5  # time between two checks of a warm parent on its workers
+_POLL_SECONDS = 0.5  # time between two checks of a warm parent on its workers
 _IMPORTED = (
     "apache_beam.runners.worker.sdk_worker_main",
     "pipelines.shard",
@@ -260,7 +260,7 @@ def serve_warm(number: int) -> None:
     while True:
         if _reap():
             needed = time.monotonic()
-        if select.select([listener], [], [], _LOOK_SECONDS)[0]:
+        if select.select([listener], [], [], _POLL_SECONDS)[0]:
             connection, _ = listener.accept()
             if os.fork() == 0:
                 listener.close()

@@ -1,4 +1,4 @@
-"""Run flows on Dask, stage by stage, as the local runner does; each piece of a stage is a Dask task.
+"""Run flows on Dask, stage by stage, as the local runner does; each task of a stage is a Dask task.
 
 Of Beam's own Dask runner, only the options are used, because that runner executes only the last step and mixes up
 tagged outputs (docs/decisions/0006).
@@ -18,16 +18,16 @@ from dask.distributed import Client, KilledWorker, LocalCluster, as_completed
 
 from pipelines.common.flow import Flow, Outputs, by_tag
 from pipelines.common.progress import Count
-from pipelines.runners.local import Piece, Runner, carry_out, quiet
+from pipelines.runners.local import Runner, StageTask, run_stages, silence_loggers
 from schemas.errors import ExtremisError, InputError
 from schemas.manifest import code_version
 from schemas.waits import Wait, waiting
 
-PIECES_A_THREAD = 2
+TASKS_PER_THREAD = 2
 _CONNECT_SECONDS = 30
 _DRAIN_SECONDS = 600
-_STOPPED: set[str] = set()  # on a worker: runs whose pieces must stop
-_AT_WORK: Counter[str] = Counter()  # on a worker: number of running pieces, by run
+_STOPPED: set[str] = set()  # on a worker: runs whose tasks must stop
+_RUNNING_TASKS: Counter[str] = Counter()  # on a worker: number of running tasks, by run
 
 
 class DaskRunner(Runner):
@@ -43,32 +43,32 @@ class DaskRunner(Runner):
 
         After an error, no task of the flow is still running. Returns no counts, because the workers report the counts.
         """
-        with quiet(["distributed"]), _connect(self._options) as client:
-            count = self._options.npartitions or PIECES_A_THREAD * sum(client.nthreads().values())
-            carry_out(flow, functools.partial(_compute, client, uuid.uuid4().hex), count)
+        with silence_loggers(["distributed"]), _connect(self._options) as client:
+            count = self._options.npartitions or TASKS_PER_THREAD * sum(client.nthreads().values())
+            run_stages(flow, functools.partial(_compute, client, uuid.uuid4().hex), count)
         return {}
 
 
-def work_on(run: str, piece: Piece) -> Outputs:
-    """Execute a piece of the run with the id `run` on a worker. Raises the errors of the work."""
-    _AT_WORK[run] += 1
+def work_on(run: str, task: StageTask) -> Outputs:
+    """Execute a task of the run with the id `run` on a worker. Raises the errors of the work."""
+    _RUNNING_TASKS[run] += 1
     try:
-        goes_on = itertools.takewhile(lambda _: run not in _STOPPED, piece.elements)
-        return by_tag(piece.work(goes_on), piece.tags)
+        goes_on = itertools.takewhile(lambda _: run not in _STOPPED, task.elements)
+        return by_tag(task.work(goes_on), task.tags)
     finally:
-        _AT_WORK[run] -= 1
+        _RUNNING_TASKS[run] -= 1
 
 
-def _compute(client: Client, run: str, pieces: Sequence[Piece]) -> list[Outputs]:
-    """Execute the pieces of a stage, and return their outputs in order."""
+def _compute(client: Client, run: str, tasks: Sequence[StageTask]) -> list[Outputs]:
+    """Execute the tasks of a stage, and return their outputs in order."""
     # With pure=True, Dask would return the result of an earlier task with the same arguments.
-    futures = client.map(functools.partial(work_on, run), pieces, pure=False)
+    futures = client.map(functools.partial(work_on, run), tasks, pure=False)
     try:
         made = dict(as_completed(futures, with_results=True))
         return [made[future] for future in futures]
     except BaseException as error:
         client.cancel(futures, force=True)
-        # A piece that is still running would write into folders that are cleared or written again.
+        # A task that is still running would write into folders that are cleared or written again.
         for _ in waiting("the Dask workers to finish their tasks", seconds=_DRAIN_SECONDS):
             if not any(client.run(stop, run, on_error="ignore").values()):
                 break
@@ -81,9 +81,9 @@ def _compute(client: Client, run: str, pieces: Sequence[Piece]) -> list[Outputs]
 
 
 def stop(run: str) -> int:
-    """Stop the pieces of `run` on this worker after the current elements; return the number of running pieces."""
+    """Stop the tasks of `run` on this worker after the current elements; return the number of running tasks."""
     _STOPPED.add(run)
-    return _AT_WORK[run]
+    return _RUNNING_TASKS[run]
 
 
 @contextmanager

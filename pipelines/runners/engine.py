@@ -40,14 +40,14 @@ _CONNECT_SECONDS = 5.0
 _SERVER_SECONDS = 120.0  # timeout for our own job server to start listening
 _CANCEL_SECONDS = 10.0
 # Time between checks: of a job, of answers in local storage, of answers in remote storage.
-_LOOK_SECONDS, _LOCAL_SECONDS, _REMOTE_SECONDS = 0.2, 0.5, 5.0
+_POLL_SECONDS, _LOCAL_SECONDS, _REMOTE_SECONDS = 0.2, 0.5, 5.0
 # A stage reuses the worker of the previous stage. The time is shorter than Flink's wait before a retry (1 s), because
 # otherwise each retry would find a dead worker.
 _CACHE_MILLISECONDS = "500"
-_PASSED: set[tuple[str, ...]] = set()  # Beam options for which workers have already answered this process
+_CHECKED_OPTIONS: set[tuple[str, ...]] = set()  # Beam options for which workers have already answered this process
 # A job server ends with this process in every case, because the pipe on its standard input closes.
-_ENDS_WITH_US = 'exec 3<&0; "$@" 3<&- & server=$!; { cat <&3; kill $server; } > /dev/null 2>&1 & wait $server'
-_BINARIES = {
+_SERVER_SCRIPT = 'exec 3<&0; "$@" 3<&- & server=$!; { cat <&3; kill $server; } > /dev/null 2>&1 & wait $server'
+_SERVER_REMEDIES = {
     "FlinkRunner": "Give Beam's jar for your Flink as --flink_job_server_jar=PATH",
     "SparkRunner": "Give Beam's jar for your Spark as --spark_job_server_jar=PATH",
     "PrismRunner": "Build Prism with Go (go install github.com/apache/beam/sdks/v2/go/cmd/prism@v{version}), and give "
@@ -88,8 +88,9 @@ class Engine:
         if not any(flag.startswith("--environment_cache_millis") for flag in flags):
             self._portable.environment_cache_millis = _CACHE_MILLISECONDS
         beam_options.view_as(options.DebugOptions).add_experiment("disable_prism_server_singleton")
-        self._flink, self._theirs = Flink.of(beam_options), self._portable.job_endpoint not in (None, "embed")
-        if self._theirs and type(runner) is PortableRunner:  # the job server knows the address of Flink
+        self._flink = Flink.of(beam_options)
+        self._has_external_server = self._portable.job_endpoint not in (None, "embed")
+        if self._has_external_server and type(runner) is PortableRunner:  # the job server knows the address of Flink
             beam_options.view_as(options.FlinkRunnerOptions).flink_master = "[auto]"
         self._name = beam_options.view_as(options.GoogleCloudOptions).job_name or "extremis"
         self._stack, self._started = contextlib.ExitStack(), False
@@ -105,7 +106,7 @@ class Engine:
         """
         self._say = say
         self.start()
-        if self._flags in _PASSED or not self._seconds:
+        if self._flags in _CHECKED_OPTIONS or not self._seconds:
             return
         if self._flink is not None:
             self._flink.require_slots(max(1, self._options.view_as(options.FlinkRunnerOptions).parallelism))
@@ -147,40 +148,40 @@ class Engine:
         After an error, the job is cancelled. If the job may still be running, the message says so.
         """
         result: PipelineResult | None = None
-        with _ending(), contextlib.ExitStack() as waits:
+        with _exit_on_signals(), contextlib.ExitStack() as waits:
             try:
                 result = pipeline.run()
-                looked = self._look(waits)
+                looked = self._poll_answers(waits)
                 for ended in _states(result):
                     if ended or (self._flink is not None and self._flink.find(name)[1] == "FINISHED"):
                         break
                     next(looked)
-                if self.question is not None and self._flags not in _PASSED:
+                if self.question is not None and self._flags not in _CHECKED_OPTIONS:
                     self.question.summarize(self._say)
-                    _PASSED.add(self._flags)
+                    _CHECKED_OPTIONS.add(self._flags)
                 with contextlib.suppress(Exception):  # any error: a runner without metrics, a lost job server
                     return result.metrics() if ended or self._flink is None else self._flink.metrics(name)
             except BaseException as error:
                 # Beam raises RuntimeError for a failed job; an interrupt may come after a job has begun and before
                 # Beam reports the job.
                 begun = result is not None or not isinstance(error, Exception)
-                remains = self._end(result, name) if begun and not isinstance(error, RuntimeError) else ""
+                remains = self._cancel(result, name) if begun and not isinstance(error, RuntimeError) else ""
                 if isinstance(error, ExtremisError):
                     raise type(error)(f"{error} {remains}".strip()) from None
                 if isinstance(error, grpc.RpcError):
-                    raise self._lost(error, remains) from None
+                    raise self._explain_lost_server(error, remains) from None
                 if remains:
                     self._say(remains)
                 raise
         return None
 
-    def _look(self, waits: contextlib.ExitStack) -> Iterator[None]:
+    def _poll_answers(self, waits: contextlib.ExitStack) -> Iterator[None]:
         """Look for answers at intervals. Raises InputError if a worker reports a problem, or if no worker answers."""
         began = time.monotonic()
         if self.question is None:
             while True:
                 yield
-        answered = self._flags in _PASSED
+        answered = self._flags in _CHECKED_OPTIONS
         if not answered:
             waits.enter_context(Wait("an answer from the workers", seconds=self._seconds))
         pause = _LOCAL_SECONDS if storage.is_local(self.question.folder) else _REMOTE_SECONDS
@@ -192,10 +193,10 @@ class Engine:
                 if answered:
                     waits.close()
                 elif time.monotonic() > began + self._seconds:
-                    raise self._no_worker()
+                    raise self._no_answer_error()
             yield
 
-    def _no_worker(self) -> InputError:
+    def _no_answer_error(self) -> InputError:
         stated = options.PipelineOptions(list(self._flags)).view_as(options.PortableOptions)
         settings = stated.environment_config or ",".join(stated.environment_options or ())
         kind = stated.environment_type or ("LOOPBACK" if self._portable.environment_type == "EXTERNAL" else "DOCKER")
@@ -214,7 +215,7 @@ class Engine:
             "engine has a free slot. --start-timeout sets how long to wait."
         )
 
-    def _lost(self, error: grpc.RpcError, remains: str) -> ExtremisError:
+    def _explain_lost_server(self, error: grpc.RpcError, remains: str) -> ExtremisError:
         where = f"the job server at {self._portable.job_endpoint}"
         code = error.code() if isinstance(error, grpc.Call) else None
         what = str(engine_errors.explain(str(error)))
@@ -224,7 +225,7 @@ class Engine:
             what = f"{where} does not answer. See the server's log, and check that the server can reach the engine."
         return ExtremisError(f"{what} {remains}".strip())
 
-    def _end(self, result: PipelineResult | None, name: str) -> str:
+    def _cancel(self, result: PipelineResult | None, name: str) -> str:
         """Cancel a job. Returns "" if the job has ended, else a message that says where it may still be running."""
 
         def ask() -> None:
@@ -240,7 +241,7 @@ class Engine:
             where = f"{self._flink.url}/jobs/{self._flink.find(name)[0] or 'ID'}?mode=cancel"
             return f"The job {name} may still be using slots on Flink. End the job with: curl -X PATCH '{where}'."
         thread.join(_CANCEL_SECONDS)
-        if not self._theirs:
+        if not self._has_external_server:
             return ""  # the job ends with its job server
         return (
             f"The job {name} was cancelled on the job server, but may still be using slots on Flink: see Flink's web "
@@ -250,7 +251,7 @@ class Engine:
     def _start_job_server(self) -> None:
         """Start the runner's own job server, which serves all jobs. Raises InputError."""
         name = type(self._runner).__name__
-        remedy = _BINARIES.get(name, "See the runner's documentation").format(version=beam.version.__version__)
+        remedy = _SERVER_REMEDIES.get(name, "See the runner's documentation").format(version=beam.version.__version__)
         (port,) = pick_port(None)
         own = self._options.view_as(options.JobServerOptions)
         own.job_port = own.job_port or port
@@ -271,14 +272,14 @@ class Engine:
         log = Path(folder) / "job-server.log"
         with log.open("w") as out:
             process = subprocess.Popen(
-                ["/bin/sh", "-c", _ENDS_WITH_US, "sh", *map(str, command)],
+                ["/bin/sh", "-c", _SERVER_SCRIPT, "sh", *map(str, command)],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=out,
                 start_new_session=True,  # Ctrl-C must reach only this process, which cancels its job first
             )
         self._stack.callback(_stop, process)
-        for _ in waiting("the job server to start", seconds=_SERVER_SECONDS, every=_LOOK_SECONDS):
+        for _ in waiting("the job server to start", seconds=_SERVER_SECONDS, every=_POLL_SECONDS):
             if process.poll() is not None:
                 break
             with contextlib.suppress(OSError), _connect(endpoint):
@@ -301,7 +302,7 @@ def _states(result: PipelineResult) -> Iterator[bool]:
     threading.Thread(target=wait, name="wait_until_finish", daemon=True).start()
     while True:
         with contextlib.suppress(futures.TimeoutError):
-            ended.exception(_LOOK_SECONDS)
+            ended.exception(_POLL_SECONDS)
         if ended.done():
             ended.result()
         yield ended.done()
@@ -348,7 +349,7 @@ def _connect(endpoint: str) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _ending() -> Iterator[None]:
+def _exit_on_signals() -> Iterator[None]:
     """Make SIGTERM and SIGHUP end the block as Ctrl-C does. Otherwise, a job would outlive its launcher."""
     main = threading.current_thread() is threading.main_thread()
     ends = (signal.SIGTERM, signal.SIGHUP) if main else ()

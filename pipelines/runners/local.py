@@ -14,19 +14,19 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Literal
 
 from pipelines.common.flow import MAIN, Elements, Flow, Output, Outputs, Work, by_tag, group_by_key
-from pipelines.common.progress import Count, Progress, Watch, counted_here, sum_counts
+from pipelines.common.progress import Count, Progress, Watch, process_counts, sum_counts
 from schemas.errors import ExtremisError
 from schemas.processes import end_with_parent, python_command
 from schemas.waits import Wait
 
-_PIECES = 4  # pieces of a stage per worker: a worker that is done takes the next piece
+_TASKS_PER_WORKER = 4  # tasks of a stage per worker: a worker that is done takes the next task
 _STOP_SECONDS = 20.0  # timeout for an idle worker process to end
 
 Mode = Literal["in_memory", "multi_threading", "multi_processing"]
 
 
 @dataclass(frozen=True)
-class Piece:
+class StageTask:
     """Some elements of a stage, and the work to do on these elements."""
 
     work: Work
@@ -69,7 +69,7 @@ class Runner:
 
 
 @contextmanager
-def quiet(names: Sequence[str]) -> Iterator[None]:
+def silence_loggers(names: Sequence[str]) -> Iterator[None]:
     """Silence the tracebacks that runners write to the loggers `names`, because the errors are also raised."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
@@ -89,7 +89,7 @@ class LocalRunner(Runner):
 
     def __init__(self, mode: Mode = "in_memory", workers: int = 1) -> None:
         self._mode, self._workers = mode, 1 if mode == "in_memory" else workers
-        self.alone = mode == "in_memory"  # in this process, one piece of work after the other
+        self.in_process = mode == "in_memory"  # in this process, one task after the other
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         self._started: list[Worker] = []
 
@@ -100,7 +100,7 @@ class LocalRunner(Runner):
     def _run(self, flow: Flow) -> Mapping[str, Count]:
         """Run `flow`. Raises workers' errors, and ExtremisError if a worker died. No work continues after an error."""
         if self._mode == "in_memory":
-            carry_out(flow, lambda pieces: [piece() for piece in pieces], 1)
+            run_stages(flow, lambda tasks: [task() for task in tasks], 1)
         else:
             self._run_beside(flow)
         return sum_counts(worker.counts for worker in self._started)
@@ -110,11 +110,11 @@ class LocalRunner(Runner):
             self._started = [Worker() for _ in range(self._workers)]
             for worker in self._started:
                 self._idle.put(worker)
-        do = self._on_idle_worker if self._started else Piece.__call__
-        count = 1 if self._workers == 1 else _PIECES * self._workers
+        do = self._on_idle_worker if self._started else StageTask.__call__
+        count = 1 if self._workers == 1 else _TASKS_PER_WORKER * self._workers
         pool = ThreadPoolExecutor(self._workers, "extremis-worker")
         try:
-            carry_out(flow, lambda pieces: _results([pool.submit(do, piece) for piece in pieces]), count)
+            run_stages(flow, lambda tasks: _results([pool.submit(do, task) for task in tasks]), count)
         except BaseException:
             for worker in self._started:
                 worker.end(at_once=True)
@@ -122,16 +122,16 @@ class LocalRunner(Runner):
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _on_idle_worker(self, piece: Piece) -> Outputs:
+    def _on_idle_worker(self, task: StageTask) -> Outputs:
         worker = self._idle.get()
         try:
-            return worker.do(piece)
+            return worker.do(task)
         finally:
             self._idle.put(worker)
 
 
 def _results(futures: Sequence[Future[Outputs]]) -> list[Outputs]:
-    """Return the results in order. Raises the first error as soon as a piece fails."""
+    """Return the results in order. Raises the first error as soon as a task fails."""
     ended: queue.SimpleQueue[Future[Outputs]] = queue.SimpleQueue()
     for future in futures:
         future.add_done_callback(ended.put)
@@ -140,8 +140,8 @@ def _results(futures: Sequence[Future[Outputs]]) -> list[Outputs]:
     return [future.result() for future in futures]
 
 
-def carry_out(flow: Flow, do: Callable[[list[Piece]], list[Outputs]], count: int) -> None:
-    """Run the stages of `flow` in order, each in at most `count` pieces; release outputs that no later stage reads."""
+def run_stages(flow: Flow, do: Callable[[list[StageTask]], list[Outputs]], count: int) -> None:
+    """Run the stages of `flow` in order, each in at most `count` tasks; release outputs that no later stage reads."""
     last = {output: number for number, stage in enumerate(flow.stages) for output in stage.inputs}
     held: dict[Output, Elements] = {}
     for number, stage in enumerate(flow.stages):
@@ -155,21 +155,21 @@ def carry_out(flow: Flow, do: Callable[[list[Piece]], list[Outputs]], count: int
                 place: dict(pair for output in outputs for pair in held[output])
                 for place, outputs in stage.sides.items()
             }
-            pieces = [Piece(stage.with_sides(sides), some, stage.tags) for some in _cut(elements, count)]
-            done = do(pieces)
+            tasks = [StageTask(stage.with_sides(sides), some, stage.tags) for some in _split_evenly(elements, count)]
+            done = do(tasks)
             made = {tag: [element for each in done for element in each[tag]] for tag in stage.tags}
         held |= {Output(number, tag): some for tag, some in made.items()}
         held = {output: some for output, some in held.items() if last.get(output, -1) > number}
 
 
-def _cut(elements: Elements, most: int) -> list[Elements]:
-    """Split elements into at most `most` pieces, in order."""
+def _split_evenly(elements: Elements, most: int) -> list[Elements]:
+    """Split elements into at most `most` lists of about equal size, in order."""
     count = min(len(elements), most)
     return [elements[len(elements) * n // count : len(elements) * (n + 1) // count] for n in range(count)]
 
 
 class Worker:
-    """Worker process that does one piece of work at a time."""
+    """Worker process that does one task at a time."""
 
     def __init__(self) -> None:
         self._pipe, theirs = Pipe()
@@ -179,10 +179,10 @@ class Worker:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
         self.counts: dict[str, Count] = {}  # counts of steps since the start of the process
 
-    def do(self, piece: Piece) -> Outputs:
-        """Do `piece` in the process. Raises the errors of the work, and ExtremisError if the process ends."""
+    def do(self, task: StageTask) -> Outputs:
+        """Do `task` in the process. Raises the errors of the work, and ExtremisError if the process ends."""
         try:
-            self._pipe.send(piece)
+            self._pipe.send(task)
             outputs, error, self.counts = self._pipe.recv()
         except (EOFError, OSError):
             raise ExtremisError(
@@ -208,7 +208,7 @@ class Worker:
 
 
 def serve(place: int) -> None:
-    """Do the pieces that arrive on the pipe with the file descriptor `place`, until the pipe closes.
+    """Do the tasks that arrive on the pipe with the file descriptor `place`, until the pipe closes.
 
     Each answer contains the outputs, an error or None, and the counts so far. The process ends when its parent ends.
     """
@@ -217,16 +217,16 @@ def serve(place: int) -> None:
     pipe = Connection(place)
     while True:
         try:
-            piece: Piece = pipe.recv()
+            task: StageTask = pipe.recv()
         except EOFError:
             return
         outputs: Outputs = {}
         error: BaseException | None = None
         try:
-            outputs = piece()
+            outputs = task()
         except Exception as raised:
             error = _portable(raised)
-        pipe.send((outputs, error, counted_here()))
+        pipe.send((outputs, error, process_counts()))
 
 
 def _portable(error: Exception) -> Exception:

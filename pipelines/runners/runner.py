@@ -17,9 +17,9 @@ RUNNERS = {
     "DaskRunner": ("pipelines.runners.dask_runner", "dask"),
 }
 # Names of Beam's own local runners; the local runner accepts their options.
-_LOCAL = ("", "DirectRunner", "SwitchingDirectRunner", "FnApiRunner")
+_LOCAL_RUNNERS = ("", "DirectRunner", "SwitchingDirectRunner", "FnApiRunner")
 # Beam's runners that write the same bytes as the local runner.
-_ELSEWHERE = ("PortableRunner", "FlinkRunner", "SparkRunner", "PrismRunner", "DataflowRunner")
+_BEAM_RUNNERS = ("PortableRunner", "FlinkRunner", "SparkRunner", "PrismRunner", "DataflowRunner")
 
 
 def choose_runner(beam_options: Sequence[str] = (), urls: Sequence[str] = ()) -> Runner:
@@ -28,10 +28,10 @@ def choose_runner(beam_options: Sequence[str] = (), urls: Sequence[str] = ()) ->
     By default, the local runner uses one worker process per core if the files at `urls` are large and workers can read
     these files (memory:// exists only in this process). Raises InputError for an unknown runner or option.
     """
-    name, mode, workers = _parsed(tuple(beam_options))
+    name, mode, workers = _parse_options(tuple(beam_options))
     if name in RUNNERS:
-        return _imported(name)(beam_options)
-    if name not in _LOCAL:
+        return _import_runner(name)(beam_options)
+    if name not in _LOCAL_RUNNERS:
         from pipelines.runners.beam_runner import BeamRunner
 
         return BeamRunner(beam_options)
@@ -45,7 +45,7 @@ def choose_runner(beam_options: Sequence[str] = (), urls: Sequence[str] = ()) ->
 
 def is_local(beam_options: Sequence[str]) -> bool:
     """Return whether workers run on this machine, in this process's working directory."""
-    return _parsed(tuple(beam_options))[0] in _LOCAL
+    return _parse_options(tuple(beam_options))[0] in _LOCAL_RUNNERS
 
 
 def for_workers(beam_options: Sequence[str], url: str) -> str:
@@ -59,27 +59,27 @@ def absolute_path(url: str) -> str:
 
 
 @functools.cache
-def _parsed(flags: tuple[str, ...]) -> tuple[str, Mode, int]:
+def _parse_options(flags: tuple[str, ...]) -> tuple[str, Mode, int]:
     """Return the runner's name, and a local runner's mode and number of workers. Raises InputError for a bad option."""
     if not flags:  # do not import Beam: the import takes as long as much of the work
         return "", "in_memory", 1
     from apache_beam.options import pipeline_options as options
 
-    from pipelines.runners.beam_runner import refuse_unknown
+    from pipelines.runners.beam_runner import refuse_unknown_options
 
-    name = _known(options.PipelineOptions(list(flags)).view_as(options.StandardOptions).runner or "")
+    name = _full_name(options.PipelineOptions(list(flags)).view_as(options.StandardOptions).runner or "")
     if name in RUNNERS:
-        _imported(name)  # the import declares the runner's options
-    elif name not in _LOCAL:
+        _import_runner(name)  # the import declares the runner's options
+    elif name not in _LOCAL_RUNNERS:
         return name, "in_memory", 1
-    refuse_unknown(flags)
+    refuse_unknown_options(flags)
     direct = options.PipelineOptions(list(flags)).view_as(options.DirectOptions)
     return name, direct.direct_running_mode, int(direct.direct_num_workers)
 
 
-def _known(name: str) -> str:
+def _full_name(name: str) -> str:
     """Return the full name of a runner; `name` may be short, such as flink. Raises InputError for an unknown runner."""
-    known = (*_LOCAL, *RUNNERS, *_ELSEWHERE)
+    known = (*_LOCAL_RUNNERS, *RUNNERS, *_BEAM_RUNNERS)
     short = name.rpartition(".")[2].lower().removesuffix("runner")
     for each in known:
         if each.lower().removesuffix("runner") == short:
@@ -90,7 +90,7 @@ def _known(name: str) -> str:
     )
 
 
-def _imported(name: str) -> Callable[[Sequence[str]], Runner]:
+def _import_runner(name: str) -> Callable[[Sequence[str]], Runner]:
     """Import the class of the runner `name` in RUNNERS. Raises MissingExtra."""
     module, extra = RUNNERS[name]
     try:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.common.exchange import Files, Packet, gather, receive, send_together, split_by
+from pipelines.common.exchange import FileExchange, Packet, gather, receive, send_together, split_by
 from pipelines.common.flow import group_by_key
 from pipelines.common.summary import Summary, describe
 from pipelines.formats.base import LABELS, Inputs, Reason
-from pipelines.sharding.plans import LabelsPlan, QueriesPlan, name_of, tokenizer_url
+from pipelines.sharding.plans import LabelsPlan, QueriesPlan, say_table, tokenizer_url
 from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
 from schemas import arrow, storage
 from schemas import manifest as manifests
@@ -18,7 +18,7 @@ from schemas.errors import InputError, StorageError, TableError
 from schemas.layout import MANIFEST, DataLayout
 from schemas.manifest import Manifest
 from schemas.owners.build import Build
-from schemas.owners.claim import LostError
+from schemas.owners.claim import ClaimLostError
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files import parquet
 from schemas.storage import join
@@ -57,15 +57,15 @@ def clear(data: str) -> None:
         storage.remove(join(data, name), recursive=True)
 
 
-def place(build: Build, manifest: Manifest) -> Manifest:
-    """Move an attempt's data set to DATA: tables first, DATA's `manifest` last. Raises LostError, StorageError."""
+def move_to_data(build: Build, manifest: Manifest) -> Manifest:
+    """Move an attempt's data set to DATA: tables first, DATA's `manifest` last. Raises ClaimLostError, StorageError."""
     tables = {name: Table.open(join(build.url, name)) for name in manifest.parents}
     try:
         files = [f"{name}/{file}" for name, table in tables.items() for file in table.manifest.files]
         build.put(list(dict.fromkeys(files)))
         return build.publish(manifest, [f"{name}/{MANIFEST}" for name in tables])
     except BaseException:
-        with contextlib.suppress(LostError, StorageError):  # the first error is the cause
+        with contextlib.suppress(ClaimLostError, StorageError):  # the first error is the cause
             build.claim.require()
             clear(build.out)
         raise
@@ -97,7 +97,7 @@ def check_rejects(inputs: Inputs, raw: Summary, summary: Summary, max_share: flo
         ):
             if n > share * of:
                 why = f" ({', '.join(f'{n:,} {reason}' for reason, n in reasons.items())})" if unit == "rows" else ""
-                over.append(f"{n:,} of {of:,} {unit} of {name_of(inputs, table)}{why}")
+                over.append(f"{n:,} of {of:,} {unit} of {say_table(inputs, table)}{why}")
     if not over:
         return
     first = "".join(f"\n  {reject}" for reject in summary.rejects)
@@ -151,7 +151,7 @@ def describe_table(
     return describe(request, summary, plan.schema, plan.row_group_rows, (0, rows), plan.name, counters=counters)
 
 
-def write_rejects(data: str, rejected: Sequence[tuple[str, Packet]], staged: Files) -> Manifest:
+def write_rejects(data: str, rejected: Sequence[tuple[str, Packet]], staged: FileExchange) -> Manifest:
     """Write the rejects, one shard per input table, ordered by file and line; return the unpublished manifest.
 
     The function groups rejects by range of lines with temporary files in `staged`, and sorts one range at a time.
@@ -174,5 +174,5 @@ def _ranges(batch: pa.RecordBatch) -> Iterator[tuple[Range, pa.RecordBatch]]:
     names, number = files.dictionary.to_pylist(), files.indices.to_numpy().astype("int64")
     part = batch["line"].to_numpy() // _LINES
     stride = int(part.max(initial=0)) + 1
-    for place, rows in split_by(batch, number * stride + part):
-        yield (names[place // stride], place % stride), rows
+    for code, rows in split_by(batch, number * stride + part):
+        yield (names[code // stride], code % stride), rows

@@ -59,10 +59,10 @@ def combine(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return _mix(_mix(first) ^ second)
 
 
-def in_share(hashes: np.ndarray, share: tuple[float, float]) -> np.ndarray:
+def in_hash_range(hashes: np.ndarray, hash_range: tuple[float, float]) -> np.ndarray:
     """Return which hashes [B], scaled to [0, 1), are in [low, high). Uses high bits; low bits choose the shard."""
     position = (hashes >> np.uint64(32)).astype(np.float64) / 2**32
-    return (position >= share[0]) & (position < share[1])
+    return (position >= hash_range[0]) & (position < hash_range[1])
 
 
 def _mix(z: np.ndarray) -> np.ndarray:

@@ -14,31 +14,41 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.common.exchange import Packet, gather, one_batch, receive, split_by
+from pipelines.common.exchange import Packet, gather, receive, split_by, to_record_batch
 from pipelines.common.flow import Collection, Flow, Tagged
-from pipelines.common.summary import SUMMARY, Block, Summary
+from pipelines.common.summary import SUMMARY, StagedBlock, Summary
 from pipelines.formats.base import LABELS, Reason, Reject
 from pipelines.sharding import resume, rows
 from pipelines.sharding.hashing import hash_strings
 from pipelines.sharding.plans import LabelsPlan
-from pipelines.sharding.steps import ROWS, SIZES, by_shard, encode, first_ids, keep, open_tokens, reopen, reported
+from pipelines.sharding.steps import (
+    ROWS,
+    SIZES,
+    by_shard,
+    encode,
+    first_ids,
+    load_packets,
+    open_column_tokenizer,
+    report_rejects,
+    store_packets,
+)
 from schemas.shard_files import parquet, shards
-from schemas.sizes import in_pieces
+from schemas.sizes import batch_by_size
 
-Blocks = tuple[Block, ...]
+BlockGroup = tuple[StagedBlock, ...]
 
 KEYS = "keys"
 ENCODE, ORDER, WRITE = "tokenize labels", "order labels", "write labels"  # steps
 _REFERENCES = 1 << 17  # some runners keep references in the launching process
 _LOOKED_UP = 1 << 20  # keys per call: Arrow builds the hash table of the shard's keys again in each call
-_PLACES = 16  # minimum number of places that look up keys
-SEND, FIND = "send keys of labels", "find labels"  # steps that count keys as rows
+_LOOKUP_TASKS = 16  # minimum number of tasks that look up keys
+SEND, LOOK_UP = "send keys of labels", "find labels"  # steps that count keys as rows
 
 
 Ordered = dict[str, Collection]  # labels by shard, by tag
 
 
-def order_labels(flow: Flow, plan: LabelsPlan, blocks: list[Block]) -> Ordered:
+def order_labels(flow: Flow, plan: LabelsPlan, blocks: list[StagedBlock]) -> Ordered:
     """Order labels by id: by (hash, key), or by row in a format without keys.
 
     Returns the collections `rows` and `keys` (shard, packet), `sizes` (shard, number of labels), and `summary`. In a
@@ -54,7 +64,7 @@ def order_labels(flow: Flow, plan: LabelsPlan, blocks: list[Block]) -> Ordered:
 def keep_labels(ordered: Ordered, plan: LabelsPlan) -> Collection:
     """Store the rows and sizes of ordered labels for the next flow. Returns Summary."""
     sizes = ordered[SIZES].map("Sizes of labels", _kept_size)
-    return ordered[SUMMARY] + sizes + keep(ordered[ROWS], LABELS, plan.files[resume.LABELS])
+    return ordered[SUMMARY] + sizes + store_packets(ordered[ROWS], LABELS, plan.files[resume.LABELS])
 
 
 def _kept_size(element: tuple[int, int]) -> Summary:
@@ -63,19 +73,19 @@ def _kept_size(element: tuple[int, int]) -> Summary:
 
 def write_labels(counts: Collection, plan: LabelsPlan, ordered: Summary) -> Collection:
     """Join the labels in `ordered` with their training counts (shard, packet), and write them. Returns Summary."""
-    joined = counts.flow.join("Join counts", {"rows": reopen(counts.flow, ordered, LABELS), "counts": counts})
+    joined = counts.flow.join("Join counts", {"rows": load_packets(counts.flow, ordered, LABELS), "counts": counts})
     return joined.map("Write labels", write_shard, plan, ordered.label_sizes)
 
 
-def encode_block(block: Block, plan: LabelsPlan) -> Iterator[tuple[int, Packet]]:
+def encode_block(block: StagedBlock, plan: LabelsPlan) -> Iterator[tuple[int, Packet]]:
     """Tokenize the labels of a block and send them to their shards: (shard, packet)."""
     plan.meter.start(ENCODE)
-    batch = encode(block.read(), plan, open_tokens(plan)).select(plan.row_schema.names)
+    batch = encode(block.read(), plan, open_column_tokenizer(plan)).select(plan.row_schema.names)
     if plan.keyed:
         parts = by_shard(batch, plan.shards)
     else:
         parts = split_by(batch, batch["row"].to_numpy() // plan.shard_rows)
-    yield from plan.meter.count_bytes(ENCODE, plan.bulk.send(parts))
+    yield from plan.meter.count_bytes(ENCODE, plan.exchange.send(parts))
     plan.meter.count(ENCODE, batch.num_rows)
 
 
@@ -102,11 +112,11 @@ def send_ordered(
     """Yield a shard's labels in the order of their ids, the number of labels, the `keys`, and a summary."""
     number = plan.shards_before + shard
     counters["truncated"] = int(np.count_nonzero(table["truncated"].to_numpy()))
-    yield Tagged(SUMMARY, reported(LABELS, rejects, plan.files[resume.REJECTS], counters={plan.name: counters}))
+    yield Tagged(SUMMARY, report_rejects(LABELS, rejects, plan.files[resume.REJECTS], counters={plan.name: counters}))
     yield Tagged(SIZES, (number, table.num_rows))
     staged = plan.files[resume.LABELS]
-    for tag, to, columns, channel in ((ROWS, number, table, staged), (KEYS, shard, keys, plan.bulk)):
-        for place in plan.meter.count_bytes(ORDER, channel.send([(to, one_batch(columns))])):
+    for tag, to, columns, channel in ((ROWS, number, table, staged), (KEYS, shard, keys, plan.exchange)):
+        for place in plan.meter.count_bytes(ORDER, channel.send([(to, to_record_batch(columns))])):
             yield Tagged(tag, place)
     plan.meter.count(ORDER, counters["rows_in"])
 
@@ -174,15 +184,15 @@ def ids_of_table(table: str) -> str:
     return f"ids of {table}"
 
 
-def group_blocks(blocks: Sequence[Block], shards: int) -> list[tuple[int, Blocks]]:
+def group_blocks(blocks: Sequence[StagedBlock], shards: int) -> list[tuple[int, BlockGroup]]:
     """Group blocks into (number, blocks), with larger groups if there are many blocks and label `shards`."""
     size = max(1, -(-len(blocks) * shards // _REFERENCES))
     return [(start // size, tuple(blocks[start : start + size])) for start in range(0, len(blocks), size)]
 
 
-def places_of_shard(shards: int) -> int:
+def tasks_per_shard(shards: int) -> int:
     """Return how many lookup tasks serve one shard, n: task p serves shard p // n."""
-    return -(-_PLACES // shards)
+    return -(-_LOOKUP_TASKS // shards)
 
 
 def resolve_labels(groups: Collection, ordered: Ordered, plan: LabelsPlan, seed: int) -> Collection:
@@ -199,12 +209,12 @@ def resolve_labels(groups: Collection, ordered: Ordered, plan: LabelsPlan, seed:
 def copy_keys(element: tuple[int, Packet], shards: int) -> Iterator[tuple[int, Packet]]:
     """Send a label shard's keys, (shard, packet), to all lookup tasks of the shard: (task, packet)."""
     shard, packet = element
-    places = places_of_shard(shards)
-    yield from ((shard * places + place, packet) for place in range(places))
+    tasks = tasks_per_shard(shards)
+    yield from ((shard * tasks + task, packet) for task in range(tasks))
 
 
 def route_mentions(
-    element: tuple[int, Blocks], plan: LabelsPlan, seed: int
+    element: tuple[int, BlockGroup], plan: LabelsPlan, seed: int
 ) -> Iterator[tuple[int, tuple[int, Packet]]]:
     """Send the label keys in (group number, blocks) to lookup tasks: (task, (group number, packet))."""
     number, blocks = element
@@ -215,13 +225,13 @@ def route_mentions(
     named = pa.concat_batches(mentions)
     batch = pa.record_batch({"index": pa.array(np.arange(named.num_rows)), "key": named["key"]})
     shard = (hash_strings(named["key"], seed) % np.uint64(plan.shards)).astype(np.int64)
-    places = places_of_shard(plan.shards)
-    for label_shard, packet in plan.meter.count_bytes(SEND, plan.bulk.send(split_by(batch, shard))):
-        yield label_shard * places + number % places, (number, packet)
+    tasks = tasks_per_shard(plan.shards)
+    for label_shard, packet in plan.meter.count_bytes(SEND, plan.exchange.send(split_by(batch, shard))):
+        yield label_shard * tasks + number % tasks, (number, packet)
     plan.meter.count(SEND, named.num_rows)
 
 
-def read_mentions(block: Block) -> pa.RecordBatch | None:
+def read_mentions(block: StagedBlock) -> pa.RecordBatch | None:
     """Read the label keys in a block; None if the block's points do not name labels by key."""
     return None if block.mentions is None else next(receive([block.mentions]))
 
@@ -230,16 +240,16 @@ def resolve_shard(
     element: tuple[int, dict[str, Any]], plan: LabelsPlan, sizes: dict[int, int]
 ) -> Iterator[tuple[int, Packet]]:
     """Look up the label keys in (lookup task, parts), and send the ids back: (group number, packet)."""
-    place, parts = element
-    plan.meter.start(FIND)
+    task, parts = element
+    plan.meter.start(LOOK_UP)
     (labels,) = receive(parts["keys"])
-    first = int(first_ids(sizes)[plan.shards_before + place // places_of_shard(plan.shards)])
+    first = int(first_ids(sizes)[plan.shards_before + task // tasks_per_shard(plan.shards)])
     ids = ids_of(labels, first)
     received = ((number, batch) for number, packet in parts["mentions"] for batch in receive([packet]))
-    for mentions in in_pieces(received, lambda mention: mention[1].num_rows, _LOOKED_UP):
+    for mentions in batch_by_size(received, lambda mention: mention[1].num_rows, _LOOKED_UP):
         found = plan.files[resume.IDS].send(look_up(labels["key"], ids, mentions))
-        yield from plan.meter.count_bytes(FIND, found)
-        plan.meter.count(FIND, sum(batch.num_rows for _, batch in mentions))
+        yield from plan.meter.count_bytes(LOOK_UP, found)
+        plan.meter.count(LOOK_UP, sum(batch.num_rows for _, batch in mentions))
 
 
 def ids_of(labels: pa.RecordBatch, first: int) -> pa.Array:

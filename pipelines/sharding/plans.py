@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.exchange import Exchange, Files
+from pipelines.common.exchange import Exchange, FileExchange
 from pipelines.common.progress import Meter
 from pipelines.common.summary import Summary
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs, Text
@@ -23,14 +23,14 @@ from schemas.text_model import DenseModel, TextEmbedder
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """Plan of the first flow, which parses input files into `blocks` and `rejects`. `bulk`: exchange in the flow."""
+    """Plan of the first flow, which parses input files into `blocks` and `rejects`. `exchange`: within the flow."""
 
     form: Format
     inputs: Inputs
     text: Text
-    bulk: Exchange
-    blocks: Files
-    rejects: Files
+    exchange: Exchange
+    blocks: FileExchange
+    rejects: FileExchange
     seed: int
     block_rows: int
     meter: Meter = field(default=Meter(), compare=False)
@@ -63,8 +63,8 @@ class TablePlan:
     threads: int  # threads for embedding
     sources: Mapping[int, str]  # names of the input's parts, by their numbers
     sink: Sink
-    bulk: Exchange  # exchange within a flow
-    files: Mapping[str, Files]  # files that flows write, by kind
+    exchange: Exchange  # exchange within a flow
+    files: Mapping[str, FileExchange]  # files that flows write, by kind
     meter: Meter = field(compare=False)
 
     @property
@@ -82,11 +82,11 @@ class QueriesPlan(TablePlan):
     source: str  # the input table: a validation split may be taken from `train`
     labels: int  # greater than every label id
     keyed: bool
-    pairs: bool  # whether labels come from pairs
-    shared: bool  # splits share their points: a point without a label does not belong to this split
+    has_pairs: bool  # whether labels come from pairs
+    shared_points: bool  # splits share their points: a point without a label does not belong to this split
     filters: str | None  # URL of the split's filter pairs in staging
     keep_text: bool
-    share: tuple[float, float] = (0.0, 1.0)  # [low, high) of the keys' hashes
+    hash_range: tuple[float, float] = (0.0, 1.0)  # [low, high) of the keys' hashes
     older: tuple[OlderShards, ...] = ()  # earlier points, which new points with the same key replace
 
     @property
@@ -106,7 +106,7 @@ class QueriesPlan(TablePlan):
         """Columns before writing: all columns except `query_id`, and extra columns for ordering and counting."""
         extra = [("truncated", pa.bool_()), ("merged", pa.int32())]
         fields = [field.with_nullable(True) for field in self.schema if field.name != "query_id"]
-        return pa.schema([*_place(), *extra, *fields])
+        return pa.schema([*_order_fields(), *extra, *fields])
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class LabelsPlan(TablePlan):
         """Columns before writing: all columns except `label_id` and `frequency`, and extra columns for ordering."""
         later = ("label_id", "frequency")
         fields = [field.with_nullable(True) for field in self.schema if field.name not in later]
-        return pa.schema([*_place(), ("truncated", pa.bool_()), *fields])
+        return pa.schema([*_order_fields(), ("truncated", pa.bool_()), *fields])
 
     @property
     def raw_schema(self) -> pa.Schema:
@@ -143,7 +143,7 @@ class LabelsPlan(TablePlan):
         return pa.schema([field for field in self.row_schema if field.name not in made])
 
 
-def _place() -> list[pa.Field]:
+def _order_fields() -> list[pa.Field]:
     names = {"hash": pa.uint64(), "content": pa.uint64(), "part": pa.int32(), "row": pa.int64()}
     return [pa.field(name, kind) for name, kind in names.items()]
 
@@ -153,18 +153,18 @@ _BYTES = {"tokens": 1.7, "key": 0.9, "mentions": 2.5, "features": 6.0, "dense": 
 _BYTES_A_TOKEN = 4.5  # bytes of text
 
 
-class MadeDense(NamedTuple):
+class DenseVectors(NamedTuple):
     """Dense vectors [dimension] that `model` computes from texts."""
 
     model: DenseModel
     dimension: int
 
 
-class Basis(NamedTuple):
+class PlanInputs(NamedTuple):
     """Information that the plans are based on: inputs, the first flow's summary, DATA, options, and the tokenizer.
 
     `dense`: vectors that a model computes. `tables`: URL of the tables, which is DATA or a version's part.
-    `labels_before`, `shards_before`: number of labels and label shards in the earlier version. `bulk`, `files`,
+    `labels_before`, `shards_before`: number of labels and label shards in the earlier version. `exchange`, `files`,
     `meter`, `threads`: see `TablePlan`.
     """
 
@@ -173,12 +173,12 @@ class Basis(NamedTuple):
     data: str
     options: ShardOptions
     tokenizer: FrozenTokenizer | None
-    dense: MadeDense | None
+    dense: DenseVectors | None
     tables: str
     labels_before: int
     shards_before: int
-    bulk: Exchange
-    files: Mapping[str, Files]
+    exchange: Exchange
+    files: Mapping[str, FileExchange]
     meter: Meter
     threads: int
 
@@ -186,9 +186,11 @@ class Basis(NamedTuple):
         """Return the length of each row's vector in the input table `table`; 0 if rows have no vectors."""
         if self.dense is not None:
             return self.dense.dimension if self.raw.count_input(table, "text_bytes") else 0
-        return max((part.holds.dense for part in self.inputs.of(table) if not part.holds.derived), default=0)
+        return max(
+            (part.contents.dense for part in self.inputs.parts_of(table) if not part.contents.derived), default=0
+        )
 
-    def shared(self, table: str, *sources: str) -> dict[str, Any]:
+    def table_fields(self, table: str, *sources: str) -> dict[str, Any]:
         """Return fields of `TablePlan` for the input `table` and the additional input tables `sources`."""
         rows, frozen, options = self.raw.count_input(table, "rows"), self.tokenizer, self.options
         dense, what = self.dense_of(table), "labels" if table == LABELS else "queries"
@@ -203,55 +205,55 @@ class Basis(NamedTuple):
             "threads": self.threads,
             "sources": {n: part.name for n, part in enumerate(self.inputs.parts) if part.table in (table, *sources)},
             "keyed": self.inputs.keyed,
-            "bulk": self.bulk,
+            "exchange": self.exchange,
             "files": self.files,
             "meter": self.meter,
         }
 
 
-def plan_queries(basis: Basis, filter_pairs: Mapping[str, int]) -> list[QueriesPlan]:
+def plan_queries(plan_inputs: PlanInputs, filter_pairs: Mapping[str, int]) -> list[QueriesPlan]:
     """Plan each split, including splits taken from `train`. `filter_pairs`: number of filter pairs per split."""
-    plans = [_plan_split(split, basis, bool(filter_pairs.get(split))) for split in basis.inputs.splits]
-    options, train = basis.options, next(plan for plan in plans if plan.split == "train")
+    plans = [_plan_split(split, plan_inputs, bool(filter_pairs.get(split))) for split in plan_inputs.inputs.splits]
+    options, train = plan_inputs.options, next(plan for plan in plans if plan.split == "train")
     cuts, low = list[QueriesPlan](), 0.0
     for split, share in (("val", options.validation_share), ("test", options.test_share)):
         if share:
             shards = options.shards or max(1, round(train.shards * share), min(MIN_SHARDS, train.shards))
-            table = DataLayout(basis.tables).queries(split)
-            cuts.append(replace(train, split=split, table=table, shards=shards, share=(low, low + share)))
+            table = DataLayout(plan_inputs.tables).queries(split)
+            cuts.append(replace(train, split=split, table=table, shards=shards, hash_range=(low, low + share)))
             low += share
-    return [*cuts, *(replace(plan, share=(low, 1.0)) if plan is train and low else plan for plan in plans)]
+    return [*cuts, *(replace(plan, hash_range=(low, 1.0)) if plan is train and low else plan for plan in plans)]
 
 
-def plan_labels(basis: Basis) -> LabelsPlan:
+def plan_labels(plan_inputs: PlanInputs) -> LabelsPlan:
     """Plan the table of labels."""
-    rows, options = basis.raw.count_input(LABELS, "rows"), basis.options
-    estimate = _estimated_bytes(LABELS, basis, text=True) + 2 * rows
+    rows, options = plan_inputs.raw.count_input(LABELS, "rows"), plan_inputs.options
+    estimate = _estimated_bytes(LABELS, plan_inputs, text=True) + 2 * rows
     shards = max(1, -(-int(estimate) // options.shard_bytes))
-    if not basis.inputs.keyed:  # contiguous, non-empty ranges of ids
+    if not plan_inputs.inputs.keyed:  # contiguous, non-empty ranges of ids
         shards = -(-rows // max(1, -(-rows // shards)))
     return LabelsPlan(
-        table=DataLayout(basis.tables).labels,
+        table=DataLayout(plan_inputs.tables).labels,
         shards=max(1, shards),
         sink="parquet",
         rows=rows,
-        shards_before=basis.shards_before,
-        **basis.shared(LABELS),
+        shards_before=plan_inputs.shards_before,
+        **plan_inputs.table_fields(LABELS),
     )
 
 
-def check(inputs: Inputs, options: ShardOptions) -> None:
+def check_inputs(inputs: Inputs, options: ShardOptions) -> None:
     """Raise InputError for problems that can be detected before any file is read."""
     cuts = {"val": options.validation_share, "test": options.test_share}
     for split, kind in (("val", "validation"), ("test", "test")):
         if cuts[split] and split in inputs.splits:
-            raise InputError(f"{name_of(inputs, split)} is already a {kind} split. Remove it, or do not split train.")
-    if not inputs.keyed and len(inputs.of(LABELS)) != 1:
+            raise InputError(f"{say_table(inputs, split)} is already a {kind} split. Remove it, or do not split train.")
+    if not inputs.keyed and len(inputs.parts_of(LABELS)) != 1:
         raise InputError(
-            f"{name_of(inputs, LABELS)}: a label's line number is its id, so all labels must be in a single file."
+            f"{say_table(inputs, LABELS)}: a label's line number is its id, so all labels must be in a single file."
         )
     for split, url in inputs.filters.items():
-        if len(inputs.of(split)) != 1:
+        if len(inputs.parts_of(split)) != 1:
             raise InputError(
                 f"{url}: a filter refers to line numbers, so INPUT must have exactly one file for {split}."
             )
@@ -304,41 +306,41 @@ def tokenizer_url(data: str) -> str:
     return join(staging(data), "tokenizer.json")
 
 
-def name_of(inputs: Inputs, table: str) -> str:
+def say_table(inputs: Inputs, table: str) -> str:
     """Return an input table's name for messages: the file's name, or the number of files."""
-    parts = inputs.of(table)
+    parts = inputs.parts_of(table)
     return parts[0].name if len(parts) == 1 else f"the {len(parts)} files of {table}"
 
 
-def _plan_split(split: str, basis: Basis, filtered: bool) -> QueriesPlan:
-    inputs, raw, data, options = basis[:4]
-    estimate = _estimated_bytes(split, basis, options.keep_text)
+def _plan_split(split: str, plan_inputs: PlanInputs, filtered: bool) -> QueriesPlan:
+    inputs, raw, data, options = plan_inputs[:4]
+    estimate = _estimated_bytes(split, plan_inputs, options.keep_text)
     return QueriesPlan(
-        table=DataLayout(basis.tables).queries(split),
+        table=DataLayout(plan_inputs.tables).queries(split),
         shards=options.shards or default_shards(raw.count_input(split, "rows"), estimate, options.shard_bytes),
         sink=options.sink,
         split=split,
         source=split,
-        labels=basis.labels_before + max(raw.count_input(LABELS, "rows_in"), raw.count_input(LABELS, "rows")),
-        pairs=bool(inputs.of(PAIRS + split)),
-        shared=inputs.shared_points,
+        labels=plan_inputs.labels_before + max(raw.count_input(LABELS, "rows_in"), raw.count_input(LABELS, "rows")),
+        has_pairs=bool(inputs.parts_of(PAIRS + split)),
+        shared_points=inputs.shared_points,
         filters=_filter_url(data, split) if filtered else None,
         keep_text=options.keep_text,
-        **basis.shared(split, PAIRS + split),
+        **plan_inputs.table_fields(split, PAIRS + split),
     )
 
 
-def _estimated_bytes(table: str, basis: Basis, text: bool) -> float:
+def _estimated_bytes(table: str, plan_inputs: PlanInputs, text: bool) -> float:
     """Estimate the stored size of a table in bytes, with or without the column `text`."""
-    raw = basis.raw
+    raw = plan_inputs.raw
     text_bytes = raw.count_input(table, "text_bytes")
-    most = raw.count_input(table, "rows") * basis.tokenizer.max_tokens if basis.tokenizer else 0
+    most = raw.count_input(table, "rows") * plan_inputs.tokenizer.max_tokens if plan_inputs.tokenizer else 0
     units = {
         "tokens": min(text_bytes / _BYTES_A_TOKEN, most),
         "key": raw.count_input(table, "key_bytes"),
         "mentions": raw.count_input(table, "mentions") + raw.count_input(PAIRS + table, "rows"),
         "features": raw.count_input(table, "features"),
-        "dense": raw.count_input(table, "rows") * basis.dense_of(table),
+        "dense": raw.count_input(table, "rows") * plan_inputs.dense_of(table),
         "text": text * text_bytes,
     }
     return sum(_BYTES[name] * n for name, n in units.items())

@@ -8,45 +8,53 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.common.exchange import Packet, gather, one_batch, read_places, receive, send_together
-from pipelines.common.flow import Collection, Flow, Tagged, sum_of
-from pipelines.common.summary import SUMMARY, Block, Summary
-from pipelines.formats.base import PAIRS as PAIRS_OF
-from pipelines.formats.base import Reason, Reject
+from pipelines.common.exchange import Packet, gather, read_locations, receive, send_together, to_record_batch
+from pipelines.common.flow import Collection, Flow, Tagged, flatten
+from pipelines.common.summary import SUMMARY, StagedBlock, Summary
+from pipelines.formats.base import PAIRS, Reason, Reject
 from pipelines.sharding import resume, rows
-from pipelines.sharding.hashing import in_share
+from pipelines.sharding.hashing import in_hash_range
 from pipelines.sharding.labels import count_labels, count_tokens, duplicates, known_ids, read_mentions
 from pipelines.sharding.plans import QueriesPlan
-from pipelines.sharding.steps import ROWS, SIZES, by_shard, encode, first_ids, keep, open_tokens, reported
+from pipelines.sharding.steps import (
+    ROWS,
+    SIZES,
+    by_shard,
+    encode,
+    first_ids,
+    open_column_tokenizer,
+    report_rejects,
+    store_packets,
+)
 from pipelines.sharding.versions.earlier import route_keys
 from schemas import storage
 from schemas.shard_files import parquet, shards
 
 ENCODE = "tokenize"  # step
-PAIRS = pa.schema(
+PAIRS_SCHEMA = pa.schema(
     [("hash", pa.uint64()), ("part", pa.int32()), ("row", pa.int64()), ("key", pa.string()), ("label_id", pa.int64())]
 )
 
 
-class Group(NamedTuple):
+class ResolvedBlocks(NamedTuple):
     """Blocks of an input table. `ids`: ids of the labels that the blocks name; None if the blocks name no labels."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[StagedBlock, ...]
     ids: Packet | None
 
 
-def assemble_queries(flow: Flow, plan: QueriesPlan, groups: Mapping[str, list[Group]]) -> Collection:
+def assemble_queries(flow: Flow, plan: QueriesPlan, groups: Mapping[str, list[ResolvedBlocks]]) -> Collection:
     """Assemble one split. Returns a Summary, in which `kept` locates the rows and pairs of each shard.
 
     groups: groups of blocks, per input table.
     """
-    sources = (plan.source, PAIRS_OF + plan.source) if plan.pairs else (plan.source,)
+    sources = (plan.source, PAIRS + plan.source) if plan.has_pairs else (plan.source,)
     summaries = []
     for name, source, assemble in zip(names_of(plan), sources, (assemble_points, assemble_pairs), strict=False):
         made = flow.create(f"Blocks of {name}", groups[source])
-        assembled = made.split(f"Assemble {name}", (SUMMARY, ROWS), assemble, plan, over=True)
-        summaries += [assembled[SUMMARY], keep(assembled[ROWS], name, plan.files[resume.ROWS])]
-    return sum_of(summaries)
+        assembled = made.split(f"Assemble {name}", (SUMMARY, ROWS), assemble, plan, partitions=True)
+        summaries += [assembled[SUMMARY], store_packets(assembled[ROWS], name, plan.files[resume.ROWS])]
+    return flatten(summaries)
 
 
 def names_of(plan: QueriesPlan) -> tuple[str, str]:
@@ -54,13 +62,13 @@ def names_of(plan: QueriesPlan) -> tuple[str, str]:
     return f"rows of {plan.split}", f"pairs of {plan.split}"
 
 
-def assemble_points(groups: Iterable[Group], plan: QueriesPlan) -> Iterator[Tagged]:
+def assemble_points(groups: Iterable[ResolvedBlocks], plan: QueriesPlan) -> Iterator[Tagged]:
     """Tokenize the points in groups of blocks, and send rows with the plan's `row_schema` to their shards."""
-    tokens = open_tokens(plan)
+    column_tokenizer = open_column_tokenizer(plan)
     pairs = np.frombuffer(storage.read_sealed(plan.filters), np.int64).reshape(-1, 2) if plan.filters else None
 
     def finish(batch: pa.RecordBatch) -> pa.RecordBatch:
-        batch = encode(batch, plan, tokens)
+        batch = encode(batch, plan, column_tokenizer)
         if pairs is not None:
             kind = plan.schema.field("filter_label_ids").type.value_type
             filters = rows.join_pairs(batch["row"].to_numpy(), pairs, kind)
@@ -70,19 +78,19 @@ def assemble_points(groups: Iterable[Group], plan: QueriesPlan) -> Iterator[Tagg
     yield from _assemble(groups, plan, finish, plan.meter.count)
 
 
-def assemble_pairs(groups: Iterable[Group], plan: QueriesPlan) -> Iterator[Tagged]:
+def assemble_pairs(groups: Iterable[ResolvedBlocks], plan: QueriesPlan) -> Iterator[Tagged]:
     """Add label ids to pairs, and send the pairs to their shards, with the columns of the schema PAIRS."""
 
     def finish(batch: pa.RecordBatch) -> pa.RecordBatch:
         batch = batch.filter(pc.equal(pc.list_value_length(batch["label_ids"]), 1))
         labels = batch["label_ids"].flatten().cast(pa.int64())
-        return batch.append_column("label_id", labels).select(PAIRS.names)
+        return batch.append_column("label_id", labels).select(PAIRS_SCHEMA.names)
 
     yield from _assemble(groups, plan, finish, lambda step, rows: None)
 
 
 def _assemble(
-    groups: Iterable[Group],
+    groups: Iterable[ResolvedBlocks],
     plan: QueriesPlan,
     finish: Callable[[pa.RecordBatch], pa.RecordBatch],
     count: Callable[[str, int], None],
@@ -93,8 +101,8 @@ def _assemble(
     def parts() -> Iterator[tuple[int, pa.RecordBatch]]:
         for group in groups:
             plan.meter.start(ENCODE)
-            for block, batch, rejected in _with_labels(Group(*group), plan):
-                summaries.append(reported(block.table, rejected, plan.files[resume.REJECTS]))
+            for block, batch, rejected in _with_labels(ResolvedBlocks(*group), plan):
+                summaries.append(report_rejects(block.table, rejected, plan.files[resume.REJECTS]))
                 finished = finish(batch)
                 yield from by_shard(finished, plan.shards)
                 count(ENCODE, finished.num_rows)
@@ -104,19 +112,21 @@ def _assemble(
     yield Tagged(SUMMARY, Summary.sum_of(summaries))
 
 
-def _with_labels(group: Group, plan: QueriesPlan) -> Iterator[tuple[Block, pa.RecordBatch, list[Reject]]]:
+def _with_labels(
+    group: ResolvedBlocks, plan: QueriesPlan
+) -> Iterator[tuple[StagedBlock, pa.RecordBatch, list[Reject]]]:
     """Yield each block with its rejects, and its rows that belong to the plan's split, with label ids."""
     mentions = [read_mentions(block) for block in group.blocks]
     ends = np.cumsum([0 if named is None else named.num_rows for named in mentions])
-    ids = np.split(known_ids(int(ends[-1]), receive(read_places(group.ids))), ends[:-1])
+    ids = np.split(known_ids(int(ends[-1]), receive(read_locations(group.ids))), ends[:-1])
     for block, named, label_ids in zip(group.blocks, mentions, ids, strict=True):
         batch = block.read()
-        if plan.share != (0.0, 1.0):
-            batch = batch.filter(pa.array(in_share(batch["hash"].to_numpy(), plan.share)))
+        if plan.hash_range != (0.0, 1.0):
+            batch = batch.filter(pa.array(in_hash_range(batch["hash"].to_numpy(), plan.hash_range)))
         yield block, *rows.attach_labels(batch, plan, label_ids, None if named is None else named["key"])
 
 
-FREQUENCIES, AGAIN = "frequencies", "again"
+FREQUENCIES, REPEATED_KEYS = "frequencies", "again"
 ORDER, WRITE = "order", "write"  # steps
 _POSITION = "position"
 _UNORDERED = ("input_ids", "text", "feature_ids", "feature_values", "dense")  # columns that do not affect the order
@@ -131,7 +141,7 @@ class Shard(NamedTuple):
 
     def gather(self, plan: QueriesPlan, columns: list[str]) -> pa.Table:
         """Return `columns` of the shard's rows, always in the same order."""
-        return gather(read_places(self.rows), plan.row_schema, columns)
+        return gather(read_locations(self.rows), plan.row_schema, columns)
 
 
 def write_queries(flow: Flow, plan: QueriesPlan, assembled: Summary) -> dict[str, Collection]:
@@ -142,11 +152,15 @@ def write_queries(flow: Flow, plan: QueriesPlan, assembled: Summary) -> dict[str
     """
     places, pairs = (assembled.kept.get(name, {}) for name in names_of(plan))
     every = [Shard(number, places.get(number), pairs.get(number)) for number in range(plan.shards)]
-    tags, sizes = (ROWS, SIZES, SUMMARY, FREQUENCIES, AGAIN), assembled.label_sizes
+    tags, sizes = (ROWS, SIZES, SUMMARY, FREQUENCIES, REPEATED_KEYS), assembled.label_sizes
     shards = flow.create(f"Shards of {plan.split}", every)
     ordered = shards.split(f"Order {plan.split}", tags, order_shard, plan, sizes)
     written = ordered[ROWS].map(f"Write {plan.split}", write_shard, plan, ordered[SIZES])
-    return {SUMMARY: ordered[SUMMARY] + written, FREQUENCIES: ordered[FREQUENCIES], AGAIN: ordered[AGAIN]}
+    return {
+        SUMMARY: ordered[SUMMARY] + written,
+        FREQUENCIES: ordered[FREQUENCIES],
+        REPEATED_KEYS: ordered[REPEATED_KEYS],
+    }
 
 
 def order_shard(shard: Shard, plan: QueriesPlan, label_sizes: dict[int, int]) -> Iterator[Tagged]:
@@ -162,8 +176,8 @@ def order_shard(shard: Shard, plan: QueriesPlan, label_sizes: dict[int, int]) ->
     ordered = rows.order(table)
     rows_in, others = ordered.rows.num_rows + ordered.merged + ordered.rejected.num_rows, 0
     table, rejects = ordered.rows, duplicates(ordered, plan.sources)
-    if plan.pairs:
-        pairs = gather(read_places(shard.pairs), PAIRS)
+    if plan.has_pairs:
+        pairs = gather(read_locations(shard.pairs), PAIRS_SCHEMA)
         table, unknown = rows.add_pairs(table, pairs["key"].combine_chunks(), pairs["label_id"].to_numpy())
         lost_pairs = rows.reject_rows(
             pairs.filter(pa.array(unknown)),
@@ -171,23 +185,23 @@ def order_shard(shard: Shard, plan: QueriesPlan, label_sizes: dict[int, int]) ->
             Reason.UNKNOWN_QUERY,
             "the query {key} is not among the points",
         )
-        yield Tagged(SUMMARY, reported(f"pairs/{plan.source}", lost_pairs, staged))
+        yield Tagged(SUMMARY, report_rejects(f"pairs/{plan.source}", lost_pairs, staged))
         table, lost = rows.without_labels(table, plan.sources)
-        if plan.shared:
+        if plan.shared_points:
             others = len(lost)
         else:
             rejects += lost
     counters = Counter(rows_in=rows_in - others, rows_merged=ordered.merged)
     counters.update(_count(table))
-    yield Tagged(SUMMARY, reported(plan.source, rejects, staged, counters={plan.name: counters}))
+    yield Tagged(SUMMARY, report_rejects(plan.source, rejects, staged, counters={plan.name: counters}))
     yield Tagged(SIZES, (shard.number, table.num_rows))
     counts = count_labels(parquet.list_column(table, "label_ids").values, first_ids(label_sizes))
-    for place in plan.bulk.send(counts):
+    for place in plan.exchange.send(counts):
         yield Tagged(FREQUENCIES, place)
-    for place in plan.bulk.send(route_keys(one_batch(table), plan.older)):
-        yield Tagged(AGAIN, place)
-    changed = [name for name in rows.LISTS if name in table.column_names and (ordered.merged or plan.pairs)]
-    placed = plan.bulk.send([(shard.number, one_batch(table.select([_POSITION, *changed])))])
+    for place in plan.exchange.send(route_keys(to_record_batch(table), plan.older)):
+        yield Tagged(REPEATED_KEYS, place)
+    changed = [name for name in rows.LISTS if name in table.column_names and (ordered.merged or plan.has_pairs)]
+    placed = plan.exchange.send([(shard.number, to_record_batch(table.select([_POSITION, *changed])))])
     for _, packet in plan.meter.count_bytes(ORDER, placed):
         yield Tagged(ROWS, (shard, packet))
     plan.meter.count(ORDER, rows_in)

@@ -10,13 +10,13 @@ import pyarrow.compute as pc
 
 from pipelines.common.exchange import Packet, receive
 from pipelines.common.flow import Collection, Flow
-from pipelines.common.summary import INPUT, Block, Summary
+from pipelines.common.summary import INPUT, StagedBlock, Summary
 from pipelines.formats import lines
 from pipelines.formats.base import LABELS, PAIRS, Inputs, printable
 from pipelines.sharding.hashing import combine, hash_strings
 from pipelines.sharding.plans import ReadPlan
 from pipelines.sharding.resume import files_of
-from pipelines.sharding.steps import reported
+from pipelines.sharding.steps import report_rejects
 from schemas.shard_files import parquet
 
 BLOCK_ROWS = 1 << 14
@@ -41,7 +41,7 @@ def read_part(number: int, plan: ReadPlan) -> Iterator[tuple[tuple[int, int], Pa
     """Send the raw rows of part `number`: ((part, block), packet)."""
     plan.meter.start(READ)
     for block, raw in enumerate(plan.form.read(plan.inputs.parts[number], plan.block_rows)):
-        yield from plan.meter.count_bytes(READ, plan.bulk.send([((number, block), raw)]))
+        yield from plan.meter.count_bytes(READ, plan.exchange.send([((number, block), raw)]))
         plan.meter.count(READ, raw.num_rows)
 
 
@@ -58,9 +58,9 @@ def parse_block(element: tuple[tuple[int, int], Iterable[Packet]], plan: ReadPla
     sent = dict(plan.meter.count_bytes(PARSE, plan.blocks.send(parts)))
     plan.meter.count(PARSE, raw.num_rows)
     counters = {INPUT + part.table: _count(len(parsed.rejects) + parsed.left_out, rows)}
-    blocks = (Block(part.table, number, block, sent["sampled"], sent["rest"], sent.get("mentions")),)
+    blocks = (StagedBlock(part.table, number, block, sent["sampled"], sent["rest"], sent.get("mentions")),)
     facts = {"counters": counters, "blocks": blocks, "features": _features(rows)}
-    return reported(part.table, parsed.rejects, plan.rejects, **facts)
+    return report_rejects(part.table, parsed.rejects, plan.rejects, **facts)
 
 
 def describe_first(raw: Summary, inputs: Inputs, table: str) -> str | None:
@@ -68,7 +68,9 @@ def describe_first(raw: Summary, inputs: Inputs, table: str) -> str | None:
 
     Returns None if the table has no rows, if the labels have no texts, or if labels occur only in points.
     """
-    if table == LABELS and not (raw.count_input(LABELS, "text_bytes") and not inputs.of(LABELS)[0].holds.derived):
+    if table == LABELS and not (
+        raw.count_input(LABELS, "text_bytes") and not inputs.parts_of(LABELS)[0].contents.derived
+    ):
         return None
     block, batch = next(((b, rows) for b in raw.blocks_of(table) if (rows := b.read()).num_rows), (None, None))
     if block is None or batch is None:
@@ -167,14 +169,14 @@ def split_sample(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
     yield "rest", batch.filter(pc.invert(sampled))
 
 
-def sample_texts(blocks: Sequence[Block], rows: int, size: int) -> pa.ChunkedArray:
+def sample_texts(blocks: Sequence[StagedBlock], rows: int, size: int) -> pa.ChunkedArray:
     """Draw about `size` of the `rows` texts in `blocks`, using the hashes of the keys; all texts if there are fewer.
 
     Raises StorageError.
     """
     share = size / rows if rows > size else 1.0
 
-    def texts_of(block: Block) -> list[pa.Array]:
+    def texts_of(block: StagedBlock) -> list[pa.Array]:
         packets = [block.sampled] if share <= SAMPLED_SHARE else [block.sampled, block.rest]
         return [_take(batch, share) for batch in receive(packets)]
 

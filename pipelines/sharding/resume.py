@@ -44,7 +44,7 @@ class Phases:
     def find(self, *phases: str) -> tuple[str, Any] | None:
         """Return the last of the ordered `phases` that is finished and undamaged, and its output; remove other phases.
 
-        Raises LostError, StorageError.
+        Raises ClaimLostError, StorageError.
         """
         self.claim.require()
         for phase in reversed(phases):
@@ -59,7 +59,7 @@ class Phases:
     def finish(self, phase: str, left: Any, kinds: Sequence[str]) -> None:
         """Record that `phase` is finished, with its output `left`; remove all folders except those of `kinds`.
 
-        Raises LostError, StorageError.
+        Raises ClaimLostError, StorageError.
         """
         own = [f"{kind}-{self.claim.attempt}" for kind in kinds]
         folders = {*own, *(name for name in self.needed if name.rpartition("-")[0] in kinds)}
@@ -71,7 +71,7 @@ class Phases:
         self.clear()
 
     def clear(self) -> None:
-        """Remove all files that no finished phase needs. Raises LostError, StorageError."""
+        """Remove all files that no finished phase needs. Raises ClaimLostError, StorageError."""
         self.claim.require()
         for name in storage.list_names(self.root):
             if name not in self.needed:
@@ -128,7 +128,7 @@ _AS_JSON = TypeAdapter(Finished)
 
 def digest(inputs: Inputs, recorded: Mapping[str, Any], version: Mapping[str, Any] | None) -> str:
     """Return the digest of everything that determines the work, except file contents, which are compared separately."""
-    parts = [[part.table, part.name, dict(part.files), part.rows, vars(part.holds)] for part in inputs.parts]
+    parts = [[part.table, part.name, dict(part.files), part.rows, vars(part.contents)] for part in inputs.parts]
     work = [code_version(), inputs.format, parts, dict(inputs.filters), dict(recorded), version and dict(version)]
     return storage.sha256(json.dumps(work, sort_keys=True).encode())
 
@@ -136,7 +136,7 @@ def digest(inputs: Inputs, recorded: Mapping[str, Any], version: Mapping[str, An
 def find_finished(phases: Phases, inputs: Inputs, data: str, say: Progress) -> Finished | None:
     """Return the phases that an earlier run of the same work finished, if any; remove other files.
 
-    Raises LostError, StorageError.
+    Raises ClaimLostError, StorageError.
     """
     record = phases.find(*_DONE)
     if record is None:
@@ -151,10 +151,10 @@ def find_finished(phases: Phases, inputs: Inputs, data: str, say: Progress) -> F
     return finished
 
 
-def keep(phases: Phases, finished: Finished) -> None:
+def record_phase(phases: Phases, finished: Finished) -> None:
     """Record a finished phase and its output; remove its input, unless a later phase needs this input.
 
-    Raises LostError, StorageError.
+    Raises ClaimLostError, StorageError.
     """
     raw = replace(finished.raw, blocks=()) if finished.phase == TOKENIZED else finished.raw
     left = _AS_JSON.dump_python(replace(finished, raw=raw), mode="json")

@@ -114,7 +114,7 @@ def attach_labels(
     kind = plan.schema.field("label_ids").type.value_type
     if "label_ids" in batch.schema.names:
         return _check_range(batch, plan, kind)
-    if plan.pairs and "label_index" not in batch.schema.names:
+    if plan.has_pairs and "label_index" not in batch.schema.names:
         none = parquet.list_array(np.zeros(0, np.int64), np.zeros(batch.num_rows + 1, np.int64), kind)
         return batch.append_column("label_ids", none), []
     index, offsets = parquet.list_column(pa.table(batch), "label_index")
@@ -129,7 +129,7 @@ def attach_labels(
     unknown = unknown.append_column("label", keys.take(pa.array(index[~exists])))
     detail = "{key} names the unknown label {label}"
     rejects = reject_rows(unknown, plan.sources, Reason.UNKNOWN_LABEL, detail)
-    if plan.pairs:
+    if plan.has_pairs:
         return batch, rejects
     batch, lost = without_labels(batch, plan.sources)
     return batch, rejects + lost

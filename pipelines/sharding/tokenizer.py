@@ -34,10 +34,10 @@ _PROBE = "a"
 
 
 class Words(NamedTuple):
-    """Words of texts [B]: the distinct words, an index into these for each word int [W], and offsets int [B + 1]."""
+    """Words of texts [B]: the distinct words, a position in these for each word int [W], and offsets int [B + 1]."""
 
-    different: pa.StringArray
-    places: np.ndarray
+    distinct: pa.StringArray
+    positions: np.ndarray
     offsets: np.ndarray
 
 
@@ -49,8 +49,8 @@ class Encoded(NamedTuple):
     truncated: np.ndarray
 
 
-class Encoder:
-    """Encoder for text columns. It must be the only user of `tokenizer`. Error messages contain `name`."""
+class ColumnTokenizer:
+    """Tokenizer for text columns. It must be the only user of `tokenizer`. Error messages contain `name`."""
 
     def __init__(self, tokenizer: Tokenizer, name: str = "") -> None:
         self._tokenizer, self._name = tokenizer, name
@@ -69,15 +69,15 @@ class Encoder:
     def encode(self, texts: pa.StringArray) -> Encoded:
         """Encode a column of texts without nulls. Raises InputError."""
         if self._around is None:
-            return encode_whole(self._tokenizer, texts.to_pylist(), self._name)
-        parts = [self._encode_words(some, *self._around) for some in cut_words(texts)]
-        parts = parts or [encode_whole(self._tokenizer, [])]
+            return encode_texts(self._tokenizer, texts.to_pylist(), self._name)
+        parts = [self._encode_words(some, *self._around) for some in split_words(texts)]
+        parts = parts or [encode_texts(self._tokenizer, [])]
         values, lengths, truncated = zip(*((p.values, np.diff(p.offsets), p.truncated) for p in parts), strict=True)
         return Encoded(np.concatenate(values), offsets_of(np.concatenate(lengths)), np.concatenate(truncated))
 
     def _encode_words(self, words: Words, before: Sequence[int], after: Sequence[int]) -> Encoded:
         """Encode texts word by word, and add the special tokens `before` and `after` to each text."""
-        pieces, index = encode_whole(self._tokenizer, words.different.to_pylist(), self._name, False), words.places
+        pieces, index = encode_texts(self._tokenizer, words.distinct.to_pylist(), self._name, False), words.positions
         counts = np.diff(pieces.offsets)[index]  # tokens of each word
         ends = offsets_of(counts)
         offsets = ends[words.offsets]
@@ -97,7 +97,7 @@ class Encoder:
         return Encoded(values, offsets, truncated)
 
 
-def encode_whole(tokenizer: Tokenizer, texts: Sequence[str], name: str = "", special: bool = True) -> Encoded:
+def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], name: str = "", special: bool = True) -> Encoded:
     """Encode each text in `texts` separately. `special`: add the tokenizer's special tokens around each text.
 
     Raises InputError with the tokenizer's `name` if the tokenizer cannot encode a text.
@@ -148,7 +148,7 @@ def _special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
     return (before, after) if [*before, *bare.ids, *after] == whole.ids else None
 
 
-def cut_words(texts: pa.StringArray) -> Iterator[Words]:
+def split_words(texts: pa.StringArray) -> Iterator[Words]:
     """Split texts into words at spaces, in slices of at most _SLICE_BYTES; a longer text forms a slice of its own."""
     import pyarrow.compute as pc  # serving does not need it
 
@@ -169,8 +169,11 @@ ALPHABET = 1000  # characters in the vocabulary; a word with a rarer character b
 MAX_WORD = 100  # characters of a word; a longer word becomes [UNK], so training ignores it
 MIN_FREQUENCY = 2  # training cannot use a piece that occurs only once
 _PREFIX = "##"
-LEAST, MOST = 128, 512  # tokens: the smallest limit for texts, and the usual limit of encoders with positions
-SAMPLED = 4096  # number of texts per table
+LEAST_TOKENS, MOST_TOKENS = (
+    128,
+    512,
+)  # tokens: the smallest limit for texts, and the usual limit of encoders with positions
+SAMPLE_TEXTS = 4096  # number of texts per table
 _COVERED = 0.99  # share of the sampled texts that are not cut
 _STEP = 32
 _CHARACTERS = 16  # per token, at most
@@ -207,7 +210,7 @@ class FrozenTokenizer:
         limit = json.loads(self.files[CONFIG]).get("model_max_length") if CONFIG in self.kept else None
         return limit if isinstance(limit, int) and limit > 0 else None
 
-    def cut_at(self, max_tokens: int) -> "FrozenTokenizer":
+    def with_max_tokens(self, max_tokens: int) -> "FrozenTokenizer":
         """Return the same tokenizer with a limit of `max_tokens` tokens per text."""
         if max_tokens == self.max_tokens:
             return self
@@ -277,14 +280,14 @@ def open_tokenizer(data: bytes, place: str) -> Tokenizer:
         ) from None
 
 
-class _Normal(NamedTuple):
+class _NormalizedTexts(NamedTuple):
     """Texts in the form in which the library's trainer counts words: normalised, and split only at spaces.
 
-    different: the normalised form of each distinct word, which can consist of several words. counts: how often each
+    distinct: the normalised form of each distinct word, which can consist of several words. counts: how often each
     distinct word occurs, int64. texts: for each slice of texts, the indices of the words, and offsets.
     """
 
-    different: pa.StringArray
+    distinct: pa.StringArray
     counts: np.ndarray
     texts: list[tuple[np.ndarray, np.ndarray]]
 
@@ -293,7 +296,7 @@ class _Normal(NamedTuple):
         import pyarrow.compute as pc
 
         for index, offsets in self.texts:
-            lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), self.different.take(pa.array(index)))
+            lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), self.distinct.take(pa.array(index)))
             yield from pc.binary_join(lists, " ").to_pylist()
 
 
@@ -332,24 +335,24 @@ def train_wordpiece(texts: pa.ChunkedArray, size: int) -> Tokenizer:
     return tokenizer
 
 
-def _normalise(texts: pa.ChunkedArray, normalizer: BertNormalizer, words: BertPreTokenizer) -> _Normal:
+def _normalise(texts: pa.ChunkedArray, normalizer: BertNormalizer, words: BertPreTokenizer) -> _NormalizedTexts:
     """Normalise the words of texts, and remove words with more than MAX_WORD characters."""
     places: dict[str, int] = {}
     cut = []
-    for some in (some for chunk in texts.chunks for some in cut_words(chunk)):
-        numbers = [places.setdefault(word, len(places)) for word in some.different.to_pylist()]
-        cut.append((np.array(numbers, np.int32)[some.places], some.offsets))
+    for some in (some for chunk in texts.chunks for some in split_words(chunk)):
+        numbers = [places.setdefault(word, len(places)) for word in some.distinct.to_pylist()]
+        cut.append((np.array(numbers, np.int32)[some.positions], some.offsets))
     counts = np.zeros(len(places), np.int64)
     for index, _ in cut:
         counts += np.bincount(index, minlength=len(places))
     parted = (words.pre_tokenize_str(normalizer.normalize_str(word)) for word in places)
     normal = [" ".join(word for word, _ in some if len(word) <= MAX_WORD) for some in parted]
-    return _Normal(pa.array(normal, pa.string()), counts, cut)
+    return _NormalizedTexts(pa.array(normal, pa.string()), counts, cut)
 
 
-def _alphabet(normal: _Normal) -> list[str]:
+def _alphabet(normal: _NormalizedTexts) -> list[str]:
     """Return the most frequent characters of the texts in code point order; ties go to the lower code point."""
-    words = normal.different.to_pylist()
+    words = normal.distinct.to_pylist()
     points = np.frombuffer("".join(words).encode("utf-32-le"), np.uint32)
     of_word = np.repeat(normal.counts, [len(word) for word in words])
     points, place = np.unique(points, return_inverse=True)
@@ -365,12 +368,12 @@ def choose_length(frozen: FrozenTokenizer, tables: Iterable[pa.ChunkedArray], na
     """
     import pyarrow.compute as pc
 
-    most = min(MOST, frozen.longest or MOST)
+    most = min(MOST_TOKENS, frozen.longest or MOST_TOKENS)
     tokenizer = open_tokenizer(frozen.files[FILE], FILE)
     tokenizer.no_truncation()
-    encoder, longest = Encoder(tokenizer, name), 0.0
+    encoder, longest = ColumnTokenizer(tokenizer, name), 0.0
     for table in tables:
         texts = pc.utf8_slice_codeunits(table.combine_chunks(), 0, most * _CHARACTERS)
         if len(texts):
             longest = max(longest, np.quantile(np.diff(encoder.encode(texts).offsets), _COVERED))
-    return min(most, max(LEAST, -(-int(np.ceil(longest)) // _STEP) * _STEP))
+    return min(most, max(LEAST_TOKENS, -(-int(np.ceil(longest)) // _STEP) * _STEP))

@@ -8,7 +8,7 @@ from schemas import storage
 from schemas.errors import InputError, RoomError, StorageError, TableError
 from schemas.layout import MANIFEST, phases, staging
 from schemas.manifest import Manifest, publish_new, unpublish
-from schemas.owners.claim import FILE, Claim, ClaimedError, LostError, Say, claimed
+from schemas.owners.claim import CLAIM_FILE, Claim, ClaimedError, ClaimLostError, Say, claimed
 from schemas.storage import join
 from schemas.table import Table
 
@@ -25,14 +25,14 @@ class Build:
     claim: Claim
 
     def put(self, names: Sequence[str]) -> None:
-        """Move the files `names` from the attempt to the output. Raises LostError, StorageError."""
+        """Move the files `names` from the attempt to the output. Raises ClaimLostError, StorageError."""
         self.claim.require()
         storage.move_files(self.url, self.out, names)
 
     def publish(self, manifest: Manifest, names: Sequence[str] | None = None) -> Manifest:
         """Move the manifest's files (or the files `names`) into place; publish the manifest over any earlier manifest.
 
-        Raises LostError if another process has taken over, and keeps that process's output; StorageError.
+        Raises ClaimLostError if another process has taken over, and keeps that process's output; StorageError.
         """
         self.claim.require()
         old = set[str]()
@@ -43,7 +43,7 @@ class Build:
         self.put(new)
         self.claim.require()
         if not publish_new(self.out, manifest):
-            raise LostError(
+            raise ClaimLostError(
                 f"{join(self.out, MANIFEST)}: another process has published this output in the meantime. That output "
                 "is kept."
             )
@@ -74,14 +74,14 @@ def building(out: str, doing: str, say: Say | None = None, in_phases: bool = Fal
 
 def clean_up(out: str, doing: str) -> None:
     """Remove the files of a process that stopped right after publishing `out`, unless another process works there."""
-    if storage.list_names(staging(out)) or storage.exists(join(out, FILE)):
+    if storage.list_names(staging(out)) or storage.exists(join(out, CLAIM_FILE)):
         with contextlib.suppress(ClaimedError), claimed(out, doing):  # no other process works there
             storage.remove(staging(out), recursive=True)
 
 
 def _clear(build: Build, keep_phases: bool) -> None:
     """Remove the attempt's files, or the whole staging folder if this process still owns the output."""
-    with contextlib.suppress(LostError):
+    with contextlib.suppress(ClaimLostError):
         build.claim.require()
         _clear_staging(build.out, keep_phases)
         return

@@ -28,11 +28,11 @@ from pathlib import Path
 
 from schemas import storage
 from schemas.errors import InputError, StorageError, TableError
-from schemas.owners.place import mark, unmark
+from schemas.owners.outputs import mark_kind, unmark_kind
 from schemas.storage import join
 from schemas.waits import Say, waiting
 
-FILE = ".claim.json"
+CLAIM_FILE = ".claim.json"
 BEAT_SECONDS = 2.0
 LEASE_SECONDS = 30.0
 SETTLE_SECONDS = 0.2  # until every reader sees a write
@@ -44,7 +44,7 @@ class ClaimedError(InputError):
     """Another process is writing this output."""
 
 
-class LostError(ClaimedError):
+class ClaimLostError(ClaimedError):
     """Another process has taken over the claim of this process."""
 
 
@@ -106,13 +106,13 @@ class Claim:
         return self.owner.id[:16]
 
     def require(self) -> None:
-        """Raise LostError unless this process still owns the output; if the last beat is recent, no request is made."""
+        """Raise ClaimLostError unless this process still owns the output; after a recent beat, no request is made."""
         if self._lost is None and _clock() - self._confirmed < _FRESH * LEASE_SECONDS:
             return
         with self._lock:
             self._confirm()
         if self._lost is not None:
-            raise LostError(
+            raise ClaimLostError(
                 f"{self.root}: {self._lost}, after this process gave no sign of life for {LEASE_SECONDS:g} seconds (it "
                 "was paused, or could not reach storage). This process leaves the output as it is. Run the same "
                 "command again if no other process continues the work."
@@ -126,16 +126,16 @@ class Claim:
         """Release the output, if this process still owns it."""
         self._ended.set()
         self._thread.join(_JOIN_SECONDS)
-        with contextlib.suppress(LostError, StorageError):
+        with contextlib.suppress(ClaimLostError, StorageError):
             self.require()
             chain = _chain(self.root)
-            storage.remove(join(self.root, FILE))  # the output is free now
+            storage.remove(join(self.root, CLAIM_FILE))  # the output is free now
             for owner in chain:
-                storage.remove(_after(self.root, owner))
-                storage.remove(_beat_of(self.root, owner))
+                storage.remove(_successor_url(self.root, owner))
+                storage.remove(_beat_url(self.root, owner))
             return
         with contextlib.suppress(StorageError):
-            storage.remove(_beat_of(self.root, self.owner))
+            storage.remove(_beat_url(self.root, self.owner))
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
@@ -151,12 +151,12 @@ class Claim:
         self._beats += 1
         beat = storage.seal(json.dumps({"beat": self._beats}).encode())
         if second - self._confirmed < _FRESH * LEASE_SECONDS:
-            storage.write_bytes(_beat_of(self.root, self.owner), beat, durable=False)
+            storage.write_bytes(_beat_url(self.root, self.owner), beat, durable=False)
             self._confirmed = second
             return
         chain = _chain(self.root)
         if chain and chain[-1] == self.owner:
-            storage.write_bytes(_beat_of(self.root, self.owner), beat, durable=False)
+            storage.write_bytes(_beat_url(self.root, self.owner), beat, durable=False)
             time.sleep(SETTLE_SECONDS)  # a process that takes over sees the beat, or this process sees its claim
             chain = _chain(self.root)
         if chain and chain[-1] == self.owner:
@@ -179,38 +179,38 @@ def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
     """Hold the claim on the output at `root` within the block; reuse a claim that this thread already holds.
 
     If the owner of the claim has ended, the claim is taken over, and `say` reports this. The output is marked with its
-    kind (`place`). Raises ClaimedError while another process holds the claim; LostError, in place of an error of the
-    block, if another process took over during the block; StorageError.
+    kind (`outputs`). Raises ClaimedError while another process holds the claim; ClaimLostError, in place of an error of
+    the block, if another process took over during the block; StorageError.
     """
     key = threading.get_ident(), root
-    if key in _HELD:
-        yield _HELD[key]
+    if key in _HELD_CLAIMS:
+        yield _HELD_CLAIMS[key]
         return
     is_new = storage.is_local(root) and not os.path.exists(storage.filesystem(root)[1])
     claim = _acquire(root, Owner.here(doing), say)
     claim.start()
-    _HELD[key] = claim
+    _HELD_CLAIMS[key] = claim
     marked = False
     try:
-        marked = mark(root, doing)
+        marked = mark_kind(root, doing)
         yield claim
     except Exception:
         with contextlib.suppress(StorageError):
-            claim.require()  # LostError replaces the error, which another process caused by taking over
+            claim.require()  # ClaimLostError replaces the error, which another process caused by taking over
         raise
     finally:
-        del _HELD[key]
+        del _HELD_CLAIMS[key]
         if marked:
-            with contextlib.suppress(LostError, StorageError, TableError):
+            with contextlib.suppress(ClaimLostError, StorageError, TableError):
                 claim.require()
-                unmark(root, doing)
+                unmark_kind(root, doing)
         claim.release()
         if is_new:
             with contextlib.suppress(OSError):  # the folder is not empty
                 os.rmdir(storage.filesystem(root)[1])
 
 
-_HELD: dict[tuple[int, str], Claim] = {}  # claims of this process, by thread and root
+_HELD_CLAIMS: dict[tuple[int, str], Claim] = {}  # claims of this process, by thread and root
 
 
 def _acquire(root: str, owner: Owner, say: Say | None) -> Claim:
@@ -218,16 +218,16 @@ def _acquire(root: str, owner: Owner, say: Say | None) -> Claim:
     body = storage.seal(json.dumps(asdict(owner)).encode())
     while True:
         claim, chain = Claim(root, owner), _chain(root)
-        last, beat = (chain[-1], _read(_beat_of(root, chain[-1]))) if chain else (None, None)
+        last, beat = (chain[-1], _read(_beat_url(root, chain[-1]))) if chain else (None, None)
         if last is not None and not _is_gone(root, last, say):
             continue  # the owner has just released the output
-        place = join(root, FILE) if last is None else _after(root, last)
+        place = join(root, CLAIM_FILE) if last is None else _successor_url(root, last)
         storage.create_bytes(place, body)
         if last is not None or not storage.is_local(root):
             time.sleep(SETTLE_SECONDS)
         chain = _chain(root)
         is_ours = bool(chain) and chain[-1] == owner
-        if is_ours and (last is None or _read(_beat_of(root, last)) == beat):
+        if is_ours and (last is None or _read(_beat_url(root, last)) == beat):
             if last is not None and say is not None:
                 say(f"{root}: taken over from {last}, which has ended")
             return claim
@@ -241,11 +241,11 @@ def _is_gone(root: str, owner: Owner, say: Say | None) -> bool:
 
     Raises ClaimedError as soon as the owner's beat changes.
     """
-    beat, every = _read(_beat_of(root, owner)), min(0.2 if storage.is_local(root) else 1.0, LEASE_SECONDS / 10)
+    beat, every = _read(_beat_url(root, owner)), min(0.2 if storage.is_local(root) else 1.0, LEASE_SECONDS / 10)
     for _ in waiting(f"a sign of life from {owner}, which was working on {root},", say, LEASE_SECONDS, every):
         if owner.has_ended():  # a killed process ends after a short delay
             return True
-        changed = _read(_beat_of(root, owner)) != beat
+        changed = _read(_beat_url(root, owner)) != beat
         chain = _chain(root)
         if not chain or chain[-1] != owner:
             return False
@@ -260,18 +260,18 @@ def _is_gone(root: str, owner: Owner, say: Say | None) -> bool:
 def _chain(root: str) -> list[Owner]:
     """Return the owners of `root`, oldest first; each owner took over from the previous owner. Raises StorageError."""
     chain: list[Owner] = []
-    place = join(root, FILE)
+    place = join(root, CLAIM_FILE)
     while (content := _read(place)) is not None:
         chain.append(Owner.read(content))
-        place = _after(root, chain[-1])
+        place = _successor_url(root, chain[-1])
     return chain
 
 
-def _after(root: str, owner: Owner) -> str:
+def _successor_url(root: str, owner: Owner) -> str:
     return join(root, f".claim-after-{owner.id}.json")
 
 
-def _beat_of(root: str, owner: Owner) -> str:
+def _beat_url(root: str, owner: Owner) -> str:
     return join(root, f".claim-beat-{owner.id}.json")
 
 

@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager
 
 import pyarrow as pa
 
-from schemas.mapped import Mapped
-from schemas.shard_files.ranges import Pieces, Range, Source
+from schemas.mapped import MappedFile
+from schemas.shard_files.ranges import FetchedRanges, Range, Source
 
 
 class OpenShard(AbstractContextManager["OpenShard"]):
@@ -21,19 +21,19 @@ class OpenShard(AbstractContextManager["OpenShard"]):
     memory: int  # approximate bytes of memory while the shard is open
 
     def __init__(self, source: Source) -> None:
-        self._source, self.local = source, isinstance(source, Mapped)
+        self._source, self.local = source, isinstance(source, MappedFile)
 
     def ranges(self, group: int, columns: Sequence[str] | None = None) -> list[Range]:
         """Return the byte ranges that `read_row_group` reads; none by default: opening the shard reads all bytes."""
         return []
 
-    def fetch(self, group: int, columns: Sequence[str] | None = None) -> Pieces:
+    def fetch(self, group: int, columns: Sequence[str] | None = None) -> FetchedRanges:
         """Fetch the bytes of `columns` of row group `group`."""
-        return Pieces.fetch(self._source, self.ranges(group, columns))
+        return FetchedRanges.fetch(self._source, self.ranges(group, columns))
 
     @abstractmethod
     def read_row_group(
-        self, group: int, columns: Sequence[str] | None = None, pieces: Pieces | None = None
+        self, group: int, columns: Sequence[str] | None = None, pieces: FetchedRanges | None = None
     ) -> pa.Table:
         """Read the existing `columns` of row group `group`, from `pieces` if they were fetched before."""
 

@@ -14,12 +14,12 @@ from schemas import checksums, storage
 from schemas.checksums import crc32
 from schemas.layout import shard_name
 from schemas.manifest import Shard, describe_file
-from schemas.mapped import Mapped
+from schemas.mapped import MappedFile
 from schemas.ragged import Ragged
 from schemas.shard_files import ranges
 from schemas.shard_files.base import OpenShard
 from schemas.shard_files.plain_pages import read_matrix
-from schemas.shard_files.ranges import VERIFIED, Access, Pieces, PiecesFile, Range, Source
+from schemas.shard_files.ranges import VERIFIED, Access, FetchedRanges, FetchedRangesFile, Range, Source
 from schemas.storage import join
 
 EXTENSION = "parquet"
@@ -36,12 +36,12 @@ _CHUNK_BYTES = 900  # parsed metadata of a column chunk in memory
 def encode(table: pa.Table, row_group_rows: int | Sequence[int]) -> pa.Buffer:
     """Return `table` as Parquet bytes; `row_group_rows`: number of rows in every row group but the last, or in each."""
     out = pa.BufferOutputStream()
-    with contextlib.closing(ShardEncoder(out, table.schema, row_group_rows)) as writer:
+    with contextlib.closing(ShardWriter(out, table.schema, row_group_rows)) as writer:
         writer.write(table)
     return out.getvalue()
 
 
-class ShardEncoder:
+class ShardWriter:
     """Writes one shard to an Arrow output stream; all row groups but the last have exactly `row_group_rows` rows.
 
     `row_group_rows` may also be a sequence, one number per row group.
@@ -110,7 +110,7 @@ def _checksums_of(data: memoryview) -> str:
 @contextlib.contextmanager
 def writing_shard(
     url: str, index: int, count: int, schema: pa.Schema, row_group_rows: int | Sequence[int]
-) -> Iterator[ShardEncoder]:
+) -> Iterator[ShardWriter]:
     """Yield the writer of shard `index` of `count` under the prefix `url`; the shard is published whole or not at all.
 
     At most one row group is in memory. The writer's `entry` is set after the block; after an error nothing is
@@ -118,9 +118,9 @@ def writing_shard(
     """
     name = shard_name(index, count)
     with storage.writing(join(url, name)) as path:
-        with pa.OSFile(path, "wb") as out, contextlib.closing(ShardEncoder(out, schema, row_group_rows)) as encoder:
+        with pa.OSFile(path, "wb") as out, contextlib.closing(ShardWriter(out, schema, row_group_rows)) as encoder:
             yield encoder
-        data = memoryview(Mapped(path).whole)
+        data = memoryview(MappedFile(path).buffer)
         entry = describe_file(path, name, encoder.rows, _checksums_of(data))
         groups = tuple(row_group_rows) if isinstance(row_group_rows, Sequence) else None
         encoder.entry = entry.model_copy(update={"groups": groups})
@@ -149,7 +149,7 @@ class ParquetShard(OpenShard):
         if self._chunks is not None and len(self._chunks) != self._metadata.num_row_groups * len(leaves):
             raise ValueError(f"{len(self._chunks)} checksums for {self._metadata.num_row_groups} row groups")
         # Opening costs as much as reading a few hundred rows, and an open file serves one thread at a time.
-        self._idle: deque[tuple[pq.ParquetFile, PiecesFile | None]] = deque()
+        self._idle: deque[tuple[pq.ParquetFile, FetchedRangesFile | None]] = deque()
         self.schema_arrow = self._metadata.schema.to_arrow_schema()
         self.num_row_groups = int(self._metadata.num_row_groups)
         self.memory = _CHUNK_BYTES * self.num_row_groups * len(self._columns)
@@ -159,9 +159,9 @@ class ParquetShard(OpenShard):
         return [chunk for _, chunk in self._chunk_ranges(group, columns)]
 
     def read_row_group(
-        self, group: int, columns: Sequence[str] | None = None, pieces: Pieces | None = None
+        self, group: int, columns: Sequence[str] | None = None, pieces: FetchedRanges | None = None
     ) -> pa.Table:
-        held = self._source if isinstance(self._source, Mapped) else pieces or self.fetch(group, columns)
+        held = self._source if isinstance(self._source, MappedFile) else pieces or self.fetch(group, columns)
         plain: dict[str, pa.Array] = {}
         for leaf, (start, stop) in self._chunk_ranges(group, columns):
             data, name = held.read(start, stop), self._columns[leaf]
@@ -185,13 +185,13 @@ class ParquetShard(OpenShard):
     def close(self) -> None:
         self._idle.clear()
 
-    def _read_by_arrow(self, group: int, columns: list[str], held: Mapped | Pieces) -> pa.Table:
+    def _read_by_arrow(self, group: int, columns: list[str], held: MappedFile | FetchedRanges) -> pa.Table:
         file, opened = self._idle.pop() if self._idle else self._open()
-        if isinstance(held, Pieces) and opened is not None:
+        if isinstance(held, FetchedRanges) and opened is not None:
             opened.pieces = held
         table = file.read_row_group(group, columns=columns, use_threads=False)
         if opened is not None:
-            opened.pieces = Pieces(())
+            opened.pieces = FetchedRanges(())
         self._idle.append((file, opened))
         return table
 
@@ -201,11 +201,11 @@ class ParquetShard(OpenShard):
         leaves = [leaf for leaf, name in enumerate(self._columns) if columns is None or name in columns]
         return [(leaf, _chunk(chunks.column(leaf))) for leaf in leaves]
 
-    def _open(self) -> tuple[pq.ParquetFile, PiecesFile | None]:
+    def _open(self) -> tuple[pq.ParquetFile, FetchedRangesFile | None]:
         options = {"metadata": self._metadata, "pre_buffer": False, "page_checksum_verification": self._pages}
-        if isinstance(self._source, Mapped):
-            return pq.ParquetFile(pa.BufferReader(self._source.whole), **options), None
-        pieces = PiecesFile(self._length)
+        if isinstance(self._source, MappedFile):
+            return pq.ParquetFile(pa.BufferReader(self._source.buffer), **options), None
+        pieces = FetchedRangesFile(self._length)
         return pq.ParquetFile(pa.PythonFile(pieces, "r"), **options), pieces
 
 

@@ -12,7 +12,7 @@ from fsspec.spec import AbstractBufferedFile
 from schemas import storage
 from schemas.errors import StorageError, TableError
 from schemas.manifest import Shard, find_shard, shard_url
-from schemas.mapped import Mapped
+from schemas.mapped import MappedFile
 from schemas.shard_files.cache import LocalCache
 
 GAP = 1 << 17  # largest gap between two ranges for which one request is cheaper than two
@@ -27,13 +27,13 @@ class Access:
 
     verify: bool = True
     cache: LocalCache | None = None
-    given_up: threading.Event | None = None
+    cancelled: threading.Event | None = None
 
 
 VERIFIED = Access()
 
 
-class Remote:
+class RemoteFile:
     """File on remote storage. Each read is one request, with retries, unless the bytes are in the cache.
 
     Reads raise FileNotFoundError, StorageError.
@@ -47,13 +47,13 @@ class Remote:
         cache = self._access.cache
         data = cache.get(self._sha256, start, stop) if cache else None
         if data is None:
-            data = storage.read_range(self._url, start, stop, self._access.given_up)
+            data = storage.read_range(self._url, start, stop, self._access.cancelled)
             if cache:
                 cache.put(self._sha256, start, stop, data)
         return pa.py_buffer(data)
 
 
-Source = Mapped | Remote
+Source = MappedFile | RemoteFile
 
 
 @contextlib.contextmanager
@@ -66,11 +66,11 @@ def opening(url: str, shard: Shard, access: Access) -> Iterator[Source]:
     if storage.is_local(place):
         find_shard(url, shard)
         with naming_damage(place):
-            yield Mapped(storage.filesystem(place)[1], shard.bytes)
+            yield MappedFile(storage.filesystem(place)[1], shard.bytes)
         return
     try:
         with naming_damage(place):
-            yield Remote(place, shard.sha256, access)
+            yield RemoteFile(place, shard.sha256, access)
     except (FileNotFoundError, StorageError, TableError):
         if access.cache:
             access.cache.discard(shard.sha256)
@@ -106,14 +106,14 @@ def naming_damage(place: str, remedy: str = "Make the table again.") -> Iterator
         raise TableError(f"{place}: damaged: {reason}. {remedy}") from error
 
 
-class Pieces:
+class FetchedRanges:
     """Fetched ranges of one file, in order."""
 
     def __init__(self, pieces: Sequence[tuple[int, pa.Buffer]]) -> None:
         self._pieces = pieces
 
     @classmethod
-    def fetch(cls, source: Source, ranges: Iterable[Range]) -> "Pieces":
+    def fetch(cls, source: Source, ranges: Iterable[Range]) -> "FetchedRanges":
         """Read `ranges`; nearby ranges share a request."""
         return cls([(start, source.read(start, stop)) for start, stop in merged(ranges)])
 
@@ -125,12 +125,12 @@ class Pieces:
         raise ValueError(f"the footer does not name the bytes [{start}, {stop})")
 
 
-class PiecesFile(AbstractBufferedFile):
+class FetchedRangesFile(AbstractBufferedFile):
     """File of `length` bytes, of which only the `pieces` can be read; `pieces` may be replaced."""
 
     def __init__(self, length: int) -> None:
         super().__init__(None, "", size=length, cache_type="none")
-        self.pieces = Pieces(())
+        self.pieces = FetchedRanges(())
 
     def read_buffer(self, size: int) -> pa.Buffer:
         """Read without a copy; Arrow calls this."""

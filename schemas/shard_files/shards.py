@@ -12,10 +12,10 @@ from schemas.errors import TableError
 from schemas.manifest import Manifest, Shard, columns_of, publish, shard_url, unpublish
 from schemas.shard_files import parquet
 from schemas.shard_files.base import OpenShard
-from schemas.shard_files.ranges import VERIFIED, Access, Pieces, naming_damage
+from schemas.shard_files.ranges import VERIFIED, Access, FetchedRanges, naming_damage
 from schemas.shard_files.sinks import SINKS, Sink
 from schemas.shard_files.viewed import ViewedShard
-from schemas.storage import READS, resolve
+from schemas.storage import READ_ATTEMPTS, resolve
 
 
 def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_rows: int, sink: Sink) -> Shard:
@@ -54,7 +54,7 @@ def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> OpenShard:
         return ViewedShard(file, url, shard.view)
     modules = (module for module in _sinks().values() if shard.path.endswith(f".{module.EXTENSION}"))
     module = next(modules, parquet)
-    for _ in range(READS - 1):
+    for _ in range(READ_ATTEMPTS - 1):
         with contextlib.suppress(TableError):
             return module.open_shard(url, shard, access)
     return module.open_shard(url, shard, access)
@@ -74,7 +74,7 @@ def iterate_shard(url: str, shard: Shard, columns: Sequence[str] | None = None) 
 
 
 def read_group(
-    file: OpenShard, group: int, columns: Sequence[str] | None, place: str, pieces: Pieces | None = None
+    file: OpenShard, group: int, columns: Sequence[str] | None, place: str, pieces: FetchedRanges | None = None
 ) -> pa.Table:
     """Read row group `group` of an open shard, from `pieces` if these were fetched before and are not damaged.
 
@@ -82,7 +82,7 @@ def read_group(
     are still damaged.
     """
     names, table = list(columns) if columns else None, None
-    for _ in range(0 if file.local else READS - 1):
+    for _ in range(0 if file.local else READ_ATTEMPTS - 1):
         with contextlib.suppress(TableError), naming_damage(place):
             table = file.read_row_group(group, names, pieces)
             break

@@ -10,7 +10,7 @@ from schemas.manifest import Patch, View, read_patch
 from schemas.ragged import offsets_of
 from schemas.shard_files.base import OpenShard
 from schemas.shard_files.parquet import number_column
-from schemas.shard_files.ranges import Pieces, Range
+from schemas.shard_files.ranges import FetchedRanges, Range
 
 POSITION = "row"  # column of patches: a row's position in the file
 RETIRED = "retired"  # column that a view of labels may have: false unless a patch sets it
@@ -51,7 +51,7 @@ class ViewedShard(OpenShard):
     def ranges(self, group: int, columns: Sequence[str] | None = None) -> list[Range]:
         return self._file.ranges(int(self._groups[group]), self._of_file(columns))
 
-    def fetch(self, group: int, columns: Sequence[str] | None = None) -> Pieces:
+    def fetch(self, group: int, columns: Sequence[str] | None = None) -> FetchedRanges:
         return self._file.fetch(int(self._groups[group]), self._of_file(columns))
 
     def positions(self, group: int) -> np.ndarray:
@@ -60,7 +60,7 @@ class ViewedShard(OpenShard):
         return start + np.flatnonzero(self._kept[start:stop])
 
     def read_row_group(
-        self, group: int, columns: Sequence[str] | None = None, pieces: Pieces | None = None
+        self, group: int, columns: Sequence[str] | None = None, pieces: FetchedRanges | None = None
     ) -> pa.Table:
         names = self._of_file(columns)
         rows = {}

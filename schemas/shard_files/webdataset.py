@@ -30,7 +30,7 @@ from schemas.ragged import Ragged, offsets_of
 from schemas.shard_files import ranges
 from schemas.shard_files.base import OpenShard
 from schemas.shard_files.parquet import list_column, string_bytes
-from schemas.shard_files.ranges import VERIFIED, Access, Pieces, Range, Source
+from schemas.shard_files.ranges import VERIFIED, Access, FetchedRanges, Range, Source
 from schemas.storage import join
 
 EXTENSION = "tar"
@@ -59,21 +59,21 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TarLayout:
     """Layout of the members of B samples: `starts` int64 [B, M], counted in blocks, and the total of `blocks`."""
 
     starts: np.ndarray
     blocks: int
 
     @classmethod
-    def of(cls, members: Sequence[Member], counts: Mapping[str, np.ndarray]) -> "Layout":
+    def of(cls, members: Sequence[Member], counts: Mapping[str, np.ndarray]) -> "TarLayout":
         """Lay out rows; `counts` contains, for each column, the number of values in each row, [B]."""
         sizes = np.stack([_size(member, counts[member.column]) for member in members], axis=1)
         blocks = 1 + -(-sizes // BLOCK)
         ends = np.cumsum(blocks.reshape(-1))
         return cls((ends - blocks.reshape(-1)).reshape(blocks.shape), int(ends[-1]) if len(ends) else 0)
 
-    def places(self, number: int, member: Member, offsets: np.ndarray) -> np.ndarray:
+    def value_positions(self, number: int, member: Member, offsets: np.ndarray) -> np.ndarray:
         """Return the positions int64 [V] of all values of `member`, which is number `number`, in units of values.
 
         `offsets` [B + 1]: offsets of the values of each sample.
@@ -140,7 +140,7 @@ class _Group(NamedTuple):
     place: Range
     facts: dict[str, Any]
     counts: dict[str, np.ndarray]
-    layout: Layout
+    layout: TarLayout
 
 
 class TarShard(OpenShard):
@@ -165,7 +165,7 @@ class TarShard(OpenShard):
         return [self._group(group).place] if {*self._names(columns)} - {"query_id"} else []
 
     def read_row_group(
-        self, group: int, columns: Sequence[str] | None = None, pieces: Pieces | None = None
+        self, group: int, columns: Sequence[str] | None = None, pieces: FetchedRanges | None = None
     ) -> pa.Table:
         """Read the existing `columns` of row group `group`, in the order of the schema."""
         found, names, data = self._group(group), self._names(columns), np.empty(0, np.uint8)
@@ -182,7 +182,7 @@ class TarShard(OpenShard):
             batch, metadata = self._index.get_batch_with_custom_metadata(group)
         facts = json.loads(metadata[b"facts"])
         counts = {member.column: batch.column(member.column).to_numpy() for member in self._members}
-        layout = Layout.of(self._members, counts)
+        layout = TarLayout.of(self._members, counts)
         start, stop = facts["start"], facts["start"] + layout.blocks * BLOCK
         if start < 0 or stop > self._length:
             raise ValueError("the index points past the end of the file")
@@ -194,7 +194,7 @@ class TarShard(OpenShard):
         number = [member.column for member in self._members].index(name)
         offsets = offsets_of(group.counts[name])
         member = self._members[number]
-        values = data.view(member.dtype)[group.layout.places(number, member, offsets)]
+        values = data.view(member.dtype)[group.layout.value_positions(number, member, offsets)]
         if self._verify and crc32(values.data) != group.facts["crc32"][name]:
             raise ValueError(f"the values of {name} do not match their CRC-32")
         kind = self.schema_arrow.field(name).type
@@ -254,7 +254,7 @@ def _encode_group(ids: np.ndarray, columns: Mapping[str, Ragged], members: list[
     if ids.size and not 0 <= ids.min() <= ids.max() < 10**ID_DIGITS:
         raise ValueError(f"a sample's key has {ID_DIGITS} digits; got ids in [{ids.min()}, {ids.max()}]")
     counts = {name: column.counts for name, column in columns.items()}
-    layout = Layout.of(members, counts)
+    layout = TarLayout.of(members, counts)
     blocks = np.zeros((layout.blocks, BLOCK), np.uint8)
     digits = _ascii(ids, ID_DIGITS, 10)
     for number, member in enumerate(members):
@@ -264,7 +264,7 @@ def _encode_group(ids: np.ndarray, columns: Mapping[str, Ragged], members: list[
         blocks[start] = _tar_headers(member, digits, _size(member, count))
         if member.head:
             blocks[start + 1, : member.head] = _npy_headers(member.dtype, count)
-        blocks.reshape(-1).view(member.dtype)[layout.places(number, member, offsets)] = values
+        blocks.reshape(-1).view(member.dtype)[layout.value_positions(number, member, offsets)] = values
     return blocks.reshape(-1)
 
 

@@ -15,7 +15,7 @@ from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.table import Table
-from schemas.version import CURRENT, ExportVersion, switch
+from schemas.version import CURRENT, ExportVersion, make_current
 from tests.command import call, refused
 from tests.days import TINY
 from tests.pipelines.test_versions import contents, rows_of
@@ -189,7 +189,7 @@ def switching(places: list[Path]) -> Iterator[None]:
         try:
             for place in itertools.islice(itertools.cycle(places), SWITCHES):
                 paces.acquire()
-                switch(str(place))
+                make_current(str(place))
         except BaseException as error:
             errors.append(error)
 
@@ -210,7 +210,7 @@ def test_an_export_that_is_dropped_once_another_is_current_is_not_missed(days: P
 
     def late(cls: type[Exported], url: str, *rest: Any) -> Exported:
         if url == str(first):
-            switch(str(second))
+            make_current(str(second))
             shutil.rmtree(first)
         return opened(cls, url, *rest)
 
@@ -233,10 +233,10 @@ def test_exports_are_listed_and_dropped(days: Path, tmp_path: Path) -> None:
     ]
     with pytest.raises(InputError, match="the current export of"):
         extremis.data("drop", first, progress=False)
-    switch(str(second))
+    make_current(str(second))
     with pytest.raises(InputError, match=r"0: .*/1 need files of this export"):
         extremis.data("drop", first, progress=False)
-    switch(str(first))
+    make_current(str(first))
     extremis.data("drop", second, progress=False)
     assert [each["export"] for each in extremis.data("list", tmp_path, progress=False).exports] == ["0"]
     assert not list(second.rglob("*.*"))

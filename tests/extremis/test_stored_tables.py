@@ -12,7 +12,7 @@ import extremis
 from pipelines.shard import shard
 from schemas.layout import DataLayout
 from schemas.table import Table
-from schemas.version import open_whole
+from schemas.version import open_data
 from tests.command import call
 from tests.pipelines.test_versions import OPTIONS, SEQUENCE, contents, rows_of, write
 
@@ -29,7 +29,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_they_are_read_and_nothing_is_written(stored: Path) -> None:
     before = contents(str(stored))
     for data in ("data0", "data1"):
-        assert open_whole(str(stored / data))[0].digest == Table.open(str(stored / data), "data").digest
+        assert open_data(str(stored / data))[0].digest == Table.open(str(stored / data), "data").digest
         assert call("inspect", stored / data, "--verify").status == 0
     assert [part.rows for part in Table.open(str(stored / "data1/queries/train")).parts] == [8, 12]
     assert call("data", "list", stored, "--json").json["versions"][1]["fault"] is None

@@ -273,7 +273,7 @@ def test_a_line_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(lines, "MAX_LINE_BYTES", 100)
     (tmp_path / "x.jsonl").write_bytes(b"x" * 101)
     with pytest.raises(InputError, match="a line is longer than 100 bytes"):
-        list(lines.Blocks(str(tmp_path / "x.jsonl"), 10))
+        list(lines.LineBlocks(str(tmp_path / "x.jsonl"), 10))
 
 
 @pytest.mark.parametrize("codec", ["gz", "bz2", "xz", "zst"])
@@ -290,7 +290,7 @@ def test_no_text_unpacks_to_a_thousand_times_its_bytes(
     place = tmp_path / f"x.jsonl.{codec}"
     place.write_bytes(bytes(pack[codec](b"\n" * (4 << 20))))
     with pytest.raises(InputError, match="which is unusual for text"):
-        list(lines.Blocks(str(place), 1 << 20))
+        list(lines.LineBlocks(str(place), 1 << 20))
 
 
 BOMB = """

@@ -9,7 +9,7 @@ import pytest
 
 from schemas import storage
 from schemas.errors import StorageError
-from schemas.layout import MANIFEST, SPENT
+from schemas.layout import MANIFEST, MINING_COST
 from tests.command import call, refused, sets
 from tests.faults import Faults, Proxy
 from tests.pipelines.mining.world import World, random_world
@@ -30,11 +30,11 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stored(bucket: Bucket, prefix: str) -> dict[str, bytes]:
     """Return the content of the store, but for what a clock measured."""
-    return {name: body for name, body in bucket.objects(prefix).items() if not name.endswith(SPENT)}
+    return {name: body for name, body in bucket.objects(prefix).items() if not name.endswith(MINING_COST)}
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name != SPENT]
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != MINING_COST]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 

@@ -14,7 +14,7 @@ import pytest
 from pipelines.embed import EmbedOptions, embed
 from pipelines.mine import MineOptions, mine
 from pipelines.shard import ShardOptions, shard
-from schemas.layout import SPENT
+from schemas.layout import MINING_COST
 from tests.command import PROCESSES, ROOT, call, command, environment, sets
 from tests.pipelines.mining.world import World, random_world
 from tests.pipelines.raw import write_tate
@@ -25,7 +25,7 @@ Flags = tuple[str, ...]
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file below `folder` by its path, but for what a clock measured."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != SPENT]
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MINING_COST]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 

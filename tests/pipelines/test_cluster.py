@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipelines import cluster as clustering
 from pipelines.cluster import ClusterOptions, cluster, watch
-from pipelines.clustering.balanced import balanced_clusters, balanced_order, grow_parts, parts_of
+from pipelines.clustering.balanced import assign_parts, balanced_clusters, balanced_order, grow_tree
 from pipelines.clustering.inputs import open_clustering
 from pipelines.clustering.plan import _SAMPLE_GROUPS, _SAMPLE_ROWS, make_layout
 from schemas import arrow, storage
@@ -133,15 +133,15 @@ def test_split_by_the_top_of_the_tree_it_is_what_it_is_in_memory(
     x = vectors_of(RunLayout(run).embeddings(3, "queries"))
     parts = {5000: 1, 700: 2, 400: 4}[part_rows]
     inputs = open_clustering(data.layout.root, run, None, options)
-    sample = inputs.source.some_queries(_SAMPLE_ROWS, 2, D, _SAMPLE_GROUPS)
-    part = parts_of(grow_parts(sample, parts, 2), x, 0)
+    sample = inputs.source.sample_queries(_SAMPLE_ROWS, 2, D, _SAMPLE_GROUPS)
+    part = assign_parts(grow_tree(sample, parts, 2), x, 0)
     rows = [np.flatnonzero(part == index) for index in range(parts)]
     source = open_manifest(data.layout.queries("train"))
     layout = make_layout([len(some) for some in rows], SIZE, source.row_group_rows or 1, ROWS // len(source.shards), 2)
     expected = np.empty(ROWS, np.int64)
     for index, some in enumerate(rows):
         order, _ = balanced_order(x[some], SIZE, 4, 2)
-        shard, place = layout.places(index)
+        shard, place = layout.positions(index)
         expected[np.array([layout.first[s] for s in shard]) + place] = some[order]
     assert keys == [f"query {row}" for row in expected]
 
@@ -206,10 +206,10 @@ def test_what_was_cut_off_is_invisible_and_made_again(
     storage.remove(out, recursive=True)
     for step in (0, len(whole.shards) - 1):
 
-        def failing(element: tuple, settled: clustering.Settled, fail: int = step) -> object:
+        def failing(element: tuple, layout_plan: clustering.LayoutPlan, fail: int = step) -> object:
             if element[0] == fail:
                 raise StorageError("the disk is full")
-            return write(element, settled)
+            return write(element, layout_plan)
 
         monkeypatch.setattr(clustering, "write_shard", failing)
         with pytest.raises(StorageError, match="the disk is full"):
@@ -291,19 +291,19 @@ def test_every_part_of_the_tree_takes_its_share_of_the_sample(
     count: int, dimension: int, seed: int, levels: int
 ) -> None:
     sample = np.random.default_rng(seed).standard_normal((count, dimension)).astype(np.float32)
-    part = parts_of(grow_parts(sample, 1 << levels, seed), sample, 0)
+    part = assign_parts(grow_tree(sample, 1 << levels, seed), sample, 0)
     sizes = np.bincount(part, minlength=1 << levels)
     assert sizes.sum() == count
     if levels == 1:
         assert sizes.max() - sizes.min() <= 1
     # A point finds its part alone.
     for start in range(0, count, 50):
-        assert parts_of(grow_parts(sample, 1 << levels, seed), sample[start : start + 1], start) == part[start]
+        assert assign_parts(grow_tree(sample, 1 << levels, seed), sample[start : start + 1], start) == part[start]
 
 
 def test_points_that_are_all_the_same_spread_over_the_parts() -> None:
     same = np.ones((800, 3), np.float32)
-    sizes = np.bincount(parts_of(grow_parts(same[:100], 8, 0), same, 0), minlength=8)
+    sizes = np.bincount(assign_parts(grow_tree(same[:100], 8, 0), same, 0), minlength=8)
     np.testing.assert_array_equal(sizes, np.full(8, 100))
 
 
@@ -312,7 +312,7 @@ def test_a_layout_has_a_place_for_every_row_and_tells_where_clusters_are(
     count: int, size: int, group: int, shard: int
 ) -> None:
     layout = make_layout([count], size, group, shard, 0)
-    shards, places = layout.places(0)
+    shards, places = layout.positions(0)
     rows, sizes = layout.first[shards] + places, np.diff(layout.first).tolist()
     assert sorted(rows) == list(range(count))
     assert sizes == np.bincount(shards).tolist()

@@ -8,7 +8,7 @@ from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, open_manifest, publish, unpublish
-from schemas.owners.place import MARK
+from schemas.owners.outputs import KIND_FILE
 from schemas.shard_files.parquet import matrix_column
 from schemas.table import Table
 from tests.builders import SmallData, build_data
@@ -113,7 +113,7 @@ def test_what_is_there_already_is_kept_and_nothing_else_is_overwritten(
         embed(small.layout.root, run, out, EmbedOptions(what="labels"))
     with pytest.raises(InputError, match="the command reads this"):
         embed(small.layout.root, run, small.layout.root)
-    (tmp_path / "out" / MARK).write_text("embedded\n")  # by a process that was killed as it replaced the table
+    (tmp_path / "out" / KIND_FILE).write_text("embedded\n")  # by a process that was killed as it replaced the table
     unpublish(out)
     assert embed(small.layout.root, run, out) == made
 

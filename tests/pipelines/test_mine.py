@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as npst
 from pipelines.common.vectors import equal_ranges
 from pipelines.mine import MineOptions, mine, watch
 from pipelines.mining.candidates import pack_chunk, read_chunk, unpack_chunk, write_chunks
-from pipelines.mining.records import find_left
+from pipelines.mining.records import find_unfinished
 from schemas import storage
 from schemas.errors import InputError, StorageError, TableError
 from schemas.layout import RunLayout, phases
@@ -186,7 +186,7 @@ def test_passes_and_groups_change_no_byte(tmp_path, index):
         mine(world.data, world.run, options=options)
         tables.append(contents(url))
         storage.remove(world.layout.negatives_root, recursive=True)
-    assert [(len(plan.groups), len(plan.passes(plan.places))) for plan in plans] == [(1, 1), (4, 5)]
+    assert [(len(plan.groups), len(plan.passes(plan.source_shards))) for plan in plans] == [(1, 1), (4, 5)]
     assert tables[0] == tables[1]
 
 
@@ -238,8 +238,8 @@ def test_a_mining_that_was_cut_off_goes_on_from_its_finished_shards(tmp_path):
         mine(world.data, world.run, options=options, progress=stop)
     assert not storage.exists(join(url, "_manifest.json"))
     assert not [path for path in Path(url).parent.rglob("*") if path.suffix == ".keys"]
-    assert find_left(plan_of(world, options)) == ([(0, 3), (0, 4)], 3)
-    assert len(find_left(plan_of(world, options.model_copy(update={"seed": 1})))[0]) == 5
+    assert find_unfinished(plan_of(world, options)) == ([(0, 3), (0, 4)], 3)
+    assert len(find_unfinished(plan_of(world, options.model_copy(update={"seed": 1})))[0]) == 5
     (first, second, _) = sorted(Path(kept).rglob("tables/queries/*.parquet"))
     first.write_bytes(first.read_bytes()[:-1])
     record = second.with_suffix(".record")

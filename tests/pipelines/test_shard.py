@@ -21,7 +21,7 @@ from schemas import storage
 from schemas.errors import InputError, StorageError, TableError
 from schemas.manifest import open_manifest
 from schemas.options import check
-from schemas.owners.place import MARK
+from schemas.owners.outputs import KIND_FILE
 from schemas.table import Table
 from tests.pipelines.raw import contents, point, read_lines, rows_of, write_lines, write_tate, write_tiny
 
@@ -92,12 +92,12 @@ def test_tate_round_trip_against_plain_reading(tmp_path: Path) -> None:
     }
 
 
-_read_places = queries.read_places
+_read_locations = queries.read_locations
 
 
 def read_shuffled(packet: Packet) -> list[Packet]:
     """The same packets, as if they had arrived in another order."""
-    packets = _read_places(packet)
+    packets = _read_locations(packet)
     return random.Random(1).sample(packets, len(packets))
 
 
@@ -106,7 +106,7 @@ def test_bytes_are_the_same_on_every_run_whatever_arrives_first(tiny: Path, tmp_
     options = ShardOptions(tokenizer="train:300", shards=3, row_group_rows=4, keep_text=True)
     shard(str(tiny), str(tmp_path / "a"), options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(queries, "read_places", read_shuffled)
+        patch.setattr(queries, "read_locations", read_shuffled)
         patch.setattr(exchange, "_HELD_BYTES", 1)
         patch.setattr(read, "BLOCK_ROWS", 4)
         shard(str(tiny), str(tmp_path / "b"), options)
@@ -205,7 +205,7 @@ def test_an_unfinished_attempt_is_made_again_and_foreign_files_are_left_alone(ti
     (data / "queries" / "train" / "part-00000-of-00004.parquet").write_bytes(b"half")
     with pytest.raises(InputError, match="contains other files, but this command writes a data set"):
         shard(str(tiny), str(data), OPTIONS)
-    (data / MARK).write_text("sharded\n")
+    (data / KIND_FILE).write_text("sharded\n")
     shard(str(tiny), str(data), OPTIONS)
     assert contents(data) == whole
 
@@ -341,4 +341,4 @@ def test_validation_is_cut_out_of_train_by_key(tmp_path: Path) -> None:
 def test_validation_share_beside_a_validation_file_is_refused(tiny: Path) -> None:
     (tiny / "val.json.gz").write_bytes((tiny / "tst.json.gz").read_bytes())
     with pytest.raises(InputError, match="is already a validation split"):
-        plans.check(choose(str(tiny)).find(str(tiny)), OPTIONS.model_copy(update={"validation_share": 0.1}))
+        plans.check_inputs(choose(str(tiny)).find(str(tiny)), OPTIONS.model_copy(update={"validation_share": 0.1}))

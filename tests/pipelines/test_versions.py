@@ -19,7 +19,7 @@ from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.table import Table
-from schemas.version import open_whole
+from schemas.version import open_data
 from trainer.stream import JoinedStream, open_sources
 
 OPTIONS = ShardOptions(tokenizer="train:200", row_group_rows=3, keep_text=True, shards=2)
@@ -137,7 +137,7 @@ def check_version(data: str, model: Model) -> None:
     assert [row["query_id"] for row in points] == list(range(len(points)))
     found = Counter((row["key"], row["text"], frozenset(names[label] for label in row["label_ids"])) for row in points)
     assert found == Counter(model.points)
-    assert open_whole(data)[0].digest == open_manifest(data).digest
+    assert open_data(data)[0].digest == open_manifest(data).digest
     assert open_manifest(DataLayout(data).labels).parameters["training_points"] == len(points)
 
 
@@ -207,7 +207,7 @@ def test_a_part_that_is_gone_is_named(tmp_path: Path) -> None:
     data = make(tmp_path, SEQUENCE)
     shutil.rmtree(data[1])
     with pytest.raises(TableError, match=r"part 0002 .*data1/parts/0002/queries/train.* is missing"):
-        open_whole(data[2])
+        open_data(data[2])
     with pytest.raises(TableError, match=r"data1.*missing"):
         rows_of(DataLayout(data[2]).queries("train"))
 

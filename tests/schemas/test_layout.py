@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import InputError
-from schemas.layout import DataLayout, RunLayout, check_name, folder, parse_number, shard_name, staging
+from schemas.layout import DataLayout, RunLayout, check_folder, check_name, parse_number, shard_name, staging
 
 numbers = st.integers(0, 10**9)
 
@@ -40,7 +40,7 @@ def test_other_folders_have_no_number(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["2026-11-20", "0002", "a" * 128, "A_b-1.c", "-x", "_"])
 def test_a_new_name_has_plain_characters(name: str) -> None:
-    assert check_name("--part", name) == folder(name) == name
+    assert check_name("--part", name) == check_folder(name) == name
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_another_new_name_is_refused_in_one_short_line(name: str) -> None:
 
 
 def test_names_that_earlier_versions_took_are_read() -> None:
-    assert folder("d[1] ü") == "d[1] ü"
+    assert check_folder("d[1] ü") == "d[1] ü"
 
 
 def test_tables_of_data_stand_apart() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import ragged as module
-from schemas.ragged import Ragged, SparseRows, repeats
+from schemas.ragged import Ragged, SparseRows, is_repeated
 
 rows_of_ids = st.lists(st.lists(st.integers(0, 12), max_size=6), min_size=1, max_size=5)
 
@@ -96,4 +96,4 @@ def test_rows_are_taken_sliced_thinned_and_joined(rows: list[list[int]], lead: i
 def test_an_id_that_stands_further_in_front_is_found(rows: list[list[int]]) -> None:
     expected = [[value in row[:place] for place, value in enumerate(row)] for row in rows]
     ids = np.array(rows, np.int64).reshape(-1, 4)
-    np.testing.assert_array_equal(repeats(ids), np.array(expected, bool).reshape(-1, 4))
+    np.testing.assert_array_equal(is_repeated(ids), np.array(expected, bool).reshape(-1, 4))

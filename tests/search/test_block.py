@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.ragged import Ragged
-from search.block import Block, score, search, search_exactly, set_up
+from search.block import Block, configure_faiss, score, search, search_exactly
 from search.candidates import best, merge, unpack
-from search.exclusions import Exclusions, Parts, start_search
+from search.exclusions import Exclusions, Subbatches, start_search
 from search.factory import Factory
-from search.index import SearchParams, apply, build
+from search.index import SearchParams, build, set_params
 from tests.pipelines.mining.world import brute_force, random_rows
 
 
@@ -25,7 +25,7 @@ def ragged(rows):
 
 def built(spec, vectors, nprobe):
     index = build(Factory(spec), vectors, seed=0)
-    apply(index, SearchParams(nprobe=nprobe))
+    set_params(index, SearchParams(nprobe=nprobe))
     return index
 
 
@@ -153,8 +153,8 @@ def test_parts_that_threads_search_are_the_batch(seed, threads, most, data):
     plain: Counter[str] = Counter()
     cut: Counter[str] = Counter()
     expected = start_search(block, queries, dropped, 7, plain, 2)()
-    with ThreadPoolExecutor(threads, initializer=set_up, initargs=(1,)) as pool:
-        waits = [start_search(block, queries, dropped, 7, cut, 2, Parts(pool.map, most)) for _ in range(2)]
+    with ThreadPoolExecutor(threads, initializer=configure_faiss, initargs=(1,)) as pool:
+        waits = [start_search(block, queries, dropped, 7, cut, 2, Subbatches(pool.map, most)) for _ in range(2)]
         assert all((wait() == expected).all() for wait in waits)
     assert cut == plain + plain
 

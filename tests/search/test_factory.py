@@ -2,7 +2,7 @@
 
 import pytest
 
-from search.factory import Factory, candidates, choose
+from search.factory import Factory, choose, list_factories
 
 
 @pytest.mark.parametrize("exact_rows", [1 << 15, 1 << 17])
@@ -14,7 +14,7 @@ def test_without_prices_a_number_of_vectors_decides(exact_rows: int) -> None:
 
 
 def test_with_prices_the_cheapest_that_can_be_is_chosen() -> None:
-    specs = [factory.spec for factory in candidates(10, 10_000)]
+    specs = [factory.spec for factory in list_factories(10, 10_000)]
     assert specs[:3] == ["exact", "IVF100,Flat", "IVF100,PQ5x4fs"]
 
     def price(factory: Factory) -> float | None:
@@ -28,11 +28,11 @@ def test_with_prices_the_cheapest_that_can_be_is_chosen() -> None:
 @pytest.mark.parametrize("spec", ["IVF400,Flat", "IVF400,PQ32x4fs"])
 def test_lists_pay_where_few_are_read(spec: str) -> None:
     factory = Factory(spec)
-    assert factory.pays(100_000, 50, 4, 64)
-    assert not factory.pays(100_000, 50, 400, 64) or factory.lossy
+    assert factory.saves_time(100_000, 50, 4, 64)
+    assert not factory.saves_time(100_000, 50, 400, 64) or factory.lossy
     costs = [factory.query_cost(100_000, 50, nprobe, 64) for nprobe in (1, 10, 100, 400)]
     assert costs == sorted(costs)
-    assert factory.pays(100_000, 50, None, 64)  # no lists were tuned
+    assert factory.saves_time(100_000, 50, None, 64)  # no lists were tuned
     assert Factory("exact").cost(1000, 2, 10, 5, None, 64) == 2 * 10 * 1000 * 64
 
 

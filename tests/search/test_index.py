@@ -3,10 +3,10 @@ import numpy as np
 import pytest
 
 from schemas.errors import InputError
-from search.block import Block, offered, search_exactly
+from search.block import Block, search_exactly, search_index
 from search.candidates import unpack
 from search.factory import Factory
-from search.index import SearchParams, apply, build, require_sense, tune
+from search.index import SearchParams, build, require_applicable, set_params, tune
 
 
 def vectors(rows, dimension, seed=0):
@@ -56,7 +56,7 @@ def test_an_index_that_cannot_be_is_refused(spec, message):
 )
 def test_an_option_that_means_nothing_is_refused(spec, params, message):
     with pytest.raises(InputError, match=message):
-        require_sense(Factory(spec), params)
+        require_applicable(Factory(spec), params)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,12 @@ def test_an_option_that_means_nothing_is_refused(spec, params, message):
 )
 def test_a_factory_string_is_read(spec, lists, lossy, graph, subquantizers):
     factory = Factory.parse(spec)
-    assert (factory.lists, factory.lossy, factory.graph, factory.subquantizers) == (lists, lossy, graph, subquantizers)
+    assert (factory.lists, factory.lossy, factory.has_graph, factory.subquantizers) == (
+        lists,
+        lossy,
+        graph,
+        subquantizers,
+    )
 
 
 @pytest.mark.parametrize("width", [10, 80])
@@ -82,8 +87,11 @@ def test_the_recall_that_is_tuned_is_that_of_the_lists(width):
     rows, queries = vectors(256, 8), vectors(100, 8, seed=1)
     block = Block(0, rows, build(Factory("IVF16,Flat"), rows, seed=0))
     params = tune(block, SearchParams(), False, queries, width, 0.9)
-    apply(block.index, params)
-    found, exact = unpack(offered(block, queries, width, 1)[0])[0], unpack(search_exactly(block, queries, width))[0]
+    set_params(block.index, params)
+    found, exact = (
+        unpack(search_index(block, queries, width, 1)[0])[0],
+        unpack(search_exactly(block, queries, width))[0],
+    )
     assert np.mean([len({*some} & {*all_}) / width for some, all_ in zip(found, exact, strict=True)]) >= 0.9
 
 

@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 
 from schemas import storage
-from schemas.layout import RunLayout, numbered
-from schemas.manifest import Shard, check_shard, describe_file, is_published, unpublish
+from schemas.layout import RunLayout, list_numbers
+from schemas.manifest import Shard, describe_file, is_published, read_shard, unpublish
 from schemas.storage import join
 from schemas.table import Table
 
@@ -80,7 +80,7 @@ class Checkpoint:
 
     def _read(self, shard: Shard) -> dict[str, torch.Tensor]:
         url = self.table.url
-        return load(check_shard(url, shard, f"Remove {url} to continue from the previous checkpoint."))
+        return load(read_shard(url, shard, f"Remove {url} to continue from the previous checkpoint."))
 
 
 def row_ranges(start: int, stop: int, row_bytes: int) -> list[tuple[int, int]]:
@@ -118,7 +118,7 @@ def save_tensors(path: str, tensors: dict[str, torch.Tensor], metadata: dict[str
 
 def latest_checkpoint(run: RunLayout) -> Checkpoint | None:
     """Open the newest finished checkpoint of a run; return None if no checkpoint is finished."""
-    for step in reversed(numbered(run.checkpoints)):
+    for step in reversed(list_numbers(run.checkpoints)):
         if is_published(run.checkpoint(step)):
             return Checkpoint.open(run.checkpoint(step))
     return None
@@ -136,7 +136,7 @@ def open_step(run: RunLayout, step: int | str | None = None) -> Checkpoint | Non
     if step == NEWEST:
         return latest_checkpoint(run)
     if step is None:
-        step = max(numbered(run.fusions), default=best_step(run))
+        step = max(list_numbers(run.fusions), default=best_step(run))
     return None if step is None else Checkpoint.open(run.checkpoint(int(step)))
 
 
@@ -151,7 +151,7 @@ def best_step(run: RunLayout) -> int | None:
 
 def drop_old_checkpoints(run: RunLayout, keep: int, spare: int | None = None) -> None:
     """Remove all finished checkpoints except the newest `keep` and the checkpoint of step `spare` (the best)."""
-    steps = numbered(run.checkpoints)
+    steps = list_numbers(run.checkpoints)
     finished = [step for step in steps if is_published(run.checkpoint(step))]
     kept = {*finished[max(0, len(finished) - keep) :], spare}
     for step in steps:

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from schemas.errors import TableError
-from schemas.mapped import MapFile, Mapped, map_tensors
+from schemas.mapped import MapFile, MappedFile, map_tensors
 from schemas.options import MOST_RATE
 from schemas.ragged import SparseRows
 from trainer.encoders.features import count_ngrams, join_rows, normalize_rows, scale_features
@@ -154,7 +154,7 @@ class ServedBag:
         """Open the files that `Encoder.write` wrote. Raises ValueError if the file belongs to a different bag."""
         return cls(section, map_file(WEIGHTS), *sizes)
 
-    def __init__(self, config: BagSection, file: Mapped, vocabulary: int, features: int, dense: int) -> None:
+    def __init__(self, config: BagSection, file: MappedFile, vocabulary: int, features: int, dense: int) -> None:
         self._config, self._read = config, BagFeatures(config, vocabulary, features, dense)
         tensors = map_tensors(file)
         self._table, self._weights = tensors["embedding"], tensors["feature_weights"]

@@ -9,7 +9,7 @@ from torch.nn.functional import embedding_bag
 
 from schemas import PAD
 from schemas.ragged import SparseRows, offsets_of
-from schemas.sizes import in_pieces
+from schemas.sizes import batch_by_size
 from trainer.device import CPU
 from trainer.group import ALONE, Group
 from trainer.rows.kernels import by_row
@@ -184,7 +184,7 @@ class BagGradients:
     def _sum_pieces(self, group: Group) -> None:
         """Sum the gradients on rows over all ranks, piece by piece."""
         batches = (batch for batch in self._pending if batch.grad is not None)
-        pieces = list(in_pieces(batches, lambda batch: batch.inputs.bags.rows, PIECE))
+        pieces = list(batch_by_size(batches, lambda batch: batch.inputs.bags.rows, PIECE))
         inputs, grad, count = self._gather_piece(group, pieces, 0)
         if count > 1:
             own = [np.empty(0, np.int64), *(batch.inputs.ids for piece in pieces for batch in piece)]

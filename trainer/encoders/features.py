@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from schemas.ragged import Ragged, SparseRows, counts_of, offsets_of, starts_of
+from schemas.ragged import Ragged, SparseRows, counts_of, is_first_key, offsets_of
 
 PAIR_BUCKETS = 1 << 20  # number of features for pairs of words
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -48,7 +48,7 @@ def count_ngrams(rows: Ragged, *, ngrams: int, vocabulary: int, buckets: int, da
         keys.append(row_of[: len(code)][inside] * size + bucket)
     key = np.concatenate(keys)
     key.sort()
-    first = np.flatnonzero(starts_of(key))
+    first = np.flatnonzero(is_first_key(key))
     row, features = np.divmod(key[first], size)
     counts = counts_of(np.append(first, len(key)))
     weights = ((1 + np.log(counts)) if damped else counts).astype(np.float32)

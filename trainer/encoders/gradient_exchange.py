@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
-from schemas.sizes import in_pieces
+from schemas.sizes import batch_by_size
 from trainer.group import Group
 
 _BUCKET_BYTES = 1 << 25
@@ -32,7 +32,7 @@ class GradientExchange:
     def sending(self) -> Iterator[None]:
         """Send gradients during the backward pass that the block runs, if any. Raises RankLostError."""
         expected = (n for n in reversed(range(len(self._parameters))) if self._expected[n])
-        self._buckets = list(in_pieces(expected, lambda n: self._parameters[n].nbytes, _BUCKET_BYTES))
+        self._buckets = list(batch_by_size(expected, lambda n: self._parameters[n].nbytes, _BUCKET_BYTES))
         self._missing = [len(bucket) for bucket in self._buckets]
         self._sums = []
         hooks = [

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from schemas import PAD
 from schemas.layout import DataLayout
-from schemas.ragged import Ragged, widened
+from schemas.ragged import Ragged, pad_columns
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.table import Table
 from trainer.evaluation.evaluate import KS
@@ -31,7 +31,7 @@ _TOKENS = "input_ids"
 def rank_popular(frequency: np.ndarray, texts: Ragged, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Rank labels by `frequency` [L], identically for each text: a Baseline."""
     order = np.argsort(-frequency, kind="stable")[:k]
-    order = widened(np.tile(order, (texts.rows, 1)), k, PAD)
+    order = pad_columns(np.tile(order, (texts.rows, 1)), k, PAD)
     return np.where(order == PAD, -np.inf, frequency[order]), order
 
 

@@ -12,7 +12,7 @@ import torch
 from schemas import PAD
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, is_published
-from schemas.ragged import Ragged, widened
+from schemas.ragged import Ragged, pad_columns
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.table import Table
 from trainer.checkpoints.checkpoint import Checkpoint, best_step
@@ -205,7 +205,7 @@ def score_shortlists(
         relevant.append(positives)
     width = max(part.ids.shape[1] for part in parts)
     columns = zip(zip(*parts, strict=True), (PAD, 0, 0, 0, 0), strict=True)  # ids, and scores of each kind
-    joined = (np.concatenate([widened(part, width, pad) for part in column]) for column, pad in columns)
+    joined = (np.concatenate([pad_columns(part, width, pad) for part in column]) for column, pad in columns)
     return Scored(*joined), Ragged.join(relevant)
 
 

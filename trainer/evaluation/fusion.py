@@ -8,7 +8,7 @@ import numpy as np
 
 from schemas import PAD
 from schemas.errors import TableError
-from schemas.ragged import Ragged, in_order, repeats, widened
+from schemas.ragged import Ragged, is_repeated, pad_columns, take_per_row
 from trainer.evaluation.memory import Memory
 from trainer.evaluation.tree import Scored, Tree
 from trainer.evaluation.votes import votes_of
@@ -59,7 +59,7 @@ class Scorers:
         found = [rows.best(VOTED)[1] for rows in (votes, ranked) if rows is not None]
         if found:
             both = np.concatenate([ids, *found], 1)
-            listed, more = (part[:, ids.shape[1] :] for part in (repeats(both), both))
+            listed, more = (part[:, ids.shape[1] :] for part in (is_repeated(both), both))
             listed = listed | filters.contains(more)
             more = np.where(listed if among is None else listed | ~np.isin(more, among), PAD, more)
             ids, scores = np.concatenate([ids, more], 1), np.concatenate([scores, labels.score(x, more)], 1)
@@ -219,8 +219,8 @@ class Fused:
         fused = self.fusion.fuse(scored, self.frequency[scored.ids])
         fused = np.where(scored.ids == PAD, -np.inf, fused)
         order = np.argsort(-fused, axis=1, kind="stable")[:, :k]
-        best, ids = in_order(fused, order), in_order(scored.ids, order)
-        return widened(best, k, -np.inf).astype(np.float32), widened(ids, k, PAD)
+        best, ids = take_per_row(fused, order), take_per_row(scored.ids, order)
+        return pad_columns(best, k, -np.inf).astype(np.float32), pad_columns(ids, k, PAD)
 
     def scores(
         self, x: Any, labels: PairScores, listed: tuple[np.ndarray, np.ndarray], inputs: Inputs | None = None

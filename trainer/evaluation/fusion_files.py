@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout
-from schemas.manifest import Manifest, check_shard, is_published, write_file
+from schemas.manifest import Manifest, is_published, read_shard, write_file
 from schemas.owners.build import building
 from schemas.storage import join
 from schemas.table import Table
@@ -106,4 +106,4 @@ def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> RunFusion:
     if file is None:
         raise TableError(f"{url}: contains neither {TREE} nor {WEIGHTS}. Fit the fusion again.")
     parse = Weights.parse if file.path == WEIGHTS else Tree.parse
-    return RunFusion(parse(check_shard(url, file, "Fit the fusion again."), join(url, file.path)), table)
+    return RunFusion(parse(read_shard(url, file, "Fit the fusion again."), join(url, file.path)), table)

@@ -18,13 +18,13 @@ from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
 from schemas.manifest import Shard, describe_file, find_shard, verify_shard
-from schemas.mapped import Mapped, ScratchFile
+from schemas.mapped import MappedFile, ScratchFile
 from schemas.ragged import Ragged, SparseRows
 from schemas.shard_files.parquet import list_array, list_column, matrix_column, write_shard
 from schemas.sizes import say_bytes
 from schemas.storage import join
 from schemas.table import Table
-from search.factory import AUTO, EXACT, Factory, candidates, choose
+from search.factory import AUTO, EXACT, Factory, choose, list_factories
 from trainer.encoders.bag import unit
 from trainer.evaluation.votes import NEIGHBOURS, count_votes
 from trainer.inputs import open_queries
@@ -73,7 +73,7 @@ def settle(points: int, dimension: int, labels: float, budget: int = BUDGET) -> 
         left = budget - _fixed_bytes(factory, dimension)
         return max(0, min(points, int(left / (_point_bytes(factory, dimension) + _LABEL_BYTES * labels))))
 
-    most = max(fitting(factory) for factory in candidates(dimension, points))
+    most = max(fitting(factory) for factory in list_factories(dimension, points))
 
     def price(factory: Factory) -> float | None:
         return factory.cost(most, 1, most, NEIGHBOURS, None, dimension) if fitting(factory) >= most else None
@@ -111,7 +111,7 @@ class Memory:
     refine: int = 1
     measured: Mapping[str, Any] = field(default_factory=dict)
     on_device: "torch.Tensor | None" = None
-    file: Mapped | None = None
+    file: MappedFile | None = None
     coded: bool = False
 
     @classmethod
@@ -160,20 +160,23 @@ class Memory:
         rows = self._unit(queries)
         if self.factory.exact or not len(rows):
             return replace(self, factory=_EXACT)._measure(queries)
-        from search.block import Block, search_exactly, set_up
+        from search.block import Block, configure_faiss, search_exactly
         from search.candidates import unpack
-        from search.index import SearchParams, apply, build, recall, tune
+        from search.index import SearchParams, build, measure_recall, set_params, tune
 
-        set_up(None)
+        configure_faiss(None)
         block = Block(0, self.vectors, build(self.factory, self.vectors, _SEED))
         params = tune(block, SearchParams(), self.factory.lossy, rows[:TUNED], NEIGHBOURS, TARGET_RECALL)
         exact = replace(self, factory=_EXACT)
-        if not self.factory.pays(len(self.vectors), NEIGHBOURS, params.nprobe, self._wide) and exact.bytes <= budget:
+        if (
+            not self.factory.saves_time(len(self.vectors), NEIGHBOURS, params.nprobe, self._wide)
+            and exact.bytes <= budget
+        ):
             return exact._measure(queries)
         others = slice(TUNED, 3 * TUNED) if len(rows) >= 2 * TUNED else slice(None)
         nearest, _ = unpack(search_exactly(block, rows[others], self._voters))
-        share = recall(block, params, rows[others], nearest, self._voters)
-        apply(block.index, params)
+        share = measure_recall(block, params, rows[others], nearest, self._voters)
+        set_params(block.index, params)
         measured = {"nprobe": params.nprobe, "recall": round(share, 4)}
         return replace(self, index=block.index, refine=params.factor, measured=measured)._measure(queries[others])
 
@@ -207,10 +210,10 @@ class Memory:
         labels = _join(column("label_ids", list_column))
         factory = Factory(facts.get("index", EXACT))
         if INDEX in files:
-            from search.block import set_up
-            from search.index import keep_first, read_index
+            from search.block import configure_faiss
+            from search.index import read_index, truncate
 
-            set_up(None)
+            configure_faiss(None)
             index = read_index(table.url, files[INDEX])
         rows, wide = vectors.shape
         if labels.rows != rows or (index is not None and (index.ntotal, index.d) != (rows, factory.dimension(wide))):
@@ -225,7 +228,7 @@ class Memory:
         if not trained:
             return memory
         if index is not None:
-            keep_first(index, count)
+            truncate(index, count)
         return replace(memory.first(count), index=index)
 
     def write(self, url: str) -> Iterator[Shard]:
@@ -356,7 +359,7 @@ def _mapped(parts: Iterable[np.ndarray]) -> np.ndarray:
     return np.frombuffer(file.map(), np.float16).reshape(-1, dimension)
 
 
-def _open(url: str, shard: Shard) -> tuple[np.ndarray, Mapped | None]:
+def _open(url: str, shard: Shard) -> tuple[np.ndarray, MappedFile | None]:
     """Map the vectors of the table at `url` from the local file, or from a scratch copy of a remote file."""
     if not shard.rows or shard.bytes % (2 * shard.rows):
         raise TableError(
@@ -364,8 +367,8 @@ def _open(url: str, shard: Shard) -> tuple[np.ndarray, Mapped | None]:
         )
     if storage.is_local(url):
         place = (verify_shard if shard.bytes <= _HASHED else find_shard)(url, shard)
-        file = Mapped(storage.filesystem(place)[1], shard.bytes)
-        return np.frombuffer(file.whole, np.float16).reshape(shard.rows, -1), file
+        file = MappedFile(storage.filesystem(place)[1], shard.bytes)
+        return np.frombuffer(file.buffer, np.float16).reshape(shard.rows, -1), file
     scratch = ScratchFile(_WHAT)
     with storage.open_read(verify_shard(url, shard)) as source:
         while piece := source.read(storage.READ_BYTES):

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from schemas.errors import InputError
-from schemas.ragged import Ragged, SparseRows, offsets_of, widened
+from schemas.ragged import Ragged, SparseRows, offsets_of, pad_columns
 from schemas.randomness import Purpose, generator
 from trainer.methods.kinds import import_name
 from trainer.methods.sections import METRICS
@@ -125,7 +125,7 @@ class Rankings:
     @cached_property
     def hits(self) -> np.ndarray:
         """1 if the label at a rank is a positive, else 0: [B, depth] float64."""
-        return widened(self.positives.contains(self.top), self.depth).astype(np.float64)
+        return pad_columns(self.positives.contains(self.top), self.depth).astype(np.float64)
 
     @property
     def discounts(self) -> np.ndarray:
@@ -144,7 +144,7 @@ class Rankings:
         weights = self.inverse_propensity
         if weights is None:
             return None
-        gains, labels = self.hits * widened(weights[np.maximum(self.top, 0)], self.depth), self.positives.entries
+        gains, labels = self.hits * pad_columns(weights[np.maximum(self.top, 0)], self.depth), self.positives.entries
         rows = SparseRows(labels, weights[labels].astype(np.float64), offsets_of(self.positives.counts))
         best, _ = rows.best(self.depth)
         return gains, np.where(np.isneginf(best), 0, best)  # pads

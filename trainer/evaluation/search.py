@@ -160,10 +160,10 @@ def _top_of_rows(queries: torch.Tensor, rows: torch.Tensor, k: int) -> tuple[tor
     few = len(queries) < _MANY_QUERIES or len(rows) < _MANY_ROWS or not k
     if few or queries.device != CPU or queries.dtype != torch.float32 or find_spec("faiss") is None:
         return top_of_block(queries @ rows.T, k)
-    from search.block import Block, search_exactly, set_up  # imports Faiss, which few processes need
+    from search.block import Block, configure_faiss, search_exactly  # imports Faiss, which few processes need
     from search.candidates import unpack
 
-    set_up(None)
+    configure_faiss(None)
     block = Block(0, rows.numpy())
     if not (np.isfinite(block.longest) and queries.isfinite().all()):
         return top_of_block(queries @ rows.T, k)  # keeps NaN

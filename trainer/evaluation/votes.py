@@ -3,7 +3,7 @@
 import numpy as np
 
 from schemas import PAD
-from schemas.ragged import Ragged, SparseRows, offsets_of, starts_of
+from schemas.ragged import Ragged, SparseRows, is_first_key, offsets_of
 
 NEIGHBOURS = 30
 TEMPERATURE = 0.05
@@ -25,7 +25,7 @@ def count_votes(
     key = query * stride + voted.values
     order = key.argsort(kind="stable")
     key = key[order]
-    first = starts_of(key)
+    first = is_first_key(key)
     votes = np.bincount(first.cumsum() - 1, share[order]).astype(np.float32)
     row, label = np.divmod(key[first], stride)
     return SparseRows(label, votes, offsets_of(np.bincount(row, minlength=len(rows))))

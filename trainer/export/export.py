@@ -17,7 +17,7 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, Shard, write_file
 from schemas.owners.build import building, clean_up
-from schemas.owners.place import require_place
+from schemas.owners.outputs import require_output_folder
 from schemas.ragged import Ragged
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import filters_of, list_column, writing_shard
@@ -114,7 +114,7 @@ def export(data: str, run: str, out: str, options: ExportOptions, say: Say = pri
     before = None if earlier is None else earlier.table.parameters["options"]
     options = replace(options, form=choose_form(options.form or AUTO_FORM, recipe.encoder, before))
     described = {**_describe(options), "threshold_split": split}
-    require_place(out, "exported", [data, run, None if earlier is None else earlier.table.url])
+    require_output_folder(out, "exported", [data, run, None if earlier is None else earlier.table.url])
     plan = _Plan(layout, RunLayout(run), options, recipe, checkpoint, fusion, split, earlier)
     onto = None if earlier is None else earlier.table.digest
     request = Request(KIND, parents, {"options": {**described, **({"onto": onto} if onto else {})}})
@@ -201,8 +201,8 @@ def _dense_facts(facts: DataSizes, recipe: Recipe, layout: DataLayout) -> dict[s
     """Return the length of dense vectors and the model that computes the vectors, if the encoder reads such vectors."""
     if DENSE not in reads(recipe.encoder.inputs):
         return {}
-    model = DenseModel.stated(facts.manifest.parameters, layout.root)
-    return {DENSE: facts.dense, **({DENSE_MODEL: model.facts()} if model else {})}
+    model = DenseModel.from_parameters(facts.manifest.parameters, layout.root)
+    return {DENSE: facts.dense, **({DENSE_MODEL: model.as_json()} if model else {})}
 
 
 def _version(plan: _Plan, shards: list[Shard]) -> ExportVersion:

@@ -20,7 +20,7 @@ from schemas.shard_files.parquet import number_column
 from schemas.shard_files.viewed import RETIRED
 from schemas.table import Table
 from schemas.text_model import DENSE, DenseModel
-from schemas.version import follow, require_needed
+from schemas.version import require_needed_exports, resolve_export
 from search.nearest import CPU
 from trainer.config.load import restore_encoder
 from trainer.evaluation.calibration import EVEN, Calibration
@@ -174,11 +174,13 @@ class Exported:
         Raises TableError if there is no export, or if the export is unfinished or damaged. Raises StorageError.
         """
         while True:
-            version = follow(url)
+            version = resolve_export(url)
             try:
                 return cls._open(version, exact, device)
             except TableError:
-                if follow(url) == version:  # otherwise another export is current now, and this export may be gone
+                if (
+                    resolve_export(url) == version
+                ):  # otherwise another export is current now, and this export may be gone
                     raise
 
     @classmethod
@@ -192,7 +194,7 @@ class Exported:
             except ImportError as error:
                 extra = "onnx" if error.name == "onnxruntime" else "trainer"
                 raise MissingExtra(f"{url}: the encoder needs {error.name}", extra) from None
-            require_needed(table)
+            require_needed_exports(table)
             files = Files(table)
             serving = cls._open_serving(files, encoder, served, exact, device)
             files.check_all()
@@ -238,7 +240,7 @@ class Exported:
     @property
     def dense_model(self) -> DenseModel | None:
         """Model of the encoder's dense vectors; None without dense vectors, or if the user supplies the vectors."""
-        return DenseModel.stated(self.table.parameters, self.table.url)
+        return DenseModel.from_parameters(self.table.parameters, self.table.url)
 
     def answer(self, inputs: Inputs, k: int, filters: Ragged | None = None, known: np.ndarray | None = None) -> Answer:
         """Rank labels as in `Serving.rank`; texts without known tokens get the most frequent labels.
@@ -321,8 +323,8 @@ def _naming_damage(url: str) -> Iterator[None]:
 
 def use_threads(threads: int | None) -> None:
     """Set the number of threads in Faiss, and in torch if loaded; None: all cores, but one thread in a forked child."""
-    from search.block import set_up
+    from search.block import configure_faiss
 
     if threads:
         set_threads(threads)
-    set_up(threads)
+    configure_faiss(threads)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from schemas import storage
 from schemas.errors import TableError
 from schemas.manifest import Shard, find_shard, read_patch, shard_url, verify_shard
-from schemas.mapped import Mapped, stamp
+from schemas.mapped import MappedFile, file_stamp
 from schemas.shard_files.shards import open_shard, read_group
 from schemas.shard_files.viewed import ViewedShard
 from schemas.sizes import require_room
@@ -34,7 +34,7 @@ class Files:
     def __init__(self, table: Table) -> None:
         self.table, self.url = table, table.url
         self._checked: dict[str, tuple[int, int, int]] = {}
-        self._mapped: list[Mapped] = []
+        self._mapped: list[MappedFile] = []
 
     @cached_property
     def folder(self) -> Path:
@@ -56,12 +56,12 @@ class Files:
         """
         path, local = self._place(shard)
         if path in self._checked:
-            if stamp(path) != self._checked[path]:
+            if file_stamp(path) != self._checked[path]:
                 raise _changed(path)
             return Path(path)
         if not local:
             self._fetch(shard, Path(path))
-        before = stamp(path)
+        before = file_stamp(path)
         if local:
             if shard.bytes <= _HASHED:
                 verify_shard(self.url, shard, remedy=REMEDY)
@@ -81,15 +81,15 @@ class Files:
             if file.has_changed():
                 raise _changed(file.path)
 
-    def map(self, name: str) -> Mapped:
+    def map(self, name: str) -> MappedFile:
         """Map a file, and let `require_unchanged` check the file. Changes to the mapped bytes stay in memory."""
         shard = next((shard for shard in self.table.shards if shard.path == name), None)
         if shard is None:
             raise TableError(f"{self.url}: this export contains no {name}. {REMEDY}")
-        self._mapped.append(Mapped(str(self.path(shard)), shard.bytes, private=True))
+        self._mapped.append(MappedFile(str(self.path(shard)), shard.bytes, private=True))
         return self._mapped[-1]
 
-    def watch(self, file: Mapped | None) -> None:
+    def watch(self, file: MappedFile | None) -> None:
         """Let `require_unchanged` also check a file that was mapped elsewhere."""
         self._mapped += [file] if file else []
 

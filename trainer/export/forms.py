@@ -10,7 +10,7 @@ import numpy as np
 
 from schemas import PAD
 from schemas.errors import InputError, MissingExtra
-from schemas.mapped import Mapped
+from schemas.mapped import MappedFile
 from schemas.ragged import Ragged
 from trainer.encoders.bag import unit
 from trainer.encoders.served import ServedByTorch
@@ -79,7 +79,7 @@ class FormedEncoder:
             raise InputError(
                 f"--form {form}: this model cannot be written as a graph: {reason}. Leave --form out."
             ) from error
-        served = import_name(section.SERVED_BY[form]).open(section, folder, lambda name: Mapped(str(folder / name)))
+        served = import_name(section.SERVED_BY[form]).open(section, folder, lambda name: MappedFile(str(folder / name)))
         plain = ServedByTorch(encoder)
         return cls(folder, served, plain, rows, _require_near(form, served.embed(rows), plain.embed(rows)))
 

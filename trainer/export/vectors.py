@@ -17,7 +17,7 @@ from schemas import PAD
 from schemas.errors import ExtremisError
 from schemas.layout import shard_name
 from schemas.manifest import Shard
-from schemas.mapped import Mapped, map_tensors
+from schemas.mapped import MappedFile, map_tensors
 from search.factory import Factory, choose
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _SEED = 0
 _MOST_MOVED = 2  # an index is rebuilt if more than 1 / _MOST_MOVED of its rows have moved: the lists no longer fit
 
 
-def map_vectors(file: Mapped) -> np.ndarray:
+def map_vectors(file: MappedFile) -> np.ndarray:
     """Return the rows [n, D] of a mapped file of vectors, without a copy. Raises ValueError for any other file."""
     tensors = map_tensors(file)
     if [*tensors] != [NAME] or tensors[NAME].dtype not in DTYPES.values():
@@ -154,20 +154,20 @@ def write_indexes(
     updated if rows have changed. Raises InputError if `spec` is not a factory string, or if there are too few vectors
     for the index.
     """
-    from search.block import Block, padded, set_up
+    from search.block import Block, configure_faiss, pad_vectors
     from search.index import SearchParams, build, tune, write_index
 
-    set_up(None)
+    configure_faiss(None)
     factory = Factory.parse(spec)
     columns = factory.dimension(vectors.shape[1])
-    sampled = padded(queries, columns)
+    sampled = pad_vectors(queries, columns)
     if earlier is not None and (earlier.facts["factory"], earlier.facts["columns"]) != (factory.spec, columns):
         earlier = None
     shards: list[Shard] = []
     efforts: list[dict[str, Any] | None] = []
     moved: list[int] = []
     for number, (start, rows) in enumerate(vectors.parts()):
-        wide = padded(rows, columns)
+        wide = pad_vectors(rows, columns)
         updated = None if earlier is None else _update(earlier, number, rows, wide)
         if updated is None and number and len(rows) <= EXACT_LABELS:
             efforts.append(None)
@@ -190,7 +190,7 @@ def _update(
     Also returns the number of rows that have changed since the index was built, and the file's entry if no row has
     changed now. Returns None if the index must be rebuilt. `wide`: the rows in the shape that the index accepts.
     """
-    from search.index import load_index, update
+    from search.index import load_index, replace_vectors
 
     file = earlier.files[number] if number < len(earlier.files) else None
     if file is None:
@@ -205,22 +205,22 @@ def _update(
     index = load_index(str(path))
     if not len(changed):
         return index, moved, entry
-    return (index, moved, None) if update(index, changed, wide[changed]) else None
+    return (index, moved, None) if replace_vectors(index, changed, wide[changed]) else None
 
 
 def open_indexes(paths: Sequence[str], facts: Mapping[str, Any], vectors: Vectors) -> tuple[Indexed, ...]:
     """Open the indexes of `vectors` from local files, with the facts that `write_indexes` returned."""
-    from search.block import Block, padded
-    from search.index import SearchParams, apply, load_index
+    from search.block import Block, pad_vectors
+    from search.index import SearchParams, load_index, set_params
 
     columns, files = facts["columns"], iter(paths)
     opened = []
     for (start, rows), effort in zip(vectors.parts(), facts["efforts"], strict=True):
         # Pairs are scored in place in float32, so half-precision vectors are widened once.
-        wide = rows if (rows.dtype, rows.shape[1]) == (np.float32, columns) else padded(rows, columns)
+        wide = rows if (rows.dtype, rows.shape[1]) == (np.float32, columns) else pad_vectors(rows, columns)
         index = None if effort is None else load_index(next(files))
         params = SearchParams(**(effort or {}))
-        apply(index, params)
+        set_params(index, params)
         opened.append(Indexed(Block(start, wide, index), params.factor))
     if next(files, None) is not None:
         raise ValueError(f"{len(paths)} indexes over {len(opened)} ranges of vectors")
@@ -232,12 +232,12 @@ def search_indexes(indexed: Sequence[Indexed], queries: np.ndarray, width: int) 
 
     Raises ExtremisError if a score is not a number.
     """
-    from search.block import padded, search
+    from search.block import pad_vectors, search
     from search.candidates import NOT_A_NUMBER, merge, unpack
 
     exact = (block for block, _ in indexed if block.index is None)
     if not (np.isfinite(queries).all() and all(np.isfinite(block.longest) for block in exact)):
         raise ExtremisError(NOT_A_NUMBER)
-    wide = padded(queries, indexed[0].block.vectors.shape[1])
+    wide = pad_vectors(queries, indexed[0].block.vectors.shape[1])
     found = [search(block, wide, width, refine) for block, refine in indexed]
     return unpack(found[0] if len(found) == 1 else merge(found, width))

@@ -18,13 +18,13 @@ from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout, shard_name
 from schemas.manifest import Patch, Shard, View, describe_file
-from schemas.mapped import Mapped
+from schemas.mapped import MappedFile
 from schemas.shard_files.parquet import encode, writing_shard
 from schemas.shard_files.shards import iterate_shard
 from schemas.shard_files.viewed import POSITION, RETIRED
 from schemas.storage import join, relative, resolve
 from schemas.table import Table
-from schemas.version import ExportVersion, follow, moved, parts_since, require_needed
+from schemas.version import ExportVersion, move_view, parts_since, require_needed_exports, resolve_export
 from trainer.checkpoints.checkpoint import save_tensors
 from trainer.export.exported import KIND, LABELS
 from trainer.export.files import Files
@@ -64,7 +64,7 @@ class Earlier:
 
         If OUT is already current, return the export that OUT was based on. Raises InputError, TableError.
         """
-        url = resolve(follow(onto), ".")
+        url = resolve(resolve_export(onto), ".")
         if url == resolve(out, "."):
             before = Table.find(out, KIND)
             place = None if before is None else ExportVersion.of(before.manifest).onto
@@ -72,7 +72,7 @@ class Earlier:
                 raise InputError(f"--onto {onto}: this is OUT itself. Name an earlier export.")
             url = resolve(out, place)
         export = Table.open(url, KIND)
-        require_needed(export)
+        require_needed_exports(export)
         if parts_since(Table.open(data.root, "data").manifest, export.parents["data"]) is None:
             raise InputError(
                 f"--onto {url}: this export was built neither from {data.root} nor from an earlier version. Name an "
@@ -97,7 +97,7 @@ class Earlier:
 
         `first`: the file's first label; `group_rows`: number of rows per row group, if the file has row groups.
         """
-        view, table = shard.view and moved(shard.view, self.table.url, self.out), relative(self.out, self.table.url)
+        view, table = shard.view and move_view(shard.view, self.table.url, self.out), relative(self.out, self.table.url)
         view = view or View(
             table=table, part=self.version.part, first=first, rows=shard.rows, row_group_rows=group_rows
         )
@@ -171,7 +171,7 @@ def _write(folder: str, piece: Range, rows: torch.Tensor, target: Target) -> tup
         shard = describe_file(path, name, len(rows))
         if not storage.is_local(url):
             shutil.copyfile(path, local)
-    return shard, map_vectors(Mapped(str(local), private=True))
+    return shard, map_vectors(MappedFile(str(local), private=True))
 
 
 def write_vectors(path: Path, rows: torch.Tensor, start: int) -> None:
@@ -189,7 +189,7 @@ def _keep(folder: str, piece: Range, rows: np.ndarray, target: Target) -> tuple[
     earlier = target.earlier
     if earlier is None or piece.entry is None:
         return None
-    before = map_vectors(Mapped(str(earlier.files.path(piece.entry)), private=True))
+    before = map_vectors(MappedFile(str(earlier.files.path(piece.entry)), private=True))
     changed = changed_rows(before, rows)
     if changed is None or MOST_CHANGED * len(changed) > len(rows):
         return None

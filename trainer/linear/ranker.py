@@ -13,9 +13,9 @@ import pyarrow as pa
 from schemas import PAD, storage
 from schemas.errors import TableError
 from schemas.layout import DataLayout
-from schemas.manifest import Shard, check_shard, verify_shard, write_file
-from schemas.mapped import Mapped, map_tensors
-from schemas.ragged import Ragged, SparseRows, in_order, offsets_of
+from schemas.manifest import Shard, read_shard, verify_shard, write_file
+from schemas.mapped import MappedFile, map_tensors
+from schemas.ragged import Ragged, SparseRows, offsets_of, take_per_row
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
 from schemas.text_model import DENSE
@@ -89,7 +89,7 @@ class LinearRanker:
     words: RowFeatures
     weights: SparseRows
     labels: int
-    file: Mapped | None = None  # the file that contains the weights
+    file: MappedFile | None = None  # the file that contains the weights
 
     @classmethod
     def of(
@@ -165,7 +165,7 @@ class LinearRanker:
         """Return the best `k` labels of each row with scores above 0, in ascending order of labels."""
         scores, ids = self.rank(inputs, k)
         order = np.argsort(ids, axis=1)
-        ids, scores = in_order(ids, order), in_order(scores, order)
+        ids, scores = take_per_row(ids, order), take_per_row(scores, order)
         found = ids != PAD
         return SparseRows(ids[found], scores[found], offsets_of(found.sum(1)))
 
@@ -203,8 +203,8 @@ class LinearRanker:
         try:
             if storage.is_local(table.url):
                 place = storage.filesystem(verify_shard(table.url, shard, remedy="Fit the fusion again."))[1]
-                file = Mapped(place, shard.bytes, private=True)
-            arrays = map_tensors(file) if file else load(check_shard(table.url, shard, "Fit the fusion again."))
+                file = MappedFile(place, shard.bytes, private=True)
+            arrays = map_tensors(file) if file else load(read_shard(table.url, shard, "Fit the fusion again."))
             vocabulary, labels = arrays["sizes"].tolist()
             weights = SparseRows(*(arrays[name] for name in _WEIGHTS))
             if not (

@@ -67,7 +67,7 @@ class CopiedIndex(NegativeSource):
 
     def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled:
         """Return the best labels [B, K] over all ranks for the queries x [B, D], without positives."""
-        from search.block import padded
+        from search.block import pad_vectors
         from search.exclusions import Exclusions, start_search
 
         assert x is not None
@@ -75,7 +75,7 @@ class CopiedIndex(NegativeSource):
         block, params = self._index(queries)
         positives = Ragged(batch.positives, batch.positive_offsets)
         exclusions = Exclusions(positives, Ragged.empty(len(batch)), Ragged.empty(len(batch)))
-        queries = padded(queries, block.vectors.shape[1])
+        queries = pad_vectors(queries, block.vectors.shape[1])
         keys = start_search(block, queries, exclusions, self._width, refine=params.factor)()
         return best_of_ranks(keys, self._width, self._group)
 
@@ -100,24 +100,24 @@ class CopiedIndex(NegativeSource):
 
     def _build(self, vectors: np.ndarray, queries: np.ndarray) -> "tuple[Block, SearchParams]":
         """Index the `vectors` [n, D] float32 of the rank's labels; no other code may change the array."""
-        from search.block import Block, padded, set_up
+        from search.block import Block, configure_faiss, pad_vectors
         from search.factory import choose
-        from search.index import SearchParams, apply, build, tune
+        from search.index import SearchParams, build, set_params, tune
 
-        set_up(None)
+        configure_faiss(None)
         rows, start, kind = len(vectors), self._vectors.start, self._kind
         spec = f"IVF{max(1, int(rows**0.5))},Flat" if kind == MIPS else kind
         factory = choose(spec, rows)
-        vectors = padded(vectors, factory.dimension(vectors.shape[1]))
+        vectors = pad_vectors(vectors, factory.dimension(vectors.shape[1]))
         block = Block(start, vectors, build(factory, vectors, self._seed), str(self._vectors.vectors.device))
-        wide = padded(queries, vectors.shape[1])
+        wide = pad_vectors(queries, vectors.shape[1])
         if kind == MIPS:
             params = SearchParams(nprobe=min(PROBED, factory.lists))
         else:
             params = tune(block, SearchParams(), factory.lossy, wide, self._width, TARGET_RECALL)
-        if kind == AUTO and not factory.pays(rows, self._width, params.nprobe, vectors.shape[1]):
+        if kind == AUTO and not factory.saves_time(rows, self._width, params.nprobe, vectors.shape[1]):
             return replace(block, index=None), SearchParams()
-        apply(block.index, params)
+        set_params(block.index, params)
         return block, params
 
 

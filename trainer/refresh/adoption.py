@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from schemas import storage
 from schemas.errors import ExtremisError, InputError, TableError
 from schemas.json_files import read_json, write_json
-from schemas.layout import CLUSTERS, RunLayout, epoch_of, numbered
+from schemas.layout import CLUSTERS, RunLayout, epoch_folder, list_numbers
 from schemas.manifest import Manifest, is_published, unpublish
 from schemas.owners.build import clean_up
 from schemas.storage import join
@@ -223,7 +223,7 @@ def _newest(run: RunLayout, recipe: Recipe, sources: list[Source], epoch: int) -
     """
     root = run.clusters_root if recipe.clusters else run.negatives_root
     due = [number for number in recipe.table_epochs() if number <= epoch][-1:]
-    for number in sorted({*numbered(root), *due}, reverse=True):
+    for number in sorted({*list_numbers(root), *due}, reverse=True):
         if number <= epoch and all(is_published(_url(run, recipe, number, source)) for source in sources):
             return number
     return None
@@ -240,8 +240,8 @@ def discard_refreshes(run: RunLayout) -> None:
     Tables that were built for the run from other embeddings are not removed.
     """
     for root in (run.negatives_root, run.clusters_root):
-        for epoch in numbered(root):
-            folder = epoch_of(root, epoch)
+        for epoch in list_numbers(root):
+            folder = epoch_folder(root, epoch)
             for name in storage.list_names(folder):
                 if _is_of_a_dump(join(folder, name)):
                     unpublish(join(folder, name))
@@ -253,8 +253,8 @@ def discard_refreshes(run: RunLayout) -> None:
 def discard_unfinished_tables(run: RunLayout) -> None:
     """Remove unfinished tables whose miners have ended. Raises StorageError."""
     # The negative tables of one dump share one owner.
-    outputs = [(epoch_of(run.negatives_root, epoch), "mined") for epoch in numbered(run.negatives_root)]
-    outputs += [(run.clusters(epoch, "queries"), "clustered") for epoch in numbered(run.clusters_root)]
+    outputs = [(epoch_folder(run.negatives_root, epoch), "mined") for epoch in list_numbers(run.negatives_root)]
+    outputs += [(run.clusters(epoch, "queries"), "clustered") for epoch in list_numbers(run.clusters_root)]
     for out, doing in outputs:
         clean_up(out, doing)
         if not storage.list_names(out):

@@ -17,7 +17,7 @@ from schemas.manifest import Shard, shard_url
 from schemas.ragged import offsets_of
 from schemas.shard_files.cache import LocalCache
 from schemas.shard_files.parquet import list_array
-from schemas.shard_files.ranges import Access, Pieces, naming_damage
+from schemas.shard_files.ranges import Access, FetchedRanges, naming_damage
 from schemas.shard_files.shards import OpenShard, open_shard, read_group
 from schemas.table import Table
 from trainer.input_kinds import Kind
@@ -58,7 +58,7 @@ class _TableGroup:
 
     @property
     def place(self) -> str:
-        return self.table.place(self.shard)
+        return self.table.shard_url(self.shard)
 
     @property
     def bytes(self) -> int:
@@ -73,7 +73,7 @@ class RowGroups:
     downloads.
     """
 
-    _downloads: DownloadQueue[Pieces] | None
+    _downloads: DownloadQueue[FetchedRanges] | None
 
     def __init__(
         self, sources: list[Source], label_type: pa.DataType, inputs: Kind = "tokens", reading: Reading | None = None
@@ -197,14 +197,14 @@ class RowGroups:
         group, number = item
         return self._tables_of(group)[number].bytes
 
-    def _download(self, item: tuple[int, int]) -> Pieces:
+    def _download(self, item: tuple[int, int]) -> FetchedRanges:
         group, number = item
         part = self._tables_of(group)[number]
         shard = self._shards.get(part.table.url, part.entry)
         with naming_damage(f"{part.place}, row group {part.group}"):
             return shard.fetch(part.group, part.columns)
 
-    def _read(self, part: _TableGroup, pieces: Pieces | None) -> pa.Table:
+    def _read(self, part: _TableGroup, pieces: FetchedRanges | None) -> pa.Table:
         shard = self._shards.get(part.table.url, part.entry)
         try:
             rows = read_group(shard, part.group, part.columns, part.place, pieces)

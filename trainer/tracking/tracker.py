@@ -11,7 +11,7 @@ from schemas import storage
 from schemas.errors import TableError
 from schemas.json_files import parse_object, read_json, write_json
 from schemas.layout import RunLayout
-from schemas.owners.claim import Claim, LostError, Unclaimed
+from schemas.owners.claim import Claim, ClaimLostError, Unclaimed
 from schemas.storage import join
 from trainer.methods.sections import Logging
 from trainer.tracking.tensorboard import FOLDER
@@ -82,7 +82,7 @@ class Tracker:
                 watcher.record(step, numbers_of(kind, values))
 
     def sync(self) -> None:
-        """Publish all records so far. Raises LostError, StorageError."""
+        """Publish all records so far. Raises ClaimLostError, StorageError."""
         with self._goes_on():
             self._file.flush()
             for watcher in self._watchers.values():
@@ -98,7 +98,7 @@ class Tracker:
         """Publish the remaining records; `finished`: whether the run reached its end."""
         if self._file is None:
             return
-        with contextlib.suppress(LostError):  # another process owns the records of the run
+        with contextlib.suppress(ClaimLostError):  # another process owns the records of the run
             self.sync()
         with self._goes_on():
             self._file.close()

@@ -9,7 +9,7 @@ from schemas import storage
 from schemas.errors import InputError
 from schemas.manifest import Manifest, columns_of
 from schemas.owners.build import building, clean_up
-from schemas.owners.place import require_file, require_place
+from schemas.owners.outputs import require_output_file, require_output_folder
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import writing_shard
 from trainer.tuples.stream import TupleStream
@@ -46,14 +46,14 @@ def write_tuples(
     if is_file(out):
         if shards is not None:
             raise InputError("--shards works only with a folder, but OUT is a file of JSON lines. Leave --shards out.")
-        require_file(out, reads, _REMEDY, overwrite)
+        require_output_file(out, reads, _REMEDY, overwrite)
         end = next(end for end in _ENDS if out.endswith(end))
         with storage.writing(out) as path, pa.output_stream(path, compression=_ENDS[end]) as file:
             for examples in stream.blocks(shuffle):
                 file.write(b"".join(orjson.dumps(example) + b"\n" for example in examples.to_pylist()))
                 on_examples(examples.num_rows)
         return None
-    require_place(out, _DOING, reads)
+    require_output_folder(out, _DOING, reads)
     rows, left_out = stream.counted
     count = min(rows, shards or -(-rows // _SHARD))
     order = {"shuffle": shuffle, "epoch": stream.state_dict()["epoch"], "shards": count}

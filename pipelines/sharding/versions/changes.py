@@ -11,16 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.common.exchange import Files, Packet, gather, one_batch, receive, split_by
+from pipelines.common.exchange import FileExchange, Packet, gather, receive, split_by, to_record_batch
 from pipelines.common.flow import Collection, Flow, Tagged
-from pipelines.common.summary import SUMMARY, Block, Patched, Summary
+from pipelines.common.summary import SUMMARY, Patched, StagedBlock, Summary
 from pipelines.formats.base import LABELS
 from pipelines.sharding import resume, rows
 from pipelines.sharding.labels import KEYS, ORDER, Ordered, count_labels, duplicates, send_ordered, sum_counts
 from pipelines.sharding.plans import LabelsPlan, QueriesPlan
 from pipelines.sharding.queries import FREQUENCIES
 from pipelines.sharding.read import CONTENT, with_hashes
-from pipelines.sharding.steps import ROWS, SIZES, by_shard, encode, first_ids, open_tokens
+from pipelines.sharding.steps import ROWS, SIZES, by_shard, encode, first_ids, open_column_tokenizer
 from pipelines.sharding.versions.earlier import EarlierData
 from schemas import storage
 from schemas.manifest import Patch
@@ -32,7 +32,7 @@ from schemas.shard_files.viewed import POSITION, RETIRED, ViewedShard
 from schemas.storage import join
 
 CHANGED, STATES = "changed", "states"
-BEFORE = pa.schema(
+EARLIER_SCHEMA = pa.schema(
     [
         ("hash", pa.uint64()),
         ("key", pa.string()),
@@ -41,14 +41,14 @@ BEFORE = pa.schema(
         (RETIRED, pa.bool_()),
     ]
 )
-STATE = pa.schema([("label_id", pa.int64()), (RETIRED, pa.bool_())])
+STATE_SCHEMA = pa.schema([("label_id", pa.int64()), (RETIRED, pa.bool_())])
 
 
-def order_labels_onto(flow: Flow, plan: LabelsPlan, earlier: EarlierData, blocks: list[Block]) -> Ordered:
+def order_labels_onto(flow: Flow, plan: LabelsPlan, earlier: EarlierData, blocks: list[StagedBlock]) -> Ordered:
     """Order new labels by (hash, key) after the earlier labels; find earlier labels that change, retire or return.
 
     Returns the collections of `order_labels`, and two collections of packets in files per earlier label shard:
-    `changed` contains the rows of changed labels, and `states` the columns STATE of labels that retire or return.
+    `changed` contains the rows of changed labels, and `states` the labels that retire or return (STATE_SCHEMA).
     """
     before = earlier.views[LABELS]
     routed = flow.create("Blocks of labels", blocks).flat_map("Route labels", route_labels, plan)
@@ -61,9 +61,9 @@ def order_labels_onto(flow: Flow, plan: LabelsPlan, earlier: EarlierData, blocks
     return ordered | {SIZES: sizes_before + ordered[SIZES]}
 
 
-def route_labels(block: Block, plan: LabelsPlan) -> Iterator[tuple[int, Packet]]:
+def route_labels(block: StagedBlock, plan: LabelsPlan) -> Iterator[tuple[int, Packet]]:
     """Send the labels of a block to their shards, without tokens: (shard, packet)."""
-    yield from plan.bulk.send(by_shard(block.read().select(plan.raw_schema.names), plan.shards))
+    yield from plan.exchange.send(by_shard(block.read().select(plan.raw_schema.names), plan.shards))
 
 
 def read_before(number: int, plan: LabelsPlan, earlier: EarlierData) -> Iterator[tuple[int, Packet]]:
@@ -73,13 +73,13 @@ def read_before(number: int, plan: LabelsPlan, earlier: EarlierData) -> Iterator
     given = {*CONTENT} - ({"dense"} if earlier.dense_model else set())  # a model's vectors follow from the text
     counted = [name for name in CONTENT if name in names and name in given and earlier.texts]
     columns = ["key", "label_id", *counted, RETIRED]
-    for group in iterate_shard(earlier.place(LABELS), entry, columns):
+    for group in iterate_shard(earlier.table_url(LABELS), entry, columns):
         (batch,) = group.combine_chunks().to_batches()
         if not earlier.texts:
             batch = batch.append_column("text", pa.array([""] * batch.num_rows))
         batch = with_hashes(batch, earlier.seed)
-        batch = pa.RecordBatch.from_arrays([batch[name] for name in BEFORE.names], schema=BEFORE)
-        yield from plan.bulk.send(by_shard(batch, plan.shards))
+        batch = pa.RecordBatch.from_arrays([batch[name] for name in EARLIER_SCHEMA.names], schema=EARLIER_SCHEMA)
+        yield from plan.exchange.send(by_shard(batch, plan.shards))
 
 
 def order_new_labels(element: tuple[int, dict[str, Any]], plan: LabelsPlan, earlier: EarlierData) -> Iterator[Tagged]:
@@ -89,7 +89,7 @@ def order_new_labels(element: tuple[int, dict[str, Any]], plan: LabelsPlan, earl
     staged = plan.files[resume.LABELS]
     first = offsets_of(np.array([entry.rows for entry in earlier.views[LABELS]], np.int64))
     ordered = rows.order(gather(parts["rows"], plan.raw_schema))
-    before = gather(parts["before"], BEFORE).sort_by("label_id").combine_chunks()
+    before = gather(parts["before"], EARLIER_SCHEMA).sort_by("label_id").combine_chunks()
     table = ordered.rows
     place = pc.index_in(table["key"].combine_chunks(), value_set=before["key"].combine_chunks())
     is_new = pc.is_null(place)
@@ -103,11 +103,11 @@ def order_new_labels(element: tuple[int, dict[str, Any]], plan: LabelsPlan, earl
         changed = _encoded(plan, again.filter(other)).append_column("label_id", old["label_id"].filter(other))
         counters["changed"] = changed.num_rows
         columns = [name for name in plan.schema.names if name != "frequency"]
-        yield from _by_shard_before(staged, first, CHANGED, one_batch(changed.select(columns)))
+        yield from _by_shard_before(staged, first, CHANGED, to_record_batch(changed.select(columns)))
     states = _states(before, old["label_id"], earlier.complete is not False)
     retiring = int(pc.sum(states[RETIRED]).as_py() or 0)
     counters.update(retired=retiring, returned=states.num_rows - retiring)
-    yield from _by_shard_before(staged, first, STATES, one_batch(states))
+    yield from _by_shard_before(staged, first, STATES, to_record_batch(states))
     keys = pa.table({"key": before["key"], "label_id": before["label_id"]})
     missing = pa.nulls(new.num_rows, pa.int64())
     keys = pa.concat_tables([keys, pa.table({"key": new["key"], "label_id": missing})])
@@ -116,18 +116,18 @@ def order_new_labels(element: tuple[int, dict[str, Any]], plan: LabelsPlan, earl
 
 def _encoded(plan: LabelsPlan, table: pa.Table) -> pa.Table:
     """Tokenize rows, and return them with the columns of `row_schema`."""
-    batch = encode(one_batch(table), plan, open_tokens(plan))
+    batch = encode(to_record_batch(table), plan, open_column_tokenizer(plan))
     return pa.Table.from_batches([batch.select(plan.row_schema.names)]).cast(plan.row_schema)
 
 
-def _by_shard_before(staged: Files, first: np.ndarray, tag: str, batch: pa.RecordBatch) -> Iterator[Tagged]:
+def _by_shard_before(staged: FileExchange, first: np.ndarray, tag: str, batch: pa.RecordBatch) -> Iterator[Tagged]:
     """Send rows with `label_id` to the earlier label shards: shard s has ids [first[s], first[s + 1])."""
     shard = np.searchsorted(first, batch["label_id"].to_numpy(), side="right") - 1
     yield from (Tagged(tag, packet) for packet in staged.send(split_by(batch, shard)))
 
 
 def _states(before: pa.Table, listed: pa.ChunkedArray, complete: bool) -> pa.Table:
-    """Return labels that change state, with columns STATE: `listed` labels return; if `complete`, others retire."""
+    """Return labels that change state (STATE_SCHEMA): `listed` labels return; if `complete`, other labels retire."""
     is_listed = pc.is_in(before["label_id"], value_set=listed.combine_chunks())
     retired = before[RETIRED]
     returns = pc.and_(retired, is_listed)
@@ -137,20 +137,20 @@ def _states(before: pa.Table, listed: pa.ChunkedArray, complete: bool) -> pa.Tab
     return pa.table({"label_id": changes["label_id"], RETIRED: state})
 
 
-def leave_out(
+def remove_replaced(
     keys: Collection, plan: QueriesPlan, earlier: EarlierData, built: str, label_sizes: dict[int, int]
 ) -> dict[str, Collection]:
     """Remove older rows with one of the `keys` (older shard, packet). Returns `summary` and negative `frequencies`."""
     grouped, tags = keys.group(f"Keys by older shard of {plan.split}"), (SUMMARY, FREQUENCIES)
-    return grouped.split(f"Find keys of {plan.split}", tags, find_gone, plan, earlier, built, label_sizes)
+    return grouped.split(f"Find keys of {plan.split}", tags, remove_keys, plan, earlier, built, label_sizes)
 
 
-def find_gone(
+def remove_keys(
     element: tuple[int, Any], plan: QueriesPlan, earlier: EarlierData, built: str, label_sizes: dict[int, int]
 ) -> Iterator[Tagged]:
     """Write a patch that removes keys, given as (older shard, packets of keys); subtract the rows' label counts."""
     number, packets = element
-    entry, url = earlier.views[plan.name][number], earlier.place(plan.name)
+    entry, url = earlier.views[plan.name][number], earlier.table_url(plan.name)
     view = entry.view
     assert view is not None
     keys = pa.concat_arrays([batch["key"] for batch in receive(packets)])
@@ -175,7 +175,7 @@ def find_gone(
         (shard, batch.set_column(1, "count", pc.negate(batch["count"])))
         for shard, batch in count_labels(np.concatenate(labels), first_ids(label_sizes))
     ]
-    for place in plan.bulk.send(sent):
+    for place in plan.exchange.send(sent):
         yield Tagged(FREQUENCIES, place)
 
 
@@ -195,14 +195,14 @@ def write_patch(
 def patch_labels(element: tuple[int, dict[str, Any]], earlier: EarlierData, built: str) -> Summary:
     """Write the patches for an earlier label shard, from (number, counts, states and changed rows)."""
     number, parts = element
-    entry, url = earlier.views[LABELS][number], earlier.place(LABELS)
+    entry, url = earlier.views[LABELS][number], earlier.table_url(LABELS)
     assert entry.view is not None
     first = entry.view.first
     before = pa.concat_tables(iterate_shard(url, entry, ["frequency", RETIRED]))
     was = before["frequency"].to_numpy()
     frequency = was + sum_counts(receive(parts["counts"]), first, entry.rows)
     retired = before[RETIRED].to_numpy().copy()
-    states = gather(parts["states"], STATE)
+    states = gather(parts["states"], STATE_SCHEMA)
     retired[states["label_id"].to_numpy() - first] = states[RETIRED].to_numpy()
     columns = pa.table({"frequency": frequency, RETIRED: retired})
     patched = [write_patch(built, LABELS, number, "columns", columns)]
@@ -213,12 +213,12 @@ def patch_labels(element: tuple[int, dict[str, Any]], earlier: EarlierData, buil
         rows = rows.set_column(place, POSITION, pc.subtract(rows["label_id"], first)).sort_by(POSITION)
         with open_shard(url, entry) as file:
             assert isinstance(file, ViewedShard)
-            patched.append(write_patch(built, LABELS, number, "changed", _over(file.changed, rows)))
+            patched.append(write_patch(built, LABELS, number, "changed", _merge_changed(file.changed, rows)))
     more = Counter(without_training_points=int((frequency == 0).sum()) - int((was == 0).sum()))
     return Summary(counters={LABELS: more}, patched=tuple(patched))
 
 
-def _over(older: pa.Table | None, newer: pa.Table) -> pa.Table:
+def _merge_changed(older: pa.Table | None, newer: pa.Table) -> pa.Table:
     """Merge older and newer changed rows by position. If both have a row at a position, the newer row wins."""
     if older is None:
         return newer

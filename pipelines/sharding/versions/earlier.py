@@ -20,7 +20,7 @@ from schemas.manifest import Manifest, Shard, View
 from schemas.storage import join, relative, resolve
 from schemas.table import PartTable, Table
 from schemas.text_model import DenseModel
-from schemas.version import Version, moved, open_whole, part_name
+from schemas.version import Version, move_view, open_data, part_name
 
 # Options that determine the content of a row and its split: a version inherits these options.
 _INHERITED = (
@@ -57,7 +57,7 @@ class EarlierData:
     def open(cls, data: str, inputs: Inputs, options: ShardOptions) -> "EarlierData":
         """Open the data set at `options.onto`. Raises TableError, and InputError if INPUT or options do not fit it."""
         assert options.onto is not None
-        url, manifest = options.onto, open_whole(options.onto)[0].manifest
+        url, manifest = options.onto, open_data(options.onto)[0].manifest
         if not inputs.keyed:
             raise InputError(
                 f"--onto: the format {inputs.format} identifies labels by line number, which changes between versions. "
@@ -71,7 +71,7 @@ class EarlierData:
             raise InputError(f"--part {part}: {url} already has a part with this name. Give another name.")
         names = [name for name in manifest.parents if name == LABELS or name.startswith("queries/")]
         tables = {name: Table.open(join(url, name)).manifest for name in names}
-        listed = [part for part in inputs.of(LABELS) if not part.holds.derived]
+        listed = [part for part in inputs.parts_of(LABELS) if not part.contents.derived]
         complete = None if options.labels is None and listed else bool(listed) and options.labels == "all"
         if options.labels == "all" and not listed:
             raise InputError("--labels all: INPUT has no file of labels.")
@@ -85,7 +85,7 @@ class EarlierData:
     @cached_property
     def dense_model(self) -> DenseModel | None:
         """Model that computed the data set's dense vectors; None if there are none, or if they came with the input."""
-        return DenseModel.stated(self.manifest.parameters, self.url)
+        return DenseModel.from_parameters(self.manifest.parameters, self.url)
 
     @property
     def seed(self) -> int:
@@ -125,7 +125,7 @@ class EarlierData:
         facts = tokenizer.parameters
         return FrozenTokenizer(files, int(facts["vocabulary"]), int(facts["max_tokens"]), {})
 
-    def place(self, name: str) -> str:
+    def table_url(self, name: str) -> str:
         """Return the URL of the new version's table `name`."""
         return join(self.data, name)
 
@@ -134,7 +134,7 @@ class EarlierData:
         """Shards of the earlier tables, as views in the new version's tables, by table name; empty for other names."""
         part, views = self.version.part, defaultdict[str, tuple[Shard, ...]](tuple)
         for name, table in self.tables.items():
-            views[name] = views_of(join(self.url, name), self.place(name), table, part)
+            views[name] = views_of(join(self.url, name), self.table_url(name), table, part)
         return views
 
     def parts(self, name: str) -> tuple[PartTable, ...]:
@@ -144,10 +144,10 @@ class EarlierData:
             return ()
         parts = Table(url, table).parts
         if not parts:
-            place = relative(self.place(name), url)
+            place = relative(self.table_url(name), url)
             shards = len(self.views[name])
             return (PartTable(self.version.part, place, table.digest, table.rows, 0, shards),)
-        return tuple(replace(part, table=relative(self.place(name), resolve(url, part.table))) for part in parts)
+        return tuple(replace(part, table=relative(self.table_url(name), resolve(url, part.table))) for part in parts)
 
     def needs(self) -> list[tuple[str, str]]:
         """Return (part, path of the part's data set) for all parts; paths are relative to the version."""
@@ -168,7 +168,7 @@ def views_of(before: str, after: str, table: Manifest, part: str) -> tuple[Shard
     """Return the non-empty shards of `table` at `before`, which belong to `part`, as views in the table at `after`."""
     shards, place, size = [], relative(after, before), table.row_group_rows or 1
     for entry in table.shards:
-        view = entry.view and moved(entry.view, before, after)
+        view = entry.view and move_view(entry.view, before, after)
         view = view or View(table=place, part=part, first=0, rows=entry.rows, row_group_rows=size)
         shards.append(entry.model_copy(update={"view": view}))
     return tuple(renumbered(shards))

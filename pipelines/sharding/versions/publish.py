@@ -77,7 +77,7 @@ def publish_version(
 
 def view_of_tokenizer(earlier: EarlierData) -> Manifest:
     """Return a tokenizer manifest for the version; it refers to the files of the earlier data set's tokenizer."""
-    before, after = DataLayout(earlier.url).tokenizer, earlier.place("tokenizer")
+    before, after = DataLayout(earlier.url).tokenizer, earlier.table_url("tokenizer")
     manifest = Table.open(before, "tokenizer").manifest
     shards = []
     for entry in manifest.shards:
@@ -125,7 +125,7 @@ def _view_of_table(
     older = earlier.tables.get(name)
     own = _own(earlier.data, earlier, name)
     patched = [each for each in summary.patched if each.table == name]
-    more = views_of(own, earlier.place(name), added, earlier.part) if added else ()
+    more = views_of(own, earlier.table_url(name), added, earlier.part) if added else ()
     shards = renumbered([*_with_patches(earlier.views[name], patched), *more])
     columns = _columns(name, older, added)
     size = max(entry.view.row_group_rows for entry in shards if entry.view) if shards else 1
@@ -177,7 +177,7 @@ def _parts(earlier: EarlierData, name: str, added: Manifest | None, shards: Sequ
     """Return the non-empty parts of a table, with their current shards and rows."""
     tables = {part.name: part for part in earlier.parts(name)}
     if added is not None:
-        place = relative(earlier.place(name), _own(earlier.data, earlier, name))
+        place = relative(earlier.table_url(name), _own(earlier.data, earlier, name))
         tables[earlier.part] = PartTable(earlier.part, place, added.digest, 0, 0, 0)
     parts = []
     for part in tables.values():

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.common.folder_bytes import FolderWatch
 from benchmarks.common.keyed_input import write_keyed
 from extremis.planning.plan import plan, plan_engine, workload
-from pipelines.runners.beam_runner import refuse_unknown
+from pipelines.runners.beam_runner import refuse_unknown_options
 from schemas.errors import InputError
 from tests.command import Done, call, refused, sets
 from tests.pipelines.raw import write_tate
@@ -202,7 +202,7 @@ def test_options_of_an_engine_are_those_that_beam_knows(engine: str) -> None:
     assert done.status == 0, done.err
     planned = done.json["on_engine"]
     assert shlex.split(planned["options"]).count("--parallelism=7") == (engine != "dataflow")
-    refuse_unknown(tuple(shlex.split(planned["options"])))
+    refuse_unknown_options(tuple(shlex.split(planned["options"])))
     assert (
         planned["slot_bytes"] >= planned["worker_bytes"] == max(done.json["memory"][step] for step in ("shard", "mine"))
     )

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.common.flow import Flow
-from pipelines.common.progress import Count, Meter, Step, Watch, say_seconds
+from pipelines.common.progress import Count, Meter, StepProgress, Watch, say_seconds
 from pipelines.runners.runner import choose_runner
 from tests.command import PROCESSES
 
@@ -31,14 +31,14 @@ class Shown:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.looks: list[Sequence[Step]] = []
+        self.looks: list[Sequence[StepProgress]] = []
 
     def __call__(self, line: str) -> None:
         self.lines.append(line)
 
     @contextmanager
     def display(self) -> Iterator:
-        def show(steps: Sequence[Step]) -> bool:
+        def show(steps: Sequence[StepProgress]) -> bool:
             self.looks.append(steps)
             return True
 
@@ -62,7 +62,7 @@ def test_every_row_and_byte_is_counted_once_whoever_works(flags: Sequence[str], 
             flow.create("Numbers", some).map("Work", work, watch.meter, 0.7)
             runner.run(flow, watch)
     (step,) = watch.steps()
-    assert (step.name, step.rows, step.total, step.bytes, step.over) == ("work", 21, 21, 30, True)
+    assert (step.name, step.rows, step.total, step.bytes, step.is_finished) == ("work", 21, 21, 30, True)
     assert 0.7 <= step.seconds < 600
     watch.summarize()
     (line,) = progress.lines  # others are shown
@@ -92,11 +92,11 @@ def test_work_that_is_done_again_does_not_exceed_the_total(tmp_path: Path) -> No
         (tmp_path / "progress" / f"{name}.json").write_text(json.dumps({"work": Count(8, 1, 0.0, 1.0)}))
     (tmp_path / "progress" / "torn.json").write_text('{"work": [8')
     (step,) = watch.steps()
-    assert (step.rows, step.total, step.workers, step.over) == (10, 10, 2, True)
+    assert (step.rows, step.total, step.workers, step.is_finished) == (10, 10, 2, True)
 
 
 def test_a_step_says_what_is_left() -> None:
-    step = Step("tokenize", 2000, 10_000, 0, 4.0, 2, 4.0)
+    step = StepProgress("tokenize", 2000, 10_000, 0, 4.0, 2, 4.0)
     assert str(step) == "tokenize: 2,000 of 10,000 rows, 500 rows/s, 16 s left, 2 workers"
-    assert str(Step("read", 2000, None, 0, 4.0, 1, 4.0)) == "read: 2,000 rows, 500 rows/s, 1 worker"
+    assert str(StepProgress("read", 2000, None, 0, 4.0, 1, 4.0)) == "read: 2,000 rows, 500 rows/s, 1 worker"
     assert [say_seconds(each) for each in (7.6, 65, 7800)] == ["8 s", "1:05 min", "2:10 h"]

@@ -45,7 +45,7 @@ def read_all(
                 assert parsed.batch.schema == pairs_schema()
             parsed.batch.validate(full=True)
             rows = parsed.batch["row"].to_pylist()
-            derived = part.holds.derived  # a row may name several labels
+            derived = part.contents.derived  # a row may name several labels
             assert rows == sorted(rows if derived else set(rows))
             assert not rows or (first <= rows[0] and rows[-1] < first + raw.num_rows)
             if not inputs.keyed:

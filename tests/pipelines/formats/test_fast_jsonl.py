@@ -25,7 +25,7 @@ NEAR = st.fixed_dictionaries({}, optional=dict.fromkeys(("key", "text", "labels"
 
 def slow(lines: list[bytes], first: int) -> Parsed:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(from_lines, "_read_plainest", lambda *_: None)
+        patch.setattr(from_lines, "_parse_simple_block", lambda *_: None)
         raw = pa.record_batch({"line": pa.array(lines, pa.large_binary())})
         return from_lines.parse_points(raw, first, "f", Shape(FIELDS, "title+content", False, True))
 
@@ -36,7 +36,7 @@ def test_plain_points_are_read_the_fast_way(points: list[dict[str, Any]], first:
     lines = [json.dumps(point, ensure_ascii=escaped).encode() for point in points]
     expected = slow(lines, first)
     assert expected.rejects == []
-    got = from_lines._read_plainest(lines, first, FIELDS)
+    got = from_lines._parse_simple_block(lines, first, FIELDS)
     assert got is not None
     got.validate(full=True)
     assert got.equals(expected.batch)
@@ -46,7 +46,7 @@ def test_plain_points_are_read_the_fast_way(points: list[dict[str, Any]], first:
 @given(st.lists(POINT.map(json.dumps) | NEAR.map(json.dumps) | st.text('{}[]":,a\\1 \x01', max_size=12), max_size=6))
 def test_whatever_else_is_left_alone_or_the_same(lines: list[str]) -> None:
     raw = [line.encode() for line in lines]
-    got = from_lines._read_plainest(raw, 3, FIELDS)
+    got = from_lines._parse_simple_block(raw, 3, FIELDS)
     expected = slow(raw, 3)
     assert got is None or (got.equals(expected.batch) and expected.rejects == [])
 
@@ -71,6 +71,6 @@ GOOD = b'{"key": "a", "text": "b", "labels": ["c"]}'
     ],
 )
 def test_tricks(lines: list[bytes]) -> None:
-    got = from_lines._read_plainest(lines, 0, FIELDS)
+    got = from_lines._parse_simple_block(lines, 0, FIELDS)
     expected = slow(lines, 0)
     assert got is None or (got.equals(expected.batch) and expected.rejects == [])

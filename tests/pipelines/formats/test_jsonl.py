@@ -79,7 +79,7 @@ def test_many_files_in_many_dresses(tmp_path: Path, names: tuple[str, str], code
         write(tmp_path, {name + codec: CODECS[codec](other)})
     write(tmp_path, {"labels/part-00000.jsonl": packed(LABELS), "train/_SUCCESS": ""})
     inputs, tables = read_all("jsonl", tmp_path)
-    assert [part.name for part in inputs.of("train")] == [name + codec for name in names]
+    assert [part.name for part in inputs.parts_of("train")] == [name + codec for name in names]
     assert [{**row, "row": 0} for row in tables["train"].rows] == [{**row, "row": 0} for row in ROWS]
 
 

@@ -1,12 +1,12 @@
 import random
 from collections import Counter
 
-from pipelines.common.exchange import Files
+from pipelines.common.exchange import FileExchange
 from pipelines.common.flow import Flow
-from pipelines.common.summary import REJECTED, SHOWN, Block, Summary, read_summary, write_sum
+from pipelines.common.summary import REJECTED, SHOWN, StagedBlock, Summary, read_summary, write_sum
 from pipelines.formats.base import Reason, Reject
 from pipelines.runners.runner import choose_runner
-from pipelines.sharding.steps import reported
+from pipelines.sharding.steps import report_rejects
 
 
 def test_the_first_and_the_counts_do_not_depend_on_the_order_of_merging() -> None:
@@ -14,7 +14,7 @@ def test_the_first_and_the_counts_do_not_depend_on_the_order_of_merging() -> Non
     made = set()
     for seed in range(5):
         shuffled = random.Random(seed).sample(rejects, len(rejects))
-        parts = [reported("t", shuffled[i : i + 7], Files("memory://rejects")) for i in range(0, 40, 7)]
+        parts = [report_rejects("t", shuffled[i : i + 7], FileExchange("memory://rejects")) for i in range(0, 40, 7)]
         merged = Summary.sum_of([parts[0], Summary.sum_of(parts[1:])])
         made.add((tuple(merged.reasons("t").items()), merged.rejects))
     ((counts, first),) = made
@@ -25,8 +25,8 @@ def test_the_first_and_the_counts_do_not_depend_on_the_order_of_merging() -> Non
 def test_a_summary_survives_its_file() -> None:
     summary = Summary(
         blocks=(
-            Block("train", 0, 3, ("a", 0, 9, 1), ("a", 9, 4, 2), None),
-            Block("train", 0, 4, ("b", 0, 9, 3), ("b", 9, 4, 4), ("b", 13, 2, 5)),
+            StagedBlock("train", 0, 3, ("a", 0, 9, 1), ("a", 9, 4, 2), None),
+            StagedBlock("train", 0, 4, ("b", 0, 9, 3), ("b", 9, 4, 4), ("b", 13, 2, 5)),
         ),
         rejected=(("train", ("c", 0, 5, 6)),),
         files={"u": (7, "ab")},

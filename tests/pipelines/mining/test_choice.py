@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipelines.common.vectors import equal_ranges
 from pipelines.mine import MineOptions, mine
 from pipelines.mining.aliases import find_aliases, near, normalized, read_aliases
-from pipelines.mining.candidates import select
+from pipelines.mining.candidates import select_negatives
 from pipelines.mining.steps import DROPS
 from schemas import storage
 from schemas.errors import InputError
@@ -244,7 +244,7 @@ def test_draws_follow_their_distribution(sample):
     keys = np.broadcast_to(pack(np.arange(9), scores), (rows, 9))
     options = check(MineOptions, {"sample": sample, "window": 9, "seed": 3})
     counts: Counter[str] = Counter()
-    kept = select(np.arange(rows), [keys], np.full(rows, np.inf, np.float32), options, width, counts)
+    kept = select_negatives(np.arange(rows), [keys], np.full(rows, np.inf, np.float32), options, width, counts)
     assert (np.diff(kept.astype(np.float64), axis=1) > 0).all()  # best first
     assert (counts["not_drawn"], counts["kept"]) == (6 * rows, 3 * rows)
     got = np.bincount(unpack(kept)[0].reshape(-1), minlength=9) / rows

@@ -1,6 +1,6 @@
 import pytest
 
-from pipelines.common.vectors import Source
+from pipelines.common.vectors import EmbeddedSource
 from pipelines.mining.inputs import MineInputs
 from pipelines.mining.plan import make_plan
 from pipelines.options import MineOptions
@@ -21,7 +21,7 @@ def table(kind: str, rows: int, **fields) -> Manifest:
 def inputs(labels: int, queries: int, dimension: int = 64, width: int | None = 50) -> MineInputs:
     vectors = Table("run/vectors", table("vectors", labels, columns=columns_of(arrow.vectors(dimension))))
     sources = [
-        Source(name, Table(f"data/{name}", table(name, rows)), Table(f"run/{name}", table("embeddings", rows)))
+        EmbeddedSource(name, Table(f"data/{name}", table(name, rows)), Table(f"run/{name}", table("embeddings", rows)))
         for name, rows in (("queries", queries), ("labels", min(labels, queries)))
     ]
     return MineInputs(
@@ -102,7 +102,7 @@ def test_scratch_is_no_more_than_the_table_in_the_fewest_passes(options, memory)
     made = plan(120_000_000, rows, memory=memory, **options)
     needs, passes = made.needs(rows), -(-rows // made.pass_rows(rows))
     tables, candidates, indexes = (needs.get(what, 0) for what in ("tables", "candidates", "indexes"))
-    assert (candidates == 0) is made.sole
+    assert (candidates == 0) is made.has_one_group
     assert candidates + indexes <= max(tables, tables / 2 + indexes)
     assert 1.01 * candidates * passes >= rows * made.row_bytes
     if passes > 1:
@@ -112,7 +112,7 @@ def test_scratch_is_no_more_than_the_table_in_the_fewest_passes(options, memory)
 
 def test_few_rows_are_one_pass_rather_than_that_all_vectors_are_read_again():
     made = plan(100_000_000, 200_000, memory=4 * GIB)
-    assert not made.sole
+    assert not made.has_one_group
     assert 200_000 * made.row_bytes > made.table_bytes(200_000)
     assert made.pass_rows(200_000) == 200_000
 
@@ -125,12 +125,12 @@ def test_blocks_are_in_memory_together_as_far_as_they_fit():
         assert max(sizes) - min(sizes) <= 1
         assert made.estimate.total <= gib * GIB
         larger = -(-50 // (len(sizes) - 1)) if len(sizes) > 1 else 51
-        assert made.sole or made.estimate.total + (larger - max(sizes)) * 4 * 64 * 10**6 > gib * GIB
+        assert made.has_one_group or made.estimate.total + (larger - max(sizes)) * 4 * 64 * 10**6 > gib * GIB
 
 
 def test_what_is_made_already_does_not_change_how_the_rest_is_made():
     whole = plan(200_000, 2_000_000)
-    rest = whole.without(["queries"])
+    rest = whole.without_sources(["queries"])
     assert rest.parameters() == whole.parameters()
     assert rest.bounds == whole.bounds
 

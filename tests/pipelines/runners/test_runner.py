@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipelines.common.flow import Flow
-from pipelines.runners.beam_runner import BeamRunner, unwrap
+from pipelines.runners.beam_runner import BeamRunner, find_worker_error
 from pipelines.runners.runner import choose_runner
 from schemas.errors import ExtremisError, InputError, StorageError
 from tests.command import PROCESSES, ROOT, environment
@@ -41,7 +41,7 @@ def test_a_workers_error_is_found_in_what_an_engine_says(kind: type[ExtremisErro
         f'  File "check.py", line 1, in answer\n    raise\n{name}: no room here.{step}\n\n'
         "\tat java.base/java.util.concurrent.CompletableFuture.get(CompletableFuture.java:396)\nCaused by: x\n"
     )
-    error = unwrap(RuntimeError(text))
+    error = find_worker_error(RuntimeError(text))
     assert (type(error), str(error)) == (kind, "no room here.")
 
 
@@ -49,7 +49,7 @@ def test_a_bug_is_not_dressed_up(flags: tuple[str, ...]) -> None:
     with pytest.raises(Exception, match="ours to mend") as caught:
         run_on(flags, crash)
     assert not isinstance(caught.value, ExtremisError)
-    assert unwrap(caught.value) is None
+    assert find_worker_error(caught.value) is None
 
 
 @pytest.mark.parametrize("flags", ["two processes", pytest.param("dask", marks=pytest.mark.slow)], indirect=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pipelines.common.flow import Collection, Flow, Tagged, sum_of
+from pipelines.common.flow import Collection, Flow, Tagged, flatten
 from schemas.errors import InputError, StorageError
 
 
@@ -64,11 +64,11 @@ EVERYTHING = list(range(40))
 def everything(folder: Path) -> Flow:
     """Tagged outputs, a side input, an empty collection, several sinks, keys of every kind, sums."""
     flow = Flow()
-    made = flow.create("Numbers", EVERYTHING).split("Number", ["odd"], number, over=True)
+    made = flow.create("Numbers", EVERYTHING).split("Number", ["odd"], number, partitions=True)
     none: Collection = flow.create("None", [])
-    lines = sum_of([made["main"], none]).group("By residue").flat_map("Describe", describe, made["odd"])
+    lines = flatten([made["main"], none]).group("By residue").flat_map("Describe", describe, made["odd"])
     lines.map("Lines", write, folder / "lines")
-    made["odd"].over("Sum", total).group("Sums").map("Whole", whole).map("Write sum", write, folder / "sum")
+    made["odd"].map_partitions("Sum", total).group("Sums").map("Whole", whole).map("Write sum", write, folder / "sum")
     keyed = flow.create("Keys", [("text", 1), ((1, "a"), 2), (None, 3), ("text", 4), (b"bytes", 5)])
     flow.join("Join", {"odd": keyed, "none": none}).map("Sizes", sizes).map("Keyed", write, folder / "keyed")
     return flow

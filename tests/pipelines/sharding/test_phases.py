@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.sharding.resume import Phases
 from schemas import storage
-from schemas.owners.claim import Claim, LostError, Owner, claimed
+from schemas.owners.claim import Claim, ClaimLostError, Owner, claimed
 from schemas.storage import join
 
 
@@ -78,10 +78,10 @@ def test_who_has_lost_the_output_removes_nothing(tmp_path: Path) -> None:
         lost = again(first)
 
         def gone() -> None:
-            raise LostError("taken over")
+            raise ClaimLostError("taken over")
 
         lost.claim.require = gone  # type: ignore[method-assign]
         for use in (lost.clear, lambda: lost.find("read"), lambda: lost.finish("read", {}, ())):
-            with pytest.raises(LostError):
+            with pytest.raises(ClaimLostError):
                 use()
         assert again(first).find("read") == ("read", {})

@@ -3,21 +3,21 @@ import random
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.exchange import Files
-from pipelines.common.summary import Block
+from pipelines.common.exchange import FileExchange
+from pipelines.common.summary import StagedBlock
 from pipelines.sharding.read import SAMPLED_SHARE, sample_position, sample_texts, split_sample, with_hashes
 
 ROWS = 4000
 
 
-def blocks_of(order: list[int], size: int) -> list[Block]:
-    staged = Files("memory://sampling")
+def blocks_of(order: list[int], size: int) -> list[StagedBlock]:
+    staged = FileExchange("memory://sampling")
     made = []
     for number, start in enumerate(range(0, len(order), size)):
         some = order[start : start + size]
         columns = {"row": some, "key": [f"k{i}" for i in some], "text": [f"text {i}" for i in some]}
         sent = dict(staged.send(split_sample(with_hashes(pa.record_batch(columns), 0))))
-        made.append(Block("train", 0, number, sent["sampled"], sent["rest"]))
+        made.append(StagedBlock("train", 0, number, sent["sampled"], sent["rest"]))
     return made
 
 

@@ -11,7 +11,7 @@ from tokenizers.pre_tokenizers import Split
 
 from pipelines.options import vocabulary_size
 from pipelines.sharding import tokenizer
-from pipelines.sharding.tokenizer import Encoder, encode_whole
+from pipelines.sharding.tokenizer import ColumnTokenizer, encode_texts
 from schemas.errors import InputError
 
 TEXTS = ["the boat on the sea", "", "sea sea sea sea sea sea", "a boat"]
@@ -24,7 +24,7 @@ def trained() -> tokenizer.FrozenTokenizer:
 
 def test_encoding_is_the_tokenizers_own_and_truncates(trained: tokenizer.FrozenTokenizer) -> None:
     opened = tokenizer.open_tokenizer(trained.files["tokenizer.json"], "tokenizer.json")
-    values, offsets, truncated = encode_whole(opened, TEXTS)
+    values, offsets, truncated = encode_texts(opened, TEXTS)
     rows = np.split(values, offsets[1:-1])
     assert [row.tolist() for row in rows] == [opened.encode(text).ids for text in TEXTS]
     assert max(map(len, rows)) == 4
@@ -72,7 +72,7 @@ def test_one_that_cannot_encode_every_text_is_named(tmp_path: Path) -> None:
     slow = Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     slow.pre_tokenizer = Split(Regex("(x+x+)+y"), "isolated")
     with pytest.raises(InputError, match=r"the tokenizer mine/ cannot encode a text: .*retry-limit"):
-        Encoder(slow, "mine/").encode(pa.array(["x" * 40 + "z"]))
+        ColumnTokenizer(slow, "mine/").encode(pa.array(["x" * 40 + "z"]))
 
 
 def test_a_name_that_is_nowhere_is_refused() -> None:

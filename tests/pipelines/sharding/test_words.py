@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from pipelines.sharding import tokenizer
-from pipelines.sharding.tokenizer import Encoder, encode_whole
+from pipelines.sharding.tokenizer import ColumnTokenizer, encode_texts
 
 CORPUS = ["The boat, on the sea!", "Été à la plage: İstanbul 海 と 空", "##s [SEP] x-ray don't 1,000.5", "a a a a"] * 3
 PIECES = st.sampled_from(
@@ -40,7 +40,7 @@ KINDS = {
     (kind.__name__, limit): (encoder, kind(limit))
     for kind in (trained, published)
     for limit in (2, 3, 7, 512)
-    for encoder in [Encoder(kind(limit))]
+    for encoder in [ColumnTokenizer(kind(limit))]
 }
 
 
@@ -52,7 +52,7 @@ def test_words_make_the_tokens_of_whole_texts(texts: list[str], kind: tuple[str,
         patch.setattr(tokenizer, "_SLICE_BYTES", slice_bytes)
         column = pa.array(["left out", *texts], pa.string()).slice(1)
         made = encoder.encode(column)
-    for got, expected in zip(made, encode_whole(reference, texts), strict=True):
+    for got, expected in zip(made, encode_texts(reference, texts), strict=True):
         assert got.dtype == expected.dtype
         np.testing.assert_array_equal(got, expected)
 
@@ -61,7 +61,7 @@ def test_without_a_limit_nothing_is_cut() -> None:
     whole = trained(4)
     whole.no_truncation()
     text = "the boat " * 300
-    made = Encoder(whole).encode(pa.array([text]))
+    made = ColumnTokenizer(whole).encode(pa.array([text]))
     assert made.offsets.tolist() == [0, 600]
     assert not made.truncated.any()
 
@@ -98,8 +98,8 @@ def test_a_tokenizer_that_looks_beyond_spaces_gets_whole_texts(change: Callable[
     made, reference = trained(3), trained(3)
     change(made)
     change(reference)
-    encoder = Encoder(made)
+    encoder = ColumnTokenizer(made)
     assert encoder._around is None
     texts = ["the boat on the sea", "the  boat [GAP] x", ""]
-    for got, expected in zip(encoder.encode(pa.array(texts)), encode_whole(reference, texts), strict=True):
+    for got, expected in zip(encoder.encode(pa.array(texts)), encode_texts(reference, texts), strict=True):
         np.testing.assert_array_equal(got, expected)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.common import exchange
-from pipelines.common.exchange import Files, gather
-from pipelines.formats.base import Reason, Reject, to_batch
+from pipelines.common.exchange import FileExchange, gather
+from pipelines.formats.base import Reason, Reject, rejects_batch
 from pipelines.sharding import dataset
 from schemas import arrow
 from schemas.shard_files import parquet
@@ -26,8 +26,8 @@ def test_order_and_bytes(messages: list[tuple[str, list[Reject]]], lines: int, h
         patch.setattr(dataset, "_LINES", lines)
         patch.setattr(dataset, "_GROUP_ROWS", 4)
         patch.setattr(exchange, "_HELD_BYTES", held)
-        sent = list(Files(f"{folder}/sent").send((table, to_batch(rows)) for table, rows in messages))
-        made = dataset.write_rejects(f"{folder}/data", sent, Files(f"{folder}/sorted"))
+        sent = list(FileExchange(f"{folder}/sent").send((table, rejects_batch(rows)) for table, rows in messages))
+        made = dataset.write_rejects(f"{folder}/data", sent, FileExchange(f"{folder}/sorted"))
         names = sorted({table for table, _ in messages})
         assert made.parameters == {"tables": names}
         assert made.rows == sum(len(rows) for _, rows in messages)

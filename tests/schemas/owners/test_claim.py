@@ -31,7 +31,7 @@ try:
             open("what the other one has removed")
         held.require()
         print("kept", flush=True)
-except claim.LostError as error:
+except claim.ClaimLostError as error:
     print("lost:", error, flush=True)
 """
 
@@ -85,12 +85,12 @@ def test_what_a_thread_holds_it_goes_on_holding(tmp_path: Path) -> None:
         with claimed(str(tmp_path), "fitted") as inner:
             assert inner is outer
         inner.require()
-        assert (tmp_path / claim.FILE).exists()
+        assert (tmp_path / claim.CLAIM_FILE).exists()
 
 
 def test_a_folder_is_there_for_the_claim_alone_no_longer_than_it(tmp_path: Path) -> None:
     with claimed(str(tmp_path / "deep" / "new"), "mined"):
-        assert (tmp_path / "deep" / "new" / claim.FILE).exists()
+        assert (tmp_path / "deep" / "new" / claim.CLAIM_FILE).exists()
     assert not (tmp_path / "deep" / "new").exists()
 
 
@@ -113,13 +113,13 @@ def test_a_killed_owner_s_is_taken_over_at_once(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("beating", [True, False])
 def test_one_on_another_machine_is_watched(tmp_path: Path, beating: bool) -> None:
     owner, stop = other_machine(), threading.Event()
-    (tmp_path / claim.FILE).write_text(json.dumps(asdict(owner)))
+    (tmp_path / claim.CLAIM_FILE).write_text(json.dumps(asdict(owner)))
 
     def beat() -> None:
         count = 0
         while not stop.wait(0.2):
             count += 1
-            storage.write_bytes(claim._beat_of(str(tmp_path), owner), str(count).encode())
+            storage.write_bytes(claim._beat_url(str(tmp_path), owner), str(count).encode())
 
     other = threading.Thread(target=beat, daemon=True)
     if beating:
@@ -157,15 +157,15 @@ def test_clocks_of_others_do_not_matter(
     tmp_path: Path, time_zone_of_the_dead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claim, "LEASE_SECONDS", 1.0)
-    (tmp_path / claim.FILE).write_text(json.dumps(asdict(other_machine(since=time_zone_of_the_dead))))
+    (tmp_path / claim.CLAIM_FILE).write_text(json.dumps(asdict(other_machine(since=time_zone_of_the_dead))))
     began = time.monotonic()
     with claimed(str(tmp_path), "mined"):
         assert time.monotonic() - began >= claim.LEASE_SECONDS
 
 
 def test_another_process_with_the_number_of_the_dead_is_not_it(tmp_path: Path) -> None:
-    (tmp_path / claim.FILE).write_text(json.dumps(asdict(replace(Owner.here("mined"), id="a" * 32, born="1"))))
-    assert Owner.read((tmp_path / claim.FILE).read_bytes()).has_ended()
+    (tmp_path / claim.CLAIM_FILE).write_text(json.dumps(asdict(replace(Owner.here("mined"), id="a" * 32, born="1"))))
+    assert Owner.read((tmp_path / claim.CLAIM_FILE).read_bytes()).has_ended()
     with claimed(str(tmp_path), "mined"):
         pass
 
@@ -179,7 +179,7 @@ def test_of_many_at_once_one_has_it(tmp_path: Path, store: str) -> None:
 
 
 def test_of_many_at_once_one_takes_over(tmp_path: Path) -> None:
-    (tmp_path / claim.FILE).write_text(json.dumps(asdict(replace(Owner.here("mined"), id="b" * 32, born="1"))))
+    (tmp_path / claim.CLAIM_FILE).write_text(json.dumps(asdict(replace(Owner.here("mined"), id="b" * 32, born="1"))))
     test_of_many_at_once_one_has_it(tmp_path, "disk")
     assert list(tmp_path.iterdir()) == []
 
@@ -193,7 +193,7 @@ def test_a_paused_owner_loses_it_and_knows(tmp_path: Path, line: str) -> None:
         out, _ = owner.communicate(f"{line}\n", timeout=30)
         assert out.startswith(f"lost: {tmp_path}: taken over by {Owner.here('mined')}"), out
         held.require()
-        assert (tmp_path / claim.FILE).exists(), "what is another's stays"
+        assert (tmp_path / claim.CLAIM_FILE).exists(), "what is another's stays"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -219,7 +219,7 @@ while True:
                 held.require()
                 os.write(log, (held.attempt + chr(10)).encode())
                 time.sleep(0.01)
-    except (claim.ClaimedError, claim.LostError):
+    except (claim.ClaimedError, claim.ClaimLostError):
         pass
 """
 
@@ -253,7 +253,7 @@ def test_whoever_was_replaced_never_writes_again(tmp_path: Path, seed: int, paus
 def test_what_is_no_claim_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claim, "LEASE_SECONDS", 0.3)
     for text in ("{", "[]", '{"id": "../../x", "pid": 1}', json.dumps(asdict(other_machine(id="../up")))):
-        (tmp_path / claim.FILE).write_text(text)
+        (tmp_path / claim.CLAIM_FILE).write_text(text)
         with claimed(str(tmp_path), "mined"):
             pass
         assert list(tmp_path.iterdir()) == []

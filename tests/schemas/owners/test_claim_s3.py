@@ -29,7 +29,7 @@ def test_of_many_at_once_one_has_it(store: Proxy, before: str, share: float) -> 
     root = f"s3://{BUCKET}/{before.replace(' ', '-')}-{share}"
     if before == "a dead one":
         dead = replace(Owner.here("mined"), id="d" * 32, born="1")
-        storage.write_bytes(join(root, claim.FILE), json.dumps(asdict(dead)).encode())
+        storage.write_bytes(join(root, claim.CLAIM_FILE), json.dumps(asdict(dead)).encode())
     with store.failing(Faults(share, seed=7)):
         ends = ask_at_once(root, 5, seconds=2)
     assert ends["alone"] >= 1

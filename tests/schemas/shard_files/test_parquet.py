@@ -14,7 +14,7 @@ from schemas import arrow, storage
 from schemas.errors import StorageError, TableError
 from schemas.manifest import open_manifest, publish
 from schemas.shard_files.parquet import (
-    ShardEncoder,
+    ShardWriter,
     encode,
     list_array,
     list_column,
@@ -49,7 +49,7 @@ def negatives(rows: int, width: int = 3, seed: int = 0) -> pa.Table:
 def test_row_groups_are_exact_however_rows_arrive(rows: int, group: int, data: st.DataObject) -> None:
     table = negatives(rows)
     out = pa.BufferOutputStream()
-    encoder = ShardEncoder(out, table.schema, group)
+    encoder = ShardWriter(out, table.schema, group)
     position = 0
     while position < rows:
         count = data.draw(st.integers(1, rows - position))

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import normalize, relu
 
 from schemas.errors import InputError, TableError
-from schemas.mapped import Mapped
+from schemas.mapped import MappedFile
 from schemas.ragged import SparseRows
 from tests.builders import ragged, random_features, tokens_of, value_of
 from tests.trainer.encoders.test_bag_encoder import FORMS, KEY, VOCABULARY, batch
@@ -130,7 +130,7 @@ def test_numpy_computes_the_same_x_from_the_files(inputs: str, form: dict[str, o
     ids, offsets = ragged(drawn, np.int32)
     features = SparseRows(ids, np.float32([value for row in drawn for value in value_of(row)]), offsets)
     rows = Inputs(batch(ROWS), features, vectors(WIDE))
-    file = Mapped(str(tmp_path / "model.safetensors"))
+    file = MappedFile(str(tmp_path / "model.safetensors"))
     served = import_name(section.SERVED_BY["numpy"]).open(
         section, tmp_path, lambda _: file, (VOCABULARY, 12, WIDE), "cpu"
     )

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModel
 
 from pipelines.sharding import tokenizer as tokens
-from pipelines.sharding.tokenizer import FrozenTokenizer, encode_whole, train_wordpiece
+from pipelines.sharding.tokenizer import FrozenTokenizer, encode_texts, train_wordpiece
 from schemas.ragged import Ragged
 from tests.bert import write_bert
 from trainer.encoders.base import Encoder
@@ -41,7 +41,7 @@ def bert(frozen: FrozenTokenizer, tmp_path_factory: pytest.TempPathFactory) -> s
 def texts_as_inputs(frozen: FrozenTokenizer) -> Inputs:
     from tokenizers import Tokenizer
 
-    values, offsets, _ = encode_whole(Tokenizer.from_str(frozen.files[tokens.FILE].decode()), TEXTS)
+    values, offsets, _ = encode_texts(Tokenizer.from_str(frozen.files[tokens.FILE].decode()), TEXTS)
     return Inputs(Ragged(values, offsets))
 
 

@@ -17,7 +17,15 @@ from schemas.errors import InputError, TableError
 from schemas.manifest import Manifest, Shard, publish
 from schemas.storage import join, relative
 from schemas.table import Table
-from schemas.version import CURRENT, VERSION, ExportVersion, find_current, follow, require_needed, switch
+from schemas.version import (
+    CURRENT,
+    VERSION,
+    ExportVersion,
+    find_current,
+    make_current,
+    require_needed_exports,
+    resolve_export,
+)
 from tests.pipelines.test_versions import contents
 from trainer.evaluation.search import top_k
 from trainer.export import writer
@@ -90,7 +98,7 @@ def test_vectors_of_a_version_are_those_of_a_whole_export(
                 shards, mapped = write_vector_files(VECTORS, len(rows), lambda a, b, of=tensor: of[a:b], target)
                 manifest = publish_at(out, shards, earlier)
                 Table(out, manifest).verify()
-                require_needed(Table(out, manifest))
+                require_needed_exports(Table(out, manifest))
                 files = Files(Table(out, manifest))
                 opened = Vectors([files.vectors(shard) for shard in files.of(VECTORS)])
                 expected = rows.astype(dtype)
@@ -174,15 +182,15 @@ def test_what_a_version_needs_is_named_when_it_is_gone(tmp_path: Path) -> None:
     publish_at(first, write_rows(first, rows), None)
     earlier = earlier_of(first, second)
     manifest = publish_at(second, write_rows(second, np.concatenate([rows, rows[:9]]), earlier), earlier)
-    require_needed(Table(second, manifest))
+    require_needed_exports(Table(second, manifest))
     shutil.move(first, f"{tmp_path}/away")
     with pytest.raises(
         TableError, match=r"2: files that this version needs are missing: part 1 \(.*/1\) is missing\. Restore them"
     ):
-        require_needed(Table(second, manifest))
+        require_needed_exports(Table(second, manifest))
     publish_at(first, write_rows(first, rows[:5]), None)
     with pytest.raises(TableError, match=r"part 1 \(.*/1\) has been rebuilt since"):
-        require_needed(Table(second, manifest))
+        require_needed_exports(Table(second, manifest))
 
 
 @pytest.mark.parametrize("store", ["disk", "memory"])
@@ -192,21 +200,21 @@ def test_current_names_one_of_a_folder(store: str) -> None:
             publish_at(join(root, name), [], None)
         assert find_current(root) is None
         with pytest.raises(InputError, match="no export in this folder is current"):
-            follow(root)
-        assert follow(join(root, "a", "nothing")) == join(root, "a", "nothing")
+            resolve_export(root)
+        assert resolve_export(join(root, "a", "nothing")) == join(root, "a", "nothing")
         with pytest.raises(InputError, match="no finished table here"):
-            switch(join(root, "c"))
+            make_current(join(root, "c"))
         for name in ("a", "b", "a"):
-            assert switch(join(root, name)) == join(root, CURRENT)
-            assert follow(root) == join(root, name)
-            assert follow(join(root, "b")) == join(root, "b")
+            assert make_current(join(root, name)) == join(root, CURRENT)
+            assert resolve_export(root) == join(root, name)
+            assert resolve_export(join(root, "b")) == join(root, "b")
 
 
 @pytest.mark.parametrize("content", [b"", b"../b\n", b"\xff", b"a/b", b"."])
 def test_a_file_that_names_nothing_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / CURRENT).write_bytes(content)
     with pytest.raises(TableError, match=r"CURRENT: expected the name of a folder next to this file"):
-        follow(str(tmp_path))
+        resolve_export(str(tmp_path))
 
 
 def test_versions_may_move_together(tmp_path: Path) -> None:

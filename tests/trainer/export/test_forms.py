@@ -14,7 +14,7 @@ import pytest
 import extremis
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
-from schemas.mapped import Mapped
+from schemas.mapped import MappedFile
 from schemas.ragged import Ragged, offsets_of
 from tests.bert import write_bert
 from tests.command import ROOT, Done, call, environment, refused
@@ -117,7 +117,7 @@ def test_a_graph_gives_x_of_any_rows(tmp_path: Path) -> None:
 
     def opened(section: EncoderSection) -> Any:
         files = import_name(section.SERVED_BY["onnx"])
-        return files.open(section, tmp_path, lambda name: Mapped(str(tmp_path / name)))
+        return files.open(section, tmp_path, lambda name: MappedFile(str(tmp_path / name)))
 
     served, rows = opened(section), some_rows()
     x = served.embed(rows)

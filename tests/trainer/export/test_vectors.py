@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from schemas.mapped import Mapped
+from schemas.mapped import MappedFile
 from trainer.evaluation.search import top_k
 from trainer.export.vectors import Vectors, map_vectors, search_indexes
 from trainer.export.writer import write_vectors
@@ -17,7 +17,7 @@ from trainer.export.writer import write_vectors
 def test_files_hold_the_rows(tmp_path: Path, dtype: str) -> None:
     rows = torch.from_numpy(np.random.default_rng(0).standard_normal((7, 3)).astype(np.float32))
     write_vectors(tmp_path / "v", rows.to(getattr(torch, dtype)), 40)
-    read = map_vectors(Mapped(str(tmp_path / "v"), private=True))
+    read = map_vectors(MappedFile(str(tmp_path / "v"), private=True))
     np.testing.assert_array_equal(read, rows.numpy().astype(dtype))
     read[0] = 7  # in memory alone
     np.testing.assert_array_equal(load_file(tmp_path / "v")["weight"], rows.numpy().astype(dtype))
@@ -25,7 +25,7 @@ def test_files_hold_the_rows(tmp_path: Path, dtype: str) -> None:
 
 def test_no_rows(tmp_path: Path) -> None:
     write_vectors(tmp_path / "v", torch.empty(0, 4), 0)
-    assert map_vectors(Mapped(str(tmp_path / "v"), private=True)).shape == (0, 4)
+    assert map_vectors(MappedFile(str(tmp_path / "v"), private=True)).shape == (0, 4)
 
 
 def test_slices_go_over_the_edges_of_files(tmp_path: Path) -> None:

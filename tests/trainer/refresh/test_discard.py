@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from schemas import storage
-from schemas.layout import MANIFEST, RunLayout, epoch_of, staging
+from schemas.layout import MANIFEST, RunLayout, epoch_folder, staging
 from schemas.manifest import Manifest, is_published, publish, write_file
 from schemas.owners.build import building
 from schemas.storage import join
@@ -29,7 +29,7 @@ def build_and_die(out: str, table: str | None) -> None:
 def test_finished_tables_stay_and_what_is_at_work(tmp_path: Path, kind: str) -> None:
     run = RunLayout(str(tmp_path))
     root = {"negatives": run.negatives_root, "clusters": run.clusters_root}[kind]
-    of_epoch = [join(epoch_of(root, epoch), *(["queries"] if kind == "clusters" else [])) for epoch in range(3)]
+    of_epoch = [join(epoch_folder(root, epoch), *(["queries"] if kind == "clusters" else [])) for epoch in range(3)]
     table = of_epoch[0] if kind == "clusters" else join(of_epoch[0], "queries")
     for out, finished in zip(of_epoch[:2], (table, None), strict=True):
         process = multiprocessing.get_context("fork").Process(target=build_and_die, args=(out, finished))

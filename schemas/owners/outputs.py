@@ -9,24 +9,30 @@ from collections.abc import Iterable
 
 from schemas import storage
 from schemas.errors import InputError
-from schemas.layout import CLUSTERS, COMPARED, COMPARISON, SPENT, RunLayout
-from schemas.manifest import is_published, names_manifest
+from schemas.layout import ABLATION_PAGE, ABLATION_RESULT, CLUSTERS, MINING_COST, RunLayout
+from schemas.manifest import has_manifest, is_published
 from schemas.storage import join
 from schemas.table import Table
 
-MARK = ".kind"
+KIND_FILE = ".kind"
 _OTHER = "other files"
 # Work of an owner, by the kind of the table that the owner makes.
-_DOING = {"data": "sharded", "export": "exported", "negatives": "mined", "index": "indexed", "tuples": "handed over"}
-_DOING |= dict.fromkeys(("embeddings", "vectors"), "embedded")
-_LOOSE = (SPENT, COMPARED)  # files beside tables, and in failed runs
+_WORK_BY_KIND = {
+    "data": "sharded",
+    "export": "exported",
+    "negatives": "mined",
+    "index": "indexed",
+    "tuples": "handed over",
+}
+_WORK_BY_KIND |= dict.fromkeys(("embeddings", "vectors"), "embedded")
+_COMPANION_FILES = (MINING_COST, ABLATION_RESULT)  # files beside tables, and in failed runs
 _NAMES = {"sharded": "a data set", "trained": "a run", "exported": "an export", "embedded": "embeddings"}
 _NAMES |= {"mined": "hard negatives", "clustered": "queries in cluster order", "compared": "a comparison of recipes"}
 _NAMES |= {"handed over": "tuples"}
 _RECIPE = RunLayout("").config.strip("/")
 
 
-def require_place(out: str, doing: str, reads: Iterable[str | None] = ()) -> None:
+def require_output_folder(out: str, doing: str, reads: Iterable[str | None] = ()) -> None:
     """Refuse to write an output of kind `doing` at the prefix `out` over another kind, or inside a path in `reads`.
 
     Raises InputError, StorageError; TableError if the existing files are damaged.
@@ -43,7 +49,7 @@ def require_place(out: str, doing: str, reads: Iterable[str | None] = ()) -> Non
         )
 
 
-def require_file(out: str, reads: Iterable[str | None], remedy: str, may_replace: bool = False) -> None:
+def require_output_file(out: str, reads: Iterable[str | None], remedy: str, may_replace: bool = False) -> None:
     """Refuse to write a file at `out` over or inside a path in `reads`, or over a file unless `may_replace`.
 
     A device, a pipe or another file that is not regular is allowed. Raises InputError, with `remedy` at the end of the
@@ -56,18 +62,18 @@ def require_file(out: str, reads: Iterable[str | None], remedy: str, may_replace
         raise InputError(f"{out}: this file exists already. {remedy}")
 
 
-def mark(out: str, doing: str) -> bool:
+def mark_kind(out: str, doing: str) -> bool:
     """Write a mark of the kind `doing` at `out`, before all other files; return whether this kind has a mark."""
     if doing in _NAMES:
-        storage.write_bytes(join(out, MARK), f"{doing}\n".encode())
+        storage.write_bytes(join(out, KIND_FILE), f"{doing}\n".encode())
     return doing in _NAMES
 
 
-def unmark(out: str, doing: str) -> None:
+def unmark_kind(out: str, doing: str) -> None:
     """Remove the mark if other files show the kind of `out`, or if no other file is left."""
-    names = [name for name in storage.list_names(out) if name != MARK]
-    if ".staging" not in names and (names_manifest(names) or _kind_at(out, names) in (None, doing)):
-        storage.remove(join(out, MARK))
+    names = [name for name in storage.list_names(out) if name != KIND_FILE]
+    if ".staging" not in names and (has_manifest(names) or _kind_at(out, names) in (None, doing)):
+        storage.remove(join(out, KIND_FILE))
 
 
 def _require_apart(out: str, reads: Iterable[str | None]) -> None:
@@ -80,17 +86,17 @@ def _require_apart(out: str, reads: Iterable[str | None]) -> None:
 
 def _kind_at(url: str, names: list[str]) -> str | None:
     """Return the kind of the output at `url` with the files `names`, or None. Raises TableError, StorageError."""
-    if names_manifest(names):
+    if has_manifest(names):
         return _kind_of(url)
     if _RECIPE in names:
         return "trained"
-    if COMPARISON in names:
+    if ABLATION_PAGE in names:
         return "compared"
-    visible = [name for name in names if not name.startswith(".") and name not in _LOOSE]
+    visible = [name for name in names if not name.startswith(".") and name not in _COMPANION_FILES]
     if not visible and ".staging" not in names:
         return None
-    if MARK in names:
-        return storage.read_bytes(join(url, MARK)).decode(errors="replace").strip()
+    if KIND_FILE in names:
+        return storage.read_bytes(join(url, KIND_FILE)).decode(errors="replace").strip()
     below = {_kind_of(join(url, name)) if is_published(join(url, name)) else _OTHER for name in visible}
     made = below - {"indexed"} or below  # an index may be in the folder of the tables that were made with it
     return _OTHER if len(made) > 1 else made.pop() if made else None
@@ -100,4 +106,4 @@ def _kind_of(url: str) -> str:
     """Return the kind of work that produced the finished table at `url`. Raises TableError."""
     table = Table.open(url)
     made = "clustered" if CLUSTERS in table.parameters else f"a table of {table.kind}"
-    return _DOING.get(table.kind, made)
+    return _WORK_BY_KIND.get(table.kind, made)
