@@ -12,7 +12,7 @@ from benchmarks.gpu.classifier_step import SIZES
 from benchmarks.gpu.models import BAG, open_model, open_steps
 from benchmarks.gpu.place import Measurement, Place
 from schemas.layout import RunLayout
-from trainer.checkpoints.writer import CheckpointWriter, Contents
+from trainer.checkpoints.writer import CheckpointContents, CheckpointWriter
 from trainer.stream.batch import Candidates
 
 STEPS = 20
@@ -38,8 +38,10 @@ def _measure(place: Place, labels: int) -> dict[str, Any]:
         alone = place.milliseconds(step)
         place.reset_peak()
         memory = place.peak_gib()  # before the checkpoint
-        head, parts = context.model.head, context.model.parts()
-        begun = place.seconds(lambda: writer.save(Contents(0, parts, head.rows(), head.start, labels, {}, {})))
+        head, parts = context.model.head, context.model.checkpoint_tensors()
+        begun = place.seconds(
+            lambda: writer.save(CheckpointContents(0, parts, head.rows(), head.start, labels, {}, {}))
+        )
         beside = place.seconds(lambda: [step() for _ in range(steps)]) * 1000 / steps
         is_written = not writer.copies_rows
         written = begun + beside * steps / 1000 + place.seconds(writer.wait)

@@ -41,7 +41,7 @@ class Place:
         """Return the GiB available to a measurement."""
         return torch.cuda.mem_get_info(self.device)[0] / 2**30 if self.on_gpu else _OF_A_CPU
 
-    def why_not(self, one: Measurement) -> str:
+    def graph_obstacle(self, one: Measurement) -> str:
         """Return the reason for leaving out a measurement here, or ""."""
         if self.quick:
             return ""

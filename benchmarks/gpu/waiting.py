@@ -17,7 +17,7 @@ from benchmarks.gpu.classifier_step import SIZES
 from benchmarks.gpu.models import BAG, TRANSFORMERS, B, open_model, open_take
 from benchmarks.gpu.place import Measurement, Place
 from benchmarks.gpu.profiles import idle_share
-from trainer.graph import plan_on
+from trainer.graph import plan_for_device
 from trainer.step import StepContext
 from trainer.stream import JoinedStream
 
@@ -45,7 +45,7 @@ def _open_stream(place: Place, context: StepContext, labels: int) -> JoinedStrea
     if not Path(world.queries).exists():
         world.write()
     size = 16 if place.quick else B
-    plan = functools.partial(plan_on, context.planner, place.device, context.model.encoder.pads)
+    plan = functools.partial(plan_for_device, context.planner, place.device, context.model.encoder.pads)
     ahead = {"plan": plan, "prepare": context.queries.preparing()}
     return JoinedStream([world.open()], labels, batch=size, streams=8, threads=THREADS, **ahead)
 

@@ -51,5 +51,5 @@ def _fresh(place: Place) -> dict[str, Any]:
     labels = 2000 if place.quick else MOST_FRESH
     context = open_model(place, WIDEST, labels)
     search = SourceContext(context.model.head, ALONE, on_device=not context.planner.merges)
-    context = replace(context, sources=NegativeSources([FreshIndex(HARD, 0, search)]))
+    context = replace(context, negative_sources=NegativeSources([FreshIndex(HARD, 0, search)]))
     return {"ms": place.milliseconds(open_steps(place, context, labels, planned=False))}

@@ -78,7 +78,7 @@ def _measure(place: "Place", one: "Measurement") -> dict[str, Any]:
 
     gc.collect()
     place.reset_peak()
-    if reason := place.why_not(one):
+    if reason := place.graph_obstacle(one):
         return {"left_out": reason}
     began = time.perf_counter()
     try:

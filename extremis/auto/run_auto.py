@@ -26,9 +26,9 @@ from trainer.checkpoints.checkpoint import best_step, drop_old_checkpoints
 from trainer.config.load import applicable_overrides, load_config, restore_recipe
 from trainer.device import open_device
 from trainer.encoders.token_vectors import find_token_vectors
-from trainer.evaluation.fitting import MISSED, FitOptions, describe_weights, fit_ranker, fit_weights
+from trainer.evaluation.fitting import REFIT_HOLDOUT, FitOptions, describe_weights, fit_ranker, fit_weights
 from trainer.methods.recipe import Recipe
-from trainer.settings.resolve import Resolved, facts_of, resolve
+from trainer.settings.resolve import Resolved, measure_rows, resolve
 from trainer.stream import ranks_of_environment
 
 FOLDER, REPORT, RECIPE = "trials", "auto.json", "recipe.toml"
@@ -77,7 +77,7 @@ def run_auto(
             report, epoch = read_json(join(run, REPORT)), 0.0
         else:
             report, resolved, epoch = _choose(data, run, survey, pretrained, overrides, minutes, remaining)
-            facts = facts_of(resolved.recipe, data)
+            facts = measure_rows(resolved.recipe, data)
             texts = f" and {facts.label_texts:,} labels' texts" if facts.label_texts else ""
             held_out = survey.facts.queries - facts.queries
             say(f"training points: {facts.queries:,} queries{texts}; {held_out:,} queries are held out")
@@ -218,7 +218,7 @@ def _within(recipe: Recipe, minutes: float, epoch: float, spent: float, of_ranke
     """
     if not minutes:
         return recipe
-    left = 60 * minutes - spent - (of_ranker if recipe.data.holdout > MISSED else 0.0)
+    left = 60 * minutes - spent - (of_ranker if recipe.data.holdout > REFIT_HOLDOUT else 0.0)
     left -= max(_OF_FUSION * left, _FUSION * epoch)
     needed = minutes + (2 * epoch - left) / 60
     if needed > _LATE * minutes:

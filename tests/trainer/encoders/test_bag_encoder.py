@@ -364,7 +364,7 @@ def test_a_rank_holds_one_piece_of_the_others_bags(monkeypatch: pytest.MonkeyPat
             gathered.append(2 * len(tensor))
             return torch.cat([tensor, tensor])
 
-        def gather_arrays(self, *arrays: np.ndarray) -> list[np.ndarray]:
+        def all_gather_arrays(self, *arrays: np.ndarray) -> list[np.ndarray]:
             return [np.concatenate([array, array]) for array in arrays]
 
     encoder, leaves = build(), []
