@@ -136,8 +136,8 @@ PARTS = {
     "linear ranker, fitted": (LinearRanker, "of"),
     "texts and classifier of pairs": (search.LabelRows, "score"),
     "texts of labels": (fitting, "embed_label_texts"),
-    "weights": (fusion.Weights, "fit"),
-    "fused": (fusion.Fused, "rank"),
+    "weights": (fusion.FusionWeights, "fit"),
+    "fused": (fusion.Reranker, "rank"),
 }
 
 

@@ -29,14 +29,14 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.common.report import report
 from benchmarks.gpu.random_queries import plan, random_batch
-from trainer.graph import Graphs, GraphStep, plan_on
+from trainer.graph import Graphs, GraphStep, plan_for_device
 from trainer.group import ALONE
 from trainer.heads.classifier import Classifier
 from trainer.heads.queries import WholeBatch
 from trainer.methods.recipe import Recipe
 from trainer.methods.sections import Classifier as Config
 from trainer.model import Model
-from trainer.negatives.candidates import label_range
+from trainer.negatives.candidates import range_candidates
 from trainer.negatives.planner import Planner
 from trainer.rows import triton_kernels
 from trainer.step import Clock, StepContext, take_step
@@ -125,7 +125,7 @@ def classifier_step(pool: str, size: int = B, labels: int = LABELS, **config: An
     """Count the classifier's step as in `Head.learn`, with candidates planned beforehand."""
     classifier = Classifier(Config(dtype="bfloat16", lr=0.01, **config), labels, D, 0, device=META)
     batch = random_batch(size, labels, 0)
-    candidates = label_range(batch, 0, CHUNK) if pool == "full" else plan(batch, labels, pool, META)
+    candidates = range_candidates(batch, 0, CHUNK) if pool == "full" else plan(batch, labels, pool, META)
     x = torch.empty(size, D, device=META)
     with counting() as count:
         classifier.descend(x, candidates, 1.0, 0, 1 / size)
@@ -149,7 +149,7 @@ def _open_bag(size: int, labels: int, pads: bool = False) -> tuple[StepContext, 
     batch = random_batch(size, labels, 0, TOKENS, VOCABULARY)
     prepare = queries.preparing()
     assert prepare is not None
-    batch = replace(batch, candidates=plan_on(lambda each: plan(each, labels, "own", META), META, pads, batch))
+    batch = replace(batch, candidates=plan_for_device(lambda each: plan(each, labels, "own", META), META, pads, batch))
     return context, replace(batch, prepared=prepare(batch))
 
 

@@ -37,7 +37,7 @@ from pipelines.sharding.tokenizer import encode_texts, train_wordpiece
 from schemas.ragged import Ragged
 from search.block import configure_faiss
 from trainer.config.load import load_recipe
-from trainer.encoders.served import ServedByTorch
+from trainer.encoders.torch_inference import TorchInference
 from trainer.export.exported import Serving
 from trainer.export.vectors import Vectors, choose_index, open_indexes, write_indexes
 from trainer.inputs import Inputs
@@ -210,7 +210,7 @@ def indexed(spec: str, model: Model, vectors: Vectors, queries: np.ndarray) -> t
     with tempfile.TemporaryDirectory(prefix="extremis-benchmark-") as folder:
         shards, facts = write_indexes(factory, vectors, queries, K, TARGET, folder)
         opened = open_indexes([os.path.join(folder, shard.path) for shard in shards], facts, vectors)
-    return Serving(ServedByTorch(model.encoder), model.inputs, vectors, index=opened), facts
+    return Serving(TorchInference(model.encoder), model.inputs, vectors, index=opened), facts
 
 
 def pin() -> None:

@@ -168,7 +168,7 @@ def real(folder: str, labels: int) -> dict[str, Any]:
     del trainer
     gc.collect()
     began = time.perf_counter()
-    Trainer.resume(data, run.root, recipe, _say_nothing, group).parts.tracker.close(False)
+    Trainer.resume(data, run.root, recipe, _say_nothing, group).context.tracker.close(False)
     resumed = time.perf_counter() - began
     checkpoint, (_, stop) = latest_checkpoint(run), label_range(labels, 0, group.ranks)
     assert checkpoint is not None
@@ -191,9 +191,9 @@ def _message_seconds(group: Group, times: int = 200) -> float:
     began = time.perf_counter()
     for _ in range(times):
         group.sum(part[0])
-        group.gather(part, [len(part)] * group.ranks)
-        group.exchange([[few]] * group.ranks)  # two messages
-        group.sum_own(part, sizes)
+        group.all_gather(part, [len(part)] * group.ranks)
+        group.all_to_all([[few]] * group.ranks)  # two messages
+        group.reduce_scatter(part, sizes)
     return (time.perf_counter() - began) / (5 * times)
 
 

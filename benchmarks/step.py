@@ -27,9 +27,9 @@ from trainer.heads.classifier import Classifier
 from trainer.inputs import Inputs
 from trainer.losses.binary import binary_cross_entropy
 from trainer.methods.sections import Classifier as Config
-from trainer.negatives.candidates import label_range, own_pool, shared_pool
+from trainer.negatives.candidates import own_pool, range_candidates, shared_pool
 from trainer.negatives.draws import RandomPool
-from trainer.rows.threads import in_parts
+from trainer.rows.threads import map_ranges
 from trainer.stream import Batch
 from trainer.stream.batch import Candidates
 
@@ -94,7 +94,7 @@ class ClassifierSteps:
         matrix, sums = self.classifier.vectors.view(torch.int16).numpy(), self.classifier.matrix.state["square"].numpy()
         return self._timed(
             form,
-            lambda candidates: in_parts(
+            lambda candidates: map_ranges(
                 lambda _, start, stop: _touch(matrix, sums, candidates.ids, start, stop), len(candidates.ids)
             ),
         )
@@ -103,7 +103,7 @@ class ClassifierSteps:
         """Return the seconds of a step of full one-vs-all."""
         began = time.perf_counter()
         for start in range(0, self.classifier.labels, CHUNK):
-            self._apart(label_range(self.batches[0], start, min(start + CHUNK, self.classifier.labels)))
+            self._apart(range_candidates(self.batches[0], start, min(start + CHUNK, self.classifier.labels)))
         return time.perf_counter() - began
 
     def rows(self, form: str) -> float:

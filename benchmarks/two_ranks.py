@@ -21,7 +21,7 @@ import torch
 from benchmarks.common.report import report
 from extremis.miner import start_miner
 from schemas.layout import DataLayout, RunLayout
-from trainer.evaluation.evaluate import Scorer
+from trainer.evaluation.evaluate import SplitScorer
 from trainer.group import Group
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
@@ -97,7 +97,7 @@ def work(data: str, run: str, recipe: Recipe, threads: int) -> None:
         pass
     if miner is not None:
         miner.stop()
-    scores = Scorer.open(DataLayout(data), trainer.model, "test", group).score().report()
+    scores = SplitScorer.open(DataLayout(data), trainer.model, "test", group).score().report()
     sent, received = meter.a_step()
     paper = on_paper(recipe, group, trainer)
     if group.first:
@@ -164,7 +164,7 @@ def on_paper(recipe: Recipe, group: Group, trainer: Trainer) -> dict[str, int]:
     dimension, columns = recipe.encoder.dimension, trainer.model.head.vectors.shape[1]
     dense = sum(value.numel() for name, value in trainer.model.encoder.tensors().items() if name.startswith("dense."))
     positives, entries = averages(trainer)
-    hard = recipe.negatives.most_hard
+    hard = recipe.negatives.max_hard
     summed = 2 * others / ranks  # a ring sends each part twice, except the rank's own part
     parts = {
         "row ids, counts, positives": rows * others * (8 + 4 + 4 * positives / ranks),

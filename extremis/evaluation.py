@@ -17,7 +17,7 @@ from trainer.config.load import load_config
 from trainer.device import open_device
 from trainer.evaluation.baselines import QUERIES, measure_baselines
 from trainer.evaluation.calibration import calibrate, measure
-from trainer.evaluation.evaluate import Scorer, Scores
+from trainer.evaluation.evaluate import SplitScorer, SplitScores
 from trainer.evaluation.fusion_files import open_fused, scores_of
 from trainer.evaluation.ranking import By, Ranking
 from trainer.evaluation.split import HOLDOUT, label_statistics, open_held_out
@@ -28,10 +28,11 @@ from trainer.model import Model, load_model, trained_digest, trained_labels
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Options of an evaluation. `limit`, `filter`, `ks`, `seen_only` and `zero_shot` are arguments of `Scorer.score`.
+    """Options of an evaluation.
 
-    `step` has the same meaning as in `open_step`, and `scores` as in `scores_of`. `baseline`: also score baselines, on
-    the first queries of the split. `calibrate`: also evaluate probabilities; calibration uses the held-out rows.
+    `limit`, `filter`, `ks`, `seen_only` and `zero_shot` are arguments of `SplitScorer.score`. `step` has the same
+    meaning as in `open_step`, and `scores` as in `scores_of`. `baseline`: also score baselines, on the first queries of
+    the split. `calibrate`: also evaluate probabilities; calibration uses the held-out rows.
     """
 
     split: str = "test"
@@ -72,11 +73,11 @@ def evaluate(
     by = options.scores or own
     statistics = label_statistics(DataLayout(data), recipe.data)
     if by != "labels":  # a dual encoder can embed the text of any label
-        statistics = replace(statistics, trained=trained_labels(model, checkpoint))
+        statistics = replace(statistics, trained_labels=trained_labels(model, checkpoint))
 
-    def open_scorer(split: str) -> Scorer:
+    def open_scorer(split: str) -> SplitScorer:
         ranking = _ranking(data, run, checkpoint, model, group, by, split)
-        return Scorer.open(layouts[0], model, split, group, ranking, statistics, recipe.data)
+        return SplitScorer.open(layouts[0], model, split, group, ranking, statistics, recipe.data)
 
     held_out = None
     if options.calibrate:
@@ -124,7 +125,7 @@ def _later(data: str, run: str, options: EvaluateOptions) -> str | None:
     return digest
 
 
-def _baselines(data: DataLayout, trained: Data, options: EvaluateOptions, scores: Scores) -> dict[str, Any]:
+def _baselines(data: DataLayout, trained: Data, options: EvaluateOptions, scores: SplitScores) -> dict[str, Any]:
     """Return {"baselines": metrics by name, "beside_baselines": number of queries, and the model's metrics on them}."""
     queries = min(scores.queries, QUERIES)
     baselines = measure_baselines(data, options.split, trained, queries, options.filter)
@@ -134,7 +135,7 @@ def _baselines(data: DataLayout, trained: Data, options: EvaluateOptions, scores
     }
 
 
-def _seen_and_unseen(data: str, split: str, scores: Scores) -> dict[str, Any]:
+def _seen_and_unseen(data: str, split: str, scores: SplitScores) -> dict[str, Any]:
     """Return metrics of "seen" queries (with a text that is also in train) and of "unseen" queries, if both exist."""
     seen = seen_queries(data, split)
     if seen is not None:

@@ -21,7 +21,7 @@ from schemas.ragged import Ragged, counts_of, offsets_of
 from schemas.text_model import DENSE
 from schemas.version import resolve_export
 from search.nearest import find_device
-from trainer.evaluation.fusion import Weights
+from trainer.evaluation.fusion import FusionWeights
 from trainer.evaluation.votes import shares_of
 from trainer.export.exported import ENCODER, Exported, use_threads
 from trainer.inputs import Inputs
@@ -214,7 +214,7 @@ class Model:
         terms = {"vector": scored.scores} if fused is None else fused.fusion.parts(scored, fused.frequency[scored.ids])
         parts = {name: float(term.item()) for name, term in terms.items()}
         explained = Explanation(sum(parts.values()), parts)
-        if fused is not None and isinstance(fused.fusion, Weights):
+        if fused is not None and isinstance(fused.fusion, FusionWeights):
             weights, linear, memory = fused.fusion, fused.scorers.linear, fused.scorers.memory
             if linear is not None and inputs.tokens is not None:
                 for ids, added in linear.explain(inputs.tokens.entries, label_id):

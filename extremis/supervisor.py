@@ -61,7 +61,7 @@ def train(
         trainer.on_record(state.record)
         recipe, epochs, miner = trainer.recipe, list[dict[str, Any]](), None
         if group.first and beam_options is not None and recipe.table_epochs():
-            verb = "cluster" if recipe.clusters else "mine"
+            verb = "cluster" if recipe.is_clustered else "mine"
             miner = start_miner(data, run, log, beam_options, verb, interrupts.miner_ended)
         try:
             with (
@@ -105,10 +105,10 @@ def _describe(report: EpochReport) -> dict[str, Any]:
 def _epoch_line(report: EpochReport, recipe: Recipe) -> str:
     if recipe.negatives.all_labels:
         table = "every label"
-    elif recipe.indexed_from is not None and report.epoch >= recipe.indexed_from:
+    elif recipe.first_indexed_epoch is not None and report.epoch >= recipe.first_indexed_epoch:
         table = "own index"
     else:
-        none = "random order" if recipe.clusters else "random only"
+        none = "random order" if recipe.is_clustered else "random only"
         table = none if report.adoption.table_epoch is None else f"table {report.adoption.table_epoch}"
     scores = "".join(
         f"  {name} {report.metrics[name]:.2f}" for name in ("P@1", "P@5", "PSP@5") if name in report.metrics

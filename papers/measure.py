@@ -22,7 +22,7 @@ from schemas import storage
 from schemas.errors import ExtremisError, InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.table import Table
-from trainer.evaluation.evaluate import Scorer
+from trainer.evaluation.evaluate import SplitScorer
 from trainer.evaluation.fusion_files import open_fused
 from trainer.evaluation.metrics import Contributions
 from trainer.evaluation.ranking import Ranking
@@ -177,7 +177,9 @@ def score(paper: Paper, key: RunKey, data: str, run: str) -> tuple[dict[str, flo
     elif options.scores:
         ranking = Ranking.by_texts(model, layout, add=options.scores == "sum")
     ks = {int(name.partition("@")[2]) for name in paper.metrics_of(key)}
-    scores = Scorer.open(layout, model, "test", ranking=ranking, trained=recipe.data).score(ks=sorted({1, 3, 5, *ks}))
+    scores = SplitScorer.open(layout, model, "test", ranking=ranking, training_data=recipe.data).score(
+        ks=sorted({1, 3, 5, *ks})
+    )
     return scores.metrics.result(), scores.metrics.contributions(), scores.queries
 
 

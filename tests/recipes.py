@@ -3,5 +3,5 @@
 from tests.command import ROOT
 from trainer.config.load import recipe_names
 
-OF_PAPERS = {path.stem: str(path) for path in sorted((ROOT / "papers").glob("*/*.toml"))}
-RECIPES = {**{name: name for name in recipe_names()}, **OF_PAPERS}
+PAPER_RECIPES = {path.stem: str(path) for path in sorted((ROOT / "papers").glob("*/*.toml"))}
+RECIPES = {**{name: name for name in recipe_names()}, **PAPER_RECIPES}

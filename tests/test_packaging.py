@@ -140,7 +140,7 @@ def test_the_wheel_holds_the_recipes_the_page_the_hints_and_the_example(wheel: P
         ("[http]", ("torch", "apache_beam", "sklearn"), "extremis.model, fastapi_offline, uvicorn, prometheus_client"),
         ("[trainer]", ("apache_beam", "plotly"), "trainer.loop, trainer.stream"),
         ("[serve]", ("apache_beam", "torch", "numba", "scipy"), "extremis.model, extremis.predicting"),
-        ("[serve,onnx]", ("torch", "onnx", "scipy"), "extremis.model, trainer.encoders.served_by_onnx"),
+        ("[serve,onnx]", ("torch", "onnx", "scipy"), "extremis.model, trainer.encoders.onnx_inference"),
         ("[report]", ("apache_beam",), "extremis.reporting.build, jinja2, plotly"),
         ("[docs]", ("apache_beam", "torch"), "zensical, mkdocstrings"),
     ],

@@ -11,7 +11,7 @@ import torch
 
 from schemas.errors import ExtremisError
 from trainer.checkpoints.stopping import StoppedError
-from trainer.checkpoints.writer import Contents
+from trainer.checkpoints.writer import CheckpointContents
 from trainer.device import CPU, describe_device
 from trainer.methods.recipe import ClassifierRecipe
 from trainer.negatives.base import Sampled
@@ -20,7 +20,7 @@ from trainer.refresh import hardness, true_ranks
 from trainer.refresh.adoption import Adoption, Interrupts, adopt, follow
 from trainer.refresh.dump import EmbeddingCollector
 from trainer.schedule import epochs_that_fit, rate_factor
-from trainer.setup import Parts
+from trainer.setup import RunContext
 from trainer.step import StepResult
 from trainer.stream import Batch, Source
 
@@ -30,9 +30,9 @@ OnStep = Callable[[int, int, float], None]  # global step, steps of the run, los
 class EpochRunner:
     """Runs epochs, starting at `progress`; `mix`: the source weights with which the current epoch began."""
 
-    def __init__(self, parts: Parts, progress: Progress, mix: list[list[Any]] | None = None) -> None:
-        self._parts, self.progress, self._mix = parts, progress, mix
-        self._steps_an_epoch = parts.stream.steps
+    def __init__(self, context: RunContext, progress: Progress, mix: list[list[Any]] | None = None) -> None:
+        self._context, self.progress, self._mix = context, progress, mix
+        self._steps_an_epoch = context.stream.steps
         self._more_steps = 0  # additional steps of earlier epochs, which had other weights
         self._watch = LossWatch()
         self._unread: list[tuple[int, torch.Tensor]] = []  # step of the run, and its loss on the device
@@ -45,7 +45,7 @@ class EpochRunner:
         """Planned number of epochs of the run; with `train.minutes`, each epoch begins with a new plan."""
         if self.progress.stopped:
             return self.progress.epoch
-        return self.progress.budget.epochs(self.progress.global_step, self._parts.recipe.train.epochs)
+        return self.progress.budget.epochs(self.progress.global_step, self._context.recipe.train.epochs)
 
     @property
     def total_steps(self) -> int:
@@ -57,43 +57,43 @@ class EpochRunner:
 
     def rate_factor(self, step: int) -> float:
         """Return the learning rate at global `step`, as a fraction of the full rate."""
-        options = self._parts.recipe.train
+        options = self._context.recipe.train
         epochs = self.progress.budget.epochs(step, options.epochs)
         total = self._steps_an_epoch * epochs + self._more_steps
         return rate_factor(step, total, options.warmup, options.final_lr, options.decay)
 
     def run(self, on_step: OnStep | None = None) -> EpochReport:
         """Run the rest of the current epoch. Raises StoppedError, or ExtremisError if training diverges."""
-        parts, progress, clock = self._parts, self.progress, self._parts.step.clock
+        context, progress, clock = self._context, self.progress, self._context.step.clock
         clock.restart()
         began = counted_until = time.perf_counter()
         try:
-            adoption, tables = self.adopt()
+            adoption, sources = self.adopt()
         except StoppedError:  # during the wait for a table: no rank has begun the epoch
-            if parts.group.ranks == 1:
+            if context.group.ranks == 1:
                 self._save_and_stop()
             raise
         clock.lap("adopt")
-        self._begin(adoption, tables)
-        stream, rows, skipped = parts.stream, 0, parts.stream.skipped_rows
-        dump = parts.refresher.dump(progress.epoch, progress.step, tables, parts.model.width)
-        batches_with_requests = replace(parts.batches, is_stop_asked=self.interrupts.stop.is_set)
+        self._begin(adoption, sources)
+        stream, rows, skipped = context.stream, 0, context.stream.skipped_rows
+        dump = context.dump_writer.dump(progress.epoch, progress.step, sources, context.model.width)
+        batches_with_requests = replace(context.batches, is_stop_requested=self.interrupts.stop.is_set)
         with contextlib.closing(iter(batches_with_requests)) as batches:
             for batch in batches:
                 clock.lap("stream")
-                if batch.part.step == 0 and adoption.table_epoch is not None:
+                if batch.local.step == 0 and adoption.table_epoch is not None:
                     step = progress.global_step
                     figures = adoption.staleness(step)
-                    if not parts.recipe.clusters:
-                        figures |= hardness.measure(parts.model, parts.group, tables, batch.part)
-                    parts.tracker.record("staleness", step + 1, figures)
+                    if not context.recipe.is_clustered:
+                        figures |= hardness.measure(context.model, context.group, sources, batch.local)
+                    context.tracker.record("staleness", step + 1, figures)
                     clock.lap("rest")
-                step, every = progress.global_step, parts.recipe.logging.ranks_every
+                step, every = progress.global_step, context.recipe.logging.ranks_every
                 hook = self._record_ranks if every and (step + 1) % every == 0 else None
-                result = parts.take(batch, step, self.rate_factor(step), hook)
+                result = context.take_step(batch, step, self.rate_factor(step), hook)
                 counted_until = self._spend(counted_until)
                 # A single rank stops at once; several ranks stop after the batch that informed all ranks.
-                must_stop = self.interrupts.stop.is_set() if parts.group.ranks == 1 else batch.stop_asked
+                must_stop = self.interrupts.stop.is_set() if context.group.ranks == 1 else batch.stop_requested
                 self._after_step(result, dump, must_stop)
                 rows += len(result.rows)
                 if on_step is not None:
@@ -101,13 +101,13 @@ class EpochRunner:
                 clock.lap("rest")
         self._read_losses()
         if dump:
-            parts.refresher.publish(dump, parts.model, progress.global_step)
+            context.dump_writer.publish(dump, context.model, progress.global_step)
             clock.lap("dump")
-        skipped = sum(parts.group.sizes(stream.skipped_rows - skipped))
+        skipped = sum(context.group.sizes(stream.skipped_rows - skipped))
         if skipped:
-            parts.say(
+            context.say(
                 f"epoch {progress.epoch}: {skipped:,} rows were skipped, because their row groups are damaged or "
-                f"missing; extremis inspect --verify {parts.data.root} lists the files"
+                f"missing; extremis inspect --verify {context.data.root} lists the files"
             )
         self._spend(counted_until)
         return self._end(adoption, rows, skipped, time.perf_counter() - began)
@@ -117,57 +117,59 @@ class EpochRunner:
 
         Raises StoppedError on interruption.
         """
-        parts, options = self._parts, self._parts.recipe.train
-        parts.claim.require()
+        context, options = self._context, self._context.recipe.train
+        context.claim.require()
         epochs = epochs_that_fit(options.minutes, options.epochs, self.progress.budget.spent)
-        interrupts = replace(self.interrupts, check=parts.writer.check)
-        facts = parts.run, parts.recipe, parts.tables, self.progress.epoch
-        decision = adopt(*facts, parts.say, epochs, interrupts) if parts.group.first else None
-        parts.group.barrier()
-        return decision or follow(*facts)
+        interrupts = replace(self.interrupts, check=context.writer.check)
+        adopt_arguments = context.run, context.recipe, context.sources, self.progress.epoch
+        decision = adopt(*adopt_arguments, context.say, epochs, interrupts) if context.group.first else None
+        context.group.barrier()
+        return decision or follow(*adopt_arguments)
 
     def save(self) -> None:
         """Start writing a checkpoint of the current state. Raises StorageError."""
-        parts, progress = self._parts, self.progress
+        context, progress = self._context, self.progress
         # The records come first, so that a resumed run finds every record up to the checkpoint.
-        parts.tracker.sync()
-        stream = parts.stream.state_dict()
+        context.tracker.sync()
+        stream = context.stream.state_dict()
         if progress.step:  # threads may already have taken batches of later steps
             stream["step"] = progress.step
         state = {
-            "progress": progress.state(parts.recipe.train.minutes > 0, parts.recipe.validation.patience > 0),
+            "progress": progress.state(context.recipe.train.minutes > 0, context.recipe.validation.patience > 0),
             "stream": stream,
-            "seed": parts.recipe.train.seed,
+            "seed": context.recipe.train.seed,
         }
-        for source in parts.step.sources:
+        for source in context.step.negative_sources:
             source.before_checkpoint()
-        step, head, tensors = progress.global_step, parts.model.head, parts.model.parts()
-        if negatives := parts.step.sources.state():
+        step, head, tensors = progress.global_step, context.model.head, context.model.checkpoint_tensors()
+        if negatives := context.step.negative_sources.state():
             tensors[NEGATIVES] = {name: torch.from_numpy(array) for name, array in negatives.items()}
-        parents = {"data": parts.manifest.digest}
-        parts.writer.save(
-            Contents(step, tensors, head.rows(), head.start, parts.labels, state, parents, progress.best_step)
+        parents = {"data": context.manifest.digest}
+        context.writer.save(
+            CheckpointContents(
+                step, tensors, head.rows(), head.start, context.labels, state, parents, progress.best_step
+            )
         )
         self._saved = step
 
-    def _begin(self, adoption: Adoption, tables: list[Source]) -> None:
-        parts, progress = self._parts, self.progress
-        parts.stream.set_epoch(progress.epoch, tables)
-        parts.step.queries.begin(tables)
-        if parts.step.neighbours is not None:
-            parts.step.neighbours.begin(tables)
+    def _begin(self, adoption: Adoption, sources: list[Source]) -> None:
+        context, progress = self._context, self.progress
+        context.stream.set_epoch(progress.epoch, sources)
+        context.step.queries.begin(sources)
+        if context.step.neighbours is not None:
+            context.step.neighbours.begin(sources)
         if progress.step:
-            state = parts.stream.state_dict()
-            parts.stream.load_state_dict({**state, "mix": self._mix or state["mix"], "step": progress.step})
+            state = context.stream.state_dict()
+            context.stream.load_state_dict({**state, "mix": self._mix or state["mix"], "step": progress.step})
         self._mix = None
-        if parts.recipe.data.mix:
+        if context.recipe.data.mix:
             first = progress.global_step - progress.step
-            self._more_steps = first + parts.stream.steps - (progress.epoch + 1) * self._steps_an_epoch
+            self._more_steps = first + context.stream.steps - (progress.epoch + 1) * self._steps_an_epoch
         if progress.step:
             return
         progress.loss_sum = 0.0
-        progress.budget.begin(progress.global_step, adoption.epochs or parts.recipe.train.epochs)
-        parts.tracker.record("adoption", progress.global_step + 1, {"epoch": progress.epoch, **asdict(adoption)})
+        progress.budget.begin(progress.global_step, adoption.epochs or context.recipe.train.epochs)
+        context.tracker.record("adoption", progress.global_step + 1, {"epoch": progress.epoch, **asdict(adoption)})
 
     def _spend(self, since: float) -> float:
         """Add the seconds since the time `since` to the epoch's time; return the current time."""
@@ -177,43 +179,43 @@ class EpochRunner:
 
     def _record_ranks(self, batch: Batch, x: torch.Tensor, sampled: list[Sampled]) -> None:
         """Record the true ranks of a step's hard negatives; `batch` is the global batch."""
-        parts, head = self._parts, self._parts.model.head
-        hard = parts.step.planner.hard(batch, sampled)
+        context, head = self._context, self._context.model.head
+        hard = context.step.planner.hard(batch, sampled)
         if hard is None:
             return
-        ranks = true_ranks.measure(head.vectors, head.start, x, batch, hard, parts.group)
+        ranks = true_ranks.measure(head.vectors, head.start, x, batch, hard, context.group)
         if len(ranks):
-            figures = {"epoch": batch.epoch, "of": parts.labels, **parts.step.sources.figures()}
+            figures = {"epoch": batch.epoch, "of": context.labels, **context.step.negative_sources.figures()}
             figures |= true_ranks.describe(ranks)
-            parts.tracker.record("hard", self.progress.global_step + 1, figures)
+            context.tracker.record("hard", self.progress.global_step + 1, figures)
 
     def _after_step(self, result: StepResult, dump: EmbeddingCollector | None, must_stop: bool) -> None:
-        parts, progress, recipe = self._parts, self.progress, self._parts.recipe
-        parts.claim.require()
+        context, progress, recipe = self._context, self.progress, self._context.recipe
+        context.claim.require()
         factor = self.rate_factor(progress.global_step)
         logged = (progress.global_step + 1) % recipe.logging.every_steps == 0
         self._unread.append((progress.global_step, result.loss))
         # A GPU has the next steps queued while it computes this step: reading the loss here would stall the GPU.
-        if logged or math.isnan(self._loss) or parts.model.device == CPU:
+        if logged or math.isnan(self._loss) or context.model.device == CPU:
             self._read_losses()
         if dump:
             dump.add(result.rows, result.x)
         progress.step = result.step + 1
         progress.global_step += 1
-        for source in parts.step.sources:
+        for source in context.step.negative_sources:
             source.after_step(progress.global_step, progress.epoch, result.step)
         if logged:
             rates = {"encoder_lr": recipe.encoder.lr * factor}
             if isinstance(recipe, ClassifierRecipe):
                 rates["classifier_lr"] = recipe.classifier.lr * factor
             figures = {"epoch": progress.epoch, "loss": self._loss, **rates}
-            parts.tracker.record("train", progress.global_step, figures)
+            context.tracker.record("train", progress.global_step, figures)
         every = recipe.checkpoint.every_steps
-        is_last = progress.step == parts.stream.steps
+        is_last = progress.step == context.stream.steps
         if (must_stop or (every and progress.global_step % every == 0)) and not is_last:
             self._read_losses()
             if dump:
-                parts.refresher.save_part(dump, progress.step, progress.global_step)
+                context.dump_writer.save_part(dump, progress.step, progress.global_step)
             self.save()
             if must_stop:
                 self._save_and_stop()
@@ -223,9 +225,9 @@ class EpochRunner:
         step = self.progress.global_step
         if self._saved != step:
             self.save()
-        self._parts.writer.wait()
+        self._context.writer.wait()
         kept = f"after step {step:,}; the checkpoint is saved" if step else "before its first step"
-        raise StoppedError(f"{self._parts.run.root}: stopped by a signal {kept}. Continue with --resume.")
+        raise StoppedError(f"{self._context.run.root}: stopped by a signal {kept}. Continue with --resume.")
 
     def _read_losses(self) -> None:
         """Read the losses of all steps since the last read, in a single copy.
@@ -237,7 +239,7 @@ class EpochRunner:
         losses: list[float] = []
         if unread:
             together = torch.stack([loss for _, loss in unread])
-            self._parts.group.wait_for(together, self.interrupts.stop.is_set)
+            self._context.group.wait_for(together, self.interrupts.stop.is_set)
             losses = together.tolist()
         for (step, _), loss in zip(unread, losses, strict=True):
             if not math.isfinite(loss):
@@ -247,7 +249,7 @@ class EpochRunner:
                 )
             before = self._watch.jumped(loss)
             if before is not None:
-                self._parts.say(
+                self._context.say(
                     f"odd: at step {step} the loss jumped from {before:.3g} to {loss:.3g}. If this happens again, "
                     "lower encoder.lr and classifier.lr"
                 )
@@ -255,11 +257,11 @@ class EpochRunner:
             self._loss = loss
 
     def _end(self, adoption: Adoption, rows: int, skipped: int, seconds: float) -> EpochReport:
-        parts, progress = self._parts, self.progress
-        epoch, loss = progress.epoch, progress.loss_sum / max(1, parts.stream.steps)
+        context, progress = self._context, self.progress
+        epoch, loss = progress.epoch, progress.loss_sum / max(1, context.stream.steps)
         progress.epoch, progress.step = epoch + 1, 0
         last = progress.epoch == self.epochs
-        metrics = parts.validator.measure(parts.model) if parts.validator.is_due(progress.epoch, last) else {}
+        metrics = context.validator.measure(context.model) if context.validator.is_due(progress.epoch, last) else {}
         figures = {
             "epoch": epoch,
             "loss": loss,
@@ -269,26 +271,26 @@ class EpochRunner:
             "table_epoch": adoption.table_epoch,
             "table_age": adoption.age,
             "late": adoption.late,
-            "device": describe_device(parts.model.device),
-            "seconds_background": round(parts.writer.seconds(), 3),
+            "device": describe_device(context.model.device),
+            "seconds_background": round(context.writer.seconds(), 3),
         }
-        seconds_of = {f"seconds_{name}": round(value, 3) for name, value in parts.step.clock.seconds.items()}
-        parts.tracker.record("epoch", progress.global_step, {**figures, **seconds_of})
+        seconds_of = {f"seconds_{name}": round(value, 3) for name, value in context.step.clock.seconds.items()}
+        context.tracker.record("epoch", progress.global_step, {**figures, **seconds_of})
         if metrics:
-            parts.tracker.record("validation", progress.global_step, {"epoch": epoch, **metrics})
+            context.tracker.record("validation", progress.global_step, {"epoch": epoch, **metrics})
             self._record_validation(metrics, last)
             last = last or progress.stopped
-            odd = [parts.validator.odd(metrics)]
+            odd = [context.validator.odd(metrics)]
             if last:
-                odd.append(parts.validator.fell(metrics[parts.recipe.validation.metric], progress.best_metric))
+                odd.append(context.validator.fell(metrics[context.recipe.validation.metric], progress.best_metric))
             for line in filter(None, odd):
-                parts.tracker.record("odd", progress.global_step, {"epoch": epoch, "line": line})
-                parts.say(f"odd: after epoch {epoch} {line}")
-        every = parts.recipe.checkpoint.every_epochs
+                context.tracker.record("odd", progress.global_step, {"epoch": epoch, "line": line})
+                context.say(f"odd: after epoch {epoch} {line}")
+        every = context.recipe.checkpoint.every_epochs
         if last or progress.best_step == progress.global_step or (every and progress.epoch % every == 0):
             self.save()
-        parts.tracker.sync()
-        if not last and any(parts.group.gather_objects(self.interrupts.stop.is_set())):
+        context.tracker.sync()
+        if not last and any(context.group.all_gather_objects(self.interrupts.stop.is_set())):
             self._save_and_stop()
         return EpochReport(epoch, self.epochs, loss, seconds, rows, adoption, metrics)
 
@@ -297,14 +299,14 @@ class EpochRunner:
 
         Metrics are the same on every rank, so all ranks make the same decision.
         """
-        parts, progress, options = self._parts, self.progress, self._parts.recipe.validation
+        context, progress, options = self._context, self.progress, self._context.recipe.validation
         progress.record_validation(metrics[options.metric], 0 if last else options.patience)
         if not progress.stopped:
             return
         figures = {"best": progress.best_metric, "best_step": progress.best_step, "validations": progress.worse}
-        parts.tracker.record("stopped", progress.global_step, {"epoch": progress.epoch - 1, **figures})
-        parts.say(
+        context.tracker.record("stopped", progress.global_step, {"epoch": progress.epoch - 1, **figures})
+        context.say(
             f"stopped early after epoch {progress.epoch - 1}: {options.metric} was best at step {progress.best_step:,} "
             f"({progress.best_metric:.2f}), {progress.worse} validation(s) ago. The best checkpoint is kept: extremis "
-            f"evaluate {parts.data.root} {parts.run.root} --step {progress.best_step}"
+            f"evaluate {context.data.root} {context.run.root} --step {progress.best_step}"
         )

@@ -43,7 +43,7 @@ class FakedRanks(_Joined):
     def first(self) -> bool:
         return True
 
-    def gather_objects(self, thing: T) -> list[T]:
+    def all_gather_objects(self, thing: T) -> list[T]:
         return [thing]
 
     def broadcast(self, thing: T) -> T:

@@ -13,8 +13,8 @@ from trainer.encoders.base import Size, tensor_bytes
 from trainer.methods.rae import Rae
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.model import DataSizes
+from trainer.rows.allocation import IN_MEMORY, ON_HOST
 from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
-from trainer.rows.memory import IN_MEMORY, ON_HOST
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -77,7 +77,7 @@ def require_scratch(recipe: Recipe, rows: int, labels: int, ranks: int, dense: i
         # A dump is written while the next dump is collected, and all rows of labels may change meanwhile.
         at_once = min(2, dumps) if recipe.checkpoint.background else 1
         needs["embeddings for dumps"] = at_once * -(-rows // ranks) * here * a_row
-        if recipe.checkpoint.background and isinstance(recipe, ClassifierRecipe) and not recipe.clusters:
+        if recipe.checkpoint.background and isinstance(recipe, ClassifierRecipe) and not recipe.is_clustered:
             needs["rows of labels that change while a dump is written"] = (
                 -(-labels // ranks) * here * (sum(label_bytes(recipe)) + 8)
             )

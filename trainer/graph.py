@@ -27,7 +27,7 @@ from trainer.stream.transfer import map_arrays, send
 
 T = TypeVar("T")
 TakeStep = Callable[..., StepResult]  # like `take_step`, for one context
-_MOST = 32  # maximum number of graphs: batches of further sizes run without a graph
+_MAX_GRAPHS = 32  # maximum number of graphs: batches of further sizes run without a graph
 
 
 class _Layout(NamedTuple):
@@ -54,20 +54,20 @@ class Graphs:
         self._recorded: dict[_Layout, _Recorded | None] = {}
         self._pool: Any = None
 
-    def __call__(self, function: Callable[[T], Any], given: T) -> Any:
-        """Return the tensors of `function(given)`, which the caller owns. Raises ExtremisError if recording fails."""
-        layout, pieces = self._layout(given)
+    def __call__(self, function: Callable[[T], Any], inputs: T) -> Any:
+        """Return the tensors of `function(inputs)`, which the caller owns. Raises ExtremisError if recording fails."""
+        layout, pieces = self._layout(inputs)
         if layout not in self._recorded:
-            if len(self._recorded) < _MOST:
+            if len(self._recorded) < _MAX_GRAPHS:
                 self._recorded[layout] = None
-            return function(given)
-        recorded = self._recorded[layout] or self._record(function, given, layout)
+            return function(inputs)
+        recorded = self._recorded[layout] or self._record(function, inputs, layout)
         for piece, new in zip(recorded.pieces, pieces, strict=True):
             piece.copy_(new)
         return map_arrays(recorded.replay(), torch.clone, (torch.Tensor,))
 
-    def _layout(self, given: Any) -> tuple[_Layout, list[torch.Tensor]]:
-        """Return the layout of `given`, and its blocks of memory as bytes."""
+    def _layout(self, inputs: Any) -> tuple[_Layout, list[torch.Tensor]]:
+        """Return the layout of `inputs`, and its blocks of memory as bytes."""
         numbers: dict[int, int] = {}
         pieces: list[torch.Tensor] = []
         places: list[tuple[Any, ...]] = []
@@ -81,19 +81,19 @@ class Graphs:
             places.append((numbers[memory._cdata], *place))
             return tensor
 
-        map_arrays(given, visit, (torch.Tensor,))
+        map_arrays(inputs, visit, (torch.Tensor,))
         return _Layout(tuple(map(len, pieces)), tuple(places)), pieces
 
-    def _record(self, function: Callable[[T], Any], given: T, layout: _Layout) -> _Recorded:
+    def _record(self, function: Callable[[T], Any], inputs: T, layout: _Layout) -> _Recorded:
         pieces = [torch.zeros(size, dtype=torch.uint8, device=self._device) for size in layout.pieces]
         places = iter(layout.tensors)
 
-        def lay(tensor: torch.Tensor) -> torch.Tensor:
+        def place_copy(tensor: torch.Tensor) -> torch.Tensor:
             piece, dtype, *place = next(places)
             memory = pieces[piece].untyped_storage()
             return torch.empty(0, dtype=dtype, device=self._device).set_(memory, *place)
 
-        copies = map_arrays(given, lay, (torch.Tensor,))
+        copies = map_arrays(inputs, place_copy, (torch.Tensor,))
         replay = self._graph(function, copies) if self._device.type == "cuda" else partial(function, copies)
         self._recorded[layout] = recorded = _Recorded(pieces, replay)
         return recorded
@@ -118,7 +118,7 @@ class Graphs:
         return replay
 
 
-class _Given(NamedTuple):
+class _StepInputs(NamedTuple):
     """The batch and the scalars [] of a step, on the device."""
 
     prepared: Any
@@ -143,24 +143,24 @@ class GraphStep:
         self, batch: Batch | GlobalBatch, number: int, factor: float, hook: StepHook | None = None
     ) -> StepResult:
         """Do the same as `take_step`. Raises ExtremisError if recording fails."""
-        whole, model = batch if isinstance(batch, Batch) else batch.whole, self.context.model
+        gathered, model = batch if isinstance(batch, Batch) else batch.gathered, self.context.model
         if hook is not None or self.is_watched():
-            return take_step(self.context, whole, number, factor, hook)
-        assert whole.candidates is not None
+            return take_step(self.context, gathered, number, factor, hook)
+        assert gathered.candidates is not None
         numbers = send((np.array(factor), np.array(model.head.key(number))), model.device)
-        given = _Given(whole.prepared, whole.candidates.drawn, *numbers)
-        loss, x = self.graphs(partial(self._take, whole), given)
+        inputs = _StepInputs(gathered.prepared, gathered.candidates.drawn, *numbers)
+        loss, x = self.graphs(partial(self._take, gathered), inputs)
         self.context.clock.lap("graph")
-        return StepResult(whole.step, loss, whole.rows, x)
+        return StepResult(gathered.step, loss, gathered.rows, x)
 
-    def _take(self, batch: Batch, given: _Given) -> tuple[torch.Tensor, torch.Tensor]:
+    def _take(self, batch: Batch, inputs: _StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
         assert batch.candidates is not None
-        batch = replace(batch, prepared=given.prepared, candidates=batch.candidates._replace(drawn=given.drawn))
-        result = take_step(self.context, batch, given.key, given.factor)
+        batch = replace(batch, prepared=inputs.prepared, candidates=batch.candidates._replace(drawn=inputs.drawn))
+        result = take_step(self.context, batch, inputs.key, inputs.factor)
         return result.loss, result.x
 
 
-def why_not(recipe: Recipe, model: Model, queries: QueryEmbeddings, sources: NegativeSources, ranks: int) -> str:
+def graph_obstacle(recipe: Recipe, model: Model, queries: QueryEmbeddings, sources: NegativeSources, ranks: int) -> str:
     """Return the reason why a run's steps cannot be recorded as graphs, or "" if they can be recorded."""
     reasons = {
         "the run uses a CPU": model.device == CPU,
@@ -168,14 +168,14 @@ def why_not(recipe: Recipe, model: Model, queries: QueryEmbeddings, sources: Neg
         "batches for this encoder cannot be padded (only batches for a bag encoder can)": not model.encoder.can_pad,
         "queries are encoded in parts, or the encoder is frozen": queries.preparing() is None,
         "recording requires binary cross-entropy, own pools, and vectors on the device": not (
-            recipe.finds_on_device and merges_on(model.device, recipe)
+            recipe.keeps_negatives_on_device and merges_on(model.device, recipe)
         ),
         "hard negatives are found within a step": bool(sources),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def plan_on(
+def plan_for_device(
     plan: Callable[[Batch], Candidates | None], device: torch.device, pads: bool, batch: Batch
 ) -> Candidates | None:
     """Plan a batch, and send the labels to `device` for merging; `pads`: pad the labels. Any thread may call this."""

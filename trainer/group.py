@@ -74,29 +74,29 @@ class Group:
         """Replace `tensor` [...] with its maximum over ranks, and return `tensor`."""
         return tensor
 
-    def gather(self, tensor: torch.Tensor, sizes: list[int] | None = None) -> torch.Tensor:
+    def all_gather(self, tensor: torch.Tensor, sizes: list[int] | None = None) -> torch.Tensor:
         """Concatenate the tensors [b_r, ...] of all ranks in rank order, to [sum b_r, ...], without gradients.
 
         b_r may differ by rank; passing known `sizes` [G] saves a message.
         """
         return tensor
 
-    def gather_arrays(self, *arrays: np.ndarray) -> list[np.ndarray]:
+    def all_gather_arrays(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """Concatenate each array [n_r, ...] over all ranks in rank order, in one message; n_r may differ by rank."""
         return list(arrays)
 
-    def exchange(self, messages: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
+    def all_to_all(self, messages: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
         """Send the arrays messages[g], each [n, ...], to rank g; return the arrays that each rank sent to this rank.
 
         All messages have the same dtypes.
         """
         return [list(message) for message in messages]
 
-    def sum_own(self, tensor: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    def reduce_scatter(self, tensor: torch.Tensor, sizes: list[int]) -> torch.Tensor:
         """Sum rows [sum b_r, D] over ranks; return this rank's rows [b_r, D]. `sizes` [G]: b_r of every rank."""
         return tensor
 
-    def gather_objects(self, thing: T) -> list[T]:
+    def all_gather_objects(self, thing: T) -> list[T]:
         """Return the `thing` of every rank, in rank order. Ranks send pickles, so a `thing` should be small."""
         return [thing]
 
@@ -119,11 +119,11 @@ class Group:
     def barrier(self) -> None:
         """Wait until every rank has reached this call."""
 
-    def wait_for(self, tensor: torch.Tensor, is_stop_asked: Callable[[], bool] = lambda: False) -> None:
+    def wait_for(self, tensor: torch.Tensor, is_stop_requested: Callable[[], bool] = lambda: False) -> None:
         """Wait until `tensor` has been computed, if `tensor` depends on the work of other ranks in a step.
 
         A GPU cannot distinguish a rank that has ended from a slow rank. Therefore the wait has a limit, which is
-        shorter after a request to stop (`is_stop_asked`). Raises RankLostError at the limit.
+        shorter after a request to stop (`is_stop_requested`). Raises RankLostError at the limit.
         """
 
     def for_another_thread(self) -> "Group":
@@ -199,7 +199,7 @@ class _Joined(Group):
         self._call(dist.all_reduce, whole, how, self._of)
         return tensor if whole is tensor else tensor.copy_(whole)
 
-    def gather(self, tensor: torch.Tensor, sizes: list[int] | None = None) -> torch.Tensor:
+    def all_gather(self, tensor: torch.Tensor, sizes: list[int] | None = None) -> torch.Tensor:
         sizes = sizes or self.sizes(len(tensor))
         # gloo gathers only tensors of equal sizes, so shorter tensors are padded.
         longest = max(sizes)
@@ -214,14 +214,14 @@ class _Joined(Group):
             return gathered
         return torch.cat([gathered[r * longest : r * longest + size] for r, size in enumerate(sizes)])
 
-    def gather_arrays(self, *arrays: np.ndarray) -> list[np.ndarray]:
-        lengths = self.gather(torch.tensor([[len(array) for array in arrays]]), [1] * self.ranks).numpy()
+    def all_gather_arrays(self, *arrays: np.ndarray) -> list[np.ndarray]:
+        lengths = self.all_gather(torch.tensor([[len(array) for array in arrays]]), [1] * self.ranks).numpy()
         row_bytes = np.array([array.itemsize * int(np.prod(array.shape[1:])) for array in arrays])
         # Bytes of every array of every rank, [G, n], and each array's start within the message of its rank.
         sizes = lengths * row_bytes
         message = np.concatenate([np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays])
         totals = sizes.sum(1)
-        received = self.gather(torch.from_numpy(message), totals.tolist()).numpy()
+        received = self.all_gather(torch.from_numpy(message), totals.tolist()).numpy()
         starts = (np.cumsum(totals) - totals)[:, None] + np.cumsum(sizes, 1) - sizes
         return [
             np.concatenate([received[low : low + size] for low, size in zip(starts[:, n], sizes[:, n], strict=True)])
@@ -230,10 +230,10 @@ class _Joined(Group):
             for n, array in enumerate(arrays)
         ]
 
-    def exchange(self, messages: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
+    def all_to_all(self, messages: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
         lengths = torch.tensor([[[len(array) for array in message] for message in messages]])
         # Lengths of the arrays that every rank sends to this rank, [G, n], and the bytes of one row of each array.
-        arriving = self.gather(lengths, [1] * self.ranks)[:, self.rank].numpy()
+        arriving = self.all_gather(lengths, [1] * self.ranks)[:, self.rank].numpy()
         row_bytes = np.array([array.itemsize * int(np.prod(array.shape[1:])) for array in messages[self.rank]])
         sent = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for message in messages for array in message]
         sizes = arriving * row_bytes
@@ -246,13 +246,13 @@ class _Joined(Group):
             for _ in range(self.ranks)
         ]
 
-    def sum_own(self, tensor: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    def reduce_scatter(self, tensor: torch.Tensor, sizes: list[int]) -> torch.Tensor:
         parts = tensor.new_empty(self.ranks, sizes[self.rank], *tensor.shape[1:])
         own = [sizes[self.rank]] * self.ranks
         self._call(dist.all_to_all_single, parts.flatten(0, 1), tensor.contiguous(), own, sizes, self._of)
         return parts.sum(0)
 
-    def gather_objects(self, thing: T) -> list[T]:
+    def all_gather_objects(self, thing: T) -> list[T]:
         objects: list[Any] = [None] * self.ranks
         self._call(dist.all_gather_object, objects, thing, self._of)
         return objects
@@ -265,20 +265,20 @@ class _Joined(Group):
     def barrier(self) -> None:
         self.sum(torch.zeros(1))
 
-    def wait_for(self, tensor: torch.Tensor, is_stop_asked: Callable[[], bool] = lambda: False) -> None:
+    def wait_for(self, tensor: torch.Tensor, is_stop_requested: Callable[[], bool] = lambda: False) -> None:
         if tensor.device.type != "cuda":
             return
         made = torch.cuda.Event()
         made.record()
-        self._wait_until(made.query, is_stop_asked)
+        self._wait_until(made.query, is_stop_requested)
 
-    def _wait_until(self, is_done: Callable[[], bool], is_stop_asked: Callable[[], bool]) -> None:
+    def _wait_until(self, is_done: Callable[[], bool], is_stop_requested: Callable[[], bool]) -> None:
         began, seconds = time.monotonic(), GPU_SECONDS
         for _ in waiting("the other ranks in a step", seconds=GPU_SECONDS, every=_POLL_SECONDS):
             if is_done():
                 return
             waited = time.monotonic() - began
-            if is_stop_asked():
+            if is_stop_requested():
                 seconds = min(seconds, waited + _STOP_SECONDS)
             if waited >= seconds:
                 break
@@ -305,7 +305,7 @@ class _Joined(Group):
             dist.destroy_process_group(self._of)
 
     def sizes(self, count: int) -> list[int]:
-        counts: list[int] = self.gather(torch.tensor([count]), [1] * self.ranks).tolist()
+        counts: list[int] = self.all_gather(torch.tensor([count]), [1] * self.ranks).tolist()
         return counts
 
     def _call(self, operation: Callable[..., Any], *arguments: Any) -> Any:

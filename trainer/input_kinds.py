@@ -3,20 +3,22 @@
 from collections.abc import Mapping
 from typing import Literal, get_args
 
-Part = Literal["tokens", "features", "dense"]
-Read = Literal["tokens", "features", "both", "dense", "tokens+dense", "features+dense", "all"]  # for encoder.inputs
-Kind = Literal[Read, "none"]  # also for streams without an encoder
-PARTS: tuple[Part, ...] = get_args(Part)
-_SPECIAL: Mapping[str, tuple[Part, ...]] = {"both": ("tokens", "features"), "all": PARTS}
+InputName = Literal["tokens", "features", "dense"]
+EncoderInputs = Literal[
+    "tokens", "features", "both", "dense", "tokens+dense", "features+dense", "all"
+]  # for encoder.inputs
+InputKind = Literal[EncoderInputs, "none"]  # also for streams without an encoder
+INPUT_NAMES: tuple[InputName, ...] = get_args(InputName)
+_SPECIAL: Mapping[str, tuple[InputName, ...]] = {"both": ("tokens", "features"), "all": INPUT_NAMES}
 
 
-def reads(kind: Kind) -> tuple[Part, ...]:
+def input_names(kind: InputKind) -> tuple[InputName, ...]:
     """Return the inputs that `kind` reads."""
-    return _SPECIAL.get(kind) or tuple(part for part in PARTS if part in kind.split("+"))
+    return _SPECIAL.get(kind) or tuple(part for part in INPUT_NAMES if part in kind.split("+"))
 
 
-def kind_of(parts: Mapping[Part, bool]) -> Kind:
+def kind_of(parts: Mapping[InputName, bool]) -> InputKind:
     """Return the kind that reads exactly the `parts` that exist."""
-    there = tuple(part for part in PARTS if parts[part])
-    kinds: tuple[Read, ...] = get_args(Read)
-    return next((kind for kind in kinds if reads(kind) == there), "none")
+    there = tuple(part for part in INPUT_NAMES if parts[part])
+    kinds: tuple[EncoderInputs, ...] = get_args(EncoderInputs)
+    return next((kind for kind in kinds if input_names(kind) == there), "none")

@@ -12,9 +12,9 @@ from schemas.ragged import Ragged, SparseRows
 from schemas.shard_files.parquet import list_column, matrix_column
 from schemas.table import Table
 from schemas.text_model import DENSE
-from trainer.input_kinds import Kind, Part, reads
+from trainer.input_kinds import InputKind, InputName, input_names
 
-_COLUMNS: Mapping[Part, tuple[str, ...]] = {
+_COLUMNS: Mapping[InputName, tuple[str, ...]] = {
     "tokens": ("input_ids",),
     "features": ("feature_ids", "feature_values"),
     "dense": (DENSE,),
@@ -82,9 +82,9 @@ def open_queries(data: DataLayout, split: str) -> Table:
     return Table.open(data.queries(split), "queries")
 
 
-def columns_of(kind: Kind) -> list[str]:
+def columns_of(kind: InputKind) -> list[str]:
     """Return the columns that `encoder.inputs` reads."""
-    return [name for part in reads(kind) for name in _COLUMNS[part]]
+    return [name for part in input_names(kind) for name in _COLUMNS[part]]
 
 
 def scored_columns(queries: Table, columns: list[str]) -> list[str]:
@@ -92,7 +92,7 @@ def scored_columns(queries: Table, columns: list[str]) -> list[str]:
     return [*columns, "label_ids", *({"filter_label_ids"} & {*queries.columns})]
 
 
-_REMEDIES: Mapping[Part, str] = {
+_REMEDIES: Mapping[InputName, str] = {
     "tokens": "set encoder.inputs = 'features' and encoder.kind = 'bag' (a transformer reads token ids only)",
     "features": "set encoder.inputs = 'tokens', or shard data that also has features for these rows",
     "dense": (
@@ -102,10 +102,10 @@ _REMEDIES: Mapping[Part, str] = {
 }
 
 
-def require_inputs(table: Table, kind: Kind) -> None:
+def require_inputs(table: Table, kind: InputKind) -> None:
     """Refuse a table that lacks columns that `kind` reads. Raises InputError with the missing columns."""
     missing = [name for name in columns_of(kind) if name not in table.columns]
     if not missing:
         return
-    remedy = next(_REMEDIES[part] for part in reads(kind) if missing[0] in _COLUMNS[part])
+    remedy = next(_REMEDIES[part] for part in input_names(kind) if missing[0] in _COLUMNS[part])
     raise InputError(f"{table.url}: no column {', '.join(missing)}, which encoder.inputs = {kind!r} needs: {remedy}.")

@@ -31,7 +31,7 @@ def label_bounds(data: DataLayout, recipe: Recipe, ranks: int) -> list[int] | No
     ends, sums = cumulated(groups, labels.rows)
     negatives, batch, positives = recipe.negatives, recipe.order.batch, sums[-1] / points
     drawn = negatives.pool_size(batch, positives, labels.rows) or negatives.draws(batch) / batch
-    popular = positives + negatives.most_hard + negatives.by_frequency * drawn
+    popular = positives + negatives.max_hard + negatives.by_frequency * drawn
     uniform = max((1 - negatives.by_frequency) * drawn, 1e-3 * popular)  # every label has some work
     return balanced_bounds(ends, popular * sums / max(1, sums[-1]) + uniform * ends / max(1, labels.rows), ranks)
 

@@ -22,7 +22,7 @@ from trainer.methods.recipe import Recipe
 from trainer.model import require_same_data
 from trainer.progress import NEGATIVES, EpochReport, Progress
 from trainer.refresh.adoption import discard_refreshes
-from trainer.setup import Parts, initialise_model, require_room_for_run, require_same_recipe, set_up
+from trainer.setup import RunContext, initialise_model, require_room_for_run, require_same_recipe, set_up
 from trainer.tracking.tracker import Listener
 
 
@@ -33,11 +33,13 @@ class Trainer:
     no other process may write to RUN.
     """
 
-    def __init__(self, parts: Parts, progress: Progress | None = None, mix: list[list[Any]] | None = None) -> None:
-        self.parts, self.recipe, self.run = parts, parts.recipe, parts.run
-        self.model, self.stream = parts.model, parts.stream
+    def __init__(
+        self, context: RunContext, progress: Progress | None = None, mix: list[list[Any]] | None = None
+    ) -> None:
+        self.context, self.recipe, self.run = context, context.recipe, context.run
+        self.model, self.stream = context.model, context.stream
         self.progress = progress or Progress()
-        self.runner = EpochRunner(parts, self.progress, mix)
+        self.runner = EpochRunner(context, self.progress, mix)
 
     @classmethod
     def start(
@@ -48,13 +50,13 @@ class Trainer:
         if group.decide(lambda: storage.exists(layout.config)):
             raise InputError(f"{run}: a run exists here already. Continue it with --resume, or choose another RUN.")
         threads = group.decide(lambda: min(torch.get_num_threads(), cores()))
-        parts = set_up(DataLayout(data), layout, recipe, say, group, claim or Unclaimed(), threads)
-        require_room_for_run(parts)
-        initialise_model(parts)
-        parts.tracker.start(0)
-        _write_config(parts)
-        parts.refresher.dump_first(parts.tables, parts.model)
-        return cls(parts)
+        context = set_up(DataLayout(data), layout, recipe, say, group, claim or Unclaimed(), threads)
+        require_room_for_run(context)
+        initialise_model(context)
+        context.tracker.start(0)
+        _write_config(context)
+        context.dump_writer.dump_first(context.sources, context.model)
+        return cls(context)
 
     @classmethod
     def resume(
@@ -74,37 +76,39 @@ class Trainer:
         if checkpoint is not None:
             require_same_recipe(config["recipe"], started, recipe, run)
         threads = config.get("machine", {}).get("threads", 0)
-        parts = set_up(DataLayout(data), layout, recipe, say, group, claim or Unclaimed(), threads)
+        context = set_up(DataLayout(data), layout, recipe, say, group, claim or Unclaimed(), threads)
         if checkpoint is None:
-            initialise_model(parts)
+            initialise_model(context)
             progress = Progress()
             if started != recipe:
                 if group.first:
-                    parts.claim.require()
+                    context.claim.require()
                     discard_refreshes(layout)
-                _write_config(parts)
+                _write_config(context)
                 group.barrier()
-            parts.refresher.dump_first(parts.tables, parts.model)
+            context.dump_writer.dump_first(context.sources, context.model)
             mix = None
         else:
-            parts.model.load(checkpoint, optimizer=True)
+            context.model.load(checkpoint, optimizer=True)
             if checkpoint.has(NEGATIVES):
-                parts.step.sources.load({name: value.numpy() for name, value in checkpoint.tensors(NEGATIVES).items()})
+                context.step.negative_sources.load(
+                    {name: value.numpy() for name, value in checkpoint.tensors(NEGATIVES).items()}
+                )
             progress, mix = Progress.of(checkpoint.state["progress"]), checkpoint.state["stream"].get("mix")
             if started.data != recipe.data:
-                parts.claim.require()
-                _write_config(parts)
-                parts.say(f"the mix of sources changes from epoch {progress.epoch + bool(progress.step)} on")
-        parts.tracker.start(progress.global_step)
-        return cls(parts, progress, mix)
+                context.claim.require()
+                _write_config(context)
+                context.say(f"the mix of sources changes from epoch {progress.epoch + bool(progress.step)} on")
+        context.tracker.start(progress.global_step)
+        return cls(context, progress, mix)
 
     def on_record(self, listener: Listener) -> None:
         """Also pass all later records to `listener`."""
-        self.parts.tracker.watch(listener)
+        self.context.tracker.watch(listener)
 
     def train(self, on_step: OnStep | None = None) -> Generator[EpochReport]:
         """Run the remaining epochs, and yield a report of each; call `on_step(global step, total, loss)` every step."""
-        writer, is_finished = self.parts.writer, False
+        writer, is_finished = self.context.writer, False
         try:
             while self.progress.epoch < self.runner.epochs:
                 with denormals_flushed():
@@ -112,17 +116,17 @@ class Trainer:
                 yield report
             writer.wait()
             finished = {"step": self.progress.global_step, "epochs": self.runner.epochs}
-            if self.parts.group.first:
-                self.parts.claim.require()
+            if self.context.group.first:
+                self.context.claim.require()
                 storage.write_bytes(self.run.finished, json.dumps(finished).encode())
             is_finished = True
         finally:
-            self.parts.tracker.close(is_finished)
+            self.context.tracker.close(is_finished)
             writer.close()
 
 
-def _write_config(parts: Parts) -> None:
-    made_from = {"digest": parts.manifest.digest, "labels": parts.labels, "queries": parts.tables[0].rows}
-    if parts.group.first:
+def _write_config(context: RunContext) -> None:
+    made_from = {"digest": context.manifest.digest, "labels": context.labels, "queries": context.sources[0].rows}
+    if context.group.first:
         machine = {"threads": torch.get_num_threads()}
-        storage.write_bytes(parts.run.config, dump_config(parts.recipe, data=made_from, machine=machine))
+        storage.write_bytes(context.run.config, dump_config(context.recipe, data=made_from, machine=machine))

@@ -20,7 +20,7 @@ from trainer.group import ALONE, Group
 from trainer.heads.base import Head
 from trainer.heads.classifier import Classifier
 from trainer.heads.label_encoder import LabelEncoderHead, open_label_texts
-from trainer.input_kinds import Kind, reads
+from trainer.input_kinds import InputKind, input_names
 from trainer.inputs import Inputs, columns_of
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 
@@ -31,7 +31,7 @@ class Model:
 
     encoder: Encoder
     head: Head
-    inputs: Kind = "tokens"
+    inputs: InputKind = "tokens"
 
     @classmethod
     def build(
@@ -52,7 +52,7 @@ class Model:
         """
 
         def encoder_of(seed: int) -> Encoder:
-            read = {"dense": dense} if "dense" in reads(recipe.encoder.inputs) else {}
+            read = {"dense": dense} if "dense" in input_names(recipe.encoder.inputs) else {}
             encoder: Encoder = recipe.encoder.build(vocabulary, seed, features, **read)
             encoder.move(device)
             return encoder
@@ -102,12 +102,12 @@ class Model:
         parts = [self.embed(Inputs.of(rows.slice(start, batch)), labels) for start in range(0, rows.num_rows, batch)]
         return torch.cat(parts) if parts else torch.empty(0, self.width, device=self.device)
 
-    def parts(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return the parts of a checkpoint, except the rows of labels."""
-        parts: dict[str, dict[str, torch.Tensor]] = {}
+    def checkpoint_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Return the tensors of each file of a checkpoint, except the rows of labels."""
+        tensors: dict[str, dict[str, torch.Tensor]] = {}
         for name, encoder in self.encoders.items():
-            parts |= {name: encoder.tensors(), f"{name}-optimizer": encoder.optimizer_tensors()}
-        return parts
+            tensors |= {name: encoder.tensors(), f"{name}-optimizer": encoder.optimizer_tensors()}
+        return tensors
 
     def load(self, checkpoint: Checkpoint, optimizer: bool = False) -> None:
         """Load the parameters of a checkpoint; with `optimizer`, also all state that is needed to continue training.
@@ -123,7 +123,7 @@ class Model:
             encoder.load_tensors(checkpoint.tensors(name))
             if optimizer:
                 encoder.load_optimizer_tensors(checkpoint.tensors(f"{name}-optimizer"))
-        self.head.encoders_changed()
+        self.head.drop_cached_vectors()
 
 
 @dataclass(frozen=True)

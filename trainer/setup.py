@@ -1,4 +1,4 @@
-"""Setup of a run: open and build the parts that the recipe requires, or refuse the recipe."""
+"""Setup of a run: open and build what the recipe requires, or refuse the recipe."""
 
 import itertools
 import math
@@ -20,39 +20,39 @@ from schemas.table import Table
 from schemas.version import Version
 from schemas.waits import Say
 from trainer.checkpoints.writer import CheckpointWriter
-from trainer.config.load import lost_options
+from trainer.config.load import removed_options
 from trainer.config.merging import flatten
 from trainer.device import CPU, describe_device, keep_freed_memory, open_device
 from trainer.evaluation.split import label_statistics, positive_weights, retired_labels
 from trainer.evaluation.validator import Validator
 from trainer.footprint import encoder_bytes, label_bytes, require_memory, require_scratch
-from trainer.graph import Graphs, GraphStep, TakeStep, plan_on, why_not
+from trainer.graph import Graphs, GraphStep, TakeStep, graph_obstacle, plan_for_device
 from trainer.group import SILENCE_SECONDS, Group, label_range
 from trainer.heads.classifier import merges_on
 from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch
-from trainer.initial import begin_at_texts, begin_with_encoder, begin_with_run
+from trainer.initialisation import initialise_from_run, initialise_from_texts, load_encoder_of_run
 from trainer.label_ranges import label_bounds
 from trainer.methods.rae import Rae
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.model import DataSizes, Model, find_earlier, open_texts
 from trainer.negatives.base import NegativeSource, NegativeSources, SourceContext
 from trainer.negatives.planner import Planner
-from trainer.refresh.dump import Refresher
+from trainer.refresh.dump import DumpWriter
 from trainer.refresh.neighbours import Neighbours
 from trainer.rows.threads import set_threads
 from trainer.step import Clock, GlobalBatches, StepContext, take_step
-from trainer.stream import Batch, JoinedStream, Reading, Source, by_shares, open_sources
+from trainer.stream import Batch, JoinedStream, ReadOptions, Source, by_shares, open_sources
 from trainer.stream.batch import Candidates
-from trainer.stream.sources import Replay, in_window
+from trainer.stream.sources import Replay, select_window
 from trainer.tracking.tracker import NoTracker, Tracker
 
 # Options that may change when a run is resumed, because they do not change the training itself.
-_WHERE = {"name", "classifier.storage", "train.device", "train.graph", "logging.wandb", "logging.mlflow"}
+_RESUMABLE_OPTIONS = {"name", "classifier.storage", "train.device", "train.graph", "logging.wandb", "logging.mlflow"}
 
 
 @dataclass(frozen=True)
-class Parts:
-    """All parts of a run on one rank."""
+class RunContext:
+    """Everything that a run needs on one rank: model, stream, writers."""
 
     recipe: Recipe
     data: DataLayout
@@ -62,12 +62,12 @@ class Parts:
     claim: Claim  # rank 0's claim on the run
     manifest: Manifest  # manifest of DATA
     labels: int
-    tables: list[Source]
+    sources: list[Source]  # of training rows
     stream: JoinedStream
     batches: GlobalBatches  # batches of the stream
     step: StepContext
-    take: TakeStep  # takes a step with the context `step`
-    refresher: Refresher
+    take_step: TakeStep  # takes a step with the context `step`
+    dump_writer: DumpWriter
     validator: Validator
     writer: CheckpointWriter
     tracker: Tracker | NoTracker
@@ -79,8 +79,8 @@ class Parts:
 
 def set_up(
     data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Group, claim: Claim, threads: int = 0
-) -> Parts:
-    """Open and build the parts of a run, on every rank. Raises InputError, TableError.
+) -> RunContext:
+    """Open and build what a run needs, on every rank. Raises InputError, TableError.
 
     `threads`: number of torch threads if the recipe does not set this number; 0: one thread per core.
     """
@@ -90,36 +90,36 @@ def set_up(
         set_threads(recipe.train.threads or threads)
     device = open_device(recipe.train.device)
     say(f"device: {describe_device(device)}")
-    facts = DataSizes.of(data)
+    sizes = DataSizes.of(data)
     rows = recipe.data
-    tables = open_sources(data, rows.split, rows.label_texts, recipe.encoder.inputs, rows.mix, rows.trained)
+    sources = open_sources(data, rows.split, rows.label_texts, recipe.encoder.inputs, rows.mix, rows.training_rows)
     if rows.by_shares:
-        tables = by_shares(tables, rows.temperature or math.inf)
-    tables = in_window(tables, rows.parts, rows.half_life, open_replay(data, recipe))
+        sources = by_shares(sources, rows.temperature or math.inf)
+    sources = select_window(sources, rows.parts, rows.half_life, open_replay(data, recipe))
     require_whole_epochs(recipe)
-    require_streamable(recipe, tables, data.root, group)
+    require_streamable(recipe, sources, data.root, group)
     validator = Validator(recipe.validation, recipe.data, data, group)
     validator.check(recipe.encoder.inputs)
-    require_fleet(recipe, facts, group, device)
-    require_scratch(recipe, sum(table.rows for table in tables), facts.labels, group.ranks, facts.dense)
+    require_consistent_ranks(recipe, sizes, group, device)
+    require_scratch(recipe, sum(source.rows for source in sources), sizes.labels, group.ranks, sizes.dense)
     texts, bounds = open_texts(data, recipe), group.decide(lambda: label_bounds(data, recipe, group.ranks))
-    bounds = bounds or [label_range(facts.labels, rank, group.ranks)[0] for rank in range(group.ranks)] + [facts.labels]
-    sizes = facts.vocabulary, facts.labels, facts.features
-    model = Model.build(recipe, *sizes, group, texts, device, bounds, facts.dense)
-    planner = open_planner(recipe, data, facts.labels, group, say, device, bounds)
-    sources = open_sources_of_negatives(recipe, model, group)
-    plans_ahead = not sources and model.head.has_rows  # otherwise planning needs the model
+    bounds = bounds or [label_range(sizes.labels, rank, group.ranks)[0] for rank in range(group.ranks)] + [sizes.labels]
+    counts = sizes.vocabulary, sizes.labels, sizes.features
+    model = Model.build(recipe, *counts, group, texts, device, bounds, sizes.dense)
+    planner = open_planner(recipe, data, sizes.labels, group, say, device, bounds)
+    negative_sources = open_negative_sources(recipe, model, group)
+    plans_ahead = not negative_sources and model.head.has_rows  # otherwise planning needs the model
     clock = Clock()
     queries = open_queries(recipe, model, group, clock)
-    reason = why_not(recipe, model, queries, sources, group.ranks)
+    reason = graph_obstacle(recipe, model, queries, negative_sources, group.ranks)
     by_graph = model.encoder.pads = recipe.train.graph and not reason
     if recipe.train.graph and reason:
         say(f"train.graph: steps are not recorded as CUDA graphs, because {reason}")
     # Several ranks plan the global batch, but a stream has only this rank's part of the batch.
-    plan = partial(plan_on, planner, device, by_graph) if plans_ahead and group.ranks == 1 else None
-    stream = open_stream(recipe, tables, facts.labels, group, plan, queries.preparing())
+    plan = partial(plan_for_device, planner, device, by_graph) if plans_ahead and group.ranks == 1 else None
+    stream = open_stream(recipe, sources, sizes.labels, group, plan, queries.preparing())
     writer = CheckpointWriter(run, recipe.checkpoint.keep, recipe.checkpoint.background, group, claim)
-    to_notify = [each for each in sources if type(each).touch is not NegativeSource.touch]
+    to_notify = [each for each in negative_sources if type(each).touch is not NegativeSource.touch]
 
     def before_change(candidates: Candidates, merged: torch.Tensor | None) -> None:
         if writer.copies_rows:
@@ -130,44 +130,46 @@ def set_up(
                 source.touch(rows)
 
     neighbours = Neighbours(run, recipe.memory) if isinstance(recipe, Rae) else None
-    step = StepContext(model, planner, queries, group, sources, clock, before_change, recipe.train.clip, neighbours)
+    step = StepContext(
+        model, planner, queries, group, negative_sources, clock, before_change, recipe.train.clip, neighbours
+    )
     take = GraphStep(step, Graphs(device), lambda: writer.copies_rows) if by_graph else partial(take_step, step)
     batches = GlobalBatches(stream, planner, group.for_another_thread(), recipe.order.threads, plans_ahead)
     tracker = Tracker(run, recipe.logging, recipe.model_dump(mode="json"), claim, say) if group.first else NoTracker()
-    return Parts(
+    return RunContext(
         recipe=recipe,
         data=data,
         run=run,
         group=group,
         say=say,
         claim=claim,
-        manifest=facts.manifest,
-        labels=facts.labels,
-        tables=tables,
+        manifest=sizes.manifest,
+        labels=sizes.labels,
+        sources=sources,
         stream=stream,
         batches=batches,
         step=step,
-        take=take,
-        refresher=Refresher(run, recipe, group, claim, writer),
+        take_step=take,
+        dump_writer=DumpWriter(run, recipe, group, claim, writer),
         validator=validator,
         writer=writer,
         tracker=tracker,
     )
 
 
-def require_fleet(recipe: Recipe, facts: DataSizes, group: Group, device: torch.device = CPU) -> None:
+def require_consistent_ranks(recipe: Recipe, sizes: DataSizes, group: Group, device: torch.device = CPU) -> None:
     """On all ranks, refuse different releases, a rank that lacks memory for its part, and two ranks on one GPU.
 
     Raises InputError.
     """
     refusal = ""
     try:
-        require_memory(recipe, facts, group.ranks)
+        require_memory(recipe, sizes, group.ranks)
     except InputError as error:
         refusal = str(error)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpu = None if device == CPU else (socket.gethostname(), visible, str(device))
-    fleet = group.gather_objects((code_version(), refusal, gpu))
+    fleet = group.all_gather_objects((code_version(), refusal, gpu))
     gpus: dict[tuple[str, str | None, str], int] = {}
     for rank, (version, refused, gpu) in enumerate(fleet):
         name = f"rank {rank} of {group.ranks}: " if group.ranks > 1 else ""
@@ -193,7 +195,7 @@ def require_whole_epochs(recipe: Recipe) -> None:
     """
     if not recipe.data.by_parts or not any(recipe.table_epochs()):  # the table of epoch 0 has all rows
         return
-    if recipe.clusters:
+    if recipe.is_clustered:
         raise InputError("order.cluster needs all rows of a split: leave out the keys that select or weight parts.")
     if recipe.data.half_life or recipe.data.replay < 1:
         raise InputError(
@@ -229,7 +231,7 @@ def open_planner(
 ) -> Planner:
     """Build a rank's planner; `bounds` [G + 1] of the labels of all ranks. Raises TableError."""
     # If labels are encoded, a rank plans for all labels, because it takes a share of the labels in each batch.
-    parts = () if group.ranks == 1 or recipe.encodes_labels else tuple(itertools.pairwise(bounds))
+    label_ranges = () if group.ranks == 1 or recipe.encodes_labels else tuple(itertools.pairwise(bounds))
     weights = positive_weights(data, recipe.train, say, recipe.data)
     frequency = label_statistics(data, recipe.data).frequency if recipe.negatives.by_frequency else None
     return Planner(
@@ -237,9 +239,9 @@ def open_planner(
         labels,
         recipe.train.seed,
         weights,
-        parts,
+        label_ranges,
         group.rank,
-        recipe.mixtures(),
+        recipe.negative_counts(),
         frequency,
         positives=recipe.positives,
         retired=retired_labels(data),
@@ -247,9 +249,9 @@ def open_planner(
     )
 
 
-def open_sources_of_negatives(recipe: Recipe, model: Model, group: Group) -> NegativeSources:
+def open_negative_sources(recipe: Recipe, model: Model, group: Group) -> NegativeSources:
     """Open the sources of negatives that need embeddings. Raises InputError if a source cannot run on several ranks."""
-    on_device = group.ranks == 1 and recipe.finds_on_device and merges_on(model.device, recipe)
+    on_device = group.ranks == 1 and recipe.keeps_negatives_on_device and merges_on(model.device, recipe)
     context = SourceContext(model.head, group, recipe.train.seed, on_device=on_device)
     opened = NegativeSources(recipe.open_sources(context))
     stateful = [source.name for source in opened if source.stateful]
@@ -272,16 +274,16 @@ def open_queries(recipe: Recipe, model: Model, group: Group, clock: Clock) -> Qu
 
 def open_stream(
     recipe: Recipe,
-    tables: list[Source],
+    sources: list[Source],
     labels: int,
     group: Group,
     plan: Callable[[Batch], Candidates | None] | None = None,
     prepare: Callable[[Batch], Any] | None = None,
 ) -> JoinedStream:
-    """Open the rank's stream over `tables`; `plan` plans the candidates of a batch, `prepare` prepares a batch."""
+    """Open the rank's stream over `sources`; `plan` plans the candidates of a batch, `prepare` prepares a batch."""
     order, reading = recipe.order, recipe.storage
     return JoinedStream(
-        tables,
+        sources,
         labels,
         inputs=recipe.encoder.inputs,
         clusters=order.clusters,
@@ -291,43 +293,43 @@ def open_stream(
         plan=plan,
         prepare=prepare,
         damaged=reading.damaged,
-        reading=Reading(
+        reading=ReadOptions(
             verify=reading.verify, threads=reading.fetch_threads, cache=reading.cache, cache_bytes=reading.cache_bytes
         ),
         **order.model_dump(include={"batch", "streams", "batches", "window_groups", "threads"}),
     )
 
 
-def require_room_for_run(parts: Parts) -> None:
+def require_room_for_run(context: RunContext) -> None:
     """Refuse to start a run if its checkpoints and dumps do not fit on the disk. Raises InputError."""
-    if not parts.group.first:
+    if not context.group.first:
         return
-    recipe, vectors = parts.recipe, parts.labels * label_bytes(parts.recipe).parameters
-    checkpoints = (recipe.checkpoint.keep + 1) * (vectors + encoder_bytes(recipe, DataSizes.of(parts.data)))
-    rows = sum(table.rows for table in parts.tables)
+    recipe, vectors = context.recipe, context.labels * label_bytes(context.recipe).parameters
+    checkpoints = (recipe.checkpoint.keep + 1) * (vectors + encoder_bytes(recipe, DataSizes.of(context.data)))
+    rows = sum(source.rows for source in context.sources)
     dumps = (vectors + 2 * rows * recipe.encoder.dimension) * len(recipe.table_epochs())
     kept = f"checkpoints ({recipe.checkpoint.keep} are kept while one is written)"
     require_room(
-        parts.run.root,
+        context.run.root,
         {kept: checkpoints, "dumps": dumps},
         "Choose another path, or lower encoder.dimension, checkpoint.keep or the number of refreshes (refresh.every).",
     )
 
 
-def initialise_model(parts: Parts) -> None:
+def initialise_model(context: RunContext) -> None:
     """Initialise the model from the data and from another run. Raises InputError, TableError."""
-    recipe, model = parts.recipe, parts.model
-    if begin_with_run(model, parts.data, recipe, parts.say):
+    recipe, model = context.recipe, context.model
+    if initialise_from_run(model, context.data, recipe, context.say):
         return
-    began = begin_with_encoder(model, parts.data, recipe)
+    began = load_encoder_of_run(model, context.data, recipe)
     for name, encoder in model.encoders.items():
         if not (began and name == "encoder"):
-            encoder.begin(parts.data)
-            batches = open_stream(recipe, parts.tables, parts.labels, parts.group)
+            encoder.begin(context.data)
+            batches = open_stream(recipe, context.sources, context.labels, context.group)
             queries = (batch.inputs for batch in batches)
-            encoder.fit(itertools.chain(queries, model.head.label_inputs()), parts.group)
+            encoder.fit(itertools.chain(queries, model.head.label_inputs()), context.group)
     if isinstance(recipe, ClassifierRecipe) and recipe.classifier.initial == "labels":
-        begin_at_texts(model, parts.data, recipe.classifier.initial_scale)
+        initialise_from_texts(model, context.data, recipe.classifier.initial_scale)
 
 
 def require_streamable(recipe: Recipe, sources: list[Source], data: str, group: Group) -> None:
@@ -350,7 +352,7 @@ def require_same_recipe(saved: Mapping[str, Any], started: Recipe, recipe: Recip
 
     `started` is the recipe in the options `saved`, which an earlier release may have written.
     """
-    if lost := lost_options(saved, started):
+    if lost := removed_options(saved, started):
         raise InputError(
             f"{run}: this run was started with {', '.join(lost)}, which this version no longer has. Finish the run "
             "with the version that its config.toml names, or choose another RUN."
@@ -362,7 +364,7 @@ def require_same_recipe(saved: Mapping[str, Any], started: Recipe, recipe: Recip
         f"{key} was {before.get(key)!r}, now {value!r}"
         for key, value in after.items()
         if value != before.get(key)
-        and key not in _WHERE
+        and key not in _RESUMABLE_OPTIONS
         and not key.startswith("storage.")  # how data are read, not which data
         and not (same_sources and key.startswith(("data.mix", "data.temperature")))
         and (key, value) != ("train.threads", 0)  # the run keeps its number of threads

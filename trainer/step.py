@@ -23,7 +23,7 @@ from trainer.model import Model
 from trainer.negatives.base import NegativeSources, Sampled
 from trainer.negatives.planner import GlobalBatch, Planner
 from trainer.refresh.neighbours import Neighbours
-from trainer.rows.forms import Number
+from trainer.rows.codes import Number
 from trainer.stream import Batch, JoinedStream
 
 _BATCHES_AHEAD = 1  # number of batches that are gathered in addition to the batches that threads plan
@@ -37,8 +37,8 @@ class GlobalBatches:
 
     With several ranks, a thread of each rank gathers batches ahead of the steps, over a separate group. If `plans`,
     `threads` additional threads plan the batches. With 0 threads, the caller's thread does all work. A caller that does
-    not iterate to the end must close the iterator after the same step on every rank. `is_stop_asked`: whether this rank
-    has been asked to stop; the next gathered batch informs the other ranks.
+    not iterate to the end must close the iterator after the same step on every rank. `is_stop_requested`: whether this
+    rank has been asked to stop; the next gathered batch informs the other ranks.
     """
 
     stream: JoinedStream
@@ -46,14 +46,14 @@ class GlobalBatches:
     group: Group
     threads: int = 1
     plans: bool = False
-    is_stop_asked: Callable[[], bool] = lambda: False
+    is_stop_requested: Callable[[], bool] = lambda: False
 
     def __iter__(self) -> Generator[GlobalBatch, None, None]:
         if self.threads and self.group.ranks > 1:
             yield from self._prefetch()
         else:
             for part in self.stream:
-                yield self.planner.gather(part, self.group, self.is_stop_asked())
+                yield self.planner.gather(part, self.group, self.is_stop_requested())
 
     def _prefetch(self) -> Generator[GlobalBatch, None, None]:
         # Work that has begun is finished even if the iterator is closed: other ranks may be waiting for the batch.
@@ -67,7 +67,7 @@ class GlobalBatches:
                 part = next(parts, None)
                 if part is None:
                     return None
-                gathered = self.planner.gather(part, self.group, self.is_stop_asked())
+                gathered = self.planner.gather(part, self.group, self.is_stop_requested())
                 return planners.submit(self._plan, gathered)
 
             pending = deque(gatherer.submit(gather_next) for _ in range(self.threads + _BATCHES_AHEAD))
@@ -78,7 +78,7 @@ class GlobalBatches:
     def _plan(self, batch: GlobalBatch) -> GlobalBatch:
         if not self.plans:
             return batch
-        return replace(batch, whole=replace(batch.whole, candidates=self.planner(batch.whole)))
+        return replace(batch, gathered=replace(batch.gathered, candidates=self.planner(batch.gathered)))
 
 
 @dataclass
@@ -101,13 +101,13 @@ class Clock:
 
 @dataclass(frozen=True)
 class StepContext:
-    """Parts that all steps of a run share; `clip` limits the norm of the encoders' gradients, 0 means no limit."""
+    """What all steps of a run share; `clip` limits the norm of the encoders' gradients, 0 means no limit."""
 
     model: Model
     planner: Planner
     queries: QueryEmbeddings
     group: Group = ALONE
-    sources: NegativeSources = field(default_factory=NegativeSources)
+    negative_sources: NegativeSources = field(default_factory=NegativeSources)
     clock: Clock = field(default_factory=Clock)
     before_change: BeforeChange = lambda rows, ids: None
     clip: float = 0.0
@@ -142,32 +142,32 @@ def take_step(
     fails.
     """
     model, group, clock = context.model, context.group, context.clock
-    gathered = context.planner.gather(batch, group) if isinstance(batch, Batch) else batch
+    global_batch = context.planner.gather(batch, group) if isinstance(batch, Batch) else batch
     clock.lap("gather")
-    everyone, sizes = gathered.whole, gathered.sizes
+    gathered, sizes = global_batch.gathered, global_batch.sizes
     first = sum(sizes[: group.rank])
-    part = context.queries.embed(gathered.part, first)
+    part = context.queries.embed(global_batch.local, first)
     clock.lap("encode")
-    x = group.gather(model.head.extend(part), sizes)
+    x = group.all_gather(model.head.extend(part), sizes)
     clock.lap("gather")
-    sampled = context.sources.find(everyone, x)
+    sampled = context.negative_sources.find(gathered, x)
     if sampled:
         clock.lap("search")
     if hook is not None:
-        hook(everyone, x, sampled)
+        hook(gathered, x, sampled)
         clock.lap("look")
     loss, on_x = model.head.learn(
-        HeadStep(everyone, x, sampled, context.planner, number, factor, context.before_change)
+        HeadStep(gathered, x, sampled, context.planner, number, factor, context.before_change)
     )
     if context.neighbours is not None:
         own = slice(first, first + len(part))
-        votes, gradient = context.neighbours.learn(gathered.part, x[own], len(x))
+        votes, gradient = context.neighbours.learn(global_batch.local, x[own], len(x))
         loss = loss + votes
         on_x[own] += gradient
     clock.lap("classify")
-    result = StepResult(everyone.step, group.sum(loss).double(), everyone.rows, x)
+    result = StepResult(gathered.step, group.sum(loss).double(), gathered.rows, x)
     if context.queries.trains:
-        gradient = group.sum_own(on_x, sizes)[:, : part.shape[1]]
+        gradient = group.reduce_scatter(on_x, sizes)[:, : part.shape[1]]
         clock.lap("gather")
         context.queries.backward(gradient)
         model.head.backward()
@@ -175,6 +175,6 @@ def take_step(
             for encoder in model.encoders.values():
                 encoder.reduce(group)
                 encoder.update(factor, context.clip)
-            model.head.encoders_changed()
+            model.head.drop_cached_vectors()
             clock.lap("update")
     return result

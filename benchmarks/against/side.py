@@ -129,8 +129,14 @@ def _plan_and_send(labels: int, ranks: int) -> Callable[[None], Any]:
             self.sent = messages[0]
             return self.arrived or [messages[0]] * ranks
 
-    parts = tuple((labels * rank // ranks, labels * (rank + 1) // ranks) for rank in range(ranks))
-    plan, batches = _planner(labels, "own", RANDOM, HARD, parts=parts), [_labelled(labels, B, r) for r in range(ranks)]
+        all_to_all = exchange
+
+    ranges = tuple((labels * rank // ranks, labels * (rank + 1) // ranks) for rank in range(ranks))
+    try:
+        plan = _planner(labels, "own", RANDOM, HARD, label_ranges=ranges)
+    except TypeError:
+        plan = _planner(labels, "own", RANDOM, HARD, parts=ranges)
+    batches = [_labelled(labels, B, r) for r in range(ranks)]
     others = [First([]) for _ in batches]
     for batch, other in zip(batches, others, strict=True):
         plan.gather(batch, other)
@@ -138,7 +144,9 @@ def _plan_and_send(labels: int, ranks: int) -> Callable[[None], Any]:
 
     def step(_: None) -> Any:
         gathered = plan.gather(batches[0], first)
-        return plan(gathered[0] if isinstance(gathered, tuple) else gathered.whole)
+        if isinstance(gathered, tuple):
+            return plan(gathered[0])
+        return plan(gathered.gathered if hasattr(gathered, "gathered") else gathered.whole)
 
     return step
 

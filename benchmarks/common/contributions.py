@@ -6,7 +6,7 @@ import numpy as np
 
 from schemas.layout import DataLayout, RunLayout
 from trainer.checkpoints.checkpoint import best_step
-from trainer.evaluation.evaluate import Scorer
+from trainer.evaluation.evaluate import SplitScorer
 from trainer.evaluation.fusion_files import open_fused, scores_of
 from trainer.evaluation.metrics import Contributions, bootstrap, value
 from trainer.evaluation.ranking import Ranking
@@ -20,7 +20,9 @@ def contributions(data: str, run: str) -> dict[str, Contributions]:
     layout = DataLayout(data)
     _, model, checkpoint = load_model(layout, RunLayout(run), best_step(RunLayout(run)))
     fused = open_fused(data, run, checkpoint, model, "test") if scores_of(run, checkpoint.step) == "fused" else None
-    found = Scorer.open(layout, model, "test", ranking=Ranking.of(model, fused=fused)).score().metrics.contributions()
+    found = (
+        SplitScorer.open(layout, model, "test", ranking=Ranking.of(model, fused=fused)).score().metrics.contributions()
+    )
     return {name: found[name] for name in COMPARED_METRICS}
 
 

@@ -12,7 +12,7 @@ from benchmarks.gpu.bench import Bench, Measurement
 from benchmarks.gpu.classifier_step import SIZES
 from benchmarks.gpu.models import BAG, open_model, open_steps
 from schemas.layout import RunLayout
-from trainer.checkpoints.writer import CheckpointWriter, Contents
+from trainer.checkpoints.writer import CheckpointContents, CheckpointWriter
 from trainer.stream.batch import Candidates
 
 STEPS = 20
@@ -38,8 +38,10 @@ def _measure(bench: Bench, labels: int) -> dict[str, Any]:
         alone = bench.milliseconds(step)
         bench.reset_peak()
         memory = bench.peak_gib()  # before the checkpoint
-        head, parts = context.model.head, context.model.parts()
-        begun = bench.seconds(lambda: writer.save(Contents(0, parts, head.rows(), head.start, labels, {}, {})))
+        head, parts = context.model.head, context.model.checkpoint_tensors()
+        begun = bench.seconds(
+            lambda: writer.save(CheckpointContents(0, parts, head.rows(), head.start, labels, {}, {}))
+        )
         beside = bench.seconds(lambda: [step() for _ in range(steps)]) * 1000 / steps
         is_written = not writer.copies_rows
         written = begun + beside * steps / 1000 + bench.seconds(writer.wait)

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.gpu.bench import Bench, Measurement
 from benchmarks.gpu.random_queries import plan, random_batch
-from trainer.graph import Graphs, plan_on
+from trainer.graph import Graphs, plan_for_device
 from trainer.heads.classifier import Classifier
 from trainer.methods.sections import Classifier as Config
 from trainer.stream import Batch
@@ -71,7 +71,7 @@ def open_classifier(bench: Bench, shape: Shape, **options: Any) -> Classifier:
 
 def plan_ahead(bench: Bench, batch: Batch, labels: int, pool: str, pads: bool = False, merges: bool = True) -> Any:
     """Return the batch's candidates in the form in which the stream's threads pass them to a step."""
-    return plan_on(lambda each: plan(each, labels, pool, bench.device, merges), bench.device, pads, batch)
+    return plan_for_device(lambda each: plan(each, labels, pool, bench.device, merges), bench.device, pads, batch)
 
 
 def open_step(bench: Bench, shape: Shape, pool: str, recorded: bool = False) -> tuple[Callable[[], object], float]:

@@ -18,8 +18,8 @@ from tests.builders import batch_of
 from tests.trainer.rows.kernel_cases import CASES, LABELS, LR, SCALE, Case
 from trainer.device import CPU
 from trainer.negatives.candidates import own_pool
-from trainer.rows import on_device
-from trainer.rows.on_device import DevicePairs, order_pairs
+from trainer.rows import torch_kernels
+from trainer.rows.torch_kernels import DevicePairs, order_pairs
 from trainer.stream.transfer import send
 
 REPEATS = 50
@@ -85,7 +85,7 @@ def _kernels(bench: Bench) -> Any:
 def _compare(bench: Bench, case: Case) -> dict[str, Any]:
     kernels = _kernels(bench)
     got = case.run(kernels, bench.device)
-    figures = _difference(case.run(on_device, CPU), got, case.dtype)
+    figures = _difference(case.run(torch_kernels, CPU), got, case.dtype)
     for _ in range(REPEATS if bench.on_gpu else 1):
         _require_same(case.run(kernels, bench.device), got)
     return figures
@@ -93,7 +93,7 @@ def _compare(bench: Bench, case: Case) -> dict[str, Any]:
 
 def _hot(bench: Bench, case: Case) -> dict[str, Any]:
     kernels, queries = _kernels(bench), 32 if bench.quick else HOT_QUERIES
-    expected = _hot_step(case, queries, on_device, CPU)
+    expected = _hot_step(case, queries, torch_kernels, CPU)
     got, again = (_hot_step(case, queries, kernels, bench.device) for _ in range(2))
     _require_same(again, got)
     return _difference(expected, got, case.dtype)

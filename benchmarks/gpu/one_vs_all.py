@@ -12,7 +12,7 @@ from torch.nn.functional import softplus
 from benchmarks.gpu.bench import Bench, Measurement
 from benchmarks.gpu.classifier_step import SIZES, Shape, open_classifier
 from benchmarks.gpu.random_queries import HARD, POSITIVES, RANDOM, random_batch
-from trainer.negatives.candidates import label_range
+from trainer.negatives.candidates import range_candidates
 
 B, CHUNK = 512, 1 << 16
 OURS = {"131K D=64": (SIZES["131K"], 64), "1.3M D=64": (SIZES["1.3M"], 64), "3M D=768": (3_000_000, 768)}
@@ -43,7 +43,7 @@ def _chunks(bench: Bench, shape: Shape, products: str) -> dict[str, Any]:
     classifier, batch = open_classifier(bench, shape, products=products), random_batch(shape.size, shape.labels, 0)
     x = torch.randn(shape.size, shape.dimension, device=bench.device)
     chunk = 512 if bench.quick else CHUNK
-    parts = [label_range(batch, low, min(low + chunk, shape.labels)) for low in range(0, shape.labels, chunk)]
+    parts = [range_candidates(batch, low, min(low + chunk, shape.labels)) for low in range(0, shape.labels, chunk)]
     time = bench.milliseconds(lambda: [classifier.descend(x, part, 1.0, 0, 1 / shape.size) for part in parts], warm=1)
     return {"ms": time, "gib": bench.peak_gib(), "vectors_gib": shape.gib}
 

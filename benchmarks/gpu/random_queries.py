@@ -6,7 +6,7 @@ import torch
 from schemas.ragged import Ragged
 from trainer.device import CPU
 from trainer.inputs import Inputs
-from trainer.negatives.candidates import drawn_labels, own_pool, shared_pool
+from trainer.negatives.candidates import own_pool, shared_pool, unmerged_candidates
 from trainer.negatives.draws import RandomPool
 from trainer.stream import Batch
 from trainer.stream.batch import Candidates
@@ -33,6 +33,6 @@ def plan(batch: Batch, labels: int, pool: str, device: torch.device, merges: boo
     weight = labels / RANDOM
     draws, at = RandomPool(labels), {"seed": 0, "epoch": 0, "step": batch.step}
     if pool == "own":
-        build = drawn_labels if merges and device != CPU else own_pool
+        build = unmerged_candidates if merges and device != CPU else own_pool
         return build(batch, batch.hard, draws.draw_own(RANDOM, batch.rows, **at), weight)
     return shared_pool(batch, batch.hard, draws.draw(RANDOM, **at), weight)

@@ -11,7 +11,7 @@ from benchmarks.gpu.bench import Bench, Measurement
 from benchmarks.gpu.models import open_take
 from benchmarks.gpu.random_queries import random_batch
 from trainer.device import CPU
-from trainer.graph import plan_on
+from trainer.graph import plan_for_device
 from trainer.group import ALONE
 from trainer.heads.classifier import merges_on
 from trainer.heads.queries import WholeBatch
@@ -62,7 +62,7 @@ def _train(device: torch.device, loss: str, pool: str, quick: bool, recorded: bo
     for number in range(STEPS):
         batch = random_batch(size, labels, number, 16, VOCABULARY)
         if prepare is not None:
-            candidates = plan_on(context.planner, device, model.encoder.pads, batch)
+            candidates = plan_for_device(context.planner, device, model.encoder.pads, batch)
             batch = replace(batch, prepared=prepare(batch), candidates=candidates)
         results.append(take(batch, number, 1.0).loss)
     return [float(value) for value in torch.stack(results).cpu()]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.gpu.bench import Bench, Measurement, require
-from trainer.evaluation.evaluate import Scorer
+from trainer.evaluation.evaluate import SplitScorer
 from trainer.loop import Trainer
 from trainer.settings.resolve import resolve
 
@@ -29,7 +29,7 @@ def _train(bench: Bench) -> dict[str, Any]:
         trainer = Trainer.start(data, run, resolve("astra", overrides, data).recipe, lines.append)
         losses = [report.loss for report in trainer.train()]
         trained = time.perf_counter()
-        metrics = Scorer.open(trainer.parts.data, trainer.model, "test").score().metrics.result()
+        metrics = SplitScorer.open(trainer.context.data, trainer.model, "test").score().metrics.result()
     return {
         "epochs": len(losses),
         "loss": losses[-1],

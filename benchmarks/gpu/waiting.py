@@ -17,7 +17,7 @@ from benchmarks.gpu.bench import Bench, Measurement
 from benchmarks.gpu.classifier_step import SIZES
 from benchmarks.gpu.models import BAG, TRANSFORMERS, B, open_model, open_take
 from benchmarks.gpu.profiles import idle_share
-from trainer.graph import plan_on
+from trainer.graph import plan_for_device
 from trainer.step import StepContext
 from trainer.stream import JoinedStream
 
@@ -45,7 +45,7 @@ def _open_stream(bench: Bench, context: StepContext, labels: int) -> JoinedStrea
     if not Path(tables.queries).exists():
         tables.write()
     size = 16 if bench.quick else B
-    plan = functools.partial(plan_on, context.planner, bench.device, context.model.encoder.pads)
+    plan = functools.partial(plan_for_device, context.planner, bench.device, context.model.encoder.pads)
     ahead = {"plan": plan, "prepare": context.queries.preparing()}
     return JoinedStream([tables.open()], labels, batch=size, streams=8, threads=THREADS, **ahead)
 

@@ -51,5 +51,5 @@ def _fresh(bench: Bench) -> dict[str, Any]:
     labels = 2000 if bench.quick else MOST_FRESH
     context = open_model(bench, WIDEST, labels)
     search = SourceContext(context.model.head, ALONE, on_device=not context.planner.merges)
-    context = replace(context, sources=NegativeSources([FreshIndex(HARD, 0, search)]))
+    context = replace(context, negative_sources=NegativeSources([FreshIndex(HARD, 0, search)]))
     return {"ms": bench.milliseconds(open_steps(bench, context, labels, planned=False))}

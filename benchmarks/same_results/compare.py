@@ -15,7 +15,7 @@ import tomllib
 VOLATILE = ("seconds", "rows_per_second", "peak_bytes", "estimated_bytes", "code_version", "versions")
 SKIPPED = ("spent.json", "profile.json", ".claim.json", "failed", "run.log")
 PARSED = (".json", ".toml", ".out")
-OF_PAPERS = re.compile(r'[^\s"]*/papers/\w+/([\w-]+)\.toml')  # a recipe that one side may ship under a name
+PAPER_RECIPES = re.compile(r'[^\s"]*/papers/\w+/([\w-]+)\.toml')  # a recipe that one side may ship under a name
 
 
 @dataclass
@@ -75,7 +75,7 @@ def _values(path: Path) -> dict[str, str]:
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as arrays:
             return {name: hashlib.sha256(arrays[name].tobytes()).hexdigest() for name in arrays.files}
-    text = OF_PAPERS.sub(r"\1", path.read_text())
+    text = PAPER_RECIPES.sub(r"\1", path.read_text())
     if path.suffix == ".toml":
         return _flatten(tomllib.loads(text))
     if path.suffix == ".json":

@@ -26,9 +26,9 @@ from trainer.checkpoints.checkpoint import best_step, drop_old_checkpoints
 from trainer.config.load import applicable_overrides, load_config, restore_recipe
 from trainer.device import open_device
 from trainer.encoders.token_vectors import find_token_vectors
-from trainer.evaluation.fitting import MISSED, FitOptions, describe_weights, fit_ranker, fit_weights
+from trainer.evaluation.fitting import REFIT_HOLDOUT, FitOptions, describe_weights, fit_ranker, fit_weights
 from trainer.methods.recipe import Recipe
-from trainer.settings.resolve import Resolved, facts_of, resolve
+from trainer.settings.resolve import Resolved, measure_rows, resolve
 from trainer.stream import ranks_of_environment
 
 TRIALS_FOLDER, AUTO_REPORT, RECIPE_FILE = "trials", "auto.json", "recipe.toml"
@@ -77,7 +77,7 @@ def run_auto(
             report, epoch = read_json(join(run, AUTO_REPORT)), 0.0
         else:
             report, resolved, epoch = _choose(data, run, survey, pretrained, overrides, minutes, remaining)
-            facts = facts_of(resolved.recipe, data)
+            facts = measure_rows(resolved.recipe, data)
             texts = f" and {facts.label_texts:,} labels' texts" if facts.label_texts else ""
             held_out = survey.facts.queries - facts.queries
             say(f"training points: {facts.queries:,} queries{texts}; {held_out:,} queries are held out")
@@ -228,7 +228,7 @@ def _limit_training(recipe: Recipe, minutes: float, epoch: float, spent: float, 
     """
     if not minutes:
         return recipe
-    left = 60 * minutes - spent - (of_ranker if recipe.data.holdout > MISSED else 0.0)
+    left = 60 * minutes - spent - (of_ranker if recipe.data.holdout > REFIT_HOLDOUT else 0.0)
     left -= max(_FUSION_SHARE * left, _FUSION_EPOCHS * epoch)
     needed = minutes + (2 * epoch - left) / 60
     if needed > _OVERRUN * minutes:

@@ -11,9 +11,9 @@ from extremis.inspecting.data_summary import repeated, texts_of
 from schemas.layout import DataLayout
 from schemas.table import Table
 from schemas.text_model import DENSE
-from trainer.input_kinds import Kind, kind_of, reads
+from trainer.input_kinds import InputKind, input_names, kind_of
 from trainer.model import DataSizes
-from trainer.settings.facts import Facts, measure
+from trainer.settings.data_statistics import DataStatistics, measure
 from trainer.stream import open_queries
 from trainer.stream.sources import ALL_ROWS
 
@@ -38,8 +38,8 @@ class Survey:
     `texts`: fraction of labels that have a text. `symmetric`: fraction of these texts that are also queries.
     """
 
-    facts: Facts
-    inputs: Kind
+    facts: DataStatistics
+    inputs: InputKind
     texts: float = 0.0
     symmetric: float = 0.0
 
@@ -72,7 +72,7 @@ class Survey:
         """Describe the survey, one fact per line."""
         facts = self.facts
         named = {"tokens": f"{facts.tokens:.0f} tokens", "features": "sparse features", "dense": "a dense vector"}
-        read = " and ".join(named[part] for part in reads(self.inputs))
+        read = " and ".join(named[part] for part in input_names(self.inputs))
         yield f"{facts.queries:,} queries of {read}, {facts.labels:,} labels"
         each = facts.pairs / max(1, facts.queries)
         yield f"{each:.1f} labels per query, median number of training points per label: {facts.median_frequency:g}"

@@ -30,7 +30,7 @@ from trainer.config.load import applicable_overrides
 from trainer.evaluation.metrics import half_interval
 from trainer.methods.recipe import Recipe
 from trainer.progress import EpochReport
-from trainer.settings.facts import measure
+from trainer.settings.data_statistics import measure
 from trainer.settings.resolve import resolve
 from trainer.stream import open_queries
 from trainer.stream.sources import ALL_ROWS

@@ -75,14 +75,14 @@ def _show(recipe: str, overrides: tuple[str, ...], out: str | None) -> dict[str,
 
 
 def _list() -> dict[str, Any]:
-    from trainer.config.load import BY_TRIALS, read_recipe, recipe_names
+    from trainer.config.load import AUTO_RECIPE, read_recipe, recipe_names
 
     by_name = {name: read_recipe(name, light=True) for name in recipe_names()}
-    rows = [[BY_TRIALS, *["by trials"] * 2, *[""] * 3]]
+    rows = [[AUTO_RECIPE, *["by trials"] * 2, *[""] * 3]]
     for name, recipe in by_name.items():
         cells = {n: str(recipe.get(section, {}).get(key, default)) for n, (section, key, default) in _SHOWN.items()}
         pool = recipe.get("negatives", {}).get("pool", "shared")
         cells["random"] = "all labels" if pool == "all" else f"{cells['random']} {pool}".removesuffix(" auto")
         rows.append([name, *cells.values()])
     table("recipes", ["name", *_SHOWN], rows)
-    return {BY_TRIALS: {}, **by_name}
+    return {AUTO_RECIPE: {}, **by_name}

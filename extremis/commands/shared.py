@@ -24,9 +24,9 @@ def _step(text: str) -> int | str:
 
 
 def _recipe_names() -> list[str]:
-    from trainer.config.load import BY_TRIALS, recipe_names
+    from trainer.config.load import AUTO_RECIPE, recipe_names
 
-    return [BY_TRIALS, *recipe_names()]
+    return [AUTO_RECIPE, *recipe_names()]
 
 
 DEVICE = Option(metavar="auto|cpu|cuda|cuda:N", parse=_device)

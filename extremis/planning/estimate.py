@@ -88,7 +88,7 @@ class Workload:
     @property
     def searched(self) -> str:
         """Name of the table that contains the vectors for mining."""
-        return "embeddings of queries" if self.recipe.table_facts.get("by") == "points" else "vectors"
+        return "embeddings of queries" if self.recipe.table_parameters.get("by") == "points" else "vectors"
 
     @property
     def sources(self) -> dict[str, int]:
@@ -98,7 +98,7 @@ class Workload:
     @property
     def trained_queries(self) -> int:
         """Number of training queries, without held-out queries."""
-        return self.recipe.data.trained.rows(self.queries)
+        return self.recipe.data.training_rows.rows(self.queries)
 
     @property
     def rows(self) -> int:
@@ -177,7 +177,7 @@ def estimate(workload: Workload) -> Estimate:
     blocks = None
     if workload.dumps:
         sizes |= _source_tables("embeddings", _VECTOR_FACTOR * 2 * workload.columns, workload, sizes)
-        if recipe.clusters:
+        if recipe.is_clustered:
             sizes["queries in cluster order"] = replace(sizes["queries"], times=workload.dumps)
         else:
             rows = workload.labels
@@ -185,7 +185,7 @@ def estimate(workload: Workload) -> Estimate:
             sizes["vectors"] = TableSize(rows, size, -(-rows // VECTOR_ROWS), workload.dumps)
             blocks = _mining_blocks(workload, sizes)
             each = _NEGATIVE_FACTOR * _entropy(sizes[workload.searched].rows) + _SCORE_BYTES
-            sizes |= _source_tables("negatives", each * recipe.table_facts["table_width"], workload, sizes)
+            sizes |= _source_tables("negatives", each * recipe.table_parameters["table_width"], workload, sizes)
             needs = blocks.needs(workload.rows)
             if scratch := needs.get("candidates", 0) + needs.get("indexes", 0):  # only one mining runs at a time
                 sizes["candidates and indexes of mining"] = TableSize(workload.rows, scratch, 0)
@@ -197,7 +197,7 @@ def estimate(workload: Workload) -> Estimate:
     memory = {"shard": _PROCESS_BYTES["shard"] + int(_SHARD_COPIES * max(shards))}
     if blocks is not None:
         memory["mine"] = blocks.estimate.total
-    if recipe.clusters and workload.dumps:
+    if recipe.is_clustered and workload.dumps:
         queries = sizes["queries"]
         memory["cluster"] = worker_bytes(queries.rows, workload.columns, queries.bytes / queries.rows, workload.memory)
     memory["train"] = _train_memory(workload)
@@ -234,7 +234,7 @@ def _source_tables(kind: str, each: float, workload: Workload, data: dict[str, T
 
 def _mining_blocks(workload: Workload, data: dict[str, TableSize]) -> BlockPlan:
     """Choose index, blocks and query batch as `extremis mine --memory` does. Raises InputError if memory is short."""
-    facts, searched = workload.recipe.table_facts, data[workload.searched]
+    facts, searched = workload.recipe.table_parameters, data[workload.searched]
     options = MineOptions(memory=workload.memory)
     vectors = _planned_manifest("vectors", searched, VECTOR_GROUP_ROWS)
     points = [_planned_manifest(name, data[name], default_row_group_rows(n)) for name, n in workload.sources.items()]
@@ -258,7 +258,7 @@ def _train_memory(workload: Workload) -> int:
     """Estimate a rank's peak bytes: parameters, optimizer state, windows of the stream, one step, one checkpoint."""
     recipe = workload.recipe
     group = default_row_group_rows(workload.queries)
-    width = recipe.table_facts.get("table_width", 0) if workload.dumps else 0
+    width = recipe.table_parameters.get("table_width", 0) if workload.dumps else 0
     each = workload.row_bytes["queries"] + 6 * width
     windows = 2 + WINDOWS_AHEAD  # one window is in use, the others are being read and concatenated
     streams = -(-recipe.order.streams // workload.ranks)
@@ -286,7 +286,7 @@ def step_bytes(workload: Workload) -> float:
     )
     own = 1 if recipe.encodes_labels else 1 / ranks  # share of a row's labels that a rank receives
     gathered = 12 + 4 * positives * own + 8 * columns
-    if hard := recipe.negatives.most_hard:
+    if hard := recipe.negatives.max_hard:
         gathered += 4 + 4 * hard * own
     encoder = recipe.encoder
     options = encoder.model_dump()

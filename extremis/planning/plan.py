@@ -11,12 +11,12 @@ from schemas.layout import DataLayout
 from schemas.sizes import parse_bytes, say_bytes
 from schemas.table import Table
 from trainer.config.load import read_recipe
-from trainer.config.merging import left_to_data
-from trainer.evaluation.memory import settle
+from trainer.config.merging import options_left_to_data
+from trainer.evaluation.memory import plan_index
 from trainer.methods.recipe import Recipe
-from trainer.methods.rules import Facts
-from trainer.settings.facts import HEAPS, measure
-from trainer.settings.resolve import Resolved, derive
+from trainer.methods.rules import DataStatistics
+from trainer.settings.data_statistics import HEAPS, measure
+from trainer.settings.resolve import Resolved, apply_rules
 from trainer.stream.sources import ALL_ROWS
 
 PIPELINES = ("shard", "mine", "cluster")  # steps of a run that are pipelines
@@ -80,12 +80,12 @@ def resolve_for(workload: Workload, recipe: str, overrides: Iterable[str], data:
     Raises InputError for the same reasons as `resolve`, and TableError.
     """
     body = read_recipe(recipe, overrides)
-    if not left_to_data(body):
+    if not options_left_to_data(body):
         return Resolved(workload.recipe)
-    return derive(body, facts_of(workload, data), recipe)
+    return apply_rules(body, facts_of(workload, data), recipe)
 
 
-def facts_of(workload: Workload, data: str | None) -> Facts:
+def facts_of(workload: Workload, data: str | None) -> DataStatistics:
     """Return statistics of the planned data, from the workload's averages or scaled up from `data`.
 
     Raises TableError.
@@ -96,7 +96,7 @@ def facts_of(workload: Workload, data: str | None) -> Facts:
         tokens = queries * workload.tokens
         pairs = round(queries * workload.labels_per_query)
         ngrams = round(_NGRAMS * tokens**HEAPS)
-        return Facts(queries, workload.labels, pairs, label_texts, ngrams, workload.tokens)
+        return DataStatistics(queries, workload.labels, pairs, label_texts, ngrams, workload.tokens)
     sample = measure(DataLayout(data), "train", ALL_ROWS, bool(label_texts))
     times = queries / sample.queries
     return replace(
@@ -158,14 +158,14 @@ def plan(workload: Workload, engine: str | None = None, rehearsal: dict[str, Any
 def plan_memory(workload: Workload) -> dict[str, Any]:
     """Return how much memory `extremis fuse` needs for training points, with the default limit and without a limit."""
     sizes = workload.queries, workload.recipe.encoder.dimension, workload.labels_per_query
-    settled = settle(*sizes)
+    settled = plan_index(*sizes)
     return {
         "index": settled.factory.spec,
         "points": settled.points,
         "memory_bytes": settled.bytes,
         "stored_bytes": settled.stored,
         "milliseconds": settled.milliseconds,
-        "memory_bytes_of_all": settle(*sizes, budget=1 << 62).bytes,
+        "memory_bytes_of_all": plan_index(*sizes, budget=1 << 62).bytes,
     }
 
 

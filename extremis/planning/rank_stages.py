@@ -100,12 +100,14 @@ class _Rank:
     def start(self) -> Iterator[Stage]:
         """Build the model, and start to use the existing table."""
         recipe, run, began = self.recipe, _run(self.task), time.perf_counter()
-        parts = set_up(DataLayout(f"{self.task.folder}/data"), run, recipe, lambda line: None, self.group, Unclaimed())
-        initialise_model(parts)
-        made_from = {"digest": parts.manifest.digest, "labels": parts.labels, "queries": parts.tables[0].rows}
+        context = set_up(
+            DataLayout(f"{self.task.folder}/data"), run, recipe, lambda line: None, self.group, Unclaimed()
+        )
+        initialise_model(context)
+        made_from = {"digest": context.manifest.digest, "labels": context.labels, "queries": context.sources[0].rows}
         storage.write_bytes(run.config, dump_config(recipe, data=made_from))
         yield Stage("train", "start", time.perf_counter() - began)
-        self.trainer, began = Trainer(parts), time.perf_counter()
+        self.trainer, began = Trainer(context), time.perf_counter()
         self.trainer.progress.epoch = first_epoch(recipe)
         _, self.tables = self.trainer.runner.adopt()
         yield Stage("train", "adoption", time.perf_counter() - began)
@@ -114,7 +116,7 @@ class _Rank:
         """Return the epoch's stream without additional threads."""
         order = self.recipe.order.model_copy(update={"threads": 0})
         recipe = self.recipe.model_copy(update={"order": order})
-        stream = open_stream(recipe, self.tables, self.trainer.parts.labels, self.group)
+        stream = open_stream(recipe, self.tables, self.trainer.context.labels, self.group)
         stream.set_epoch(first_epoch(recipe))
         return stream
 
@@ -131,12 +133,12 @@ class _Rank:
 
     def plan(self) -> Iterator[Stage]:
         """Plan the candidates for global batches, if planning does not need the model."""
-        spent, planner = [0.0], self.trainer.parts.step.planner
-        if not self.trainer.parts.batches.plans:
+        spent, planner = [0.0], self.trainer.context.step.planner
+        if not self.trainer.context.batches.plans:
             return
         for batch in GlobalBatches(self.in_line(), planner, self.group, 0):
             began = time.perf_counter()
-            planner(batch.whole)
+            planner(batch.gathered)
             spent.append(time.perf_counter() - began)
             if len(spent) > 2 * WARM_UP_STEPS and sum(spent) > self.task.seconds / 40:
                 break
@@ -155,11 +157,11 @@ class _Rank:
                 operators.__enter__() if len(times) == 3 else operators.__exit__(None, None, None)
             if (len(times) > 3 * WARM_UP_STEPS and times[-1] > until) or trainer.progress.step == trainer.stream.steps:
                 trainer.runner.save()
-                trainer.parts.writer.wait()
+                trainer.context.writer.wait()
                 saved = time.perf_counter() - times[-1]
                 raise _EnoughStepsError
 
-        trainer.parts.tracker.start(0)
+        trainer.context.tracker.start(0)
         with contextlib.suppress(_EnoughStepsError):
             next(trainer.train(on_step))
         first, memory = min(WARM_UP_STEPS, len(times) // 2), peak_bytes()
@@ -173,12 +175,12 @@ class _Rank:
         """Write a dump with the rank's vectors and embeddings; only part of the embeddings if there is little time."""
         if not (epoch := first_epoch(self.recipe)):
             return
-        epoch, run, parts, ranks = epoch - LEAD, _run(self.task), self.trainer.parts, self.task.ranks
+        epoch, run, context, ranks = epoch - LEAD, _run(self.task), self.trainer.context, self.task.ranks
         sources = [_first_shards(source, self.task.dump_share) for source in self.tables]
-        dump = parts.refresher.dump(epoch, 0, sources, parts.model.width)
+        dump = context.dump_writer.dump(epoch, 0, sources, context.model.width)
         assert dump is not None
         few = itertools.islice(self.in_line(), max(1, _EMBEDDED_ROWS * ranks // self.recipe.order.batch))
-        embedded = [parts.model.embed(batch.inputs) for batch in few]
+        embedded = [context.model.embed(batch.inputs) for batch in few]
         rows, margin = sum(source.rows for source in sources), synthetic_tables.LINKED_ROWS  # ranks get whole shards
         low = max(0, rows * self.task.rank // ranks - margin)
         high = min(rows, rows * (self.task.rank + 1) // ranks + margin)
@@ -186,8 +188,8 @@ class _Rank:
             dump.add(np.arange(low, low + len(x)), x)
             if (low := low + len(x)) >= high:
                 break
-        if parts.model.head.has_rows:
-            vectors, steps = parts.model.head.vectors, (epoch + 1) * self.trainer.stream.steps
+        if context.model.head.has_rows:
+            vectors, steps = context.model.head.vectors, (epoch + 1) * self.trainer.stream.steps
             draw = np.random.default_rng(epoch)
             # Zeros take no space: rows that no step trains before the dump stay zero.
             unmet = 1 - vectors.any(1).float().mean().item()
@@ -196,7 +198,7 @@ class _Rank:
                 met = np.flatnonzero(~some.any(1).numpy() & (draw.random(len(some)) >= kept))
                 some[met] = some[met].normal_()
         began = time.perf_counter()
-        parts.refresher.publish(dump, parts.model, self.trainer.progress.global_step)
+        context.dump_writer.publish(dump, context.model, self.trainer.progress.global_step)
         for _ in waiting("a dump to be written", until="the dump exists"):
             if dump_is_published(run, epoch):
                 break
@@ -219,7 +221,7 @@ class _Rank:
         began, data = time.perf_counter(), f"{self.task.folder}/data"
         trainer = Trainer.resume(data, _run(self.task).root, self.recipe, lambda line: None, self.group)
         seconds = time.perf_counter() - began
-        trainer.parts.tracker.close(False)
+        trainer.context.tracker.close(False)
         yield Stage("train", "resume", seconds, storage=sum(each.bytes for each in own))
 
 

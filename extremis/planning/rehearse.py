@@ -104,7 +104,7 @@ def _require_possible(work: Rehearsal, dump_share: float) -> None:
     workload, recipe = work.workload, work.workload.recipe
     if work.rank >= workload.ranks:
         raise InputError(f"--rank {work.rank}: expected a rank below --ranks {workload.ranks}; ranks count from 0.")
-    if recipe.encoder.inputs != "tokens" or recipe.clusters or (workload.dumps and workload.searched != "vectors"):
+    if recipe.encoder.inputs != "tokens" or recipe.is_clustered or (workload.dumps and workload.searched != "vectors"):
         raise InputError(
             "--rehearse: the rehearsal supports only synthetic rows of tokens, without clusters. Leave out "
             "encoder.inputs, clusters or memory."

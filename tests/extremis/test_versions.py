@@ -22,14 +22,14 @@ from trainer.evaluation.fusion_files import open_fusion
 from trainer.evaluation.memory import Memory
 from trainer.evaluation.ranking import embed_texts
 from trainer.group import ALONE, Group
-from trainer.initial import begin_with_run
+from trainer.initialisation import initialise_from_run
 from trainer.model import DataSizes, find_checkpoint, load_encoder, load_model, open_texts
 from trainer.model import Model as TrainedModel
 from trainer.settings.resolve import resolve
-from trainer.settings.versions import LEAST
+from trainer.settings.versions import MIN_TIME
 from trainer.setup import open_replay
 from trainer.stream import open_sources
-from trainer.stream.sources import in_window
+from trainer.stream.sources import select_window
 
 
 def weights(run: Path) -> torch.Tensor:
@@ -54,7 +54,7 @@ def begun(days: Path, data: str, group: Group = ALONE, **train: Any) -> TrainedM
     recipe, layout = load_recipe("random", changes), DataLayout(f"{days}/{data}")
     facts = DataSizes.of(layout)
     model = TrainedModel.build(recipe, facts.vocabulary, facts.labels, facts.features, group)
-    assert begin_with_run(model, layout, recipe, silent)
+    assert initialise_from_run(model, layout, recipe, silent)
     return model
 
 
@@ -134,7 +134,7 @@ def test_a_refresh_shows_new_rows_half_as_often_and_old_ones_less(days: Path) ->
     rows = [part.rows for part in Table.open(DataLayout(data).queries("train")).parts]
     dealt = recipe.train.epochs * (rows[-1] + recipe.data.replay * sum(rows[:-1]))
     share = rows[-1] / sum(rows)
-    assert dealt / (whole.train.epochs * sum(rows)) == pytest.approx(LEAST + share, rel=0.05)
+    assert dealt / (whole.train.epochs * sum(rows)) == pytest.approx(MIN_TIME + share, rel=0.05)
     assert not recipe.train.start_optimizer
     run = extremis.train("random", data, days / "run2", from_run=days / "run1", progress=False)
     assert len(run.epochs) == recipe.train.epochs
@@ -164,9 +164,9 @@ def test_a_refreshed_dual_encoder_has_a_table_by_the_run_before_from_the_first_s
     recipe = resolve("dexml-sampled", [*changes, f"train.start_from={str(before)!r}"], layout.root).recipe
     facts, texts = DataSizes.of(layout), open_texts(layout, recipe)
     model = TrainedModel.build(recipe, facts.vocabulary, facts.labels, texts=texts)
-    assert begin_with_run(model, layout, recipe, silent)
+    assert initialise_from_run(model, layout, recipe, silent)
     of_run = RunLayout(str(tmp_path / "run2"))
-    for source in in_window(open_sources(layout, "train", True), "", 0.0, open_replay(layout, recipe)):
+    for source in select_window(open_sources(layout, "train", True), "", 0.0, open_replay(layout, recipe)):
         rows, table = source.table.read(), Table.open(of_run.negatives(0, source.name), "negatives").read()
         own = rows.column("label_ids" if "label_ids" in rows.column_names else "label_id").to_pylist()
         scores = (model.embed_table(rows).half().float() @ model.head.vectors.float().T).numpy()

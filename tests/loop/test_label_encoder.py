@@ -16,7 +16,7 @@ from schemas.table import Table
 from tests.builders import SmallData, build_data, build_negatives
 from tests.training import Killed, silent, train, with_sections
 from trainer.config.load import load_recipe
-from trainer.evaluation.evaluate import Scorer
+from trainer.evaluation.evaluate import SplitScorer
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
 from trainer.model import load_model
@@ -67,7 +67,7 @@ def test_stopped_and_resumed_it_is_the_run_that_was_never_stopped(
     models = [load_model(data.layout, RunLayout(str(tmp_path / name)))[1] for name in ("straight", "killed")]
     assert torch.equal(models[0].head.vectors, models[1].head.vectors)
     assert models[0].head.vectors.shape == (data.labels, 8)
-    scores = [Scorer.open(data.layout, model, "test").score().report()["metrics"] for model in models]
+    scores = [SplitScorer.open(data.layout, model, "test").score().report()["metrics"] for model in models]
     assert scores[0] == scores[1]
     assert [*models[0].encoders] == (["encoder"] if shared else ["encoder", "label-encoder"])
 

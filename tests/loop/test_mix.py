@@ -45,7 +45,7 @@ def train(
 
     def on_epoch(report: EpochReport) -> None:
         if report.epoch == 0:
-            trainer.parts.writer.wait()  # the dump, which is written while training goes on
+            trainer.context.writer.wait()  # the dump, which is written while training goes on
             mine(data, run, options=MineOptions())
         if report.epoch >= 2:
             assert report.adoption.table_epoch == 2

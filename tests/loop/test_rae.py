@@ -51,7 +51,7 @@ def train_mined(
     trainer = (Trainer.resume if resume else Trainer.start)(data, run, options, silent, group)
 
     def mine_dump(report: EpochReport) -> None:
-        trainer.parts.writer.wait()
+        trainer.context.writer.wait()
         if group.first and report.epoch == 0 and not Path(RunLayout(run).negatives(2, "queries")).exists():
             mine(data, run, 0)
 

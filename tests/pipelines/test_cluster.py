@@ -25,7 +25,7 @@ from schemas.shard_files.shards import write_table
 from schemas.table import Table
 from tests.builders import SmallData, build_data
 from tests.pipelines.watched import finish_at_second_look
-from trainer.stream.sources import clusters_of
+from trainer.stream.sources import clusters_per_group
 
 D, ROWS, SIZE = 6, 1203, 16
 
@@ -81,7 +81,7 @@ def cluster_ids(manifest: Manifest) -> np.ndarray:
     for shard in manifest.shards:
         for start in range(0, shard.rows, manifest.row_group_rows or 1):
             length = min(manifest.row_group_rows or 1, shard.rows - start)
-            count = int(clusters_of(np.array([length]), rows, 0)[0])
+            count = int(clusters_per_group(np.array([length]), rows, 0)[0])
             members.append(number + np.arange(length) * count // length)
             number += count
     return np.concatenate(members)
@@ -328,7 +328,7 @@ def test_a_layout_has_a_place_for_every_row_and_tells_where_clusters_are(
     for size in sizes:
         for low in range(0, size, layout.row_group_rows):
             length = min(layout.row_group_rows, size - low)
-            number = int(clusters_of(np.array([length]), layout.rows, 0)[0])
+            number = int(clusters_per_group(np.array([length]), layout.rows, 0)[0])
             edges = first + low + np.arange(number + 1) * length // number
             members |= {frozenset(range(a, b)) for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)}
         first += size
@@ -365,4 +365,4 @@ def test_row_groups_of_short_clusters_tell_how_many_they_hold() -> None:
     assert len(short)
     for rows in short:
         assert rows <= layout.row_group_rows
-        assert clusters_of(np.array([rows]), 16, 0)[0] * 15 == rows
+        assert clusters_per_group(np.array([rows]), 16, 0)[0] * 15 == rows

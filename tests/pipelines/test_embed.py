@@ -137,7 +137,7 @@ def test_a_value_beyond_the_dtype_is_named(run: str, small: SmallData, tmp_path:
     other = str(tmp_path / "run")
     trainer = Trainer.start(small.layout.root, other, wild, lambda line: None)
     trainer.runner.save()
-    trainer.parts.writer.wait()
+    trainer.context.writer.wait()
     out = str(tmp_path / "out")
     with pytest.raises(InputError, match=r"step 0: .*does not fit into float16\. Embed with --dtype float32"):
         embed(small.layout.root, other, out)

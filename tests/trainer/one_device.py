@@ -13,15 +13,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainer.graph import Graphs, GraphStep, plan_on
+from trainer.graph import Graphs, GraphStep, plan_for_device
 from trainer.group import ALONE
 from trainer.heads.queries import FrozenQueries
 from trainer.methods.recipe import Recipe
 from trainer.model import DataSizes, Model, open_texts
 from trainer.negatives.base import NegativeSources, Sampled
 from trainer.negatives.indexes import FreshIndex
-from trainer.rows import on_device
-from trainer.setup import open_planner, open_queries, open_sources_of_negatives, open_stream
+from trainer.rows import torch_kernels
+from trainer.setup import open_negative_sources, open_planner, open_queries, open_stream
 from trainer.step import Clock, StepContext, take_step
 from trainer.stream import Batch, open_sources
 
@@ -50,7 +50,7 @@ class NoValues(TorchDispatchMode):
 
 def widen_exponentials(patch: pytest.MonkeyPatch) -> None:
     """Have a CPU take exponentials in float64: in float32 the last numbers of an array have another one."""
-    for module, name in ((torch, "sigmoid"), (on_device, "softplus")):
+    for module, name in ((torch, "sigmoid"), (torch_kernels, "softplus")):
         wide = getattr(module, name)
         patch.setattr(module, name, lambda values, wide=wide: wide(values.double()).float())
 
@@ -87,7 +87,7 @@ def step_on_meta(
     clock = Clock()
     queries = open_queries(recipe, model, group, clock)
     model.encoder.pads = recorded
-    plan, prepare = partial(plan_on, planner, META, True), queries.preparing()
+    plan, prepare = partial(plan_for_device, planner, META, True), queries.preparing()
     if not recorded:
         plan, prepare = planner if model.head.has_rows else None, None
     stream = open_stream(recipe, tables, facts.labels, group, plan, prepare)
@@ -99,9 +99,9 @@ def step_on_meta(
         for batch in batches:
             host_queries.embed(batch, 0)
         queries._x, queries._encoded = host_queries._x, host_queries._encoded
-    sources = open_sources_of_negatives(recipe, model, group)
+    sources = open_negative_sources(recipe, model, group)
     if not all(isinstance(source, FreshIndex) and source._on_device for source in sources):
-        sources = HostSources(open_sources_of_negatives(recipe, host, group))
+        sources = HostSources(open_negative_sources(recipe, host, group))
     context = StepContext(model, planner, queries, group, sources, clock, clip=1.0)
     change(context)
     take = GraphStep(context, Graphs(META)) if recorded else partial(take_step, context)

@@ -61,7 +61,7 @@ def recipe(**sections: dict[str, Any]) -> Recipe:
 
 
 def stream_of(data: SmallData, url: str, rank: int = 0, ranks: int = 1, **order: Any) -> JoinedStream:
-    sources = [source.in_clusters(url) for source in open_sources(data.layout, "train", label_texts=False)]
+    sources = [source.with_clusters(url) for source in open_sources(data.layout, "train", label_texts=False)]
     options = {"batch": 32, "streams": 4, "window_groups": 1, "clusters": ClusterSchedule(2, 1), "seed": 3, **order}
     return JoinedStream(sources, data.labels, rank=rank, ranks=ranks, **options)
 
@@ -122,7 +122,7 @@ def test_clusters_that_cannot_be_dealt_are_refused(data: SmallData, tables: str)
         list(stream_of(data, url, batch=64, clusters=ClusterSchedule(16)))
     (source,) = open_sources(data.layout, "train", label_texts=False)
     with pytest.raises(TableError, match=r"does not have the rows of .* in cluster order|was built from a"):
-        source.in_clusters(data.layout.queries("test"))
+        source.with_clusters(data.layout.queries("test"))
     for wrong, message in (
         ({"cluster": 3}, r"order.cluster = 3 does not divide order.batch / order.streams = 8"),
         ({"cluster": 16}, r"order.cluster = 16 does not divide"),

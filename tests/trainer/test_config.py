@@ -20,8 +20,8 @@ from trainer.config.load import (
     restore_recipe,
     validate,
 )
-from trainer.config.merging import left_to_data
-from trainer.methods.earlier import REMOVED
+from trainer.config.merging import options_left_to_data
+from trainer.methods.migration import REMOVED
 from trainer.methods.recipe import Recipe
 
 
@@ -291,7 +291,7 @@ def test_a_kind_that_changes_leaves_out_what_recipes_below_set_for_another(tmp_p
     )
     recipe = load_recipe(mine)
     assert (recipe.encoder.kind, recipe.loss.kind) == ("transformer", "softtopk")
-    left = {key for key in left_to_data(read_recipe(mine)) if key.startswith("encoder.")}
+    left = {key for key in options_left_to_data(read_recipe(mine)) if key.startswith("encoder.")}
     assert left == {"encoder.dimension", "encoder.lr"}  # which every kind has
     assert load_recipe(mine, ["loss.k=3"]).loss.model_dump()["k"] == 3
     with pytest.raises(InputError, match=r"encoder\.hidden works only with encoder\.kind = 'bag'"):

@@ -205,6 +205,6 @@ def test_what_cannot_be_recorded_says_why(
     said: list[str] = []
     sections = {**changes, "train": {**BASE["train"], **changes.get("train", {}), "graph": True}}
     started = Trainer.start(data.layout.root, str(tmp_path), with_sections(BASE, sections), said.append)
-    assert isinstance(started.parts.take, partial)
+    assert isinstance(started.context.take_step, partial)
     assert why in " ".join(said)
     assert not started.model.encoder.pads

@@ -36,12 +36,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
 
 def open_batches(group: Group, data: str, run: str, pool: str) -> GlobalBatches:
     recipe = Recipe.model_validate({**RECIPE, **POOLS[pool]})
-    return Trainer.start(data, run, recipe, print, group).parts.batches
+    return Trainer.start(data, run, recipe, print, group).context.batches
 
 
 def taken_by_a_step(batch: GlobalBatch) -> tuple[Any, ...]:
     """Return all that a step takes from the batch, to be compared."""
-    part, whole = batch.part, batch.whole
+    part, whole = batch.local, batch.gathered
     arrays = (part.rows, whole.rows, whole.positives, whole.positive_offsets, *(whole.candidates or ()))
     return (whole.epoch, whole.step, batch.sizes, *(array.tolist() for array in arrays if array is not None))
 
@@ -55,12 +55,14 @@ def ahead_and_in_line(group: Group, data: str, run: str, pool: str) -> None:
         made = list(batches)
         batches.stream.set_epoch(epoch)
         expected = [
-            dataclasses.replace(batch, whole=dataclasses.replace(batch.whole, candidates=batches.planner(batch.whole)))
+            dataclasses.replace(
+                batch, gathered=dataclasses.replace(batch.gathered, candidates=batches.planner(batch.gathered))
+            )
             for batch in in_line
         ]
         assert len(made) == batches.stream.steps > 4
         assert [taken_by_a_step(batch) for batch in made] == [taken_by_a_step(batch) for batch in expected]
-        rows = np.concatenate([batch.whole.rows for batch in made])
+        rows = np.concatenate([batch.gathered.rows for batch in made])
         assert sorted(rows) == list(range(len(rows)))
 
 
@@ -74,10 +76,10 @@ def closed_early(group: Group, data: str, run: str) -> None:
     for steps in range(4):
         batches.stream.set_epoch(0)
         iterator = iter(batches)
-        assert [batch.part.step for batch in islice(iterator, steps)] == list(range(steps))
+        assert [batch.local.step for batch in islice(iterator, steps)] == list(range(steps))
         iterator.close()
         batches.stream.load_state_dict({**batches.stream.state_dict(), "step": steps})
-        assert [batch.whole.step for batch in batches] == list(range(steps, batches.stream.steps))
+        assert [batch.gathered.step for batch in batches] == list(range(steps, batches.stream.steps))
 
 
 def test_what_is_closed_early_goes_on(data: SmallData, tmp_path: Any) -> None:
@@ -117,6 +119,6 @@ def test_a_rank_that_fails_ends_the_others(data: SmallData, tmp_path: Any, steps
 
 def test_one_rank_gathers_nothing(data: SmallData, tmp_path: Any) -> None:
     for batch in open_batches(ALONE, data.layout.root, str(tmp_path / "run"), "own"):
-        assert batch.whole is batch.part
-        assert batch.whole.candidates is not None
-        assert batch.sizes == [len(batch.part)]
+        assert batch.gathered is batch.local
+        assert batch.gathered.candidates is not None
+        assert batch.sizes == [len(batch.local)]

@@ -21,7 +21,7 @@ from trainer.config.load import validate
 from trainer.group import ALONE, Group, RankLostError, join, label_range
 from trainer.loop import Trainer
 from trainer.model import DataSizes
-from trainer.setup import require_fleet
+from trainer.setup import require_consistent_ranks
 from trainer.stream import Ranks
 
 
@@ -65,21 +65,21 @@ def everything(group: Group) -> dict[str, object]:
     return {
         "sum": group.sum(torch.tensor([1.0, group.rank])).tolist(),
         "a view": group.sum(torch.arange(6).reshape(2, 3).T[1:]).tolist(),
-        "gather": group.gather(part).tolist(),
-        "nothing": group.gather(torch.empty(0, 3)).shape,
-        "sizes": group.gather(torch.tensor([group.rank, 0]), [2] * group.ranks).tolist(),
-        "arrays": [array.tolist() for array in group.gather_arrays(*arrays_of(group.rank))],
-        "dtypes": [array.dtype for array in group.gather_arrays(*arrays_of(group.rank))],
-        "exchanged": group.exchange([sent(group.rank, to) for to in range(group.ranks)]),
-        "own sums": group.sum_own(torch.ones(sum(sizes), 2) * (1 + group.rank), sizes).tolist(),
-        "objects": group.gather_objects({"rank": group.rank}),
+        "gather": group.all_gather(part).tolist(),
+        "nothing": group.all_gather(torch.empty(0, 3)).shape,
+        "sizes": group.all_gather(torch.tensor([group.rank, 0]), [2] * group.ranks).tolist(),
+        "arrays": [array.tolist() for array in group.all_gather_arrays(*arrays_of(group.rank))],
+        "dtypes": [array.dtype for array in group.all_gather_arrays(*arrays_of(group.rank))],
+        "exchanged": group.all_to_all([sent(group.rank, to) for to in range(group.ranks)]),
+        "own sums": group.reduce_scatter(torch.ones(sum(sizes), 2) * (1 + group.rank), sizes).tolist(),
+        "objects": group.all_gather_objects({"rank": group.rank}),
         "broadcast": group.broadcast(f"of {group.rank}"),
         "decide": group.decide(os.getpid),
         "before": group.before(10 + group.rank),
         "turns": turns,
         "mine": mine,
         "tells": group.first_to_report(),
-        "leaf": group.gather(torch.ones(1, requires_grad=True)).requires_grad,
+        "leaf": group.all_gather(torch.ones(1, requires_grad=True)).requires_grad,
     }
 
 
@@ -117,7 +117,7 @@ def test_one_rank_alone_is_the_identity() -> None:
     assert (heard["objects"], heard["broadcast"], heard["before"]) == ([{"rank": 0}], "of 0", 0)
     assert (heard["decide"], heard["tells"]) == (os.getpid(), True)
     tensor = torch.ones(2)
-    assert ALONE.sum(tensor) is tensor is ALONE.gather(tensor)
+    assert ALONE.sum(tensor) is tensor is ALONE.all_gather(tensor)
 
 
 def lose_the_last(group: Group) -> tuple[bool, str]:
@@ -156,8 +156,8 @@ def test_a_gpu_that_waits_for_a_rank_is_given_up_and_sooner_when_asked_to_stop(
 class Lost(Group):
     """A rank whose GPU waits for one that is gone."""
 
-    def wait_for(self, tensor: torch.Tensor, is_stop_asked: Callable[[], bool] = lambda: False) -> None:
-        assert not is_stop_asked()
+    def wait_for(self, tensor: torch.Tensor, is_stop_requested: Callable[[], bool] = lambda: False) -> None:
+        assert not is_stop_requested()
         raise RankLostError(f"{len(tensor)} loss is not there")
 
 
@@ -171,9 +171,9 @@ def test_a_loss_is_waited_for_before_it_is_read(tmp_path: Path) -> None:
 
 def refuse(group: Group, data: DataLayout) -> str:
     recipe, facts = validate({"encoder": {"dimension": 4, "buckets": 16}}, "test"), DataSizes.of(data)
-    require_fleet(recipe, facts, group, torch.device("cuda", group.rank))
+    require_consistent_ranks(recipe, facts, group, torch.device("cuda", group.rank))
     with pytest.raises(InputError) as caught:
-        require_fleet(recipe, facts, group, torch.device("cuda", group.rank % 2))
+        require_consistent_ranks(recipe, facts, group, torch.device("cuda", group.rank % 2))
     return str(caught.value)
 
 

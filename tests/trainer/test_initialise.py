@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 from tests.builders import SmallData, build_data, ragged, tokens_of
 from tests.training import assert_resumes, silent, train, with_sections
 from trainer.heads.classifier import Classifier
-from trainer.initial import begin_at_texts
+from trainer.initialisation import initialise_from_texts
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
 from trainer.model import Model
@@ -39,7 +39,7 @@ def recipe(**sections: dict[str, Any]) -> Recipe:
 
 def test_every_vector_has_the_direction_of_its_label_s_text_and_the_length_asked_for(data: SmallData) -> None:
     model = Model.build(recipe(), data.vocabulary, data.labels)
-    begin_at_texts(model, data.layout, 2.0)
+    initialise_from_texts(model, data.layout, 2.0)
     x = model.embed(tokens_of(ragged(data.label_points.tokens, np.uint16)))[:, :6]
     torch.testing.assert_close(model.head.vectors[:, :6], normalize(x) * 2)
     assert (model.head.vectors[:, 6] == -3).all()
@@ -48,12 +48,12 @@ def test_every_vector_has_the_direction_of_its_label_s_text_and_the_length_asked
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_fill_the_labels_that_they_have(data: SmallData, ranks: int) -> None:
     whole = Model.build(recipe(), data.vocabulary, data.labels)
-    begin_at_texts(whole, data.layout, 2.0)
+    initialise_from_texts(whole, data.layout, 2.0)
     parts = []
     for rank in range(ranks):
         of_rank = SimpleNamespace(rank=rank, ranks=ranks)
         part = replace(whole, head=Classifier(recipe().classifier, data.labels, 6, 0, group=of_rank))
-        begin_at_texts(part, data.layout, 2.0)
+        initialise_from_texts(part, data.layout, 2.0)
         parts.append(part.head.vectors)
     torch.testing.assert_close(torch.cat(parts), whole.head.vectors)
 

@@ -19,7 +19,7 @@ from schemas.manifest import open_manifest
 from tests.builders import SmallData, build_data, build_negatives
 from tests.training import Killed, assert_resumes, silent, train, with_sections
 from trainer.checkpoints.checkpoint import latest_checkpoint
-from trainer.evaluation.evaluate import Scorer
+from trainer.evaluation.evaluate import SplitScorer
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
 from trainer.model import load_model
@@ -262,7 +262,7 @@ def test_sparse_features_are_learnt_from_scored_and_resumed(inputs: str, runs: I
     assert np.mean(losses[-6:]) < np.mean(losses[:6])
     assert_resumes(data.layout.root, stopped.root, options, losses, 13)
     _, model, _ = load_model(data.layout, straight)
-    metrics = Scorer.open(data.layout, model, "train").score().metrics.result()
+    metrics = SplitScorer.open(data.layout, model, "train").score().metrics.result()
     assert metrics["P@1"] > 10  # of 30 labels
 
 

@@ -11,7 +11,7 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import open_manifest
 from schemas.table import Table
 from tests.builders import SmallData, build_data, ragged, tokens_of
-from trainer.checkpoints.writer import CheckpointWriter, Contents
+from trainer.checkpoints.writer import CheckpointContents, CheckpointWriter
 from trainer.config.load import dump_config
 from trainer.methods.recipe import Recipe
 from trainer.model import DataSizes, Model, load_model
@@ -40,7 +40,7 @@ def save(data: SmallData, run: RunLayout, step: int, seed: int, digest: str | No
     storage.write_bytes(run.config, dump_config(RECIPE, data={"digest": data_digest}))
     parts, rows = {"encoder": model.encoder.tensors()}, {"weight": model.head.vectors}
     CheckpointWriter(run, background=False).save(
-        Contents(step, parts, rows, 0, data.labels, {"progress": {"global_step": step}}, {})
+        CheckpointContents(step, parts, rows, 0, data.labels, {"progress": {"global_step": step}}, {})
     )
 
 

@@ -173,10 +173,10 @@ def test_the_recipes_say_so() -> None:
     other, decoupled = load_recipe("decoupled-m2"), load_recipe("decoupled")
     assert (other.method, other.encoder, other.train.freeze_encoder) == ("astra", ngame.encoder, True)
     assert (other.negatives, other.loss.kind) == (decoupled.negatives, decoupled.loss.kind)
-    assert not other.clusters
+    assert not other.is_clustered
     for name in ("dpr", "ance"):
         baseline = load_recipe(RECIPES[name])
-        assert not baseline.clusters
+        assert not baseline.is_clustered
         assert (baseline.head, baseline.loss, baseline.encoder, baseline.train) == (
             ngame.head,
             ngame.loss,

@@ -118,7 +118,7 @@ class MetaGradient:
 def test_of_vectors_on_the_host_only_rows_and_gradients_travel(
     loss: str, pool: str, storage: str, data: DataLayout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(host_matrix, "LateCopy", MetaGradient)
+    monkeypatch.setattr(host_matrix, "AsyncCopy", MetaGradient)
     vectors = {"storage": "host" if storage == "host" else str(tmp_path), "dtype": "bfloat16"}
     step_on_meta(data, combination("classifier", loss, pool, classifier=vectors), rows=CPU)
 

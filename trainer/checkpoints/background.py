@@ -19,14 +19,14 @@ from schemas.waits import Wait
 from trainer.checkpoints.checkpoint import row_ranges
 from trainer.device import CPU
 from trainer.group import ALONE, Group
-from trainer.stream.transfer import LateCopy, send
+from trainer.stream.transfer import AsyncCopy, send
 
 Tensors = Mapping[str, torch.Tensor]
 ReadRows = Callable[..., dict[str, torch.Tensor]]  # (start, stop, *names): rows by name; without names, all rows
 Job = Callable[[ReadRows], object]
 _ID = "row"  # name of the field with the row id in a record of the scratch file
-_HELD_BYTES, _HELD = 1 << 26, 1 << 10  # maximum bytes, and pieces, of kept rows in memory
-_BEHIND = 2  # maximum number of pieces that a GPU is sending
+_MAX_KEPT_BYTES, _MAX_KEPT_PIECES = 1 << 26, 1 << 10  # maximum bytes, and pieces, of kept rows in memory
+_MAX_IN_FLIGHT = 2  # maximum number of pieces that a GPU is sending
 
 
 class _Piece(NamedTuple):
@@ -41,8 +41,8 @@ class RowSnapshot:
 
     The thread that changes rows calls `keep` before each change; another thread reads the snapshot. Several readers
     read one after another; each reader reads every range once, in any order. Memory: one byte per row, the range being
-    read, and _HELD_BYTES for rows that changed before the last reader had read these rows. Beyond this limit, rows are
-    written to a scratch file of at most n rows, in blocks.
+    read, and _MAX_KEPT_BYTES for rows that changed before the last reader had read these rows. Beyond this limit, rows
+    are written to a scratch file of at most n rows, in blocks.
 
     For rows on a GPU, the byte per row is on the GPU too, so the GPU can select the rows to save without the host. A
     separate stream copies the rows to pinned memory, and a thread writes the rows to the file. Training waits only if
@@ -58,8 +58,8 @@ class RowSnapshot:
         self._free = torch.zeros(count + 1, dtype=torch.bool, device=self._device)
         self._readers, self._unread, self._held = 0, count, 0
         self._kept: deque[_Piece] = deque()
-        self._filer: ThreadPoolExecutor | None = None
-        self._filing: deque[Future[None]] = deque()
+        self._file_writer: ThreadPoolExecutor | None = None
+        self._file_writes: deque[Future[None]] = deque()
         # A block is a quarter of a checkpoint's file: first rows [blocks + 1], and the number of rows in the file.
         blocks = row_ranges(0, count, 4 * self._record.itemsize)
         self._edges = np.array([0, *(stop for _, stop in blocks)])
@@ -91,10 +91,10 @@ class RowSnapshot:
         if self._device == CPU:
             self._shrink()
             return
-        self._filer = self._filer or ThreadPoolExecutor(1, thread_name_prefix="extremis-keep")
-        self._filing.append(self._filer.submit(self._shrink))
-        while len(self._filing) > _BEHIND:
-            self._filing.popleft().result()
+        self._file_writer = self._file_writer or ThreadPoolExecutor(1, thread_name_prefix="extremis-keep")
+        self._file_writes.append(self._file_writer.submit(self._shrink))
+        while len(self._file_writes) > _MAX_IN_FLIGHT:
+            self._file_writes.popleft().result()
 
     def _piece_of_host(self, ids: np.ndarray | torch.Tensor) -> _Piece | None:
         assert isinstance(ids, np.ndarray)
@@ -114,18 +114,18 @@ class RowSnapshot:
         fresh = torch.where(self._free.index_select(0, places), PAD, places)
         self._free.index_fill_(0, places, True)
         places = sent.clamp(min=0)
-        there = LateCopy(torch.where(sent < 0, PAD, fresh))
+        sent_ids = AsyncCopy(torch.where(sent < 0, PAD, fresh))
         rows = {
-            name: LateCopy(value.index_select(0, places).reshape(len(sent), -1).view(torch.uint8))
+            name: AsyncCopy(value.index_select(0, places).reshape(len(sent), -1).view(torch.uint8))
             for name, value in self._tensors.items()
         }
 
         @functools.cache
         def take() -> tuple[np.ndarray, dict[str, np.ndarray]]:
-            ids = there.take()
+            ids = sent_ids.take()
             order = np.argsort(ids, kind="stable")
             order = order[np.searchsorted(ids[order], 0) :]
-            return ids[order], {name: _records(late.wait())[order] for name, late in rows.items()}
+            return ids[order], {name: _records(copy.wait())[order] for name, copy in rows.items()}
 
         return _Piece(len(sent), take)
 
@@ -134,7 +134,7 @@ class RowSnapshot:
         # The copy needs no lock: a row that changes during the copy was kept before, and is corrected below.
         rows = {name: self._tensors[name][start:stop] for name in names or self._tensors}
         if next(iter(rows.values())).device.type == "cuda":
-            copies = {name: late.wait() for name, late in [(name, LateCopy(value)) for name, value in rows.items()]}
+            copies = {name: copy.wait() for name, copy in [(name, AsyncCopy(value)) for name, value in rows.items()]}
         else:
             copies = {name: value.to("cpu", copy=True) for name, value in rows.items()}
         with self._lock:
@@ -152,8 +152,10 @@ class RowSnapshot:
         """Write the rows that exceed the memory limit to the file."""
         while True:
             with self._lock:
-                much = self._held * self._record.itemsize > _HELD_BYTES or len(self._kept) > _HELD
-                if len(self._kept) <= _BEHIND or not much:
+                exceeds_limit = (
+                    self._held * self._record.itemsize > _MAX_KEPT_BYTES or len(self._kept) > _MAX_KEPT_PIECES
+                )
+                if len(self._kept) <= _MAX_IN_FLIGHT or not exceeds_limit:
                     return
                 piece = self._kept[0]
             counts = self._write(*piece.take())
@@ -268,9 +270,9 @@ class BackgroundWriter:
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
-    def _work(self, job: Job, read: ReadRows, before: threading.Thread | None) -> None:
-        if before is not None:
-            before.join()
+    def _work(self, job: Job, read: ReadRows, previous: threading.Thread | None) -> None:
+        if previous is not None:
+            previous.join()
         if self._failed is not None:
             return
         began = time.perf_counter()

@@ -25,9 +25,9 @@ def stopping_on_signal(grace: float) -> Iterator[threading.Event]:
     A second signal ends the process at once. With a `grace` of 0 the first signal ends the process at once. Under
     nohup, SIGHUP is still ignored. Only the main thread receives signals.
     """
-    asked = threading.Event()
+    stop_requested = threading.Event()
     if threading.current_thread() is not threading.main_thread() or not grace:
-        yield asked
+        yield stop_requested
         return
 
     def end() -> None:
@@ -36,16 +36,16 @@ def stopping_on_signal(grace: float) -> Iterator[threading.Event]:
     timer = threading.Timer(grace, end)
     timer.daemon = True
 
-    def hear(_: int, frame: FrameType | None) -> None:
-        if asked.is_set():
+    def handle_signal(_: int, frame: FrameType | None) -> None:
+        if stop_requested.is_set():
             end()
-        asked.set()
+        stop_requested.set()
         timer.start()
 
     numbers = [signal.SIGTERM, *([] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP])]
-    before = {number: signal.signal(number, hear) for number in numbers}
+    before = {number: signal.signal(number, handle_signal) for number in numbers}
     try:
-        yield asked
+        yield stop_requested
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -51,7 +51,7 @@ def _section(name: str, title: str, section: type[Options], known: type[Options]
         for kind in section.KINDS:
             own = section.options_of(kind)
             if {*own.model_fields} - {*section.model_fields}:
-                yield from _table(name, f'### `{section.PLACE} = "{kind}"`', own, {*section.model_fields})
+                yield from _table(name, f'### `{section.KIND_KEY} = "{kind}"`', own, {*section.model_fields})
 
 
 def _table(name: str, title: str, section: type[Options], shown: set[str]) -> Iterator[str]:

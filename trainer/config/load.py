@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from schemas.errors import InputError
 from trainer.config.merging import applies, explain, flatten, merge, section_of, without_auto, without_foreign
-from trainer.methods.earlier import REMOVED, renew
 from trainer.methods.kinds import EncoderSection, KindSection
+from trainer.methods.migration import REMOVED, migrate_keys
 from trainer.methods.recipe import Recipe
 
 if sys.version_info >= (3, 11):
@@ -24,14 +24,14 @@ else:
 
 MAX_CHARACTERS, MAX_DEPTH = 1 << 20, 32  # limits of a TOML file
 # Recipes in papers/, by folder; only a checkout contains these recipes.
-OF_PAPERS = {
+PAPER_RECIPES = {
     "astra": ("astra-paper", "curriculum", "random-theta-hard", "theta-curriculum", "theta-hard", "w-hard"),
     "dexml": ("dexml-paper",),
     "lns": ("lns-paper",),
     "mips_s": ("mips-a", "mips-s-paper"),
     "ngame": ("ance", "dpr", "ngame-paper", "tas"),
 }
-BY_TRIALS = "auto"  # instead of a recipe: `extremis run` chooses a recipe
+AUTO_RECIPE = "auto"  # instead of a recipe: `extremis run` chooses a recipe
 _SEAL_MARK = b"# CRC-32 of all above: "  # start of the last line of a config
 _SEAL = _SEAL_MARK + b"%08x\n"
 
@@ -80,7 +80,7 @@ def read_recipe(source: str, overrides: Iterable[str] = (), light: bool = False)
     top: dict[str, Any] = {"name": source.rsplit("/", 1)[-1].removesuffix(".toml")}
     bodies = _read_bodies(source)
     try:
-        top["name"] = renew(bodies[-1]).get("name", top["name"])
+        top["name"] = migrate_keys(bodies[-1]).get("name", top["name"])
         for override in overrides:
             _override(top, override)
         return merge([*bodies, top], light)
@@ -105,12 +105,12 @@ def restore_recipe(body: Mapping[str, Any], source: str) -> Recipe:
 
     Drops options of other kinds, and removed options that do not affect the model. Raises InputError.
     """
-    return validate(without_foreign(renew(body, restores=True)), source)
+    return validate(without_foreign(migrate_keys(body, restores=True)), source)
 
 
 def restore_encoder(body: Mapping[str, Any], source: str) -> EncoderSection:
     """Read only the `encoder` section of a run's or an export's recipe; reading other sections may load PyTorch."""
-    body = renew(body, restores=True)
+    body = migrate_keys(body, restores=True)
     section = body.get("encoder")
     try:
         if not isinstance(section, Mapping):
@@ -121,7 +121,7 @@ def restore_encoder(body: Mapping[str, Any], source: str) -> EncoderSection:
         raise InputError(f"recipe {source}: {'; '.join(explain(fault, body) for fault in faults)}.") from None
 
 
-def lost_options(body: Mapping[str, Any], recipe: Recipe) -> list[str]:
+def removed_options(body: Mapping[str, Any], recipe: Recipe) -> list[str]:
     """List the options in the saved `body` of a run that affected training and that `recipe` no longer has."""
     stated, kept = flatten(body), flatten(recipe.model_dump())
     without_effect = flatten(REMOVED) | {"negatives.hard": 0, "negatives.lsh.hard": 0, "order.cluster": 1}
@@ -204,16 +204,16 @@ def _read_bodies(source: str) -> list[dict[str, Any]]:
 def _read_text(source: str) -> str:
     if source in recipe_names():
         return importlib.resources.files("recipes").joinpath(f"{source}.toml").read_text()
-    if source == BY_TRIALS:
+    if source == AUTO_RECIPE:
         raise InputError("auto is not a recipe, but chooses a recipe for your data. Run `extremis run auto DATA RUN`.")
     if not source.endswith(".toml"):
-        for paper, names in OF_PAPERS.items():
+        for paper, names in PAPER_RECIPES.items():
             if (name := source.replace("+", "-")) in names:
                 raise InputError(
                     f"unknown recipe {source!r}. This recipe reproduces a table in a paper and is not part of the "
                     f"package. In a checkout, give the path papers/{paper}/{name}.toml."
                 )
-        known = [BY_TRIALS, *recipe_names()]
+        known = [AUTO_RECIPE, *recipe_names()]
         near = difflib.get_close_matches(source, known, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise InputError(

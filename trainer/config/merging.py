@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from schemas.options import Options, fault_text
-from trainer.methods.earlier import REMOVED, renew
 from trainer.methods.kinds import KindSection, OneOfKinds
+from trainer.methods.migration import REMOVED, migrate_keys
 from trainer.methods.recipe import Recipe
 from trainer.methods.rules import AUTO, FromData, options_from_data
 
@@ -23,7 +23,7 @@ def merge(bodies: Sequence[Body], light: bool = False) -> dict[str, Any]:
     """
     renewed, method = [], Recipe.kind_in({})
     for body in bodies:
-        renewed.append(renew(body, method))
+        renewed.append(migrate_keys(body, method))
         method = Recipe.kind_in({"method": method, **renewed[-1]})
     return _merge_section(Recipe, renewed, kept_from=0, others=list, light=light)
 
@@ -58,7 +58,7 @@ def _merge_section(
     """
     if not issubclass(section, OneOfKinds):
         return _merge_options(section, bodies, kept_from, others, light)
-    kind, key = section.kind_in({}), section.PLACE.rpartition(".")[2]
+    kind, key = section.kind_in({}), section.KIND_KEY.rpartition(".")[2]
     for number, body in enumerate(bodies):
         if body.get(key, kind) != kind:
             kind, kept_from = body[key], max(kept_from, number)
@@ -129,7 +129,7 @@ def applies(body: Body, dotted: str) -> bool:
     return not any(_has(Recipe.options_of(method), [section, *path]) for method in Recipe.KINDS)
 
 
-def left_to_data(body: Body) -> dict[str, FromData]:
+def options_left_to_data(body: Body) -> dict[str, FromData]:
     """Return the rules, by dotted key, for the options in a recipe's `body` that are computed from the data."""
     return {
         f"{name}.{key}": mark
@@ -158,12 +158,12 @@ def without_auto(body: Body) -> dict[str, Any]:
 
     If a kind depends on the data, the copy retains the options of the default kind.
     """
-    left, stated = left_to_data(body), dict(body)
+    left, stated = options_left_to_data(body), dict(body)
     for dotted, mark in left.items():
         name, _, key = dotted.partition(".")
         stated[name] = {each: value for each, value in stated[name].items() if each != key}
-        if mark.meanwhile is not None:
-            stated[name][key] = mark.meanwhile
+        if mark.placeholder is not None:
+            stated[name][key] = mark.placeholder
     return _without_kinds_of_data(stated, left)
 
 
@@ -180,7 +180,7 @@ def _without_kinds_of_data(body: dict[str, Any], keys: Mapping[str, Any]) -> dic
     """Remove options of other kinds from each section whose kind is set by `keys`."""
     for name in {key.partition(".")[0] for key in keys}:
         section = section_of(Recipe.options_of(Recipe.kind_in(body)), name)
-        if section is not None and issubclass(section, OneOfKinds) and section.PLACE in keys:
+        if section is not None and issubclass(section, OneOfKinds) and section.KIND_KEY in keys:
             body[name] = without_foreign(body[name], section)
     return body
 
@@ -206,7 +206,7 @@ def explain(fault: Any, body: Body) -> str:
         having = [each for each in kinds.KINDS if _has(kinds.options_of(each), rest)]
         if having:
             return (
-                f"{where} works only with {kinds.PLACE} = {' or '.join(map(repr, having))}, not with {kind!r}: "
+                f"{where} works only with {kinds.KIND_KEY} = {' or '.join(map(repr, having))}, not with {kind!r}: "
                 "leave this key out"
             )
     near = difflib.get_close_matches(key, options.model_fields, n=1, cutoff=0.5)

@@ -12,7 +12,7 @@ from schemas.mapped import MapFile, MappedFile, map_tensors
 from schemas.options import MOST_RATE
 from schemas.ragged import SparseRows
 from trainer.encoders.features import count_ngrams, join_rows, normalize_rows, scale_features
-from trainer.input_kinds import PARTS, reads
+from trainer.input_kinds import INPUT_NAMES, input_names
 from trainer.inputs import Inputs
 from trainer.methods import rules
 from trainer.methods.kinds import EncoderSection, Sizes
@@ -30,7 +30,7 @@ class BagSection(EncoderSection):
     }
 
     BUILT_BY = "trainer.encoders.bag_encoder:BagEncoder"
-    SERVED_BY = {"numpy": "trainer.encoders.bag:ServedBag"}
+    INFERENCE_CLASSES = {"numpy": "trainer.encoders.bag:BagInference"}
 
     kind: Literal["bag"] = "bag"
     optimizer: Literal["sgd", "adagrad", "adam"] = Field(
@@ -76,7 +76,7 @@ class BagSection(EncoderSection):
             raise ValueError("encoder.relu replaces the residual layer: set encoder.residual = false")
         if self.ngrams > 1 and self.buckets == 0:
             raise ValueError("encoder.ngrams > 1 needs encoder.buckets > 0")
-        if self.pretrained and "tokens" not in reads(self.inputs):
+        if self.pretrained and "tokens" not in input_names(self.inputs):
             raise ValueError(f"encoder.pretrained needs tokens, but encoder.inputs = {self.inputs!r} reads no tokens")
         return self
 
@@ -89,7 +89,7 @@ class BagFeatures:
     """
 
     def __init__(self, config: BagSection, vocabulary: int, features: int, dense: int) -> None:
-        reads_tokens, reads_features, reads_dense = (part in reads(config.inputs) for part in PARTS)
+        reads_tokens, reads_features, reads_dense = (part in input_names(config.inputs) for part in INPUT_NAMES)
         if reads_dense and not dense:
             raise ValueError(f"encoder.inputs = {config.inputs!r} needs vectors, but the data has none")
         self._config = config
@@ -100,7 +100,7 @@ class BagFeatures:
 
     def count(self, inputs: Inputs) -> SparseRows:
         """Return the features of each row with their weights before IDF. Raises TableError for an unknown feature."""
-        parts = reads(self._config.inputs)
+        parts = input_names(self._config.inputs)
         if "tokens" not in parts:
             return self._sparse_features(inputs) if "features" in parts else _no_features(inputs)
         if "features" not in parts:
@@ -143,14 +143,14 @@ def _no_features(inputs: Inputs) -> SparseRows:
     return SparseRows(np.empty(0, np.int64), np.empty(0, np.float32), np.zeros(len(inputs.dense) + 1, np.int64))
 
 
-class ServedBag:
+class BagInference:
     """Computes x = r(sum_f weight_f E_f + P d) from a mapped file, like `BagEncoder` without dropout.
 
     Up to rounding, the x of a row does not depend on other rows.
     """
 
     @classmethod
-    def open(cls, section: BagSection, folder: Path, map_file: MapFile, sizes: Sizes, device: str) -> "ServedBag":
+    def open(cls, section: BagSection, folder: Path, map_file: MapFile, sizes: Sizes, device: str) -> "BagInference":
         """Open the files that `Encoder.write` wrote. Raises ValueError if the file belongs to a different bag."""
         return cls(section, map_file(WEIGHTS), *sizes)
 

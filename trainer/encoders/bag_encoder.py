@@ -17,7 +17,7 @@ from trainer.encoders.embedding_bag import BagGradients, BagInputs
 from trainer.encoders.features import inverse_document_frequency
 from trainer.encoders.token_vectors import fit_columns, read_token_vectors
 from trainer.group import ALONE, Group
-from trainer.input_kinds import PARTS, reads
+from trainer.input_kinds import INPUT_NAMES, input_names
 from trainer.inputs import Inputs
 from trainer.rows.matrix import RowMatrix, RowOptimizer
 
@@ -52,7 +52,7 @@ class BagEncoder(Encoder):
     def size(cls, config: BagSection, vocabulary: int, dense: int = 0) -> Size:
         """Return the size of a bag in bytes, extrapolated linearly from bags with one and two features."""
         changes = {"inputs": "tokens", "ngrams": 1}
-        projection = 4 * config.dimension * dense * ("dense" in reads(config.inputs))
+        projection = 4 * config.dimension * dense * ("dense" in input_names(config.inputs))
         first, second = (cls(config.model_copy(update=changes), tokens, 0)._measure() for tokens in (1, 2))
         row, row_state = second.parameters - first.parameters, second.state - first.state
         layers = first.parameters - row + projection
@@ -63,8 +63,8 @@ class BagEncoder(Encoder):
     def least_bytes(cls, config: BagSection, vocabulary: int, features: int, dense: int = 0) -> int:
         """Return the bytes of the embedding table, of the residual layer's weights and of the projection."""
         tokens = vocabulary + (config.buckets if config.ngrams > 1 else 0)
-        sizes = zip(PARTS, (tokens, features, dense), strict=True)
-        rows = sum(size for part, size in sizes if part in reads(config.inputs))
+        sizes = zip(INPUT_NAMES, (tokens, features, dense), strict=True)
+        rows = sum(size for part, size in sizes if part in input_names(config.inputs))
         layer = (2 * config.hidden or config.dimension) * config.residual
         return 4 * config.dimension * (rows + layer)
 
@@ -86,7 +86,7 @@ class BagEncoder(Encoder):
     def fit(self, rows: Iterable[Inputs], group: Group = ALONE) -> None:
         """Set IDF weights from document frequencies over at most `idf_rows` rows."""
         config = self._config
-        if not self._features or (not config.idf and "features" not in reads(config.inputs)):
+        if not self._features or (not config.idf and "features" not in input_names(config.inputs)):
             return
         frequency = np.zeros(self._features, np.int64)
         documents = 0
@@ -138,7 +138,7 @@ class BagEncoder(Encoder):
         rows = self._read.weigh(inputs, self._weights.numpy())  # weights stay on the host
         dense = self._read.dense_of(inputs)
         if dropout_key is None:
-            return BagInputs.of_table(rows, self.device, dense)
+            return BagInputs.table_negatives(rows, self.device, dense)
         first = before(rows.rows)
         kept = self._draw_kept(rows.rows, dropout_key, first)
         return BagInputs.of(self._drop_features(rows, dropout_key, before), self.device, dense, kept, self.pads)

@@ -12,10 +12,10 @@ from schemas.ragged import SparseRows, offsets_of
 from schemas.sizes import batch_by_size
 from trainer.device import CPU
 from trainer.group import ALONE, Group
-from trainer.rows.kernels import by_row
 from trainer.rows.matrix import RowMatrix
+from trainer.rows.numba_kernels import by_row
 from trainer.rows.sparse_products import SPAN, sparse_product, split_rows, sum_entries
-from trainer.stream.transfer import rounded_up, send
+from trainer.stream.transfer import round_up, send
 
 PIECE = 1 << 14  # number of bags that a rank sends at a time
 _PAD_FEATURE = 1 << 40  # the first feature id of padding, above all other ids
@@ -75,7 +75,7 @@ class BagInputs:
         ids, column = np.unique(entries.ids, return_inverse=True)
         if pads:
             count = int(np.searchsorted(ids, _PAD_FEATURE))
-            ids, padded = ids[:count], rounded_up(count + _most_pads(len(entries.ids)))
+            ids, padded = ids[:count], round_up(count + _most_pads(len(entries.ids)))
         places = np.pad(ids, (0, padded - len(ids)), constant_values=PAD) if pads else ids
         sorted_by = None if device == CPU else ByFeature.of(column, entries, len(places))
         arrays = places, column, entries.values, entries.offsets, dense, kept, sorted_by
@@ -84,7 +84,9 @@ class BagInputs:
         return cls(ids, places, columns, weight, offsets, rows, vectors, kept, sorted_by)
 
     @classmethod
-    def of_table(cls, rows: SparseRows, device: torch.device = CPU, dense: np.ndarray | None = None) -> "BagInputs":
+    def table_negatives(
+        cls, rows: SparseRows, device: torch.device = CPU, dense: np.ndarray | None = None
+    ) -> "BagInputs":
         """Use the feature ids of B rows unchanged; valid only for `sums` over the whole table, without gradients."""
         columns, weight, offsets, vectors = send((rows.ids, rows.values, rows.offsets, dense), device)
         return cls(rows.ids, rows.ids, columns, weight, offsets, rows, vectors)
@@ -110,7 +112,7 @@ def _pad(rows: SparseRows) -> SparseRows:
     If all padding were in one row, a device would take as long for this row as for all other rows together.
     """
     count = len(rows.ids)
-    pads = rounded_up(count) - count
+    pads = round_up(count) - count
     ends = count + np.minimum(np.arange(1, _most_pads(count + pads) + 1) * SPAN, pads)
     return SparseRows(
         np.concatenate([rows.ids, _PAD_FEATURE + np.arange(pads) // SPAN]),
@@ -188,7 +190,7 @@ class BagGradients:
         inputs, grad, count = self._gather_piece(group, pieces, 0)
         if count > 1:
             own = [np.empty(0, np.int64), *(batch.inputs.ids for piece in pieces for batch in piece)]
-            (gathered,) = group.gather_arrays(np.unique(np.concatenate(own)).astype(np.int32))
+            (gathered,) = group.all_gather_arrays(np.unique(np.concatenate(own)).astype(np.int32))
             ids = np.unique(gathered.astype(np.int64))
             total = grad.new_zeros(len(ids), grad.shape[1])
             for number in range(count):
@@ -209,7 +211,7 @@ class BagGradients:
         none = torch.empty(0, self._table.shape[1], device=self._table.device)
         grad = torch.cat([none, *(batch.grad for batch in batches if batch.grad is not None)])
         # Ids fit in 32 bits if the table fits in memory.
-        ids, weights, counts, numbers = group.gather_arrays(
+        ids, weights, counts, numbers = group.all_gather_arrays(
             bags.ids.astype(np.int32),
             bags.values,
             np.diff(bags.offsets).astype(np.int32),
@@ -217,4 +219,4 @@ class BagGradients:
         )
         gathered = SparseRows(ids.astype(np.int64), weights, offsets_of(counts))
         inputs = BagInputs.of(gathered, self._table.device)
-        return inputs, group.gather(grad), int(numbers.max())
+        return inputs, group.all_gather(grad), int(numbers.max())

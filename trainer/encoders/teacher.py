@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from schemas.errors import InputError
-from trainer.encoders.texts import READ, digest_of, require_files
+from trainer.encoders.texts import VECTOR_FILES, digest_of, require_files
 from trainer.rows.threads import one_thread
 
 _AT_ONCE = 1 << 14  # number of pairs with tokens in memory at a time
@@ -45,7 +45,7 @@ class TeacherFiles:
                 f"{name}: the model has {len(names)} outputs: {', '.join(names[:10])}"
                 f"{'' if label is None else f', but not {label!r}'}. Name the output to use as the score with --label."
             )
-        digest = digest_of(folder, (place for pattern in READ for place in folder.glob(pattern)))
+        digest = digest_of(folder, (place for pattern in VECTOR_FILES for place in folder.glob(pattern)))
         return cls(name, names.index(label) if label in names else 0, digest)
 
     def open(self, device: torch.device) -> "Teacher":

@@ -31,10 +31,10 @@ from trainer.encoders.transformer_encoder import MODES, load_model, pool
 from trainer.rows.threads import one_thread
 from trainer.stream.batch import pad_rows
 
-_FIRST = ("Transformer", "StaticEmbedding")
-_LATER = ("Pooling", "Normalize", "Dense", "Dropout")
-READ = ("*.json", "*.safetensors", "*.txt", "*.model")  # files that determine the vectors
-STATIC = ("embeddings", "embedding.weight")  # names of a static table, in Model2Vec and elsewhere
+_INPUT_MODULES = ("Transformer", "StaticEmbedding")
+_OUTPUT_MODULES = ("Pooling", "Normalize", "Dense", "Dropout")
+VECTOR_FILES = ("*.json", "*.safetensors", "*.txt", "*.model")  # files that determine the vectors
+STATIC_TENSORS = ("embeddings", "embedding.weight")  # names of a static table, in Model2Vec and elsewhere
 _TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 _PROMPTS = {"queries": ("query",), "documents": ("document", "passage", "corpus")}  # names of prompts
 _BATCH_TOKENS = {"cpu": 2048, "cuda": 1 << 16}
@@ -65,11 +65,11 @@ class TextFiles:
             return [("StaticEmbedding", ""), *normalize] if self._is_table else [("Transformer", ""), ("Pooling", "")]
         types = [str(module["type"]) for module in _read_json(place)]
         kinds = [name.rpartition(".")[2] if name.startswith("sentence_transformers.") else "" for name in types]
-        if kinds[:1] not in [[kind] for kind in _FIRST] or not {*kinds[1:]} <= {*_LATER}:
+        if kinds[:1] not in [[kind] for kind in _INPUT_MODULES] or not {*kinds[1:]} <= {*_OUTPUT_MODULES}:
             raise InputError(
-                f"{place}: expected the sentence_transformers modules {' or '.join(_FIRST)}, followed by any of "
-                f"{', '.join(_LATER)}; found: {', '.join(types) or 'nothing'}. Embed with the model's own library, and "
-                "mine the vectors as arrays."
+                f"{place}: expected the sentence_transformers modules {' or '.join(_INPUT_MODULES)}, followed by any "
+                f"of {', '.join(_OUTPUT_MODULES)}; found: {', '.join(types) or 'nothing'}. Embed with the model's own "
+                "library, and mine the vectors as arrays."
             )
         return list(zip(kinds, (str(module["path"]) for module in _read_json(place)), strict=True))
 
@@ -91,15 +91,15 @@ class TextFiles:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the names and contents of all files that determine the vectors."""
-        return digest_of(self.folder, (place for pattern in READ for place in self.folder.rglob(pattern)))
+        return digest_of(self.folder, (place for pattern in VECTOR_FILES for place in self.folder.rglob(pattern)))
 
     def prompt(self, what: str | None, stated: str | None) -> str:
         """Return the prefix for texts: prompt `stated` (by name or verbatim), else the prompt for `what`, else ""."""
-        said = _read_json(self.folder / "config_sentence_transformers.json")
-        prompts = said.get("prompts") or {}
+        settings = _read_json(self.folder / "config_sentence_transformers.json")
+        prompts = settings.get("prompts") or {}
         if stated is not None:
             return str(prompts.get(stated, stated))
-        names = _PROMPTS.get(what or "", (said.get("default_prompt_name"),))
+        names = _PROMPTS.get(what or "", (settings.get("default_prompt_name"),))
         return next((str(prompts[name]) for name in names if prompts.get(name)), "")
 
     def open(self, device: torch.device, compute: str, prompt: str = "") -> "TextModel":
@@ -138,7 +138,9 @@ def find_folder(name: str) -> Path:
 
     try:
         with Wait(f"the hub to send the model {name}"):
-            return Path(snapshot_download(name, allow_patterns=[*READ, *(f"*/{each}" for each in READ)]))
+            return Path(
+                snapshot_download(name, allow_patterns=[*VECTOR_FILES, *(f"*/{each}" for each in VECTOR_FILES)])
+            )
     except Exception as error:
         cause = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(
@@ -159,7 +161,7 @@ def require_files(kind: str, folder: Path) -> None:
     def found(*patterns: str) -> list[str]:
         return sorted(str(place) for pattern in patterns for place in folder.glob(pattern))
 
-    if kind in (*_FIRST, "Dense") and not found("*.safetensors"):
+    if kind in (*_INPUT_MODULES, "Dense") and not found("*.safetensors"):
         if pickled := found("*.bin", "*.pt", "*.pth", "*.ckpt"):
             raise InputError(
                 f"{pickled[0]}: pickled weights can run code when they are opened, so Extremis does not open them. "
@@ -168,7 +170,7 @@ def require_files(kind: str, folder: Path) -> None:
         raise InputError(
             f"{folder}: no weights (*.safetensors) here; found: {', '.join(found('*')[:10]) or 'nothing'}."
         )
-    if kind in _FIRST and not found(*_TOKENIZERS):
+    if kind in _INPUT_MODULES and not found(*_TOKENIZERS):
         names = ", ".join(_TOKENIZERS)
         raise InputError(
             f"{folder}: no tokenizer ({names}) here. Save the tokenizer to this folder: "
@@ -182,8 +184,8 @@ class _Transformer:
     def __init__(self, files: TextFiles, folder: Path, device: torch.device, compute: str, prompt: str) -> None:
         from transformers import AutoTokenizer
 
-        stated = [_read_json(place) for place in sorted(folder.glob("sentence_*_config.json"))]
-        said = stated[0] if stated else {}
+        configs = [_read_json(place) for place in sorted(folder.glob("sentence_*_config.json"))]
+        settings = configs[0] if configs else {}
         pooling = [_read_json(files.folder / path / "config.json") for kind, path in files.modules if kind == "Pooling"]
         config = pooling[0] if pooling and (files.folder / "modules.json").exists() else {}
         modes = config.get("pooling_mode") or [mode for mode, key in MODES.items() if config.get(key)] or ["mean"]
@@ -194,9 +196,9 @@ class _Transformer:
         self._model = load_model(str(folder), files.name).eval().to(device, getattr(torch, compute))
         self._device = device
         places = getattr(self._model.config, "max_position_embeddings", 0) or 0
-        longest = said.get("max_seq_length") or self._tokenizer.model_max_length
+        longest = settings.get("max_seq_length") or self._tokenizer.model_max_length
         self._longest = int(min(longest, places if places > 0 else 1 << 20))
-        if said.get("do_lower_case"):
+        if settings.get("do_lower_case"):
             own = self._tokenizer.backend_tokenizer
             own.normalizer = normalizers.Sequence([normalizers.Lowercase(), *filter(None, [own.normalizer])])
         self._skip = 0
@@ -227,12 +229,12 @@ class _Table:
         self._table = static_rows(tensors)
         self._device = device
         # Model2Vec leaves out unknown tokens, but sentence-transformers does not.
-        self._cut = not (files.folder / "modules.json").exists()
+        self._drops_unknown = not (files.folder / "modules.json").exists()
         self._unknown = self._tokenizer.token_to_id(getattr(self._tokenizer.model, "unk_token", None) or "")
 
     def tokenize(self, texts: list[str]) -> list[list[int]]:
         ids = [made.ids for made in self._tokenizer.encode_batch(texts, add_special_tokens=False)]
-        return [[n for n in row if n != self._unknown][:_STATIC_TOKENS] for row in ids] if self._cut else ids
+        return [[n for n in row if n != self._unknown][:_STATIC_TOKENS] for row in ids] if self._drops_unknown else ids
 
     def embed(self, tokens: Ragged) -> torch.Tensor:
         values, offsets = (torch.from_numpy(each).to(self._device) for each in tokens)
@@ -241,7 +243,7 @@ class _Table:
 
 def static_rows(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Return the token vectors, float32 [V, d], from the tensors of a static table."""
-    table = next(tensors[name] for name in STATIC if name in tensors).float()
+    table = next(tensors[name] for name in STATIC_TENSORS if name in tensors).float()
     table = table[tensors["mapping"].long()] if "mapping" in tensors else table
     return table * tensors["weights"].float()[:, None] if "weights" in tensors else table
 

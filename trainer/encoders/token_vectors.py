@@ -16,14 +16,14 @@ from schemas.layout import DataLayout, find_tokenizer
 from schemas.randomness import InitialWeights, Purpose
 from schemas.table import Table
 from trainer.device import torch_generator
-from trainer.encoders.texts import STATIC, find_folder, reading_model, static_rows
+from trainer.encoders.texts import STATIC_TENSORS, find_folder, reading_model, static_rows
 
-_OF_TRANSFORMER = tuple(
+_TRANSFORMER_TENSORS = tuple(
     f"{name}.weight" for name in ("word_embeddings", "embed_tokens", "tok_embeddings", "wte", "shared")
 )
 
 
-class _Place(NamedTuple):
+class _TokenTensor(NamedTuple):
     """The file that contains tensor `name`, and the tensor's number of columns."""
 
     columns: int
@@ -41,8 +41,8 @@ def read_token_vectors(name: str, data: DataLayout) -> torch.Tensor:
         rows = _widest(folder)
     if not rows.any():
         raise InputError(
-            f"{_of(name)}: no token vectors found. Expected *.safetensors with {' or '.join(STATIC)} (Model2Vec, "
-            "sentence-transformers, WordLlama), or with the input embeddings of a transformer."
+            f"{_of(name)}: no token vectors found. Expected *.safetensors with {' or '.join(STATIC_TENSORS)} "
+            "(Model2Vec, sentence-transformers, WordLlama), or with the input embeddings of a transformer."
         )
     if not rows.isfinite().all():
         raise InputError(f"{_of(name)}: a vector contains NaN or infinity. Use another model.")
@@ -58,13 +58,14 @@ def find_token_vectors(name: str, data: DataLayout) -> tuple[Path, int]:
     folder, table = find_folder(name), Table.find(data.tokenizer, "tokenizer")
     if table is None:
         raise InputError(f"{_of(name)}: {data.root} contains no tokens. Shard data with texts.")
-    own = Tokenizer.from_str(table.read_files()["tokenizer.json"].decode()).get_vocab()
-    there = _vocabulary(name, folder)
-    same = sum(there.get(token) == number for token, number in own.items())
-    if same < len(own):
+    data_vocabulary = Tokenizer.from_str(table.read_files()["tokenizer.json"].decode()).get_vocab()
+    model_vocabulary = _vocabulary(name, folder)
+    same = sum(model_vocabulary.get(token) == number for token, number in data_vocabulary.items())
+    if same < len(data_vocabulary):
         raise InputError(
-            f"{_of(name)}: only {same:,} of the {len(own):,} tokens of {data.root} have the same id in the model, so "
-            f"the tokenizers differ. Shard with the model's tokenizer: extremis shard INPUT DATA --tokenizer {name}"
+            f"{_of(name)}: only {same:,} of the {len(data_vocabulary):,} tokens of {data.root} have the same id in the "
+            f"model, so the tokenizers differ. Shard with the model's tokenizer: extremis shard INPUT DATA "
+            f"--tokenizer {name}"
         )
     return folder, int(table.parameters["vocabulary"])
 
@@ -75,22 +76,22 @@ def _of(name: str) -> str:
 
 def _widest(folder: Path) -> torch.Tensor:
     """Return the widest token vectors in a model's files; a [0, 0] tensor if there are no token vectors."""
-    places = [place for file in sorted(folder.rglob("*.safetensors")) for place in _places_in(file)]
-    if not places:
+    found = [tensor for file in sorted(folder.rglob("*.safetensors")) for tensor in _token_tensors(file)]
+    if not found:
         return torch.empty(0, 0)
-    widest = max(places)
+    widest = max(found)
     with safe_open(widest.file, "pt") as file:
-        if widest.name in STATIC:
+        if widest.name in STATIC_TENSORS:
             return static_rows({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
         rows: torch.Tensor = file.get_tensor(widest.name).float()
         return rows
 
 
-def _places_in(file: Path) -> list[_Place]:
+def _token_tensors(file: Path) -> list[_TokenTensor]:
     with safe_open(file, "pt") as tensors:
-        names = [name for name in tensors.keys() if name in STATIC or name.endswith(_OF_TRANSFORMER)]  # noqa: SIM118
+        names = [name for name in tensors.keys() if name in STATIC_TENSORS or name.endswith(_TRANSFORMER_TENSORS)]  # noqa: SIM118
         shapes = ((tensors.get_slice(name).get_shape(), name) for name in names)
-        return [_Place(shape[1], file, name) for shape, name in shapes if len(shape) == 2]
+        return [_TokenTensor(shape[1], file, name) for shape, name in shapes if len(shape) == 2]
 
 
 def _vocabulary(name: str, folder: Path) -> dict[str, int]:

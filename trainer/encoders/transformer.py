@@ -13,9 +13,9 @@ class TransformerSection(EncoderSection):
     FREE = EncoderSection.FREE | {"max_tokens", "precision", "compile"}
 
     BUILT_BY = "trainer.encoders.transformer_encoder:TransformerEncoder"
-    SERVED_BY = EncoderSection.SERVED_BY | {
-        "onnx": "trainer.encoders.served_by_onnx:ServedByOnnx",
-        "onnx-int8": "trainer.encoders.served_by_onnx:ServedByOnnxInt8",
+    INFERENCE_CLASSES = EncoderSection.INFERENCE_CLASSES | {
+        "onnx": "trainer.encoders.onnx_inference:OnnxInference",
+        "onnx-int8": "trainer.encoders.onnx_inference:OnnxInt8Inference",
     }
 
     kind: Literal["transformer"] = "transformer"

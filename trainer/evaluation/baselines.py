@@ -36,43 +36,48 @@ def rank_popular(frequency: np.ndarray, texts: Ragged, k: int) -> tuple[np.ndarr
 
 
 def measure_popularity(
-    data: DataLayout, split: str, trained: Data, queries: int, ks: Sequence[int] = KS, window: str | Sequence[str] = ""
+    data: DataLayout,
+    split: str,
+    training_data: Data,
+    queries: int,
+    ks: Sequence[int] = KS,
+    window: str | Sequence[str] = "",
 ) -> dict[str, float]:
     """Return metrics of predicting the most frequent labels, on the first `queries` of `split` or of parts in `window`.
 
     Raises the same errors as `measure_baselines`.
     """
-    statistics = label_statistics(data, trained)
-    table, part = open_split(data, split, trained, window)
-    groups = part.batches(table, scored_columns(table, []), queries)
+    statistics = label_statistics(data, training_data)
+    table, share = open_split(data, split, training_data, window)
+    groups = share.batches(table, scored_columns(table, []), queries)
     popular = functools.partial(rank_popular, statistics.frequency)
     return _score(popular, groups, Metrics(ks, statistics.inverse_propensity))
 
 
 def measure_baselines(
-    data: DataLayout, split: str, trained: Data | None = None, queries: int = QUERIES, filter: bool = True
+    data: DataLayout, split: str, training_data: Data | None = None, queries: int = QUERIES, filter: bool = True
 ) -> dict[str, dict[str, float]]:
     """Return the metrics of each baseline on the first `queries` of `split`.
 
     The baselines predict the most frequent labels and, if rows have tokens, the labels of similar texts and the labels
-    that a linear ranker chooses. `trained`: the rows that a model was trained on; `filter=False` applies no filter.
-    Raises InputError if the split does not exist. Raises TableError.
+    that a linear ranker chooses. `training_data`: the rows that a model was trained on; `filter=False` applies no
+    filter. Raises InputError if the split does not exist. Raises TableError.
     """
     from trainer.evaluation.tfidf import NearestTexts  # imports SciPy, which a trainer does not load
 
-    trained = trained or Data()
-    statistics = label_statistics(data, trained)
-    table, part = open_split(data, split, trained)
+    training_data = training_data or Data()
+    statistics = label_statistics(data, training_data)
+    table, share = open_split(data, split, training_data)
     tokens = [_TOKENS] if _TOKENS in table.columns else []
-    groups = list(part.batches(table, scored_columns(table, tokens), queries))
+    groups = list(share.batches(table, scored_columns(table, tokens), queries))
     baselines: dict[str, Baseline] = {"popular labels": functools.partial(rank_popular, statistics.frequency)}
     if tokens:
         vocabulary = DataSizes.of(data).vocabulary
-        trained_on = open_queries(data, trained.split)
-        points = list(trained.trained.batches(trained_on, [_TOKENS, "label_ids"], TEXTS))
+        trained_on = open_queries(data, training_data.split)
+        points = list(training_data.training_rows.batches(trained_on, [_TOKENS, "label_ids"], TEXTS))
         texts, labels = _joined(points, _TOKENS), _joined(points, "label_ids")
         baselines["nearest queries by TF-IDF"] = NearestTexts.of(texts, labels, vocabulary).rank
-        words = LinearRanker.of(data, trained, tokens)
+        words = LinearRanker.of(data, training_data, tokens)
         if words is not None:
             baselines["linear ranker"] = lambda texts, k: words.rank(Inputs(texts), k)
         texts = _joined(ALL_ROWS.batches(Table.open(data.labels, "labels"), [_TOKENS], TEXTS), _TOKENS)

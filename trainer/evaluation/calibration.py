@@ -12,7 +12,7 @@ from schemas.errors import InputError, MissingExtra, TableError
 from trainer.evaluation.thresholds import ScoredPredictions
 
 BINS = 15
-EVEN = 0.5  # a query whose best label has a lower probability counts as "none of these"
+NONE_THRESHOLD = 0.5  # a query whose best label has a lower probability counts as "none of these"
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def measure(probabilities: np.ndarray, predictions: ScoredPredictions) -> dict[s
     """
     scores, hits, query = predictions.pairs()
     first = np.flatnonzero(np.diff(query, prepend=-1))
-    none = first[probabilities[first] < EVEN]
+    none = first[probabilities[first] < NONE_THRESHOLD]
     sigmoids = np.exp(-np.logaddexp(0, -scores.astype(np.float64)))
     return {
         **_errors(probabilities, hits),

@@ -27,7 +27,7 @@ KS = (1, 3, 5, 10)
 
 
 @dataclass
-class Scores:
+class SplitScores:
     """Results of scoring a split."""
 
     metrics: Metrics
@@ -59,7 +59,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Scorer:
+class SplitScorer:
     """Scores a model on one split of DATA.
 
     Each rank of `group` embeds a part of the queries, and scores all queries against the labels of the rank. All ranks
@@ -72,7 +72,7 @@ class Scorer:
     statistics: LabelStatistics
     group: Group
     ranking: Ranking
-    part: RowShare
+    share: RowShare
 
     @classmethod
     def open(
@@ -83,24 +83,24 @@ class Scorer:
         group: Group = ALONE,
         ranking: Ranking | None = None,
         statistics: LabelStatistics | None = None,
-        trained: Data | None = None,
+        training_data: Data | None = None,
         window: str | Sequence[str] = "",
-    ) -> "Scorer":
+    ) -> "SplitScorer":
         """Open a split. `ranking`: by default, the model's vectors. `statistics`: label statistics, if already read.
 
-        `trained`: the rows that the model was trained on, which determine the held-out rows. `window`: parts of a
+        `training_data`: the rows that the model was trained on, which determine the held-out rows. `window`: parts of a
         version, as in `open_split`. Raises InputError for a missing split, or a split without the columns that the
         model reads; TableError if the split is damaged.
         """
-        queries, part = open_split(data, split, trained or Data(), window)
+        queries, share = open_split(data, split, training_data or Data(), window)
         require_inputs(queries, model.inputs)
-        labels, statistics = Table.open(data.labels, "labels"), statistics or label_statistics(data, trained)
-        return cls(model, queries, labels, statistics, group, ranking or Ranking.of(model, group), part)
+        labels, statistics = Table.open(data.labels, "labels"), statistics or label_statistics(data, training_data)
+        return cls(model, queries, labels, statistics, group, ranking or Ranking.of(model, group), share)
 
     @property
     def rows(self) -> int:
         """Number of queries of the split."""
-        return self.part.rows(self.queries.rows)
+        return self.share.rows(self.queries.rows)
 
     def score(
         self,
@@ -110,7 +110,7 @@ class Scorer:
         ks: Sequence[int] = (),
         seen_only: bool = False,
         zero_shot: bool = False,
-    ) -> Scores:
+    ) -> SplitScores:
         """Score the first `limit` queries (by default all) at each k of KS and `ks`; `filter=False` applies no filter.
 
         `seen_only`: labels without training points are not candidates. `zero_shot`: also report metrics for labels
@@ -122,7 +122,7 @@ class Scorer:
         unseen = ZeroShot(frequency, ks, self.statistics.candidates()) if zero_shot else None
         if zero_shot and seen_only:
             raise InputError("--seen-only leaves out zero-shot labels. Give only one of --zero-shot and --seen-only.")
-        among = self.statistics.candidates(seen_only)
+        candidates = self.statistics.candidates(seen_only)
         metrics, weakest = Metrics(ks, self.statistics.inverse_propensity), Weakest()
         deciles = Deciles(frequency, ks) if frequency.sum() else None
         by_part = ByPart(self.queries, self.labels, ks)
@@ -130,14 +130,14 @@ class Scorer:
         counted, predictions = [np.zeros(0, np.int64)], ScoredPredictions()
         seen = filtered = 0
         columns = scored_columns(self.queries, self.model.columns)
-        for group in self.part.batches(self.queries, columns):
+        for group in self.share.batches(self.queries, columns):
             rows = group if limit is None else group.slice(0, max(0, limit - seen))
             if rows.num_rows == 0:
                 break
             filters = filters_of(rows) if filter else Ragged.empty(rows.num_rows)
             filtered += len(filters.values)
             x, inputs = self._embed(rows), Inputs.of(rows)
-            scores, top = self.ranking.top_k(x, max(ks), filters, among, inputs)
+            scores, top = self.ranking.top_k(x, max(ks), filters, candidates, inputs)
             positives = list_column(rows, "label_ids")
             numbers = seen + np.arange(rows.num_rows)
             retired = self.statistics.retired
@@ -155,19 +155,19 @@ class Scorer:
                 counter.update(top, positives)
             if unseen is not None:
                 selected, unseen_positives = unseen.select(positives)
-                asked = x[selected], max(ks), filters.take(selected), unseen.labels, inputs.take(selected)
-                _, top_unseen = self.ranking.top_k(*asked)
+                unseen_search = x[selected], max(ks), filters.take(selected), unseen.labels, inputs.take(selected)
+                _, top_unseen = self.ranking.top_k(*unseen_search)
                 unseen.update(top_unseen, top[selected], unseen_positives)
             seen += rows.num_rows
             if on_rows is not None:
                 on_rows(seen)
-        first, _ = self.part.range(self.queries.rows)
+        first, _ = self.share.range(self.queries.rows)
         counted_rows = np.concatenate(counted)
-        return Scores(metrics, deciles, seen, filtered, weakest, unseen, by_part, first, counted_rows, predictions)
+        return SplitScores(metrics, deciles, seen, filtered, weakest, unseen, by_part, first, counted_rows, predictions)
 
     def _embed(self, rows: pa.Table) -> torch.Tensor:
         group = self.group
         parts = [label_range(rows.num_rows, rank, group.ranks) for rank in range(group.ranks)]
         start, stop = parts[group.rank]
         part = self.model.embed_table(rows.slice(start, stop - start))
-        return group.gather(part, [stop - start for start, stop in parts])
+        return group.all_gather(part, [stop - start for start, stop in parts])

@@ -18,14 +18,14 @@ from schemas.table import Table
 from trainer.checkpoints.checkpoint import Checkpoint, best_step
 from trainer.device import open_device
 from trainer.evaluation import QUERIES, SHORTLIST
-from trainer.evaluation.fusion import Scorers, Weights
+from trainer.evaluation.fusion import FusionWeights, Scorers
 from trainer.evaluation.fusion_files import TREE, WEIGHTS, open_fusion, publish_fusion
 from trainer.evaluation.memory import BUDGET, FACTS, TUNED, Memory, describe_memory
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.ranking import embed_label_texts
 from trainer.evaluation.search import LabelRows, filtered_top_k
 from trainer.evaluation.split import label_statistics, open_held_out
-from trainer.evaluation.tree import DEPTH, Scored, Tree
+from trainer.evaluation.tree import DEPTH, FusionTree, ShortlistScores
 from trainer.inputs import Inputs, columns_of, scored_columns
 from trainer.linear.ranker import BUDGET as RANKER_BUDGET
 from trainer.linear.ranker import FILE, TRAINED_FILE, LinearRanker
@@ -56,12 +56,12 @@ def _open_validation(data: str, run: str, options: FitOptions) -> tuple[Recipe, 
     layout = DataLayout(data)
     step = best_step(RunLayout(run)) if options.step is None else options.step  # not the step of an earlier fusion
     recipe, model, checkpoint = load_model(layout, RunLayout(run), step, device=open_device(options.device))
-    split, table, part = open_held_out(layout, options.split, recipe.data, "A fusion")
-    rows = list(part.batches(table, scored_columns(table, model.columns), options.queries))
+    split, table, share = open_held_out(layout, options.split, recipe.data, "A fusion")
+    rows = list(share.batches(table, scored_columns(table, model.columns), options.queries))
     return recipe, model, checkpoint, split, rows
 
 
-MISSED = 0.03  # if a larger fraction of rows is held out, the ranker is fitted again with these rows
+REFIT_HOLDOUT = 0.03  # if a larger fraction of rows is held out, the ranker is fitted again with these rows
 
 
 def fit_ranker(
@@ -104,7 +104,7 @@ def fit_weights(
     ranker = ranker or fit_ranker(data, recipe, ranker_budget, seconds)
     scorers = Scorers(texts, memory and memory.to(model.device), ranker)
     scored, relevant = score_shortlists(model, scorers, groups, options.shortlist)
-    weights = Weights.fit(scored, relevant)
+    weights = FusionWeights.fit(scored, relevant)
     rankings = {
         "vectors": scored.scores,
         **({"linear ranker": scored.linear} if ranker else {}),
@@ -124,7 +124,7 @@ def fit_weights(
         "memory_bytes": memory.bytes if memory else 0,
     }
     kept = {FILE: ranker} if ranker and weights.linear else {}
-    if kept and recipe.data.holdout > MISSED:
+    if kept and recipe.data.holdout > REFIT_HOLDOUT:
         all_rows = fit_ranker(data, recipe, ranker_budget, seconds, held_out=True)
         kept = {FILE: all_rows or kept[FILE], TRAINED_FILE: kept[FILE]}
     return publish_fusion(data, run, checkpoint, (WEIGHTS, weights.to_json()), facts, memory, kept)
@@ -146,14 +146,14 @@ def carry_fusion(data: str, run: str, earlier: str, device: str = "auto", budget
         return None
     fusion, table = open_fusion(data, earlier, before)
     memory = None
-    if isinstance(fusion, Weights) and fusion.votes and not recipe.data.mix:
+    if isinstance(fusion, FusionWeights) and fusion.votes and not recipe.data.mix:
         memory = Memory.build(model, layout, recipe.data, budget)
         memory = memory.indexed(torch.from_numpy(memory.vectors[: 3 * TUNED].astype(np.float32)), budget)
     ranker = LinearRanker.read(table)
     rankers = {FILE: ranker} if ranker else {}
     facts = {**table.parameters, "carried_from": earlier, FACTS: memory.facts if memory else None}
     facts["memory_bytes"] = memory.bytes if memory else 0
-    name = WEIGHTS if isinstance(fusion, Weights) else TREE
+    name = WEIGHTS if isinstance(fusion, FusionWeights) else TREE
     return publish_fusion(data, run, checkpoint, (name, fusion.to_json()), facts, memory, rankers)
 
 
@@ -177,7 +177,7 @@ def _embed_first(model: Model, groups: Iterable[pa.Table], count: int) -> torch.
     return torch.cat(embedded)
 
 
-def _measure(scored: Scored, scores: np.ndarray, relevant: Ragged) -> dict[str, float]:
+def _measure(scored: ShortlistScores, scores: np.ndarray, relevant: Ragged) -> dict[str, float]:
     """Return P@1 and P@5 of the shortlists ranked by `scores` [B, S]."""
     order = np.argsort(-np.where(scored.ids == PAD, -np.inf, scores), axis=1, kind="stable")
     metrics = Metrics((1, 5))
@@ -187,7 +187,7 @@ def _measure(scored: Scored, scores: np.ndarray, relevant: Ragged) -> dict[str, 
 
 def score_shortlists(
     model: Model, scorers: Scorers, groups: Iterable[pa.Table], shortlist: int, with_relevant: bool = False
-) -> tuple[Scored, Ragged]:
+) -> tuple[ShortlistScores, Ragged]:
     """Return the scores [B, S] of all scorers on the queries' shortlists, and the queries' labels.
 
     `with_relevant`: also score a query's own labels that are not in the shortlist, unless a filter removes the labels.
@@ -206,7 +206,7 @@ def score_shortlists(
     width = max(part.ids.shape[1] for part in parts)
     columns = zip(zip(*parts, strict=True), (PAD, 0, 0, 0, 0), strict=True)  # ids, and scores of each kind
     joined = (np.concatenate([pad_columns(part, width, pad) for part in column]) for column, pad in columns)
-    return Scored(*joined), Ragged.join(relevant)
+    return ShortlistScores(*joined), Ragged.join(relevant)
 
 
 def fit_tree(data: str, run: str, options: FitOptions = FitOptions()) -> Manifest:
@@ -221,7 +221,7 @@ def fit_tree(data: str, run: str, options: FitOptions = FitOptions()) -> Manifes
     scored, positives = score_shortlists(model, scorers, groups, options.shortlist, with_relevant=True)
     listed = scored.ids != PAD
     relevant, frequency = positives.contains(scored.ids)[listed], label_statistics(layout).frequency
-    tree = Tree.fit(scored.texts[listed], scored.scores[listed], frequency[scored.ids[listed]], relevant)
+    tree = FusionTree.fit(scored.texts[listed], scored.scores[listed], frequency[scored.ids[listed]], relevant)
     facts = {
         "split": split,
         "queries": positives.rows,

@@ -10,12 +10,12 @@ from schemas import PAD
 from schemas.errors import TableError
 from schemas.ragged import Ragged, is_repeated, pad_columns, take_per_row
 from trainer.evaluation.memory import Memory
-from trainer.evaluation.tree import Scored, Tree
+from trainer.evaluation.tree import FusionTree, ShortlistScores
 from trainer.evaluation.votes import votes_of
 from trainer.inputs import Inputs
 from trainer.linear.ranker import LinearRanker
 
-VOTED = 100  # maximum number of labels that a memory, and a linear ranker, each add to the shortlist
+ADDED_LABELS = 100  # maximum number of labels that a memory, and a linear ranker, each add to the shortlist
 
 
 class PairScores(Protocol):
@@ -43,9 +43,9 @@ class Scorers:
         labels: PairScores,
         shortlisted: tuple[np.ndarray, np.ndarray],
         filters: Ragged,
-        among: np.ndarray | None = None,
-    ) -> Scored:
-        """Score a shortlist, `shortlisted` (scores and ids [B, S]), and labels of `among` that other scorers add.
+        candidates: np.ndarray | None = None,
+    ) -> ShortlistScores:
+        """Score a shortlist, `shortlisted` (scores and ids [B, S]), and labels of `candidates` that other scorers add.
 
         `inputs`: the inputs that x was computed from, which a linear ranker needs. All ranks have the same queries and
         return the same results; each rank scores its own labels.
@@ -55,36 +55,36 @@ class Scorers:
         ranked = None
         if self.linear is not None:
             assert inputs is not None, "a linear ranker needs the rows that x was embedded from"
-            ranked = self.linear.votes(inputs, VOTED)
-        found = [rows.best(VOTED)[1] for rows in (votes, ranked) if rows is not None]
+            ranked = self.linear.votes(inputs, ADDED_LABELS)
+        found = [rows.best(ADDED_LABELS)[1] for rows in (votes, ranked) if rows is not None]
         if found:
             both = np.concatenate([ids, *found], 1)
             listed, more = (part[:, ids.shape[1] :] for part in (is_repeated(both), both))
             listed = listed | filters.contains(more)
-            more = np.where(listed if among is None else listed | ~np.isin(more, among), PAD, more)
+            more = np.where(listed if candidates is None else listed | ~np.isin(more, candidates), PAD, more)
             ids, scores = np.concatenate([ids, more], 1), np.concatenate([scores, labels.score(x, more)], 1)
         texts = none = np.zeros(ids.shape, np.float32)
         if self.texts is not None:
             texts = labels.of(self.texts).score(x, ids)
-        beside = (none if found is None else votes_of(found, ids) for found in (votes, ranked))
-        return Scored(ids, np.where(ids == PAD, 0, scores), texts, *beside)
+        other_scores = (none if found is None else votes_of(found, ids) for found in (votes, ranked))
+        return ShortlistScores(ids, np.where(ids == PAD, 0, scores), texts, *other_scores)
 
     def score_listed(
         self, x: Any, inputs: Inputs | None, labels: PairScores, listed: tuple[np.ndarray, np.ndarray]
-    ) -> Scored:
+    ) -> ShortlistScores:
         """Score only the labels in `listed`, which has the same format as `shortlisted` in `score`."""
         scored = self.score(x, inputs, labels, listed, Ragged.empty(len(x)), np.empty(0, np.int64))
-        return Scored(*(column[:, : listed[1].shape[1]] for column in scored))
+        return ShortlistScores(*(column[:, : listed[1].shape[1]] for column in scored))
 
 
 FORMAT = 1
 _LEAST = 1e-3  # minimum weight of the classifier, so that the classifier orders labels that are otherwise equal
 _GAIN = 1.002  # a scorer is left out if the loss without the scorer is at most this multiple
-_BESIDE = ("votes", "texts", "linear")  # in the order in which scorers are left out, the most expensive first
+_OTHER_SCORERS = ("votes", "texts", "linear")  # in the order in which scorers are left out, the most expensive first
 
 
 @dataclass(frozen=True)
-class Weights:
+class FusionWeights:
     """s + `texts` t + `votes` v + `linear` l, where s is the score / `unit`, or with `logistic` the score's sigmoid."""
 
     texts: float = 0.0
@@ -94,7 +94,7 @@ class Weights:
     linear: float = 0.0
 
     @classmethod
-    def fit(cls, scored: Scored, relevant: Ragged) -> "Weights":
+    def fit(cls, scored: ShortlistScores, relevant: Ragged) -> "FusionWeights":
         """Find the maximum-likelihood weights on validation queries; `relevant`: the correct labels of the queries.
 
         The likelihood of a correct label is the softmax over this label and all incorrect labels, as in the decoupled
@@ -103,7 +103,9 @@ class Weights:
         likelihood; ranking metrics would be too noisy.
         """
         unit = float(np.std(scored.scores[scored.ids != PAD])) or 1.0
-        columns = np.stack([scored.scores / unit, *(getattr(scored, name) for name in _BESIDE)]).astype(np.float64)
+        columns = np.stack([scored.scores / unit, *(getattr(scored, name) for name in _OTHER_SCORERS)]).astype(
+            np.float64
+        )
         right, listed = relevant.contains(scored.ids), scored.ids != PAD
         kept = np.abs(columns).sum((1, 2)) > 0
         kept[0] = True
@@ -113,19 +115,19 @@ class Weights:
             loss, without = _minimize(columns, right, listed, fewer)
             if loss <= _GAIN * best:
                 kept, weights = fewer, without
-        beside = dict(zip(_BESIDE, weights[1:].tolist(), strict=True))
-        return cls(unit=unit / float(weights[0]), **beside)
+        other_weights = dict(zip(_OTHER_SCORERS, weights[1:].tolist(), strict=True))
+        return cls(unit=unit / float(weights[0]), **other_weights)
 
     @property
     def reads_texts(self) -> bool:
         """True if the weight of labels' texts is above 0."""
         return self.texts > 0
 
-    def fuse(self, scored: Scored, frequency: np.ndarray | None = None) -> np.ndarray:
+    def fuse(self, scored: ShortlistScores, frequency: np.ndarray | None = None) -> np.ndarray:
         """Return the fused scores [B, S]; `frequency` is not used."""
         return sum(self.parts(scored, frequency).values(), np.float64(0))
 
-    def parts(self, scored: Scored, frequency: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    def parts(self, scored: ShortlistScores, frequency: np.ndarray | None = None) -> dict[str, np.ndarray]:
         """Return the terms of the fused scores, [B, S] each."""
         scores = scored.scores.astype(np.float64)
         return {
@@ -140,7 +142,7 @@ class Weights:
         return json.dumps({"format": FORMAT, **asdict(self)}).encode()
 
     @classmethod
-    def parse(cls, data: bytes, place: str) -> "Weights":
+    def parse(cls, data: bytes, place: str) -> "FusionWeights":
         """Parse the weights from the content of a file at `place`. Raises TableError for an invalid file."""
         try:
             body = json.loads(data)
@@ -164,11 +166,11 @@ def _minimize(columns: np.ndarray, right: np.ndarray, listed: np.ndarray, kept: 
     query, place = np.nonzero(right)
     wrong, some = listed & ~right, right.any(axis=1)
 
-    def softmax(scores: np.ndarray, among: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return log sum exp(score) over labels `among` [B, S] (-inf without labels), and the gradient [C, B]."""
-        masked = np.where(among, scores, -np.inf)
+    def softmax(scores: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return log sum exp(score) over labels in the `mask` [B, S] (-inf without labels), and the gradient [C, B]."""
+        masked = np.where(mask, scores, -np.inf)
         total = logsumexp(masked, axis=1)
-        share = np.where(among, np.exp(masked - np.where(np.isfinite(total), total, 0)[:, None]), 0)
+        share = np.where(mask, np.exp(masked - np.where(np.isfinite(total), total, 0)[:, None]), 0)
         return total, np.einsum("cbs,bs->cb", used, share)
 
     def loss_of(weights: np.ndarray) -> tuple[float, np.ndarray]:
@@ -187,11 +189,11 @@ def _minimize(columns: np.ndarray, right: np.ndarray, listed: np.ndarray, kept: 
     return float(found.fun), weights
 
 
-Fusion: TypeAlias = Weights | Tree
+Fusion: TypeAlias = FusionWeights | FusionTree
 
 
 @dataclass(frozen=True, eq=False)
-class Fused:
+class Reranker:
     """Reranks a `shortlist` by fused scores; `frequency` [L]: number of training points of each label."""
 
     fusion: Fusion
@@ -206,16 +208,16 @@ class Fused:
         shortlisted: tuple[np.ndarray, np.ndarray],
         k: int,
         filters: Ragged,
-        among: np.ndarray | None = None,
+        candidates: np.ndarray | None = None,
         inputs: Inputs | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return (scores float32 [B, k], ids int64 [B, k]) of the best fused scores, best first; -inf and -1 pad.
 
         `shortlisted`: scores and ids [B, S] of `labels` for x [B, D or more]; labels with equal scores stay in the same
-        order. `among` [C]: the only labels that scorers may add; None: all. `inputs`: the inputs that x was computed
-        from.
+        order. `candidates` [C]: the only labels that scorers may add; None: all. `inputs`: the inputs that x was
+        computed from.
         """
-        scored = self.scorers.score(x, inputs, labels, shortlisted, filters, among)
+        scored = self.scorers.score(x, inputs, labels, shortlisted, filters, candidates)
         fused = self.fusion.fuse(scored, self.frequency[scored.ids])
         fused = np.where(scored.ids == PAD, -np.inf, fused)
         order = np.argsort(-fused, axis=1, kind="stable")[:, :k]

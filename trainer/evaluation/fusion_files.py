@@ -10,11 +10,11 @@ from schemas.owners.build import building
 from schemas.storage import join
 from schemas.table import Table
 from trainer.checkpoints.checkpoint import Checkpoint
-from trainer.evaluation.fusion import Fused, Fusion, Scorers, Weights
+from trainer.evaluation.fusion import Fusion, FusionWeights, Reranker, Scorers
 from trainer.evaluation.memory import Memory
 from trainer.evaluation.ranking import embed_label_texts
 from trainer.evaluation.split import HOLDOUT, label_statistics
-from trainer.evaluation.tree import Tree
+from trainer.evaluation.tree import FusionTree
 from trainer.group import ALONE, Group
 from trainer.linear.ranker import TRAINED_FILE, LinearRanker
 from trainer.model import Model
@@ -38,7 +38,7 @@ class RunFusion(NamedTuple):
 
         If `split` is the held-out rows, held-out points are excluded, because each row would find itself.
         """
-        return Memory.read(self.table, trained=split == HOLDOUT)
+        return Memory.read(self.table, trained_only=split == HOLDOUT)
 
     def ranker(self, split: str | None = None) -> LinearRanker | None:
         """Read the linear ranker, if there is one; for `split`, a ranker that was not fitted to `split`."""
@@ -72,7 +72,7 @@ def publish_fusion(
         )
 
 
-def open_fused(data: str, run: str, checkpoint: Checkpoint, model: Model, split: str, group: Group = ALONE) -> Fused:
+def open_fused(data: str, run: str, checkpoint: Checkpoint, model: Model, split: str, group: Group = ALONE) -> Reranker:
     """Open the fusion for `checkpoint`, for the rank's labels and the queries of `split`.
 
     Raises InputError if there is no fusion. Raises TableError.
@@ -83,7 +83,7 @@ def open_fused(data: str, run: str, checkpoint: Checkpoint, model: Model, split:
     frequency = label_statistics(layout).frequency
     memory = opened.memory(split)
     scorers = Scorers(texts, memory and memory.to(model.device), opened.ranker(split))
-    return Fused(opened.fusion, scorers, frequency, opened.shortlist)
+    return Reranker(opened.fusion, scorers, frequency, opened.shortlist)
 
 
 def scores_of(run: str, step: int) -> Literal["fused", "classifier"]:
@@ -105,5 +105,5 @@ def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> RunFusion:
     file = next((shard for shard in table.shards if shard.path in (TREE, WEIGHTS)), None)
     if file is None:
         raise TableError(f"{url}: contains neither {TREE} nor {WEIGHTS}. Fit the fusion again.")
-    parse = Weights.parse if file.path == WEIGHTS else Tree.parse
+    parse = FusionWeights.parse if file.path == WEIGHTS else FusionTree.parse
     return RunFusion(parse(read_shard(url, file, "Fit the fusion again."), join(url, file.path)), table)

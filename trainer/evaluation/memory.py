@@ -28,7 +28,7 @@ from search.factory import AUTO, EXACT, Factory, choose, list_factories
 from trainer.encoders.bag import unit
 from trainer.evaluation.votes import NEIGHBOURS, count_votes
 from trainer.inputs import open_queries
-from trainer.rows.threads import in_parts
+from trainer.rows.threads import map_ranges
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +53,7 @@ _HASHED = 256 << 20  # only the length of a larger file is checked; `extremis in
 _WHAT = "the embeddings of a memory"
 
 
-class Settled(NamedTuple):
+class MemoryPlan(NamedTuple):
     """Index of a memory, number of points that fit into the budget, and bytes in memory and on disk."""
 
     factory: Factory
@@ -63,7 +63,7 @@ class Settled(NamedTuple):
     milliseconds: float  # estimate per query, for many queries
 
 
-def settle(points: int, dimension: int, labels: float, budget: int = BUDGET) -> Settled:
+def plan_index(points: int, dimension: int, labels: float, budget: int = BUDGET) -> MemoryPlan:
     """Choose the index for `points` vectors [dimension] with `labels` labels each on average, within `budget` bytes.
 
     The index that holds the most points is chosen; ties are broken by the cost of as many searches as there are points.
@@ -81,7 +81,7 @@ def settle(points: int, dimension: int, labels: float, budget: int = BUDGET) -> 
     chosen = choose(AUTO, most, price=price, dimension=dimension)
     size = _fixed_bytes(chosen, dimension) + most * (_point_bytes(chosen, dimension) + _LABEL_BYTES * labels)
     stored = 2 * dimension * most + (0 if chosen.exact else chosen.stored_bytes(most, dimension))
-    return Settled(chosen, most, int(size), int(stored), chosen.milliseconds(most, NEIGHBOURS, dimension))
+    return MemoryPlan(chosen, most, int(size), int(stored), chosen.milliseconds(most, NEIGHBOURS, dimension))
 
 
 def _point_bytes(factory: Factory, dimension: int) -> float:
@@ -115,24 +115,24 @@ class Memory:
     coded: bool = False
 
     @classmethod
-    def build(cls, model: "Model", data: DataLayout, trained: "Data", budget: int = BUDGET) -> "Memory":
+    def build(cls, model: "Model", data: DataLayout, training_data: "Data", budget: int = BUDGET) -> "Memory":
         """Embed the training rows of the run, followed by the held-out rows, without an index.
 
         The memory contains as many of the first points as fit into `budget` bytes; rows are in random order. Embeddings
         are in a scratch file. Raises InputError if the run mixes splits. Raises TableError, StorageError.
         """
-        if trained.mix:
+        if training_data.mix:
             raise InputError(
                 "data.mix: a memory contains the training points of a single split, but this run mixes splits."
             )
-        table, dimension = open_queries(data, trained.split), model.encoder.dimension
+        table, dimension = open_queries(data, training_data.split), model.encoder.dimension
 
         def read(*columns: str) -> Iterator[pa.Table]:
-            shares = (trained.trained, trained.held_out)
+            shares = (training_data.training_rows, training_data.held_out_rows)
             return itertools.chain.from_iterable(share.batches(table, [*columns, "label_ids"]) for share in shares)
 
         counts = np.concatenate([np.zeros(0, np.int64), *(list_column(rows, "label_ids").counts for rows in read())])
-        factory = settle(len(counts), dimension, counts.mean() if len(counts) else 0.0, budget).factory
+        factory = plan_index(len(counts), dimension, counts.mean() if len(counts) else 0.0, budget).factory
         ends = np.cumsum(_point_bytes(factory, dimension) + _LABEL_BYTES * counts)
         points = int(np.searchsorted(ends, budget - _fixed_bytes(factory, dimension), side="right"))
         labels: list[Ragged] = []
@@ -143,7 +143,7 @@ class Memory:
                 yield unit(model.embed_table(rows)[:, :dimension].float().cpu().numpy()).astype(np.float16)
 
         vectors = _mapped(embed()).reshape(-1, dimension)
-        return cls(vectors, _join(labels), min(points, trained.trained.rows(table.rows)), factory)
+        return cls(vectors, _join(labels), min(points, training_data.training_rows.rows(table.rows)), factory)
 
     def first(self, points: int) -> "Memory":
         """Return a memory of only the first `points` points, without an index."""
@@ -189,10 +189,11 @@ class Memory:
         return replace(self, vectors=whole.vectors, labels=whole.labels, trained=whole.trained)
 
     @classmethod
-    def read(cls, table: Table, trained: bool = False, coded: bool = False) -> "Memory | None":
+    def read(cls, table: Table, trained_only: bool = False, coded: bool = False) -> "Memory | None":
         """Read the files in `table` that `write` wrote; None if the table contains no memory.
 
-        `trained`: read only the training points of the run. `coded`: as in a `Block`. Raises TableError, StorageError.
+        `trained_only`: read only the training points of the run. `coded`: as in a `Block`. Raises TableError,
+        StorageError.
         """
         files = {shard.path: shard for shard in table.shards}
         tables = [n for n, p in enumerate(files) if p.startswith(f"{FOLDER}/") and p not in (VECTORS, INDEX)]
@@ -225,7 +226,7 @@ class Memory:
         memory = cls(vectors, labels, count, factory, index, facts.get("refine", 1), measured, file=file, coded=coded)
         if coded and index is None:
             memory._block.prepare()
-        if not trained:
+        if not trained_only:
             return memory
         if index is not None:
             truncate(index, count)
@@ -310,7 +311,7 @@ class Memory:
                     with one_thread():
                         keys[start:stop] = search(self._block, queries[start:stop], count, self.refine)
 
-            in_parts(look_up, len(queries), alone=16)
+            map_ranges(look_up, len(queries), min_rows=16)
         rows, similarity = unpack(keys)
         return similarity, rows
 

@@ -13,7 +13,7 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged
 from schemas.table import Table
-from trainer.evaluation.fusion import Fused
+from trainer.evaluation.fusion import Reranker
 from trainer.evaluation.search import LabelRows, filtered_top_k
 from trainer.group import ALONE, Group
 from trainer.inputs import Inputs, require_inputs
@@ -48,10 +48,10 @@ class Ranking:
     """Ranks labels by the scores of x with `labels`; `fused` reranks the best labels."""
 
     labels: LabelRows
-    fused: Fused | None = None
+    fused: Reranker | None = None
 
     @classmethod
-    def of(cls, model: Model, group: Group = ALONE, fused: Fused | None = None) -> "Ranking":
+    def of(cls, model: Model, group: Group = ALONE, fused: Reranker | None = None) -> "Ranking":
         """Rank by the vectors that the model was trained with."""
         return cls(LabelRows(model.head.vectors, model.head.start, group), fused)
 
@@ -64,18 +64,23 @@ class Ranking:
         return cls(LabelRows(rows, model.head.start, group))
 
     def top_k(
-        self, x: torch.Tensor, k: int, filters: Ragged, among: np.ndarray | None = None, inputs: Inputs | None = None
+        self,
+        x: torch.Tensor,
+        k: int,
+        filters: Ragged,
+        candidates: np.ndarray | None = None,
+        inputs: Inputs | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return (scores [B, k], ids [B, k] int64) of the best labels, best first, the same on all ranks.
 
-        `filters`: labels to exclude for each query. `among` [C] ascending: the candidates; None: all labels. `inputs`:
-        the inputs that x was computed from, which a linear ranker reads.
+        `filters`: labels to exclude for each query. `candidates` [C] ascending: the candidates; None: all labels.
+        `inputs`: the inputs that x was computed from, which a linear ranker reads.
         """
         depth = max(k, self.fused.shortlist) if self.fused else k
-        scores, ids = filtered_top_k(x, self.labels, depth, filters, among)
+        scores, ids = filtered_top_k(x, self.labels, depth, filters, candidates)
         if self.fused is None:
             return scores, ids
-        return self.fused.rank(x, self.labels, (scores, ids), k, filters, among, inputs)
+        return self.fused.rank(x, self.labels, (scores, ids), k, filters, candidates, inputs)
 
     def scores(self, x: torch.Tensor, ids: np.ndarray, inputs: Inputs | None = None) -> np.ndarray:
         """Return the scores float32 [B, S] of labels `ids` [B, S]; padded with -1. Arguments as in `top_k`."""
@@ -106,17 +111,17 @@ def score_rows(
     rows: pa.Table,
     named: Sequence[Sequence[int]],
     k: int,
-    trained: int | None = None,
-    fused: Fused | None = None,
+    trained_labels: int | None = None,
+    fused: Reranker | None = None,
 ) -> tuple[np.ndarray, np.ndarray, list[list[float]]]:
     """Return (scores [B, k], ids [B, k] best first, padded with -1, scores of `named[i]` for each row i).
 
-    `rows` contain the columns that the model reads; no filter is applied. `trained`: only labels with ids below
-    `trained` are predicted.
+    `rows` contain the columns that the model reads; no filter is applied. `trained_labels`: only labels with ids below
+    `trained_labels` are predicted.
     """
     x, inputs, ranking = model.embed_table(rows), Inputs.of(rows), Ranking.of(model, fused=fused)
-    among = None if trained is None else np.arange(trained)
-    scores, ids = ranking.top_k(x, k, Ragged.empty(len(x)), among, inputs)
+    candidates = None if trained_labels is None else np.arange(trained_labels)
+    scores, ids = ranking.top_k(x, k, Ragged.empty(len(x)), candidates, inputs)
     counts = np.array([len(labels) for labels in named], np.int64)
     listed = Ragged.from_counts(np.array([label for labels in named for label in labels], np.int64), counts).padded()
     of_named = ranking.scores(x, listed, inputs)
@@ -124,12 +129,12 @@ def score_rows(
 
 
 NEIGHBOURS = 8
-CHEAP = 1 << 28  # maximum number of numbers in all vectors, which are copied
+MAX_NUMBERS = 1 << 28  # maximum number of numbers in all vectors, which are copied
 
 
 def nearest_labels(vectors: torch.Tensor, ids: Iterable[int]) -> dict[int, list[tuple[int, float]]]:
-    """Return the NEIGHBOURS labels nearest to each of `ids`, with cosines; empty if `vectors` exceeds CHEAP numbers."""
-    asked = np.asarray([label for label in ids if label < len(vectors) and vectors.numel() <= CHEAP], np.int64)
+    """Return the NEIGHBOURS labels nearest to each of `ids`, with cosines; empty above MAX_NUMBERS numbers."""
+    asked = np.asarray([label for label in ids if label < len(vectors) and vectors.numel() <= MAX_NUMBERS], np.int64)
     unit = normalize(vectors.float()) if len(asked) else vectors
     own = Ragged.from_counts(asked, np.ones(len(asked), np.int64))
     scores, found = filtered_top_k(unit[torch.from_numpy(asked)], LabelRows(unit), NEIGHBOURS, own)

@@ -116,21 +116,21 @@ def filtered_top_k(
     labels: LabelRows,
     k: int,
     filters: Ragged,
-    among: np.ndarray | None = None,
+    candidates: np.ndarray | None = None,
     block_rows: int = BLOCK_ROWS,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Search like `top_k`, but exclude each query's filtered labels: return scores [B, k], ids [B, k] int64.
 
     The result is the same as with filtering before ranking: the search finds k labels plus the length of the longest
     row in `filters`, because filtered labels may fill the first k ranks. All ranks have the same queries and get the
-    same result. `among` [C] int64, ascending: the candidate labels; None: all labels.
+    same result. `candidates` [C] int64, ascending: the candidate labels; None: all labels.
     """
     depth, first, group = k + filters.longest, labels.first, labels.group
-    if among is None:
+    if candidates is None:
         scores, ids = top_k(queries, labels.rows, depth, block_rows)
         ids = torch.where(ids == PAD, PAD, ids + first) if first else ids
     else:
-        of_rank = among[(among >= first) & (among < first + len(labels.rows))]
+        of_rank = candidates[(candidates >= first) & (candidates < first + len(labels.rows))]
         subset = _Subset(labels.rows, torch.from_numpy(of_rank - first).to(labels.device))
         scores, places = top_k(queries, subset, depth, block_rows)
         ids = torch.from_numpy(np.append(of_rank, PAD)).to(places.device)[places]  # a pad, -1, selects the last element
@@ -145,7 +145,8 @@ def _merge_ranks(scores: torch.Tensor, ids: torch.Tensor, k: int, group: Group) 
     sizes = [len(scores)] * group.ranks
     # [G B, k] -> [B, G k]
     scores, ids = (
-        group.gather(part, sizes).unflatten(0, (group.ranks, -1)).transpose(0, 1).flatten(1) for part in (scores, ids)
+        group.all_gather(part, sizes).unflatten(0, (group.ranks, -1)).transpose(0, 1).flatten(1)
+        for part in (scores, ids)
     )
     scores, order = scores.sort(dim=1, descending=True, stable=True)
     return scores[:, :k], ids.gather(1, order[:, :k])

@@ -21,8 +21,10 @@ from trainer.stream.sources import ALL_ROWS, RowShare
 HOLDOUT = "holdout"
 
 
-def open_split(data: DataLayout, split: str, trained: Data, window: str | Sequence[str] = "") -> tuple[Table, RowShare]:
-    """Open the queries of `split`, and the part to score; `trained`: the training rows of the run.
+def open_split(
+    data: DataLayout, split: str, training_data: Data, window: str | Sequence[str] = ""
+) -> tuple[Table, RowShare]:
+    """Open the queries of `split`, and the share of rows to score; `training_data`: the training rows of the run.
 
     `window`: score only these parts of a version. Raises InputError if the split does not exist, or if no rows were
     held out. Raises TableError.
@@ -30,31 +32,31 @@ def open_split(data: DataLayout, split: str, trained: Data, window: str | Sequen
     if split != HOLDOUT:
         table = open_queries(data, split)
         return table.of_parts(table.choose_parts(window)) if window else table, ALL_ROWS
-    if not trained.holdout:
+    if not training_data.holdout:
         raise InputError(
-            f"split {HOLDOUT!r}: this run trains on all rows of {trained.split}. Name a split of {data.root}, or train "
-            "with --set data.holdout=0.02."
+            f"split {HOLDOUT!r}: this run trains on all rows of {training_data.split}. Name a split of {data.root}, or "
+            "train with --set data.holdout=0.02."
         )
-    return open_queries(data, trained.split), trained.held_out
+    return open_queries(data, training_data.split), training_data.held_out_rows
 
 
-def open_held_out(data: DataLayout, split: str | None, trained: Data, what: str) -> tuple[str, Table, RowShare]:
+def open_held_out(data: DataLayout, split: str | None, training_data: Data, what: str) -> tuple[str, Table, RowShare]:
     """Open rows that a run was not trained on, like `open_split`: `split` if given, else the held-out rows, else `val`.
 
     `what`: name of the result to fit on these rows. Raises InputError if the split does not exist or is empty. Raises
     TableError.
     """
-    split = split or (HOLDOUT if trained.holdout else "val")
+    split = split or (HOLDOUT if training_data.holdout else "val")
     try:
-        table, part = open_split(data, split, trained)
+        table, share = open_split(data, split, training_data)
     except InputError as error:
         raise InputError(
             f"{error} {what} is fitted on queries that the run was not trained on. Train with --set data.holdout=0.02, "
             "create a split val with `extremis shard --validation 0.05`, or name another split."
         ) from None
-    if not part.rows(table.manifest.rows):
+    if not share.rows(table.manifest.rows):
         raise InputError(f"{table.url}: this split has no queries to fit {what.lower()} on. Name another split.")
-    return split, table, part
+    return split, table, share
 
 
 def inverse_propensity(frequency: np.ndarray, points: int, a: float, b: float) -> np.ndarray:
@@ -99,40 +101,40 @@ def retired_labels(data: DataLayout) -> np.ndarray | None:
 class LabelStatistics:
     """`frequency` [L]: training points of each label; `inverse_propensity` [L]: None if A and B are not specified.
 
-    `retired` [L] bool: labels that are not candidates; None: no labels are retired. `trained`: number of labels at
-    training time; later labels are not candidates.
+    `retired` [L] bool: labels that are not candidates; None: no labels are retired. `trained_labels`: number of labels
+    at training time; later labels are not candidates.
     """
 
     frequency: np.ndarray
     inverse_propensity: np.ndarray | None
     retired: np.ndarray | None = None
-    trained: int | None = None
+    trained_labels: int | None = None
 
     def candidates(self, seen_only: bool = False) -> np.ndarray | None:
         """Return the labels [C] that may be predicted, ascending; None: all.
 
         `seen_only`: only labels with training points.
         """
-        if self.retired is None and self.trained is None:
+        if self.retired is None and self.trained_labels is None:
             return np.flatnonzero(self.frequency) if seen_only else None
         kept = np.ones(len(self.frequency), bool) if self.retired is None else ~self.retired
         if seen_only:
             kept = kept & (self.frequency > 0)
-        return np.flatnonzero(kept[: self.trained])
+        return np.flatnonzero(kept[: self.trained_labels])
 
 
-def label_statistics(data: DataLayout, trained: Data | None = None) -> LabelStatistics:
+def label_statistics(data: DataLayout, training_data: Data | None = None) -> LabelStatistics:
     """Read frequencies from the labels table, and A and B from the data's manifest; A and B are never guessed.
 
-    If a run is `trained` on a window of parts, frequencies and propensities are computed from the window. Raises
+    If `training_data` is a window of parts, frequencies and propensities are computed from the window. Raises
     InputError if a part does not exist. Raises TableError.
     """
     labels = Table.open(data.labels, "labels")
     points: Any
-    if trained is not None and trained.parts:
-        queries = open_queries(data, trained.split)
-        parts = tuple(part.name for part in queries.choose_parts(trained.parts))
-        frequency, points = _count_points(data, trained.split, queries.digest, parts, labels.rows)
+    if training_data is not None and training_data.parts:
+        queries = open_queries(data, training_data.split)
+        parts = tuple(part.name for part in queries.choose_parts(training_data.parts))
+        frequency, points = _count_points(data, training_data.split, queries.digest, parts, labels.rows)
     else:
         groups = [group.column("frequency").to_numpy() for group in labels.batches(["frequency"])]
         frequency = np.concatenate(groups) if groups else np.empty(0, np.int64)
@@ -150,15 +152,15 @@ def label_statistics(data: DataLayout, trained: Data | None = None) -> LabelStat
 
 
 def positive_weights(
-    data: DataLayout, options: Train, say: Callable[[str], None], trained: Data | None = None
+    data: DataLayout, options: Train, say: Callable[[str], None], training_data: Data | None = None
 ) -> np.ndarray | None:
-    """Return positive_ratio x q_l ** positive_weight, [L] float32, for a run on the rows `trained`; None if all are 1.
+    """Return positive_ratio x q_l ** positive_weight, [L] float32, for a run on `training_data`; None if all are 1.
 
     The factor q_l ** positive_weight is scaled to mean 1 over training pairs. If the data specifies no A and B, the
     factor is omitted and `say` reports the omission; A and B are never guessed.
     """
     if options.positive_weight:
-        statistics = label_statistics(data, trained)
+        statistics = label_statistics(data, training_data)
         if statistics.inverse_propensity is not None:
             weight = statistics.inverse_propensity**options.positive_weight
             mean = np.average(weight, weights=statistics.frequency)

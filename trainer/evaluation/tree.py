@@ -19,7 +19,7 @@ _LEAF = -1
 _INTEGERS = ("feature", "left", "right")  # the other arrays are float64
 
 
-class Scored(NamedTuple):
+class ShortlistScores(NamedTuple):
     """Scores of S labels per query: `ids` [B, S] int64, padded with -1; the other fields [B, S], 0 if missing."""
 
     ids: np.ndarray
@@ -30,7 +30,7 @@ class Scored(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Tree:
+class FusionTree:
     """T(d) for d = (E(z).x, w.x, f): node i goes `left` [n] if d[feature] <= threshold, else `right`; 0 is the root.
 
     A leaf has feature -1 and `value` [n]. Descriptors are float32, as in scikit-learn's comparisons. `units` [2]:
@@ -53,7 +53,7 @@ class Tree:
         frequency: np.ndarray,
         relevant: np.ndarray,
         depth: int = DEPTH,
-    ) -> "Tree":
+    ) -> "FusionTree":
         """Fit the tree to predict `relevant` [n] bool for the pairs of a validation shortlist.
 
         `label_scores` [n]: E(z).x of each pair (query, label); `scores` [n]: w.x; `frequency` [n]: training points of
@@ -89,11 +89,11 @@ class Tree:
             going = going[self.feature[node[going]] != _LEAF]
         return self.value[node].reshape(described.shape[:-1])
 
-    def fuse(self, scored: Scored, frequency: np.ndarray) -> np.ndarray:
+    def fuse(self, scored: ShortlistScores, frequency: np.ndarray) -> np.ndarray:
         """Return T(d) + E(z).x + w.x, with scores divided by `units`, [B, S], for labels with `frequency` [B, S]."""
         return sum(self.parts(scored, frequency).values(), np.float64(0))
 
-    def parts(self, scored: Scored, frequency: np.ndarray) -> dict[str, np.ndarray]:
+    def parts(self, scored: ShortlistScores, frequency: np.ndarray) -> dict[str, np.ndarray]:
         """Return the terms of the fused scores, [B, S] each."""
         text, vector = scored.texts / self.units[0], scored.scores / self.units[1]
         return {"text": text, "vector": vector, "tree": self.predict(scored.texts, scored.scores, frequency)}
@@ -103,7 +103,7 @@ class Tree:
         return json.dumps({"format": FORMAT, **{name: array.tolist() for name, array in vars(self).items()}}).encode()
 
     @classmethod
-    def parse(cls, data: bytes, place: str) -> "Tree":
+    def parse(cls, data: bytes, place: str) -> "FusionTree":
         """Parse the tree from the content of a file at `place`. Raises TableError for an invalid file."""
         try:
             body = json.loads(data)

@@ -7,11 +7,11 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.table import Table
 from trainer.evaluation.baselines import measure_popularity
-from trainer.evaluation.evaluate import Scorer
+from trainer.evaluation.evaluate import SplitScorer
 from trainer.evaluation.metrics import half_interval
 from trainer.evaluation.split import HOLDOUT, open_split
 from trainer.group import Group
-from trainer.input_kinds import Kind
+from trainer.input_kinds import InputKind
 from trainer.inputs import require_inputs
 from trainer.methods.sections import Data, Validation
 from trainer.model import Model
@@ -19,21 +19,21 @@ from trainer.model import Model
 
 @dataclass(frozen=True)
 class Validator:
-    """Scores `options.split`, or else the rows that `trained` leaves out, as often as `options` requests."""
+    """Scores `options.split`, or else the rows that `training_data` leaves out, as often as `options` requests."""
 
     options: Validation
-    trained: Data
+    training_data: Data
     data: DataLayout
     group: Group
 
-    def check(self, inputs: Kind) -> None:
+    def check(self, inputs: InputKind) -> None:
         """Check that the split exists and has the necessary columns, and that the data supports the metric.
 
         `inputs`: the inputs of the encoder. Raises InputError, TableError.
         """
         if not self._split:
             return
-        table, _ = open_split(self.data, self._split, self.trained, self.options.parts)
+        table, _ = open_split(self.data, self._split, self.training_data, self.options.parts)
         require_inputs(table, inputs)
         name = self.options.metric
         if name.startswith("PS") and Table.open(self.data.root, "data").parameters.get("propensity") is None:
@@ -49,7 +49,9 @@ class Validator:
     def measure(self, model: Model) -> dict[str, float]:
         """Return metrics on the split's first rows, the same on every rank. Raises InputError for a missing split."""
         window = self.options.parts
-        scorer = Scorer.open(self.data, model, self._split, self.group, trained=self.trained, window=window)
+        scorer = SplitScorer.open(
+            self.data, model, self._split, self.group, training_data=self.training_data, window=window
+        )
         return self.group.broadcast(scorer.score(self.options.queries, ks=[self._k]).metrics.result())
 
     def fell(self, metric: float, best: float | None) -> str:
@@ -75,14 +77,14 @@ class Validator:
 
     @functools.cached_property
     def _rows(self) -> int:
-        table, part = open_split(self.data, self._split, self.trained, self.options.parts)
-        return min(part.rows(table.rows), self.options.queries)
+        table, share = open_split(self.data, self._split, self.training_data, self.options.parts)
+        return min(share.rows(table.rows), self.options.queries)
 
     @functools.cached_property
     def _popular(self) -> dict[str, float]:
         """Metrics of always predicting the most frequent labels, on the scored rows; computed once, on rank 0."""
         options = self.options
-        ask = functools.partial(measure_popularity, self.data, self._split, self.trained, options.queries)
+        ask = functools.partial(measure_popularity, self.data, self._split, self.training_data, options.queries)
         return self.group.decide(lambda: ask([self._k], options.parts))
 
     @property
@@ -91,4 +93,4 @@ class Validator:
 
     @property
     def _split(self) -> str:
-        return self.options.split or (HOLDOUT if self.trained.holdout else "")
+        return self.options.split or (HOLDOUT if self.training_data.holdout else "")

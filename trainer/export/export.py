@@ -30,20 +30,20 @@ from schemas.version import VERSION, ExportVersion, Version
 from search.factory import AUTO
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.device import open_device
-from trainer.encoders.served import ServedByTorch
-from trainer.evaluation.calibration import EVEN, calibrate
-from trainer.evaluation.fusion import Fused, Scorers
+from trainer.encoders.torch_inference import TorchInference
+from trainer.evaluation.calibration import NONE_THRESHOLD, calibrate
+from trainer.evaluation.fusion import Reranker, Scorers
 from trainer.evaluation.fusion_files import RunFusion, open_fusion, scores_of
 from trainer.evaluation.memory import FACTS
 from trainer.evaluation.ranking import embed_labels, embed_texts
 from trainer.evaluation.split import HOLDOUT, label_statistics, open_held_out, open_split, retired_labels
 from trainer.evaluation.thresholds import DEPTH, ScoredPredictions
-from trainer.evaluation.tree import Tree
+from trainer.evaluation.tree import FusionTree
 from trainer.export.exported import INDEX, KIND, POINTS, TEXTS, THRESHOLDS, TREE, VECTORS, WEIGHTS, Serving
-from trainer.export.forms import AUTO_FORM, FormedEncoder, choose_form
+from trainer.export.forms import AUTO_FORM, ConvertedEncoder, choose_form
 from trainer.export.vectors import DTYPES, EarlierIndex, choose_index, write_indexes
-from trainer.export.writer import Earlier, RowsOf, Target, in_folder, write_label_files, write_vector_files
-from trainer.input_kinds import reads
+from trainer.export.writer import EarlierExport, ReadLabelRows, Target, in_folder, write_label_files, write_vector_files
+from trainer.input_kinds import input_names
 from trainer.inputs import Inputs, scored_columns
 from trainer.methods.recipe import Recipe
 from trainer.methods.sections import Data
@@ -110,7 +110,7 @@ def export(data: str, run: str, out: str, options: ExportOptions, say: Say = pri
     fusion = open_fusion(data, run, checkpoint) if options.scores == "fused" else None
     if fusion is not None:
         parents["fusion"] = fusion.table.digest
-    earlier = None if options.onto is None else Earlier.open(options.onto, out, layout)
+    earlier = None if options.onto is None else EarlierExport.open(options.onto, out, layout)
     before = None if earlier is None else earlier.table.parameters["options"]
     options = replace(options, form=choose_form(options.form or AUTO_FORM, recipe.encoder, before))
     described = {**_describe(options), "threshold_split": split}
@@ -147,7 +147,7 @@ class _Plan:
     checkpoint: Checkpoint
     fusion: RunFusion | None
     split: str | None
-    earlier: Earlier | None
+    earlier: EarlierExport | None
 
 
 def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
@@ -157,14 +157,14 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
     facts = DataSizes.of(layout)
     tokens = _limit_tokens(layout, facts.manifest, recipe, say)
     with tempfile.TemporaryDirectory(prefix="extremis-export-") as scratch:
-        shards, formed = _write_encoders(plan, model, tokens, Path(scratch), url)
+        shards, converted = _write_encoders(plan, model, tokens, Path(scratch), url)
         shards += write_label_files(layout, url, plan.earlier)
         target = Target(url, options.dtype, Path(scratch), plan.earlier)
         rows_of = _rows_to_score(model, layout, checkpoint, recipe, options.scores)
-        written, serving = _write_serving(plan, model, formed, rows_of, target)
+        written, serving = _write_serving(plan, model, converted, rows_of, target)
         index_shards, index = _write_index(plan, serving, url)
         thresholds = _measure_thresholds(plan, serving, say)
-        agreement = formed[0].compare(serving, say) if formed else {}
+        agreement = converted[0].compare(serving, say) if converted else {}
     if serving.fused is not None and serving.fused.scorers.memory is not None:
         written.append(_write_keys(layout, recipe.data, len(serving.fused.scorers.memory.vectors), url))
     body = json.dumps(thresholds, indent=1, sort_keys=True).encode()
@@ -199,7 +199,7 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
 
 def _dense_facts(facts: DataSizes, recipe: Recipe, layout: DataLayout) -> dict[str, Any]:
     """Return the length of dense vectors and the model that computes the vectors, if the encoder reads such vectors."""
-    if DENSE not in reads(recipe.encoder.inputs):
+    if DENSE not in input_names(recipe.encoder.inputs):
         return {}
     model = DenseModel.from_parameters(facts.manifest.parameters, layout.root)
     return {DENSE: facts.dense, **({DENSE_MODEL: model.as_json()} if model else {})}
@@ -254,17 +254,17 @@ def _limit_tokens(layout: DataLayout, data: Manifest, recipe: Recipe, say: Say) 
 
 def _write_encoders(
     plan: _Plan, model: Model, tokens: int, place: Path, url: str
-) -> tuple[list[Shard], list[FormedEncoder]]:
+) -> tuple[list[Shard], list[ConvertedEncoder]]:
     """Write each encoder's folder at `url`, with the tokenizer's files; return encoders in a non-default form."""
     data, form = plan.data, plan.options.form
-    shards, formed = list[Shard](), list[FormedEncoder]()
+    shards, converted = list[Shard](), list[ConvertedEncoder]()
     for name, encoder in model.encoders.items():
         folder = place / name
         folder.mkdir()
         encoder.write(folder, tokens)
         if form is not None:
-            formed.append(FormedEncoder.write(form, plan.recipe.encoder, folder, _compared_rows(plan, model)))
-            folder = formed[-1].folder
+            converted.append(ConvertedEncoder.write(form, plan.recipe.encoder, folder, _compared_rows(plan, model)))
+            folder = converted[-1].folder
         if "tokenizer" in Table.open(data.root, "data").parents:
             for file, content in Table.open(data.tokenizer, "tokenizer").read_files().items():
                 (folder / file).write_bytes(content)
@@ -272,21 +272,21 @@ def _write_encoders(
             if path.is_file():
                 written = write_file(join(url, name), path.relative_to(folder).as_posix(), path.read_bytes())
                 shards.append(in_folder(name, written))
-    return shards, formed
+    return shards, converted
 
 
 def _compared_rows(plan: _Plan, model: Model) -> Inputs:
     """Read some rows from the split for thresholds, else from the held-out rows, else from the training rows."""
     split = plan.split or (HOLDOUT if plan.recipe.data.holdout else plan.recipe.data.split)
-    table, part = open_split(plan.data, split, plan.recipe.data)
-    groups = [*itertools.islice(part.batches(table, model.columns), _GROUPS)]
+    table, share = open_split(plan.data, split, plan.recipe.data)
+    groups = [*itertools.islice(share.batches(table, model.columns), _GROUPS)]
     rows = pa.concat_tables(groups).slice(0, _COMPARED).combine_chunks() if groups else None
     return Inputs(Ragged.empty(0)) if rows is None else Inputs.of(rows)
 
 
 def _rows_to_score(
     model: Model, data: DataLayout, checkpoint: Checkpoint, recipe: Recipe, scores: str | None
-) -> RowsOf:
+) -> ReadLabelRows:
     """Return a function that reads the vectors of a range of labels, against which x is scored."""
     if recipe.encodes_labels:
         return functools.partial(_concatenate, embed_labels, model, data)
@@ -306,12 +306,12 @@ def _concatenate(embed: Embed, model: Model, data: DataLayout, start: int, stop:
 
 
 def _write_serving(
-    plan: _Plan, model: Model, formed: list[FormedEncoder], rows_of: RowsOf, target: Target
+    plan: _Plan, model: Model, converted: list[ConvertedEncoder], rows_of: ReadLabelRows, target: Target
 ) -> tuple[list[Shard], Serving]:
     """Write the vectors and the fusion's data, and open both for exact search."""
     data, fusion, labels = plan.data, plan.fusion, plan.checkpoint.labels
     shards, vectors = write_vector_files(VECTORS, labels, rows_of, target)
-    by_model = (formed[0].served if formed else ServedByTorch(model.encoder)), model.inputs
+    by_model = (converted[0].served if converted else TorchInference(model.encoder)), model.inputs
     if fusion is None:
         return shards, Serving(*by_model, vectors, model.head.bias, retired=retired_labels(data))
     texts, memory, linear = None, fusion.memory(), fusion.ranker()
@@ -323,17 +323,17 @@ def _write_serving(
         shards += memory.write(target.out)
     if linear is not None:
         shards.append(linear.write(target.out))
-    name = TREE if isinstance(fusion.fusion, Tree) else WEIGHTS
+    name = TREE if isinstance(fusion.fusion, FusionTree) else WEIGHTS
     shards.append(write_file(target.out, name, fusion.fusion.to_json()))
-    fused = Fused(fusion.fusion, Scorers(texts, memory, linear), label_statistics(data).frequency, fusion.shortlist)
+    fused = Reranker(fusion.fusion, Scorers(texts, memory, linear), label_statistics(data).frequency, fusion.shortlist)
     return shards, Serving(*by_model, vectors, model.head.bias, fused=fused, retired=retired_labels(data))
 
 
-def _write_keys(data: DataLayout, trained: Data, points: int, out: str) -> Shard:
+def _write_keys(data: DataLayout, training_data: Data, points: int, out: str) -> Shard:
     """Write the keys of the first `points` training points, in the order of the memory."""
-    table = open_queries(data, trained.split)
+    table = open_queries(data, training_data.split)
     with writing_shard(join(out, POINTS), 0, 1, pa.schema({"key": pa.string()}), _KEYS) as shard:
-        for share in (trained.trained, trained.held_out):
+        for share in (training_data.training_rows, training_data.held_out_rows):
             for rows in share.batches(table, ["key"]):
                 shard.write(rows.slice(0, points - shard.rows))
     return in_folder(POINTS, shard.entry)
@@ -356,7 +356,7 @@ def _write_index(plan: _Plan, serving: Serving, out: str) -> tuple[list[Shard], 
     return [shard if shard.view else in_folder(INDEX, shard) for shard in shards], facts
 
 
-def _earlier_index(earlier: Earlier | None) -> EarlierIndex | None:
+def _earlier_index(earlier: EarlierExport | None) -> EarlierIndex | None:
     """Return the indexes of the earlier export; None if there are no indexes."""
     facts = None if earlier is None else earlier.table.parameters["index"]
     if earlier is None or facts is None:
@@ -379,10 +379,10 @@ def _measure_thresholds(plan: _Plan, serving: Serving, say: Say) -> dict[str, An
     if split == HOLDOUT and plan.fusion is not None and serving.fused is not None:  # a row would find itself
         unseen = replace(serving.fused.scorers, memory=plan.fusion.memory(split), linear=plan.fusion.ranker(split))
         serving = replace(serving, fused=replace(serving.fused, scorers=unseen))
-    table, part = open_split(plan.data, split, plan.recipe.data)
+    table, share = open_split(plan.data, split, plan.recipe.data)
     columns = scored_columns(table, serving.columns)
     predictions = ScoredPredictions()
-    for rows in part.batches(table, columns):
+    for rows in share.batches(table, columns):
         scores, ids = serving.rank(Inputs.of(rows.select(serving.columns)), DEPTH, filters_of(rows))
         predictions.add(ids, scores, list_column(rows, "label_ids"))
     facts: dict[str, Any] = {
@@ -396,6 +396,6 @@ def _measure_thresholds(plan: _Plan, serving: Serving, say: Say) -> dict[str, An
         curve, measured = calibrate(predictions)
         for row in facts["thresholds"]:
             row["probability"] = float(curve(np.array(row["score"])))
-        measured["none_of_these"] |= {"probability": EVEN, "score": curve.score_of(EVEN)}
+        measured["none_of_these"] |= {"probability": NONE_THRESHOLD, "score": curve.score_of(NONE_THRESHOLD)}
         facts["calibration"] = {"queries": predictions.queries, **measured, "curve": curve.numbers()}
     return facts

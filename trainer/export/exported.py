@@ -23,13 +23,13 @@ from schemas.text_model import DENSE, DenseModel
 from schemas.version import require_needed_exports, resolve_export
 from search.nearest import CPU
 from trainer.config.load import restore_encoder
-from trainer.evaluation.calibration import EVEN, Calibration
-from trainer.evaluation.fusion import Fused, Fusion, Scorers, Weights
+from trainer.evaluation.calibration import NONE_THRESHOLD, Calibration
+from trainer.evaluation.fusion import Fusion, FusionWeights, Reranker, Scorers
 from trainer.evaluation.memory import Memory
-from trainer.evaluation.tree import Scored, Tree
-from trainer.export.files import Files
-from trainer.export.vectors import Indexed, Vectors, open_indexes, search_indexes
-from trainer.input_kinds import Kind
+from trainer.evaluation.tree import FusionTree, ShortlistScores
+from trainer.export.files import ExportFiles
+from trainer.export.vectors import IndexedRange, Vectors, open_indexes, search_indexes
+from trainer.input_kinds import InputKind
 from trainer.inputs import Inputs, columns_of
 from trainer.linear.ranker import LinearRanker
 from trainer.methods.kinds import EncoderSection, import_name
@@ -56,10 +56,10 @@ class Answer(NamedTuple):
     def none_of_these(self) -> list[bool | None]:
         """Return whether each row's best label is more likely incorrect than correct; None without probabilities."""
         found = self.probabilities
-        return [None] * len(self.ids) if found is None else (found[:, 0] < EVEN).tolist()
+        return [None] * len(self.ids) if found is None else (found[:, 0] < NONE_THRESHOLD).tolist()
 
 
-class Embeds(Protocol):
+class Embedder(Protocol):
     """An export's encoder."""
 
     def embed(self, inputs: Inputs, /) -> np.ndarray:
@@ -74,14 +74,14 @@ class Serving:
     `retired` [L] bool: labels that are never predicted. `files`: the mapped files.
     """
 
-    encoder: Embeds
-    inputs: Kind
+    encoder: Embedder
+    inputs: InputKind
     vectors: Vectors
     bias: bool = False
-    index: tuple[Indexed, ...] = ()
-    fused: Fused | None = None
+    index: tuple[IndexedRange, ...] = ()
+    fused: Reranker | None = None
     retired: np.ndarray | None = None
-    files: Files | None = None
+    files: ExportFiles | None = None
 
     @property
     def columns(self) -> list[str]:
@@ -130,7 +130,7 @@ class Serving:
             return shortlisted
         return self.fused.rank(x, self.vectors, shortlisted, k, filters, self.candidates, inputs)
 
-    def parts(self, inputs: Inputs, ids: np.ndarray) -> Scored:
+    def parts(self, inputs: Inputs, ids: np.ndarray) -> ShortlistScores:
         """Return each scorer's scores for the labels `ids` [B, S] of B rows, padded with -1.
 
         `fused.fusion.fuse` combines these scores into the fused scores. Without a fusion, all fields except `scores`
@@ -160,7 +160,7 @@ class Exported:
     """An open export with its files on a local disk."""
 
     table: Table
-    files: Files
+    files: ExportFiles
     serving: Serving
     calibration: Calibration | None = None
 
@@ -189,13 +189,13 @@ class Exported:
         with _naming_damage(url):
             try:
                 encoder = restore_encoder(table.parameters["recipe"], url)
-                form = table.parameters["options"].get("form", next(iter(encoder.SERVED_BY)))
-                served = import_name(encoder.SERVED_BY[form])
+                form = table.parameters["options"].get("form", next(iter(encoder.INFERENCE_CLASSES)))
+                served = import_name(encoder.INFERENCE_CLASSES[form])
             except ImportError as error:
                 extra = "onnx" if error.name == "onnxruntime" else "trainer"
                 raise MissingExtra(f"{url}: the encoder needs {error.name}", extra) from None
             require_needed_exports(table)
-            files = Files(table)
+            files = ExportFiles(table)
             serving = cls._open_serving(files, encoder, served, exact, device)
             files.check_all()
             learned = (table.parameters.get("thresholds") or {}).get("calibration")
@@ -204,7 +204,7 @@ class Exported:
         return cls(table, files, serving, calibration)
 
     @staticmethod
-    def _open_serving(files: Files, section: EncoderSection, served: Any, exact: bool, device: str) -> Serving:
+    def _open_serving(files: ExportFiles, section: EncoderSection, served: Any, exact: bool, device: str) -> Serving:
         table, folder, facts = files.table, files.folder, files.table.parameters
         vectors, texts = (Vectors([files.vectors(s) for s in files.of(part)], device) for part in (VECTORS, TEXTS))
         files.check_all()
@@ -215,7 +215,7 @@ class Exported:
             raise ValueError(f"vectors of shape {vectors.shape}")
         if sum(pq.read_metadata(files.path(shard)).num_rows for shard in files.of(LABELS)) != table.rows:
             raise ValueError("the number of labels differs from the number of vectors")
-        indexed: tuple[Indexed, ...] = ()
+        indexed: tuple[IndexedRange, ...] = ()
         for each in vectors.indexed if exact or not facts["index"] else ():
             each.block.prepare()
         if facts["index"] and not exact:
@@ -229,10 +229,10 @@ class Exported:
                 files.watch(scorer.file if scorer else None)
             scorers = Scorers(texts if len(texts) else None, memory, linear)
             file = folder / (WEIGHTS if (folder / WEIGHTS).exists() else TREE)
-            parse: Callable[[bytes, str], Fusion] = Weights.parse if file.name == WEIGHTS else Tree.parse
+            parse: Callable[[bytes, str], Fusion] = FusionWeights.parse if file.name == WEIGHTS else FusionTree.parse
             frequency = number_column(files.read(LABELS, ("frequency",)), "frequency")
             fusion = parse(file.read_bytes(), str(file))
-            fused = Fused(fusion, scorers, frequency, facts["shortlist"])
+            fused = Reranker(fusion, scorers, frequency, facts["shortlist"])
         has_retired = facts.get(RETIRED)
         retired = number_column(files.read(LABELS, (RETIRED,)), RETIRED) if has_retired else None
         return Serving(encoder, section.inputs, vectors, bool(facts["bias"]), indexed, fused, retired, files)

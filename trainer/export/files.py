@@ -25,7 +25,7 @@ _HASHED = 256 << 20  # only the length of a larger file is checked; `extremis in
 _COPY_BYTES = 1 << 20  # bytes of a copy in memory at a time
 
 
-class Files:
+class ExportFiles:
     """Files of the export `table`; remote files are copied to TMPDIR on demand.
 
     Every file is checked before the first read; reads raise TableError if a file was overwritten.

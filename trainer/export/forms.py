@@ -13,16 +13,16 @@ from schemas.errors import InputError, MissingExtra
 from schemas.mapped import MappedFile
 from schemas.ragged import Ragged
 from trainer.encoders.bag import unit
-from trainer.encoders.served import ServedByTorch
-from trainer.export.exported import Embeds, Serving
+from trainer.encoders.torch_inference import TorchInference
+from trainer.export.exported import Embedder, Serving
 from trainer.inputs import Inputs
 from trainer.methods.kinds import EncoderSection, import_name
 
 AUTO_FORM = "auto"
 _INT8 = "onnx-int8"
-_BROUGHT_BY = {"onnxruntime": "onnx", "onnxscript": "trainer"}
-_FURTHEST = 1e-4  # largest float32 difference of x, as a fraction of the largest absolute value
-_LEAST_COSINE = 0.9  # least mean cosine of int8 with float32
+_EXTRAS = {"onnxruntime": "onnx", "onnxscript": "trainer"}
+_MAX_DIFFERENCE = 1e-4  # largest float32 difference of x, as a fraction of the largest absolute value
+_MIN_COSINE = 0.9  # least mean cosine of int8 with float32
 _LEAST = 1e-12  # least divisor
 _DEPTH = 5  # number of labels per query that are compared
 
@@ -33,19 +33,19 @@ def choose_form(stated: str, section: EncoderSection, earlier: Mapping[str, Any]
     Raises InputError if this kind of encoder does not have the form, or if the form needs a missing package.
     """
     form = (earlier or {}).get("form") if stated == AUTO_FORM else stated
-    first, *others = section.SERVED_BY
-    if stated != AUTO_FORM and not (others and stated in section.SERVED_BY):
+    first, *others = section.INFERENCE_CLASSES
+    if stated != AUTO_FORM and not (others and stated in section.INFERENCE_CLASSES):
         raise InputError(
             f"--form {stated}: encoder.kind = {section.kind!r} has only the form {first}. Leave --form out."
         )
-    for module, extra in _BROUGHT_BY.items() if form in others else ():
+    for module, extra in _EXTRAS.items() if form in others else ():
         if find_spec(module) is None:
             raise MissingExtra(f"--form {form} needs {module}", extra)
     return form if form in others else None
 
 
 @dataclass(frozen=True)
-class FormedEncoder:
+class ConvertedEncoder:
     """An encoder in a non-default form, written to `folder`, and PyTorch's encoder `plain`, in float32 on the CPU.
 
     `rows`: rows of the data. `distance` compares x of both encoders on these rows: the largest absolute difference,
@@ -53,18 +53,18 @@ class FormedEncoder:
     """
 
     folder: Path
-    served: Embeds
-    plain: Embeds
+    served: Embedder
+    plain: Embedder
     rows: Inputs
     distance: dict[str, float]
 
     @classmethod
-    def write(cls, form: str, section: EncoderSection, source: Path, rows: Inputs) -> "FormedEncoder":
+    def write(cls, form: str, section: EncoderSection, source: Path, rows: Inputs) -> "ConvertedEncoder":
         """Convert the encoder at `source`, which `Encoder.write` wrote, to a form in a folder next to `source`.
 
         Raises InputError if the model cannot be written as a graph, or if x from the graph differs from PyTorch's x.
         """
-        from trainer.encoders.write_onnx import write_onnx
+        from trainer.encoders.onnx_export import write_onnx
 
         folder = source.with_name(f"{source.name}-{form}")
         folder.mkdir()
@@ -79,8 +79,10 @@ class FormedEncoder:
             raise InputError(
                 f"--form {form}: this model cannot be written as a graph: {reason}. Leave --form out."
             ) from error
-        served = import_name(section.SERVED_BY[form]).open(section, folder, lambda name: MappedFile(str(folder / name)))
-        plain = ServedByTorch(encoder)
+        served = import_name(section.INFERENCE_CLASSES[form]).open(
+            section, folder, lambda name: MappedFile(str(folder / name))
+        )
+        plain = TorchInference(encoder)
         return cls(folder, served, plain, rows, _require_near(form, served.embed(rows), plain.embed(rows)))
 
     def compare(self, serving: Serving, say: Callable[[str], None]) -> dict[str, float]:
@@ -97,8 +99,8 @@ def _require_near(form: str, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
     """Compare a form's x [B, D] with PyTorch's y; return the distances. Raises InputError if x is too far from y."""
     difference = float(np.abs(x - y).max(initial=0) / max(np.abs(y).max(initial=0), _LEAST))
     cosine = float((unit(x) * unit(y)).sum() / max(1, len(x)))
-    if len(x) and not (cosine >= _LEAST_COSINE if form == _INT8 else difference <= _FURTHEST):
-        expected = f"a cosine >= {_LEAST_COSINE:g}" if form == _INT8 else f"a difference <= {_FURTHEST:g}"
+    if len(x) and not (cosine >= _MIN_COSINE if form == _INT8 else difference <= _MAX_DIFFERENCE):
+        expected = f"a cosine >= {_MIN_COSINE:g}" if form == _INT8 else f"a difference <= {_MAX_DIFFERENCE:g}"
         raise InputError(
             f"--form {form}: on {len(x):,} rows of the data, the graph's x differs from PyTorch's x: mean cosine "
             f"{cosine:.4f}, largest difference {difference:.1g} times the largest value. Expected {expected}. Leave "

@@ -88,12 +88,12 @@ class Vectors:
         return zip(self.starts.tolist(), self.ranges, strict=False)
 
     @cached_property
-    def indexed(self) -> "tuple[Indexed, ...]":
-        """The ranges as `Indexed` objects without indexes."""
+    def indexed(self) -> "tuple[IndexedRange, ...]":
+        """The ranges as `IndexedRange` objects without indexes."""
         from search.block import Block
 
         blocks = (Block(first, rows, device=self.device, coded=True) for first, rows in self.parts() if len(rows))
-        return tuple(Indexed(block, 1) for block in blocks)
+        return tuple(IndexedRange(block, 1) for block in blocks)
 
     def of(self, rows: "Vectors") -> "Vectors":
         """Return the same labels with other `rows`."""
@@ -111,7 +111,7 @@ class Vectors:
         return scores
 
 
-class Indexed(NamedTuple):
+class IndexedRange(NamedTuple):
     """A range of vectors with its index; the index returns `refine` times as many candidates as requested."""
 
     block: "Block"
@@ -208,7 +208,7 @@ def _update(
     return (index, moved, None) if replace_vectors(index, changed, wide[changed]) else None
 
 
-def open_indexes(paths: Sequence[str], facts: Mapping[str, Any], vectors: Vectors) -> tuple[Indexed, ...]:
+def open_indexes(paths: Sequence[str], facts: Mapping[str, Any], vectors: Vectors) -> tuple[IndexedRange, ...]:
     """Open the indexes of `vectors` from local files, with the facts that `write_indexes` returned."""
     from search.block import Block, pad_vectors
     from search.index import SearchParams, load_index, set_params
@@ -221,13 +221,13 @@ def open_indexes(paths: Sequence[str], facts: Mapping[str, Any], vectors: Vector
         index = None if effort is None else load_index(next(files))
         params = SearchParams(**(effort or {}))
         set_params(index, params)
-        opened.append(Indexed(Block(start, wide, index), params.factor))
+        opened.append(IndexedRange(Block(start, wide, index), params.factor))
     if next(files, None) is not None:
         raise ValueError(f"{len(paths)} indexes over {len(opened)} ranges of vectors")
     return tuple(opened)
 
 
-def search_indexes(indexed: Sequence[Indexed], queries: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+def search_indexes(indexed: Sequence[IndexedRange], queries: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Find (ids int64 [B, width], scores float32) for queries [B, D] in all ranges; padded with -1 and -inf.
 
     Raises ExtremisError if a score is not a number.

@@ -27,7 +27,7 @@ from schemas.table import Table
 from schemas.version import ExportVersion, move_view, parts_since, require_needed_exports, resolve_export
 from trainer.checkpoints.checkpoint import save_tensors
 from trainer.export.exported import KIND, LABELS
-from trainer.export.files import Files
+from trainer.export.files import ExportFiles
 from trainer.export.vectors import NAME, POSITIONS, Vectors, changed_rows, map_vectors
 
 _SMALL = 8  # rows that versions added are rewritten together if fewer than 1 / _SMALL of the labels
@@ -38,7 +38,7 @@ _OVER = ("frequency", RETIRED)  # columns that change for many labels at once
 _PATCH_ROWS = 1 << 16  # rows in a row group
 
 
-class Range(NamedTuple):
+class FileRange(NamedTuple):
     """Rows [start, stop) of a part of an export; `entry`: the earlier export's file with these rows, if reused.
 
     `number` is the index of the file among `files` files.
@@ -52,14 +52,14 @@ class Range(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Earlier:
+class EarlierExport:
     """An earlier export, `table`, that the export at `out` is based on."""
 
     table: Table
     out: str
 
     @classmethod
-    def open(cls, onto: str, out: str, data: DataLayout) -> "Earlier":
+    def open(cls, onto: str, out: str, data: DataLayout) -> "EarlierExport":
         """Open the export at `onto`, or a folder's current export; the data must be `data` or an earlier version.
 
         If OUT is already current, return the export that OUT was based on. Raises InputError, TableError.
@@ -81,9 +81,9 @@ class Earlier:
         return cls(export, out)
 
     @cached_property
-    def files(self) -> Files:
+    def files(self) -> ExportFiles:
         """Local files of the earlier export."""
-        return Files(self.table)
+        return ExportFiles(self.table)
 
     @cached_property
     def version(self) -> ExportVersion:
@@ -110,7 +110,7 @@ class Earlier:
         own = (self.version.part, relative(self.out, self.table.url), self.table.digest)
         return tuple(each for each in (*self.version.moved(self.table.url, self.out), own) if each[1] in places)
 
-    def ranges(self, part: str, labels: int, rows_a_file: int) -> list[Range]:
+    def ranges(self, part: str, labels: int, rows_a_file: int) -> list[FileRange]:
         """Return the files of `part` for all `labels`: earlier files that are reused, and new files for later rows."""
         kept = list(self.files.of(part))
         covered = sum(shard.rows for shard in kept)
@@ -120,16 +120,16 @@ class Earlier:
         return plan_ranges(kept, labels, rows_a_file)
 
 
-def plan_ranges(kept: Sequence[Shard], labels: int, rows_a_file: int) -> list[Range]:
+def plan_ranges(kept: Sequence[Shard], labels: int, rows_a_file: int) -> list[FileRange]:
     """Return the files' ranges of labels: the ranges of `kept` files, then new files of at most `rows_a_file` rows."""
     bounds = [*itertools.accumulate((shard.rows for shard in kept), initial=0)]
     while bounds[-1] < labels or len(bounds) == 1:
         bounds.append(min(bounds[-1] + rows_a_file, labels))
     entries = [*kept, *[None] * (len(bounds) - 1 - len(kept))]
-    return [Range(bounds[n], bounds[n + 1], n, len(entries), entry) for n, entry in enumerate(entries)]
+    return [FileRange(bounds[n], bounds[n + 1], n, len(entries), entry) for n, entry in enumerate(entries)]
 
 
-RowsOf = Callable[[int, int], torch.Tensor]
+ReadLabelRows = Callable[[int, int], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -142,10 +142,10 @@ class Target:
     out: str
     dtype: str
     scratch: Path
-    earlier: Earlier | None = None
+    earlier: EarlierExport | None = None
 
 
-def write_vector_files(folder: str, labels: int, rows_of: RowsOf, target: Target) -> tuple[list[Shard], Vectors]:
+def write_vector_files(folder: str, labels: int, rows_of: ReadLabelRows, target: Target) -> tuple[list[Shard], Vectors]:
     """Write rows [labels, D] to files and map the files: from OUT if OUT is on a local disk, else from copies.
 
     `rows_of(start, stop)` returns rows [start, stop); only one range of rows is in memory at a time.
@@ -162,7 +162,7 @@ def write_vector_files(folder: str, labels: int, rows_of: RowsOf, target: Target
     return shards, Vectors(mapped)
 
 
-def _write(folder: str, piece: Range, rows: torch.Tensor, target: Target) -> tuple[Shard, np.ndarray]:
+def _write(folder: str, piece: FileRange, rows: torch.Tensor, target: Target) -> tuple[Shard, np.ndarray]:
     name = f"{folder}/{shard_name(piece.number, piece.files, 'safetensors')}"
     url = join(target.out, name)
     local = Path(storage.filesystem(url)[1]) if storage.is_local(url) else target.scratch / f"{folder}-{piece.number}"
@@ -184,7 +184,7 @@ def write_patch(path: Path, positions: np.ndarray, rows: np.ndarray) -> None:
     save_tensors(str(path), {POSITIONS: torch.from_numpy(positions), NAME: torch.from_numpy(rows)})
 
 
-def _keep(folder: str, piece: Range, rows: np.ndarray, target: Target) -> tuple[Shard, np.ndarray] | None:
+def _keep(folder: str, piece: FileRange, rows: np.ndarray, target: Target) -> tuple[Shard, np.ndarray] | None:
     """Reuse the earlier file of these rows, with a patch for changed rows; None if too many rows have changed."""
     earlier = target.earlier
     if earlier is None or piece.entry is None:
@@ -201,7 +201,7 @@ def _keep(folder: str, piece: Range, rows: np.ndarray, target: Target) -> tuple[
     return earlier.named(piece.entry, piece.start, patches=patches), before
 
 
-def write_label_files(data: DataLayout, out: str, earlier: Earlier | None) -> Iterator[Shard]:
+def write_label_files(data: DataLayout, out: str, earlier: EarlierExport | None) -> Iterator[Shard]:
     """Write the labels of `data` under `out`, shard by shard; with `earlier`, only new and changed labels."""
     labels = Table.open(data.labels, "labels")
     columns = (*_COLUMNS, *(name for name in labels.columns if name == RETIRED))
@@ -220,7 +220,7 @@ def write_label_files(data: DataLayout, out: str, earlier: Earlier | None) -> It
         yield in_folder(LABELS, table.entry)
 
 
-def _write_changes(labels: Table, columns: tuple[str, ...], out: str, earlier: Earlier) -> Iterator[Shard]:
+def _write_changes(labels: Table, columns: tuple[str, ...], out: str, earlier: EarlierExport) -> Iterator[Shard]:
     ranges = earlier.ranges(LABELS, labels.rows, max(1, labels.rows))
     for piece in ranges:
         table = labels.read(columns, piece.start, piece.stop)
@@ -233,7 +233,7 @@ def _write_changes(labels: Table, columns: tuple[str, ...], out: str, earlier: E
             yield in_folder(LABELS, writer.entry)
 
 
-def _patched(piece: Range, after: pa.Table, out: str, earlier: Earlier) -> Shard:
+def _patched(piece: FileRange, after: pa.Table, out: str, earlier: EarlierExport) -> Shard:
     """Reuse the earlier file of these labels, with patches for the changes in `after`."""
     assert piece.entry is not None
     metadata = pq.read_metadata(earlier.files.path(piece.entry))

@@ -11,7 +11,7 @@ from trainer.encoders.base import Encoder
 from trainer.inputs import Inputs
 from trainer.negatives.base import Sampled
 from trainer.negatives.planner import Planner
-from trainer.rows.forms import Number
+from trainer.rows.codes import Number
 from trainer.stream.batch import Batch, Candidates
 
 # Called before rows of candidates (counted from the rank's first label) change. For labels that a device merged, the
@@ -73,7 +73,7 @@ class Head(ABC):
         """Return all encoders except the query encoder, keyed by the name of their part of a checkpoint."""
         return {}
 
-    def encoders_changed(self) -> None:  # noqa: B027
+    def drop_cached_vectors(self) -> None:  # noqa: B027
         """Drop results that were cached before the encoders changed."""
 
     def extend(self, x: torch.Tensor) -> torch.Tensor:

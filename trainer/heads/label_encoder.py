@@ -14,13 +14,13 @@ from schemas.text_model import DENSE
 from trainer.encoders.base import Encoder
 from trainer.group import ALONE, Group, label_range
 from trainer.heads.base import Head, HeadStep
-from trainer.heads.queries import LABELS, CachedEmbeddings, dropout_key
-from trainer.input_kinds import Kind
+from trainer.heads.queries import LABEL_DROPOUT, CachedEmbeddings, dropout_key
+from trainer.input_kinds import InputKind
 from trainer.inputs import Inputs, columns_of, require_inputs
 from trainer.methods.dexml import DualEncoder
 from trainer.methods.recipe import Recipe
-from trainer.negatives.candidates import every_query_with, labels_of
-from trainer.negatives.merge import Rows
+from trainer.negatives.candidates import candidates_for_every_query, distinct_labels
+from trainer.negatives.merge import LabelLists
 from trainer.stream.batch import Batch
 
 
@@ -75,24 +75,24 @@ class LabelEncoderHead(Head):
             low, high = (min(self.start + piece + end, self.stop) for end in (0, size))
             yield self.texts.take(np.arange(low, high))
 
-    def encoders_changed(self) -> None:
+    def drop_cached_vectors(self) -> None:
         self._vectors = None
 
     def learn(self, step: HeadStep) -> tuple[torch.Tensor, torch.Tensor]:
         """Score this rank's part of the labels in the step's pool; `backward` uses the gradient on these labels."""
         group, planner = self._group, step.planner
         batch = step.batch
-        drawn = planner.learnt(batch)
-        ids = self.pool(batch, planner.of_table(batch), drawn)
+        drawn = planner.drawn_positives(batch)
+        ids = self.pool(batch, planner.table_negatives(batch), drawn)
         start, stop = label_range(len(ids), group.rank, group.ranks)
         share = np.asarray(ids[start:stop], np.int64)
-        candidates = every_query_with(batch, share, planner.positive_weight, drawn)
+        candidates = candidates_for_every_query(batch, share, planner.positive_weight, drawn)
         labels = CachedEmbeddings(
             self._label_encoder,
             lambda low, high: self.texts.take(share[low:high]),
             stop - start,
             self._options.label_batch,
-            partial(dropout_key, batch, LABELS, start),
+            partial(dropout_key, batch, LABEL_DROPOUT, start),
         )
         x, z = step.x.detach().requires_grad_(), labels.embed()
         part = self._loss(x, z, candidates, group) / len(x)
@@ -108,7 +108,7 @@ class LabelEncoderHead(Head):
         self._pending = None
         labels.backward(gradient)
 
-    def pool(self, batch: Batch, hard: Rows = None, drawn: np.ndarray | None = None) -> np.ndarray | range:
+    def pool(self, batch: Batch, hard: LabelLists = None, drawn: np.ndarray | None = None) -> np.ndarray | range:
         """Return the distinct labels of a step over all ranks, ascending; each rank encodes a part of the labels.
 
         The labels are the negatives `hard` [B, k] and the `drawn` positives [sum P], or all positives if `drawn` is
@@ -116,10 +116,10 @@ class LabelEncoderHead(Head):
         """
         if self._all_labels:
             return range(self.labels)
-        return labels_of(batch, hard, drawn)
+        return distinct_labels(batch, hard, drawn)
 
 
-def open_label_texts(data: DataLayout, kind: Kind) -> Inputs:
+def open_label_texts(data: DataLayout, kind: InputKind) -> Inputs:
     """Open the inputs that `kind` reads (tokens, features, vectors) for DATA's labels [0, L), and decode each once.
 
     The inputs are in mapped scratch files, which disappear when the process ends; the system caches as much as fits in

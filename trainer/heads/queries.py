@@ -21,16 +21,17 @@ from trainer.encoders.base import Encoder
 from trainer.group import Group
 from trainer.inputs import Inputs
 from trainer.stream import Batch, Source
-from trainer.stream.transfer import LateCopy, send
+from trainer.stream.transfer import AsyncCopy, send
 
-QUERIES, LABELS = 0, 1  # two kinds of dropout key
-_BEHIND = 2  # maximum number of batches that a GPU is sending
+QUERY_DROPOUT, LABEL_DROPOUT = 0, 1  # two kinds of dropout key
+_MAX_IN_FLIGHT = 2  # maximum number of batches that a GPU is sending
 
 
 def dropout_key(batch: Batch, kind: int, first: int, start: int) -> tuple[int, int, int]:
-    """Return the dropout key of a sub-batch of QUERIES or LABELS that starts at row `first + start` over all ranks.
+    """Return the dropout key of a sub-batch that starts at row `first + start` over all ranks.
 
-    A row's dropout does not depend on the number of ranks if sub-batches begin at the same rows.
+    `kind`: QUERY_DROPOUT or LABEL_DROPOUT. A row's dropout does not depend on the number of ranks if sub-batches begin
+    at the same rows.
     """
     return batch.epoch, batch.step, 2 * (first + start) + kind
 
@@ -141,7 +142,7 @@ class SubBatches(QueryEmbeddings):
 
     def embed(self, batch: Batch, first: int) -> torch.Tensor:
         size = -(-len(batch) // self._parts) if self._parts else self._size
-        key = partial(dropout_key, batch, QUERIES, first)
+        key = partial(dropout_key, batch, QUERY_DROPOUT, first)
         self._cached = CachedEmbeddings(self._encoder, batch.inputs.slice, len(batch), size, key)
         return self._cached.embed().detach()
 
@@ -162,7 +163,7 @@ class FrozenQueries(QueryEmbeddings):
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
         self._tables: list[str] = []
-        self._arriving: deque[tuple[np.ndarray, LateCopy]] = deque()
+        self._arriving: deque[tuple[np.ndarray, AsyncCopy]] = deque()
 
     def begin(self, sources: Sequence[Source]) -> None:
         """Begin an epoch over `sources`: drop the rows of other sources."""
@@ -179,13 +180,13 @@ class FrozenQueries(QueryEmbeddings):
 
     def embed(self, batch: Batch, first: int) -> torch.Tensor:
         on_host = self._encoder.device == CPU
-        self._fetch(_BEHIND)
+        self._fetch(_MAX_IN_FLIGHT)
         new = np.flatnonzero(~self._encoded[batch.rows])
         encoded = None
         if len(new):
             encoded = self._encoder.encode(self._encoder.prepare(batch.inputs.take(new))).half()
-            self._arriving.append((batch.rows[new], LateCopy(encoded)))
-            self._fetch(0 if on_host else _BEHIND)
+            self._arriving.append((batch.rows[new], AsyncCopy(encoded)))
+            self._fetch(0 if on_host else _MAX_IN_FLIGHT)
         x: torch.Tensor = send(self._x[batch.rows].astype(np.float32), self._encoder.device)
         if encoded is not None and not on_host:
             x[send(new, x.device)] = encoded.float()  # not in the file yet

@@ -95,7 +95,7 @@ class LinearRanker:
     def of(
         cls,
         data: DataLayout,
-        trained: "Data",
+        training_data: "Data",
         columns: Sequence[str],
         budget: int = BUDGET,
         held_out: bool = False,
@@ -107,12 +107,12 @@ class LinearRanker:
         take more than `seconds`, the number of rows is halved. Returns None if no rows fit, or if rows have only dense
         vectors. With `held_out`, the rows that the run held out are used as well. Raises TableError.
         """
-        labels, table = Table.open(data.labels, "labels"), open_queries(data, trained.split)
+        labels, table = Table.open(data.labels, "labels"), open_queries(data, training_data.split)
         columns = [name for name in columns if name != DENSE]
         if not columns:
             return None
         vocabulary = Table.open(data.tokenizer, "tokenizer").parameters["vocabulary"] if "input_ids" in columns else 0
-        shares = [trained.trained, *([trained.held_out] if held_out else [])]
+        shares = [training_data.training_rows, *([training_data.held_out_rows] if held_out else [])]
         rows = itertools.chain.from_iterable(share.batches(table, [*columns, "label_ids"]) for share in shares)
         points = [*_first(rows, vocabulary, budget)]
         queries = sum(part.rows.rows for part in points)
@@ -127,7 +127,7 @@ class LinearRanker:
                 first += group.num_rows
         joined = Points(SparseRows.join(part.rows for part in points), Ragged.join(part.labels for part in points))
         fitted = cls.fit(joined, labels.rows, vocabulary, queries, seconds)
-        return fitted or cls.of(data, trained, columns, _ENTRY_BYTES * entries // 2, held_out, seconds)
+        return fitted or cls.of(data, training_data, columns, _ENTRY_BYTES * entries // 2, held_out, seconds)
 
     @classmethod
     def fit(
@@ -138,7 +138,7 @@ class LinearRanker:
         Returns None if the fit would take more than `seconds`.
         """
         from trainer.linear.solver import fit_labels
-        from trainer.rows.kernels import by_row
+        from trainer.rows.numba_kernels import by_row
 
         words = RowFeatures.of(points.rows, vocabulary, queries)
         x, features = words.weigh(points.rows), len(words.seen)

@@ -14,8 +14,8 @@ import numpy as np
 
 from schemas.ragged import Ragged, SparseRows
 from schemas.randomness import Purpose, generator
-from trainer.rows.kernels import by_row
-from trainer.rows.threads import in_parts
+from trainer.rows.numba_kernels import by_row
+from trainer.rows.threads import map_ranges
 
 COST = 1.0  # C
 ROUNDS = 5  # maximum number of rounds
@@ -189,10 +189,10 @@ def fit_labels(
     if seconds < math.inf and points.rows >= _TIMED:
         fit(0, 0, 1)  # compiles
         began, some = time.perf_counter(), points.rows // _TIMED
-        in_parts(fit, some, alone=2)
+        map_ranges(fit, some, min_rows=2)
         if (time.perf_counter() - began) * points.rows / some > seconds:
             return None
-    kept, weights, counts = map(np.concatenate, zip(*in_parts(fit, points.rows, alone=2), strict=True))
+    kept, weights, counts = map(np.concatenate, zip(*map_ranges(fit, points.rows, min_rows=2), strict=True))
     return SparseRows(*by_row(kept, np.repeat(order, counts).astype(np.int32), weights, features))
 
 
@@ -227,6 +227,6 @@ def best_labels(x: SparseRows, weights: SparseRows, labels: int, k: int) -> tupl
     """Return w.x above 0, float32 [B, k], and label ids [B, k]: best first, ties by id, padded with 0 and -1."""
     found, scores = np.full((x.rows, k), -1, np.int64), np.zeros((x.rows, k), np.float32)
     rows, by_feature = (x.offsets, x.ids, x.values), (weights.offsets, weights.ids, weights.values)
-    in_parts(lambda _, start, stop: _score(rows, by_feature, labels, start, stop, found, scores), x.rows, alone=32)
+    map_ranges(lambda _, start, stop: _score(rows, by_feature, labels, start, stop, found, scores), x.rows, min_rows=32)
     best = np.lexsort((found, -scores), axis=1)
     return np.take_along_axis(scores, best, 1), np.take_along_axis(found, best, 1)

@@ -9,14 +9,14 @@ from torch.nn.functional import softplus
 from trainer.device import CPU, product, products_with
 from trainer.losses.base import Loss, LossParts, Scores, masked_scores
 from trainer.methods.kinds import LossSection
-from trainer.rows import kernels, on_device
-from trainer.rows.forms import Number
+from trainer.rows import numba_kernels, torch_kernels
+from trainer.rows.codes import Number
 from trainer.rows.host_matrix import HostMatrix
 from trainer.rows.matrix import RowMatrix, operations_of
-from trainer.rows.on_device import DevicePairs, merge_labels, order_pairs
-from trainer.rows.threads import PARTS, in_parts
+from trainer.rows.threads import RANGES, map_ranges
+from trainer.rows.torch_kernels import DevicePairs, merge_labels, order_pairs
 from trainer.stream.batch import Candidates
-from trainer.stream.transfer import beside, send
+from trainer.stream.transfer import on_copy_stream, send
 
 Merged = tuple[torch.Tensor, DevicePairs]
 
@@ -71,26 +71,28 @@ def binary_step(
         w = rows.gather(candidates.ids[:pool]).detach()
         masked = torch.from_numpy(candidates.masked_query), torch.from_numpy(candidates.masked_pool)
         scores, weight = masked_scores(x, w, *masked), torch.from_numpy(candidates.pool_weight).to(x.dtype)
-        pool_loss, slopes = on_device.differentiate_pool(scores, weight, x.dtype)
+        pool_loss, slopes = torch_kernels.differentiate_pool(scores, weight, x.dtype)
         loss += float(pool_loss)
         on_x, on_pool = slopes @ w, (slopes.T @ x).mul_(scale)
     signed = np.where(candidates.pair_positive, -candidates.pair_weight, candidates.pair_weight)
-    query, weight, starts = kernels.by_row(
+    query, weight, starts = numba_kernels.by_row(
         candidates.pair_label,
         candidates.pair_query.astype(np.int32, copy=False),
         signed.astype(np.float32, copy=False),
         len(candidates.ids),
     )
-    on_x_parts = np.zeros((PARTS, *x.shape), np.float32)
+    on_x_parts = np.zeros((RANGES, *x.shape), np.float32)
     matrix, rule = rows.compiled_step(lr, step)
-    pairs, queries = kernels.Pairs(query, weight, starts), x.numpy()
+    pairs, queries = numba_kernels.Pairs(query, weight, starts), x.numpy()
 
     def step_on(part: int, start: int, stop: int) -> float:
-        into = kernels.Queries(queries, on_x_parts[part], np.float32(scale))
-        loss: float = kernels.binary_step(matrix, rule, candidates.ids, pairs, into, on_pool.numpy(), (start, stop))
+        query_gradients = numba_kernels.Queries(queries, on_x_parts[part], np.float32(scale))
+        loss: float = numba_kernels.binary_step(
+            matrix, rule, candidates.ids, pairs, query_gradients, on_pool.numpy(), (start, stop)
+        )
         return loss
 
-    losses = in_parts(step_on, len(candidates.ids))
+    losses = map_ranges(step_on, len(candidates.ids))
     return scale * (loss + sum(losses)), on_x.mul_(scale) + torch.from_numpy(on_x_parts.sum(0))
 
 
@@ -104,7 +106,7 @@ def merge_ahead(candidates: Candidates, device: torch.device) -> Merged | None:
         return None
     if drawn.hard is not None:
         return merge_labels(send(replace(drawn, hard=None), device), drawn.hard)
-    with beside(device) as hand_over:
+    with on_copy_stream(device) as hand_over:
         return hand_over(merge_labels(send(drawn, device)))
 
 
@@ -119,26 +121,26 @@ def _step_on_device(
     narrow: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Do the same as `binary_step` without waiting for the device: score queries, then compute and apply updates."""
-    made, operations = rows.begin(candidates.ids, lr, step), operations_of(rows.device)
+    device_step, operations = rows.begin(candidates.ids, lr, step), operations_of(rows.device)
     if candidates.drawn is None:
-        sent = send(candidates._replace(ids=made.places), rows.device)
+        sent = send(candidates._replace(ids=device_step.places), rows.device)
         ids, pairs, weight = sent.ids, order_pairs(sent, len(x), len(candidates.ids)), sent.pool_weight
     elif merged := merged or merge_ahead(candidates, rows.device):
         ids, pairs = merged
         weight = ids[:0]
     else:
         return x.new_zeros((), dtype=torch.float64), torch.zeros_like(x)
-    losses, slopes, on_x = operations.score_pairs(x, made.scored, ids, pairs, scale)
+    losses, slopes, on_x = operations.score_pairs(x, device_step.scored, ids, pairs, scale)
     loss, on_pool = losses.sum(dtype=torch.float64) * scale, x.new_empty(0, x.shape[1])
     if len(weight):
-        w = made.scored.vectors.index_select(0, ids[: len(weight)])
+        w = device_step.scored.vectors.index_select(0, ids[: len(weight)])
         w = w if narrow and w.dtype == torch.bfloat16 else w.float()
-        with products_with(made.scored.vectors):
+        with products_with(device_step.scored.vectors):
             scores = product(x.to(w.dtype), w.T)
             scores[sent.masked_query, sent.masked_pool] = -torch.inf
             pool_loss, pool_slopes = operations.differentiate_pool(scores, weight * scale, w.dtype)
             loss = loss + pool_loss
             on_x, on_pool = on_x.add_(product(pool_slopes, w)), product(pool_slopes.T, x.to(w.dtype))
-    operations.update_rows(made.updated, made.rule, ids, on_pool, (pairs, slopes, x))
-    rows.end(candidates.ids, made, lr, step)
+    operations.update_rows(device_step.updated, device_step.rule, ids, on_pool, (pairs, slopes, x))
+    rows.end(candidates.ids, device_step, lr, step)
     return loss, on_x

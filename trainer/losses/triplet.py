@@ -93,7 +93,7 @@ class _SortedPositives:
             """Return the ragged `values` of all ranks as a padded matrix [B, ranks x width]."""
             rows = values.new_full((scores.queries, width), pad)
             rows[query, slot] = values
-            ranks = scores.group.gather(rows)
+            ranks = scores.group.all_gather(rows)
             return ranks.view(-1, scores.queries, width).transpose(0, 1).reshape(scores.queries, -1)
 
         self._score, order = padded(s, torch.inf).sort(1)

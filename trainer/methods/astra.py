@@ -13,9 +13,9 @@ from pydantic import Field, SerializeAsAny, model_validator
 from schemas import LABEL_TEXTS
 from trainer.methods import rules
 from trainer.methods.kinds import LossSection, OneOfKinds
-from trainer.methods.recipe import MOST, ClassifierRecipe, Labels, TableLabels
-from trainer.methods.rules import POOL, SOURCE, Facts, FromData, Rule, Setting
-from trainer.methods.sections import LEAD, Tables
+from trainer.methods.recipe import MOST, ClassifierRecipe, NegativesSection, TableLabels
+from trainer.methods.rules import POOL, SOURCE, DataStatistics, FromData, Rule, Setting
+from trainer.methods.sections import LEAD, TableSchedule
 from trainer.negatives.base import FRESH, MIPS, MOST_FRESH, used_sections
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ HEAVIEST_DRAW = 8
 # Rules for options that are "auto" in a recipe.
 
 
-def pool_from_data(facts: Facts, settled: Mapping[str, Any]) -> Setting:
+def pool_from_data(statistics: DataStatistics, options: Mapping[str, Any]) -> Setting:
     """Choose one pool per batch, which is cheaper, unless large weights of its draws would cause a high variance."""
-    weight = facts.labels / SHARED_DRAWS
+    weight = statistics.labels / SHARED_DRAWS
     if weight <= HEAVIEST_DRAW:
         return Setting("shared", f"each of {SHARED_DRAWS:,} draws represents {weight:.1f} labels")
     return Setting("own", f"each of {SHARED_DRAWS:,} shared draws would represent {weight:.1f} labels")
@@ -46,7 +46,7 @@ def pool_from_data(facts: Facts, settled: Mapping[str, Any]) -> Setting:
 
 def by_pool(own: int, shared: int) -> Rule:
     """Return a rule that sets a number to `own` for pools per query, and to `shared` for pools per batch."""
-    return lambda facts, settled: Setting(own if settled[POOL] == "own" else shared, f"{POOL} = {settled[POOL]}")
+    return lambda statistics, options: Setting(own if options[POOL] == "own" else shared, f"{POOL} = {options[POOL]}")
 
 
 random_from_data = by_pool(OWN_DRAWS, SHARED_DRAWS)  # k_r per query or per batch
@@ -55,17 +55,17 @@ warmup_from_data = by_pool(OWN_DRAWS + OWN_HARD, SHARED_DRAWS + SHARED_HARD)  # 
 every_from_data = by_pool(1, 3)  # tau_r: a new table in each epoch if the loss is mostly from hard negatives
 
 
-def start_from_data(facts: Facts, settled: Mapping[str, Any]) -> Setting:
+def start_from_data(statistics: DataStatistics, options: Mapping[str, Any]) -> Setting:
     """Choose tau_s. If the loss comes mostly from hard negatives, they are used as soon as a table can exist."""
-    if settled[SOURCE] == "in-trainer":
+    if options[SOURCE] == "in-trainer":
         return Setting(0, f"{SOURCE} = in-trainer")
-    return by_pool(LEAD, LEAD + 1)(facts, settled)
+    return by_pool(LEAD, LEAD + 1)(statistics, options)
 
 
 # The labels that a query is scored against, and their weights.
 
 
-class RandomNegatives(Labels):
+class RandomNegatives(NegativesSection):
     """Uniform negatives. The expectation of their weighted sum is the sum over all labels (equation 2, lemma 4.1)."""
 
     pool: Annotated[Literal["shared", "own"], FromData(pool_from_data)] = Field(
@@ -117,7 +117,7 @@ class RandomNegatives(Labels):
 class Negatives(TableLabels, RandomNegatives):
     """Hard and random negatives: k_h and k_r per query."""
 
-    hard: Annotated[int, FromData(hard_from_data, meanwhile=1)] = Field(
+    hard: Annotated[int, FromData(hard_from_data, placeholder=1)] = Field(
         0,
         ge=0,
         le=MOST,
@@ -146,20 +146,20 @@ class Negatives(TableLabels, RandomNegatives):
 
     def columns(self, planner: Planner, epoch: int) -> int:
         """Return k_h for `epoch`."""
-        return planner.mixtures[epoch][0] if planner.mixtures else self.hard
+        return planner.negative_counts[epoch][0] if planner.negative_counts else self.hard
 
     def random_in(self, planner: Planner, epoch: int, has_hard: bool) -> int:
         """Return k_r for `epoch`; before the first table, all k_h + k_r negatives are random (step 8)."""
         if not has_hard:
             return self.before_tables
-        return planner.mixtures[epoch][1] if planner.mixtures else self.random
+        return planner.negative_counts[epoch][1] if planner.negative_counts else self.random
 
     @property
     def before_tables(self) -> int:
         """Number of random negatives per query until hard negatives are available."""
         return self.warmup or self.random + self.hard
 
-    def mixtures(self, epochs: int, start: int) -> tuple[tuple[int, int], ...]:
+    def negative_counts(self, epochs: int, start: int) -> tuple[tuple[int, int], ...]:
         """Return k_h and k_r for each epoch (Table 5, "curriculum").
 
         From epoch `start` on, the numbers change linearly, from random negatives only to `hard` and `random`. Epoch
@@ -191,7 +191,7 @@ class Negatives(TableLabels, RandomNegatives):
 class Refresh(OneOfKinds):
     """Source of hard negatives, and the first epoch that uses it."""
 
-    PLACE = SOURCE
+    KIND_KEY = SOURCE
     KINDS: ClassVar[dict[str, Any]] = {}
 
     source: Annotated[Literal["table", "in-trainer"], FromData(rules.refresh_source)] = Field(
@@ -200,7 +200,7 @@ class Refresh(OneOfKinds):
     )
 
 
-class MinedTables(Tables, Refresh):
+class MinedTableSchedule(TableSchedule, Refresh):
     """Tables of nearest labels; a table for epoch e is mined in e - 1 from vectors dumped in e - 2 (section 3.2)."""
 
     source: Annotated[Literal["table"], FromData(rules.refresh_source)] = "table"
@@ -222,7 +222,7 @@ class MinedTables(Tables, Refresh):
     index: str = Field("auto", description="'exact', 'auto' or a Faiss factory string")
 
     @model_validator(mode="after")
-    def _check_index(self) -> MinedTables:
+    def _check_index(self) -> MinedTableSchedule:
         if self.index in (MIPS, FRESH):
             raise ValueError(
                 f"refresh.index = {self.index!r} needs an index inside the trainer: set refresh.source = 'in-trainer'"
@@ -260,7 +260,7 @@ class OwnIndex(Refresh):
         from trainer.negatives.indexes import CopiedIndex, FreshIndex
 
         labels = context.vectors.stop - context.vectors.start
-        few = max(context.group.gather_objects(labels)) <= MOST_FRESH  # the same on all ranks
+        few = max(context.group.all_gather_objects(labels)) <= MOST_FRESH  # the same on all ranks
         if self.index == FRESH or (self.index == "auto" and few):
             return FreshIndex(width, self.start, context)
         return CopiedIndex(width, self.start, context, self.index, self.every_steps, self.rebuild_steps)
@@ -275,7 +275,7 @@ class OwnIndex(Refresh):
         return self
 
 
-Refresh.KINDS = {"table": MinedTables, "in-trainer": OwnIndex}
+Refresh.KINDS = {"table": MinedTableSchedule, "in-trainer": OwnIndex}
 
 
 class Astra(ClassifierRecipe):
@@ -286,28 +286,28 @@ class Astra(ClassifierRecipe):
     refresh: SerializeAsAny[Refresh] = Field(default_factory=lambda: Refresh.model_validate({}))
 
     @property
-    def tables(self) -> Tables | None:
+    def tables(self) -> TableSchedule | None:
         """Schedule of the tables; None without hard negatives, or with an index inside the trainer."""
-        return self.refresh if self.negatives.hard and isinstance(self.refresh, MinedTables) else None
+        return self.refresh if self.negatives.hard and isinstance(self.refresh, MinedTableSchedule) else None
 
     @property
-    def table_facts(self) -> dict[str, Any]:
+    def table_parameters(self) -> dict[str, Any]:
         """K, and the kinds of index and vectors used to find the nearest labels (section 3.1)."""
-        assert isinstance(self.refresh, MinedTables)
+        assert isinstance(self.refresh, MinedTableSchedule)
         return {"table_width": self.negatives.table_width, "index": self.refresh.index, "by": self.refresh.by}
 
     @property
-    def indexed_from(self) -> int | None:
+    def first_indexed_epoch(self) -> int | None:
         return self.refresh.start if self.negatives.hard and isinstance(self.refresh, OwnIndex) else None
 
-    def mixtures(self) -> tuple[tuple[int, int], ...]:
+    def negative_counts(self) -> tuple[tuple[int, int], ...]:
         if not self.negatives.curriculum:
             return ()
-        assert isinstance(self.refresh, (MinedTables, OwnIndex))
-        return self.negatives.mixtures(self.train.epochs, self.refresh.start)
+        assert isinstance(self.refresh, (MinedTableSchedule, OwnIndex))
+        return self.negatives.negative_counts(self.train.epochs, self.refresh.start)
 
     @property
-    def finds_on_device(self) -> bool:
+    def keeps_negatives_on_device(self) -> bool:
         return self.negatives.pool == "own" and not self.negatives.sections
 
     def open_sources(self, context: SourceContext) -> list[NegativeSource]:
@@ -321,7 +321,7 @@ class Astra(ClassifierRecipe):
                 f"train.minutes = {self.train.minutes:g} leaves the number of epochs open, but negatives.curriculum "
                 "depends on that number: set only one of the two options"
             )
-        by_labels = isinstance(self.refresh, MinedTables) and self.refresh.by == "labels"
+        by_labels = isinstance(self.refresh, MinedTableSchedule) and self.refresh.by == "labels"
         if by_labels and not (self.data.label_texts or LABEL_TEXTS in self.data.mix):
             raise ValueError(
                 "refresh.by = 'labels' mines with embeddings of label texts, so the run must also train on label "
@@ -333,7 +333,7 @@ class Astra(ClassifierRecipe):
 # The reference: the exact sum over all labels, without an estimate.
 
 
-class EveryLabel(Labels):
+class AllLabels(NegativesSection):
     """Every label for every query, one chunk of labels at a time (equation 1)."""
 
     all_labels = True
@@ -346,18 +346,18 @@ class EveryLabel(Labels):
         """Return None, because there are too many labels to make all of them candidates at once."""
 
     def chunks(self, planner: Planner, batch: Batch) -> Iterator[Candidates]:
-        start, stop = planner.part or (0, planner.labels)
+        start, stop = planner.label_range or (0, planner.labels)
         for first in range(0, stop - start, self.chunk):
-            yield planner.range_of(batch, first, min(first + self.chunk, stop - start))
+            yield planner.range_candidates(batch, first, min(first + self.chunk, stop - start))
 
 
 class Renee(ClassifierRecipe):
     """Full one-vs-all, the exact reference for ASTRA's sampling, at a cost that is linear in the number of labels."""
 
     method: Literal["renee"]
-    negatives: EveryLabel = EveryLabel()
+    negatives: AllLabels = AllLabels()
 
-    def negatives_of(self, labels: int) -> EveryLabel:
+    def negatives_of(self, labels: int) -> AllLabels:
         """Return the section `negatives`; if the loss is not a sum over labels, a single chunk contains all labels."""
         whole = self.loss != LossSection()
         return self.negatives.model_copy(update={"chunk": max(1, labels)}) if whole else self.negatives

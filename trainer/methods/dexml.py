@@ -8,8 +8,8 @@ from pydantic import Field, SerializeAsAny, model_validator
 
 from schemas.options import Options
 from trainer.methods.kinds import OneOfKinds
-from trainer.methods.recipe import Labels, Recipe, TableLabels
-from trainer.methods.sections import Tables
+from trainer.methods.recipe import NegativesSection, Recipe, TableLabels
+from trainer.methods.sections import TableSchedule
 
 _BLOCK = 4096  # labels that a loss over all labels scores at a time
 
@@ -69,16 +69,16 @@ class DualEncoder(Recipe):
         return self
 
 
-class Pool(Labels, OneOfKinds):
+class Pool(NegativesSection, OneOfKinds):
     """Labels that a step scores every query against."""
 
-    PLACE = "negatives.pool"
+    KIND_KEY = "negatives.pool"
     KINDS: ClassVar[dict[str, Any]] = {}
 
     pool: Literal["all", "batch"] = Field("all", description="candidates: every label, or the labels of the batch")
 
 
-class EveryText(Pool):
+class AllTexts(Pool):
     """Every label (section 4), as in the paper's loss, without sampling."""
 
     all_labels = True
@@ -88,16 +88,16 @@ class EveryText(Pool):
         return batch * _BLOCK
 
 
-class OfBatch(TableLabels, Pool):
+class BatchLabels(TableLabels, Pool):
     """Positives of the batch and, for each query, m = `hard` near labels: B(1 + m) labels (section 5.4, Table 3)."""
 
     pool: Literal["batch"]
 
 
-Pool.KINDS = {"all": EveryText, "batch": OfBatch}
+Pool.KINDS = {"all": AllTexts, "batch": BatchLabels}
 
 
-class TextTables(Tables):
+class TextTableSchedule(TableSchedule):
     """Tables of each query's nearest labels, found with the embeddings of queries and labels."""
 
     index: str = Field("auto", description="'exact', 'auto' or a Faiss factory string")
@@ -108,12 +108,12 @@ class Dexml(DualEncoder):
 
     method: Literal["dexml"]
     negatives: SerializeAsAny[Pool] = Field(default_factory=lambda: Pool.model_validate({}))
-    refresh: TextTables = TextTables()
+    refresh: TextTableSchedule = TextTableSchedule()
 
     @property
-    def tables(self) -> Tables | None:
-        return self.refresh if isinstance(self.negatives, OfBatch) and self.negatives.hard else None
+    def tables(self) -> TableSchedule | None:
+        return self.refresh if isinstance(self.negatives, BatchLabels) and self.negatives.hard else None
 
     @property
-    def table_facts(self) -> dict[str, Any]:
+    def table_parameters(self) -> dict[str, Any]:
         return {"table_width": self.negatives.table_width, "index": self.refresh.index, "by": "classifier"}

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from schemas.options import MOST_RATE, Options
-from trainer.input_kinds import Read
+from trainer.input_kinds import EncoderInputs
 from trainer.methods import rules
 from trainer.methods.rules import FromData
 
@@ -44,21 +44,21 @@ class OneOfKinds(Options):
     kind is first used.
     """
 
-    PLACE: ClassVar[str]  # dotted key that names the kind, such as "encoder.kind"
+    KIND_KEY: ClassVar[str]  # dotted key that names the kind, such as "encoder.kind"
     KINDS: ClassVar[Mapping[str, Any]]  # by kind, the default first: a class of options, or its "module:name"
 
     @classmethod
     def class_of(cls, kind: object) -> Any:
         """Return the class that `kind` names. Raises ValueError for an unknown kind."""
         if not isinstance(kind, str) or kind not in cls.KINDS:
-            raise ValueError(f"{cls.PLACE} = {kind!r}: expected one of {', '.join(map(repr, cls.KINDS))}")
+            raise ValueError(f"{cls.KIND_KEY} = {kind!r}: expected one of {', '.join(map(repr, cls.KINDS))}")
         named = cls.KINDS[kind]
         return import_name(named) if isinstance(named, str) else named
 
     @classmethod
     def kind_in(cls, values: Mapping[str, Any]) -> Any:
         """Return the kind that `values` select, or the default kind."""
-        return values.get(cls.PLACE.rpartition(".")[2], next(iter(cls.KINDS)))
+        return values.get(cls.KIND_KEY.rpartition(".")[2], next(iter(cls.KINDS)))
 
     @classmethod
     def options_of(cls, kind: object) -> "type[Options]":
@@ -68,7 +68,7 @@ class OneOfKinds(Options):
         return options
 
     @classmethod
-    def renewed(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    def migrated(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return `values` with keys from earlier versions replaced by current keys."""
         return values
 
@@ -76,7 +76,7 @@ class OneOfKinds(Options):
     @classmethod
     def _validate_by_kind(cls, values: Any, handler: ModelWrapValidatorHandler["OneOfKinds"]) -> Any:
         if isinstance(values, Mapping):
-            values = cls.renewed(values)
+            values = cls.migrated(values)
             options = cls.options_of(cls.kind_in(values))
             if options is not cls and issubclass(options, cls):
                 return options.model_validate(values)
@@ -106,14 +106,14 @@ class KindSection(OneOfKinds):
 class EncoderSection(KindSection):
     """The encoder, which maps text, sparse features or a dense vector to x in R^D."""
 
-    PLACE = "encoder.kind"
+    KIND_KEY = "encoder.kind"
     KINDS = ENCODERS
     # By export format, the default first: a class with a method `open`, which reads the encoder's files.
-    SERVED_BY: ClassVar[dict[str, str]] = {"torch": "trainer.encoders.served:ServedByTorch"}
+    INFERENCE_CLASSES: ClassVar[dict[str, str]] = {"torch": "trainer.encoders.torch_inference:TorchInference"}
     # Options that may differ between an encoder and the encoder that initialises its parameters.
     FREE: ClassVar[set[str]] = {"dropout", "normalize", "scale", "lr", "weight_decay"}
 
-    inputs: Read = Field(
+    inputs: EncoderInputs = Field(
         "tokens",
         description=(
             "input of the encoder: token ids, sparse features with values, the dense vector, or a combination of "
@@ -164,7 +164,7 @@ class EncoderSection(KindSection):
 class LossSection(KindSection):
     """The loss over candidates (DEXML, sections 3 and 4); scores are x.w / temperature."""
 
-    PLACE = "loss.kind"
+    KIND_KEY = "loss.kind"
     KINDS = LOSSES
 
     kind: str = "bce"

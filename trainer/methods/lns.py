@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from trainer.negatives.base import NegativeSource, SourceContext
 
 
-class HashedLabels(RandomNegatives):
+class LshNegatives(RandomNegatives):
     """Labels that share a bucket with the query, with weight 1, and random labels (section 1.2)."""
 
     lsh: LshSection = LshSection()
 
     @property
-    def most_hard(self) -> int:
+    def max_hard(self) -> int:
         return self.lsh.most
 
 
@@ -26,7 +26,7 @@ class Lns(ClassifierRecipe):
     """Negatives from hash tables that rehash changed vectors; the paper's loss is softmax over sampled labels."""
 
     method: Literal["lns"]
-    negatives: HashedLabels = HashedLabels()
+    negatives: LshNegatives = LshNegatives()
 
     def open_sources(self, context: SourceContext) -> list[NegativeSource]:
         from trainer.negatives.lsh import HashedNegatives  # imported at first use: it compiles loops

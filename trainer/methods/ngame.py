@@ -11,8 +11,8 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from trainer.methods.dexml import DualEncoder, Positives
-from trainer.methods.recipe import ClassifierRecipe, Labels, Recipe
-from trainer.methods.sections import Order, Tables
+from trainer.methods.recipe import ClassifierRecipe, NegativesSection, Recipe
+from trainer.methods.sections import Order, TableSchedule
 from trainer.schedule import ClusterSchedule
 
 
@@ -39,15 +39,16 @@ class ClusterOrder(Order):
 
     @model_validator(mode="after")
     def _check_clusters(self) -> ClusterOrder:
-        if self.share % self.cluster:
+        if self.rows_per_stream % self.cluster:
             raise ValueError(
-                f"order.cluster = {self.cluster} does not divide order.batch / order.streams = {self.share}, the "
-                "number of queries from each stream in a batch: lower order.streams or order.cluster"
+                f"order.cluster = {self.cluster} does not divide order.batch / order.streams = "
+                f"{self.rows_per_stream}, the number of queries from each stream in a batch: lower "
+                "order.streams or order.cluster"
             )
         return self
 
 
-class InBatch(Labels):
+class InBatchNegatives(NegativesSection):
     """The batch's positives, for every query (Algorithm 1, step 8); `loss.radius` excludes distant labels."""
 
 
@@ -55,27 +56,27 @@ class Clustered(Recipe):
     """Recipe whose batches are whole clusters of queries; queries are clustered again every `refresh.every` epochs."""
 
     order: ClusterOrder = ClusterOrder()
-    negatives: InBatch = InBatch()
-    refresh: Tables = Tables()
+    negatives: InBatchNegatives = InBatchNegatives()
+    refresh: TableSchedule = TableSchedule()
 
     @property
-    def tables(self) -> Tables | None:
+    def tables(self) -> TableSchedule | None:
         """Schedule of the cluster tables; None without clusters."""
-        return self.refresh if self.clusters else None
+        return self.refresh if self.is_clustered else None
 
     @property
-    def table_facts(self) -> dict[str, Any]:
+    def table_parameters(self) -> dict[str, Any]:
         """The split to cluster, and the cluster sizes of the last and the first epoch."""
         from schemas.layout import CLUSTERS  # imported late, so that a typo in a recipe is reported quickly
 
-        largest = self.order.clusters.at(self.train.epochs - 1, self.order.share)
+        largest = self.order.clusters.at(self.train.epochs - 1, self.order.rows_per_stream)
         return {"split": self.data.split, CLUSTERS: {"size": largest, "smallest": self.order.cluster}}
 
     @model_validator(mode="after")
     def _check_rows(self) -> Clustered:
         rows = self.data
         others = rows.holdout or rows.share < 1 or rows.mix or rows.label_texts or self.order.batches != "mixed"
-        if self.clusters and others:
+        if self.is_clustered and others:
             raise ValueError(
                 "order.cluster needs all rows of a single split: leave out data.holdout, data.share, data.mix, "
                 "data.label_texts and order.batches, or set order.cluster = 1 and order.cluster_doubles_every = 0"

@@ -7,9 +7,9 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from schemas.options import Options
-from trainer.methods.dexml import DualEncoder, TextTables
-from trainer.methods.recipe import MOST, Labels
-from trainer.methods.sections import Tables
+from trainer.methods.dexml import DualEncoder, TextTableSchedule
+from trainer.methods.recipe import MOST, NegativesSection
+from trainer.methods.sections import TableSchedule
 
 
 class MemorySection(Options):
@@ -31,16 +31,16 @@ class Rae(DualEncoder):
     """`loss` over the labels of the batch, plus a loss on the votes of each query's nearest points (from tables)."""
 
     method: Literal["rae"]
-    negatives: Labels = Labels()  # labels of the batch
+    negatives: NegativesSection = NegativesSection()  # labels of the batch
     memory: MemorySection = MemorySection()
-    refresh: TextTables = TextTables()
+    refresh: TextTableSchedule = TextTableSchedule()
 
     @property
-    def tables(self) -> Tables | None:
+    def tables(self) -> TableSchedule | None:
         return self.refresh if self.memory.weight else None
 
     @property
-    def table_facts(self) -> dict[str, Any]:
+    def table_parameters(self) -> dict[str, Any]:
         return {"table_width": self.memory.neighbours, "index": self.refresh.index, "by": "points"}
 
     @model_validator(mode="after")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field, SerializeAsAny, model_validator
 
 from schemas.options import Options
-from trainer.methods.earlier import renew
 from trainer.methods.kinds import EncoderSection, LossSection, OneOfKinds
+from trainer.methods.migration import migrate_keys
 from trainer.methods.sections import (
     LEAD,
     Checkpoint,
@@ -17,7 +17,7 @@ from trainer.methods.sections import (
     Logging,
     Order,
     Storage,
-    Tables,
+    TableSchedule,
     Train,
     Validation,
 )
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 MOST = 1 << 24  # maximum number of labels of a query or of a pool
 
 
-class Labels(Options):
+class NegativesSection(Options):
     """Labels that a query is scored against in addition to its positives; base class of all sections `negatives`."""
 
     all_labels: ClassVar[bool] = False  # True: every query is scored against every label
@@ -54,17 +54,17 @@ class Labels(Options):
         return 0
 
     @property
-    def most_hard(self) -> int:
+    def max_hard(self) -> int:
         """Maximum number of labels per query, not counting positives and drawn labels."""
         return 0
 
     def candidates_of(self, batch: int, positives: float) -> float:
         """Estimate the number of candidates in a step of `batch` queries with `positives` positives each."""
-        return batch * (self.most_hard + positives) + self.draws(batch)
+        return batch * (self.max_hard + positives) + self.draws(batch)
 
     def pool_size(self, batch: int, positives: float, labels: int) -> float:
         """Estimate how many of the `labels` labels are scored for every query in a step of `batch` queries."""
-        return labels if self.all_labels else min(labels, batch * (self.most_hard + positives))
+        return labels if self.all_labels else min(labels, batch * (self.max_hard + positives))
 
     def scores(self, batch: int, positives: float) -> float:
         """Estimate how many scores a step of `batch` queries keeps in memory at once."""
@@ -80,14 +80,14 @@ class Labels(Options):
         The default candidates are the positives and hard negatives of all queries in the batch. `sampled`: labels that
         sources, including tables, found for the batch.
         """
-        return planner.of_batch(batch)
+        return planner.batch_candidates(batch)
 
     def chunks(self, planner: Planner, batch: Batch) -> Iterator[Candidates]:
         """Yield candidates of a batch, one chunk of labels at a time."""
         raise NotImplementedError
 
 
-class TableLabels(Labels):
+class TableLabels(NegativesSection):
     """Labels from the query's row of the requested table; each step uses `hard` of the K columns."""
 
     hard: int = Field(
@@ -107,7 +107,7 @@ class TableLabels(Labels):
         return self.width or self.hard
 
     @property
-    def most_hard(self) -> int:
+    def max_hard(self) -> int:
         return self.hard
 
     def columns(self, planner: Planner, epoch: int) -> int:
@@ -123,7 +123,7 @@ class TableLabels(Labels):
 class Recipe(OneOfKinds):
     """All options that, together with DATA, determine a run's results; the `method` adds further options."""
 
-    PLACE = "method"
+    KIND_KEY = "method"
     KINDS: ClassVar[dict[str, Any]] = {  # imported late, because serving an export does not need the methods
         "astra": "trainer.methods.astra:Astra",
         "renee": "trainer.methods.astra:Renee",
@@ -141,7 +141,7 @@ class Recipe(OneOfKinds):
     order: SerializeAsAny[Order] = Order()
     storage: Storage = Storage()
     encoder: SerializeAsAny[EncoderSection] = Field(default_factory=lambda: EncoderSection.model_validate({}))
-    negatives: SerializeAsAny[Labels]
+    negatives: SerializeAsAny[NegativesSection]
     loss: SerializeAsAny[LossSection] = Field(default_factory=lambda: LossSection.model_validate({}))
     train: Train = Train()
     checkpoint: Checkpoint = Checkpoint()
@@ -149,8 +149,8 @@ class Recipe(OneOfKinds):
     logging: Logging = Logging()
 
     @classmethod
-    def renewed(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        return renew(values)
+    def migrated(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        return migrate_keys(values)
 
     @property
     def title(self) -> str:
@@ -158,22 +158,22 @@ class Recipe(OneOfKinds):
         return self.name or self.method
 
     @property
-    def tables(self) -> Tables | None:
+    def tables(self) -> TableSchedule | None:
         """Schedule of the tables that the method requests; None if the method requests no tables."""
         return None
 
     @property
-    def table_facts(self) -> dict[str, Any]:
-        """Facts that a dump records to specify which kind of table the method requests."""
+    def table_parameters(self) -> dict[str, Any]:
+        """Parameters that a dump records to specify which kind of table the method requests."""
         return {}
 
     @property
-    def clusters(self) -> bool:
+    def is_clustered(self) -> bool:
         """Whether the tables contain clusters and batches consist of clusters of queries."""
         return self.order.clusters != SINGLE_ROWS
 
     @property
-    def indexed_from(self) -> int | None:
+    def first_indexed_epoch(self) -> int | None:
         """First epoch with hard negatives from an index inside the trainer; None: no such epoch."""
         return None
 
@@ -198,7 +198,7 @@ class Recipe(OneOfKinds):
         A table of clusters may exist earlier, because clusters can be built from any embeddings, without a model of the
         run.
         """
-        return self.clusters or (self.tables is not None and epoch >= self.tables.start)
+        return self.is_clustered or (self.tables is not None and epoch >= self.tables.start)
 
     def table_epochs(self) -> list[int]:
         """List the epochs that begin to use a new table: start, start + every, ..., within the run.
@@ -208,16 +208,16 @@ class Recipe(OneOfKinds):
         epochs = range(self.tables.start, self.train.epochs, self.tables.every) if self.tables else ()
         return [epoch for epoch in epochs if epoch == 0 or epoch >= LEAD]
 
-    def mixtures(self) -> tuple[tuple[int, int], ...]:
+    def negative_counts(self) -> tuple[tuple[int, int], ...]:
         """Return the numbers of hard and random negatives for each epoch; empty if the numbers do not change."""
         return ()
 
-    def negatives_of(self, labels: int) -> Labels:
+    def negatives_of(self, labels: int) -> NegativesSection:
         """Return the section `negatives` for a run with `labels` labels."""
         return self.negatives
 
     @property
-    def finds_on_device(self) -> bool:
+    def keeps_negatives_on_device(self) -> bool:
         """Whether labels from a source may stay on a device, which then merges the labels of each query."""
         return False
 
@@ -239,7 +239,7 @@ class Recipe(OneOfKinds):
                 "validation.split or data.holdout"
             )
         start = self.tables.start if self.tables else LEAD
-        if start < LEAD and (start or self.clusters or not self.train.start_from):
+        if start < LEAD and (start or self.is_clustered or not self.train.start_from):
             raise ValueError(
                 f"refresh.start = {start} is too early: the first table is mined from the dump of epoch 0, for epoch "
                 f"{LEAD}. Set {LEAD} or more, or 0 with train.start_from, which mines the earlier run before epoch 0"

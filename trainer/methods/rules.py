@@ -14,24 +14,26 @@ from trainer.negatives.base import MOST_FRESH
 
 AUTO = ("auto", "prior")  # values in a recipe that mean a setting from the data
 POOL, SOURCE = "negatives.pool", "refresh.source"
-_RAREST = 1e-12
-_TOLD_APART = 0.005  # standard deviation of random initial vectors: small compared with the updates of a few steps
+_LEAST_SHARE = 1e-12
+_SMALL_INITIAL_SCALE = (
+    0.005  # standard deviation of random initial vectors: small compared with the updates of a few steps
+)
 _FEWEST_STEPS = 80  # steps per epoch: with larger batches, training on small data would have too few steps
 _BATCHES = 32, 512
 _POINTS = 600_000  # training points of a run, over all epochs; small data has more epochs
 _EPOCHS = 6, 8
-_WIDE = 512  # dimension at which rates were tuned
-_SHORT = 25  # tokens per text up to which the full rate works; with 400 tokens and D = 512, renee diverges
+_TUNED_DIMENSION = 512  # dimension at which rates were tuned
+_TUNED_TOKENS = 25  # tokens per text up to which the full rate works; with 400 tokens and D = 512, renee diverges
 _LOWEST_RATE = 1e-4  # validation refuses a rate of 0
-_NARROW = 64  # rates do not grow below this dimension: training would diverge
+_LEAST_DIMENSION = 64  # rates do not grow below this dimension: training would diverge
 _MANY_LABELS = 5_000_000  # above this number of labels, label vectors dominate the cost (ASTRA's bottleneck)
 _BUCKETS = 1 << 10, 1 << 21
-_DUAL_RATES = 0.005, 0.001  # Adam's rates for tokens and for layers
-_DUAL_POINTS = 80_000  # number of training points at which Adam's rates were tuned
+_ADAM_RATES = 0.005, 0.001  # Adam's rates for tokens and for layers
+_ADAM_POINTS = 80_000  # number of training points at which Adam's rates were tuned
 
 
 @dataclass(frozen=True)
-class Facts:
+class DataStatistics:
     """Statistics of the part of DATA that a run uses.
 
     `queries`: N, the number of rows to train on. `labels`: L. `pairs`: number of (query, label) pairs. `label_texts`:
@@ -66,18 +68,18 @@ class Setting(NamedTuple):
     reason: str
 
 
-# Rule: a function of the data's facts and of the recipe's other options by dotted key, which may also come from rules.
-Rule = Callable[[Facts, Mapping[str, Any]], Setting]
+# A function of the data's statistics and of the recipe's other options by dotted key, which may also come from rules.
+Rule = Callable[[DataStatistics, Mapping[str, Any]], Setting]
 
 
 class FromData(NamedTuple):
     """Type of an option that may be "auto": `Annotated[int, FromData(rule)]`.
 
-    `meanwhile`: the value used when a recipe is checked without data; None: the option's default.
+    `placeholder`: the value used when a recipe is checked without data; None: the option's default.
     """
 
     rule: Rule
-    meanwhile: int | None = None
+    placeholder: int | None = None
 
 
 def options_from_data(section: type[Options]) -> Iterator[tuple[str, FromData]]:
@@ -86,95 +88,98 @@ def options_from_data(section: type[Options]) -> Iterator[tuple[str, FromData]]:
         yield from ((name, mark) for mark in field.metadata if isinstance(mark, FromData))
 
 
-def batch(facts: Facts, settled: Mapping[str, Any]) -> Setting:
+def batch(statistics: DataStatistics, options: Mapping[str, Any]) -> Setting:
     """Choose the largest power of two that gives an epoch enough steps."""
-    value = 1 << max(0, (facts.points // _FEWEST_STEPS).bit_length() - 1)
-    return Setting(min(max(value, _BATCHES[0]), _BATCHES[1]), f"{facts.points:,} training points")
+    value = 1 << max(0, (statistics.points // _FEWEST_STEPS).bit_length() - 1)
+    return Setting(min(max(value, _BATCHES[0]), _BATCHES[1]), f"{statistics.points:,} training points")
 
 
-def epochs(facts: Facts, settled: Mapping[str, Any]) -> Setting:
+def epochs(statistics: DataStatistics, options: Mapping[str, Any]) -> Setting:
     """Choose the number of epochs so that a run trains on about _POINTS points in total."""
-    value = min(max(round(_POINTS / facts.points), _EPOCHS[0]), _EPOCHS[1])
-    return Setting(value, f"{facts.points:,} training points")
+    value = min(max(round(_POINTS / statistics.points), _EPOCHS[0]), _EPOCHS[1])
+    return Setting(value, f"{statistics.points:,} training points")
 
 
-def dimension(facts: Facts, settled: Mapping[str, Any]) -> Setting:
+def dimension(statistics: DataStatistics, options: Mapping[str, Any]) -> Setting:
     """Choose D, smaller for many labels. On Tate, doubling D doubles the time and raises the fused P@1 by 0.1."""
-    return Setting(64 if facts.labels > _MANY_LABELS else 256, f"{facts.labels:,} labels")
+    return Setting(64 if statistics.labels > _MANY_LABELS else 256, f"{statistics.labels:,} labels")
 
 
-def hidden(facts: Facts, settled: Mapping[str, Any]) -> Setting:
+def hidden(statistics: DataStatistics, options: Mapping[str, Any]) -> Setting:
     """Choose the number of units in the residual layer from the dimension."""
-    width = int(settled["encoder.dimension"])
+    width = int(options["encoder.dimension"])
     return Setting(2 * width, f"encoder.dimension = {width}")
 
 
-def buckets(facts: Facts, settled: Mapping[str, Any]) -> Setting:
+def buckets(statistics: DataStatistics, options: Mapping[str, Any]) -> Setting:
     """Choose one bucket for each pair of tokens that occurs in at least two texts; other pairs do not help."""
-    value = 1 << max(0, facts.ngrams - 1).bit_length()
-    return Setting(min(max(value, _BUCKETS[0]), _BUCKETS[1]), f"{facts.ngrams:,} pairs of tokens occur more than once")
+    value = 1 << max(0, statistics.ngrams - 1).bit_length()
+    return Setting(
+        min(max(value, _BUCKETS[0]), _BUCKETS[1]), f"{statistics.ngrams:,} pairs of tokens occur more than once"
+    )
 
 
-def encoder_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
+def encoder_rate(statistics: DataStatistics, options: Mapping[str, Any]) -> Setting:
     """Lower the rate as D grows, because the steps of row-wise Adagrad grow with the square root of D.
 
     Lower the rate for long texts too, because the vector of a text grows with the square root of its number of tokens.
     """
-    if settled.get("encoder.optimizer", "adam") == "adam":
-        return _by_points(_DUAL_RATES[0], facts)
-    by_width = _by_width(0.1, 0.5, settled)
-    if facts.tokens <= _SHORT:
+    if options.get("encoder.optimizer", "adam") == "adam":
+        return _by_points(_ADAM_RATES[0], statistics)
+    by_width = _by_width(0.1, 0.5, options)
+    if statistics.tokens <= _TUNED_TOKENS:
         return by_width
-    rate = round(float(by_width.value) * (_SHORT / facts.tokens) ** 0.5, 4)
-    return Setting(rate, f"{by_width.reason}, {facts.tokens:.0f} tokens per text")
+    rate = round(float(by_width.value) * (_TUNED_TOKENS / statistics.tokens) ** 0.5, 4)
+    return Setting(rate, f"{by_width.reason}, {statistics.tokens:.0f} tokens per text")
 
 
-def dense_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
+def dense_rate(statistics: DataStatistics, options: Mapping[str, Any]) -> Setting:
     """Lower the rate for a wide residual layer, which would be unstable at the rate of a narrow layer."""
-    if settled.get("encoder.optimizer", "adam") == "adam":
-        return _by_points(_DUAL_RATES[1], facts)
-    return _by_width(0.0015, 1.0, settled)
+    if options.get("encoder.optimizer", "adam") == "adam":
+        return _by_points(_ADAM_RATES[1], statistics)
+    return _by_width(0.0015, 1.0, options)
 
 
-def classifier_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
+def classifier_rate(statistics: DataStatistics, options: Mapping[str, Any]) -> Setting:
     """Lower the rate as D grows, because the steps of row-wise Adagrad grow with the square root of D."""
-    return _by_width(0.2, 0.5, settled)
+    return _by_width(0.2, 0.5, options)
 
 
-def initial_bias(facts: Facts, settled: Mapping[str, Any]) -> Setting:
+def initial_bias(statistics: DataStatistics, options: Mapping[str, Any]) -> Setting:
     """Return the log odds that a label is positive: the bias that a one-vs-all model would learn without text."""
-    each = facts.prior * facts.labels
+    each = statistics.prior * statistics.labels
     return Setting(
-        round(log_odds(facts.prior), 2), f"the prior: {each:.2f} of {facts.labels:,} labels are positive per point"
+        round(log_odds(statistics.prior), 2),
+        f"the prior: {each:.2f} of {statistics.labels:,} labels are positive per point",
     )
 
 
-def refresh_source(facts: Facts, settled: Mapping[str, Any]) -> Setting:
+def refresh_source(statistics: DataStatistics, options: Mapping[str, Any]) -> Setting:
     """Search in the trainer if the loss comes mostly from hard negatives and there are few labels; else use tables."""
-    pool = settled.get(POOL, "all")
-    source = "in-trainer" if pool == "own" and facts.labels <= MOST_FRESH else "table"
-    return Setting(source, f"{POOL} = {pool}, {facts.labels:,} labels")
+    pool = options.get(POOL, "all")
+    source = "in-trainer" if pool == "own" and statistics.labels <= MOST_FRESH else "table"
+    return Setting(source, f"{POOL} = {pool}, {statistics.labels:,} labels")
 
 
-def initial_scale(facts: Facts, settled: Mapping[str, Any]) -> Setting:
+def initial_scale(statistics: DataStatistics, options: Mapping[str, Any]) -> Setting:
     """Choose a small initial scale for vectors that are searched before training; other vectors start at zero."""
-    source = settled.get(SOURCE) or refresh_source(facts, settled).value
-    return Setting(_TOLD_APART if source == "in-trainer" else 0.0, f"{SOURCE} = {source}")
+    source = options.get(SOURCE) or refresh_source(statistics, options).value
+    return Setting(_SMALL_INITIAL_SCALE if source == "in-trainer" else 0.0, f"{SOURCE} = {source}")
 
 
 def log_odds(share: float) -> float:
     """Return ln(share / (1 - share)); shares of 0 and 1 also give finite values."""
-    share = min(max(share, _RAREST), 1 - _RAREST)
+    share = min(max(share, _LEAST_SHARE), 1 - _LEAST_SHARE)
     return math.log(share / (1 - share))
 
 
-def _by_points(rate: float, facts: Facts) -> Setting:
+def _by_points(rate: float, statistics: DataStatistics) -> Setting:
     """Return Adam's rate, which is lower for few training points, because the model would overfit at the full rate."""
-    value = max(rate * min(1.0, (facts.points / _DUAL_POINTS) ** 0.5), _LOWEST_RATE)
-    return Setting(round(value, 5), f"{facts.points:,} training points")
+    value = max(rate * min(1.0, (statistics.points / _ADAM_POINTS) ** 0.5), _LOWEST_RATE)
+    return Setting(round(value, 5), f"{statistics.points:,} training points")
 
 
-def _by_width(rate: float, power: float, settled: Mapping[str, Any]) -> Setting:
-    width = int(settled["encoder.dimension"])
-    value = max(round(rate * (_WIDE / max(width, _NARROW)) ** power, 4), _LOWEST_RATE)
+def _by_width(rate: float, power: float, options: Mapping[str, Any]) -> Setting:
+    width = int(options["encoder.dimension"])
+    value = max(round(rate * (_TUNED_DIMENSION / max(width, _LEAST_DIMENSION)) ** power, 4), _LOWEST_RATE)
     return Setting(value, f"encoder.dimension = {width}")

@@ -95,14 +95,14 @@ class Data(Options):
     )
 
     @property
-    def trained(self) -> RowShare:
+    def training_rows(self) -> RowShare:
         """Rows of `split` to train on."""
         from trainer.stream.sources import RowShare  # imported late, because the stream needs torch
 
         return RowShare(0.0, min(self.share, 1 - self.holdout))
 
     @property
-    def held_out(self) -> RowShare:
+    def held_out_rows(self) -> RowShare:
         """Rows of `split` that are held out."""
         from trainer.stream.sources import RowShare
 
@@ -183,7 +183,7 @@ class Order(Options):
         return self
 
     @property
-    def share(self) -> int:
+    def rows_per_stream(self) -> int:
         """B/S, the number of rows that each stream contributes to a batch."""
         return self.batch // self.streams
 
@@ -382,7 +382,7 @@ class Train(Options):
     )
 
 
-class Tables(Options):
+class TableSchedule(Options):
     """Schedule of tables (ASTRA's tau_s and tau_r), and the policy for late tables."""
 
     start: int = Field(
@@ -420,7 +420,7 @@ class Tables(Options):
         return self.max_age or LEAD + self.every - 1
 
     @model_validator(mode="after")
-    def _check(self) -> Tables:
+    def _check(self) -> TableSchedule:
         if 0 < self.max_age < LEAD:
             raise ValueError(
                 f"refresh.max_age = {self.max_age}, but every table is at least {LEAD} epochs old when it is used: set "

@@ -35,7 +35,7 @@ class Sampled(NamedTuple):
     ranked: bool = False
 
 
-class Vectors(Protocol):
+class LabelVectors(Protocol):
     """Vectors [n, D] of a rank's labels [start, stop)."""
 
     start: int
@@ -55,7 +55,7 @@ class SourceContext:
     `on_device`: the source's labels may stay on the vectors' device, which merges the labels of a batch.
     """
 
-    vectors: Vectors
+    vectors: LabelVectors
     group: Group
     seed: int = 0
     on_device: bool = False

@@ -10,8 +10,8 @@ import torch
 from schemas import PAD
 from schemas.ragged import Ragged
 from schemas.randomness import Purpose, generator
-from trainer.negatives.draws import scrambled
-from trainer.negatives.merge import Rows, merge, merge_with_pool, side_by_side
+from trainer.negatives.draws import splitmix64
+from trainer.negatives.merge import LabelLists, concatenate_labels, merge, merge_with_pool
 from trainer.stream.batch import Batch, Candidates
 
 
@@ -26,7 +26,7 @@ def join_hard(batch: Batch, hard: np.ndarray | None, others: np.ndarray) -> np.n
     return np.concatenate([hard, others], axis=1)
 
 
-def shared_pool(batch: Batch, hard: Rows, pool: np.ndarray, weight: float | np.ndarray) -> Candidates:
+def shared_pool(batch: Batch, hard: LabelLists, pool: np.ndarray, weight: float | np.ndarray) -> Candidates:
     """Build candidates with one random pool for the whole batch.
 
     `pool` [k_r]: draws with replacement. Each draw has the weight `weight` (L / k_r for an unbiased sum over every
@@ -40,7 +40,7 @@ def shared_pool(batch: Batch, hard: Rows, pool: np.ndarray, weight: float | np.n
     return candidates
 
 
-def own_pool(batch: Batch, hard: Rows, pool: np.ndarray | Ragged, weight: float | np.ndarray) -> Candidates:
+def own_pool(batch: Batch, hard: LabelLists, pool: np.ndarray | Ragged, weight: float | np.ndarray) -> Candidates:
     """Build candidates with a random pool per query: `pool` [B, k_r], or rows of random draws, padded with -1.
 
     A draw that is already a positive or hard negative of the query is dropped; every other draw has the weight
@@ -55,14 +55,16 @@ def own_pool(batch: Batch, hard: Rows, pool: np.ndarray | Ragged, weight: float 
     return pairs._replace(pair_weight=weights.astype(np.float32))
 
 
-def drawn_labels(
-    batch: Batch, hard: Rows | torch.Tensor, pool: np.ndarray | Ragged, weight: float | np.ndarray
+def unmerged_candidates(
+    batch: Batch, hard: LabelLists | torch.Tensor, pool: np.ndarray | Ragged, weight: float | np.ndarray
 ) -> Candidates:
     """Build the candidates of `own_pool` for a device that merges them itself; `hard` may already be on the device."""
     late = hard if isinstance(hard, torch.Tensor) else None
     places = np.full(hard.shape, PAD, np.int32) if isinstance(hard, torch.Tensor) else hard
     scalar = 1.0 if isinstance(weight, np.ndarray) else weight
-    labels = side_by_side(batch.positives, batch.positive_offsets, places, pool, scalar, with_pads=late is not None)
+    labels = concatenate_labels(
+        batch.positives, batch.positive_offsets, places, pool, scalar, with_pads=late is not None
+    )
     if isinstance(weight, np.ndarray):
         draws = labels.use & 1 == 1
         labels.weight[draws] = weight[labels.label[draws]]
@@ -101,17 +103,17 @@ def _mark_drawn(key, rows, offsets, count, drawn):  # type: ignore[no-untyped-de
         own = drawn[offsets[row] : offsets[row + 1]]
         numbers = np.empty(len(own), np.uint64)
         for place in range(len(own)):
-            numbers[place] = scrambled(key, rows[row], np.uint64(place))
+            numbers[place] = splitmix64(key, rows[row], np.uint64(place))
         own[np.argsort(numbers)[:count]] = True
 
 
-def within(batch: Batch, start: int, stop: int) -> Batch:
+def restrict_to_labels(batch: Batch, start: int, stop: int) -> Batch:
     """Return the batch with only its positives in [start, stop), counted from start, and without hard negatives."""
-    own = ids_within(Ragged(batch.positives, batch.positive_offsets), start, stop)
-    return replace(batch, positives=own.values, positive_offsets=own.offsets, hard=None, learnt=None)
+    own = restrict_ids(Ragged(batch.positives, batch.positive_offsets), start, stop)
+    return replace(batch, positives=own.values, positive_offsets=own.offsets, hard=None, drawn_positives=None)
 
 
-def ids_within(ids: np.ndarray | Ragged, start: int, stop: int) -> Any:
+def restrict_ids(ids: np.ndarray | Ragged, start: int, stop: int) -> Any:
     """Return label ids counted from `start`.
 
     Ids outside [start, stop) become padding in a matrix [B, k], and are removed from rows.
@@ -122,7 +124,7 @@ def ids_within(ids: np.ndarray | Ragged, start: int, stop: int) -> Any:
     return np.where((ids >= start) & (ids < stop), ids - start, PAD)
 
 
-def deal(rows: Ragged, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def split_by_rank(rows: Ragged, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Assign labels to ranks: rank g gets the labels in [bounds[g], bounds[g + 1]), and padding belongs to no rank.
 
     Return three arrays: the number of labels per rank and row, int32 [G, B]; the positions of labels in `rows.values`,
@@ -134,7 +136,7 @@ def deal(rows: Ragged, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
     sizes = counts.sum(axis=1, dtype=np.int64)
     ends = np.cumsum(sizes)
     order = np.empty(ends[-1], np.int64)
-    _deal_places(*rows, owner, ends - sizes, order)
+    _order_by_rank(*rows, owner, ends - sizes, order)
     return counts, order, ends[:-1]
 
 
@@ -156,7 +158,7 @@ def _find_owners(values, offsets, bounds, owner, counts):  # type: ignore[no-unt
 
 
 @numba.njit(nogil=True, cache=True)
-def _deal_places(values, offsets, owner, ends, order):  # type: ignore[no-untyped-def]
+def _order_by_rank(values, offsets, owner, ends, order):  # type: ignore[no-untyped-def]
     """Write the positions of labels ordered by rank; `ends` [G] contains the start of each rank, then its end."""
     for place in range(offsets[0], offsets[-1]):
         rank = owner[place]
@@ -165,7 +167,7 @@ def _deal_places(values, offsets, owner, ends, order):  # type: ignore[no-untype
             ends[rank] += 1
 
 
-def labels_of(batch: Batch, hard: Rows, drawn: np.ndarray | None = None) -> np.ndarray:
+def distinct_labels(batch: Batch, hard: LabelLists, drawn: np.ndarray | None = None) -> np.ndarray:
     """Return the distinct labels of a batch, ascending, int64 [C]: its positives and the negatives `hard`.
 
     Only the `drawn` positives [sum P] are included; None: all positives.
@@ -176,7 +178,7 @@ def labels_of(batch: Batch, hard: Rows, drawn: np.ndarray | None = None) -> np.n
     return ids[ids != PAD]
 
 
-def every_query_with(
+def candidates_for_every_query(
     batch: Batch, ids: np.ndarray, positive_weight: np.ndarray | None = None, drawn: np.ndarray | None = None
 ) -> Candidates:
     """Build candidates that score every query against the labels `ids` [C] int64, ascending.
@@ -188,12 +190,12 @@ def every_query_with(
     inside = place < len(ids)
     inside[inside] = ids[place[inside]] == batch.positives[inside]
     query, place = query[inside], place[inside].astype(np.int64)
-    learnt = slice(None) if drawn is None else drawn[inside]
-    label = place[learnt]
+    drawn_positives = slice(None) if drawn is None else drawn[inside]
+    label = place[drawn_positives]
     weight = np.ones(len(label)) if positive_weight is None else positive_weight[ids[label]]
     return Candidates(
         ids=ids,
-        pair_query=query[learnt],
+        pair_query=query[drawn_positives],
         pair_label=label,
         pair_positive=np.ones(len(label), bool),
         pair_weight=weight.astype(np.float32),
@@ -203,6 +205,6 @@ def every_query_with(
     )
 
 
-def label_range(batch: Batch, start: int, stop: int, positive_weight: np.ndarray | None = None) -> Candidates:
+def range_candidates(batch: Batch, start: int, stop: int, positive_weight: np.ndarray | None = None) -> Candidates:
     """Build candidates that score every query on labels [start, stop): a chunk of one-vs-all (ASTRA, equation 1)."""
-    return every_query_with(batch, np.arange(start, stop), positive_weight)
+    return candidates_for_every_query(batch, np.arange(start, stop), positive_weight)

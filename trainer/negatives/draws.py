@@ -18,12 +18,12 @@ _CELLS = 1 << _LEVELS
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _STEP, _MIX = np.uint64(0xA0761D6478BD642F), np.uint64(0xE7037ED1A0B428DB)  # constants of wyrand
 _AT_ONCE = 8  # draws at a time; a branch for each draw would be slow, because it would be random
-_ONE_ROW, _SHORT, _LONG = np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
+_ONE_ROW, _INT32, _INT64 = np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
 _WORDS = np.uint64(40)  # bits for a position in the random words of one node or cell of a row
 
 
 @numba.njit(nogil=True, cache=True)
-def scrambled(key: np.uint64, first: np.uint64, second: np.uint64) -> np.uint64:
+def splitmix64(key: np.uint64, first: np.uint64, second: np.uint64) -> np.uint64:
     """Return 64 pseudo-random bits for (key, first, second), mixed by the finaliser of SplitMix64."""
     z = key + first * _GOLDEN
     for word in (second, np.uint64(0)):
@@ -40,7 +40,7 @@ class RandomPool:
 
     Each draw selects label l with probability q_l = (1 - f) / L + f (n_l + 1) / Z > 0, where f is `by_frequency`. With
     weights 1 / (k q_l), a sum over k draws is an unbiased estimate of the sum over all labels, for any f. `frequency`
-    [L] contains n_l. A rank with the labels `part` = [start, stop) draws only these labels, counted from start.
+    [L] contains n_l. A rank with the labels `label_range` = [start, stop) draws only these labels, counted from start.
     `retired` [L] bool: labels that are never drawn; L in q_l is then the number of the other labels.
 
     A draw is a number in [0, 1), and each label has an interval of length q_l. For each row, the number of draws in
@@ -52,13 +52,13 @@ class RandomPool:
     labels: int  # L
     by_frequency: float = 0.0
     frequency: np.ndarray | None = None
-    part: tuple[int, int] | None = None
+    label_range: tuple[int, int] | None = None
     retired: np.ndarray | None = None
 
     def draw(self, count: int, *, seed: int, epoch: int, step: int) -> np.ndarray:
         """Draw `count` labels that all rows of a batch share. Returns this rank's part, int32 if L fits, else int64."""
         labels = self._draw(RandomPoolStream.SHARED, _ONE_ROW, count, seed, epoch, step).values
-        return labels if self.part is None else labels[labels != PAD]
+        return labels if self.label_range is None else labels[labels != PAD]
 
     def draw_own(self, count: int, rows: np.ndarray, *, seed: int, epoch: int, step: int) -> Ragged:
         """Draw `count` labels for each of the row ids `rows` [B] separately. Returns this rank's part, with padding."""
@@ -71,14 +71,16 @@ class RandomPool:
     def _draw(self, stream: RandomPoolStream, rows: np.ndarray, count: int, seed: int, epoch: int, step: int) -> Ragged:
         words, counters = philox_state(seed, Purpose.RANDOM_POOL, epoch, step, stream)
         key, at = np.array([*words, *counters[1:]], np.uint64), np.ascontiguousarray(rows, np.int64)
-        start, stop = self.part or (0, self.labels)
-        kind = _SHORT if self.labels <= 1 << 31 else _LONG
+        start, stop = self.label_range or (0, self.labels)
+        kind = _INT32 if self.labels <= 1 << 31 else _INT64
         if not self.by_frequency:
             # The range [start, stop), counted without retired labels.
-            first, last = (start, stop) if self._live is None else np.searchsorted(self._live, (start, stop)).tolist()
+            first, last = (
+                (start, stop) if self._drawable is None else np.searchsorted(self._drawable, (start, stop)).tolist()
+            )
             labels, ends = _draw_labels(key, at, count, self._count, first, last, kind)
-            if self._live is not None and first < last:
-                labels = np.where(labels == PAD, PAD, self._live[first:last][labels] - start).astype(kind.dtype)
+            if self._drawable is not None and first < last:
+                labels = np.where(labels == PAD, PAD, self._drawable[first:last][labels] - start).astype(kind.dtype)
             return Ragged(labels, ends)
         below = self._cumulative[start - 1] if start else 0.0
         # Rounding may move a number across the border between two cells.
@@ -89,12 +91,12 @@ class RandomPool:
         return Ragged(np.where(is_own, labels - start, PAD).astype(kind.dtype), ends)
 
     @cached_property
-    def _live(self) -> np.ndarray | None:
+    def _drawable(self) -> np.ndarray | None:
         return None if self.retired is None else np.flatnonzero(~self.retired)
 
     @property
     def _count(self) -> int:
-        return self.labels if self._live is None else len(self._live)
+        return self.labels if self._drawable is None else len(self._drawable)
 
     @property
     def _shares(self) -> np.ndarray:
@@ -113,7 +115,7 @@ class RandomPool:
     @cached_property
     def _inverse(self) -> np.ndarray:
         with np.errstate(divide="ignore"):  # retired labels have q_l = 0
-            return 1 / self._shares[slice(*self.part) if self.part else slice(None)]
+            return 1 / self._shares[slice(*self.label_range) if self.label_range else slice(None)]
 
 
 @intrinsic
@@ -130,7 +132,7 @@ def _halves(context, first, second):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def ones(context, word):  # type: ignore[no-untyped-def]
+def popcount(context, word):  # type: ignore[no-untyped-def]
     """Count the set bits of a word."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
@@ -209,12 +211,12 @@ def _count_in_cells(key, rows, count, first, last):  # type: ignore[no-untyped-d
     counts, keys = np.empty((len(rows), last - first + 1), np.uint32), np.empty(len(rows), np.uint64)
     of_step = np.uint64(0)
     for word in key:
-        of_step = scrambled(of_step, word, np.uint64(0))
+        of_step = splitmix64(of_step, word, np.uint64(0))
     visited = [node for a in range(_LEVELS, 0, -1) for node in range(_CELLS + first >> a, (_CELLS + last >> a) + 1)]
     places = np.array(visited, np.uint64)
     nodes = np.empty(2 * _CELLS, np.uint32)  # the root is node 1, the halves of node n are 2 n and 2 n + 1
     for row in range(len(rows)):
-        keys[row] = scrambled(of_step, np.uint64(rows[row]), np.uint64(0))
+        keys[row] = splitmix64(of_step, np.uint64(rows[row]), np.uint64(0))
         nodes[1] = count
         for node in places:
             lower = _lower_half(keys[row] + (node << _WORDS) * _STEP, nodes[node])
@@ -229,10 +231,10 @@ def _lower_half(word, draws):  # type: ignore[no-untyped-def]
     """Return the number of set bits among `draws` random bits."""
     left, found = np.uint64(draws), np.uint64(0)
     while left >= np.uint64(64):
-        found += ones(_random(word))
+        found += popcount(_random(word))
         word += _STEP
         left -= np.uint64(64)
-    return np.uint32(found + ones(_random(word) >> np.uint64(1) >> (np.uint64(63) - left)))
+    return np.uint32(found + popcount(_random(word) >> np.uint64(1) >> (np.uint64(63) - left)))
 
 
 def draw_hard(hard: np.ndarray, rows: np.ndarray, count: int, *, seed: int, epoch: int, step: int) -> np.ndarray:
@@ -255,7 +257,7 @@ def _draw_columns(hard: np.ndarray, rows: np.ndarray, key: np.uint64, drawn: np.
     for i in range(len(hard)):
         taken = 0
         for column in range(columns):
-            chance = (scrambled(key, rows[i], np.uint64(column)) >> np.uint64(11)) * 2.0**-53
+            chance = (splitmix64(key, rows[i], np.uint64(column)) >> np.uint64(11)) * 2.0**-53
             if chance * (columns - column) < count - taken:
                 drawn[i, taken] = hard[i, column]
                 taken += 1

@@ -12,7 +12,7 @@ import numba
 import numpy as np
 
 from schemas.randomness import HashFunctionsStream, Purpose, generator
-from trainer.negatives.draws import scrambled
+from trainer.negatives.draws import splitmix64
 from trainer.negatives.lsh_section import Family
 
 _MOST_BUCKETS = 1 << 28  # buckets of a table: codes are at most int32
@@ -161,7 +161,7 @@ def _borrowed(winner: np.ndarray, function: int, key: np.uint64) -> int:
     functions = np.uint64(len(winner))
     other = np.uint64(function)
     for attempt in range(_ATTEMPTS):
-        other = scrambled(key, np.uint64(function), np.uint64(attempt)) % functions
+        other = splitmix64(key, np.uint64(function), np.uint64(attempt)) % functions
         if winner[other] != _NONE:
             return int(winner[other])
     for step in range(len(winner)):

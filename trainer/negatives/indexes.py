@@ -24,8 +24,8 @@ from search.candidates import best, merge, pack, unpack
 from search.factory import AUTO
 from trainer.group import Group
 from trainer.negatives.base import MIPS, NegativeSource, Sampled, SourceContext
-from trainer.negatives.candidates import within
-from trainer.rows.memory import zeros
+from trainer.negatives.candidates import restrict_to_labels
+from trainer.rows.allocation import zeros
 from trainer.stream.batch import Batch
 from trainer.stream.transfer import send
 
@@ -143,7 +143,7 @@ class FreshIndex(NegativeSource):
     def _best(self, batch: Batch, x: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield the best rows and their scores for successive groups of queries."""
         vectors, start = self._vectors.vectors, self._vectors.start
-        own = within(batch, start, start + len(vectors))
+        own = restrict_to_labels(batch, start, start + len(vectors))
         positives = Ragged(own.positives, own.positive_offsets)
         for first, block in zip(range(0, len(x), _QUERIES), x.split(_QUERIES), strict=True):
             some = positives.slice(first, first + len(block))
@@ -153,7 +153,7 @@ class FreshIndex(NegativeSource):
 
 def best_of_ranks(keys: np.ndarray, width: int, group: Group) -> Sampled:
     """Return the best labels over all ranks, [B, width], from each rank's `keys` [B, width] (search/candidates.py)."""
-    (keys,) = group.gather_arrays(best(keys, width))  # a rank may have fewer than `width` labels
+    (keys,) = group.all_gather_arrays(best(keys, width))  # a rank may have fewer than `width` labels
     labels, _ = unpack(merge(np.split(keys, group.ranks), width))
     return Sampled(labels, ranked=True)
 

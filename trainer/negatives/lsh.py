@@ -17,15 +17,15 @@ import numpy as np
 from schemas.ragged import Ragged
 from schemas.randomness import HashTablesStream, Purpose, generator
 from trainer.negatives.base import NegativeSource, Sampled, State
-from trainer.negatives.candidates import within
-from trainer.negatives.draws import scrambled
+from trainer.negatives.candidates import restrict_to_labels
+from trainer.negatives.draws import splitmix64
 from trainer.negatives.hash_functions import code_type, open_hashes
 from trainer.negatives.lsh_section import LshSection
 
 if TYPE_CHECKING:
     import torch
 
-    from trainer.negatives.base import Vectors
+    from trainer.negatives.base import LabelVectors
     from trainer.stream.batch import Batch
 
 _FILLED = 4096  # rows that are added to one table after another, while their codes stay in the cache
@@ -42,7 +42,7 @@ class HashedNegatives(NegativeSource):
     name = "lsh"
     stateful = True
 
-    def __init__(self, options: LshSection, vectors: Vectors, seed: int = 0) -> None:
+    def __init__(self, options: LshSection, vectors: LabelVectors, seed: int = 0) -> None:
         self.options, self.seed = options, seed
         self._vectors, self._touched = vectors, list[np.ndarray]()
         self.labels, dimension = vectors.vectors.shape
@@ -54,7 +54,7 @@ class HashedNegatives(NegativeSource):
         assert x is not None
         if not self._started:
             self.start()
-        batch = within(batch, self._vectors.start, self._vectors.stop)
+        batch = restrict_to_labels(batch, self._vectors.start, self._vectors.stop)
         positives = Ragged(batch.positives, batch.positive_offsets)
         labels = self.sample(x.float().cpu().numpy(), positives, epoch=batch.epoch, step=batch.step)
         return Sampled(labels._replace(values=labels.values.astype(np.int64) + self._vectors.start).padded())
@@ -261,7 +261,7 @@ def _insert(row: int, table: int, code: int, key: np.uint64, tables: TableArrays
     held, members, owed = tables.held, tables.members, tables.owed
     bucket, count, capacity = tables.slots[table, code], held[table, code], tables.slots.shape[2]
     members[table, code] += 1
-    chance = (scrambled(key, np.uint64(table), np.uint64(row)) >> np.uint64(11)) * 2.0**-53
+    chance = (splitmix64(key, np.uint64(table), np.uint64(row)) >> np.uint64(11)) * 2.0**-53
     debt = owed[table, code]
     if debt:  # the insertion compensates for a deletion, from the sample or from the other rows
         missing = min(capacity, members[table, code] - 1 + debt) - count

@@ -11,7 +11,7 @@ import numpy as np
 
 from schemas import PAD
 from schemas.ragged import Ragged
-from trainer.negatives.draws import ones
+from trainer.negatives.draws import popcount
 from trainer.stream.batch import Candidates, DrawnLabels
 
 NUMBER_BITS = 24  # bits of a pair's number, below the bits of its label in one word
@@ -25,14 +25,16 @@ _NONE = np.empty(0, np.int32)
 _WORD, _BIT, _LOW = np.uint64(6), np.uint64(1), np.uint64(63)  # a label's word is label >> 6
 
 
-Rows = np.ndarray | Ragged | None  # labels of B queries: a matrix [B, K] or rows of any length, with padding; or None
+LabelLists = (
+    np.ndarray | Ragged | None
+)  # labels of B queries: a matrix [B, K] or rows of any length, with padding; or None
 
 
 def merge(
     positives: np.ndarray,
     offsets: np.ndarray,
-    hard: Rows,
-    draws: Rows = None,
+    hard: LabelLists,
+    draws: LabelLists = None,
     weight: float = 1.0,
     weight_of_others: float = 1.0,
 ) -> Candidates:
@@ -52,7 +54,7 @@ def merge(
 
 
 def merge_with_pool(
-    positives: np.ndarray, offsets: np.ndarray, hard: Rows, pool: np.ndarray, weight: float
+    positives: np.ndarray, offsets: np.ndarray, hard: LabelLists, pool: np.ndarray, weight: float
 ) -> Candidates:
     """Merge like `merge`, but with one pool of draws, `pool` [k], shared by all queries; each draw weighs `weight`.
 
@@ -67,8 +69,13 @@ def merge_with_pool(
     return Candidates(*columns, pool_weight[:drawn], masked_query[:met], masked_pool[:met])
 
 
-def side_by_side(
-    positives: np.ndarray, offsets: np.ndarray, hard: Rows, draws: Rows, weight: float = 1.0, with_pads: bool = False
+def concatenate_labels(
+    positives: np.ndarray,
+    offsets: np.ndarray,
+    hard: LabelLists,
+    draws: LabelLists,
+    weight: float = 1.0,
+    with_pads: bool = False,
 ) -> DrawnLabels:
     """Concatenate the labels of `merge`, for a device that merges them itself; `with_pads` keeps the padding of `hard`.
 
@@ -76,7 +83,7 @@ def side_by_side(
     maximum of int32, else int64. Raises ValueError as `merge` does.
     """
     queries, size = _queries(positives, offsets, hard, draws, None)
-    label, starts, draws_from = _lay_side_by_side(queries, size, with_pads)
+    label, starts, draws_from = _concatenate_labels(queries, size, with_pads)
     fits = label.max(initial=0) < np.iinfo(np.int32).max
     label = label.astype(np.int32 if fits else np.int64, copy=False)
     use, weights = _mark(starts, draws_from, queries[1], np.float32(weight))
@@ -97,7 +104,7 @@ def _mark(starts, draws_from, offsets, weight):  # type: ignore[no-untyped-def]
 
 
 def _queries(
-    positives: np.ndarray, offsets: np.ndarray, hard: Rows, draws: Rows, pool: np.ndarray | None
+    positives: np.ndarray, offsets: np.ndarray, hard: LabelLists, draws: LabelLists, pool: np.ndarray | None
 ) -> tuple[tuple[np.ndarray, ...], int]:
     """Return the arrays of a batch, int32 if all arrays are int32, and the number of labels. Raises ValueError."""
     hard, draws = _rows(hard, len(offsets)), _rows(draws, len(offsets))
@@ -112,7 +119,7 @@ def _queries(
     return (positive, bounds, negative, hard.offsets, drawn, draws.offsets, shared), size
 
 
-def _rows(labels: Rows, bounds: int) -> Ragged:
+def _rows(labels: LabelLists, bounds: int) -> Ragged:
     """Return the labels of queries as ragged rows, with offsets int64 [bounds]."""
     if labels is None:
         return Ragged(_NONE, np.zeros(bounds, np.int64))
@@ -122,7 +129,7 @@ def _rows(labels: Rows, bounds: int) -> Ragged:
 @numba.njit(nogil=True, cache=True)
 def _merge(queries, weights, pairs):  # type: ignore[no-untyped-def]
     """Write to the arrays of `pairs`; return the numbers of labels and of pairs."""
-    label, starts, draws_from = _lay_side_by_side(queries, len(pairs.ids), False)
+    label, starts, draws_from = _concatenate_labels(queries, len(pairs.ids), False)
     labels, _ = _number(label, len(label), pairs.ids, pairs.pair_label)
     latest, kept = np.full(labels, -1, np.int32), np.uint32(0)  # the latest pair of each label
     for row in range(len(draws_from)):
@@ -151,7 +158,7 @@ def _merge(queries, weights, pairs):  # type: ignore[no-untyped-def]
 @numba.njit(nogil=True, cache=True)
 def _merge_with_pool(queries, weight, pairs):  # type: ignore[no-untyped-def]
     """Write to the arrays of `pairs`; return the numbers of labels, pairs, labels of the pool, and masked pairs."""
-    label, starts, _ = _lay_side_by_side(queries, len(pairs.ids), False)
+    label, starts, _ = _concatenate_labels(queries, len(pairs.ids), False)
     size = starts[-1]
     labels, drawn = _number(label, size, pairs.ids, pairs.pair_label)
     for place in pairs.pair_label[size : len(label)]:
@@ -179,7 +186,7 @@ def _fill_row(row, offsets, begin, end, query, positive):  # type: ignore[no-unt
 
 
 @numba.njit(nogil=True, cache=True)
-def _lay_side_by_side(queries, size, with_pads):  # type: ignore[no-untyped-def]
+def _concatenate_labels(queries, size, with_pads):  # type: ignore[no-untyped-def]
     """Concatenate at most `size` labels per query, then the pool; `with_pads` keeps the padding of hard negatives.
 
     Return the labels, the start of each query [B + 1], and the start of each query's draws [B].
@@ -239,20 +246,20 @@ def _number_by_bits(label, pairs, words, ids, place):  # type: ignore[no-untyped
         in_pool[np.uint64(value) >> _WORD] |= _BIT << (np.uint64(value) & _LOW)
     drawn = np.uint64(0)
     for word in in_pool:
-        drawn += ones(word)
+        drawn += popcount(word)
     labels, before = drawn, np.uint64(0)
     for word in range(words):
         others = bits[word, 0] & ~in_pool[word]
         bits[word, 0], bits[word, 1], before_in_pool[word] = others, labels, before
-        labels += ones(others)
-        before += ones(in_pool[word])
+        labels += popcount(others)
+        before += popcount(in_pool[word])
     for i in range(len(label)):
         value = np.uint64(label[i])
         word, bit = value >> _WORD, _BIT << (value & _LOW)
         if bits[word, 0] & bit:
-            number = bits[word, 1] + ones(bits[word, 0] & (bit - _BIT))
+            number = bits[word, 1] + popcount(bits[word, 0] & (bit - _BIT))
         else:
-            number = np.uint64(before_in_pool[word]) + ones(in_pool[word] & (bit - _BIT))
+            number = np.uint64(before_in_pool[word]) + popcount(in_pool[word] & (bit - _BIT))
         ids[number], place[i] = np.int64(value), np.int32(number)
     return np.int64(labels), np.int64(drawn)
 

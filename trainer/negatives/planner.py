@@ -14,26 +14,26 @@ from trainer.group import Group
 from trainer.inputs import Inputs
 from trainer.negatives.base import Sampled
 from trainer.negatives.candidates import (
-    deal,
+    candidates_for_every_query,
+    distinct_labels,
     draw_positives,
-    drawn_labels,
-    every_query_with,
-    ids_within,
     join_hard,
-    label_range,
-    labels_of,
     own_pool,
+    range_candidates,
+    restrict_ids,
+    restrict_to_labels,
     shared_pool,
+    split_by_rank,
+    unmerged_candidates,
     weigh_positives,
-    within,
 )
 from trainer.negatives.draws import RandomPool, draw_hard
 from trainer.stream.batch import Batch, Candidates
 from trainer.stream.transfer import send
 
 
-class Options(Protocol):
-    """Interface of a method's options for negatives (trainer.methods.recipe:Labels)."""
+class NegativesOptions(Protocol):
+    """Interface of a method's options for negatives (trainer.methods.recipe:NegativesSection)."""
 
     @property
     def by_frequency(self) -> float: ...
@@ -47,38 +47,39 @@ class Options(Protocol):
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """A batch of all ranks: `part` contains this rank's rows, `sizes` [G] the number of rows of each rank.
+    """A batch of all ranks: `local` contains this rank's rows, `sizes` [G] the number of rows of each rank.
 
-    `whole` contains the row ids of all parts, the positives and hard negatives that this rank plans for, and candidates
-    if the batch is already planned. `stop_asked`: a rank was asked to stop before the batch was gathered.
+    `gathered` contains the row ids of all ranks, the positives and hard negatives that this rank plans for, and
+    candidates if the batch is already planned. `stop_requested`: a rank was asked to stop before the batch was
+    gathered.
     """
 
-    part: Batch
-    whole: Batch
+    local: Batch
+    gathered: Batch
     sizes: list[int]
-    stop_asked: bool
+    stop_requested: bool
 
 
 @dataclass(frozen=True, eq=False)
 class Planner:
     """Plans a batch's candidates with a method's `options`: a pure function of the batch that any thread may call.
 
-    `labels`: L. `positive_weight` [L] float32, if given, weights the positives. `parts`: the labels [start, stop) of
-    every rank. This rank is number `rank`, and plans only the candidates in its range, with ids counted from start; all
-    ranks together plan what a single process would plan. Without `parts` a rank plans for all labels. `mixtures`: k_h
-    and k_r of each epoch, if they change. `frequency` [L]: number of training points of each label, if draws depend on
-    it. `positives`: number of positives per query that a step trains on, for methods that use the labels of the batch;
-    0: all. `retired` [L] bool: labels that must not be random negatives. `merges`: False if a device merges the labels
-    of pools per query itself.
+    `labels`: L. `positive_weight` [L] float32, if given, weights the positives. `label_ranges`: the labels [start,
+    stop) of every rank. This rank is number `rank`, and plans only the candidates in its range, with ids counted from
+    start; all ranks together plan what a single process would plan. Without `label_ranges` a rank plans for all labels.
+    `negative_counts`: k_h and k_r of each epoch, if they change. `frequency` [L]: number of training points of each
+    label, if draws depend on it. `positives`: number of positives per query that a step trains on, for methods that use
+    the labels of the batch; 0: all. `retired` [L] bool: labels that must not be random negatives. `merges`: False if a
+    device merges the labels of pools per query itself.
     """
 
-    options: Options
+    options: NegativesOptions
     labels: int
     seed: int = 0
     positive_weight: np.ndarray | None = None
-    parts: tuple[tuple[int, int], ...] = ()
+    label_ranges: tuple[tuple[int, int], ...] = ()
     rank: int = 0
-    mixtures: tuple[tuple[int, int], ...] = ()
+    negative_counts: tuple[tuple[int, int], ...] = ()
     frequency: np.ndarray | None = None
     positives: int = 0
     retired: np.ndarray | None = None
@@ -100,9 +101,9 @@ class Planner:
         yield from self.options.chunks(self, self._own(batch))
 
     @property
-    def part(self) -> tuple[int, int] | None:
+    def label_range(self) -> tuple[int, int] | None:
         """Labels [start, stop) of this rank; None: all labels."""
-        return self.parts[self.rank] if self.parts else None
+        return self.label_ranges[self.rank] if self.label_ranges else None
 
     def draw(
         self, batch: Batch, count: int, own: bool, reweight: bool
@@ -125,66 +126,68 @@ class Planner:
             assert isinstance(drawn, Ragged), "a device merges only own pools"
             ranked = sampled[0].ids
             columns = self._columns(batch, np.tile(np.arange(ranked.shape[1]), (len(ranked), 1)))
-            candidates = drawn_labels(batch, ranked.gather(1, send(columns, ranked.device)), drawn, weight)
+            candidates = unmerged_candidates(batch, ranked.gather(1, send(columns, ranked.device)), drawn, weight)
             return weigh_positives(candidates, batch, self._weights)
         part, hard = self._own(batch), self._hard(batch, sampled)
         if not isinstance(drawn, Ragged):
             return weigh_positives(shared_pool(part, hard, drawn, weight), part, self._weights)
-        build = own_pool if self.merges else drawn_labels
+        build = own_pool if self.merges else unmerged_candidates
         return weigh_positives(build(part, hard, drawn, weight), part, self._weights)
 
-    def of_batch(self, batch: Batch) -> Candidates:
+    def batch_candidates(self, batch: Batch) -> Candidates:
         """Return candidates for every query: the drawn positives and the hard negatives of all queries in the batch."""
-        drawn = self.learnt(batch)
-        ids = labels_of(batch, self.of_table(batch), drawn)
-        if self.part is None:
-            return every_query_with(batch, ids, self.positive_weight, drawn)
-        start, stop = self.part
-        candidates = every_query_with(batch, ids[(ids >= start) & (ids < stop)], self.positive_weight, drawn)
+        drawn = self.drawn_positives(batch)
+        ids = distinct_labels(batch, self.table_negatives(batch), drawn)
+        if self.label_range is None:
+            return candidates_for_every_query(batch, ids, self.positive_weight, drawn)
+        start, stop = self.label_range
+        candidates = candidates_for_every_query(batch, ids[(ids >= start) & (ids < stop)], self.positive_weight, drawn)
         return candidates._replace(ids=candidates.ids - start)
 
-    def learnt(self, batch: Batch) -> np.ndarray | None:
+    def drawn_positives(self, batch: Batch) -> np.ndarray | None:
         """Return which positives a step trains on, [sum P] bool; None: all."""
-        return draw_positives(batch, self.positives, self.seed) if batch.learnt is None else batch.learnt
+        return (
+            draw_positives(batch, self.positives, self.seed) if batch.drawn_positives is None else batch.drawn_positives
+        )
 
-    def range_of(self, batch: Batch, start: int, stop: int) -> Candidates:
+    def range_candidates(self, batch: Batch, start: int, stop: int) -> Candidates:
         """Return the labels [start, stop), counted from this rank's first label, as candidates for every query."""
-        return label_range(batch, start, stop, self._weights)
+        return range_candidates(batch, start, stop, self._weights)
 
-    def gather(self, batch: Batch, group: Group, stop_asked: bool = False) -> GlobalBatch:
+    def gather(self, batch: Batch, group: Group, stop_requested: bool = False) -> GlobalBatch:
         """Gather and concatenate the batches of all ranks, with their row ids. Raises RankLostError.
 
         A rank sends to each other rank the positives in that rank's label range, and the negatives from the table in
-        this range that the step uses; without `parts`, a rank sends all of them.
+        this range that the step uses; without `label_ranges`, a rank sends all of them.
         """
         if group.ranks == 1:
-            return GlobalBatch(batch, batch, [len(batch)], stop_asked)
-        columns, learnt = [Ragged(batch.positives, batch.positive_offsets)], self.learnt(batch)
-        hard = self.of_table(batch)
+            return GlobalBatch(batch, batch, [len(batch)], stop_requested)
+        columns, drawn_positives = [Ragged(batch.positives, batch.positive_offsets)], self.drawn_positives(batch)
+        hard = self.table_negatives(batch)
         if hard is not None:
             columns.append(hard if isinstance(hard, Ragged) else Ragged.from_matrix(hard))
-        messages = [[batch.rows, np.array([stop_asked])] for _ in range(group.ranks)]
-        for column, marks in zip(columns, (learnt, None), strict=False):
-            for message, (counts, own) in zip(messages, self._dealt(column, group.ranks), strict=True):
+        messages = [[batch.rows, np.array([stop_requested])] for _ in range(group.ranks)]
+        for column, marks in zip(columns, (drawn_positives, None), strict=False):
+            for message, (counts, own) in zip(messages, self._split_by_rank(column, group.ranks), strict=True):
                 message += [counts, column.values[own]] if marks is None else [counts, column.values[own], marks[own]]
-        arrived = group.exchange(messages)
+        arrived = group.all_to_all(messages)
         rows, askers, *received = (np.concatenate(each) for each in zip(*arrived, strict=True))
         positives, received = Ragged.from_counts(received[1], received[0]), received[2:]
-        if learnt is not None:
-            learnt, *received = received
+        if drawn_positives is not None:
+            drawn_positives, *received = received
         hard = Ragged.from_counts(received[1], received[0]) if received else None
-        whole = Batch(batch.epoch, batch.step, rows, Inputs(), *positives, hard, learnt=learnt)
-        return GlobalBatch(batch, whole, [len(message[0]) for message in arrived], bool(askers.any()))
+        gathered = Batch(batch.epoch, batch.step, rows, Inputs(), *positives, hard, drawn_positives=drawn_positives)
+        return GlobalBatch(batch, gathered, [len(message[0]) for message in arrived], bool(askers.any()))
 
-    def _dealt(self, rows: Ragged, ranks: int) -> Iterator[tuple[np.ndarray, np.ndarray | slice]]:
+    def _split_by_rank(self, rows: Ragged, ranks: int) -> Iterator[tuple[np.ndarray, np.ndarray | slice]]:
         """For each rank, yield the number of labels that it gets from each row [b], and their positions in `rows`."""
-        if not self.parts:
+        if not self.label_ranges:
             yield from itertools.repeat((rows.counts, slice(None)), ranks)
             return
-        counts, order, ends = deal(rows, np.array([0, *(stop for _, stop in self.parts)]))
+        counts, order, ends = split_by_rank(rows, np.array([0, *(stop for _, stop in self.label_ranges)]))
         yield from zip(counts, np.split(order, ends), strict=True)
 
-    def of_table(self, batch: Batch) -> np.ndarray | Ragged | None:
+    def table_negatives(self, batch: Batch) -> np.ndarray | Ragged | None:
         """Return the negatives [B, k_h] that this step uses from the batch's table [B, K]; None without a table."""
         return None if batch.hard is None else self._columns(batch, batch.hard)
 
@@ -202,23 +205,25 @@ class Planner:
 
     def _own(self, batch: Batch) -> Batch:
         """Return the batch with only the positives of this rank."""
-        return batch if self.part is None else within(batch, *self.part)
+        return batch if self.label_range is None else restrict_to_labels(batch, *self.label_range)
 
     def _hard(self, batch: Batch, sampled: Sequence[Sampled]) -> np.ndarray | Ragged | None:
         """Return this rank's hard negatives in the step, from all sources; a label counts once per query."""
         ranked = [self._columns(batch, _on_host(each.ids)) for each in sampled if each.ranked]
         others = [_on_host(each.ids) for each in sampled if not each.ranked]
-        first, rest = self._labels_within(ranked), self._labels_within(others)
-        if rest is None:
-            return first
-        return join_hard(self._own(batch), None if first is None else _matrix(first), _matrix(rest))
+        ranked_labels, other_labels = self._own_labels(ranked), self._own_labels(others)
+        if other_labels is None:
+            return ranked_labels
+        return join_hard(
+            self._own(batch), None if ranked_labels is None else _matrix(ranked_labels), _matrix(other_labels)
+        )
 
-    def _labels_within(self, found: list[np.ndarray | Ragged]) -> np.ndarray | Ragged | None:
-        """Return this rank's label ids per query, counted from the rank's first label; None if `found` is empty."""
-        if not found:
+    def _own_labels(self, label_ids: list[np.ndarray | Ragged]) -> np.ndarray | Ragged | None:
+        """Return this rank's label ids per query, counted from the rank's first label; None if `label_ids` is empty."""
+        if not label_ids:
             return None
-        ids = found[0] if len(found) == 1 else np.concatenate([_matrix(each) for each in found], axis=1)
-        return ids if self.part is None else ids_within(ids, *self.part)
+        ids = label_ids[0] if len(label_ids) == 1 else np.concatenate([_matrix(each) for each in label_ids], axis=1)
+        return ids if self.label_range is None else restrict_ids(ids, *self.label_range)
 
     def _columns(self, batch: Batch, ranked: np.ndarray | Ragged) -> np.ndarray | Ragged:
         """Draw the columns of ranked negatives [B, K] that this step uses, separately for each query.
@@ -233,12 +238,12 @@ class Planner:
     @cached_property
     def _random(self) -> RandomPool:
         share = self.options.by_frequency
-        return RandomPool(self.labels, share, self.frequency, self.part, self.retired)
+        return RandomPool(self.labels, share, self.frequency, self.label_range, self.retired)
 
     @property
     def _weights(self) -> np.ndarray | None:
         weights = self.positive_weight
-        return weights if self.part is None or weights is None else weights[slice(*self.part)]
+        return weights if self.label_range is None or weights is None else weights[slice(*self.label_range)]
 
 
 def _on_host(ids: np.ndarray | Ragged | torch.Tensor) -> np.ndarray | Ragged:

@@ -21,7 +21,7 @@ from schemas.table import Table
 from schemas.waits import Say, waiting
 from trainer.checkpoints.stopping import StoppedError
 from trainer.methods.recipe import Recipe
-from trainer.methods.sections import LEAD, Tables
+from trainer.methods.sections import LEAD, TableSchedule
 from trainer.stream import Source
 
 
@@ -99,8 +99,8 @@ def adopt(
     joined = []
     for source in sources:
         url = _url(run, recipe, decision.table_epoch, source)
-        joined_source = source.in_clusters(url) if recipe.clusters else source.with_negatives(url, None)
-        table = joined_source.table if recipe.clusters else joined_source.negatives
+        joined_source = source.with_clusters(url) if recipe.is_clustered else source.with_negatives(url, None)
+        table = joined_source.table if recipe.is_clustered else joined_source.negatives
         assert table is not None
         if table.manifest.digest != decision.digests[source.name]:
             raise TableError(
@@ -167,11 +167,11 @@ def _decide(
         _report_missing(newest, due, epoch, stale, recipe, options, say)
     if newest is None or (stale and options.stale == "random-only"):
         return Adoption(epoch, None, {}, late, stale)
-    kind = "queries" if recipe.clusters else "negatives"
+    kind = "queries" if recipe.is_clustered else "negatives"
     tables = {source.name: Table.open(_url(run, recipe, newest, source), kind) for source in sources}
-    if not recipe.clusters:  # check before the decision is recorded
+    if not recipe.is_clustered:  # check before the decision is recorded
         for found in tables.values():
-            found.require_ids_of("points" if recipe.table_facts.get("by") == "points" else "labels")
+            found.require_ids_of("points" if recipe.table_parameters.get("by") == "points" else "labels")
     # Sorted, because a resumed run reads the digests in this order, and its record must have the same bytes.
     digests = {name: tables[name].digest for name in sorted(tables)}
     step = next(iter(tables.values())).parameters.get("step")
@@ -179,19 +179,19 @@ def _decide(
 
 
 def _describe_table(due: int, recipe: Recipe) -> str:
-    table = "the table of clusters due at epoch" if recipe.clusters else "the hard-negative table due at epoch"
+    table = "the table of clusters due at epoch" if recipe.is_clustered else "the hard-negative table due at epoch"
     return f"{table} {due}"
 
 
-def _is_stale(table_epoch: int | None, epoch: int, options: Tables) -> bool:
+def _is_stale(table_epoch: int | None, epoch: int, options: TableSchedule) -> bool:
     return table_epoch is None or epoch - table_epoch + LEAD > options.oldest
 
 
 def _report_missing(
-    newest: int | None, due: int, epoch: int, stale: bool, recipe: Recipe, options: Tables, say: Say
+    newest: int | None, due: int, epoch: int, stale: bool, recipe: Recipe, options: TableSchedule, say: Say
 ) -> None:
     """Report which table is missing and what is used instead. Raises ExtremisError if `refresh.stale` is "stop"."""
-    command, alone = ("cluster", "random order") if recipe.clusters else ("mine", "random negatives only")
+    command, alone = ("cluster", "random order") if recipe.is_clustered else ("mine", "random negatives only")
     missing = f"epoch {epoch}: {_describe_table(due, recipe)} is not finished yet"
     if stale and options.stale == "stop":
         state = (
@@ -221,7 +221,7 @@ def _newest(run: RunLayout, recipe: Recipe, sources: list[Source], epoch: int) -
 
     The due table is looked up by name, because a store may list new files late.
     """
-    root = run.clusters_root if recipe.clusters else run.negatives_root
+    root = run.clusters_root if recipe.is_clustered else run.negatives_root
     due = [number for number in recipe.table_epochs() if number <= epoch][-1:]
     for number in sorted({*list_numbers(root), *due}, reverse=True):
         if number <= epoch and all(is_published(_url(run, recipe, number, source)) for source in sources):
@@ -231,7 +231,7 @@ def _newest(run: RunLayout, recipe: Recipe, sources: list[Source], epoch: int) -
 
 def _url(run: RunLayout, recipe: Recipe, epoch: int, source: Source) -> str:
     """Return the URL of the table built for `source` and `epoch`."""
-    return run.clusters(epoch, source.name) if recipe.clusters else run.negatives(epoch, source.name)
+    return run.clusters(epoch, source.name) if recipe.is_clustered else run.negatives(epoch, source.name)
 
 
 def discard_refreshes(run: RunLayout) -> None:

@@ -28,16 +28,16 @@ from trainer.methods.recipe import Recipe
 from trainer.methods.sections import LEAD
 from trainer.model import Model
 from trainer.stream import Source
-from trainer.stream.transfer import LateCopy
+from trainer.stream.transfer import AsyncCopy
 
 VECTOR_ROWS = 1 << 20  # rows per shard of vectors
 VECTOR_GROUP_ROWS = 1 << 14
 ReadVectors = Callable[[int, int], torch.Tensor]  # rows [start, stop) of a rank's vectors
-_BEHIND = 2  # steps whose embeddings are still being copied from a GPU
+_MAX_IN_FLIGHT = 2  # steps whose embeddings are still being copied from a GPU
 
 
 @dataclass(frozen=True)
-class _Place:
+class _EmbeddingShard:
     """A shard of embeddings to write: shard `index` of `source`, with the row ids [start, stop) over all sources."""
 
     source: int
@@ -73,13 +73,13 @@ class EmbeddingCollector:
         scratch = ScratchFile("the embeddings of a dump").reserve(2 * shape[0] * dimension)
         self._vectors = np.ndarray(shape, np.float16, scratch)
         self._fresh: list[np.ndarray] = []
-        self._arriving: deque[tuple[np.ndarray, LateCopy]] = deque()
+        self._arriving: deque[tuple[np.ndarray, AsyncCopy]] = deque()
 
     def add(self, rows: np.ndarray, x: torch.Tensor) -> None:
         """Store this rank's part of x [B, D], the embeddings of the rows with the global ids `rows` [B]."""
-        self._arriving.append((rows, LateCopy(x)))
+        self._arriving.append((rows, AsyncCopy(x)))
         # On a GPU the last steps are still running: their embeddings are fetched after later steps have begun.
-        self.fetch(0 if x.device == CPU else _BEHIND)
+        self.fetch(0 if x.device == CPU else _MAX_IN_FLIGHT)
 
     def fetch(self, left: int = 0) -> None:
         """Store the embeddings of all steps except the last `left` steps."""
@@ -223,7 +223,7 @@ class EmbeddingCollector:
             columns = [ids, matrix_array(vectors, schema.field("vector").type.value_type)]
             table = pa.Table.from_arrays(columns, schema=schema)
             shards.append(write_shard(url, index, count, table, group_rows(index)))
-        gathered = itertools.chain.from_iterable(group.gather_objects(shards))
+        gathered = itertools.chain.from_iterable(group.all_gather_objects(shards))
         if group.first:
             self._claim.require()
             ids = manifest.id_range or (0, manifest.rows)
@@ -240,7 +240,7 @@ def dump_is_published(run: RunLayout, epoch: int, for_clusters: str | None = Non
 
 
 @dataclass(frozen=True)
-class Refresher:
+class DumpWriter:
     """Writes the dumps for the tables of later epochs, on all ranks."""
 
     run: RunLayout
@@ -249,27 +249,27 @@ class Refresher:
     claim: Claim
     writer: BackgroundWriter
 
-    def dump_first(self, tables: list[Source], model: Model) -> None:
+    def dump_first(self, sources: list[Source], model: Model) -> None:
         """Start to write the dump for the table of epoch 0: all rows, embedded with the model of the earlier run.
 
         Raises TableError, StorageError.
         """
-        dump = self.dump(-LEAD, 0, tables, model.width)
+        dump = self.dump(-LEAD, 0, sources, model.width)
         if dump is not None:
             dump.embed(model)
             self.publish(dump, model, 0)
 
-    def dump(self, epoch: int, step: int, tables: list[Source], columns: int) -> EmbeddingCollector | None:
+    def dump(self, epoch: int, step: int, sources: list[Source], columns: int) -> EmbeddingCollector | None:
         """Open the dump of `epoch`, restored up to its `step`; None if no table needs the dump, or the dump exists."""
         if epoch + LEAD not in self.recipe.table_epochs():
             return None
-        for_clusters = tables[0].name if self.recipe.clusters else None
+        for_clusters = sources[0].name if self.recipe.is_clustered else None
         if self.group.decide(lambda: dump_is_published(self.run, epoch, for_clusters)):
             if self.group.first:  # a crash may have happened after a dump and before the removal of its parts
                 self.claim.require()
                 storage.remove(self.run.parts(epoch), recursive=True)
             return None
-        collector = EmbeddingCollector(self.run, epoch, tables, columns, self.writer.group, self.claim)
+        collector = EmbeddingCollector(self.run, epoch, sources, columns, self.writer.group, self.claim)
         if step:
             collector.restore(step)
         return collector
@@ -284,8 +284,8 @@ class Refresher:
         head = model.head
         dump.fetch()
         facts: dict[str, Any] = {"step": step, "use_from": dump.epoch + LEAD, "bias": head.bias}
-        facts |= self.recipe.table_facts
-        rows, vectors = ({}, None) if self.recipe.clusters else (head.rows(), head.vectors)
+        facts |= self.recipe.table_parameters
+        rows, vectors = ({}, None) if self.recipe.is_clustered else (head.rows(), head.vectors)
 
         def write(read: ReadRows) -> None:
             vectors_then = (lambda low, high: read(low, high, "weight")["weight"]) if rows else None
@@ -294,7 +294,7 @@ class Refresher:
         self.writer.begin(step, rows, write)
 
 
-def _dealt(sources: Sequence[Source], ranks: int) -> list[tuple[int, _Place]]:
+def _dealt(sources: Sequence[Source], ranks: int) -> list[tuple[int, _EmbeddingShard]]:
     """Deal the shards of all sources to ranks: contiguous shards in order, with about equal numbers of rows."""
     total = max(1, sum(source.rows for source in sources))
     places, start = [], 0
@@ -302,6 +302,6 @@ def _dealt(sources: Sequence[Source], ranks: int) -> list[tuple[int, _Place]]:
         for index, shard in enumerate(source.table.manifest.shards):
             stop = start + shard.rows
             rank = min(ranks - 1, (start + stop) * ranks // (2 * total))
-            places.append((rank, _Place(number, index, start, stop)))
+            places.append((rank, _EmbeddingShard(number, index, start, stop)))
             start = stop
     return places

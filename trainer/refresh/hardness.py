@@ -42,8 +42,8 @@ def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> 
     sizes = group.sizes(len(places))
     if not sum(sizes):
         return {}
-    x = group.gather(x, sizes)
-    pairs, labels, scores = group.gather_arrays(pairs + sum(sizes[: group.rank]), labels, scores)
+    x = group.all_gather(x, sizes)
+    pairs, labels, scores = group.all_gather_arrays(pairs + sum(sizes[: group.rank]), labels, scores)
     own = (labels >= model.head.start) & (labels < model.head.stop)
     query, place = send((pairs[own], labels[own] - model.head.start), x.device)
     vectors = model.head.vectors
@@ -66,7 +66,7 @@ def _stored(sources: list[Source], rows: np.ndarray) -> tuple[np.ndarray, ...]:
         table, stop = source.negatives, first + source.rows
         if table is not None and table.parameters.get("by", "classifier") == "classifier":
             inside = np.flatnonzero((rows >= first) & (rows < stop))
-            parts += _of_table(table, inside, rows[inside] - first)
+            parts += _rows_of_table(table, inside, rows[inside] - first)
         first = stop
     some = sorted(itertools.chain.from_iterable(parts[:GROUPS]), key=lambda row: row[0])[:ROWS]
     pairs = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))]
@@ -76,7 +76,7 @@ def _stored(sources: list[Source], rows: np.ndarray) -> tuple[np.ndarray, ...]:
     return np.array([place for place, _, _ in some], np.int64), *map(np.concatenate, zip(*pairs, strict=True))
 
 
-def _of_table(table: Table, places: np.ndarray, rows: np.ndarray) -> list[list[_Row]]:
+def _rows_of_table(table: Table, places: np.ndarray, rows: np.ndarray) -> list[list[_Row]]:
     """Return `rows` of one table, one list per row group. Damaged row groups, which the stream reports, are skipped."""
     owner = table.groups.of_rows(rows)
     parts = []

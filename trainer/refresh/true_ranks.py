@@ -39,7 +39,7 @@ def measure(
     if not sum(widths):
         return np.empty(0, np.int64)
     # Scores [k, B] of all ranks are concatenated and sorted in each row, so one search serves all scores.
-    scores = torch.sort(group.gather(mine.T.contiguous(), widths).T.contiguous(), dim=1).values
+    scores = torch.sort(group.all_gather(mine.T.contiguous(), widths).T.contiguous(), dim=1).values
     above = group.sum(_above(scores, x, vectors, start, batch, rows))
     return np.sort(above[torch.isfinite(scores)].cpu().numpy())
 

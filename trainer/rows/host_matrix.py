@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from trainer.rows.forms import SGD, Matrix, Number, Rule
+from trainer.rows.codes import SGD, Matrix, Number, Rule
 from trainer.rows.matrix import DeviceStep, RowMatrix
-from trainer.rows.on_device import FORMS
-from trainer.stream.transfer import LateCopy, send, send_tensor
+from trainer.rows.torch_kernels import DTYPE_CODES
+from trainer.stream.transfer import AsyncCopy, send, send_tensor
 
 _MOST_PENDING = 2  # steps, or chunks of a step, whose gradients are on their way back
 # An optimizer step that sets rows of zeros to their gradient.
@@ -27,7 +27,7 @@ class _PendingStep:
     """Optimizer step on rows `ids` [C], all distinct, that has not been applied yet."""
 
     ids: np.ndarray
-    gradient: LateCopy
+    gradient: AsyncCopy
     lr: Number
     step: Number
     normalize: bool = False
@@ -93,12 +93,14 @@ class HostMatrix:
         """Return rows `ids` [C] for the kernels that score the rows, and rows of zeros that accumulate the gradient."""
         rows = self._fetch(ids)
         gradient = torch.zeros(rows.shape, device=rows.device)
-        scored, updated = (Matrix(values, FORMS[values.dtype], None, None, None, 0) for values in (rows, gradient))
+        scored, updated = (
+            Matrix(values, DTYPE_CODES[values.dtype], None, None, None, 0) for values in (rows, gradient)
+        )
         return DeviceStep(np.arange(len(ids)), scored, updated, self._rule)
 
-    def end(self, ids: np.ndarray, made: DeviceStep, lr: Number, step: Number) -> None:
+    def end(self, ids: np.ndarray, device_step: DeviceStep, lr: Number, step: Number) -> None:
         """Take the gradient of rows `ids` [C], which the kernels have added to the result of `begin`."""
-        self._defer(ids, made.updated.vectors, lr, step)
+        self._defer(ids, device_step.updated.vectors, lr, step)
 
     def _fetch(self, ids: np.ndarray) -> torch.Tensor:
         """Return a copy of rows `ids` [C] on the device, in the dtype of the stored rows."""
@@ -109,7 +111,7 @@ class HostMatrix:
         return send_tensor(rows, self._device)
 
     def _defer(self, ids: np.ndarray, gradient: torch.Tensor, lr: Number, step: Number) -> None:
-        self._pending.append(_PendingStep(ids, LateCopy(gradient), lr, step))
+        self._pending.append(_PendingStep(ids, AsyncCopy(gradient), lr, step))
         while len(self._pending) > _MOST_PENDING:
             self._apply(self._pending.pop(0))
 

@@ -9,10 +9,10 @@ import torch
 
 from schemas.randomness import Purpose, torch_seed
 from trainer.device import CPU
-from trainer.rows import forms, kernels, on_device
-from trainer.rows.forms import Matrix, Number, Rule
-from trainer.rows.memory import IN_MEMORY, zeros
-from trainer.rows.threads import in_parts
+from trainer.rows import codes, numba_kernels, torch_kernels
+from trainer.rows.allocation import IN_MEMORY, zeros
+from trainer.rows.codes import Matrix, Number, Rule
+from trainer.rows.threads import map_ranges
 from trainer.stream.transfer import send
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -37,8 +37,8 @@ class RowOptimizer:
     @property
     def method(self) -> int:
         """Code of the optimizer method in the compiled loops. Raises ValueError for an unknown name."""
-        sgd = forms.MOMENTUM if self.momentum else forms.SGD
-        methods = {"sgd": sgd, "adagrad": forms.ADAGRAD, "adam": forms.ADAM}
+        sgd = codes.MOMENTUM if self.momentum else codes.SGD
+        methods = {"sgd": sgd, "adagrad": codes.ADAGRAD, "adam": codes.ADAM}
         if self.name not in methods:
             raise ValueError(f"unknown row optimizer {self.name!r}; expected one of {tuple(methods)}")
         return methods[self.name]
@@ -58,8 +58,8 @@ class RowMatrix:
 
     Rows are in float32, bfloat16 or float16. Computation is in float32, and narrower rows are rounded stochastically;
     the state is float32. Row 0 is row `first` of a larger matrix; results do not depend on the split. `storage`: where
-    the state is stored (memory.py). On a CPU, compiled loops do the work and ids are arrays; on other devices kernels
-    do the work, and ids may be tensors.
+    the state is stored (allocation.py). On a CPU, compiled loops do the work and ids are arrays; on other devices
+    kernels do the work, and ids may be tensors.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class RowMatrix:
         assert isinstance(ids, np.ndarray)
         out = torch.empty(len(ids), self.shape[1])
         matrix, into = self._matrix(), out.numpy()
-        in_parts(lambda _, start, stop: kernels.gather(matrix, ids, into, start, stop), len(ids))
+        map_ranges(lambda _, start, stop: numba_kernels.gather(matrix, ids, into, start, stop), len(ids))
         return out.requires_grad_()
 
     def update(self, ids: np.ndarray | torch.Tensor, gathered: torch.Tensor, lr: Number, step: Number = 0) -> None:
@@ -109,7 +109,7 @@ class RowMatrix:
             )
             return
         arguments = *self.compiled_step(lr, step), ids, gathered.detach().numpy(), gradient.contiguous().numpy()
-        in_parts(lambda _, start, stop: kernels.update(*arguments, start, stop), len(ids))
+        map_ranges(lambda _, start, stop: numba_kernels.update(*arguments, start, stop), len(ids))
 
     def normalize(self, ids: np.ndarray | torch.Tensor) -> None:
         """Scale rows `ids` [C] to length 1; ids may repeat, and on a device the ids may be padded at the end."""
@@ -132,14 +132,14 @@ class RowMatrix:
         matrix = self.device_matrix()
         return DeviceStep(ids, matrix, matrix, self.rule(lr, step))
 
-    def end(self, ids: np.ndarray, made: DeviceStep, lr: Number, step: Number) -> None:
+    def end(self, ids: np.ndarray, device_step: DeviceStep, lr: Number, step: Number) -> None:
         """End the step that `begin` began."""
 
     def device_matrix(self) -> Matrix:
         """Return the matrix in the form that the functions of `operations_of(device)` accept."""
-        state, form = self.state, on_device.FORMS[self.weight.dtype]
+        state, dtype_code = self.state, torch_kernels.DTYPE_CODES[self.weight.dtype]
         first, numbers = state.get("momentum", state.get("first")), state.get("square", state.get("count"))
-        return Matrix(self.weight, form, first, state.get("second"), numbers, self._first)
+        return Matrix(self.weight, dtype_code, first, state.get("second"), numbers, self._first)
 
     def compiled_step(self, lr: float, step: int) -> tuple[Matrix, Rule]:
         """Return the arguments for a compiled loop that includes the optimizer step."""
@@ -173,11 +173,11 @@ class RowMatrix:
         return self._sent[1]
 
     def _matrix(self) -> Matrix:
-        vectors, form, first, second, numbers, origin = self.device_matrix()
+        vectors, dtype_code, first, second, numbers, origin = self.device_matrix()
         first, second = (_NO_ROWS if part is None else part.numpy() for part in (first, second))
         numbers = _NO_NUMBERS if numbers is None else numbers.numpy()
-        held = (vectors if form == forms.FLOAT32 else vectors.view(torch.int16)).numpy()
-        return Matrix(held.view(f"u{held.itemsize}"), form, first, second, numbers, origin)
+        held = (vectors if dtype_code == codes.FLOAT32 else vectors.view(torch.int16)).numpy()
+        return Matrix(held.view(f"u{held.itemsize}"), dtype_code, first, second, numbers, origin)
 
 
 def operations_of(device: torch.device) -> Any:
@@ -186,16 +186,16 @@ def operations_of(device: torch.device) -> Any:
         from trainer.rows import triton_kernels
 
         return triton_kernels
-    return on_device
+    return torch_kernels
 
 
 def _initial_state(weight: torch.Tensor, optimizer: RowOptimizer, storage: str) -> dict[str, torch.Tensor]:
     whole, by_row = tuple(weight.shape), (len(weight),)
     shapes: dict[int, dict[str, tuple[int, ...]]] = {
-        forms.SGD: {},
-        forms.MOMENTUM: {"momentum": whole},
-        forms.ADAGRAD: {"square": by_row},
-        forms.ADAM: {"first": whole, "second": whole, "count": by_row},
+        codes.SGD: {},
+        codes.MOMENTUM: {"momentum": whole},
+        codes.ADAGRAD: {"square": by_row},
+        codes.ADAM: {"first": whole, "second": whole, "count": by_row},
     }
     return {
         name: zeros(shape, storage=storage, device=weight.device) for name, shape in shapes[optimizer.method].items()

@@ -6,8 +6,8 @@ import torch
 from torch.nn.functional import embedding_bag
 
 from trainer.device import CPU
-from trainer.rows.kernels import by_row
-from trainer.rows.on_device import starts_of
+from trainer.rows.numba_kernels import by_row
+from trainer.rows.torch_kernels import starts_of
 
 SPAN = 128  # entries of a row that are summed in sequence
 _PAIRS = 1 << 17  # pairs whose rows are gathered at a time

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from schemas.forking import one_thread_in_children
 
-PARTS = 8  # parts of one loop: a fixed number, so that sums of parts do not depend on the number of threads
-_ALONE = 2048  # rows below which a second thread does not pay off
+RANGES = 8  # parts of one loop: a fixed number, so that sums of parts do not depend on the number of threads
+_MIN_ROWS = 2048  # rows below which a second thread does not pay off
 Result = TypeVar("Result")
 
 
@@ -32,14 +32,14 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def in_parts(work: Callable[[int, int, int], Result], rows: int, alone: int = _ALONE) -> list[Result]:
-    """Return `work(part, start, stop)` for PARTS equal ranges of [0, rows), on as many threads as torch or Faiss uses.
+def map_ranges(work: Callable[[int, int, int], Result], rows: int, min_rows: int = _MIN_ROWS) -> list[Result]:
+    """Return `work(part, start, stop)` for RANGES equal ranges of [0, rows), on as many threads as torch or Faiss uses.
 
-    For fewer than `alone` rows, one thread does all the work. `work` must release the interpreter's lock, as compiled
-    loops do.
+    For fewer than `min_rows` rows, one thread does all the work. `work` must release the interpreter's lock, as
+    compiled loops do.
     """
-    calls = [(part, rows * part // PARTS, rows * (part + 1) // PARTS) for part in range(PARTS)]
-    if rows < alone or (threads := _count()) == 1:
+    calls = [(part, rows * part // RANGES, rows * (part + 1) // RANGES) for part in range(RANGES)]
+    if rows < min_rows or (threads := _count()) == 1:
         return list(itertools.starmap(work, calls))
     return list(_threads(threads).map(work, *zip(*calls, strict=True)))
 

@@ -1,4 +1,4 @@
-"""Steps on rows of a matrix on a GPU, as Triton kernels: like `on_device.py`, with each row read and written once.
+"""Steps on rows of a matrix on a GPU, as Triton kernels: like `torch_kernels.py`, with each row read and written once.
 
 Several programs never add to the same sum, so the same input gives the same bits in every run. A program handles either
 one query, looping over its pairs, or a few labels. A label's pairs are summed in sequence, except for whole spans of
@@ -16,8 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
-from trainer.rows.forms import ADAGRAD, ADAM, BFLOAT16, FLOAT32, MOMENTUM, SGD, Matrix, Rule
-from trainer.rows.on_device import DevicePairs, Scored
+from trainer.rows.codes import ADAGRAD, ADAM, BFLOAT16, FLOAT32, MOMENTUM, SGD, Matrix, Rule
+from trainer.rows.torch_kernels import DevicePairs, ScoredPairs
 
 _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 _TILE = 2048  # elements of a tile of pairs' rows: 16 registers per thread of four warps
@@ -33,11 +33,11 @@ _FLOAT32, _BFLOAT16 = tl.constexpr(FLOAT32), tl.constexpr(BFLOAT16)
 
 
 @triton.jit
-def _widened(bits, FORM: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the float32 values of `bits` in a form."""
-    if FORM == _FLOAT32:
+def _widened(bits, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the float32 values of `bits` in a dtype."""
+    if DTYPE == _FLOAT32:
         wide = bits.to(tl.float32, bitcast=True)
-    elif FORM == _BFLOAT16:
+    elif DTYPE == _BFLOAT16:
         wide = (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
     else:
         wide = bits.to(tl.float16, bitcast=True).to(tl.float32)
@@ -61,12 +61,12 @@ def _noise(label, key, column, half):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _narrowed(values, noise, FORM: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the bits of float32 `values` rounded to a form by `noise`."""
+def _narrowed(values, noise, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the bits of float32 `values` rounded to a dtype by `noise`."""
     raw = values.to(tl.uint32, bitcast=True)
-    if FORM == _FLOAT32:
+    if DTYPE == _FLOAT32:
         bits = raw.to(tl.int32, bitcast=True)
-    elif FORM == _BFLOAT16:
+    elif DTYPE == _BFLOAT16:
         bits = ((raw + noise) >> 16).to(tl.int16)
     else:
         magnitude = raw & 0x7FFFFFFF
@@ -93,7 +93,7 @@ def _one_less(power):  # type: ignore[no-untyped-def]
 @triton.jit
 def score_kernel(  # type: ignore[no-untyped-def]
     x, vectors, ids, label, weight, starts, loss, slopes, on_x, scale, D,
-    FORM: tl.constexpr, SPLITS: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr,
+    DTYPE: tl.constexpr, SPLITS: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Score the pairs of a query in SPLITS programs: loss, slopes, and each program's part of the gradient on x."""
     query = tl.program_id(0).to(tl.int64)
@@ -110,18 +110,18 @@ def score_kernel(  # type: ignore[no-untyped-def]
     total = tl.zeros([PAIRS], tl.float32)
     for low in range(start, stop, PAIRS):
         pair = low + tl.arange(0, PAIRS)
-        there = pair < stop
-        row = tl.load(ids + tl.load(label + pair, mask=there, other=0), mask=there, other=0).to(tl.int64)
-        heavy = tl.load(weight + pair, mask=there, other=0.0)
+        is_pair = pair < stop
+        row = tl.load(ids + tl.load(label + pair, mask=is_pair, other=0), mask=is_pair, other=0).to(tl.int64)
+        pair_weight = tl.load(weight + pair, mask=is_pair, other=0.0)
         places = row[:, None] * D + column[None, :]
-        both = (there & (row >= 0))[:, None] & inside[None, :]
-        w = _widened(tl.load(vectors + places, mask=both, other=0), FORM)
+        both = (is_pair & (row >= 0))[:, None] & inside[None, :]
+        w = _widened(tl.load(vectors + places, mask=both, other=0), DTYPE)
         score = tl.sum(w * own[None, :], 1)
-        margin = tl.where(heavy > 0, score, -score)
+        margin = tl.where(pair_weight > 0, score, -score)
         small = tl.exp(-tl.abs(margin))
-        total += tl.abs(heavy) * (tl.where(margin > 0, margin, 0.0) + tl.log(1.0 + small))
-        slope = scale * heavy * (tl.where(margin > 0, 1.0, small) / (1.0 + small))
-        tl.store(slopes + pair, slope, mask=there)
+        total += tl.abs(pair_weight) * (tl.where(margin > 0, margin, 0.0) + tl.log(1.0 + small))
+        slope = scale * pair_weight * (tl.where(margin > 0, 1.0, small) / (1.0 + small))
+        tl.store(slopes + pair, slope, mask=is_pair)
         gradient += tl.sum(slope[:, None] * w, 0)
     place = query + part.to(tl.int64) * tl.num_programs(0)
     tl.store(on_x + place * D + column, gradient, mask=inside)
@@ -139,13 +139,13 @@ def span_kernel(  # type: ignore[no-untyped-def]
     low = tl.program_id(0) * SPAN
     first = tl.load(label + tl.load(order + low))
     last = tl.load(label + tl.load(order + low + SPAN - 1))
-    whole = (first == last) & (tl.load(ids + first) >= 0)
-    inside = (column < D) & whole
+    has_one_label = (first == last) & (tl.load(ids + first) >= 0)
+    inside = (column < D) & has_one_label
     g = tl.zeros([WIDTH], tl.float32)
-    for at in range(low, tl.where(whole, low + SPAN, low), PAIRS):
+    for at in range(low, tl.where(has_one_label, low + SPAN, low), PAIRS):
         pair = tl.load(order + at + tl.arange(0, PAIRS))
-        slope, asked = tl.load(slopes + pair), tl.load(query + pair).to(tl.int64)
-        places = asked[:, None] * D + column[None, :]
+        slope, query_row = tl.load(slopes + pair), tl.load(query + pair).to(tl.int64)
+        places = query_row[:, None] * D + column[None, :]
         g += tl.sum(slope[:, None] * tl.load(x + places, mask=inside[None, :], other=0.0), 0)
     tl.store(sums + number * D + column, g, mask=inside)
 
@@ -160,10 +160,10 @@ def pool_kernel(  # type: ignore[no-untyped-def]
     inside = (row < queries)[:, None] & (column < labels)[None, :]
     place = row[:, None] * labels + column[None, :]
     score = tl.load(scores + place, mask=inside, other=-float("inf"))
-    heavy = tl.load(weight + column, mask=column < labels, other=0.0)[None, :]
+    pair_weight = tl.load(weight + column, mask=column < labels, other=0.0)[None, :]
     small = tl.exp(-tl.abs(score))
-    value = heavy * (tl.where(score > 0, score, 0.0) + tl.log(1.0 + small))
-    slope = heavy * (tl.where(score > 0, 1.0, small) / (1.0 + small))
+    value = pair_weight * (tl.where(score > 0, score, 0.0) + tl.log(1.0 + small))
+    slope = pair_weight * (tl.where(score > 0, 1.0, small) / (1.0 + small))
     tl.debug_barrier()
     tl.store(out + place, slope.to(out.dtype.element_ty), mask=inside)
     tl.store(loss + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), tl.sum(tl.sum(value, 1), 0))
@@ -173,38 +173,38 @@ def pool_kernel(  # type: ignore[no-untyped-def]
 def update_kernel(  # type: ignore[no-untyped-def]
     vectors, first, second, scalar, ids, dense, rows, x, slopes, query, order, starts, sums, count,
     origin, key, rate, keep, beta1, beta2, eps, log1, log2, D,
-    HAS_PAIRS: tl.constexpr, METHOD: tl.constexpr, FORM: tl.constexpr, SPAN: tl.constexpr,
+    HAS_PAIRS: tl.constexpr, METHOD: tl.constexpr, DTYPE: tl.constexpr, SPAN: tl.constexpr,
     ROWS: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Sum the gradients of `dense` [rows, D] and of pairs, and update ROWS of the `count` rows, except padding."""
     number = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     row = tl.load(ids + number, mask=number < count, other=-1).to(tl.int64)
-    there_is = row >= 0
-    inside = there_is[:, None] & (column < D)[None, :]
+    is_row = row >= 0
+    inside = is_row[:, None] & (column < D)[None, :]
     place = row[:, None] * D + column[None, :]
     # Loaded before the loop over pairs, which takes time as well.
     bits = tl.load(vectors + place, mask=inside, other=0)
     if (METHOD == _ADAGRAD) | (METHOD == _ADAM):
-        figure = tl.load(scalar + row, mask=there_is, other=0.0)
-    given = inside & (number < rows)[:, None]
-    g = tl.load(dense + number[:, None] * D + column[None, :], mask=given, other=0.0)
+        scalar_state = tl.load(scalar + row, mask=is_row, other=0.0)
+    has_dense = inside & (number < rows)[:, None]
+    g = tl.load(dense + number[:, None] * D + column[None, :], mask=has_dense, other=0.0)
     if HAS_PAIRS:
-        start = tl.load(starts + number, mask=there_is, other=0)
-        stop = tl.load(starts + number + 1, mask=there_is, other=0)
+        start = tl.load(starts + number, mask=is_row, other=0)
+        stop = tl.load(starts + number + 1, mask=is_row, other=0)
         first_span = tl.cdiv(start, SPAN)
         spans = tl.maximum(stop // SPAN - first_span, 0)
         before = tl.where(spans > 0, first_span * SPAN - start, stop - start)
         single = stop - start - spans * SPAN
         for low in range(0, tl.max(single, 0), PAIRS):
             k = low + tl.arange(0, PAIRS)[None, :]
-            there = k < single[:, None]
+            is_pair = k < single[:, None]
             rank = start[:, None] + k + tl.where(k < before[:, None], 0, spans[:, None] * SPAN)
-            pair = tl.load(order + rank, mask=there, other=0)
-            slope = tl.load(slopes + pair, mask=there, other=0.0)
-            asked = tl.load(query + pair, mask=there, other=0).to(tl.int64)
-            both = there[:, :, None] & inside[:, None, :]
-            own = tl.load(x + asked[:, :, None] * D + column[None, None, :], mask=both, other=0.0)
+            pair = tl.load(order + rank, mask=is_pair, other=0)
+            slope = tl.load(slopes + pair, mask=is_pair, other=0.0)
+            query_row = tl.load(query + pair, mask=is_pair, other=0).to(tl.int64)
+            both = is_pair[:, :, None] & inside[:, None, :]
+            own = tl.load(x + query_row[:, :, None] * D + column[None, None, :], mask=both, other=0.0)
             g += tl.sum(slope[:, :, None] * own, 1)
         for low in range(0, tl.max(spans, 0), PAIRS):
             k = low + tl.arange(0, PAIRS)[None, :]
@@ -212,37 +212,37 @@ def update_kernel(  # type: ignore[no-untyped-def]
             span = (first_span[:, None] + k).to(tl.int64)
             g += tl.sum(tl.load(sums + span[:, :, None] * D + column[None, None, :], mask=both, other=0.0), 1)
     rate = tl.load(rate)
-    w = _widened(bits, FORM) * tl.load(keep)
+    w = _widened(bits, DTYPE) * tl.load(keep)
     if METHOD == _SGD:
         w -= rate * g
     elif METHOD == _MOMENTUM:
-        moved = beta1 * tl.load(first + place, mask=inside, other=0.0) + g
-        w -= rate * moved
+        first_moment = beta1 * tl.load(first + place, mask=inside, other=0.0) + g
+        w -= rate * first_moment
     elif METHOD == _ADAGRAD:
-        figure += tl.sum(g * g, 1) / D
-        w -= (rate / (tl.sqrt(figure) + eps))[:, None] * g
+        scalar_state += tl.sum(g * g, 1) / D
+        w -= (rate / (tl.sqrt(scalar_state) + eps))[:, None] * g
     else:
-        figure += 1.0
-        moved = tl.load(first + place, mask=inside, other=0.0)
-        moved += (1.0 - beta1) * (g - moved)
-        spread = beta2 * tl.load(second + place, mask=inside, other=0.0) + (1.0 - beta2) * g * g
-        short, long = _one_less(figure * log1)[:, None], _one_less(figure * log2)[:, None]
-        w -= rate * (moved / short) / (tl.sqrt(spread / long) + eps)
+        scalar_state += 1.0
+        first_moment = tl.load(first + place, mask=inside, other=0.0)
+        first_moment += (1.0 - beta1) * (g - first_moment)
+        second_moment = beta2 * tl.load(second + place, mask=inside, other=0.0) + (1.0 - beta2) * g * g
+        correction1, correction2 = _one_less(scalar_state * log1)[:, None], _one_less(scalar_state * log2)[:, None]
+        w -= rate * (first_moment / correction1) / (tl.sqrt(second_moment / correction2) + eps)
     noise = _noise((row + origin)[:, None], tl.load(key), column[None, :], (D + 1) // 2)
     tl.debug_barrier()
     if (METHOD == _MOMENTUM) | (METHOD == _ADAM):
-        tl.store(first + place, moved, mask=inside)
+        tl.store(first + place, first_moment, mask=inside)
     if METHOD == _ADAM:
-        tl.store(second + place, spread, mask=inside)
+        tl.store(second + place, second_moment, mask=inside)
     if (METHOD == _ADAGRAD) | (METHOD == _ADAM):
-        tl.store(scalar + row, figure, mask=there_is)
-    tl.store(vectors + place, _narrowed(w, noise, FORM), mask=inside)
+        tl.store(scalar + row, scalar_state, mask=is_row)
+    tl.store(vectors + place, _narrowed(w, noise, DTYPE), mask=inside)
 
 
 def score_pairs(
     x: torch.Tensor, matrix: Matrix, ids: torch.Tensor, pairs: DevicePairs, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Do the same as `on_device.score_pairs`."""
+    """Do the same as `torch_kernels.score_pairs`."""
     shape = score_tiles(x.shape[1])
     splits = shape["SPLITS"]
     loss, slopes = x.new_empty(splits, len(x)), x.new_empty(len(pairs.label))
@@ -250,7 +250,7 @@ def score_pairs(
     if len(x):
         score_kernel[len(x), splits](
             x, bits_of(matrix.vectors), ids, pairs.label, pairs.weight, pairs.query_starts, loss, slopes, on_x,
-            scale, x.shape[1], FORM=matrix.form, **shape,
+            scale, x.shape[1], DTYPE=matrix.dtype_code, **shape,
         )  # fmt: skip
     return (loss.sum(0), slopes, on_x.sum(0)) if splits > 1 else (loss[0], slopes, on_x[0])
 
@@ -258,7 +258,7 @@ def score_pairs(
 def differentiate_pool(
     scores: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do the same as `on_device.differentiate_pool`, in one pass over the scores."""
+    """Do the same as `torch_kernels.differentiate_pool`, in one pass over the scores."""
     queries, labels = scores.shape
     out = scores if dtype == scores.dtype else torch.empty_like(scores, dtype=dtype)
     grid = triton.cdiv(labels, POOL_TILE["COLUMNS"]), triton.cdiv(queries, POOL_TILE["ROWS"])
@@ -268,9 +268,9 @@ def differentiate_pool(
 
 
 def update_rows(
-    matrix: Matrix, rule: Rule, ids: torch.Tensor, gradient: torch.Tensor, scored: Scored | None = None
+    matrix: Matrix, rule: Rule, ids: torch.Tensor, gradient: torch.Tensor, scored: ScoredPairs | None = None
 ) -> None:
-    """Do the same as `on_device.update_rows`."""
+    """Do the same as `torch_kernels.update_rows`."""
     if not len(ids):
         return
     D = matrix.vectors.shape[1]
@@ -278,7 +278,7 @@ def update_rows(
     pairs, slopes, x = scored or (None, unused, unused)
     sums = unused if pairs is None else _sum_spans(x, slopes, pairs, ids)
     rate, keep = torch.as_tensor(rule.rate), torch.as_tensor(rule.keep)
-    key = rate if matrix.form == FLOAT32 else torch.as_tensor(rule.key)  # float32 needs no random bits
+    key = rate if matrix.dtype_code == FLOAT32 else torch.as_tensor(rule.key)  # float32 needs no random bits
     numbers = [float(number) for number in (rule.beta1, rule.beta2, rule.eps)]
     numbers += [math.log(beta) if beta else -math.inf for beta in numbers[:2]]
     shape = row_tiles(D)
@@ -288,7 +288,7 @@ def update_rows(
         ids, gradient, len(gradient),
         x, slopes, *((unused,) * 3 if pairs is None else (pairs.query, pairs.order, pairs.label_starts)),
         sums, len(ids), matrix.origin, key, rate, keep, *numbers, D,
-        HAS_PAIRS=pairs is not None, METHOD=rule.method, FORM=matrix.form, SPAN=_SPAN, **shape,
+        HAS_PAIRS=pairs is not None, METHOD=rule.method, DTYPE=matrix.dtype_code, SPAN=_SPAN, **shape,
     )  # fmt: skip
 
 

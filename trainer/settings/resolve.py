@@ -7,11 +7,11 @@ from typing import Any
 
 from schemas.layout import DataLayout
 from trainer.config.load import read_recipe, validate
-from trainer.config.merging import flatten, left_to_data, with_values, without_auto
+from trainer.config.merging import flatten, options_left_to_data, with_values, without_auto
 from trainer.methods import rules
 from trainer.methods.recipe import ClassifierRecipe, Recipe
-from trainer.methods.rules import Facts, FromData, Setting, log_odds
-from trainer.settings.facts import measure
+from trainer.methods.rules import DataStatistics, FromData, Setting, log_odds
+from trainer.settings.data_statistics import measure
 from trainer.settings.versions import EarlierRun, settings_of_refresh, settings_of_validation
 
 _FAR_BIAS = 1.0  # distance from the prior: half of the distance at which P@1 is halved
@@ -28,7 +28,7 @@ class Resolved:
         """Return lines with the settings and their reasons, and with warnings for DATA. Raises TableError."""
         if self.recipe.data.mix:
             return []
-        return [*self.reasons, *(f"odd: {line}" for line in odd_settings(self.recipe, facts_of(self.recipe, data)))]
+        return [*self.reasons, *(f"odd: {line}" for line in odd_settings(self.recipe, measure_rows(self.recipe, data)))]
 
     @property
     def reasons(self) -> list[str]:
@@ -45,10 +45,10 @@ def resolve(source: str, overrides: Iterable[str], data: str) -> Resolved:
     body = read_recipe(source, overrides)
     run = body.get("train", {}).get("start_from")
     earlier = EarlierRun.open(data, run) if run else None
-    taken = earlier.settings_of_model(left_to_data(body)) if earlier else {}
-    body = with_values(body, values_of(taken))
-    if left_to_data(body):
-        resolved = derive(body, facts_of(validate(without_auto(body), source), data), source)
+    earlier_settings = earlier.settings_of_model(options_left_to_data(body)) if earlier else {}
+    body = with_values(body, values_of(earlier_settings))
+    if options_left_to_data(body):
+        resolved = apply_rules(body, measure_rows(validate(without_auto(body), source), data), source)
     else:
         resolved = Resolved(validate(body, source))
     settings = settings_of_validation(resolved.recipe, data, body)
@@ -57,7 +57,7 @@ def resolve(source: str, overrides: Iterable[str], data: str) -> Resolved:
     if not settings:
         return resolved
     recipe = validate(with_values(resolved.recipe.model_dump(), values_of(settings)), source)
-    return Resolved(recipe, {**taken, **resolved.settings, **settings})
+    return Resolved(recipe, {**earlier_settings, **resolved.settings, **settings})
 
 
 def values_of(settings: Mapping[str, Setting]) -> dict[str, Any]:
@@ -65,54 +65,58 @@ def values_of(settings: Mapping[str, Setting]) -> dict[str, Any]:
     return {key: setting.value for key, setting in settings.items()}
 
 
-def facts_of(recipe: Recipe, data: str) -> Facts:
+def measure_rows(recipe: Recipe, data: str) -> DataStatistics:
     """Measure the rows that a recipe trains on. Raises InputError, TableError."""
     rows = recipe.data
-    return measure(DataLayout(data), rows.split, rows.trained, rows.label_texts, rows.parts)
+    return measure(DataLayout(data), rows.split, rows.training_rows, rows.label_texts, rows.parts)
 
 
-def odd_settings(recipe: Recipe, facts: Facts) -> Iterator[str]:
-    """Yield a line for each setting that is probably a mistake for data with these `facts`."""
+def odd_settings(recipe: Recipe, statistics: DataStatistics) -> Iterator[str]:
+    """Yield a line for each setting that is probably a mistake for data with these `statistics`."""
     epochs, tables = recipe.train.epochs, recipe.tables
-    start = tables.start if tables and not recipe.clusters else recipe.indexed_from
+    start = tables.start if tables and not recipe.is_clustered else recipe.first_indexed_epoch
     if start is not None and start >= epochs:
         yield f"negatives.hard has no effect, because refresh.start = {start} is not below train.epochs = {epochs}"
     if isinstance(recipe, ClassifierRecipe) and recipe.classifier.bias and recipe.loss.kind == "bce":
-        prior = log_odds(facts.prior)
+        prior = log_odds(statistics.prior)
         distance = recipe.classifier.initial_bias - prior
         if abs(distance) > _FAR_BIAS:
             yield (
                 f"classifier.initial_bias = {recipe.classifier.initial_bias:g} is {abs(distance):.1f} "
                 f"{'above' if distance > 0 else 'below'} the prior of this data, {prior:.1f}: set it to 'prior'"
             )
-    if facts.points < recipe.order.batch * 10 and recipe.order.batch > int(rules.batch(facts, {}).value):
-        steps = math.ceil(facts.points / recipe.order.batch)
+    if statistics.points < recipe.order.batch * 10 and recipe.order.batch > int(rules.batch(statistics, {}).value):
+        steps = math.ceil(statistics.points / recipe.order.batch)
         yield (
-            f"order.batch = {recipe.order.batch} gives only {steps} steps in an epoch of {facts.points:,} training "
-            "points: set it to 'auto'"
+            f"order.batch = {recipe.order.batch} gives only {steps} steps in an epoch of {statistics.points:,} "
+            "training points: set it to 'auto'"
         )
 
 
-def derive(body: dict[str, Any], facts: Facts, source: str) -> Resolved:
+def apply_rules(body: dict[str, Any], statistics: DataStatistics, source: str) -> Resolved:
     """Apply the rules for options in a recipe's `body` that are left to the data. Raises InputError."""
-    settled = _Settled(left_to_data(body), facts, flatten(validate(without_auto(body), source).model_dump()))
-    for key in settled.rules:
-        settled[key]
-    return Resolved(validate(with_values(body, values_of(settled.settings)), source), settled.settings)
+    resolved_options = _ResolvedOptions(
+        options_left_to_data(body), statistics, flatten(validate(without_auto(body), source).model_dump())
+    )
+    for key in resolved_options.rules:
+        resolved_options[key]
+    return Resolved(
+        validate(with_values(body, values_of(resolved_options.settings)), source), resolved_options.settings
+    )
 
 
-class _Settled(Mapping[str, Any]):
+class _ResolvedOptions(Mapping[str, Any]):
     """Options of a recipe by dotted key: explicit options (`stated`), and options that `rules` compute on demand."""
 
-    def __init__(self, rules: Mapping[str, FromData], facts: Facts, stated: Mapping[str, Any]) -> None:
+    def __init__(self, rules: Mapping[str, FromData], statistics: DataStatistics, stated: Mapping[str, Any]) -> None:
         self.rules, self.settings = rules, dict[str, Setting]()
-        self._facts, self._stated = facts, stated
+        self._statistics, self._stated = statistics, stated
 
     def __getitem__(self, key: str) -> Any:
         if key not in self.rules:
             return self._stated[key]
         if key not in self.settings:
-            self.settings[key] = self.rules[key].rule(self._facts, self)
+            self.settings[key] = self.rules[key].rule(self._statistics, self)
         return self.settings[key].value
 
     def __iter__(self) -> Iterator[str]:

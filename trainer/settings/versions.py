@@ -16,9 +16,12 @@ from trainer.model import find_earlier
 SPLIT = "val"  # the split that is scored
 _MODEL = ("encoder", "head")  # sections that shape the model
 RATES = ("encoder.lr", "encoder.dense_lr", "classifier.lr")
-LEAST, SHARE = 0.06, 1.0  # fraction of the time of a run from scratch: minimum, and per fraction of new rows
-PASSES = 0.5  # passes over new rows, as a fraction of the passes from scratch
-RATE = 0.5  # fraction of the rates from scratch
+MIN_TIME, TIME_PER_NEW_ROWS = (
+    0.06,
+    1.0,
+)  # fraction of the time of a run from scratch: minimum, and per fraction of new rows
+NEW_ROW_PASSES = 0.5  # passes over new rows, as a fraction of the passes from scratch
+RATE_FACTOR = 0.5  # fraction of the rates from scratch
 
 
 @dataclass(frozen=True)
@@ -65,16 +68,16 @@ def settings_of_refresh(recipe: Recipe, data: str, earlier: EarlierRun, override
 def _epochs(recipe: Recipe, run: str, share: float, stated: set[str]) -> dict[str, Setting]:
     """Train on new rows half as often as from scratch, and on old rows as often as the rest of the time allows.
 
-    The total time is the time of a run from scratch multiplied by LEAST + SHARE * `share`.
+    The total time is the time of a run from scratch multiplied by MIN_TIME + TIME_PER_NEW_ROWS * `share`.
     """
-    epochs, time = recipe.train.epochs, min(1.0, LEAST + SHARE * share)
+    epochs, time = recipe.train.epochs, min(1.0, MIN_TIME + TIME_PER_NEW_ROWS * share)
     reason = f"{share:.1%} of the rows were added since {run}"
-    times = (time / PASSES - share) / (1 - share) if share < 1 else 1.0
+    times = (time / NEW_ROW_PASSES - share) / (1 - share) if share < 1 else 1.0
     rows = recipe.data
     is_bound = rows.by_parts or rows.mix or rows.holdout or rows.share < 1 or _needs_whole_epochs(recipe, stated)
     if times < 1 and not is_bound and not any(key in stated for key in ("train.epochs", "data.replay")):
         return {
-            "train.epochs": Setting(math.ceil(PASSES * epochs), f"{reason}; a run from scratch has {epochs}"),
+            "train.epochs": Setting(math.ceil(NEW_ROW_PASSES * epochs), f"{reason}; a run from scratch has {epochs}"),
             "data.replay": Setting(round(times, 3), f"for {time:.0%} of the time of a run from scratch"),
         }
     return {"train.epochs": Setting(max(1, math.ceil(time * epochs)), f"{reason}; a run from scratch has {epochs}")}
@@ -88,7 +91,9 @@ def _rates(recipe: Recipe) -> dict[str, Setting]:
         section, _, option = key.partition(".")
         rate = body.get(section, {}).get(option)
         if isinstance(rate, int | float) and rate:
-            settings[key] = Setting(round(rate * RATE, 6), f"{RATE:g} times the rate of a run from scratch, {rate:g}")
+            settings[key] = Setting(
+                round(rate * RATE_FACTOR, 6), f"{RATE_FACTOR:g} times the rate of a run from scratch, {rate:g}"
+            )
     return settings
 
 
@@ -98,7 +103,7 @@ def _negatives(recipe: Recipe, stated: set[str]) -> dict[str, Setting]:
     begun = {"refresh.start": Setting(0, reason)}
     if _can_search(recipe) and "refresh.source" not in stated:
         return {"refresh.source": Setting("in-trainer", reason), **begun}
-    if recipe.tables is None or recipe.clusters or "refresh.start" in stated:
+    if recipe.tables is None or recipe.is_clustered or "refresh.start" in stated:
         return {}
     one = Setting(recipe.train.epochs, "one table, of all rows, from the earlier run")
     return {**begun, "refresh.every": one, "refresh.stale": Setting("wait", "the table is mined before the first step")}
@@ -111,7 +116,7 @@ def _can_search(recipe: Recipe) -> bool:
 
 def _searched(recipe: Recipe) -> str:
     """Return the kind of vectors that the tables of a run are mined from."""
-    return str(recipe.table_facts.get("by", "classifier")) if recipe.tables else "classifier"
+    return str(recipe.table_parameters.get("by", "classifier")) if recipe.tables else "classifier"
 
 
 def _needs_whole_epochs(recipe: Recipe, stated: set[str]) -> bool:
@@ -124,7 +129,7 @@ def _needs_whole_epochs(recipe: Recipe, stated: set[str]) -> bool:
         return True
     if recipe.tables is None or (_can_search(recipe) and "refresh.source" not in stated):
         return False
-    return recipe.clusters or _searched(recipe) != "classifier" or bool(stated & {"refresh.start", "refresh.every"})
+    return recipe.is_clustered or _searched(recipe) != "classifier" or bool(stated & {"refresh.start", "refresh.every"})
 
 
 def settings_of_validation(recipe: Recipe, data: str, stated: Mapping[str, Any]) -> dict[str, Setting]:

@@ -5,7 +5,7 @@ from trainer.stream.dataset import JoinedStream as JoinedStream
 from trainer.stream.dataset import StreamOptions as StreamOptions
 from trainer.stream.processes import Ranks as Ranks
 from trainer.stream.processes import ranks_of_environment as ranks_of_environment
-from trainer.stream.row_groups import Reading as Reading
+from trainer.stream.row_groups import ReadOptions as ReadOptions
 from trainer.stream.sources import Source as Source
 from trainer.stream.sources import by_shares as by_shares
 from trainer.stream.sources import open_queries as open_queries

@@ -9,7 +9,7 @@ import torch
 
 from schemas.ragged import Ragged
 from trainer.inputs import Inputs
-from trainer.stream.transfer import as_tensor, map_arrays, pack, rounded_up, unpack
+from trainer.stream.transfer import as_tensor, map_arrays, pack, round_up, unpack
 
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
@@ -35,7 +35,7 @@ class DrawnLabels:
 
     def padded(self) -> "DrawnLabels":
         """Pad the draws at the end with weight 0 and a number above all labels, so that few different lengths occur."""
-        more, last = rounded_up(len(self.label)) - len(self.label), 2 * (len(self.starts) - 2)
+        more, last = round_up(len(self.label)) - len(self.label), 2 * (len(self.starts) - 2)
         pads = {"label": np.iinfo(self.label.dtype).max, "use": last, "weight": 0}
         columns: dict[str, Any] = {
             name: np.pad(getattr(self, name), (0, more), constant_values=pad) for name, pad in pads.items()
@@ -94,8 +94,8 @@ class Batch:
     `rows` [B] int64: global row ids. `inputs`: the encoder's inputs. `positives` [sum P], with `positive_offsets` [B +
     1]. `hard` [B, K]: hard negatives joined from the table, padded with -1; None without a table. `candidates`: set if
     the stream plans the batch. `prepared`: set if the stream prepares the inputs for the encoder. For a global batch, a
-    rank may have only its own labels: positives, `learnt` [sum P] bool (whether the step trains on each positive), and
-    hard negatives as rows.
+    rank may have only its own labels: positives, `drawn_positives` [sum P] bool (whether the step trains on each
+    positive), and hard negatives as rows.
     """
 
     epoch: int
@@ -106,7 +106,7 @@ class Batch:
     positive_offsets: np.ndarray
     hard: np.ndarray | Ragged | None = None
     candidates: Candidates | None = None
-    learnt: np.ndarray | None = None
+    drawn_positives: np.ndarray | None = None
     prepared: Any = None
 
     def __len__(self) -> int:

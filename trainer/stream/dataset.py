@@ -15,15 +15,15 @@ from schemas import arrow
 from schemas.errors import InputError, TableError
 from schemas.layout import CLUSTERS
 from trainer.device import keep_freed_memory
-from trainer.input_kinds import Kind
+from trainer.input_kinds import InputKind
 from trainer.schedule import SINGLE_ROWS, ClusterSchedule
 from trainer.stream.batch import Batch, Candidates
-from trainer.stream.by_source import OrderBySource
 from trainer.stream.decode import Damaged, Decoding, decodings
 from trainer.stream.order import EpochOrder, streams_of_rank
-from trainer.stream.prefetch import Opened, Work, by_threads, in_line
+from trainer.stream.prefetch import Opened, Work, run_in_threads, run_serially
 from trainer.stream.processes import WorkerChannel, WorkerSlice, slice_of_process
-from trainer.stream.row_groups import Reading, RowGroups
+from trainer.stream.row_groups import ReadOptions, RowGroups
+from trainer.stream.source_order import OrderBySource
 from trainer.stream.sources import Source, count_clusters
 
 STATE_VERSION = 1
@@ -49,7 +49,7 @@ class StreamOptions:
 
     batch: int
     streams: int
-    inputs: Kind = "tokens"
+    inputs: InputKind = "tokens"
     window_groups: int = 4
     clusters: ClusterSchedule = SINGLE_ROWS
     seed: int = 0
@@ -61,7 +61,7 @@ class StreamOptions:
     plan: Plan | None = None
     prepare: Callable[[Batch], Any] | None = None
     damaged: Damaged = "stop"
-    reading: Reading | None = None
+    reading: ReadOptions | None = None
 
 
 class JoinedStream(IterableDataset):
@@ -107,7 +107,7 @@ class JoinedStream(IterableDataset):
         sizes = groups.group_rows, options.batch, options.streams, options.window_groups
         place = options.seed, self._epoch, options.tail
         if self._options.batches == "by_source":
-            return OrderBySource(*sizes, *place, groups.shares, dealt=groups.dealt)
+            return OrderBySource(*sizes, *place, groups.weighted_groups, dealt=groups.dealt)
         return EpochOrder(*sizes, *place, groups.mix, *self._cluster_counts, groups.dealt)
 
     @functools.cached_property
@@ -271,11 +271,11 @@ class JoinedStream(IterableDataset):
         windows, threads = self._windows(order, steps), self._options.threads
         with contextlib.closing(self._groups), contextlib.ExitStack() as ended:
             if not threads:
-                yield from in_line(windows)
+                yield from run_serially(windows)
                 return
             pool = ThreadPoolExecutor(threads, thread_name_prefix=THREAD)
             ended.callback(pool.shutdown, cancel_futures=True)
-            yield from by_threads(pool, windows, threads + PIECES_AHEAD)
+            yield from run_in_threads(pool, windows, threads + PIECES_AHEAD)
 
     def _windows(self, order: EpochOrder, steps: range) -> Iterator[Work[Batch]]:
         first = steps.start // order.steps_per_window

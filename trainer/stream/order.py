@@ -168,17 +168,20 @@ class EpochOrder:
         return self.rows if self.clusters is None else int(self.clusters.sum())
 
     @property
-    def share(self) -> int:
+    def units_per_batch(self) -> int:
         """Number of units that a stream contributes to a batch: B/S rows, or B/S/C clusters."""
         return self.batch // self.streams // self.cluster
 
     @cached_property
     def window_units(self) -> int:
-        """Units per window: about `window_groups` row groups, a multiple of `share`, so no batch straddles windows."""
+        """Units per window: about `window_groups` row groups, and a multiple of `units_per_batch`.
+
+        No batch straddles windows.
+        """
         per_group = self._dealt[:, 1] - self._dealt[:, 0] if self.clusters is None else self.clusters
         typical = int(per_group.max(initial=1)) * self.window_groups
         longest = -(-self.units // self.streams)
-        return max(1, -(-min(typical, longest) // self.share)) * self.share
+        return max(1, -(-min(typical, longest) // self.units_per_batch)) * self.units_per_batch
 
     @property
     def steps(self) -> int:
@@ -187,16 +190,16 @@ class EpochOrder:
 
     def _steps_for(self, units: int) -> int:
         shortest, longest = units // self.streams, -(-units // self.streams)
-        return shortest // self.share if self.tail == "drop" else -(-longest // self.share)
+        return shortest // self.units_per_batch if self.tail == "drop" else -(-longest // self.units_per_batch)
 
     @property
     def windows(self) -> int:
         """Number of windows in the epoch."""
-        return -(-self.steps * self.share // self.window_units)
+        return -(-self.steps * self.units_per_batch // self.window_units)
 
     @property
     def steps_per_window(self) -> int:
-        return self.window_units // self.share
+        return self.window_units // self.units_per_batch
 
     def steps_of(self, window: int) -> int:
         """Return the number of batches in `window`; the last window may have fewer batches."""
@@ -214,7 +217,7 @@ class EpochOrder:
         """Permute the rows of one stream's window, and cut them into its batches."""
         start, stop = self._window_range(stream, window)
         permuted = generator(self.seed, Purpose.WINDOW, self.epoch, stream, window).permutation(stop - start)
-        ends = np.minimum(np.arange(self.steps_of(window) + 1) * self.share, stop - start)
+        ends = np.minimum(np.arange(self.steps_of(window) + 1) * self.units_per_batch, stop - start)
         if self.clusters is None:
             return WindowDeal(permuted, ends)
         sizes = np.concatenate([np.diff(bounds) for _, bounds in self._bounds(stream, window)] or [ends[:0]])

@@ -21,7 +21,7 @@ class Work(Generic[T]):
     open: Callable[[], Opened[T]]
 
 
-def in_line(works: Iterator[Work[T]]) -> Generator[T, None, None]:
+def run_serially(works: Iterator[Work[T]]) -> Generator[T, None, None]:
     """Yield the items of `works`; all work is done in this thread, on demand."""
     for work in works:
         for task in work.tasks:
@@ -32,7 +32,7 @@ def in_line(works: Iterator[Work[T]]) -> Generator[T, None, None]:
         close()
 
 
-def by_threads(pool: Executor, works: Iterator[Work[T]], depth: int) -> Generator[T, None, None]:
+def run_in_threads(pool: Executor, works: Iterator[Work[T]], depth: int) -> Generator[T, None, None]:
     """Yield the items in order; the pool works on up to `depth` pieces ahead, and prepares the next of `works`.
 
     Tasks of the next work alternate with pieces of the current work, so that both make progress.

@@ -20,7 +20,7 @@ from schemas.shard_files.parquet import list_array
 from schemas.shard_files.ranges import Access, FetchedRanges, naming_damage
 from schemas.shard_files.shards import OpenShard, open_shard, read_group
 from schemas.table import Table
-from trainer.input_kinds import Kind
+from trainer.input_kinds import InputKind
 from trainer.inputs import columns_of
 from trainer.stream.order import WeightedGroups
 from trainer.stream.prefetch import DownloadQueue
@@ -28,7 +28,7 @@ from trainer.stream.sources import ALL_ROWS, Source
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadOptions:
     """Options for reading row groups: they change how fast and how carefully rows are read, never which rows.
 
     `verify`: verify checksums. For remote storage, `threads` download at most `ahead_bytes` ahead; the directory
@@ -76,13 +76,17 @@ class RowGroups:
     _downloads: DownloadQueue[FetchedRanges] | None
 
     def __init__(
-        self, sources: list[Source], label_type: pa.DataType, inputs: Kind = "tokens", reading: Reading | None = None
+        self,
+        sources: list[Source],
+        label_type: pa.DataType,
+        inputs: InputKind = "tokens",
+        reading: ReadOptions | None = None,
     ) -> None:
         self._arguments = (sources, label_type, inputs, reading)
         self.sources = sources
         self._inputs = columns_of(inputs)
         self._label_type = label_type
-        self._reading = reading or Reading()
+        self._reading = reading or ReadOptions()
         joined = [source.negatives for source in sources if source.negatives is not None]
         self.width = max((table.width("label_ids") for table in joined), default=0)  # K of the joined negatives
         tables = [(source, source.table.groups) for source in sources]
@@ -96,9 +100,9 @@ class RowGroups:
         dealt = [source.share.bounds(groups.first) for source, groups in tables]
         # [M, 2] rows of each row group that are dealt; None if all rows are dealt.
         self.dealt = None if all(source.share == ALL_ROWS for source in sources) else np.concatenate(dealt)
-        self.shares = tuple(WeightedGroups(len(groups), source.weight) for source, groups in tables)
+        self.weighted_groups = tuple(WeightedGroups(len(groups), source.weight) for source, groups in tables)
         # Empty if every row is dealt once.
-        self.mix = () if all(source.weight == 1 for source in sources) else self.shares
+        self.mix = () if all(source.weight == 1 for source in sources) else self.weighted_groups
         self._tables = [table for s in sources for table in (s.table, s.negatives) if table is not None]
         self._remote = {table.url for table in self._tables if not storage.is_local(table.url)}
         self._cache = self._open_cache()

@@ -13,7 +13,7 @@ from schemas.errors import InputError, TableError
 from schemas.layout import CLUSTERS, LABEL_TEXTS, DataLayout, RunLayout, source_of_part
 from schemas.run_tables import run_tables
 from schemas.table import PartTable, Table
-from trainer.input_kinds import Kind
+from trainer.input_kinds import InputKind
 from trainer.inputs import open_queries, require_inputs
 from trainer.schedule import MOST_WEIGHT
 
@@ -103,7 +103,7 @@ class Source:
             )
         return newest.table
 
-    def in_clusters(self, url: str) -> "Source":
+    def with_clusters(self, url: str) -> "Source":
         """Take the rows in the order of the clustered table at `url`. Raises TableError if the table has other rows."""
         table = Table.open(url, "queries")
         table.require_made_from("queries", self.table)
@@ -119,7 +119,7 @@ def open_sources(
     data: DataLayout,
     split: str,
     label_texts: bool,
-    inputs: Kind = "tokens",
+    inputs: InputKind = "tokens",
     mix: Mapping[str, float] | None = None,
     share: RowShare = ALL_ROWS,
 ) -> list[Source]:
@@ -173,7 +173,7 @@ class Replay(NamedTuple):
     times: float
 
 
-def in_window(
+def select_window(
     sources: list[Source], window: str | Sequence[str], half_life: float, replay: Replay | None = None
 ) -> list[Source]:
     """Return `sources` with the parts of the window in place of the queries, oldest first, each with its weight.
@@ -201,7 +201,7 @@ def _source_of(source: Source, part: PartTable, weight: float, replay: Replay | 
     return Source(source_of_part(source.name, part.name), source.table.of_parts([part]), weight=weight * times)
 
 
-def clusters_of(group_rows: np.ndarray, rows: int, halvings: int) -> np.ndarray:
+def clusters_per_group(group_rows: np.ndarray, rows: int, halvings: int) -> np.ndarray:
     """Count the clusters of each row group [M]; a cluster of at most `rows` rows is dealt as 2**halvings parts.
 
     A row group has clusters of `rows` rows, or fewer than `rows` clusters with one row less; the size of the row group
@@ -228,5 +228,5 @@ def count_clusters(sources: Sequence[Source], size: int) -> np.ndarray | None:
                 f"never have {size} rows. Make the table again with `extremis cluster --size N --smallest {size}`, "
                 f"where N is {size} times a power of two, or set order.cluster to a size that the table has."
             )
-        counts.append(clusters_of(np.diff(table.groups.first), made["rows"], halvings))
+        counts.append(clusters_per_group(np.diff(table.groups.first), made["rows"], halvings))
     return np.concatenate(counts) if counts else None

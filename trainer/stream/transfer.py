@@ -24,7 +24,7 @@ def as_tensor(array: np.ndarray | torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-class Place(NamedTuple):
+class PackedArray(NamedTuple):
     """Location of an array in a packed batch: its first byte, dtype and shape."""
 
     start: int
@@ -32,7 +32,7 @@ class Place(NamedTuple):
     shape: tuple[int, ...]
 
 
-def rounded_up(count: int) -> int:
+def round_up(count: int) -> int:
     """Round `count` up by at most an eighth, or 127, so that padding gives batches of similar size the same size."""
     step = 1 << max(7, count.bit_length() - 4)
     return -(-count // step) * step
@@ -52,7 +52,7 @@ def map_arrays(value: T, change: Callable[[Any], Any], kinds: tuple[type, ...] =
 
 
 def pack(value: T, pinned: bool = False) -> tuple[T, torch.Tensor] | None:
-    """Return `value` with a `Place` instead of each NumPy array, and the uint8 tensor that contains the arrays.
+    """Return `value` with a `PackedArray` instead of each NumPy array, and the uint8 tensor that contains the arrays.
 
     Return None if there are no arrays, or if there is not enough shared memory.
 
@@ -60,13 +60,13 @@ def pack(value: T, pinned: bool = False) -> tuple[T, torch.Tensor] | None:
     `pinned`, the tensor is in page-locked memory, which a device can read directly.
     """
     arrays: list[np.ndarray] = []
-    places: list[Place] = []
+    places: list[PackedArray] = []
     end = 0
 
-    def place(array: np.ndarray) -> Place:
+    def place(array: np.ndarray) -> PackedArray:
         nonlocal end
         arrays.append(array)
-        places.append(Place(end, array.dtype.str, array.shape))
+        places.append(PackedArray(end, array.dtype.str, array.shape))
         end += -(-array.nbytes // _ALIGNED) * _ALIGNED
         return places[-1]
 
@@ -90,7 +90,7 @@ def pack(value: T, pinned: bool = False) -> tuple[T, torch.Tensor] | None:
 def unpack(skeleton: T, buffer: torch.Tensor) -> T:
     """Undo `pack`; the arrays are views of `buffer`."""
     memory = buffer.numpy()
-    return map_arrays(skeleton, lambda position: _array_at(memory, position), (Place,))
+    return map_arrays(skeleton, lambda position: _array_at(memory, position), (PackedArray,))
 
 
 def send(value: Any, device: torch.device) -> Any:
@@ -108,10 +108,10 @@ def send(value: Any, device: torch.device) -> Any:
         return value
     skeleton, buffer = packed
     moved = send_tensor(buffer, device)
-    return map_arrays(skeleton, lambda place: _tensor_at(moved, place), (Place,))
+    return map_arrays(skeleton, lambda place: _tensor_at(moved, place), (PackedArray,))
 
 
-class LateCopy:
+class AsyncCopy:
     """A copy of a tensor to the CPU, on a separate stream: `take` waits for the copy, but no step waits for it.
 
     The tensor must not change before the copy is complete, unless the caller of `take` can handle a change.
@@ -148,7 +148,7 @@ def copy_before_change(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
     if tensor.device.type != "cuda":
         copied = tensor.to("cpu", copy=True)
         return lambda: copied
-    late = LateCopy(tensor)
+    late = AsyncCopy(tensor)
     torch.cuda.current_stream(tensor.device).wait_stream(_stream_of(tensor.device, _from_device))
     return late.wait
 
@@ -157,13 +157,13 @@ def send_tensor(buffer: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return `buffer` (pinned memory for a GPU) on `device`; the copy runs in parallel with other work."""
     if device.type != "cuda":
         return buffer.to(device)
-    with beside(device) as hand_over:
+    with on_copy_stream(device) as hand_over:
         # The memory of the copy is reused when both streams have finished with it.
         return hand_over(buffer.to(device, non_blocking=True))
 
 
 @contextlib.contextmanager
-def beside(device: torch.device) -> Iterator[Callable[[T], T]]:
+def on_copy_stream(device: torch.device) -> Iterator[Callable[[T], T]]:
     """Run the block's work on the stream for incoming arrays, in parallel with the device's current work.
 
     The block gets a function that hands tensors over to the current stream, so that later work waits for the tensors.
@@ -188,11 +188,11 @@ def _stream_of(device: torch.device, streams: "dict[torch.device, torch.cuda.Str
     return streams[device]
 
 
-def _array_at(memory: np.ndarray, place: Place) -> np.ndarray:
+def _array_at(memory: np.ndarray, place: PackedArray) -> np.ndarray:
     return np.ndarray(place.shape, place.dtype, memory.data, place.start)
 
 
-def _tensor_at(moved: torch.Tensor, place: Place) -> torch.Tensor:
+def _tensor_at(moved: torch.Tensor, place: PackedArray) -> torch.Tensor:
     dtype = torch.from_numpy(np.empty(0, place.dtype)).dtype
     stop = place.start + int(np.prod(place.shape)) * dtype.itemsize
     return moved[place.start : stop].view(dtype).view(place.shape)

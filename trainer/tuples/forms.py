@@ -13,8 +13,8 @@ import pyarrow as pa
 from schemas import PAD
 from schemas.ragged import Ragged, offsets_of
 from schemas.randomness import Purpose, generator
-from trainer.negatives.draws import scrambled
-from trainer.tuples.tables import Tables
+from trainer.negatives.draws import splitmix64
+from trainer.tuples.tables import TupleTables
 
 Columns = dict[str, pa.Array]
 Count = Callable[[np.ndarray, np.ndarray, int], np.ndarray]  # number of examples, from positives, negatives and n
@@ -28,7 +28,7 @@ class Examples:
     [E, n]: places of the negatives, best first; only the first `found` [E] of the negatives are valid.
     """
 
-    tables: Tables
+    tables: TupleTables
     rows: np.ndarray
     positives: Ragged
     labels: np.ndarray
@@ -52,14 +52,14 @@ class Examples:
         return {"pos": positives, "neg": Ragged.from_counts(self.negative[kept], self.found)}
 
 
-def count_examples(tables: Tables, positives: np.ndarray, negatives: np.ndarray) -> np.ndarray:
+def count_examples(tables: TupleTables, positives: np.ndarray, negatives: np.ndarray) -> np.ndarray:
     """Return the number of examples per row, [R], from the numbers of positives and negatives per row."""
     each = positives if tables.options.each_positive else np.minimum(positives, 1)
     return _FORMS[tables.options.form][0](each, np.minimum(negatives, tables.width), tables.width)
 
 
 def make_examples(
-    tables: Tables, rows: np.ndarray, positives: Ragged, hard: np.ndarray, epoch: int, spread: bool
+    tables: TupleTables, rows: np.ndarray, positives: Ragged, hard: np.ndarray, epoch: int, spread: bool
 ) -> pa.Table:
     """Make the examples of `rows` [R], with their positives and negatives [R, K]. Raises TableError, StorageError.
 
@@ -82,7 +82,7 @@ def make_examples(
         row, number = row[order], number[order]
     key = generator(options.seed, Purpose.POSITIVES, epoch, 0, 1).integers(0, 1 << 64, dtype=np.uint64)
     # The uncompiled function takes all rows at once, with NumPy.
-    numbers = scrambled.py_func(key, rows.astype(np.uint64), np.uint64(0))  # type: ignore[arg-type]
+    numbers = splitmix64.py_func(key, rows.astype(np.uint64), np.uint64(0))  # type: ignore[arg-type]
     drawn = (numbers % np.maximum(counts, 1).astype(np.uint64)).astype(np.int64)
     chosen = number // found[row] if options.form == "triplets" else np.minimum(number, counts[row] - 1)
     positive = positives.offsets[row] + (chosen if options.each_positive else drawn[row])

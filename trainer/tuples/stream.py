@@ -19,7 +19,7 @@ from trainer.stream import JoinedStream
 from trainer.stream.processes import slice_of_process
 from trainer.tuples.forms import count_examples, make_examples
 from trainer.tuples.options import TupleOptions
-from trainer.tuples.tables import Tables
+from trainer.tuples.tables import TupleTables
 
 Place = str | os.PathLike[str]
 
@@ -38,7 +38,7 @@ class TupleStream(IterableDataset):
         own = {name: options.pop(name) for name in TupleOptions.model_fields if name in options}
         self.options = check(TupleOptions, own)
         self._data = None if data is None else os.fspath(data)
-        self.tables = Tables.open(os.fspath(table), self._data, self.options)
+        self.tables = TupleTables.open(os.fspath(table), self._data, self.options)
         dealt = {"batch": batch, "streams": 8, "seed": self.options.seed, "inputs": "none", **options}
         self._rows = JoinedStream([self.tables.source], self.tables.labels.rows, **dealt)
         self._ranks = options.get("ranks", 1)
@@ -79,7 +79,7 @@ class TupleStream(IterableDataset):
         Persistent DataLoader workers get the new epoch; a new table needs a new loader.
         """
         if table is not None:
-            self.tables = Tables.open(os.fspath(table), self._data, self.options)
+            self.tables = TupleTables.open(os.fspath(table), self._data, self.options)
             self.__dict__.pop("counted", None)
         self._rows.set_epoch(epoch, None if table is None else [self.tables.source])
         self._at, self._within = self._rows.state_dict(), 0

@@ -22,7 +22,7 @@ from trainer.tuples.options import TupleOptions
 
 
 @dataclass(frozen=True)
-class Tables:
+class TupleTables:
     """Queries, their negatives and the labels of `data`; for mined arrays, `place` is the output folder."""
 
     place: str
@@ -35,7 +35,7 @@ class Tables:
     _held: dict[tuple[str, str], Any] = field(default_factory=dict, compare=False)  # columns by table and name
 
     @classmethod
-    def open(cls, url: str, data: str | None, options: TupleOptions) -> "Tables":
+    def open(cls, url: str, data: str | None, options: TupleOptions) -> "TupleTables":
         """Open a table with its DATA; `url` is a table, the output folder of mined arrays, or a RUN.
 
         Raises InputError if no DATA is given, DATA has no texts, more negatives are requested than the table has, or
@@ -116,7 +116,7 @@ class Tables:
 
     def __reduce__(self) -> tuple[Any, ...]:
         own = self.place, self.data, self.queries, self.negatives, self.labels, self.mining, self.options
-        return Tables, own  # without maps
+        return TupleTables, own  # without maps
 
     def _require(self, options: TupleOptions, width: int) -> None:
         if (options.negatives or 0) > width:

@@ -12,7 +12,7 @@ from schemas.manifest import open_manifest
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
 from tests.builders import SmallData, build_data
-from trainer.settings.facts import measure
+from trainer.settings.data_statistics import measure
 from trainer.stream.sources import ALL_ROWS
 
 

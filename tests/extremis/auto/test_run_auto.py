@@ -20,7 +20,7 @@ from tests.forks import start
 from tests.owners import held_elsewhere
 from tests.pipelines.raw import write_tiny
 from trainer.config.load import load_config, load_recipe, read_recipe, restore_recipe
-from trainer.config.merging import left_to_data
+from trainer.config.merging import options_left_to_data
 from trainer.evaluation.split import HOLDOUT, open_split
 
 SHARD = ("--tokenizer", "train:300", "--shards", "2", "--row-group-rows", "8", "--propensity", "0.55,1.5")
@@ -89,7 +89,7 @@ def test_it_says_what_it_saw_and_keeps_what_it_chose(ran: Done, run: Path) -> No
 def test_the_recipe_in_run_is_an_ordinary_one_and_that_of_the_run(data: Path, run: Path, tmp_path: Path) -> None:
     path = str(run / "recipe.toml")
     recipe = load_recipe(path)
-    assert left_to_data(read_recipe(path)) == {}
+    assert options_left_to_data(read_recipe(path)) == {}
     config = load_config(str(run / "config.toml"))["recipe"]
     assert recipe == restore_recipe(config, str(run))
     assert recipe.model_dump(mode="json") == config

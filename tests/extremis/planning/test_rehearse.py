@@ -99,7 +99,7 @@ def test_messages_of_faked_peers_are_those_that_this_rank_sent_before() -> None:
     group = FakedRanks(1, 3)
     try:
         for n in (2, 4, 1):
-            gathered, (array,) = group.gather(torch.full((n,), n)), group.gather_arrays(np.full(n, n))
+            gathered, (array,) = group.all_gather(torch.full((n,), n)), group.all_gather_arrays(np.full(n, n))
         assert gathered.tolist() == array.tolist() == [2] * 2 + [1] + [4] * 4
         received = torch.empty(9, dtype=torch.int64)
         dist.all_to_all_single(received, torch.arange(6), [2, 3, 4], [1, 2, 3])

@@ -12,7 +12,7 @@ from schemas.layout import RunLayout
 from schemas.manifest import unpublish
 from schemas.storage import join
 from trainer.checkpoints.checkpoint import Checkpoint, drop_old_checkpoints, latest_checkpoint
-from trainer.checkpoints.writer import CheckpointWriter, Contents
+from trainer.checkpoints.writer import CheckpointContents, CheckpointWriter
 
 LABELS, D = 10, 3
 
@@ -39,7 +39,7 @@ def tensors(seed: int) -> tuple[dict, dict]:
 def save(run: RunLayout, step: int) -> None:
     parts, rows = tensors(step)
     state = {"progress": {"step": step}, "none": None}
-    contents = Contents(step, parts, rows, 0, LABELS, state, {"data": "0" * 64})
+    contents = CheckpointContents(step, parts, rows, 0, LABELS, state, {"data": "0" * 64})
     CheckpointWriter(run, keep=99, background=False).save(contents)
 
 

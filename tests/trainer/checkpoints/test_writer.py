@@ -28,7 +28,7 @@ from tests.ranks import on_ranks
 from tests.trainer.one_device import OneDevice
 from trainer.checkpoints.background import BackgroundWriter, ReadRows, RowSnapshot
 from trainer.checkpoints.checkpoint import Checkpoint, latest_checkpoint, row_ranges, write_tensors
-from trainer.checkpoints.writer import CheckpointWriter, Contents
+from trainer.checkpoints.writer import CheckpointContents, CheckpointWriter
 from trainer.group import ALONE, Group, label_range
 
 LABELS, D, A_FILE = 21, 3, 4
@@ -45,7 +45,7 @@ def test_every_reader_of_a_snapshot_reads_what_was_there(
     tensors = {"weight": torch.randn(LABELS, 2).bfloat16(), "square": torch.rand(LABELS)}
     before = {name: value.clone() for name, value in tensors.items()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer.checkpoints.background, "_HELD_BYTES", held)
+        patch.setattr(trainer.checkpoints.background, "_MAX_KEPT_BYTES", held)
         if on_device:
             patch.setattr(trainer.checkpoints.background, "CPU", None)  # any tensor is elsewhere
         snapshot = RowSnapshot(tensors)
@@ -74,7 +74,7 @@ def test_every_reader_of_a_snapshot_reads_what_was_there(
 def test_what_a_snapshot_holds_in_memory_is_bounded(monkeypatch: pytest.MonkeyPatch, on_device: bool) -> None:
     if on_device:
         monkeypatch.setattr(trainer.checkpoints.background, "CPU", None)
-    monkeypatch.setattr(trainer.checkpoints.background, "_HELD_BYTES", 1 << 14)
+    monkeypatch.setattr(trainer.checkpoints.background, "_MAX_KEPT_BYTES", 1 << 14)
     tensors = {"weight": torch.randn(4000, 16)}
     before, draw = tensors["weight"].clone(), np.random.default_rng(0)
     snapshot = RowSnapshot(tensors)
@@ -90,7 +90,7 @@ def test_what_a_snapshot_holds_in_memory_is_bounded(monkeypatch: pytest.MonkeyPa
 def test_of_what_changes_on_a_device_nothing_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """On `meta` a value that is asked for raises: what is kept goes away in copies that nobody waits for."""
     sent: list[torch.Tensor] = []
-    monkeypatch.setattr(trainer.checkpoints.background, "LateCopy", sent.append)
+    monkeypatch.setattr(trainer.checkpoints.background, "AsyncCopy", sent.append)
     tensors = {
         "weight": torch.zeros(100, 4, dtype=torch.bfloat16, device="meta"),
         "square": torch.zeros(100, device="meta"),
@@ -114,7 +114,7 @@ from trainer.checkpoints import background
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
-background._HELD_BYTES = 0
+background._MAX_KEPT_BYTES = 0
 weight = torch.ones(5000, 8)
 snapshot = background.RowSnapshot({"weight": weight})
 read = snapshot.reader()
@@ -196,11 +196,11 @@ def values(labels: int = LABELS) -> dict[str, torch.Tensor]:
     return {"weight": rows[:, None] + torch.arange(D) / 10, "square": rows.sqrt()}
 
 
-def contents(step: int, rows: dict[str, torch.Tensor], group: Group = ALONE) -> Contents:
+def contents(step: int, rows: dict[str, torch.Tensor], group: Group = ALONE) -> CheckpointContents:
     start, stop = label_range(len(rows["weight"]), group.rank, group.ranks)
     rank_rows = {name: value[start:stop].clone() for name, value in rows.items()}
     parts = {"encoder": {"bias": torch.full((2,), float(step))}}
-    return Contents(step, parts, rank_rows, start, len(rows["weight"]), {"step": step}, {})
+    return CheckpointContents(step, parts, rank_rows, start, len(rows["weight"]), {"step": step}, {})
 
 
 @pytest.fixture(autouse=True)
@@ -239,7 +239,7 @@ def test_training_goes_on_while_a_checkpoint_of_its_moment_is_written(
         writer.before_change(ids)
         for value in saved.rows.values():
             value[torch.from_numpy(ids)] = -1.0
-        saved.parts["encoder"]["bias"] += 1
+        saved.tensors["encoder"]["bias"] += 1
         if draw.random() < 0.15:
             gate.open()
     assert latest_checkpoint(run) is None or gate.written == 6

@@ -360,11 +360,11 @@ def test_a_rank_holds_one_piece_of_the_others_bags(monkeypatch: pytest.MonkeyPat
 
         ranks = 2
 
-        def gather(self, tensor: torch.Tensor, sizes: list[int] | None = None) -> torch.Tensor:
+        def all_gather(self, tensor: torch.Tensor, sizes: list[int] | None = None) -> torch.Tensor:
             gathered.append(2 * len(tensor))
             return torch.cat([tensor, tensor])
 
-        def gather_arrays(self, *arrays: np.ndarray) -> list[np.ndarray]:
+        def all_gather_arrays(self, *arrays: np.ndarray) -> list[np.ndarray]:
             return [np.concatenate([array, array]) for array in arrays]
 
     encoder, leaves = build(), []

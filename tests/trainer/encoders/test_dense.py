@@ -15,7 +15,7 @@ from tests.trainer.encoders.test_bag_encoder import FORMS, KEY, VOCABULARY, batc
 from trainer.encoders.bag_encoder import BagEncoder
 from trainer.footprint import parameter_bytes
 from trainer.heads.queries import CachedEmbeddings
-from trainer.input_kinds import reads
+from trainer.input_kinds import input_names
 from trainer.inputs import Inputs
 from trainer.methods.kinds import EncoderSection, import_name
 from trainer.methods.recipe import Recipe
@@ -122,7 +122,7 @@ def test_rows_read_without_vectors_are_a_fault() -> None:
 def test_numpy_computes_the_same_x_from_the_files(inputs: str, form: dict[str, object], tmp_path: Path) -> None:
     options = {"dimension": D, "inputs": inputs, "ngrams": 2, "buckets": 40, "dense_weight": 0.7, **form}
     section = EncoderSection.model_validate(options)
-    read = {"dense": WIDE} if "dense" in reads(section.inputs) else {}
+    read = {"dense": WIDE} if "dense" in input_names(section.inputs) else {}
     encoder = section.build(VOCABULARY, 3, 12, **read)
     encoder.tensors()["feature_weights"].uniform_(0, 3)
     encoder.write(tmp_path, 0)
@@ -131,13 +131,13 @@ def test_numpy_computes_the_same_x_from_the_files(inputs: str, form: dict[str, o
     features = SparseRows(ids, np.float32([value for row in drawn for value in value_of(row)]), offsets)
     rows = Inputs(batch(ROWS), features, vectors(WIDE))
     file = MappedFile(str(tmp_path / "model.safetensors"))
-    served = import_name(section.SERVED_BY["numpy"]).open(
+    served = import_name(section.INFERENCE_CLASSES["numpy"]).open(
         section, tmp_path, lambda _: file, (VOCABULARY, 12, WIDE), "cpu"
     )
     expected = encoder.encode(encoder.prepare(rows)).numpy()
     np.testing.assert_allclose(served.embed(rows), expected, atol=1e-5, rtol=1e-5)
     np.testing.assert_allclose(served.embed(rows.slice(4, 5)), expected[4:5], atol=1e-5, rtol=1e-5)
     with pytest.raises(ValueError, match="do not match the encoder"):
-        import_name(section.SERVED_BY["numpy"]).open(
+        import_name(section.INFERENCE_CLASSES["numpy"]).open(
             section.model_copy(update={"dimension": D + 1}), tmp_path, lambda _: file, (VOCABULARY, 12, WIDE), "cpu"
         )

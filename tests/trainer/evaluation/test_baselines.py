@@ -156,7 +156,7 @@ def test_on_rows_that_were_held_out_only_the_others_vote(data: SmallData) -> Non
     table = open_queries(data.layout, "train")
     kept, held_out = (
         [row for rows in part.batches(table, ["query_id"]) for row in rows["query_id"].to_pylist()]
-        for part in (trained.trained, trained.held_out)
+        for part in (trained.training_rows, trained.held_out_rows)
     )
     texts, labels = [train.tokens[row] for row in kept], [train.positives[row] for row in kept]
     votes = [brute_force(train.tokens[row], texts, labels) for row in held_out]

@@ -26,7 +26,7 @@ from search.factory import Factory
 from tests.builders import SmallData, build_data, ragged, tokens_of
 from tests.laws import assert_equal
 from trainer.evaluation import memory as module
-from trainer.evaluation.memory import FACTS, TARGET_RECALL, VECTORS, Memory, settle
+from trainer.evaluation.memory import FACTS, TARGET_RECALL, VECTORS, Memory, plan_index
 from trainer.evaluation.votes import NEIGHBOURS, TEMPERATURE
 from trainer.methods.recipe import Recipe
 from trainer.methods.sections import Data
@@ -148,7 +148,7 @@ def test_a_budget_bounds_its_bytes(data: SmallData, model: Model, budget: int) -
     whole = Memory.build(model, data.layout, Data())
     memory = Memory.build(model, data.layout, Data(), budget)
     assert memory.bytes <= max(budget, 8)
-    assert settle(150, D, len(whole.labels.entries) / 150).bytes == pytest.approx(whole.bytes, abs=1)
+    assert plan_index(150, D, len(whole.labels.entries) / 150).bytes == pytest.approx(whole.bytes, abs=1)
     if budget >= whole.bytes:
         assert memory.bytes == whole.bytes
     elif budget >= 1000:
@@ -161,7 +161,7 @@ def test_a_budget_bounds_its_bytes(data: SmallData, model: Model, budget: int) -
 def test_what_is_held_out_is_behind_what_the_run_trained_on(data: SmallData, model: Model) -> None:
     options, points = Data(holdout=0.2), data.points["train"]
     memory, table = Memory.build(model, data.layout, options), open_queries(data.layout, "train")
-    groups = options.held_out.batches(table, ["query_id"])
+    groups = options.held_out_rows.batches(table, ["query_id"])
     held_out = [row for group in groups for row in group["query_id"].to_pylist()]
     assert (len(memory.vectors), memory.trained, len(held_out)) == (150, 120, 30)
     kept = [row for row in range(150) if row not in held_out]
@@ -247,7 +247,7 @@ def test_a_memory_of_an_earlier_version_is_read(data: SmallData, model: Model, t
     shard = write_shard(f"{url}/memory", 0, 1, pa.table(columns), 64)
     shards = (shard.model_copy(update={"path": f"memory/{shard.path}"}),)
     table = Table(url, publish(url, Manifest(kind="fusion", shards=shards, parameters={"memory_trained": 120})))
-    again, of_trained = Memory.read(table), Memory.read(table, trained=True)
+    again, of_trained = Memory.read(table), Memory.read(table, trained_only=True)
     assert again is not None
     assert of_trained is not None
     assert_equal(again.votes(x), memory.votes(x))
@@ -256,8 +256,8 @@ def test_a_memory_of_an_earlier_version_is_read(data: SmallData, model: Model, t
 
 @given(st.integers(0, 10**9), st.integers(1, 1024), st.floats(0, 20), st.integers(0, 1 << 40))
 def test_a_memory_of_any_size_is_settled_within_its_budget(points: int, wide: int, labels: float, budget: int) -> None:
-    settled = settle(points, wide, labels, budget)
+    settled = plan_index(points, wide, labels, budget)
     assert 0 <= settled.points <= points
     assert settled.bytes <= max(budget, 8)
-    assert settle(points, wide, labels, 2 * budget).points >= settled.points
+    assert plan_index(points, wide, labels, 2 * budget).points >= settled.points
     assert settled.stored >= 2 * wide * settled.points

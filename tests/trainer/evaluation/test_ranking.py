@@ -20,13 +20,13 @@ from tests.trainer.evaluation.small_model import (
 )
 from tests.training import silent, train, with_sections
 from trainer.checkpoints.checkpoint import Checkpoint
-from trainer.evaluation.evaluate import Scorer
+from trainer.evaluation.evaluate import SplitScorer
 from trainer.evaluation.fitting import FitOptions, fit_tree
-from trainer.evaluation.fusion import Fused, Scorers
+from trainer.evaluation.fusion import Reranker, Scorers
 from trainer.evaluation.fusion_files import open_fusion
 from trainer.evaluation.ranking import Ranking, embed_label_texts
 from trainer.evaluation.split import label_statistics
-from trainer.evaluation.tree import Tree
+from trainer.evaluation.tree import FusionTree
 from trainer.group import Group
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
@@ -39,10 +39,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
     return build_data(str(tmp_path_factory.mktemp("fusion") / "data"), rows={"train": 50, "val": 40, "test": 30})
 
 
-def tree() -> Tree:
+def tree() -> FusionTree:
     draw = np.random.default_rng(3)
     texts, vectors = draw.standard_normal((2, 500))
-    return Tree.fit(texts, vectors, draw.integers(0, 9, 500), draw.random(500) < 0.3)
+    return FusionTree.fit(texts, vectors, draw.integers(0, 9, 500), draw.random(500) < 0.3)
 
 
 def test_by_texts_and_by_both_added(data: SmallData) -> None:
@@ -66,7 +66,7 @@ def test_fused_scores_rank_the_shortlist(data: SmallData, shortlist: int) -> Non
     text_scores, vector_scores = brute_force(data, model, x)
     filters = ragged(data.points["test"].positives)
     vector_scores[filters.contains(np.tile(np.arange(data.labels), (len(x), 1)))] = -np.inf
-    fused = Fused(tree(), Scorers(embed_label_texts(model, data.layout)), frequency, shortlist)
+    fused = Reranker(tree(), Scorers(embed_label_texts(model, data.layout)), frequency, shortlist)
     scores, ids = Ranking.of(model, fused=fused).top_k(x, k, filters)
     for row in range(len(x)):
         listed = [
@@ -88,7 +88,7 @@ def test_fused_scores_rank_the_shortlist(data: SmallData, shortlist: int) -> Non
 def fused_top(group: Group, data: SmallData) -> tuple[np.ndarray, np.ndarray]:
     model = model_of(data, group)
     frequency = label_statistics(data.layout).frequency
-    fused = Fused(tree(), Scorers(embed_label_texts(model, data.layout)), frequency, 8)
+    fused = Reranker(tree(), Scorers(embed_label_texts(model, data.layout)), frequency, 8)
     x = queries(data, model)
     return Ranking.of(model, group, fused).top_k(x, 5, Ragged.empty(len(x)))
 
@@ -108,13 +108,13 @@ class TestFit:
         self, data: SmallData, run: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         seen = {}
-        real = Tree.fit
+        real = FusionTree.fit
 
-        def fitted(*arguments: np.ndarray) -> Tree:
+        def fitted(*arguments: np.ndarray) -> FusionTree:
             seen["pairs"] = arguments
             return real(*arguments)
 
-        monkeypatch.setattr(Tree, "fit", fitted)
+        monkeypatch.setattr(FusionTree, "fit", fitted)
         manifest = fit_tree(data.layout.root, run, FitOptions(shortlist=4))
         _, model, checkpoint = load_model(data.layout, RunLayout(run))
         x = queries(data, model, "val")
@@ -138,13 +138,15 @@ class TestFit:
         other_table = replace(checkpoint.table, manifest=checkpoint.table.manifest.model_copy(update={"rows": 1}))
         with pytest.raises(InputError, match="has changed since this fusion was fitted"):
             open_fusion(data.layout.root, run, Checkpoint(other_table))
-        scorer = Scorer.open(
+        scorer = SplitScorer.open(
             data.layout,
             model,
             "val",
-            ranking=Ranking.of(model, fused=Fused(tree, Scorers(embed_label_texts(model, data.layout)), frequency, 4)),
+            ranking=Ranking.of(
+                model, fused=Reranker(tree, Scorers(embed_label_texts(model, data.layout)), frequency, 4)
+            ),
         )
-        scorers = scorer, Scorer.open(data.layout, model, "val")
+        scorers = scorer, SplitScorer.open(data.layout, model, "val")
         fused, plain = (each.score().metrics.result()["P@1"] for each in scorers)
         assert fused >= plain  # of the very queries that it was fitted on
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from schemas.errors import TableError
-from trainer.evaluation.tree import DEPTH, Scored, Tree
+from trainer.evaluation.tree import DEPTH, FusionTree, ShortlistScores
 
 DRAW = np.random.default_rng(0)
 SHAPE = (60, 20)
@@ -19,17 +19,17 @@ FREQUENCY = DRAW.integers(0, 50, SHAPE)
 RELEVANT = SCORES + 0.02 * FREQUENCY * (LABEL_SCORES > 0) + 0.3 * DRAW.standard_normal(SHAPE) > 1
 
 
-def scored(label_scores: np.ndarray, scores: np.ndarray) -> Scored:
+def scored(label_scores: np.ndarray, scores: np.ndarray) -> ShortlistScores:
     none = np.zeros(SHAPE)
-    return Scored(np.zeros(SHAPE, np.int64), scores, label_scores, none, none)
+    return ShortlistScores(np.zeros(SHAPE, np.int64), scores, label_scores, none, none)
 
 
 @pytest.fixture(scope="module")
-def fusion() -> Tree:
-    return Tree.fit(LABEL_SCORES, SCORES, FREQUENCY, RELEVANT)
+def fusion() -> FusionTree:
+    return FusionTree.fit(LABEL_SCORES, SCORES, FREQUENCY, RELEVANT)
 
 
-def test_the_arrays_say_what_the_tree_of_scikit_learn_says(fusion: Tree) -> None:
+def test_the_arrays_say_what_the_tree_of_scikit_learn_says(fusion: FusionTree) -> None:
     from sklearn.tree import DecisionTreeRegressor
 
     described = np.stack([LABEL_SCORES, SCORES, FREQUENCY], -1).reshape(-1, 3).astype(np.float32)
@@ -40,11 +40,11 @@ def test_the_arrays_say_what_the_tree_of_scikit_learn_says(fusion: Tree) -> None
     assert tree.get_depth() == DEPTH
 
 
-def test_the_tree_is_added_to_both_scores_and_ranks_better(fusion: Tree) -> None:
+def test_the_tree_is_added_to_both_scores_and_ranks_better(fusion: FusionTree) -> None:
     fused = fusion.fuse(scored(LABEL_SCORES, SCORES), FREQUENCY)
     total = LABEL_SCORES / np.abs(LABEL_SCORES).max() + SCORES / np.abs(SCORES).max()
     np.testing.assert_allclose(fused, fusion.predict(LABEL_SCORES, SCORES, FREQUENCY) + total)
-    larger = Tree.fit(5 * LABEL_SCORES, 9 * SCORES, FREQUENCY, RELEVANT)
+    larger = FusionTree.fit(5 * LABEL_SCORES, 9 * SCORES, FREQUENCY, RELEVANT)
     np.testing.assert_allclose(larger.fuse(scored(5 * LABEL_SCORES, 9 * SCORES), FREQUENCY), fused)
 
     def precision(scores: np.ndarray) -> float:
@@ -53,23 +53,23 @@ def test_the_tree_is_added_to_both_scores_and_ranks_better(fusion: Tree) -> None
     assert precision(fused) > precision(LABEL_SCORES + SCORES)
 
 
-def test_a_saved_tree_is_read_without_scikit_learn(fusion: Tree, tmp_path: Path) -> None:
+def test_a_saved_tree_is_read_without_scikit_learn(fusion: FusionTree, tmp_path: Path) -> None:
     path = tmp_path / "fusion.json"
     path.write_bytes(fusion.to_json())
     np.testing.assert_array_equal(
-        Tree.parse(path.read_bytes(), str(path)).predict(LABEL_SCORES, SCORES, FREQUENCY),
+        FusionTree.parse(path.read_bytes(), str(path)).predict(LABEL_SCORES, SCORES, FREQUENCY),
         fusion.predict(LABEL_SCORES, SCORES, FREQUENCY),
     )
     code = (
-        "import sys; from trainer.evaluation.tree import Tree; import numpy as np\n"
-        f"fusion = Tree.parse(open({str(path)!r}, 'rb').read(), '')\n"
+        "import sys; from trainer.evaluation.tree import FusionTree; import numpy as np\n"
+        f"fusion = FusionTree.parse(open({str(path)!r}, 'rb').read(), '')\n"
         "fusion.predict(np.zeros(2), np.ones(2), np.ones(2)); print('sklearn' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_a_single_leaf_is_a_constant(tmp_path: Path) -> None:
-    fusion = Tree.fit(np.ones(4), np.ones(4), np.ones(4), np.array([True, False, False, False]))
+    fusion = FusionTree.fit(np.ones(4), np.ones(4), np.ones(4), np.array([True, False, False, False]))
     np.testing.assert_array_equal(
         fusion.predict(np.zeros((2, 3)), np.zeros((2, 3)), np.zeros(3)), np.full((2, 3), 0.25)
     )
@@ -94,8 +94,8 @@ def test_what_is_no_tree_is_refused(tmp_path: Path, change: dict) -> None:
     tree |= {"format": 2, "units": [1, 2]}
     path = tmp_path / "fusion.json"
     path.write_text(json.dumps({**tree, "value": [0.0, 1.0, 2.0]}))
-    fusion = Tree.parse(path.read_bytes(), str(path))
+    fusion = FusionTree.parse(path.read_bytes(), str(path))
     np.testing.assert_array_equal(fusion.predict(np.array([0, 1]), np.zeros(2), np.zeros(2)), [1, 2])
     path.write_text(json.dumps({**tree, "value": [0.0, 1.0, 2.0], **change}))
     with pytest.raises(TableError, match="not a fusion tree"):
-        Tree.parse(path.read_bytes(), str(path))
+        FusionTree.parse(path.read_bytes(), str(path))

@@ -25,21 +25,21 @@ from tests.trainer.evaluation.small_model import (
     queries,
 )
 from tests.training import silent, train, with_sections
-from trainer.evaluation.evaluate import Scorer
+from trainer.evaluation.evaluate import SplitScorer
 from trainer.evaluation.fitting import FitOptions, describe_weights, fit_weights
-from trainer.evaluation.fusion import Fused, Scorers, Weights
+from trainer.evaluation.fusion import FusionWeights, Reranker, Scorers
 from trainer.evaluation.fusion_files import open_fused, open_fusion, scores_of
 from trainer.evaluation.memory import Memory
 from trainer.evaluation.ranking import Ranking, embed_label_texts
 from trainer.evaluation.split import label_statistics
-from trainer.evaluation.tree import Scored
+from trainer.evaluation.tree import ShortlistScores
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
 from trainer.methods.sections import Data
 from trainer.model import Model, find_checkpoint, load_model
 
 
-def loss(weights: Weights, scored: Scored, relevant: Rows) -> float:
+def loss(weights: FusionWeights, scored: ShortlistScores, relevant: Rows) -> float:
     """The loss that a fit minimizes: mean -log of a right label's share of exp(score) among itself and wrong labels,
     plus mean -log of the share of all right labels of a query among all labels."""
     each, of_all = [], []
@@ -54,7 +54,7 @@ def loss(weights: Weights, scored: Scored, relevant: Rows) -> float:
 
 
 @st.composite
-def shortlists(draw: st.DrawFn) -> tuple[Scored, Rows]:
+def shortlists(draw: st.DrawFn) -> tuple[ShortlistScores, Rows]:
     """Shortlists of several queries, best first by the classifier, some of them short; and each query's labels."""
     queries, width, labels = draw(st.integers(1, 6)), draw(st.integers(1, 8)), 12
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -63,19 +63,19 @@ def shortlists(draw: st.DrawFn) -> tuple[Scored, Rows]:
     scores = -np.sort(-random.normal(-3, draw(st.sampled_from([0.0, 1.0, 30.0])), ids.shape)).astype(np.float32)
     beside = (random.random(ids.shape).astype(np.float32) * (random.random(ids.shape) < 0.6) for _ in range(3))
     relevant = [random.permutation(labels)[: random.integers(0, 4)].tolist() for _ in range(queries)]
-    return Scored(ids, np.where(ids < 0, 0, scores), *beside), relevant
+    return ShortlistScores(ids, np.where(ids < 0, 0, scores), *beside), relevant
 
 
 @given(shortlists(), st.floats(0.1, 10), *[st.floats(0, 10)] * 3)
 def test_no_weights_are_more_likely(
-    case: tuple[Scored, Rows], unit: float, texts: float, votes: float, linear: float
+    case: tuple[ShortlistScores, Rows], unit: float, texts: float, votes: float, linear: float
 ) -> None:
     scored, relevant = case
-    weights = Weights.fit(scored, ragged(relevant))
-    others = Weights(texts, votes, unit, linear=linear)
+    weights = FusionWeights.fit(scored, ragged(relevant))
+    others = FusionWeights(texts, votes, unit, linear=linear)
     assert loss(weights, scored, relevant) <= loss(others, scored, relevant) * 1.01 + 1e-3
     assert weights.unit > 0
-    assert Weights.fit(scored, ragged(relevant)) == weights
+    assert FusionWeights.fit(scored, ragged(relevant)) == weights
 
 
 def test_they_find_the_score_that_tells() -> None:
@@ -86,16 +86,16 @@ def test_they_find_the_score_that_tells() -> None:
     found, scores = {}, ("texts", "votes", "linear")
     for telling in scores:
         beside = dict(zip(scores, noise, strict=True)) | {telling: hits.astype(np.float32)}
-        found[telling] = Weights.fit(Scored(ids, noise[0], **beside), relevant)
+        found[telling] = FusionWeights.fit(ShortlistScores(ids, noise[0], **beside), relevant)
         assert max(scores, key=lambda name: getattr(found[telling], name)) == telling
     by_texts = found["texts"]
-    assert (by_texts.reads_texts, Weights().reads_texts) == (True, False)
+    assert (by_texts.reads_texts, FusionWeights().reads_texts) == (True, False)
 
 
 @given(st.floats(0, 4), st.floats(0, 4), st.floats(1e-3, 1e3), st.booleans(), st.floats(0, 4))
 def test_they_come_back_from_their_file(texts: float, votes: float, unit: float, logistic: bool, linear: float) -> None:
-    weights = Weights(texts, votes, unit, logistic, linear)
-    assert Weights.parse(weights.to_json(), "weights.json") == weights
+    weights = FusionWeights(texts, votes, unit, logistic, linear)
+    assert FusionWeights.parse(weights.to_json(), "weights.json") == weights
 
 
 @pytest.mark.parametrize(
@@ -117,9 +117,9 @@ def test_they_come_back_from_their_file(texts: float, votes: float, unit: float,
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, change: Any) -> None:
     path = tmp_path / "weights.json"
-    path.write_text(change(json.loads(Weights(1.0, 0.5, 2.0).to_json())))
+    path.write_text(change(json.loads(FusionWeights(1.0, 0.5, 2.0).to_json())))
     with pytest.raises(TableError, match=r"weights\.json: not a file of fusion weights.*Fit the fusion again"):
-        Weights.parse(path.read_bytes(), str(path))
+        FusionWeights.parse(path.read_bytes(), str(path))
 
 
 @pytest.fixture(scope="module")
@@ -127,16 +127,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
     return build_data(str(tmp_path_factory.mktemp("weights") / "data"), rows={"train": 60, "val": 40, "test": 30})
 
 
-def ranking_of(data: SmallData, model: Model, weights: Weights, shortlist: int, group: Group = ALONE) -> Ranking:
+def ranking_of(data: SmallData, model: Model, weights: FusionWeights, shortlist: int, group: Group = ALONE) -> Ranking:
     memory = Memory.build(model, data.layout, Data())
     scorers = Scorers(embed_label_texts(model, data.layout), memory)
-    return Ranking.of(model, group, Fused(weights, scorers, label_statistics(data.layout).frequency, shortlist))
+    return Ranking.of(model, group, Reranker(weights, scorers, label_statistics(data.layout).frequency, shortlist))
 
 
 def test_votes_add_no_label_that_is_no_candidate(data: SmallData) -> None:
     model = model_of(data)
     x, candidates = queries(data, model), np.arange(0, data.labels, 3)
-    ranking = ranking_of(data, model, Weights(votes=50.0), shortlist=2)
+    ranking = ranking_of(data, model, FusionWeights(votes=50.0), shortlist=2)
     _, everywhere = ranking.top_k(x, 5, Ragged.empty(len(x)))
     assert not np.isin(everywhere, [*candidates, PAD]).all()
     _, ids = ranking.top_k(x, 5, Ragged.empty(len(x)), candidates)
@@ -147,7 +147,7 @@ def test_votes_add_no_label_that_is_no_candidate(data: SmallData) -> None:
 @pytest.mark.parametrize("shortlist", [2, 30])
 def test_a_ranking_is_the_sum_of_all_scores(data: SmallData, logistic: bool, shortlist: int) -> None:
     """With a short list, the labels that neighbours vote for come to it."""
-    model, weights, k = model_of(data), Weights(0.5, 2.0, 1.5, logistic), 5
+    model, weights, k = model_of(data), FusionWeights(0.5, 2.0, 1.5, logistic), 5
     x = queries(data, model)
     texts, scores = brute_force(data, model, x)
     votes = np.zeros(scores.shape)
@@ -172,7 +172,7 @@ def test_a_ranking_is_the_sum_of_all_scores(data: SmallData, logistic: bool, sho
 def fused_top(group: Group, data: SmallData) -> tuple[np.ndarray, np.ndarray]:
     model = model_of(data, group)
     x = queries(data, model)
-    ranking = ranking_of(data, model, Weights(0.5, 1.0, 1.0, True), 4, group)
+    ranking = ranking_of(data, model, FusionWeights(0.5, 1.0, 1.0, True), 4, group)
     return ranking.top_k(x, 5, Ragged.empty(len(x)))
 
 
@@ -219,7 +219,9 @@ def test_a_run_is_fused_on_what_it_held_out(data: SmallData, tmp_path: Path, hea
     scores = {}
     for name, fused in (("alone", None), ("fused", open_fused(root, run, checkpoint, model, "holdout"))):
         ranking = Ranking.of(model, fused=fused)
-        scores[name] = Scorer.open(data.layout, model, "holdout", ranking=ranking, trained=recipe.data).score()
+        scores[name] = SplitScorer.open(
+            data.layout, model, "holdout", ranking=ranking, training_data=recipe.data
+        ).score()
     assert scores["fused"].queries == 12
     values = {name: score.metrics.result()["nDCG@5"] for name, score in scores.items()}
     assert values["fused"] >= values["alone"]

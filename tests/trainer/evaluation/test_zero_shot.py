@@ -15,7 +15,7 @@ from schemas.table import Table
 from tests.builders import SmallData, build_data, ragged
 from tests.command import call, sets
 from tests.ranks import on_ranks
-from trainer.evaluation.evaluate import Scorer
+from trainer.evaluation.evaluate import SplitScorer
 from trainer.evaluation.metrics import Metrics
 from trainer.group import ALONE, Group
 from trainer.methods.recipe import Recipe
@@ -55,7 +55,7 @@ def model_of(data: SmallData, head: str, group: Group = ALONE) -> Model:
 
 
 def scored(group: Group, data: SmallData, head: str, split: str, choices: dict[str, Any]) -> dict[str, Any]:
-    return Scorer.open(data.layout, model_of(data, head, group), split, group).score(**choices).report()
+    return SplitScorer.open(data.layout, model_of(data, head, group), split, group).score(**choices).report()
 
 
 def ranked(data: SmallData, head: str, split: str) -> np.ndarray:
@@ -125,7 +125,7 @@ def test_bad_requests_are_named(data: SmallData, tmp_path: Path) -> None:
     every = build_data(str(tmp_path), rows={"train": 200, "test": 5}, labels=5)
     model = Model.build(recipe_of("classifier"), every.vocabulary, 5)
     with pytest.raises(InputError, match="every label has training points"):
-        Scorer.open(every.layout, model, "test").score(zero_shot=True)
+        SplitScorer.open(every.layout, model, "test").score(zero_shot=True)
 
 
 def test_the_command_shows_both_rankings(data: SmallData, tmp_path: Path) -> None:

@@ -30,15 +30,15 @@ from tests.pipelines.test_versions import contents
 from trainer.evaluation.search import top_k
 from trainer.export import writer
 from trainer.export.exported import INDEX, KIND, VECTORS
-from trainer.export.files import Files
+from trainer.export.files import ExportFiles
 from trainer.export.vectors import EarlierIndex, Vectors, open_indexes, search_indexes, write_indexes
-from trainer.export.writer import Earlier, Target, write_vector_files
+from trainer.export.writer import EarlierExport, Target, write_vector_files
 
 DIMENSION = 4
 FACTS = {"vocabulary": 0, "features": 0, "max_tokens": 1, "dimension": DIMENSION, "recipe": {}, "index": None}
 
 
-def publish_at(out: str, shards: list[Shard], earlier: Earlier | None, **facts: object) -> Manifest:
+def publish_at(out: str, shards: list[Shard], earlier: EarlierExport | None, **facts: object) -> Manifest:
     """Publish an export of `shards` alone."""
     version = ExportVersion(Path(out).name)
     if earlier is not None:
@@ -48,8 +48,8 @@ def publish_at(out: str, shards: list[Shard], earlier: Earlier | None, **facts: 
     return publish(out, Manifest(kind=KIND, shards=tuple(shards), parameters=parameters))
 
 
-def earlier_of(url: str, out: str) -> Earlier:
-    return Earlier(Table.open(url), out)
+def earlier_of(url: str, out: str) -> EarlierExport:
+    return EarlierExport(Table.open(url), out)
 
 
 def own_bytes(folder: str) -> int:
@@ -99,21 +99,21 @@ def test_vectors_of_a_version_are_those_of_a_whole_export(
                 manifest = publish_at(out, shards, earlier)
                 Table(out, manifest).verify()
                 require_needed_exports(Table(out, manifest))
-                files = Files(Table(out, manifest))
+                files = ExportFiles(Table(out, manifest))
                 opened = Vectors([files.vectors(shard) for shard in files.of(VECTORS)])
                 expected = rows.astype(dtype)
                 for each in (opened, mapped):
                     np.testing.assert_array_equal(each[:], expected)
                 earlier = earlier_of(out, join(root, str(number + 1)))
             for number, rows in enumerate(versions):  # none has changed what an earlier one holds
-                files = Files(Table.open(join(root, str(number))))
+                files = ExportFiles(Table.open(join(root, str(number))))
                 opened = Vectors([files.vectors(shard) for shard in files.of(VECTORS)])
                 np.testing.assert_array_equal(opened[:], rows.astype(dtype))
 
     check()
 
 
-def write_rows(out: str, rows: np.ndarray, earlier: Earlier | None = None) -> list[Shard]:
+def write_rows(out: str, rows: np.ndarray, earlier: EarlierExport | None = None) -> list[Shard]:
     tensor = torch.from_numpy(rows)
     target = Target(out, "float32", Path(out), earlier)
     return write_vector_files(VECTORS, len(rows), lambda start, stop: tensor[start:stop], target)[0]
@@ -225,7 +225,7 @@ def test_versions_may_move_together(tmp_path: Path) -> None:
     publish_at(second, write_rows(second, np.concatenate([rows, rows[:9]]), earlier), earlier)
     before = contents(second)
     shutil.move(f"{tmp_path}/here", f"{tmp_path}/there")
-    files = Files(Table.open(f"{tmp_path}/there/2"))
+    files = ExportFiles(Table.open(f"{tmp_path}/there/2"))
     assert sum(len(files.vectors(shard)) for shard in files.of(VECTORS)) == 309
     assert contents(f"{tmp_path}/there/2") == before
 

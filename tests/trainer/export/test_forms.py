@@ -22,8 +22,8 @@ from tests.conftest import Once
 from tests.hostile.test_exports import sealed
 from tests.hostile.test_manifests import change
 from trainer.encoders.bag import BagSection
-from trainer.encoders.served import ServedByTorch
-from trainer.encoders.write_onnx import write_onnx
+from trainer.encoders.onnx_export import write_onnx
+from trainer.encoders.torch_inference import TorchInference
 from trainer.export import forms
 from trainer.export.exported import Exported
 from trainer.inputs import Inputs
@@ -116,12 +116,12 @@ def test_a_graph_gives_x_of_any_rows(tmp_path: Path) -> None:
     write_onnx(encoder, tmp_path, int8=False)
 
     def opened(section: EncoderSection) -> Any:
-        files = import_name(section.SERVED_BY["onnx"])
+        files = import_name(section.INFERENCE_CLASSES["onnx"])
         return files.open(section, tmp_path, lambda name: MappedFile(str(tmp_path / name)))
 
     served, rows = opened(section), some_rows()
     x = served.embed(rows)
-    np.testing.assert_allclose(x, ServedByTorch(encoder).embed(rows), atol=1e-5)
+    np.testing.assert_allclose(x, TorchInference(encoder).embed(rows), atol=1e-5)
     np.testing.assert_allclose(alone(served, rows), x, atol=1e-5)
     assert served.embed(rows.slice(0, 0)).shape == (0, section.dimension)
     with pytest.raises(ValueError, match=r"model\.onnx: the graph has"):
@@ -170,7 +170,7 @@ def test_what_a_form_needs_is_said(data: Path, exports: Path, tmp_path: Path, mo
         forms._require_near("onnx-int8", far[0], far[1] * np.nan)
     with monkeypatch.context() as patch:  # as where it is not installed
         patch.setitem(sys.modules, "onnxruntime", None)
-        patch.delitem(sys.modules, "trainer.encoders.served_by_onnx")
+        patch.delitem(sys.modules, "trainer.encoders.onnx_inference")
         with pytest.raises(extremis.InputError, match=r"the encoder needs onnxruntime\. Install the extra `onnx`"):
             extremis.load(exports / "onnx")
     monkeypatch.setattr(forms, "find_spec", lambda name: None if name == "onnxscript" else "there")

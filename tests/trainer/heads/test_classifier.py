@@ -8,7 +8,7 @@ from tests.builders import batch_of
 from trainer.heads.classifier import Classifier
 from trainer.methods.kinds import LossSection
 from trainer.methods.sections import Classifier as Config
-from trainer.negatives.candidates import every_query_with, shared_pool
+from trainer.negatives.candidates import candidates_for_every_query, shared_pool
 
 L, D = 9, 4
 
@@ -59,7 +59,7 @@ def test_normalized_vectors_stay_on_the_sphere(optimizer: str, loss: str) -> Non
     torch.testing.assert_close(before.norm(dim=1), torch.ones(L))
     batch = batch_of([[0], [2, 3], [3]])
     x = torch.nn.functional.normalize(torch.randn(3, D, generator=torch.Generator().manual_seed(0)), dim=1)
-    candidates = every_query_with(batch, np.array([0, 1, 2, 3, 5]))
+    candidates = candidates_for_every_query(batch, np.array([0, 1, 2, 3, 5]))
     losses = [classifier.descend(x, candidates, 1.0)[0] for _ in range(8)]
     assert losses[-1] < losses[0]
     torch.testing.assert_close(classifier.vectors.norm(dim=1), torch.ones(L))

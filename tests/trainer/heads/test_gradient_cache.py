@@ -15,7 +15,7 @@ from trainer.heads.label_encoder import LabelEncoderHead, open_label_texts
 from trainer.heads.queries import SubBatches
 from trainer.methods.recipe import Recipe
 from trainer.model import Model
-from trainer.negatives.candidates import label_range as every_label
+from trainer.negatives.candidates import range_candidates as every_label
 from trainer.negatives.planner import Planner
 from trainer.step import StepContext, take_step
 from trainer.stream.batch import Batch

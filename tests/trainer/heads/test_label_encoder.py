@@ -14,7 +14,7 @@ from tests.trainer.heads.test_gradient_cache import LABELS, VOCABULARY, context_
 from trainer.group import ALONE, Group, label_range
 from trainer.heads.label_encoder import open_label_texts
 from trainer.methods.recipe import Recipe
-from trainer.negatives.candidates import draw_positives, every_query_with
+from trainer.negatives.candidates import candidates_for_every_query, draw_positives
 from trainer.negatives.planner import Planner
 from trainer.step import take_step
 from trainer.stream.batch import Batch
@@ -54,9 +54,9 @@ def planner_of(recipe: Recipe) -> Planner:
 
 def test_a_pool_is_the_batch_s_labels_each_once(data: SmallData) -> None:
     recipe, whole_batch = recipe_of("batch", 4), batch()
-    ids = head_of(recipe, data).pool(whole_batch, planner_of(recipe).of_table(whole_batch))
+    ids = head_of(recipe, data).pool(whole_batch, planner_of(recipe).table_negatives(whole_batch))
     assert list(ids) == sorted({*whole_batch.positives.tolist(), *whole_batch.hard.ravel().tolist()} - {PAD})
-    candidates = every_query_with(whole_batch, ids)
+    candidates = candidates_for_every_query(whole_batch, ids)
     pairs = zip(candidates.pair_query.tolist(), candidates.ids[candidates.pair_label].tolist(), strict=True)
     owned = [
         (row, label)
@@ -76,9 +76,9 @@ def test_before_the_first_table_the_pool_is_the_positives(data: SmallData) -> No
 def test_m_of_the_table_are_drawn_anew_each_step(data: SmallData) -> None:
     recipe = recipe_of("batch", 1)
     head, planner = head_of(recipe, data), planner_of(recipe)
-    pools = [tuple(head.pool(batch(step), planner.of_table(batch(step)))) for step in range(20)]
+    pools = [tuple(head.pool(batch(step), planner.table_negatives(batch(step)))) for step in range(20)]
     assert len(set(pools)) > 1
-    assert pools == [tuple(head.pool(batch(step), planner.of_table(batch(step)))) for step in range(20)]
+    assert pools == [tuple(head.pool(batch(step), planner.table_negatives(batch(step)))) for step in range(20)]
 
 
 def test_one_positive_a_query_is_drawn_anew_each_step(data: SmallData) -> None:
@@ -97,7 +97,7 @@ def test_one_positive_a_query_is_drawn_anew_each_step(data: SmallData) -> None:
         choices.add(tuple(int(labels[0]) for labels in learnt))
         ids = head_of(recipe, data).pool(whole_batch, None, drawn)
         assert list(ids) == sorted({int(labels[0]) for labels in learnt})
-        candidates = every_query_with(whole_batch, np.asarray(ids), None, drawn)
+        candidates = candidates_for_every_query(whole_batch, np.asarray(ids), None, drawn)
         # It learns what it drew; others of its positives are no negatives of it, whoever brought them.
         assert candidates.ids[candidates.pair_label].tolist() == [int(labels[0]) for labels in learnt]
         masked = set(
@@ -116,7 +116,7 @@ def test_one_positive_a_query_is_drawn_anew_each_step(data: SmallData) -> None:
 @pytest.mark.parametrize("share", [(0, 4), (4, 9), (9, 9)])
 def test_a_share_of_the_pool_has_its_own_positives_only(share: tuple[int, int]) -> None:
     ids = np.array([0, 2, 3, 5, 8, 9, 11, 12, 20])[slice(*share)]
-    candidates = every_query_with(batch_of([[2, 20], [], [5, 11, 12]]), ids)
+    candidates = candidates_for_every_query(batch_of([[2, 20], [], [5, 11, 12]]), ids)
     results = set(zip(candidates.pair_query.tolist(), candidates.ids[candidates.pair_label].tolist(), strict=True))
     assert results == {(q, label) for q, label in [(0, 2), (0, 20), (2, 5), (2, 11), (2, 12)] if label in ids}
 
@@ -132,9 +132,9 @@ def trained(group: Group, data: SmallData) -> dict[str, Trained]:
         losses = []
         for step in range(6):
             whole_batch = batch(step)
-            rank_batch = part_of(whole_batch if recipe.negatives.most_hard else replace(whole_batch, hard=None), group)
+            rank_batch = part_of(whole_batch if recipe.negatives.max_hard else replace(whole_batch, hard=None), group)
             losses.append(take_step(context, rank_batch, step, 1.0).loss.item())
-        results[name] = losses, group.gather(context.model.head.vectors).numpy()
+        results[name] = losses, group.all_gather(context.model.head.vectors).numpy()
     return results
 
 
@@ -158,7 +158,7 @@ def test_every_label_of_every_share_is_found_again(data: SmallData) -> None:
         for rank in range(ranks):
             ids = head.pool(whole_batch)
             start, stop = label_range(len(ids), rank, ranks)
-            candidates = every_query_with(whole_batch, np.asarray(ids[start:stop]))
+            candidates = candidates_for_every_query(whole_batch, np.asarray(ids[start:stop]))
             results |= {int(candidates.ids[place]) for place in candidates.pair_label}
         assert results == set(range(LABELS))
 

@@ -12,7 +12,7 @@ from schemas import PAD
 from tests.builders import Rows, batch_of, random_labels
 from tests.trainer.dense import assert_same, fast, one_vs_all, sampled
 from trainer.losses.binary import binary_cross_entropy, binary_step
-from trainer.negatives.candidates import label_range, own_pool, shared_pool, weigh_positives
+from trainer.negatives.candidates import own_pool, range_candidates, shared_pool, weigh_positives
 from trainer.rows.matrix import RowMatrix, RowOptimizer
 
 
@@ -90,7 +90,7 @@ def test_own_pool_is_the_sum_over_each_query_s_draws(case: Problem, data: st.Dat
 def test_chunks_of_labels_add_up_to_one_vs_all(case: Problem, chunk: int) -> None:
     batch, labels = batch_of(case.positives), len(case.w)
     parts = [
-        fast(case.x, case.w, label_range(batch, start, min(start + chunk, labels), case.positive_weight))
+        fast(case.x, case.w, range_candidates(batch, start, min(start + chunk, labels), case.positive_weight))
         for start in range(0, labels, chunk)
     ]
     total = tuple(sum(part[i] for part in parts) for i in range(3))
@@ -111,12 +111,12 @@ def test_great_scores_neither_overflow_nor_vanish() -> None:
     x = torch.tensor([[1.0], [-1.0]], dtype=torch.float64).requires_grad_()
     w = torch.tensor([[300.0], [-300.0], [2.0]], dtype=torch.float64).requires_grad_()
     positives = [[0], [0, 2]]
-    assert_same(fast(x, w, label_range(batch_of(positives), 0, 3)), one_vs_all(x, w, positives))
+    assert_same(fast(x, w, range_candidates(batch_of(positives), 0, 3)), one_vs_all(x, w, positives))
 
 
 def test_the_upstream_gradient_scales_both_gradients() -> None:
     case = problem(2)
-    candidates = label_range(batch_of(case.positives), 0, len(case.w))
+    candidates = range_candidates(batch_of(case.positives), 0, len(case.w))
     x, w = case.x.detach().requires_grad_(), case.w.detach().requires_grad_()
     (binary_cross_entropy(x, w, candidates) / 4).backward()
     _, on_x, on_w = one_vs_all(case.x, case.w, case.positives)
@@ -151,7 +151,7 @@ def test_one_pass_does_what_gather_loss_backward_and_update_do(
             candidates = shared_pool(batch, case.hard, draw.integers(0, labels, 70), 0.7)
             candidates = weigh_positives(candidates, batch, case.positive_weight)
         else:
-            candidates = label_range(batch, 100, 2900, case.positive_weight)
+            candidates = range_candidates(batch, 100, 2900, case.positive_weight)
         x = case.x.detach().float()
         loss, on_x = binary_step(x, fused, candidates, 0.1, step, scale)
 

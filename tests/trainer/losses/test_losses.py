@@ -19,7 +19,7 @@ from trainer.group import label_range as group_range
 from trainer.losses.base import Loss, Scores
 from trainer.losses.soft_top_k import SoftTopK, SoftTopKSection
 from trainer.methods.kinds import LOSSES, LossSection
-from trainer.negatives.candidates import label_range, own_pool, shared_pool, weigh_positives
+from trainer.negatives.candidates import own_pool, range_candidates, shared_pool, weigh_positives
 from trainer.stream.batch import Candidates
 
 OPTIONS: dict[str, dict[str, float]] = {"softtopk": {"k": 2.5, "alpha": 1.7}, "triplet": {"margin": 0.4}}
@@ -55,7 +55,7 @@ def candidates_of(case: Problem, form: str, seed: int, weight: float = 1.7) -> C
     if form == "own":
         candidates = own_pool(batch, case.hard, draw.integers(0, labels, (len(batch), 4)), weight)
         return weigh_positives(candidates, batch, case.positive_weight)
-    return label_range(batch, 0, labels, case.positive_weight)
+    return range_candidates(batch, 0, labels, case.positive_weight)
 
 
 FORMS = ("shared", "own", "all")
@@ -106,7 +106,7 @@ def test_gradients_are_those_of_finite_differences(name: str, form: str) -> None
 def on_a_rank(group: Group, case: Problem, chunk: int) -> dict[str, tuple[float, np.ndarray, np.ndarray]]:
     """Every loss on this rank's labels: (its part, on x, on its w). Rank 0 has no positive of the last query."""
     start, stop = group_range(len(case.w), group.rank, group.ranks)
-    candidates = label_range(batch_of(case.positives), start, stop, case.positive_weight)
+    candidates = range_candidates(batch_of(case.positives), start, stop, case.positive_weight)
     parts = {}
     for name in LOSSES:
         x, w = case.x.detach().requires_grad_(), case.w.detach()[start:stop].requires_grad_()
@@ -124,7 +124,7 @@ def test_ranks_that_hold_labels_each_are_one(ranks: int, chunk: int) -> None:
     case.positives[-1] = [12, 13]  # of the last rank alone, its last label among them
     case.x, case.w = case.x.detach(), case.w.detach()  # to be sent
     parts = on_ranks(ranks, on_a_rank, case, chunk)
-    candidates = label_range(batch_of(case.positives), 0, 14, case.positive_weight)
+    candidates = range_candidates(batch_of(case.positives), 0, 14, case.positive_weight)
     for name in LOSSES:
         values, on_x, on_w = zip(*(part[name] for part in parts), strict=True)
         together = (sum(values), np.sum(on_x, axis=0), np.concatenate(on_w))
@@ -133,7 +133,7 @@ def test_ranks_that_hold_labels_each_are_one(ranks: int, chunk: int) -> None:
 
 def test_infonce_is_softmax_where_the_pool_is_every_label() -> None:
     case = problem(5, queries=5, labels=9)
-    candidates = label_range(batch_of(case.positives), 0, 9)
+    candidates = range_candidates(batch_of(case.positives), 0, 9)
     infonce, softmax = (gradients(make(name), case.x, case.w, candidates) for name in ("infonce", "softmax"))
     same(infonce, softmax)
 
@@ -141,7 +141,7 @@ def test_infonce_is_softmax_where_the_pool_is_every_label() -> None:
 def test_decoupled_gradient_is_the_papers() -> None:
     """Section 4.1: (sigma - 1) x for a positive, sum_P e^s / (e^{s_j} + sum of the negatives) x otherwise."""
     case = problem(6, queries=4, labels=8)
-    candidates = label_range(batch_of(case.positives), 0, 8)
+    candidates = range_candidates(batch_of(case.positives), 0, 8)
     x, w = case.x.detach(), case.w.detach()
     e = (x @ w.T).exp()
     positive = torch.zeros(4, 8, dtype=torch.bool)
@@ -158,7 +158,7 @@ def test_decoupled_gradient_is_the_papers() -> None:
 def test_softmax_punishes_a_sure_positive_and_decoupled_does_not() -> None:
     x = torch.ones(1, 1, dtype=torch.float64)
     w = torch.tensor([[9.0], [1.0], [0.0]], dtype=torch.float64)
-    candidates = label_range(batch_of([[0, 1]]), 0, 3)
+    candidates = range_candidates(batch_of([[0, 1]]), 0, 3)
     assert gradients(make("softmax"), x, w, candidates)[2][0] > 0.9  # pushed down
     assert gradients(make("decoupled"), x, w, candidates)[2][0] < 0
 
@@ -183,7 +183,7 @@ def soft_top_k(scores: torch.Tensor, k: float, alpha: float) -> tuple[torch.Tens
     """(sigma(alpha (s + t)) [B, L], t) for scores as they are: x is the identity's row."""
     queries, labels = scores.shape
     none: list[list[int]] = [[] for _ in range(queries)]
-    x, candidates = torch.eye(queries, dtype=scores.dtype), label_range(batch_of(none), 0, labels)
+    x, candidates = torch.eye(queries, dtype=scores.dtype), range_candidates(batch_of(none), 0, labels)
     t = SoftTopK(SoftTopKSection(k=k, alpha=alpha)).threshold(Scores(x, scores.T, candidates, 0, ALONE))
     return torch.sigmoid(alpha * (scores + t[:, None])), t
 
@@ -196,7 +196,7 @@ def test_soft_top_k_jacobian_is_that_of_finite_differences() -> None:
     step, loss = 1e-6, SoftTopK(SoftTopKSection(k=k, alpha=alpha))
     for j in range(labels):
         _, _, on_w = gradients(
-            loss, torch.ones(1, 1, dtype=torch.float64), scores.T, label_range(batch_of([[j]]), 0, labels)
+            loss, torch.ones(1, 1, dtype=torch.float64), scores.T, range_candidates(batch_of([[j]]), 0, labels)
         )
         jacobian = -on_w[:, 0] * z[0, j]
         for moved in range(labels):
@@ -217,7 +217,7 @@ def test_soft_top_k_of_many_equal_scores_sums_to_k_in_single_precision() -> None
 def test_soft_top_k_of_fewer_candidates_than_k_is_nothing() -> None:
     case = problem(7, queries=3, labels=4)
     value, on_x, on_w = gradients(
-        SoftTopK(SoftTopKSection(k=4.0)), case.x, case.w, label_range(batch_of(case.positives), 0, 4)
+        SoftTopK(SoftTopKSection(k=4.0)), case.x, case.w, range_candidates(batch_of(case.positives), 0, 4)
     )
     assert (value, on_x.abs().max(), on_w.abs().max()) == (0, 0, 0)
 
@@ -228,7 +228,7 @@ def test_bf16_embeddings_lose_no_more_than_their_own_rounding(name: str) -> None
     draw = torch.Generator().manual_seed(0)
     x, w = (torch.nn.functional.normalize(torch.randn(n, 16, generator=draw), dim=1).bfloat16() for n in (6, 50))
     positives = [random_labels(np.random.default_rng(row), 50, 1, 4) for row in range(6)]
-    candidates = label_range(batch_of(positives), 0, 50)
+    candidates = range_candidates(batch_of(positives), 0, 50)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         value, on_x, on_w = gradients(make(name, temperature=0.05), x, w, candidates)
     assert on_x.dtype == on_w.dtype == torch.bfloat16
@@ -244,14 +244,14 @@ def test_bf16_embeddings_lose_no_more_than_their_own_rounding(name: str) -> None
 def test_scores_of_any_size_give_numbers(name: str, scale: float) -> None:
     x = scale * torch.tensor([[1.0], [-1.0], [0.5]])
     w = torch.tensor([[1.0], [-1.0], [0.7], [0.2], [-0.1], [0.9]])
-    got = gradients(make(name), x, w, label_range(batch_of([[0], [0, 2], []]), 0, 6))
+    got = gradients(make(name), x, w, range_candidates(batch_of([[0], [0, 2], []]), 0, 6))
     assert all(np.isfinite(part).all() for part in got)
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_query_with_nothing_but_its_positives_gives_numbers(name: str) -> None:
     x, w = torch.ones(2, 1), torch.tensor([[1.0], [2.0]])
-    got = gradients(make(name), x, w, label_range(batch_of([[0, 1], [0]]), 0, 2))
+    got = gradients(make(name), x, w, range_candidates(batch_of([[0, 1], [0]]), 0, 2))
     assert all(np.isfinite(part).all() for part in got)
 
 
@@ -261,7 +261,7 @@ def test_a_weighted_sample_estimates_the_normaliser_of_all(name: str) -> None:
     draw = np.random.default_rng(0)
     x, w = torch.from_numpy(draw.standard_normal((3, 4))), torch.from_numpy(draw.standard_normal((4000, 4)))
     batch = batch_of([[0], [1, 2], [3]])
-    whole = make(name)(x, w, label_range(batch, 0, 4000)).item()
+    whole = make(name)(x, w, range_candidates(batch, 0, 4000)).item()
     half = draw.permutation(4000)[:2000]
 
     def sampled(weight: float) -> float:

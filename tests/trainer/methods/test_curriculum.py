@@ -5,12 +5,12 @@ import pytest
 from tests.recipes import RECIPES
 from trainer.config.load import read_recipe
 from trainer.methods.astra import Negatives
-from trainer.methods.rules import Facts
-from trainer.settings.resolve import derive
+from trainer.methods.rules import DataStatistics
+from trainer.settings.resolve import apply_rules
 
 
 def course(**negatives: object) -> tuple[tuple[int, int], ...]:
-    return Negatives.model_validate({**negatives, "curriculum": True}).mixtures(epochs=6, start=2)
+    return Negatives.model_validate({**negatives, "curriculum": True}).negative_counts(epochs=6, start=2)
 
 
 def test_as_many_negatives_in_every_epoch() -> None:
@@ -25,9 +25,9 @@ def test_from_a_warm_up_to_hard_ones_alone() -> None:
 
 @pytest.mark.parametrize("name", ["curriculum", "theta-curriculum"])
 def test_the_recipes(name: str) -> None:
-    facts = Facts(queries=52_611, labels=15_562, pairs=323_625, label_texts=15_562)  # Tate's
-    recipe = derive(read_recipe(RECIPES[name]), facts, name).recipe
-    epochs = recipe.mixtures()
+    facts = DataStatistics(queries=52_611, labels=15_562, pairs=323_625, label_texts=15_562)  # Tate's
+    recipe = apply_rules(read_recipe(RECIPES[name]), facts, name).recipe
+    epochs = recipe.negative_counts()
     assert {sum(mixture) for mixture in epochs} == {3240}
     hard = [hard for hard, _ in epochs]
     assert hard == sorted(hard)

@@ -15,7 +15,7 @@ from schemas import PAD
 from tests.builders import batch_of
 from trainer.group import Group
 from trainer.methods.astra import Negatives
-from trainer.methods.ngame import InBatch
+from trainer.methods.ngame import InBatchNegatives
 from trainer.negatives.candidates import draw_positives, shared_pool
 from trainer.negatives.planner import Planner
 from trainer.stream.batch import Candidates
@@ -57,7 +57,7 @@ def test_the_pool_of_a_batch_is_what_its_queries_bring(
     batch = replace(whole, step=step)
     weight = np.linspace(1, 2, LABELS).astype(np.float32)
     parts = tuple(itertools.pairwise(sorted({0, *part, LABELS})))
-    planner = Planner(InBatch(), LABELS, 3, weight, parts, parts.index(part), positives=drawn)
+    planner = Planner(InBatchNegatives(), LABELS, 3, weight, parts, parts.index(part), positives=drawn)
     (candidates,) = planner.chunks(batch)
     mask = draw_positives(batch, drawn, 3)
     ends = batch.positive_offsets
@@ -100,7 +100,7 @@ class Together(Group):
     def __init__(self, rank: int, ranks: int, sent: dict[int, Any]) -> None:
         self.rank, self.ranks, self._sent = rank, ranks, sent
 
-    def exchange(self, messages: Any) -> list[list[np.ndarray]]:
+    def all_to_all(self, messages: Any) -> list[list[np.ndarray]]:
         self._sent[self.rank] = messages
         return [self._sent.get(rank, messages)[self.rank] for rank in range(self.ranks)]
 
@@ -120,7 +120,7 @@ def test_ranks_plan_their_part_of_what_one_plans(
     positives, negatives = table
     positives, negatives = positives * 5, np.tile(negatives, (5, 1))
     whole = replace(batch_of(positives, negatives), step=step)
-    options = InBatch() if pool == "batch" else Negatives(pool=pool, random=7, hard=hard)
+    options = InBatchNegatives() if pool == "batch" else Negatives(pool=pool, random=7, hard=hard)
     build = partial(Planner, options, LABELS, 3, positives=int(pool == "batch"))
     (expected,) = build().chunks(whole)
     cuts, sent, made = equal_ranges(0, len(whole), ranks), {}, set()
@@ -128,15 +128,15 @@ def test_ranks_plan_their_part_of_what_one_plans(
         replace(batch_of(positives[low:high], negatives[low:high]), step=step, rows=np.arange(low, high))
         for low, high in cuts
     ]
-    planners = [build(parts=tuple(equal_ranges(0, LABELS, ranks)), rank=rank) for rank in range(ranks)]
+    planners = [build(label_ranges=tuple(equal_ranges(0, LABELS, ranks)), rank=rank) for rank in range(ranks)]
     for _ in range(2):  # in the second round all have sent
         gathered = [
-            planner.gather(part, Together(rank, ranks, sent), stop_asked=rank == 1)
+            planner.gather(part, Together(rank, ranks, sent), stop_requested=rank == 1)
             for rank, (planner, part) in enumerate(zip(planners, parts, strict=True))
         ]
     for planner, batch in zip(planners, gathered, strict=True):
-        assert (batch.sizes, batch.stop_asked) == ([high - low for low, high in cuts], ranks > 1)
-        np.testing.assert_array_equal(batch.whole.rows, whole.rows)
-        (candidates,) = planner.chunks(batch.whole)
-        made |= pairs_of(candidates, planner.part[0] if planner.part else 0)
+        assert (batch.sizes, batch.stop_requested) == ([high - low for low, high in cuts], ranks > 1)
+        np.testing.assert_array_equal(batch.gathered.rows, whole.rows)
+        (candidates,) = planner.chunks(batch.gathered)
+        made |= pairs_of(candidates, planner.label_range[0] if planner.label_range else 0)
     assert made == pairs_of(expected, 0)

@@ -86,7 +86,7 @@ def test_ranks_draw_what_one_draws(
     assert all(label < options["labels"] for labels in alone for label in labels)
     if "retired" in options:
         assert not options["retired"][list(itertools.chain(*alone))].any()
-    ranks = [RandomPool(**options, part=part) for part in parts]
+    ranks = [RandomPool(**options, label_range=part) for part in parts]
     by_rank = [rows_of(rank.draw_own(count, row_ids, **AT), part[0]) for rank, part in zip(ranks, parts, strict=True)]
     together = [sorted(itertools.chain(*labels)) for labels in zip(*by_rank, strict=True)]
     assert together == alone

@@ -61,7 +61,8 @@ def write_scored(url: str, source: Source, labels: int, **parameters: object) ->
 
 def scored(run: RunLayout, trainer: Trainer, epoch: int, labels: int, **parameters: object) -> list[tuple]:
     return [
-        write_scored(run.negatives(epoch, source.name), source, labels, **parameters) for source in trainer.parts.tables
+        write_scored(run.negatives(epoch, source.name), source, labels, **parameters)
+        for source in trainer.context.sources
     ]
 
 

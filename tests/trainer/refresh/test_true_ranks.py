@@ -14,7 +14,7 @@ from trainer.config.load import load_recipe
 from trainer.group import ALONE, Group, label_range
 from trainer.inputs import Inputs
 from trainer.loop import Trainer
-from trainer.negatives.candidates import ids_within
+from trainer.negatives.candidates import restrict_ids
 from trainer.refresh import true_ranks
 from trainer.stream import Batch
 from trainer.tracking.tracker import read_metrics
@@ -79,7 +79,7 @@ def of_part(group: Group) -> list[int]:
     vectors, x, batch = drawn(3, 20, 50, 4)
     part = label_range(50, group.rank, group.ranks)
     assert batch.hard is not None
-    hard = ids_within(batch.hard, *part)
+    hard = restrict_ids(batch.hard, *part)
     measured = true_ranks.measure(vectors[slice(*part)], part[0], x, batch, hard, group)
     return measured.tolist()
 

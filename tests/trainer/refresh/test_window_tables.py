@@ -37,12 +37,12 @@ def test_parts_of_a_window_have_tables_of_their_own(data: str, tmp_path: Path) -
 
     def on_epoch(report: EpochReport) -> None:
         if report.epoch == 0:
-            trainer.parts.writer.wait()  # the dump, which is written while training goes on
+            trainer.context.writer.wait()  # the dump, which is written while training goes on
             mine(data, run, 0, MineOptions(index="exact", audit_queries=0))
 
     trainer = Trainer.start(data, run, with_sections(WINDOW, {}), silent)
     train(trainer, on_epoch=on_epoch)
-    names = [source.name for source in trainer.parts.tables]
+    names = [source.name for source in trainer.context.sources]
     assert names == ["queries-0002", "queries-0003", "labels"]
     points = {row["query_id"]: row for row in rows_of(layout.queries("train"))}
     part = Table.open(layout.queries("train")).parts[0]

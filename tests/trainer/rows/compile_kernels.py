@@ -2,7 +2,7 @@
 
 Arguments have the types that Triton's own launcher gives them: pointers and widths that 16 divides are known to be.
 
-    python -m tests.trainer.rows.compile_kernels [--dimensions 64,769] [--architectures 80,90,100] [--forms bfloat16]
+    python -m tests.trainer.rows.compile_kernels [--dimensions 64,769] [--architectures 80,90,100] [--dtypes bfloat16]
 """
 
 import argparse
@@ -20,15 +20,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from trainer.rows import forms, triton_kernels
+from trainer.rows import codes, triton_kernels
 
 ARCHITECTURES = (80, 90, 100)
-FORMS = {
-    "float32": (forms.FLOAT32, torch.int32),
-    "bfloat16": (forms.BFLOAT16, torch.int16),
-    "float16": (forms.FLOAT16, torch.int16),
+DTYPES = {
+    "float32": (codes.FLOAT32, torch.int32),
+    "bfloat16": (codes.BFLOAT16, torch.int16),
+    "float16": (codes.FLOAT16, torch.int16),
 }
-METHODS = {"sgd": forms.SGD, "momentum": forms.MOMENTUM, "adagrad": forms.ADAGRAD, "adam": forms.ADAM}
+METHODS = {"sgd": codes.SGD, "momentum": codes.MOMENTUM, "adagrad": codes.ADAGRAD, "adam": codes.ADAM}
 DIMENSIONS = (64, 769)
 _TYPES = {
     **dict.fromkeys(("x", "loss", "slopes", "on_x", "weight", "first", "second", "scalar", "dense"), torch.float32),
@@ -75,7 +75,7 @@ def stores_behind_barrier(ptx: str) -> bool:
 
 
 def compile_all(dimensions: list[int], architectures: list[int], names: list[str]) -> dict[str, dict[str, int]]:
-    """Compile every kernel in every form, shape and method."""
+    """Compile every kernel in every dtype, shape and method."""
     figures = {}
     for architecture in architectures:
         for dimension in dimensions:
@@ -83,21 +83,21 @@ def compile_all(dimensions: list[int], architectures: list[int], names: list[str
                 "spans": (triton_kernels.span_kernel, "float32", {**triton_kernels.span_tiles(dimension)}),
                 "pool": (triton_kernels.pool_kernel, "float32", {**triton_kernels.POOL_TILE}),
             }
-            for form in names:
-                constants = {"FORM": FORMS[form][0]}
-                kernels[f"{form} score"] = (
-                    triton_kernels.score_kernel, form, {**constants, **triton_kernels.score_tiles(dimension)}
+            for dtype in names:
+                constants = {"DTYPE": DTYPES[dtype][0]}
+                kernels[f"{dtype} score"] = (
+                    triton_kernels.score_kernel, dtype, {**constants, **triton_kernels.score_tiles(dimension)}
                 )  # fmt: skip
                 shape = triton_kernels.row_tiles(dimension)
                 for method, code in METHODS.items():
                     for paired in (True, False):
-                        kernels[f"{form} update {method}{'' if paired else ' without pairs'}"] = (
-                            triton_kernels.update_kernel, form,
+                        kernels[f"{dtype} update {method}{'' if paired else ' without pairs'}"] = (
+                            triton_kernels.update_kernel, dtype,
                             {**constants, "HAS_PAIRS": paired, "METHOD": code, **shape},
                         )  # fmt: skip
-            for name, (kernel, form, constants) in kernels.items():
+            for name, (kernel, dtype, constants) in kernels.items():
                 span = {"SPAN": triton_kernels._SPAN} if "SPAN" in kernel.arg_names else {}
-                compiled = compile_kernel(kernel, dimension, FORMS[form][1], architecture, **span, **constants)
+                compiled = compile_kernel(kernel, dimension, DTYPES[dtype][1], architecture, **span, **constants)
                 figures[f"sm_{architecture} D={dimension} {name}"] = {
                     **usage(compiled),
                     **({"behind": stores_behind_barrier(compiled.asm["ptx"])} if "update" in name else {}),
@@ -109,7 +109,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--dimensions", default=",".join(map(str, DIMENSIONS)))
     parser.add_argument("--architectures", default=",".join(map(str, ARCHITECTURES)))
-    parser.add_argument("--forms", default=",".join(FORMS))
+    parser.add_argument("--dtypes", default=",".join(DTYPES))
     arguments = parser.parse_args()
     widths, targets = ([int(n) for n in given.split(",")] for given in (arguments.dimensions, arguments.architectures))
-    print(json.dumps(compile_all(widths, targets, arguments.forms.split(","))))
+    print(json.dumps(compile_all(widths, targets, arguments.dtypes.split(","))))

@@ -16,10 +16,10 @@ import torch
 
 from schemas import PAD
 from tests.builders import batch_of
-from trainer.negatives.candidates import drawn_labels, own_pool, shared_pool
-from trainer.rows import on_device
+from trainer.negatives.candidates import own_pool, shared_pool, unmerged_candidates
+from trainer.rows import torch_kernels
 from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
-from trainer.rows.on_device import DevicePairs, merge_labels, order_pairs
+from trainer.rows.torch_kernels import DevicePairs, merge_labels, order_pairs
 from trainer.stream.batch import Candidates
 from trainer.stream.transfer import send
 
@@ -71,7 +71,7 @@ class Case:
         pool[-1] = PAD
         if self.pool in ("own", "hot"):
             return own_pool(batch, hard, pool, 3.5)
-        return drawn_labels(batch, torch.from_numpy(hard) if self.pool == "late" else hard, pool, 3.5)
+        return unmerged_candidates(batch, torch.from_numpy(hard) if self.pool == "late" else hard, pool, 3.5)
 
     def pairs(self, step: int, device: torch.device) -> tuple[torch.Tensor, DevicePairs]:
         """Return ids and pairs on the device: of drawn labels with padding behind them, and as late ones."""
@@ -140,7 +140,7 @@ def differences(case: Case, device: torch.device) -> list[float]:
     """Return how far the kernels are from the reference, as shares of the greatest value: each step's, state, rows."""
     from trainer.rows import triton_kernels
 
-    expected, got = case.run(on_device, device), case.run(triton_kernels, device)
+    expected, got = case.run(torch_kernels, device), case.run(triton_kernels, device)
     return [float((a - b).abs().max() / b.abs().max().clamp(min=1e-9)) for a, b in zip(got, expected, strict=True)]
 
 

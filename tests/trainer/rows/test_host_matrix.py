@@ -11,7 +11,7 @@ from trainer.device import CPU
 from trainer.rows import host_matrix
 from trainer.rows.host_matrix import HostMatrix
 from trainer.rows.matrix import RowMatrix, RowOptimizer, operations_of
-from trainer.stream.transfer import LateCopy
+from trainer.stream.transfer import AsyncCopy
 
 ROWS, D = 12, 5
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -67,20 +67,20 @@ def test_what_kernels_leave_on_rows_of_zeros_is_the_gradient(steps: list[list[in
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[LateCopy]:
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[AsyncCopy]:
     """Gradients that were waited for."""
-    copies: list[LateCopy] = []
+    copies: list[AsyncCopy] = []
 
-    class Noted(LateCopy):
+    class Noted(AsyncCopy):
         def take(self) -> np.ndarray:
             copies.append(self)
             return super().take()
 
-    monkeypatch.setattr(host_matrix, "LateCopy", Noted)
+    monkeypatch.setattr(host_matrix, "AsyncCopy", Noted)
     return copies
 
 
-def test_a_step_waits_for_no_gradient_but_of_its_own_rows(taken: list[LateCopy]) -> None:
+def test_a_step_waits_for_no_gradient_but_of_its_own_rows(taken: list[AsyncCopy]) -> None:
     """Chunks of labels follow each other, two of them behind; a batch has rows of the one before."""
     _, host = both(RowOptimizer("sgd"), torch.float32)
     gradient = torch.ones(ROWS, D)

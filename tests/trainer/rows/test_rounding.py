@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.randomness import Purpose, torch_seed
-from trainer.rows import kernels
+from trainer.rows import numba_kernels
 from trainer.rows.matrix import RowMatrix, RowOptimizer
 
 NARROW = [torch.bfloat16, torch.float16]
@@ -29,7 +29,7 @@ def neighbours(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch
 def _round_all(raw, bits, to_float16):  # type: ignore[no-untyped-def]
     out = np.empty(len(raw), np.uint16)
     for i in range(len(raw)):
-        out[i] = kernels._float16(raw[i], bits[i]) if to_float16 else kernels._bfloat16(raw[i], bits[i])
+        out[i] = numba_kernels._float16(raw[i], bits[i]) if to_float16 else numba_kernels._bfloat16(raw[i], bits[i])
     return out
 
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.rows import sparse_products
-from trainer.rows.on_device import starts_of
 from trainer.rows.sparse_products import pair_scores, sparse_product, split_rows
+from trainer.rows.torch_kernels import starts_of
 
 
 def entries(rows: int, columns: int, count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -14,8 +14,8 @@ import torch
 from tests.command import ROOT, environment
 from tests.trainer.rows.kernel_cases import CASES, LABELS, OPTIMIZERS, WIDTHS, Case, differences
 from trainer.losses.binary import binary_step
-from trainer.rows import on_device
-from trainer.rows.forms import BFLOAT16
+from trainer.rows import torch_kernels
+from trainer.rows.codes import BFLOAT16
 from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
 
 # Each type, optimizer and way to draw once; a hot label; widths beside a power of two.
@@ -90,7 +90,7 @@ def test_what_a_program_changes_it_stores_behind_a_barrier(
     from trainer.rows import triton_kernels
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    constants = {"HAS_PAIRS": True, "METHOD": compile_kernels.METHODS[method], "FORM": BFLOAT16, "SPAN": 32}
+    constants = {"HAS_PAIRS": True, "METHOD": compile_kernels.METHODS[method], "DTYPE": BFLOAT16, "SPAN": 32}
     shape = triton_kernels.row_tiles(dimension)
     compiled = compile_kernels.compile_kernel(
         triton_kernels.update_kernel, dimension, torch.int16, 90, **constants, **shape
@@ -122,7 +122,7 @@ def test_the_reference_is_the_compiled_loops(dtype: str, optimizer: str) -> None
         gathered.grad = gradient.clone()
         host.update(ids, gathered, 0.1, step)
         rule = device.rule(0.1, step)
-        on_device.update_rows(device.device_matrix(), rule, torch.from_numpy(ids), gradient)
+        torch_kernels.update_rows(device.device_matrix(), rule, torch.from_numpy(ids), gradient)
     torch.testing.assert_close(device.weight, host.weight, rtol=1e-5 if dtype == "float32" else 0.01, atol=1e-6)
     for name, value in host.state.items():
         torch.testing.assert_close(device.state[name], value)
@@ -139,7 +139,7 @@ def test_random_bits_are_those_of_a_cpu(dtype: str, columns: int) -> None:
     gathered = matrices[0].gather(ids)
     gathered.grad = change
     matrices[0].update(ids, gathered, 1.0, 11)
-    on_device.update_rows(matrices[1].device_matrix(), matrices[1].rule(1.0, 11), torch.from_numpy(ids), change)
+    torch_kernels.update_rows(matrices[1].device_matrix(), matrices[1].rule(1.0, 11), torch.from_numpy(ids), change)
     assert torch.equal(matrices[0].weight.view(torch.int16), matrices[1].weight.view(torch.int16))
 
 

@@ -13,15 +13,15 @@ from tests.training import train, with_sections
 from trainer.config.load import read_recipe
 from trainer.epoch import EpochRunner
 from trainer.loop import Trainer
-from trainer.methods.rules import Facts, log_odds
+from trainer.methods.rules import DataStatistics, log_odds
 from trainer.progress import LossWatch
-from trainer.settings.resolve import derive, odd_settings, resolve
+from trainer.settings.resolve import apply_rules, odd_settings, resolve
 
-SANE = Facts(queries=200_000, labels=30_000, pairs=1_000_000, ngrams=700_000, tokens=20)
+SANE = DataStatistics(queries=200_000, labels=30_000, pairs=1_000_000, ngrams=700_000, tokens=20)
 
 
-def odd(name: str, *overrides: str, facts: Facts = SANE) -> list[str]:
-    return [*odd_settings(derive(read_recipe(name, overrides), facts, name).recipe, facts)]
+def odd(name: str, *overrides: str, facts: DataStatistics = SANE) -> list[str]:
+    return [*odd_settings(apply_rules(read_recipe(name, overrides), facts, name).recipe, facts)]
 
 
 @pytest.mark.parametrize("name", RECIPES.values(), ids=RECIPES)

@@ -10,15 +10,15 @@ from tests.builders import SmallData, build_data
 from tests.recipes import RECIPES
 from tests.training import silent, train
 from trainer.config.load import load_config, load_recipe, read_recipe, restore_recipe
-from trainer.config.merging import left_to_data, without_auto
+from trainer.config.merging import options_left_to_data, without_auto
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
-from trainer.methods.rules import Facts, log_odds
-from trainer.settings.resolve import Resolved, derive, facts_of, resolve
+from trainer.methods.rules import DataStatistics, log_odds
+from trainer.settings.resolve import Resolved, apply_rules, measure_rows, resolve
 
-TATE = Facts(queries=15_000, labels=30_000, pairs=150_000, ngrams=70_000, tokens=20, median_frequency=3)
+TATE = DataStatistics(queries=15_000, labels=30_000, pairs=150_000, ngrams=70_000, tokens=20, median_frequency=3)
 WORDNET = replace(TATE, queries=80_000, labels=100_000, pairs=100_000)
-LARGE = Facts(queries=100_000_000, labels=50_000_000, pairs=500_000_000, ngrams=50_000_000, tokens=20)
+LARGE = DataStatistics(queries=100_000_000, labels=50_000_000, pairs=500_000_000, ngrams=50_000_000, tokens=20)
 RULES = (
     *("order.batch", "train.epochs", "encoder.dimension", "encoder.hidden", "encoder.lr", "encoder.dense_lr"),
     *("encoder.buckets", "classifier.lr", "classifier.initial_bias", "classifier.initial_scale"),
@@ -38,30 +38,32 @@ def option(recipe: Recipe, key: str) -> object:
     return getattr(getattr(recipe, section), name, None)
 
 
-def derived(name: str, facts: Facts, *overrides: str) -> Resolved:
-    return derive(read_recipe(name, overrides), facts, name)
+def derived(name: str, facts: DataStatistics, *overrides: str) -> Resolved:
+    return apply_rules(read_recipe(name, overrides), facts, name)
 
 
 def test_what_is_left_to_the_data_is_listed_and_left_out() -> None:
     body = read_recipe("astra", ["refresh.index=auto", "train.seed=3"])
-    assert {"classifier.initial_bias", "order.batch", "negatives.pool"} <= {*left_to_data(body)}
-    assert "refresh.index" not in left_to_data(body)  # for which "auto" is a value
+    assert {"classifier.initial_bias", "order.batch", "negatives.pool"} <= {*options_left_to_data(body)}
+    assert "refresh.index" not in options_left_to_data(body)  # for which "auto" is a value
     stated = without_auto(body)
     assert not {"initial_bias", "lr"} & stated["classifier"].keys()
     assert (stated["train"]["seed"], stated["refresh"]["index"]) == (3, "auto")
-    assert left_to_data(stated) == {}
+    assert options_left_to_data(stated) == {}
     assert body == read_recipe("astra", ["refresh.index=auto", "train.seed=3"])  # not changed
     assert (
-        left_to_data({"method": "auto", "order": 5, "encoder": {"kind": "none", "lr": "auto"}, "other": {"a": "auto"}})
+        options_left_to_data(
+            {"method": "auto", "order": 5, "encoder": {"kind": "none", "lr": "auto"}, "other": {"a": "auto"}}
+        )
         == {}
     )
 
 
 @pytest.mark.parametrize("facts", [TATE, WORDNET, LARGE], ids=["tate", "wordnet", "large"])
 @pytest.mark.parametrize("name", RECIPES.values(), ids=RECIPES)
-def test_every_recipe_can_be_resolved_on_any_size(name: str, facts: Facts) -> None:
+def test_every_recipe_can_be_resolved_on_any_size(name: str, facts: DataStatistics) -> None:
     resolved = derived(name, facts)
-    assert set(resolved.settings) == {*left_to_data(read_recipe(name))}
+    assert set(resolved.settings) == {*options_left_to_data(read_recipe(name))}
     for key, setting in resolved.settings.items():
         # An index within the trainer, where the data choose it, has no use for the schedule of tables.
         assert option(resolved.recipe, key) == setting.value or key == "refresh.every"
@@ -70,7 +72,7 @@ def test_every_recipe_can_be_resolved_on_any_size(name: str, facts: Facts) -> No
 
 
 @pytest.mark.parametrize("facts", [TATE, WORDNET, LARGE], ids=["tate", "wordnet", "large"])
-def test_every_rule_gives_a_value_that_the_recipe_takes(facts: Facts) -> None:
+def test_every_rule_gives_a_value_that_the_recipe_takes(facts: DataStatistics) -> None:
     resolved = derived("astra", facts, *EVERY)
     assert set(resolved.settings) == set(RULES)
     assert resolved.recipe.classifier.initial_bias == pytest.approx(log_odds(facts.prior), abs=0.006)
@@ -106,7 +108,7 @@ def test_it_is_deterministic_and_goes_by_the_rows_that_are_trained_on(data: Smal
     assert resolve("astra", [], data.layout.root) == first
     assert first.lines(data.layout.root) == resolve("astra", [], data.layout.root).lines(data.layout.root)
     half = resolve("astra", ["data.share=0.5", "data.label_texts=false"], data.layout.root)
-    assert facts_of(half.recipe, data.layout.root).points == 45
+    assert measure_rows(half.recipe, data.layout.root).points == 45
     assert half.settings["classifier.initial_bias"] != first.settings["classifier.initial_bias"]
 
 
@@ -142,7 +144,7 @@ def test_the_numbers_land_in_the_config_of_a_run(data: SmallData) -> None:
     run = RunLayout("memory://resolve/run")
     train(Trainer.start(data.layout.root, run.root, resolved.recipe, silent))
     config = load_config(run.config)["recipe"]
-    assert left_to_data(config) == {}
+    assert options_left_to_data(config) == {}
     assert restore_recipe(config, run.root) == resolved.recipe
     for key, setting in resolved.settings.items():
         section, _, name = key.partition(".")

@@ -19,7 +19,7 @@ from schemas.storage import join
 from schemas.table import Table
 from tests.builders import build_data, build_negatives
 from tests.laws import assert_equal
-from trainer.stream import Batch, JoinedStream, Reading, open_sources
+from trainer.stream import Batch, JoinedStream, ReadOptions, open_sources
 
 TABLES = {"parquet": ("queries", "negatives"), "webdataset": ("queries",)}
 CASES = [(sink, table, root) for sink in TABLES for table in TABLES[sink] for root in ("local", "memory")]
@@ -47,7 +47,7 @@ class World:
         queries = open_sources(self.layout, "train", label_texts=False, inputs="both")[0]
         source = queries.with_negatives(self.url("negatives"))
         stream = JoinedStream(
-            [source], self.labels, inputs="both", batch=16, streams=4, threads=threads, reading=Reading(threads=2)
+            [source], self.labels, inputs="both", batch=16, streams=4, threads=threads, reading=ReadOptions(threads=2)
         )
         return list(stream)
 

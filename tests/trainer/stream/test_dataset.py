@@ -29,7 +29,7 @@ from tests.laws import (
     assert_same_global_batches,
     batch_rows,
 )
-from trainer.input_kinds import Kind
+from trainer.input_kinds import InputKind
 from trainer.methods.astra import Negatives
 from trainer.negatives.planner import Planner
 from trainer.stream import Batch, JoinedStream, Source, open_sources
@@ -38,7 +38,7 @@ from trainer.stream.row_groups import RowGroups
 from trainer.stream.window import Window
 
 THREAD = "extremis-stream"
-FORMS: list[tuple[str, Sink, Kind]] = [
+FORMS: list[tuple[str, Sink, InputKind]] = [
     ("local", "parquet", "tokens"),
     ("memory", "parquet", "features"),
     ("local", "webdataset", "both"),
@@ -56,7 +56,7 @@ class World:
     positives: Rows
     hard: np.ndarray
     features: Rows
-    inputs: Kind
+    inputs: InputKind
 
     def stream(self, sources: list[Source] | None = None, **options) -> JoinedStream:
         options = {
@@ -78,7 +78,7 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return make(join(root, "data"), join(root, "negatives"), sink, inputs)
 
 
-def make(root: str, negatives: str, sink: Sink = "parquet", inputs: Kind = "tokens") -> World:
+def make(root: str, negatives: str, sink: Sink = "parquet", inputs: InputKind = "tokens") -> World:
     data = build_data(root, sink=sink, features=25, with_tokens=inputs != "features")
     queries, labels = open_sources(data.layout, "train", label_texts=True, inputs=inputs)
     points = data.points["train"]

@@ -16,7 +16,7 @@ from tests.faults import Faults, Proxy
 from tests.laws import assert_equal
 from tests.processes import threads_named
 from tests.s3 import Bucket
-from trainer.stream import Batch, JoinedStream, Reading, Source, open_sources
+from trainer.stream import Batch, JoinedStream, ReadOptions, Source, open_sources
 
 s3fs = pytest.importorskip("s3fs")
 
@@ -52,7 +52,7 @@ def remote(sink: Sink) -> list[Source]:
 @pytest.mark.parametrize("threads", [0, 2])
 def test_faults_that_pass_change_nothing(sink: Sink, threads: int, store: Proxy, clean: dict[str, list[Batch]]) -> None:
     with store.failing(Faults(share=0.4, seed=threads, slow_seconds=0.02)) as faults:
-        got = list(stream(remote(sink), threads=threads, reading=Reading(threads=4)))
+        got = list(stream(remote(sink), threads=threads, reading=ReadOptions(threads=4)))
     assert sum(faults.done.values()) >= 5, faults
     assert_equal(tuple(got), tuple(clean[sink]))
     assert threads_named("extremis-") == []
@@ -69,7 +69,7 @@ def test_what_is_cached_is_not_asked_for_again(
     sink: Sink, store: Proxy, clean: dict[str, list[Batch]], tmp_path: Path
 ) -> None:
     sources = remote(sink)
-    reading = Reading(cache=str(tmp_path), cache_bytes=10 << 20)
+    reading = ReadOptions(cache=str(tmp_path), cache_bytes=10 << 20)
     assert_equal(tuple(stream(sources, reading=reading)), tuple(clean[sink]))
     with store.failing(Faults(down_after=0)) as faults:
         assert_equal(tuple(stream(sources, reading=reading)), tuple(clean[sink]))
@@ -80,7 +80,7 @@ def test_what_was_cached_damaged_is_fetched_again(
     store: Proxy, clean: dict[str, list[Batch]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A network changed bytes on their way: the entry is sound, its content is not."""
-    reading = Reading(cache=str(tmp_path), cache_bytes=10 << 20)
+    reading = ReadOptions(cache=str(tmp_path), cache_bytes=10 << 20)
     read_range = storage.read_range
 
     def spoilt(*arguments: object) -> bytes:
@@ -90,10 +90,10 @@ def test_what_was_cached_damaged_is_fetched_again(
 
     sources = remote("parquet")
     monkeypatch.setattr(storage, "read_range", spoilt)
-    damaged = stream(sources, reading=Reading(cache=str(tmp_path), cache_bytes=10 << 20), damaged="skip")
+    damaged = stream(sources, reading=ReadOptions(cache=str(tmp_path), cache_bytes=10 << 20), damaged="skip")
     assert sum(len(batch) for batch in damaged) == damaged.rows - damaged.skipped_rows
     assert damaged.skipped_rows > 10
-    unverified = Reading(verify=False, cache=str(tmp_path), cache_bytes=10 << 20)
+    unverified = ReadOptions(verify=False, cache=str(tmp_path), cache_bytes=10 << 20)
     list(stream(sources, reading=unverified, damaged="skip"))  # leaves what is damaged in the cache
     monkeypatch.setattr(storage, "read_range", read_range)
     assert_equal(tuple(stream(sources, reading=reading)), tuple(clean["parquet"]))

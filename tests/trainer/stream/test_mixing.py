@@ -87,7 +87,7 @@ def slowly(order: EpochOrder) -> list[list[int]]:
             for w, window in enumerate(windows)
         ]
         dealt.append([row for window in shuffled for row in window])
-    share = order.share
+    share = order.units_per_batch
     return [[row for rows in dealt for row in rows[s * share : (s + 1) * share]] for s in range(order.steps)]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from schemas.errors import InputError
 from tests.laws import assert_every_row_once, batch_rows
 from trainer.stream.order import EpochOrder, WindowDeal, deal, streams_of_rank
-from trainer.stream.sources import clusters_of
+from trainer.stream.sources import clusters_per_group
 
 
 @st.composite
@@ -53,13 +53,13 @@ def test_drop_leaves_out_only_steps_that_some_stream_cannot_fill(order: EpochOrd
     dealt = np.concatenate([*batches, np.empty(0, np.int64)])
     assert len(np.unique(dealt)) == len(dealt)
     shortest = order.rows // order.streams
-    assert order.steps == shortest // order.share
+    assert order.steps == shortest // order.units_per_batch
     assert order.rows - len(dealt) < order.batch + order.streams
 
 
 @given(orders())
 def test_windows_cover_the_streams_without_a_gap(order: EpochOrder) -> None:
-    assert order.window_units % order.share == 0
+    assert order.window_units % order.units_per_batch == 0
     for stream in range(order.streams):
         read = [
             (segment.group, row)
@@ -99,7 +99,7 @@ def clustered_orders(draw: st.DrawFn) -> EpochOrder:
     full = draw(st.lists(st.integers(1, most), min_size=1, max_size=12))
     short = draw(st.lists(st.integers(1, size - 1), max_size=2))
     rows = np.asarray([n * size for n in full] + [n * (size - 1) for n in short], np.int64)
-    clusters = clusters_of(rows, size, halvings)
+    clusters = clusters_per_group(rows, size, halvings)
     largest = -(-size // 2**halvings)
     streams = draw(st.sampled_from([1, 2, 4]))
     share = draw(st.integers(1, 4)) * largest
@@ -149,7 +149,7 @@ def test_smaller_clusters_are_halves_of_larger_ones() -> None:
     rows, whole = np.array([44, 11, 20, 10]), 11
     for halvings in range(3):
         larger, smaller = (
-            numbered(EpochOrder(rows, 88, 1, 1, 0, 0, clusters=clusters_of(rows, whole, n)))
+            numbered(EpochOrder(rows, 88, 1, 1, 0, 0, clusters=clusters_per_group(rows, whole, n)))
             for n in (halvings, halvings + 1)
         )
         assert len(np.unique(larger)) == sum((4, 1, 2, 1)) << halvings
@@ -160,7 +160,7 @@ def test_which_clusters_meet_changes_with_the_epoch() -> None:
     rows = np.full(16, 64)
 
     def met(number: int) -> set[frozenset[int]]:
-        order = EpochOrder(rows, 32, 2, 4, 0, number, "keep", (), 8, clusters_of(rows, 8, 0))
+        order = EpochOrder(rows, 32, 2, 4, 0, number, "keep", (), 8, clusters_per_group(rows, 8, 0))
         return {frozenset((batch // 8).tolist()) for batch in epoch(order)}
 
     assert len(met(0)) == 32

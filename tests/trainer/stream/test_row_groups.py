@@ -18,7 +18,7 @@ from tests.processes import threads_named
 from tests.schemas.flaky import FlakyFileSystem
 from trainer.stream import JoinedStream
 from trainer.stream.prefetch import THREAD
-from trainer.stream.row_groups import Reading, RowGroups, ShardPool
+from trainer.stream.row_groups import ReadOptions, RowGroups, ShardPool
 from trainer.stream.sources import Source, open_sources
 
 SINKS: list[Sink] = ["parquet", "webdataset"]
@@ -39,7 +39,7 @@ def groups(request: pytest.FixtureRequest) -> RowGroups:
     """On a store that is not a local disk."""
     sources, label_type = sources_at(f"flaky://source/{request.param}", request.param)
     FlakyFileSystem.fail(0)
-    return RowGroups(sources, label_type, "both", Reading(threads=3))
+    return RowGroups(sources, label_type, "both", ReadOptions(threads=3))
 
 
 def read_all(groups: RowGroups) -> list[pa.Table]:

@@ -18,7 +18,7 @@ from tests.builders import SmallData, build_data
 from tests.laws import assert_exact_resume, assert_same_global_batches, batch_rows
 from tests.training import assert_resumes, silent, train, with_sections
 from trainer.checkpoints.checkpoint import latest_checkpoint
-from trainer.evaluation.evaluate import Scorer
+from trainer.evaluation.evaluate import SplitScorer
 from trainer.evaluation.split import HOLDOUT, open_split
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
@@ -66,9 +66,9 @@ def test_no_share_that_is_left_reaches_into_what_is_held_out(
     group_rows: np.ndarray, holdout: float, share: float, kept: float
 ) -> None:
     options = Recipe.model_validate({"data": {"holdout": holdout, "share": share}}).data
-    held_out = {*ids_of(options.held_out, group_rows)}
-    assert not held_out & {*ids_of(options.trained, group_rows)}
-    assert not held_out & {*ids_of(RowShare(0.0, options.trained.stop * kept), group_rows)}
+    held_out = {*ids_of(options.held_out_rows, group_rows)}
+    assert not held_out & {*ids_of(options.training_rows, group_rows)}
+    assert not held_out & {*ids_of(RowShare(0.0, options.training_rows.stop * kept), group_rows)}
 
 
 @st.composite
@@ -214,12 +214,12 @@ def test_a_run_never_trains_on_what_it_holds_out_and_scores_exactly_that(
     scored: list[list[int]] = []
     embed = Model.embed_table
     monkeypatch.setattr(Model, "embed_table", lambda self, some: scored.append(tokens_of(some)) or embed(self, some))
-    scores = Scorer.open(data.layout, model, HOLDOUT, trained=options.data).score()
+    scores = SplitScorer.open(data.layout, model, HOLDOUT, training_data=options.data).score()
     assert scores.queries == len(held_out)
     assert list(itertools.chain(*scored)) == [data.points["train"].tokens[row] for row in held_out]
     assert scores.metrics.result()["P@1"] == pytest.approx(reports[-1]["P@1"])
     with pytest.raises(InputError, match=r"trains on all rows of train.*data\.holdout=0\.02"):
-        Scorer.open(data.layout, model, HOLDOUT)
+        SplitScorer.open(data.layout, model, HOLDOUT)
 
 
 def tokens_of(rows: Any) -> Any:

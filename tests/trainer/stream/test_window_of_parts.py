@@ -18,9 +18,9 @@ from tests.laws import assert_dealt_by_age, assert_exact_resume, assert_same_glo
 from tests.pipelines.test_versions import SEQUENCE, make, rows_of
 from trainer.evaluation.split import label_statistics
 from trainer.methods.sections import Data
-from trainer.settings.facts import measure
+from trainer.settings.data_statistics import measure
 from trainer.stream import JoinedStream, Source, open_sources
-from trainer.stream.sources import ALL_ROWS, Replay, in_window
+from trainer.stream.sources import ALL_ROWS, Replay, select_window
 
 SHARDS = 12
 
@@ -56,7 +56,7 @@ def test_a_window_names_parts(sources: list[Source], window: str | list[str], na
 )
 def test_a_window_without_a_part_is_refused(sources: list[Source], window: str | list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        in_window(sources, window, 0.0)
+        select_window(sources, window, 0.0)
 
 
 @pytest.mark.parametrize(("window", "names"), WINDOWS)
@@ -82,7 +82,7 @@ def test_rows_of_parts_are_a_table(version: DataLayout, window: str | list[str],
 
 def test_sources_of_a_window_are_parts_by_name(sources: list[Source]) -> None:
     table = sources[0].table
-    for source in in_window(sources, "last 2", 0.0):
+    for source in select_window(sources, "last 2", 0.0):
         (part,) = (part for part in table.parts if source_of_part("queries", part.name) == source.name)
         assert table.of_parts([part]).digest == source.table.digest
 
@@ -135,7 +135,7 @@ def dealt_by(data: SmallData, case: Case) -> tuple[list[Source], list[PartTable]
         named = parts[-int(case.window.split()[1]) :]
     else:
         named = [part for part in parts if fnmatch.fnmatch(part.name, case.window or "*")]
-    return in_window([source], case.window, case.half_life, replay), named
+    return select_window([source], case.window, case.half_life, replay), named
 
 
 def stream(data: SmallData, sources: list[Source], epoch: int, batch: int, **options: int) -> JoinedStream:

@@ -16,9 +16,9 @@ from tests.trainer.one_device import widen_exponentials
 from trainer.device import CPU
 from trainer.heads.classifier import Classifier
 from trainer.methods.sections import Classifier as Config
-from trainer.negatives.candidates import drawn_labels, label_range, own_pool, shared_pool, weigh_positives
+from trainer.negatives.candidates import own_pool, range_candidates, shared_pool, unmerged_candidates, weigh_positives
 from trainer.rows.matrix import RowMatrix, RowOptimizer
-from trainer.rows.on_device import DevicePairs, merge_labels, order_pairs, score_pairs, update_rows
+from trainer.rows.torch_kernels import DevicePairs, merge_labels, order_pairs, score_pairs, update_rows
 from trainer.stream.batch import Batch, Candidates
 from trainer.stream.transfer import send
 
@@ -62,7 +62,7 @@ def check_both_orders(ids: torch.Tensor, pairs: DevicePairs) -> None:
 def test_a_device_merges_what_the_host_does(batch: tuple) -> None:
     positives, hard, draws = batch
     arguments = batch_of(positives, hard), hard, draws, 2.0
-    drawn, expected = drawn_labels(*arguments), own_pool(*arguments)
+    drawn, expected = unmerged_candidates(*arguments), own_pool(*arguments)
     ids, pairs = merge_labels(as_tensors(drawn))
     count = len(expected.ids)
     assert ids[:count].tolist() == expected.ids.tolist() == drawn.touched.tolist()
@@ -78,7 +78,7 @@ def test_hard_negatives_may_come_on_the_device(batch: tuple) -> None:
     positives, hard, draws = batch
     hard = hard % 100 - (hard == PAD) * 100  # as many as int32 holds
     rest = batch_of(positives, None), draws, 2.0
-    early = drawn_labels(rest[0], hard, *rest[1:])
+    early = unmerged_candidates(rest[0], hard, *rest[1:])
     late = with_late_hard(rest[0], hard, *rest[1:])
     assert late.drawn is not None
     got, expected = merge_labels(as_tensors(late), late.drawn.hard), merge_labels(as_tensors(early))
@@ -99,7 +99,7 @@ def test_pairs_of_a_shared_pool_are_ordered_too(batch: tuple) -> None:
 
 @pytest.mark.parametrize("labels", [2**31 - 2, 2**31 - 1, 2**40])
 def test_labels_are_wide_where_they_must_be(labels: int) -> None:
-    drawn = drawn_labels(batch_of([[0, labels]]), None, np.array([[5, 5]]), 1.0)
+    drawn = unmerged_candidates(batch_of([[0, labels]]), None, np.array([[5, 5]]), 1.0)
     assert drawn.drawn is not None
     assert drawn.drawn.label.dtype == (np.int32 if labels < 2**31 - 1 else np.int64)
     ids, _ = merge_labels(as_tensors(drawn))
@@ -124,7 +124,7 @@ def weighted(draw: st.DrawFn) -> tuple:
 
 
 def with_late_hard(batch: Batch, hard: np.ndarray, *rest: Any) -> Candidates:
-    return drawn_labels(batch, torch.from_numpy(hard), *rest)
+    return unmerged_candidates(batch, torch.from_numpy(hard), *rest)
 
 
 @given(weighted(), st.sampled_from(["sgd", "adagrad", "adam"]), st.booleans())
@@ -133,7 +133,7 @@ def test_a_step_on_drawn_labels_is_that_on_merged_ones(arguments: tuple, optimiz
     config = Config(initial_scale=1, optimizer=optimizer, lr=0.1, **options)
     x = torch.randn(len(arguments[0]), D, generator=torch.Generator().manual_seed(1))
     results = []
-    for build in (own_pool, drawn_labels, with_late_hard):
+    for build in (own_pool, unmerged_candidates, with_late_hard):
         head = Classifier(config, LABELS, D, 0)
         with pytest.MonkeyPatch.context() as patch:
             if build is not own_pool:
@@ -151,7 +151,7 @@ def test_a_pool_in_bfloat16_is_within_its_rounding(seed: int, dimension: int) ->
     """Of vectors in bfloat16 x and slopes are rounded to 8 digits: 2^-9 of every summand."""
     draw = np.random.default_rng(seed)
     batch = batch_of([draw.choice(LABELS, 2, replace=False).tolist() for _ in range(5)])
-    candidates, x = label_range(batch, 0, LABELS), torch.from_numpy(draw.standard_normal((5, dimension))).float()
+    candidates, x = range_candidates(batch, 0, LABELS), torch.from_numpy(draw.standard_normal((5, dimension))).float()
     results = []
     for products in ("tf32", "bfloat16"):
         config = Config(initial_scale=1, dtype="bfloat16", optimizer="sgd", momentum=0.9, lr=0.1, products=products)
@@ -171,7 +171,7 @@ def test_a_pool_in_bfloat16_is_within_its_rounding(seed: int, dimension: int) ->
 
 @given(weighted(), st.integers(0, 2**32 - 1))
 def test_pads_behind_drawn_labels_change_no_bit(arguments: tuple, seed: int) -> None:
-    batch, drawn = arguments[0], drawn_labels(*arguments[:4]).drawn
+    batch, drawn = arguments[0], unmerged_candidates(*arguments[:4]).drawn
     assert drawn is not None
     if not len(drawn.label):
         return

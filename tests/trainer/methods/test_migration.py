@@ -10,13 +10,15 @@ import pytest
 
 from schemas.errors import InputError
 from tests.recipes import RECIPES
-from trainer.config.load import load_recipe, lost_options, read_recipe, restore_recipe
+from trainer.config.load import load_recipe, read_recipe, removed_options, restore_recipe
 from trainer.config.merging import flatten
-from trainer.methods.rules import Facts
-from trainer.settings.resolve import derive
+from trainer.methods.rules import DataStatistics
+from trainer.settings.resolve import apply_rules
 from trainer.setup import require_same_recipe
 
-WORDNET = Facts(82_398, 100_922, 100_000, 100_922, 300_000, 14.0, 1.0)  # as the saved recipes were resolved for
+WORDNET = DataStatistics(
+    82_398, 100_922, 100_000, 100_922, 300_000, 14.0, 1.0
+)  # as the saved recipes were resolved for
 SAVED = json.loads((Path(__file__).parent / "earlier_recipes.json").read_text())  # others as changes of astra's
 # Keys that came since, with what they were without.
 LATER = {
@@ -50,11 +52,11 @@ def test_a_saved_recipe_comes_back_with_its_numbers(name: str) -> None:
     before = LATER | flatten(saved(name))
     changed = {key: value for key, value in flatten(recipe.model_dump(mode="json")).items() if before.get(key) != value}
     assert {*changed} <= {"name", "method"}
-    assert lost_options(saved(name), recipe) == []
+    assert removed_options(saved(name), recipe) == []
     path = RECIPES.get(name.replace("+", "-"))
     if path:
         facts = WORDNET if recipe.data.label_texts else replace(WORDNET, label_texts=0)
-        today = derive(read_recipe(path), facts, name).recipe
+        today = apply_rules(read_recipe(path), facts, name).recipe
         assert today.model_copy(update={"name": recipe.name}) == recipe
 
 
@@ -73,7 +75,7 @@ def test_a_run_by_removed_options_is_read_and_does_not_go_on_without_them(
     body = saved(name)
     body[section] |= changes
     recipe = restore_recipe(body, "run")
-    assert lost_options(body, recipe) == lost
+    assert removed_options(body, recipe) == lost
     with pytest.raises(InputError, match=f"run: this run was started with {re.escape(lost[0])}, which this version"):
         require_same_recipe(body, recipe, recipe, "run")
     require_same_recipe(saved(name), recipe, recipe, "run")

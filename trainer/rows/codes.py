@@ -1,23 +1,23 @@
-"""Codes for number formats of vectors (`form`) and for optimizer methods, shared by CPU loops and GPU kernels."""
+"""Codes for data types of vectors (`dtype_code`) and for optimizer methods, shared by CPU loops and GPU kernels."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
-FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # forms
-SGD, MOMENTUM, ADAGRAD, ADAM = 0, 1, 2, 3  # methods
+FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # data types of vectors
+SGD, MOMENTUM, ADAGRAD, ADAM = 0, 1, 2, 3  # optimizer methods
 Number = Any  # number of a step: a float or an int, or a tensor [] on a device, if the step may be recorded
 LOWBIAS = ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None))  # shifts and factors of lowbias32 (Wellons, 2018)
 
 
 class Matrix(NamedTuple):
-    """Vectors [R, D] in `form`, and the state of their optimizer; unused state has 0 rows.
+    """Vectors [R, D] of the data type `dtype_code`, and the state of their optimizer; unused state has 0 rows.
 
     On a device, the fields are tensors, or None for unused state.
     """
 
     vectors: Any
-    form: int
+    dtype_code: int
     first: Any  # [R, D]
     second: Any  # [R, D]
     scalar: Any  # [R]

@@ -13,7 +13,7 @@ from schemas.errors import InputError
 from schemas.manifest import open_manifest
 from tests.builders import Rows, SmallData, build_data
 from trainer.methods.rules import log_odds
-from trainer.settings.facts import HEAPS, measure
+from trainer.settings.data_statistics import HEAPS, measure
 from trainer.stream import open_queries
 from trainer.stream.sources import ALL_ROWS, RowShare
 
@@ -60,7 +60,7 @@ def test_figures_are_counted(data: SmallData, part: RowShare, label_texts: bool)
 
 
 def test_of_many_rows_the_first_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.settings.facts.SAMPLED_ROWS", 30)
+    monkeypatch.setattr("trainer.settings.data_statistics.SAMPLED_ROWS", 30)
     data = build_data("memory://facts/sampled", rows={"train": 90}, vocabulary=9)
     points, first = data.points["train"], rows_of(data, ALL_ROWS)[:30]
     facts = measure(data.layout, "train", ALL_ROWS, False)

@@ -25,7 +25,7 @@ _TELLING = ("head", "negatives", "order")
 _COUNTS = ("random", "hard", "width")
 
 
-def renew(values: Mapping[str, Any], below: Any = "astra", restores: bool = False) -> dict[str, Any]:
+def migrate_keys(values: Mapping[str, Any], below: Any = "astra", restores: bool = False) -> dict[str, Any]:
     """Return the options of a recipe with current keys. `below`: the method of the recipe that this recipe extends.
 
     Options that contain no earlier keys stay unchanged. `restores`: the options belong to an existing run, so all

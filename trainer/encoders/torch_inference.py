@@ -8,12 +8,12 @@ import torch
 from schemas.mapped import MapFile
 from trainer.device import open_device
 from trainer.encoders.base import Encoder
-from trainer.input_kinds import reads
+from trainer.input_kinds import input_names
 from trainer.inputs import Inputs
 from trainer.methods.kinds import EncoderSection, Sizes
 
 
-class ServedByTorch:
+class TorchInference:
     """An encoder on a device, with arrays as input and output."""
 
     def __init__(self, encoder: Encoder) -> None:
@@ -22,10 +22,10 @@ class ServedByTorch:
     @classmethod
     def open(
         cls, section: EncoderSection, folder: Path, map_file: MapFile, sizes: Sizes, device: str
-    ) -> "ServedByTorch":
+    ) -> "TorchInference":
         """Open the files that `Encoder.write` wrote to `folder`. Raises InputError if the device does not exist."""
         vocabulary, features, dense = sizes
-        read = {"dense": dense} if "dense" in reads(section.inputs) else {}
+        read = {"dense": dense} if "dense" in input_names(section.inputs) else {}
         encoder: Encoder = section.at_folder(str(folder)).build(vocabulary, 0, features, **read)
         encoder.load(folder)
         encoder.move(open_device(device))

@@ -26,7 +26,7 @@ class SourceOrder(EpochOrder):
 
     def _window_range(self, stream: int, window: int) -> tuple[int, int]:
         first, last = stream * self.units // self.streams, (stream + 1) * self.units // self.streams
-        start, stop = (min(first + batches * self.share, last) for batches in self._batches(window).tolist())
+        start, stop = (min(first + batches * self.units_per_batch, last) for batches in self._batches(window).tolist())
         return start, stop
 
     def _batches(self, window: int) -> np.ndarray:
@@ -81,8 +81,8 @@ class OrderBySource(EpochOrder):
     def window_units(self) -> int:
         """Number of units per window: about `window_groups` row groups, on average at least one from each source."""
         largest = int((self._dealt[:, 1] - self._dealt[:, 0]).max(initial=1))
-        rows = min(largest * max(self.window_groups, len(self.mix)), self.steps * self.share)
-        return max(1, -(-rows // self.share)) * self.share
+        rows = min(largest * max(self.window_groups, len(self.mix)), self.steps * self.units_per_batch)
+        return max(1, -(-rows // self.units_per_batch)) * self.units_per_batch
 
     def segments(self, stream: int, window: int) -> list[Segment]:
         firsts = (first for _, first, _, _ in source_ranges(self.mix))

@@ -1,8 +1,8 @@
 """Steps on rows of a matrix on a device, in plain PyTorch: a reference and a substitute for the Triton kernels.
 
-The functions do the same as the compiled loops of `kernels.py` in main memory, with the same random bits for rounding.
-No value is read back, so the host never waits for the device: the number of operations does not depend on values, and
-arrays are as long as the number of pairs.
+The functions do the same as the compiled loops of `numba_kernels.py` in main memory, with the same random bits for
+rounding. No value is read back, so the host never waits for the device: the number of operations does not depend on
+values, and arrays are as long as the number of pairs.
 """
 
 from typing import Any, NamedTuple
@@ -11,9 +11,9 @@ import torch
 from torch.nn.functional import softplus
 
 from schemas import PAD
-from trainer.rows.forms import ADAGRAD, BFLOAT16, FLOAT16, FLOAT32, LOWBIAS, MOMENTUM, SGD, Matrix, Rule
+from trainer.rows.codes import ADAGRAD, BFLOAT16, FLOAT16, FLOAT32, LOWBIAS, MOMENTUM, SGD, Matrix, Rule
 
-FORMS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
+DTYPE_CODES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 _LOW32 = 0xFFFFFFFF
 # Constants of splitmix64 (Steele, Lea and Flood, 2014), in two's complement.
 _GOLDEN, _F1, _F2 = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
@@ -24,8 +24,8 @@ class DevicePairs(NamedTuple):
     """Pairs on a device, ascending by query: query q has pairs [query_starts[q], query_starts[q + 1]).
 
     `label` [n]: the index of the label among the C labels. `order` [n] sorts pairs by their labels: label number i has
-    pairs order[label_starts[i] : label_starts[i + 1]]. Signs of `weight` [n] are as in `kernels.Pairs`. Padding comes
-    after the labels, as pairs with weight 0.
+    pairs order[label_starts[i] : label_starts[i + 1]]. Signs of `weight` [n] are as in `numba_kernels.Pairs`. Padding
+    comes after the labels, as pairs with weight 0.
     """
 
     query: torch.Tensor  # [n] int32
@@ -36,7 +36,7 @@ class DevicePairs(NamedTuple):
     label_starts: torch.Tensor  # [C + 1] int32
 
 
-Scored = tuple[DevicePairs, torch.Tensor, torch.Tensor]  # pairs, their slopes [n], and x [B, D]
+ScoredPairs = tuple[DevicePairs, torch.Tensor, torch.Tensor]  # pairs, their slopes [n], and x [B, D]
 
 
 def order_pairs(candidates: Any, queries: int, labels: int) -> DevicePairs:
@@ -115,7 +115,7 @@ def differentiate_pool(
 
 
 def update_rows(
-    matrix: Matrix, rule: Rule, ids: torch.Tensor, gradient: torch.Tensor, scored: Scored | None = None
+    matrix: Matrix, rule: Rule, ids: torch.Tensor, gradient: torch.Tensor, scored: ScoredPairs | None = None
 ) -> None:
     """Make one step on rows `ids` [C], distinct except for padding, with the `gradient` [R, D] of the first R rows.
 
@@ -159,9 +159,9 @@ def _descend(matrix: Matrix, rule: Rule, places: _Places, w: torch.Tensor, g: to
         return w - rate * g
     if rule.method == MOMENTUM:
         first = places.read(matrix.first)
-        moved = beta1 * first + g
-        places.write(matrix.first, first, moved)
-        return w - rate * moved
+        first_moment = beta1 * first + g
+        places.write(matrix.first, first, first_moment)
+        return w - rate * first_moment
     if rule.method == ADAGRAD:
         scalar = places.read(matrix.scalar)
         square = scalar + (g * g).sum(1) / g.shape[1]
@@ -175,14 +175,17 @@ def _descend(matrix: Matrix, rule: Rule, places: _Places, w: torch.Tensor, g: to
         (matrix.scalar, matrix.first, matrix.second), before, (count, first, second), strict=True
     ):
         places.write(state, old, new)
-    short, long = (1 - beta1 ** count.double()).float()[:, None], (1 - beta2 ** count.double()).float()[:, None]
-    return w - rate * (first / short) / ((second / long).sqrt() + eps)
+    correction1, correction2 = (
+        (1 - beta1 ** count.double()).float()[:, None],
+        (1 - beta2 ** count.double()).float()[:, None],
+    )
+    return w - rate * (first / correction1) / ((second / correction2).sqrt() + eps)
 
 
 def narrow(values: torch.Tensor, labels: torch.Tensor, key: Any, dtype: torch.dtype) -> torch.Tensor:
     """Round float32 [C, D] stochastically to `dtype`, with random bits of (key, label, column); float32 is unchanged.
 
-    The bits and the rounding are the same as in `kernels.py`.
+    The bits and the rounding are the same as in `numba_kernels.py`.
     """
     if dtype == torch.float32:
         return values

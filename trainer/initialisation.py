@@ -29,7 +29,7 @@ _BATCH = 1024  # queries embedded at a time
 _FITTED = 1 << 14  # number of labels to fit c on; the first labels are as mixed as all labels
 
 
-def begin_with_encoder(model: Model, data: DataLayout, recipe: Recipe) -> bool:
+def load_encoder_of_run(model: Model, data: DataLayout, recipe: Recipe) -> bool:
     """Load the encoder of the run `train.encoder_from`; return False if the recipe names no run.
 
     Raises InputError if the encoder is frozen but untrained, if the run or its checkpoint does not exist, or if the run
@@ -52,7 +52,7 @@ def begin_with_encoder(model: Model, data: DataLayout, recipe: Recipe) -> bool:
 
 
 @torch.no_grad()
-def begin_at_texts(model: Model, data: DataLayout, norm: float) -> None:
+def initialise_from_texts(model: Model, data: DataLayout, norm: float) -> None:
     """Set the vectors of this rank's labels to embeddings of the labels' texts, with length `norm`; keep the biases.
 
     NGAME initialises classifiers in this way (appendix C, module M2), with a trained encoder. Raises InputError if
@@ -69,7 +69,7 @@ def begin_at_texts(model: Model, data: DataLayout, norm: float) -> None:
         head.vectors[start : start + len(z), : z.shape[1]] = z * norm
 
 
-def begin_with_run(model: Model, data: DataLayout, recipe: Recipe, say: Say) -> bool:
+def initialise_from_run(model: Model, data: DataLayout, recipe: Recipe, say: Say) -> bool:
     """Load the parameters of the run `train.start_from`, by label id; return False if the recipe names no run.
 
     `train.new_labels` determines the vectors of new labels; vectors of retired labels start at zero. Raises InputError
@@ -79,7 +79,7 @@ def begin_with_run(model: Model, data: DataLayout, recipe: Recipe, say: Say) -> 
     if not url:
         return False
     trained, checkpoint, parts = find_earlier(data, RunLayout(url))
-    _require_same_make(recipe, trained, url)
+    _require_same_shape(recipe, trained, url)
     optimizer = recipe.train.start_optimizer
     model.load_encoders(checkpoint, optimizer)
     for encoder in model.encoders.values():
@@ -87,7 +87,7 @@ def begin_with_run(model: Model, data: DataLayout, recipe: Recipe, say: Say) -> 
     say(f"starts from {url} at step {checkpoint.step}, with {checkpoint.labels:,} of {model.head.labels:,} labels")
     if model.head.has_rows:
         checkpoint.read_rows(model.head.rows(optimizer), model.head.start)
-        begin_new_labels(model, data, recipe, checkpoint, parts)
+        initialise_new_labels(model, data, recipe, checkpoint, parts)
         retired = retired_labels(data)
         if retired is not None:
             model.head.vectors[torch.from_numpy(retired[model.head.start : model.head.stop])] = 0
@@ -110,7 +110,7 @@ def _rows_of(table: Table, parts: Sequence[str], columns: Sequence[str]) -> Iter
     yield from table.of_parts(some).batches(columns) if some else ()
 
 
-def _require_same_make(recipe: Recipe, trained: Recipe, url: str) -> None:
+def _require_same_shape(recipe: Recipe, trained: Recipe, url: str) -> None:
     """Raise InputError if the model of the earlier run has a different shape."""
     differing = recipe.encoder.differences(trained.encoder)
     if recipe.encodes_labels != trained.encodes_labels:
@@ -144,7 +144,7 @@ Estimate = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @torch.no_grad()
-def begin_new_labels(
+def initialise_new_labels(
     model: Model, data: DataLayout, recipe: Recipe, checkpoint: Checkpoint, parts: Sequence[str]
 ) -> None:
     """Initialise this rank's new labels (ids from the checkpoint's L on); the number of ranks has no effect.
@@ -158,46 +158,48 @@ def begin_new_labels(
     fitted = range(min(_FITTED, stop))
     if recipe.train.new_labels == "initial" or not new or not fitted:
         return
-    points = mean_points(model, data, recipe.data.split, parts, np.array([*fitted, *new]))
+    points = mean_point_embeddings(model, data, recipe.data.split, parts, np.array([*fitted, *new]))
     *_, query = points
     trained = checkpoint.vectors("weight", 0, len(fitted)).float().to(model.device)
     if not head.bias:
         trained = torch.nn.functional.pad(trained, (0, 1))
     vectors = torch.zeros(len(new), trained.shape[1], device=model.device)
-    begun = torch.zeros(len(new), dtype=torch.bool, device=model.device)
+    is_initialised = torch.zeros(len(new), dtype=torch.bool, device=model.device)
     estimates = [points] if recipe.train.new_labels == "points" else []
     if {*model.columns} <= {*Table.open(data.labels, "labels").columns}:
-        estimates.append(texts_of(model, data, fitted, new))
-    for v, is_there, mean in estimates:
-        has_fit, rest = is_there[: len(fitted)], is_there[len(fitted) :] & ~begun
-        if has_fit.any() and rest.any():
-            known, others = v[: len(fitted)][has_fit], v[len(fitted) :][rest]
-            vectors[rest] = fit_vectors(known, trained[has_fit], mean, query, others)
-            begun |= rest
+        estimates.append(label_text_embeddings(model, data, fitted, new))
+    for v, has_embedding, mean in estimates:
+        has_fit, is_new = has_embedding[: len(fitted)], has_embedding[len(fitted) :] & ~is_initialised
+        if has_fit.any() and is_new.any():
+            known, others = v[: len(fitted)][has_fit], v[len(fitted) :][is_new]
+            vectors[is_new] = fit_vectors(known, trained[has_fit], mean, query, others)
+            is_initialised |= is_new
     if isinstance(recipe, ClassifierRecipe) and recipe.classifier.normalize:
         vectors = torch.nn.functional.normalize(vectors, dim=1)
     rows = head.vectors[new.start - head.start :]
-    rows[begun.to(rows.device)] = vectors[begun, : rows.shape[1]].to(rows)
+    rows[is_initialised.to(rows.device)] = vectors[is_initialised, : rows.shape[1]].to(rows)
 
 
-def mean_points(model: Model, data: DataLayout, split: str, parts: Sequence[str], labels: np.ndarray) -> Estimate:
+def mean_point_embeddings(
+    model: Model, data: DataLayout, split: str, parts: Sequence[str], labels: np.ndarray
+) -> Estimate:
     """Return the mean embedding of each label's points in `parts` of a split; `labels` [n] are ascending."""
     total = torch.zeros(len(labels), model.encoder.dimension, device=model.device)
     counts = torch.zeros(len(labels), 1, device=model.device)
-    every, rows_seen = torch.zeros(model.encoder.dimension, device=model.device), 0
+    total_x, rows_seen = torch.zeros(model.encoder.dimension, device=model.device), 0
     for rows in _rows_of(open_queries(data, split), parts, [*model.columns, "label_ids"]):
         for batch in (rows.slice(begin, _BATCH) for begin in range(0, rows.num_rows, _BATCH)):
             positives, x = list_column(batch, "label_ids"), model.embed_table(batch)[:, : total.shape[1]].float()
-            every, rows_seen = every + x.sum(0), rows_seen + len(x)
+            total_x, rows_seen = total_x + x.sum(0), rows_seen + len(x)
             place = np.minimum(np.searchsorted(labels, positives.entries), len(labels) - 1)
             wanted = np.flatnonzero(labels[place] == positives.entries)
             ids = torch.from_numpy(place[wanted]).to(model.device)
             total.index_add_(0, ids, x[torch.from_numpy(positives.row_of()[wanted]).to(model.device)])
             counts.index_add_(0, ids, torch.ones(len(ids), 1, device=model.device))
-    return total / counts.clamp(min=1), counts[:, 0] > 0, every / max(1, rows_seen)
+    return total / counts.clamp(min=1), counts[:, 0] > 0, total_x / max(1, rows_seen)
 
 
-def texts_of(model: Model, data: DataLayout, *ranges: range) -> Estimate:
+def label_text_embeddings(model: Model, data: DataLayout, *ranges: range) -> Estimate:
     """Return the embeddings of the texts of the labels in all `ranges`, concatenated."""
     parts = [torch.zeros(0, model.encoder.dimension, device=model.device)]
     parts += [z for labels in ranges for _, z in embed_texts(model, data, labels.start, labels.stop)]

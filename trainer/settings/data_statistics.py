@@ -11,7 +11,7 @@ from schemas.shard_files.parquet import list_column
 from schemas.table import Table
 from trainer.encoders.features import count_ngrams
 from trainer.evaluation.split import label_statistics
-from trainer.methods.rules import Facts
+from trainer.methods.rules import DataStatistics
 from trainer.methods.sections import Data
 from trainer.stream import open_queries
 from trainer.stream.sources import RowShare
@@ -21,7 +21,9 @@ HEAPS = 0.7  # the number of distinct n-grams of n texts grows like n ** 0.7
 _HASHES = 1 << 31
 
 
-def measure(data: DataLayout, split: str, part: RowShare, label_texts: bool, window: str | Sequence[str] = "") -> Facts:
+def measure(
+    data: DataLayout, split: str, part: RowShare, label_texts: bool, window: str | Sequence[str] = ""
+) -> DataStatistics:
     """Measure `part` of `split`, or the parts of a version in `window`; with `label_texts`, labels count as points.
 
     Raises InputError, TableError.
@@ -33,7 +35,7 @@ def measure(data: DataLayout, split: str, part: RowShare, label_texts: bool, win
 @functools.lru_cache(maxsize=8)
 def _measure(
     data: DataLayout, digest: str, split: str, part: RowShare, label_texts: bool, window: str | tuple[str, ...]
-) -> Facts:
+) -> DataStatistics:
     """Measure the data once per `digest`, because the data at this location may change."""
     queries, labels = open_queries(data, split), Table.open(data.labels, "labels")
     if window:
@@ -41,10 +43,10 @@ def _measure(
     rows = part.rows(queries.rows)
     if not rows:
         raise InputError(f"{queries.url}: this split has no rows to train on.")
-    trained = Data(split=split, parts=window if isinstance(window, str) else list(window))
-    frequency = label_statistics(data, trained).frequency
+    training_data = Data(split=split, parts=window if isinstance(window, str) else list(window))
+    frequency = label_statistics(data, training_data).frequency
     sampled, pairs, tokens, ngrams = _sample(queries, part)
-    return Facts(
+    return DataStatistics(
         queries=rows,
         labels=labels.rows,
         pairs=round(pairs * rows / sampled),

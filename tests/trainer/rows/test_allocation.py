@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from schemas.errors import InputError
-from trainer.rows.memory import zeros
+from trainer.rows.allocation import zeros
 
 
 @pytest.mark.parametrize("where", ["memory", "file"])

@@ -11,13 +11,13 @@ from schemas.mapped import MapFile
 from schemas.ragged import batches_by_length
 from trainer.encoders.transformer import TransformerSection
 from trainer.inputs import Inputs
-from trainer.rows.threads import PARTS, in_parts
+from trainer.rows.threads import RANGES, map_ranges
 
 FILE = "model.onnx"
 INPUTS, OUTPUT = ["input_ids", "attention_mask"], "sentence_embedding"  # input names as in Optimum
 
 
-class ServedByOnnx:
+class OnnxInference:
     """Computes x with an ONNX graph from ids and a mask, int64 [B, T]; up to rounding, rows do not affect each other.
 
     Each thread computes whole batches, so x does not depend on the number of threads. onnxruntime starts no threads, so
@@ -27,7 +27,7 @@ class ServedByOnnx:
     TOKENS: ClassVar[int] = 1024  # tokens of a batch, including padding
 
     @classmethod
-    def open(cls, section: TransformerSection, folder: Path, map_file: MapFile, *_: Any) -> "ServedByOnnx":
+    def open(cls, section: TransformerSection, folder: Path, map_file: MapFile, *_: Any) -> "OnnxInference":
         """Open the files that `write_onnx` wrote. Raises ValueError for a graph with other inputs or outputs."""
         map_file(f"{FILE}.data")  # onnxruntime maps the tensors itself, so processes share them
         return cls(section, map_file(FILE).path)
@@ -51,18 +51,18 @@ class ServedByOnnx:
         batches = [*batches_by_length(np.minimum(tokens.counts, most), self.TOKENS)]
 
         def work(number: int, *_: int) -> None:
-            for rows in batches[number::PARTS]:
+            for rows in batches[number::RANGES]:
                 part = tokens.take(rows)
                 ids = part.padded()[:, :most] if part.longest else np.full((len(rows), 1), PAD)
                 ids[:, 0] = np.maximum(ids[:, 0], 0)  # an empty row attends to one pad
                 fed = dict(zip(INPUTS, (np.maximum(ids, 0), (ids != PAD).astype(np.int64)), strict=True))
                 x[rows] = self._session.run(None, fed)[0]
 
-        in_parts(work, len(batches), alone=2)
+        map_ranges(work, len(batches), min_rows=2)
         return x
 
 
-class ServedByOnnxInt8(ServedByOnnx):
+class OnnxInt8Inference(OnnxInference):
     """Computes one row at a time, because int8 scales depend on a batch's largest value; x depends only on the row."""
 
     TOKENS = 1

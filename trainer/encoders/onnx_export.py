@@ -1,4 +1,4 @@
-"""Writes a transformer as an ONNX graph, from token ids to x, for `ServedByOnnx`; optionally in int8."""
+"""Writes a transformer as an ONNX graph, from token ids to x, for `OnnxInference`; optionally in int8."""
 
 import contextlib
 import logging
@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from trainer.encoders.served_by_onnx import FILE, INPUTS, OUTPUT
+from trainer.encoders.onnx_inference import FILE, INPUTS, OUTPUT
 from trainer.encoders.transformer_encoder import PaddedInputs, TransformerEncoder
 
 

@@ -1,15 +1,15 @@
 """Compiled loops that make a single pass over rows of a matrix in main memory.
 
-Matrices of vectors are passed as unsigned integers (uint32 for float32, uint16 otherwise), with their `form`. Every
-loop takes rows [start, stop) of `ids`, so that several threads can share the work; the ids are distinct. `block`
+Matrices of vectors are passed as unsigned integers (uint32 for float32, uint16 otherwise), with their `dtype_code`.
+Every loop takes rows [start, stop) of `ids`, so that several threads can share the work; the ids are distinct. `block`
 contains the current rows as float32 [n, D] and their gradient; row ids[i] is row i - before of the block.
 
 Values narrower than float32 are rounded stochastically, up or down so that the expectation is the exact value. The
 random bits are a stateless hash of (key, row, column), so they do not depend on the order of rows, on the number of
 threads or ranks, or on resumes. See docs/decisions/0012.
 
-Each helper function (`_part`) processes a block of rows and is inlined into the loops that call it, because a row of 64
-columns takes less time than a call. A loop over columns does only one thing, because the compiler does not vectorise
+Each helper function (`_inlined`) processes a block of rows and is inlined into the loops that call it, because a row of
+64 columns takes less time than a call. A loop over columns does only one thing, because the compiler does not vectorise
 loops that do two things.
 """
 
@@ -20,7 +20,7 @@ import numba
 import numpy as np
 
 from trainer.instructions import prefetch_to_write
-from trainer.rows.forms import ADAGRAD, BFLOAT16, FLOAT32, LOWBIAS, MOMENTUM, SGD
+from trainer.rows.codes import ADAGRAD, BFLOAT16, FLOAT32, LOWBIAS, MOMENTUM, SGD
 
 
 class Pairs(NamedTuple):
@@ -54,10 +54,10 @@ _LINE = 64  # bytes of a cache line
 # The compiler may reorder sums, but the order is the same in every run.
 _OPTIONS: dict[str, Any] = {"cache": True, "fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
 _loop: Any = numba.njit(nogil=True, **_OPTIONS)
-_part: Any = numba.njit(forceinline=True, **_OPTIONS)
+_inlined: Any = numba.njit(forceinline=True, **_OPTIONS)
 
 
-@_part
+@_inlined
 def _lines(array):  # type: ignore[no-untyped-def]
     """Return (address, bytes per row) of a matrix, or of an array with one number per row; (0, 0) if empty."""
     if len(array) == 0:
@@ -65,8 +65,8 @@ def _lines(array):  # type: ignore[no-untyped-def]
     return np.intp(array.ctypes.data), array.strides[0]
 
 
-@_part
-def _expect(lines, row):  # type: ignore[no-untyped-def]
+@_inlined
+def _prefetch_row(lines, row):  # type: ignore[no-untyped-def]
     """Prefetch row `row` of a matrix, given its `_lines`."""
     # Rows are far apart in memory: loading a row only when it is needed costs more than all computation on it.
     address, width = lines
@@ -74,16 +74,16 @@ def _expect(lines, row):  # type: ignore[no-untyped-def]
         prefetch_to_write(place)
 
 
-@_part
-def _load(vectors, form, ids, start, stop, bits, before):  # type: ignore[no-untyped-def]
+@_inlined
+def _load(vectors, dtype_code, ids, start, stop, bits, before):  # type: ignore[no-untyped-def]
     """Copy rows ids[start:stop] as float32 into `bits` uint32 [n, D], row ids[i] into row i - before."""
     columns = bits.shape[1]
     for i in range(start, stop):
         row, place = ids[i], i - before
-        if form == FLOAT32:
+        if dtype_code == FLOAT32:
             for j in range(columns):
                 bits[place, j] = vectors[row, j]
-        elif form == BFLOAT16:
+        elif dtype_code == BFLOAT16:
             for j in range(columns):
                 bits[place, j] = np.uint32(np.uint32(vectors[row, j]) << np.uint32(16))
         else:
@@ -91,19 +91,19 @@ def _load(vectors, form, ids, start, stop, bits, before):  # type: ignore[no-unt
                 bits[place, j] = _wide(np.uint32(vectors[row, j]))
 
 
-@_part
+@_inlined
 def _wide(half):  # type: ignore[no-untyped-def]
     """Widen a float16 to float32."""
-    rest = np.uint32(half & np.uint32(0x7FFF))
+    magnitude = np.uint32(half & np.uint32(0x7FFF))
     # 2**(e - 15) is 2**(e + 112 - 127); subnormals are multiples of 2**-24, computed separately.
-    normal = np.uint32(np.uint32(rest << np.uint32(13)) + np.uint32(112 << 23))
-    normal = np.uint32(normal + np.uint32(112 << 23)) if rest >= np.uint32(0x7C00) else normal
-    tiny = np.float32(np.float32(np.int32(rest)) * np.float32(2.0**-24))  # only NumPy scalars have view()
-    normal = tiny.view(np.uint32) if rest < np.uint32(0x400) else normal
+    normal = np.uint32(np.uint32(magnitude << np.uint32(13)) + np.uint32(112 << 23))
+    normal = np.uint32(normal + np.uint32(112 << 23)) if magnitude >= np.uint32(0x7C00) else normal
+    tiny = np.float32(np.float32(np.int32(magnitude)) * np.float32(2.0**-24))  # only NumPy scalars have view()
+    normal = tiny.view(np.uint32) if magnitude < np.uint32(0x400) else normal
     return np.uint32(normal | np.uint32(np.uint32(half & np.uint32(0x8000)) << np.uint32(16)))
 
 
-@_part
+@_inlined
 def _bfloat16(raw, noise):  # type: ignore[no-untyped-def]
     """Round `raw`, the bits of a float32: up if the 16 bits of `noise` are at least the distance to the next value.
 
@@ -112,7 +112,7 @@ def _bfloat16(raw, noise):  # type: ignore[no-untyped-def]
     return np.uint32(np.uint32(raw + noise) >> np.uint32(16))
 
 
-@_part
+@_inlined
 def _float16(raw, noise):  # type: ignore[no-untyped-def]
     """Round to float16 like `_bfloat16`. For vectorisation, all cases are computed before one is selected.
 
@@ -134,16 +134,16 @@ def _float16(raw, noise):  # type: ignore[no-untyped-def]
     return np.uint32(np.uint32(np.uint32(raw >> np.uint32(16)) & _SIGN) | half)
 
 
-@_part
+@_inlined
 def _store(matrix, key, ids, start, stop, held, before):  # type: ignore[no-untyped-def]
     """Write the rows held[0], which `_load` filled, back to the matrix; `_scratch` returns the rest of `held`.
 
     Label ids[i] + origin, `key` and the column determine the direction of rounding.
     """
-    vectors, form, origin = matrix.vectors, matrix.form, matrix.origin
+    vectors, dtype_code, origin = matrix.vectors, matrix.dtype_code, matrix.origin
     bits, count, words = held
     columns = bits.shape[1]
-    if form == FLOAT32:
+    if dtype_code == FLOAT32:
         for i in range(start, stop):
             row, place = ids[i], i - before
             for j in range(columns):
@@ -163,7 +163,7 @@ def _store(matrix, key, ids, start, stop, held, before):  # type: ignore[no-unty
             word = np.uint32(np.uint32(word ^ np.uint32(word >> _R1)) * _M1)
             word = np.uint32(np.uint32(word ^ np.uint32(word >> _R2)) * _M2)
             words[j] = np.uint32(word ^ np.uint32(word >> np.uint32(16)))
-        if form == BFLOAT16:
+        if dtype_code == BFLOAT16:
             for j in range(half):
                 vectors[row, j] = _bfloat16(bits[place, j], np.uint32(words[j] & np.uint32(0xFFFF)))
             for j in range(columns - half):
@@ -175,23 +175,23 @@ def _store(matrix, key, ids, start, stop, held, before):  # type: ignore[no-unty
                 vectors[row, half + j] = _float16(bits[place, half + j], np.uint32(words[j] >> np.uint32(16)))
 
 
-@_part
+@_inlined
 def _scratch(columns):  # type: ignore[no-untyped-def]
     """Return the rest of `held` for `_store`: column numbers, and room for random bits."""
     half = (columns + 1) // 2
     return np.arange(half).astype(np.uint32), np.empty(half, np.uint32)
 
 
-@_part
+@_inlined
 def _descend(matrix, rule, ids, start, stop, block, before):  # type: ignore[no-untyped-def]
     """Make one step of the optimizer on the rows of `block`."""
     method, rate, keep, beta1, beta2, eps, _ = rule
     first, second, scalar = matrix.first, matrix.second, matrix.scalar
     w, g = block
-    columns, whole = w.shape[1], np.float32(1)
+    columns, one = w.shape[1], np.float32(1)
     for i in range(start, stop):
         row, place = ids[i], i - before
-        if keep != whole:
+        if keep != one:
             for j in range(columns):
                 w[place, j] *= keep
         if method == SGD:
@@ -211,31 +211,31 @@ def _descend(matrix, rule, ids, start, stop, block, before):  # type: ignore[no-
             for j in range(columns):
                 w[place, j] -= slowed * g[place, j]
         else:
-            scalar[row] += whole
-            short = np.float32(1 - math.pow(beta1, scalar[row]))
-            long = np.float32(1 - math.pow(beta2, scalar[row]))
+            scalar[row] += one
+            correction1 = np.float32(1 - math.pow(beta1, scalar[row]))
+            correction2 = np.float32(1 - math.pow(beta2, scalar[row]))
             for j in range(columns):
-                first[row, j] += (whole - beta1) * (g[place, j] - first[row, j])
+                first[row, j] += (one - beta1) * (g[place, j] - first[row, j])
             for j in range(columns):
-                second[row, j] = beta2 * second[row, j] + (whole - beta2) * g[place, j] * g[place, j]
+                second[row, j] = beta2 * second[row, j] + (one - beta2) * g[place, j] * g[place, j]
             for j in range(columns):
-                w[place, j] -= rate * (first[row, j] / short) / (np.sqrt(second[row, j] / long) + eps)
+                w[place, j] -= rate * (first[row, j] / correction1) / (np.sqrt(second[row, j] / correction2) + eps)
 
 
-@_part
+@_inlined
 def _state_lines(matrix):  # type: ignore[no-untyped-def]
     """Return the `_lines` of the vectors and of each part of their optimizer's state."""
     return _lines(matrix.vectors), _lines(matrix.scalar), _lines(matrix.first), _lines(matrix.second)
 
 
-@_part
-def _expect_state(lines, row):  # type: ignore[no-untyped-def]
+@_inlined
+def _prefetch_state(lines, row):  # type: ignore[no-untyped-def]
     """Prefetch row `row` of all `_state_lines`."""
-    rows, number, moved, spread = lines
-    _expect(rows, row)
-    _expect(number, row)
-    _expect(moved, row)
-    _expect(spread, row)
+    vectors, scalar, first, second = lines
+    _prefetch_row(vectors, row)
+    _prefetch_row(scalar, row)
+    _prefetch_row(first, row)
+    _prefetch_row(second, row)
 
 
 @_loop
@@ -245,8 +245,8 @@ def gather(matrix, ids, out, start, stop):  # type: ignore[no-untyped-def]
     for low in range(start, stop, _BLOCK):
         high = min(low + _BLOCK, stop)
         for i in range(low + _AHEAD, min(high + _AHEAD, stop)):
-            _expect(rows, ids[i])
-        _load(matrix.vectors, matrix.form, ids, low, high, bits, 0)
+            _prefetch_row(rows, ids[i])
+        _load(matrix.vectors, matrix.dtype_code, ids, low, high, bits, 0)
 
 
 @_loop
@@ -257,12 +257,12 @@ def update(matrix, rule, ids, w, g, start, stop):  # type: ignore[no-untyped-def
     for low in range(start, stop, _BLOCK):
         high = min(low + _BLOCK, stop)
         for i in range(low + _AHEAD, min(high + _AHEAD, stop)):
-            _expect_state(lines, ids[i])
+            _prefetch_state(lines, ids[i])
         _descend(matrix, rule, ids, low, high, (w, g), 0)
         _store(matrix, rule.key, ids, low, high, (bits, count, words), 0)
 
 
-@_part
+@_inlined
 def _score(pairs, queries, ids, span, block, lines):  # type: ignore[no-untyped-def]
     """Return the loss of the pairs of labels [start, stop); add to the gradients on the labels and on x.
 
@@ -276,18 +276,18 @@ def _score(pairs, queries, ids, span, block, lines):  # type: ignore[no-untyped-
     loss = 0.0
     for i in range(start, stop):
         if i + _AHEAD < last:
-            _expect_state(lines, ids[i + _AHEAD])
+            _prefetch_state(lines, ids[i + _AHEAD])
         place = i - start
         for pair in range(starts[i], starts[i + 1]):
-            q, heavy = query[pair], weight[pair]
+            q, signed_weight = query[pair], weight[pair]
             score = np.float32(0)
             for j in range(columns):
                 score += w[place, j] * x[q, j]
             # softplus(m) = max(m, 0) + log(1 + e), sigmoid(m) = 1 or e over 1 + e, e = exp(-|m|)
-            margin = np.float64(score if heavy > 0 else -score)
+            margin = np.float64(score if signed_weight > 0 else -score)
             small = math.exp(-abs(margin))
-            loss += abs(heavy) * (max(margin, 0.0) + math.log(1.0 + small))
-            slope = np.float32(scale * heavy * ((1.0 if margin > 0 else small) / (1.0 + small)))
+            loss += abs(signed_weight) * (max(margin, 0.0) + math.log(1.0 + small))
+            slope = np.float32(scale * signed_weight * ((1.0 if margin > 0 else small) / (1.0 + small)))
             for j in range(columns):
                 g[place, j] += slope * x[q, j]
             for j in range(columns):
@@ -310,7 +310,7 @@ def binary_step(matrix, rule, ids, pairs, queries, pool, span):  # type: ignore[
     loss = 0.0
     for low in range(start, stop, _BLOCK):
         high = min(low + _BLOCK, stop)
-        _load(matrix.vectors, matrix.form, ids, low, high, bits, low)
+        _load(matrix.vectors, matrix.dtype_code, ids, low, high, bits, low)
         g[:] = np.float32(0)
         for i in range(low, min(high, len(pool))):
             for j in range(columns):
