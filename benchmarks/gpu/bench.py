@@ -15,7 +15,7 @@ _GROUP, _SHORT = 0.05, 0.3  # seconds of a group of calls, and of a short call
 
 
 class Measurement(NamedTuple):
-    """A named function `measure` that returns figures. It takes `gib` of the device, and at most `seconds`."""
+    """A named function `measure` that returns figures. It takes `gib` of the device, and a GPU at most `seconds`."""
 
     name: str
     measure: Callable[[], dict[str, Any]]
