@@ -267,7 +267,10 @@ class TeachOptions(MarginOptions):
 class ArrayOptions(MineOptions):
     """Options of `extremis mine` for vectors in files."""
 
-    positives: str | None = _unset("Positive (query, document) pairs, by key or row number: CSV, TSV, Parquet, qrels.")
+    positives: str | None = _unset(
+        "Positive (query, document) pairs, by key or row number: CSV, TSV, Parquet, qrels. Or DATA, if the vectors are "
+        "those of DATA's training queries and labels: DATA's stream can then join the table."
+    )
     metric: Literal["inner", "cosine"] | None = _unset(
         "Inner product, or cosine, which scales vectors to length 1. Default: inner."
     )

@@ -68,7 +68,7 @@ def mine(
 
     Instead of DATA and RUN, you can give query vectors and document vectors: .npy, safetensors, Parquet or Arrow files,
     folders of such files, or, in Python, arrays. The table is then written to OUT/queries, and its data set to
-    OUT/data. Options after -- are passed to Beam.
+    OUT/data, unless the vectors are those of an existing DATA. Options after -- are passed to Beam.
 
     Options:
         epoch: Epoch of the dump. Default: the newest complete dump.
@@ -76,6 +76,7 @@ def mine(
 
     Examples:
       extremis mine q.npy d.npy --positives pairs.csv --out mined/
+      extremis mine q.npy d.npy --positives data/ --out mined/       one vector for each row of DATA
       extremis mine data/ runs/1                       the newest dump
       extremis mine data/ runs/1 --watch               alongside a trainer on any machine
       extremis mine data/ runs/1 --memory 8GiB --index IVF4096,PQ32x4fs

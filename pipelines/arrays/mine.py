@@ -3,10 +3,13 @@
     ranges of rows ─▶ read, check, write as tables ─▶ sum up ─▶ publish        (then the tables are mined)
 
 OUT/data is a data set of queries and labels without tokens. OUT/embeddings contains the vectors of the queries and
-labels, in the same order.
+labels, in the same order. If the vectors belong to the rows of an existing data set, that data set replaces OUT/data,
+and its stream can join OUT/queries.
 """
 
+import contextlib
 import functools
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,14 +33,16 @@ from pipelines.options import ArrayOptions, default_row_group_rows, default_shar
 from pipelines.runners.runner import choose_runner, for_workers
 from schemas import arrow, storage
 from schemas.errors import InputError
+from schemas.layout import DataLayout
 from schemas.manifest import Manifest, Shard, is_published, unpublish
 from schemas.owners.build import Build
 from schemas.owners.claim import claimed
 from schemas.owners.outputs import require_output_folder
-from schemas.ragged import Ragged
+from schemas.ragged import Ragged, offsets_of
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import list_array, writing_shard
 from schemas.storage import join
+from schemas.table import Table
 
 WIDTH = 50  # default of K
 _GROUP_BYTES, _SHARD_BYTES = 8 << 20, 128 << 20  # size of the vectors; a text counts as _TEXT_BYTES
@@ -50,13 +55,15 @@ _REMEDY = "Give another --out, or --overwrite to replace OUT."
 class Side:
     """The queries, or the documents (named `labels`), with their files of vectors and their files of keys and texts.
 
-    `label_count` is the number of labels. Under OUT, the rows are stored in `table`, and the vectors in `embeddings`.
+    `label_count` is the number of labels. Under OUT, the rows are stored in `table`, and the vectors in `embeddings`,
+    which is cut like the `existing` table of a data set, if there is one.
     """
 
     name: str
     label_count: int
     vectors: RowFiles
     text_files: RowFiles | None
+    existing: Table | None = None
 
     @property
     def table(self) -> str:
@@ -83,6 +90,12 @@ class Side:
         return arrow.without_nulls(types), arrow.embeddings(*shape)
 
     @property
+    def written(self) -> dict[str, pa.Schema]:
+        """Tables to write, and their schemas."""
+        rows, vectors = self.schemas
+        return ({} if self.existing else {self.table: rows}) | {self.embeddings: vectors}
+
+    @property
     def vector_bytes(self) -> int:
         return self.vectors.dimension * np.dtype(self.vectors.stored).itemsize
 
@@ -93,8 +106,10 @@ class Side:
 
     @property
     def bounds(self) -> list[tuple[int, int]]:
-        """Row range [start, stop) of each shard; all shards except the last consist of full row groups."""
+        """Row range [start, stop) of each shard; all new shards except the last consist of full row groups."""
         rows = self.vectors.rows
+        if self.existing:
+            return [*itertools.pairwise(offsets_of(np.array([entry.rows for entry in self.existing.shards])).tolist())]
         shards = default_shards(rows, rows * (self.vector_bytes + _TEXT_BYTES * self.keyed.has(TEXT)), _SHARD_BYTES)
         step = -(-rows // (shards * self.group_rows)) * self.group_rows
         return [(start, min(start + step, rows)) for start in range(0, rows, step)]
@@ -131,8 +146,9 @@ def mine_arrays(
     """Mine negatives from `documents` for each vector at `queries`. Returns the manifest of the table at OUT/queries.
 
     The vectors of queries [N, D] and documents [L, D] are float16, float32 or float64, or bfloat16 in safetensors. If
-    OUT is already complete with the same content and options, it is returned; an interrupted run resumes. Readers never
-    see an incomplete table. Raises InputError (invalid input, with file, row and remedy; OUT contains something else;
+    `positives` is a data set, the vectors belong to the rows of its split `train` and to its labels. If OUT is already
+    complete with the same content and options, it is returned; an interrupted run resumes. Readers never see an
+    incomplete table. Raises InputError (invalid input, with file, row and remedy; OUT contains something else;
     invalid options), StorageError.
     """
     say, place = progress or silent, functools.partial(for_workers, beam_options)
@@ -144,9 +160,19 @@ def mine_arrays(
     require_output_folder(
         out, "mined", [queries, documents, options.query_texts, options.document_texts, options.positives]
     )
+    existing = _open_data(options)
     names, of_labels = parse_fields_by_table(options.fields or "", ColumnNames())
     opened = _open(queries, options.query_texts, names), _open(documents, options.document_texts, of_labels or names)
-    sides = [Side(name, opened[1][0].rows, *files) for name, files in zip(("queries", "labels"), opened, strict=True)]
+    sides = [
+        Side(name, opened[1][0].rows, *files, table)
+        for name, files, table in zip(("queries", "labels"), opened, existing or (None, None), strict=True)
+    ]
+    for side in sides:
+        if side.existing and side.existing.rows != side.vectors.rows:
+            raise InputError(
+                f"{side.vectors.source}: {side.vectors.rows:,} vectors, but {side.existing.url} has "
+                f"{side.existing.rows:,} rows. Give one vector for each row, in row order."
+            )
     dimensions = [side.vectors.dimension for side in sides]
     if len({*dimensions}) > 1:
         raise InputError(
@@ -157,20 +183,43 @@ def mine_arrays(
         side.name: _identity([file.url for some in (side.vectors, side.text_files) if some for file in some.files])
         for side in sides
     }
-    stated["positives"] = _identity(list_pair_files(options.positives)) if options.positives else None
+    stated["positives"] = _identity(list_pair_files(options.positives)) if options.positives and not existing else None
+    stated |= {f"rows_of_{side.name}": side.existing.digest for side in sides if side.existing}
     stated |= {"metric": options.metric or "inner", "fields": vars(names), "fields_of_labels": vars(of_labels or names)}
-    request = Request("data", None, stated, section="arrays")
-    find = functools.partial(find_reusable, join(out, "data"), request, _REMEDY, overwrite=options.overwrite)
+    last, kind = (sides[1].embeddings, "vectors") if existing else ("data", "data")  # the last table of an import
+    request = Request(kind, None, stated, section="arrays")
+
+    def find() -> Manifest | None:
+        if existing and is_published(join(out, "data")):  # OUT is from an import with pairs
+            return None
+        return find_reusable(join(out, last), request, _REMEDY, overwrite=options.overwrite)
+
     places = {name: join(out, side.embeddings) for name, side in zip(("queries", "vectors"), sides, strict=True)}
     mining = options.model_copy(update={**places, "width": options.width or WIDTH})
     # RUN is a folder without a run: nothing is read from it, and the tables go to OUT.
-    go_on = functools.partial(mine, join(out, "data"), join(out, "embeddings"), None, mining, beam_options, say)
+    data = options.positives if existing and options.positives else join(out, "data")
+    go_on = functools.partial(mine, data, join(out, "embeddings"), None, mining, beam_options, say)
     if find() is not None:
         return go_on()
     with claimed(out, "mined", say):
         if find() is None:  # else the previous owner of the claim has imported the vectors
             _import(out, sides, stated, options, beam_options, say)
         return go_on()
+
+
+def _open_data(options: ArrayOptions) -> tuple[Table, Table] | None:
+    """Open the training queries and the labels of the data set `positives`; None if `positives` is not a data set.
+
+    Raises InputError for texts in addition to the data set's texts; TableError.
+    """
+    data = options.positives
+    if data is None or not (is_published(data) and Table.open(data).kind == "data"):
+        return None
+    for flag, texts in (("--query-texts", options.query_texts), ("--document-texts", options.document_texts)):
+        if texts:
+            raise InputError(f"{flag} {texts}: keys and texts come from {data}. Leave {flag} out.")
+    layout = DataLayout(data)
+    return Table.open(layout.queries("train"), "queries"), Table.open(layout.labels, "labels")
 
 
 def _open(source: str, texts: str | None, names: ColumnNames) -> tuple[RowFiles, RowFiles | None]:
@@ -213,22 +262,44 @@ def _import(
         raise InputError(f"{out}: contains hard negatives that were mined from different input. {_REMEDY}")
     for side in sides:
         has = [f"{role}s" for role in (KEY, TEXT) if side.keyed.has(role)] or ["row numbers as keys"]
+        has = [f"the rows of {side.existing.url}"] if side.existing else has
         shape = f"{side.vectors.rows:,} × {side.vectors.dimension} {side.vectors.files[0].dtype}"
         say(f"{side.vectors.source}: {shape}, {' and '.join(has)}")
 
     def make(job: Job) -> Manifest:
-        keys, none = [KeyLookup.of(side.keyed) for side in sides], Ragged.empty(sides[0].vectors.rows)
-        pairs = read_positives(options.positives, keys[0], keys[1], say) if options.positives else none
         plan = ImportPlan(job.build.url, sides, options.metric == "cosine", job.watch.meter)
-        shards = FileExchange(join(job.watch.staging, "pairs")).send(_pairs_by_shard(sides, pairs))
+        columns = (
+            _ids_by_shard(sides) if sides[0].existing else _pairs_by_shard(sides, _read_pairs(sides, options, say))
+        )
+        shards = FileExchange(join(job.watch.staging, "columns")).send(columns)
         summary = job.run_step(_STEP, sum(side.vectors.rows for side in sides), shards, import_rows, plan)
-        unpublish(join(out, "data"))
-        storage.remove(join(out, "queries"), recursive=True)
+        for name in ("data", sides[1].embeddings):
+            unpublish(join(out, name))
+        for name in ("queries", "data", "embeddings"):
+            storage.remove(join(out, name), recursive=True)
         return _publish(job.build, sides, summary, stated)
 
     urls = [file.url for side in sides for file in side.vectors.files]
     needs = {"vectors": sum(side.vectors.rows * side.vector_bytes for side in sides)}
     make_table(out, "mined", lambda: None, make, beam_options, say, needs=needs, urls=urls, reads=urls[:1])
+
+
+def _read_pairs(sides: Sequence[Side], options: ArrayOptions, say: Progress) -> Ragged:
+    """Read the positives of each query, none without `positives`. Raises InputError for repeated keys, too."""
+    queries, documents = (KeyLookup.of(side.keyed) for side in sides)
+    if options.positives is None:
+        return Ragged.empty(sides[0].vectors.rows)
+    return read_positives(options.positives, queries, documents, say)
+
+
+def _ids_by_shard(sides: Sequence[Side]) -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:
+    """Yield ((side, shard), column) with the ids of the existing tables."""
+    for number, side in enumerate(sides):
+        assert side.existing is not None
+        for shard in range(len(side.bounds)):
+            name = side.existing.id_column
+            ids = pa.concat_tables(side.existing.batches_of(shard, [name])).column(name).combine_chunks()
+            yield (number, shard), pa.record_batch([ids], [name])
 
 
 def _pairs_by_shard(sides: Sequence[Side], pairs: Ragged) -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:
@@ -243,41 +314,48 @@ def _pairs_by_shard(sides: Sequence[Side], pairs: Ragged) -> Iterator[tuple[tupl
 
 
 def import_rows(element: tuple[tuple[int, int], Packet], plan: ImportPlan) -> Summary:
-    """Write a shard of rows and a shard of their vectors. Raises InputError naming the file and row; StorageError."""
+    """Write a shard of vectors, and of new rows. Raises InputError naming the file and row; StorageError."""
     (number, shard), packet = element
     plan.meter.start(_STEP)
     side = plan.sides[number]
     (start, stop), cut = side.bounds[shard], (shard, len(side.bounds))
-    (pairs,) = receive([packet])
-    of_rows, of_vectors = (
-        writing_shard(join(plan.url, table), *cut, schema, side.group_rows)
-        for table, schema in zip((side.table, side.embeddings), side.schemas, strict=True)
-    )
+    (more,) = receive([packet])
+    group_rows = side.existing.manifest.group_rows(shard) if side.existing else side.group_rows
     done = 0
-    with of_rows as rows, of_vectors as vectors:
+    with contextlib.ExitStack() as opened:
+        files = {
+            table: opened.enter_context(writing_shard(join(plan.url, table), *cut, schema, group_rows))
+            for table, schema in side.written.items()
+        }
         for columns in side.read(start, stop, plan.cosine):
             count = len(columns[KEY])
-            columns |= dict(zip(pairs.schema.names, pairs.slice(done, count).columns, strict=True))
-            for file, schema in zip((rows, vectors), side.schemas, strict=True):
-                file.write(pa.table([columns[name] for name in schema.names], schema=schema))
+            columns |= dict(zip(more.schema.names, more.slice(done, count).columns, strict=True))
+            for table, schema in side.written.items():
+                files[table].write(pa.table([columns[name] for name in schema.names], schema=schema))
             done += count
             plan.meter.count(_STEP, count)
-    plan.meter.count(_STEP, 0, rows.entry.bytes + vectors.entry.bytes)
-    entries: dict[str, tuple[Shard, ...]] = {side.table: (rows.entry,), side.embeddings: (vectors.entry,)}
-    mentions = {"labels": len(pairs.column(0).flatten())} if side.name == "queries" else {}
+    plan.meter.count(_STEP, 0, sum(file.entry.bytes for file in files.values()))
+    entries: dict[str, tuple[Shard, ...]] = {table: (file.entry,) for table, file in files.items()}
+    mentions = {} if side.existing or side.name == "labels" else {"labels": len(more.column(0).flatten())}
     return Summary(entries, {side.table: Counter(rows_out=done, **mentions)})
 
 
 def _publish(build: Build, sides: Sequence[Side], summary: Summary, stated: Mapping[str, Any]) -> Manifest:
-    def put(side: Side, kind: str, path: str, schema: pa.Schema, parents: dict[str, str], **parameters: Any) -> str:
-        request, ids = Request(kind, parents, parameters), (0, side.vectors.rows)
-        manifest = describe(request, summary, schema, side.group_rows, ids, path)
-        return Build(join(build.out, path), join(build.url, path), build.claim).publish(manifest).digest
+    def put(side: Side, kind: str, path: str, parents: dict[str, str], **parameters: Any) -> Manifest:
+        like = side.existing.manifest if side.existing else None
+        group_rows, ids = (like.row_group_rows, like.id_range) if like else (side.group_rows, (0, side.vectors.rows))
+        manifest = describe(Request(kind, parents, parameters), summary, side.written[path], group_rows, ids, path)
+        return Build(join(build.out, path), join(build.url, path), build.claim).publish(manifest)
 
     digests = {}
     for side, kind in zip(sides, ("embeddings", "vectors"), strict=True):
-        digest = put(side, side.name, side.table, side.schemas[0], {}, training_points=sides[0].vectors.rows)
-        put(side, kind, side.embeddings, side.schemas[1], {side.name: digest}, what=side.name)
+        if side.existing:
+            digest, more = side.existing.digest, {"arrays": dict(stated)}
+        else:
+            digest, more = put(side, side.name, side.table, {}, training_points=sides[0].vectors.rows).digest, {}
+        vectors = put(side, kind, side.embeddings, {side.name: digest}, what=side.name, **more)
         digests[side.table.removeprefix("data/")] = digest
+    if sides[0].existing:
+        return vectors
     manifest = Manifest(kind="data", parents=digests, parameters={"options": {}, "arrays": dict(stated)})
     return Build(join(build.out, "data"), join(build.url, "data"), build.claim).publish(manifest)

@@ -1,5 +1,6 @@
 """Vectors in files, of any form: the tables that come of them, against brute force; and what bad files get."""
 
+import itertools
 import os
 import shutil
 import signal
@@ -24,6 +25,8 @@ from schemas.shard_files.parquet import list_column, matrix_column
 from schemas.table import Table
 from tests.command import PROCESSES, call, command, environment, refused
 from tests.pipelines.mining.world import brute_force, random_rows, read_negatives
+from tests.pipelines.test_versions import SEQUENCE, make
+from trainer.stream import JoinedStream, open_sources
 
 BUCKET = "arrays"
 MATRICES, COLUMNS = ("npy", "safetensors"), ("parquet", "lists.parquet", "feather", "arrow")
@@ -191,6 +194,38 @@ def test_worker_processes_write_the_same_bytes(tmp_path, arrays):
     for name, flags in (("here", ()), ("there", PROCESSES)):
         extremis.mine(*arrays, out=tmp_path / name, width=5, metric="cosine", beam_options=flags, **QUIET)
     assert bytes_of(tmp_path / "here") == bytes_of(tmp_path / "there")
+
+
+def test_vectors_of_the_rows_of_a_version_are_joined_by_its_stream(tmp_path, arrays):
+    """The version has two parts, so its shards have row groups of several sizes; its positives are left out."""
+    make(tmp_path, SEQUENCE[:2])
+    data, out = DataLayout(str(tmp_path / "data1")), tmp_path / "out"
+    (rows,) = open_sources(data, "train", label_texts=False)
+    sides = [side[:count] for side, count in zip(arrays, (rows.rows, Table.open(data.labels).rows), strict=True)]
+    extremis.mine(*sides, positives=data.root, out=out, width=3, **QUIET)
+    own = list_column(rows.table.read(), "label_ids")
+    positives = [{*own.values[a:b].tolist()} for a, b in itertools.pairwise(own.offsets)]
+    expected = brute_force(sides[0].astype(np.float64) @ sides[1].astype(np.float64).T, positives, 3)
+    stream = JoinedStream([rows.with_negatives(str(out / "queries"))], len(sides[1]), batch=5, streams=2)
+    stream.set_epoch(0)
+    batches = list(stream)
+    assert sorted(np.concatenate([batch.rows for batch in batches]).tolist()) == list(range(rows.rows))
+    assert all((batch.hard == expected[batch.rows]).all() for batch in batches)
+
+    before = bytes_of(out)
+    extremis.mine(*sides, positives=data.root, out=out, width=3, **QUIET)
+    assert bytes_of(out) == before
+    (tmp_path / "pairs.csv").write_text("0,0\n")
+    files = [write(tmp_path / name, "npy", side) for name, side in zip("qd", sides, strict=True)]
+    words = ("mine", *files, "--out", out, "--width", "3", "--index", "exact", "--positives")
+    refused(call(*words, tmp_path / "data0"), "20 vectors", "data0/queries/train has 12 rows", "row order")
+    refused(call(*words, tmp_path / "pairs.csv"), "mined from different input", "--overwrite")
+    assert bytes_of(out) == before
+    assert call(*words, tmp_path / "pairs.csv", "--overwrite").status == 0
+    refused(call(*words, data.root), "mined from different input", "--overwrite")
+    assert call(*words, data.root, "--overwrite").status == 0
+    assert bytes_of(out) == before
+    refused(call(*words, data.root, "--query-texts", tmp_path / "pairs.csv"), "keys and texts come from")
 
 
 def test_bfloat16_and_other_names(tmp_path, arrays):
