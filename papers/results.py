@@ -84,8 +84,9 @@ def pack(part: Contributions) -> PackedContributions:
 def difference(metric: str, a: Sequence[Result], b: Sequence[Result] = ()) -> Interval:
     """Return the metric x 100 of `a` (one result per seed) minus that of `b`, and the 95 % interval.
 
-    Percentile bootstrap over queries and seeds together: a resample draws both anew, and takes the same queries and
-    seeds on both sides. Sums are of integers, so that the ends are the same on any machine.
+    The value is exact: packed contributions decide only the width of the interval. Percentile bootstrap over queries
+    and seeds together: a resample draws both anew, and takes the same queries and seeds on both sides. Sums are of
+    integers, so that the ends are the same on any machine.
     """
     sides = [_values(metric, side) for side in (a, b) if side]
     draw = np.random.default_rng(1)
@@ -99,14 +100,18 @@ def difference(metric: str, a: Sequence[Result], b: Sequence[Result] = ()) -> In
 
 
 def _values(metric: str, results: Sequence[Result]) -> np.ndarray:
-    """Return the metric x 100 of each seed, for all queries and then for each resample, [1 + RESAMPLES, S]."""
+    """Return the metric x 100 of each seed, for all queries and then for each resample, [1 + RESAMPLES, S].
+
+    Each seed's column is shifted by the rounding of the packed contributions, so that its first value is exact.
+    """
     columns = []
     for result in results:
         parts = result.unpack(metric)
         sums = [np.concatenate([[each.sum()], _resampled_sums(each)]).astype(np.float64) for each in parts]
         most = [float(greatest) for greatest, _ in result.contributions[metric]]
         below = sums[1] * most[1] if len(parts) > 1 else np.full(len(sums[0]), float(len(parts[0]) * LEVELS))
-        columns.append(100 * sums[0] * most[0] / np.maximum(below, 1e-12))
+        column = 100 * sums[0] * most[0] / np.maximum(below, 1e-12)
+        columns.append(column + (result.metrics[metric] - column[0]))
     return np.stack(columns, axis=1)
 
 
