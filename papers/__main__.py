@@ -45,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--page", action="store_true", help="write the page from what is there, and start nothing")
     options = parser.parse_args(arguments)
     try:
-        papers = [Paper.load(name) for name in (paper_names() if options.paper == "all" else [options.paper])]
+        names = paper_names() if options.paper == "all" else [options.paper]
+        papers = [Paper.load(name, options.data) for name in names]
         jobs = list_jobs(papers, options.table, options.seeds, options.out)
         if options.list:
             print_jobs(jobs)
@@ -88,7 +89,7 @@ def list_jobs(papers: Sequence[Paper], table: str | None, seeds: int, out: Path)
 
 
 def _is_finished(paper: Paper, key: RunKey, out: Path) -> bool:
-    return Path(RunLayout(str(out / paper.folder.name / str(key))).finished).exists()
+    return Path(RunLayout(str(paper.place_of_run(key, out))).finished).exists()
 
 
 def print_jobs(jobs: Sequence[Job]) -> None:
@@ -102,7 +103,13 @@ def print_jobs(jobs: Sequence[Job]) -> None:
 
 
 def run_all(jobs: Sequence[Job], data: Path, out: Path, most: int, hours: float = 0.0) -> list[Job]:
-    """Run all jobs, `most` at a time; return the failed jobs. A signal ends running jobs, which can continue later."""
+    """Run all jobs, `most` at a time; return the failed jobs. A signal ends running jobs, which can continue later.
+
+    Raises InputError, before the first run, if raw data of any run are missing.
+    """
+    for paper, key in jobs:
+        if key.data:
+            paper.raw_folder(key.data)
     waiting, running, failed = [*jobs], dict[subprocess.Popen, Job](), list[Job]()
     began = time.monotonic()
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -137,7 +144,7 @@ def _is_ready(job: Job, out: Path, running: Sequence[Job]) -> bool:
     needed = paper.needed(key)
     if needed and (not _is_finished(paper, needed, out) or any(other[1] == needed for other in running)):
         return False
-    is_made = not key.data or (out / "data" / key.data / MANIFEST).exists()
+    is_made = not key.data or (paper.place_of_data(key.data, out) / MANIFEST).exists()
     return is_made or all(other[1].data != key.data for other in running)
 
 

@@ -30,7 +30,10 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """Measurements of one run. `made_from`: all facts that determine them. `cut`: the run was interrupted once."""
+    """Measurements of one run. `made_from`: all stated facts that determine them. `raw_digest`: digest of the raw data.
+
+    `cut`: the run was interrupted once.
+    """
 
     made_from: dict[str, Any]
     commit: str
@@ -40,6 +43,7 @@ class Result:
     metrics: dict[str, float]
     figures: dict[str, float]
     contributions: dict[str, PackedContributions] = field(default_factory=dict)
+    raw_digest: str = ""
 
     def write(self, place: Path) -> None:
         """Write the result in one step, so that an interrupted command leaves no partial file."""
@@ -51,12 +55,13 @@ class Result:
 
     @classmethod
     def find(cls, paper: Paper, key: RunKey) -> "Result | None":
-        """Read the result of a run; None if it is missing, or made from other facts."""
+        """Read the result of a run; None if it is missing, or made from other facts or other raw data."""
         place = place_of(paper, key)
         if not place.exists():
             return None
         result = cls(**json.loads(place.read_text()))
-        return result if result.made_from == paper.made_from(key) else None
+        is_current = result.made_from == paper.made_from(key) and paper.raw_digest(key.data) in ("", result.raw_digest)
+        return result if is_current else None
 
     def unpack(self, metric: str) -> tuple[np.ndarray, ...]:
         """Return `achieved`, and `achievable` if present, [N] int64 each, in LEVELS of the greatest value."""
