@@ -60,7 +60,7 @@ class Check(Options):
     """The deciding check: with `above`, the paired difference in `metric` of `a` minus `b` must exceed `above`.
 
     Else `least` or `most` bounds a `metric` or a `figure` of `a`, or its ratio to the value of `b`. If a side has
-    several names, the best run on validation counts.
+    several names, the best run on validation counts. `untrained`: runs that do not train, as the claim says.
     """
 
     a: str | list[str]
@@ -70,6 +70,7 @@ class Check(Options):
     above: float | None = None
     least: float | None = None
     most: float | None = None
+    untrained: list[str] = []
 
     @property
     def sides(self) -> list[list[str]]:

@@ -26,6 +26,7 @@ from trainer.evaluation.evaluate import SplitScorer
 from trainer.evaluation.fusion_files import open_fused
 from trainer.evaluation.metrics import Contributions
 from trainer.evaluation.ranking import Ranking
+from trainer.evaluation.split import label_statistics
 from trainer.methods.recipe import Recipe
 from trainer.model import load_model
 from trainer.settings.resolve import resolve
@@ -55,6 +56,7 @@ def main(paper: Paper, key: RunKey, out: Path) -> None:
         figures["mining_over_training"] = others / own
         figures["mining_over_epoch"] = others / figures["tables"] / (own / figures["epochs"])
     if not run.module:
+        figures["most_frequent"] = most_frequent(DataLayout(str(data)))
         place = str(folder if run.recipe else after)
         metrics, contributions, rows = score(paper, key, str(data), place)
     kept = {name: pack(contributions[name]) for name in paper.metrics_of(key) if name in contributions}
@@ -180,6 +182,12 @@ def score(paper: Paper, key: RunKey, data: str, run: str) -> tuple[dict[str, flo
         ks=sorted({1, 3, 5, *ks})
     )
     return scores.metrics.result(), scores.metrics.contributions(), scores.queries
+
+
+def most_frequent(data: DataLayout) -> float:
+    """Return the percentage of the training points with the most frequent label: P@1 of always predicting it."""
+    points = Table.open(data.labels, "labels").parameters["training_points"]
+    return 100 * int(label_statistics(data).frequency.max()) / int(points)
 
 
 def commit() -> str:

@@ -53,6 +53,11 @@ class Result:
         half.write_text(json.dumps({**asdict(self), **rounded}, indent=1, sort_keys=True) + "\n")
         half.replace(place)
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether P@1 is above that of always predicting the most frequent label; True for the result of a module."""
+        return not self.metrics or self.metrics["P@1"] > self.figures.get("most_frequent", 0.0)
+
     @classmethod
     def find(cls, paper: Paper, key: RunKey) -> "Result | None":
         """Read the result of a run; None if it is missing, or made from other facts or other raw data."""
