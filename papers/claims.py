@@ -159,7 +159,7 @@ class Paper(Options):
     @classmethod
     def load(cls, name: str, raw: Path | None = None) -> "Paper":
         """Read a paper by its name in this folder, or by the path of another folder. Raises InputError."""
-        folder = Path(__file__).with_name(name) if "/" not in name else Path(name)
+        folder = Path(__file__).with_name(name) if name in paper_names() else Path(name)
         try:
             body = tomllib.loads((folder / CLAIMS).read_text())
             for run in body.get("runs", {}).values():

@@ -24,11 +24,11 @@ class Verdict(NamedTuple):
     few: str = ""  # set if seeds are missing
 
 
-def write_page(paper: Paper) -> None:
-    """Write results.md into the paper's folder, and, for papers of this checkout, the count into README.md."""
+def write_page(paper: Paper, counts: bool) -> None:
+    """Write results.md into the paper's folder, and, for papers of this checkout, `counts` into README.md."""
     (paper.folder / "results.md").write_text(page(paper))
     readme = ROOT / "README.md"
-    if paper.folder.parent == ROOT / "papers":
+    if counts and paper.folder.parent == ROOT / "papers":
         readme.write_text(_COUNTS.sub(summary(), readme.read_text()))
 
 
