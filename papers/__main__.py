@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from extremis.console import ClosedPipe, open_streams
-from papers.claims import ROOT, Paper, RunKey, paper_names
+from papers.claims import ROOT, Line, Paper, RunKey, paper_names
 from papers.page import write_page
 from papers.results import Result
 from schemas.errors import ExtremisError, InputError
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "paper", metavar="PAPER", help=f"{', '.join(paper_names())}; all; or a folder with runs/claims.toml"
     )
-    parser.add_argument("--table", help="claims of this table or figure alone")
+    parser.add_argument("--table", help='claims of this table or figure alone: "Table 2", figure-7')
     parser.add_argument("--seeds", type=int, default=3, help="seeds of a run at most; default: %(default)s")
     parser.add_argument("--out", type=Path, default=Path("runs/papers"), help="data and runs; default: %(default)s")
     parser.add_argument(
@@ -42,10 +42,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side; default: %(default)s")
     parser.add_argument("--hours", type=float, default=0.0, help="start no run after so many; 0: until all are done")
     parser.add_argument("--list", action="store_true", help="list what would run, and start nothing")
-    parser.add_argument("--page", action="store_true", help="write the page from what is there, and start nothing")
+    parser.add_argument(
+        "--page",
+        action="store_true",
+        help="start nothing: write the page from what is there, and the counts in README.md of the checkout",
+    )
     options = parser.parse_args(arguments)
     try:
-        papers = [Paper.load(name) for name in (paper_names() if options.paper == "all" else [options.paper])]
+        for name, least in (("seeds", 1), ("jobs", 1), ("hours", 0)):
+            if not getattr(options, name) >= least:  # also refuses nan
+                raise InputError(f"--{name} {getattr(options, name):g}: give {least} or more.")
+        names = paper_names() if options.paper == "all" else [options.paper]
+        papers = [Paper.load(name, options.data) for name in names]
         jobs = list_jobs(papers, options.table, options.seeds, options.out)
         if options.list:
             print_jobs(jobs)
@@ -53,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         failed = [] if options.page else run_all(jobs, options.data, options.out, options.jobs, options.hours)
         for paper in papers:
-            write_page(paper)
+            write_page(paper, counts=options.page)
             say(f"{paper.folder / 'results.md'}")
         return 1 if failed else 0
     except ExtremisError as error:
@@ -71,13 +79,10 @@ def list_jobs(papers: Sequence[Paper], table: str | None, seeds: int, out: Path)
 
     A run that another run continues from is also listed if its folder is gone.
     """
-    lines = [(line.rank, paper, line) for paper in papers for line in paper.lines]
-    known = dict.fromkeys(line.claim.table for _, _, line in lines)
-    if table and table not in known:
-        raise InputError(f"--table {table!r}: no claim is of it. Choose from {', '.join(known)}.")
-    chosen = sorted((each for each in lines if table in (None, each[2].claim.table)), key=lambda each: each[0])
+    lines = [(paper, line) for paper in papers for line in paper.lines]
+    chosen = _lines_of(table, lines) if table else lines
     jobs = dict[tuple[str, RunKey], Job]()
-    for _, paper, line in chosen:
+    for paper, line in sorted(chosen, key=lambda each: each[1].rank):
         for key in paper.keys_of(line, seeds):
             needed = paper.needed(key)
             if Result.find(paper, key) is None:
@@ -87,8 +92,27 @@ def list_jobs(papers: Sequence[Paper], table: str | None, seeds: int, out: Path)
     return [*jobs.values()]
 
 
+def _lines_of(table: str, lines: Sequence[tuple[Paper, Line]]) -> Sequence[tuple[Paper, Line]]:
+    """Choose lines by a name on the page ("Figure 7") or in claims.toml ("figure-7"), or by a number alone if one fits.
+
+    Raises InputError.
+    """
+    name = _plain(table)
+    named = [each for each in lines if name in (_plain(each[1].claim.table), _plain(each[1].claim.where))]
+    found = named or [each for each in lines if each[1].claim.table.endswith(f"-{name}")]
+    tables = dict.fromkeys(line.claim.table for _, line in found)
+    if named or len(tables) == 1:
+        return found
+    known = ", ".join(tables or dict.fromkeys(line.claim.table for _, line in lines))
+    raise InputError(f"--table {table!r}: {len(tables) or 'no'} tables have this name. Choose from {known}.")
+
+
+def _plain(table: str) -> str:
+    return table.lower().removeprefix("table").strip(" -").replace(" ", "-")
+
+
 def _is_finished(paper: Paper, key: RunKey, out: Path) -> bool:
-    return Path(RunLayout(str(out / paper.folder.name / str(key))).finished).exists()
+    return Path(RunLayout(str(paper.place_of_run(key, out))).finished).exists()
 
 
 def print_jobs(jobs: Sequence[Job]) -> None:
@@ -102,7 +126,13 @@ def print_jobs(jobs: Sequence[Job]) -> None:
 
 
 def run_all(jobs: Sequence[Job], data: Path, out: Path, most: int, hours: float = 0.0) -> list[Job]:
-    """Run all jobs, `most` at a time; return the failed jobs. A signal ends running jobs, which can continue later."""
+    """Run all jobs, `most` at a time; return the failed jobs. A signal ends running jobs, which can continue later.
+
+    Raises InputError, before the first run, if raw data of any run are missing.
+    """
+    for paper, key in jobs:
+        if key.data:
+            paper.raw_folder(key.data)
     waiting, running, failed = [*jobs], dict[subprocess.Popen, Job](), list[Job]()
     began = time.monotonic()
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -137,7 +167,7 @@ def _is_ready(job: Job, out: Path, running: Sequence[Job]) -> bool:
     needed = paper.needed(key)
     if needed and (not _is_finished(paper, needed, out) or any(other[1] == needed for other in running)):
         return False
-    is_made = not key.data or (out / "data" / key.data / MANIFEST).exists()
+    is_made = not key.data or (paper.place_of_data(key.data, out) / MANIFEST).exists()
     return is_made or all(other[1].data != key.data for other in running)
 
 

@@ -1,8 +1,10 @@
 """Claims of a paper, as data (runs/claims.toml): the runs for each claim, and the check that decides."""
 
+import hashlib
+import json
 import sys
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from schemas.errors import InputError
 from schemas.options import Options
+from trainer.config.load import read_recipe
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -57,7 +60,7 @@ class Check(Options):
     """The deciding check: with `above`, the paired difference in `metric` of `a` minus `b` must exceed `above`.
 
     Else `least` or `most` bounds a `metric` or a `figure` of `a`, or its ratio to the value of `b`. If a side has
-    several names, the best run on validation counts.
+    several names, the best run on validation counts. `untrained`: runs that do not train, as the claim says.
     """
 
     a: str | list[str]
@@ -67,6 +70,7 @@ class Check(Options):
     above: float | None = None
     least: float | None = None
     most: float | None = None
+    untrained: list[str] = []
 
     @property
     def sides(self) -> list[list[str]]:
@@ -142,7 +146,7 @@ class Line(NamedTuple):
 
 
 class Paper(Options):
-    """The claims of a paper; `settings` apply to all its trainings."""
+    """The claims of a paper; `settings` apply to all its trainings. `raw`: the folder --data, if data are compared."""
 
     title: str
     settings: list[str] = []
@@ -150,16 +154,17 @@ class Paper(Options):
     runs: dict[str, Run] = {}
     claims: list[Claim]
     folder: Path = Path()
+    raw: Path | None = None
 
     @classmethod
-    def load(cls, name: str) -> "Paper":
+    def load(cls, name: str, raw: Path | None = None) -> "Paper":
         """Read a paper by its name in this folder, or by the path of another folder. Raises InputError."""
-        folder = Path(__file__).with_name(name) if "/" not in name else Path(name)
+        folder = Path(__file__).with_name(name) if name in paper_names() else Path(name)
         try:
             body = tomllib.loads((folder / CLAIMS).read_text())
             for run in body.get("runs", {}).values():
                 extend(run, body["runs"])
-            return cls.model_validate({**body, "folder": folder})
+            return cls.model_validate({**body, "folder": folder, "raw": raw})
         except FileNotFoundError:
             known = ", ".join(paper_names())
             raise InputError(f"no claims of paper {name!r}: choose from {known}, all, or give a folder.") from None
@@ -182,13 +187,36 @@ class Paper(Options):
         return str(self.folder / run.recipe) if run.recipe.endswith(".toml") else run.recipe
 
     def made_from(self, key: RunKey) -> dict[str, Any]:
-        """All facts that determine the figures of a run; a result with other facts is outdated, and is not read."""
+        """All stated facts that determine the figures of a run; a result with other facts is outdated, and not read."""
         run = self.runs[key.run]
         needed = self.needed(key)
         after = {"after": self.made_from(needed)} if needed else {}
         data = self.sets[key.data].model_dump(exclude_defaults=True) if key.data else {}
         stated = {name: getattr(run, name) for name in ("recipe", "module", "scores", "fuse") if getattr(run, name)}
-        return {"data": data, **stated, "settings": self.settings_of(key), **after}
+        settings = self.settings_of(key)
+        if run.recipe:
+            stated["recipe_digest"] = digest_recipe(self.recipe_of(run), tuple(settings))
+        return {"data": data, **stated, "settings": settings, **after}
+
+    def raw_folder(self, name: str) -> Path:
+        """Folder of a data set's raw files. Raises InputError if it is missing."""
+        folder = (self.raw or Path()) / self.sets[name].raw
+        if not folder.is_dir():
+            raise InputError(f"data set {name}: no folder {folder}. Give the folder that has {folder.name}/ as --data.")
+        return folder
+
+    def raw_digest(self, name: str) -> str:
+        """Digest of the raw files of a data set; "" if the paper was read without them, or they are not there."""
+        folder = self.raw / self.sets[name].raw if self.raw and name else None
+        return digest_files(folder) if folder and folder.is_dir() else ""
+
+    def place_of_data(self, name: str, out: Path) -> Path:
+        """Return the folder of a sharded data set; other raw files or options have another folder."""
+        return out / "data" / f"{name}-{_digest([self.sets[name].model_dump(), self.raw_digest(name)])}"
+
+    def place_of_run(self, key: RunKey, out: Path) -> Path:
+        """Return the folder of a training; other facts or raw files have another folder."""
+        return out / self.folder.name / f"{key}-{_digest([self.made_from(key), self.raw_digest(key.data)])}"
 
     def keys_of(self, line: Line, most: int) -> Iterator[RunKey]:
         """Runs of a line with at most `most` seeds; a run comes after the run that it needs."""
@@ -234,6 +262,23 @@ def extend(run: dict[str, Any], runs: dict[str, Any]) -> None:
     places = {*base.get("on", {}), *run.get("on", {})}
     both = {data: [*base.get("on", {}).get(data, []), *run.get("on", {}).get(data, [])] for data in places}
     run |= {**base, **run, "settings": [*base.get("settings", []), *run.get("settings", [])], "on": both}
+
+
+def _digest(facts: object) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+@cache
+def digest_recipe(source: str, settings: tuple[str, ...]) -> str:
+    """Return the digest of a recipe with settings, without comments and defaults. Raises InputError."""
+    return _digest(read_recipe(source, settings, light=True))
+
+
+@cache
+def digest_files(folder: Path) -> str:
+    """Return the digest of the names and content of all files, except a README and a licence."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix not in ("", ".md"))
+    return _digest([(path.relative_to(folder), hashlib.sha256(path.read_bytes()).hexdigest()) for path in files])
 
 
 def paper_names() -> list[str]:

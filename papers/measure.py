@@ -19,23 +19,24 @@ from extremis.supervisor import train
 from papers.claims import ROOT, Paper, RunKey
 from papers.results import Result, pack, place_of
 from schemas import storage
-from schemas.errors import ExtremisError, InputError
+from schemas.errors import ExtremisError
 from schemas.layout import DataLayout, RunLayout
 from schemas.table import Table
 from trainer.evaluation.evaluate import SplitScorer
 from trainer.evaluation.fusion_files import open_fused
 from trainer.evaluation.metrics import Contributions
 from trainer.evaluation.ranking import Ranking
+from trainer.evaluation.split import label_statistics
 from trainer.methods.recipe import Recipe
 from trainer.model import load_model
 from trainer.settings.resolve import resolve
 
 
-def main(paper: Paper, key: RunKey, raw: Path, out: Path) -> None:
+def main(paper: Paper, key: RunKey, out: Path) -> None:
     """Measure one run and write its JSON. Raises ExtremisError."""
-    run, folder = paper.runs[key.run], out / paper.folder.name / str(key)
-    data = prepare(paper, key.data, raw, out) if key.data else Path()
-    after = folder.with_name(str(paper.needed(key) or key))
+    run, folder = paper.runs[key.run], paper.place_of_run(key, out)
+    data = prepare(paper, key.data, out) if key.data else Path()
+    after = paper.place_of_run(paper.needed(key) or key, out)
     places = {"after": after, "data": data, "seed": key.seed, "minilm": minilm()}
     settings = [each.format(**places) for each in paper.settings_of(key)]
     made, cut = paper.made_from(key), folder.exists()
@@ -55,11 +56,14 @@ def main(paper: Paper, key: RunKey, raw: Path, out: Path) -> None:
         figures["mining_over_training"] = others / own
         figures["mining_over_epoch"] = others / figures["tables"] / (own / figures["epochs"])
     if not run.module:
+        figures["most_frequent"] = most_frequent(DataLayout(str(data)))
         place = str(folder if run.recipe else after)
         metrics, contributions, rows = score(paper, key, str(data), place)
     kept = {name: pack(contributions[name]) for name in paper.metrics_of(key) if name in contributions}
-    result = Result(made, commit(), round(seconds, 1), cut, rows, metrics, figures, kept)
+    result = Result(made, commit(), round(seconds, 1), cut, rows, metrics, figures, kept, paper.raw_digest(key.data))
     result.write(place_of(paper, key))
+    if run.recipe:
+        shutil.copyfile(RunLayout(str(folder)).metrics, folder.with_name(f"{key}.metrics.jsonl"))
     if run.recipe and not any(other.after == key.run for other in paper.runs.values()):
         shutil.rmtree(folder)  # checkpoints of hundreds of runs would fill the disk
 
@@ -71,15 +75,12 @@ def processor_seconds() -> tuple[float, float]:
     return own, others
 
 
-def prepare(paper: Paper, name: str, raw: Path, out: Path) -> Path:
-    """Shard a data set, once for all papers. Raises InputError if its raw folder is missing."""
-    options, source = paper.sets[name], raw / paper.sets[name].raw
-    if not source.is_dir():
-        raise InputError(f"data set {name}: no folder {source}. Give the folder that has {options.raw}/ as --data.")
-    data = out / "data" / name
+def prepare(paper: Paper, name: str, out: Path) -> Path:
+    """Shard a data set, once for all papers."""
+    options, source, data = paper.sets[name], paper.raw_folder(name), paper.place_of_data(name, out)
     if not Table.find(str(data), "data"):
         if options.every > 1:
-            source = subsample_labels(source, out / "data" / f"{name}.raw", options.every)
+            source = subsample_labels(source, data.with_name(f"{data.name}.raw"), options.every)
         from extremis.commands.shard import shard
 
         shard(
@@ -183,17 +184,29 @@ def score(paper: Paper, key: RunKey, data: str, run: str) -> tuple[dict[str, flo
     return scores.metrics.result(), scores.metrics.contributions(), scores.queries
 
 
+def most_frequent(data: DataLayout) -> float:
+    """Return the percentage of the training points with the most frequent label: P@1 of always predicting it."""
+    points = Table.open(data.labels, "labels").parameters["training_points"]
+    return 100 * int(label_statistics(data).frequency.max()) / int(points)
+
+
 def commit() -> str:
-    """Return the commit of this checkout; "" without a repository."""
-    done = subprocess.run(
-        ["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip()
+    """Return the commit of this checkout, with `-dirty` if code or a recipe differs from it; "" without a repository.
+
+    Other files do not count: runs themselves change the JSON and the pages in the checkout.
+    """
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    changed = git("status", "--porcelain", "-uno", "--", "*.py", "*.toml")
+    return git("rev-parse", "--short=8", "HEAD") + ("-dirty" if changed else "")
 
 
 if __name__ == "__main__":
     _paper, _run, _data, _seed, _raw, _out = sys.argv[1:]
     try:
-        main(Paper.load(_paper), RunKey(_run, _data, int(_seed)), Path(_raw), Path(_out))
+        main(Paper.load(_paper, Path(_raw)), RunKey(_run, _data, int(_seed)), Path(_out))
     except ExtremisError as error:
         sys.exit(f"Error: {error}")

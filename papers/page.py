@@ -24,11 +24,11 @@ class Verdict(NamedTuple):
     few: str = ""  # set if seeds are missing
 
 
-def write_page(paper: Paper) -> None:
-    """Write results.md into the paper's folder, and, for papers of this checkout, the count into README.md."""
+def write_page(paper: Paper, counts: bool) -> None:
+    """Write results.md into the paper's folder, and, for papers of this checkout, `counts` into README.md."""
     (paper.folder / "results.md").write_text(page(paper))
     readme = ROOT / "README.md"
-    if paper.folder.parent == ROOT / "papers":
+    if counts and paper.folder.parent == ROOT / "papers":
         readme.write_text(_COUNTS.sub(summary(), readme.read_text()))
 
 
@@ -139,12 +139,27 @@ def _results(paper: Paper, name: str, data: str, seeds: int) -> dict[int, Result
 
 
 def judge_check(check: Check, found: Mapping[str, Mapping[int, Result]]) -> Verdict | None:
-    """Return the verdict of a check; None if its sides have no seed in common."""
+    """Return the verdict of a check; None if its sides have no seed in common.
+
+    A side that did not train shows nothing, unless the claim says so of it: the verdict is UNCLEAR.
+    """
     sides = [max(side, key=lambda name: _validation(found[name])) for side in check.sides]
     seeds = sorted(set.intersection(*({*found[side]} for side in sides)))
     if not seeds:
         return None
     results = [[found[side][seed] for seed in seeds] for side in sides]
+    told = _compare(check, sides, results)
+    dead = [
+        side
+        for side, each in zip(sides, results, strict=True)
+        if side not in check.untrained and not all(result.is_trained for result in each)
+    ]
+    decides = f"{told.decides}, but {' and '.join(dead)} did not train"
+    return told._replace(verdict=UNCLEAR, decides=decides) if dead else told
+
+
+def _compare(check: Check, sides: Sequence[str], results: Sequence[Sequence[Result]]) -> Verdict:
+    """Return the verdict of a check on `results`, of each side's seeds."""
     what = check.metric or check.figure.replace("_", " ")
     values = [
         [(r.metrics[check.metric] if check.metric else r.figures[check.figure]) for r in each] for each in results

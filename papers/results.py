@@ -30,7 +30,10 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """Measurements of one run. `made_from`: all facts that determine them. `cut`: the run was interrupted once."""
+    """Measurements of one run. `made_from`: all stated facts that determine them. `raw_digest`: digest of the raw data.
+
+    `cut`: the run was interrupted once.
+    """
 
     made_from: dict[str, Any]
     commit: str
@@ -40,6 +43,7 @@ class Result:
     metrics: dict[str, float]
     figures: dict[str, float]
     contributions: dict[str, PackedContributions] = field(default_factory=dict)
+    raw_digest: str = ""
 
     def write(self, place: Path) -> None:
         """Write the result in one step, so that an interrupted command leaves no partial file."""
@@ -49,14 +53,20 @@ class Result:
         half.write_text(json.dumps({**asdict(self), **rounded}, indent=1, sort_keys=True) + "\n")
         half.replace(place)
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether P@1 is above that of always predicting the most frequent label; True for the result of a module."""
+        return not self.metrics or self.metrics["P@1"] > self.figures.get("most_frequent", 0.0)
+
     @classmethod
     def find(cls, paper: Paper, key: RunKey) -> "Result | None":
-        """Read the result of a run; None if it is missing, or made from other facts."""
+        """Read the result of a run; None if it is missing, or made from other facts or other raw data."""
         place = place_of(paper, key)
         if not place.exists():
             return None
         result = cls(**json.loads(place.read_text()))
-        return result if result.made_from == paper.made_from(key) else None
+        is_current = result.made_from == paper.made_from(key) and paper.raw_digest(key.data) in ("", result.raw_digest)
+        return result if is_current else None
 
     def unpack(self, metric: str) -> tuple[np.ndarray, ...]:
         """Return `achieved`, and `achievable` if present, [N] int64 each, in LEVELS of the greatest value."""
@@ -84,8 +94,9 @@ def pack(part: Contributions) -> PackedContributions:
 def difference(metric: str, a: Sequence[Result], b: Sequence[Result] = ()) -> Interval:
     """Return the metric x 100 of `a` (one result per seed) minus that of `b`, and the 95 % interval.
 
-    Percentile bootstrap over queries and seeds together: a resample draws both anew, and takes the same queries and
-    seeds on both sides. Sums are of integers, so that the ends are the same on any machine.
+    The value is exact: packed contributions decide only the width of the interval. Percentile bootstrap over queries
+    and seeds together: a resample draws both anew, and takes the same queries and seeds on both sides. Sums are of
+    integers, so that the ends are the same on any machine.
     """
     sides = [_values(metric, side) for side in (a, b) if side]
     draw = np.random.default_rng(1)
@@ -99,14 +110,18 @@ def difference(metric: str, a: Sequence[Result], b: Sequence[Result] = ()) -> In
 
 
 def _values(metric: str, results: Sequence[Result]) -> np.ndarray:
-    """Return the metric x 100 of each seed, for all queries and then for each resample, [1 + RESAMPLES, S]."""
+    """Return the metric x 100 of each seed, for all queries and then for each resample, [1 + RESAMPLES, S].
+
+    Each seed's column is shifted by the rounding of the packed contributions, so that its first value is exact.
+    """
     columns = []
     for result in results:
         parts = result.unpack(metric)
         sums = [np.concatenate([[each.sum()], _resampled_sums(each)]).astype(np.float64) for each in parts]
         most = [float(greatest) for greatest, _ in result.contributions[metric]]
         below = sums[1] * most[1] if len(parts) > 1 else np.full(len(sums[0]), float(len(parts[0]) * LEVELS))
-        columns.append(100 * sums[0] * most[0] / np.maximum(below, 1e-12))
+        column = 100 * sums[0] * most[0] / np.maximum(below, 1e-12)
+        columns.append(column + (result.metrics[metric] - column[0]))
     return np.stack(columns, axis=1)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from papers.__main__ import main
-from papers.claims import Check, Claim, Line, Paper, RunKey, paper_names
+from papers.__main__ import list_jobs, main
+from papers.claims import Check, Claim, Line, Paper, RunKey, digest_files, digest_recipe, paper_names
 from papers.measure import subsample_labels
 from papers.page import DIFFERS, HOLDS, NOT_RUN, UNCLEAR, judge, page, summary
 from papers.results import LEVELS, Result, difference, pack, place_of
@@ -76,11 +77,14 @@ def test_every_recipe_of_a_paper_is_told_where_it_is() -> None:
     assert {name: str(Path(path).relative_to(ROOT)) for name, path in PAPER_RECIPES.items()} == told
 
 
-def result_of(paper: Paper, key: RunKey, hits: np.ndarray, seconds: float = 1.0, write: bool = True) -> Result:
+def result_of(
+    paper: Paper, key: RunKey, hits: np.ndarray, seconds: float = 1.0, write: bool = True, most_frequent: float = 0.0
+) -> Result:
     metrics = {"P@1": 100 * float(hits.mean())}
     kept = {"P@1": pack(Contributions(hits.astype(np.float32)))}
-    figures = {"processor_seconds": seconds}
-    result = Result(paper.made_from(key), "", seconds, False, len(hits), metrics, figures, kept)
+    figures = {"processor_seconds": seconds, "most_frequent": most_frequent}
+    digest = paper.raw_digest(key.data)
+    result = Result(paper.made_from(key), "", seconds, False, len(hits), metrics, figures, kept, digest)
     if write:
         result.write(place_of(paper, key))
     return result
@@ -118,11 +122,13 @@ def test_contributions_are_kept_in_a_byte(tmp_path: Path) -> None:
     fifths = np.random.default_rng(0).integers(0, 6, 50).astype(np.float32) / 5
     weights = np.random.default_rng(1).random(50).astype(np.float32) * 7 + 1
     kept = {"P@5": pack(Contributions(fifths)), "PSP@5": pack(Contributions(fifths * weights, weights))}
-    result = Result(paper.made_from(RunKey("a", "tiny", 0)), "", 1, False, 50, {}, {}, kept)
+    exact = {"P@5": 100 * fifths.mean(), "PSP@5": 100 * (fifths * weights).sum() / weights.sum()}
+    result = Result(paper.made_from(RunKey("a", "tiny", 0)), "", 1, False, 50, exact, {}, kept)
     assert np.array_equal(result.unpack("P@5")[0] / LEVELS, fifths.round(6).astype(np.float64).round(1))
-    assert difference("P@5", [result]).value == pytest.approx(100 * fifths.mean())
-    exact = 100 * (fifths * weights).sum() / weights.sum()
-    assert difference("PSP@5", [result]).value == pytest.approx(exact, abs=0.2)
+    for metric, value in exact.items():
+        told = difference(metric, [result])
+        assert told.value == pytest.approx(value)
+        assert told.low < value < told.high
 
 
 @pytest.mark.parametrize(
@@ -153,6 +159,44 @@ def test_a_bound_of_a_ratio_decides_by_every_seed_and_by_no_run_that_was_cut(tmp
     place.write_text(json.dumps({**json.loads(place.read_text()), "made_from": {"settings": ["of another version"]}}))
     verdict = judge(paper, paper.lines[0])
     assert (verdict.verdict, verdict.few) == (UNCLEAR, " (2 of 3 seeds)")
+
+
+@pytest.mark.parametrize(("untrained", "verdict"), [([], UNCLEAR), (["b"], HOLDS)], ids=["bare", "as the claim says"])
+def test_a_run_that_did_not_train_decides_only_a_claim_of_that(
+    tmp_path: Path, untrained: list[str], verdict: str
+) -> None:
+    above = Check(a="a", b="b", metric="P@1", above=0, untrained=untrained)
+    paper = small_paper(tmp_path, above, Check(a="b", metric="P@1", most=20, untrained=untrained))
+    for name, right in (("a", 90), ("b", 10)):
+        result_of(paper, RunKey(name, "tiny", 0), np.arange(100) < right, most_frequent=10)
+    told = judge(paper, paper.lines[0])
+    assert (told.verdict, told.decides.count("b did not train")) == (verdict, 0 if untrained else 2)
+
+
+def test_a_result_of_another_recipe_or_of_other_data_is_not_read(tmp_path: Path) -> None:
+    recipe, raw = tmp_path / "own.toml", write_tiny(tmp_path / "raw" / "tiny", rows=9, labels=3)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "claims.toml").write_text(CLAIMS.replace('recipe = "random"', 'recipe = "own.toml"') % 1)
+    key, names = RunKey("random", "tiny", 0), set[Path]()
+
+    def is_read() -> bool:
+        digest_recipe.cache_clear()  # a command reads a file once
+        digest_files.cache_clear()
+        paper = Paper.load(f"{tmp_path}/", tmp_path / "raw")
+        names.add(paper.place_of_run(key, tmp_path))
+        return Result.find(paper, key) is not None
+
+    recipe.write_text('extends = "random"')
+    result_of(Paper.load(f"{tmp_path}/", tmp_path / "raw"), key, np.ones(5))
+    recipe.write_text('# The same.\nextends = "random"\n')
+    (raw / "README.md").write_text("The same.")
+    assert is_read()
+    (raw / "tst.json.gz").write_bytes((raw / "trn.json.gz").read_bytes())
+    assert not is_read()
+    assert Result.find(Paper.load(f"{tmp_path}/"), key), "without data, a page is made of the JSON alone"
+    recipe.write_text('extends = "random"\n[train]\nepochs = 3\n[encoder]\ndimension = 9\n[order]\nseed = 3')
+    assert not is_read()
+    assert len(names) == 3
 
 
 def test_thinned_labels_are_every_nth_with_the_points_that_have_one(tmp_path: Path) -> None:
@@ -234,7 +278,9 @@ def test_a_command_that_is_cut_goes_on(tmp_path: Path, capsys: pytest.CaptureFix
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "papers", *arguments]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
-    metrics = out / "paper" / "one-vs-all.tiny.0" / "metrics.jsonl"
+    metrics = (
+        Paper.load(str(paper), tmp_path / "raw").place_of_run(RunKey("one-vs-all", "tiny", 0), out) / "metrics.jsonl"
+    )
     wait_for(lambda: metrics.exists() and '"epoch"' in metrics.read_text(), process)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 143
@@ -256,6 +302,7 @@ def test_a_command_that_is_cut_goes_on(tmp_path: Path, capsys: pytest.CaptureFix
     assert results["one-vs-all.tiny.0"]["queries"] == 30
     assert {*results["random.tiny.0"]["contributions"]} == {"P@1"}
     assert not metrics.exists()  # nothing needs its folder any more
+    assert '"epoch"' in (out / "paper" / "one-vs-all.tiny.0.metrics.jsonl").read_text()
     text = (paper / "results.md").read_text()
     assert text.count("**holds**") == 2
     assert page(Paper.load(str(paper))) == text
@@ -275,11 +322,47 @@ def test_wrong_use_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture)
     assert main(["astar", "--list"]) == 2
     assert "no claims of paper 'astar': choose from astra" in capsys.readouterr().err
     assert main(["astra", "--table", "99", "--list"]) == 2
-    assert "--table '99': no claim is of it. Choose from" in capsys.readouterr().err
+    assert "--table '99': no tables have this name. Choose from" in capsys.readouterr().err
+    for option, value in (("seeds", "0"), ("jobs", "0"), ("hours", "-1"), ("hours", "nan")):
+        assert main(["astra", f"--{option}", value]) == 2
+        assert f"--{option} {value}: give" in capsys.readouterr().err
+    assert main(["astra", "--data", str(tmp_path / "none"), "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.count("no folder") == 1
+    assert not (tmp_path / "out").exists()
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "claims.toml").write_text(CLAIMS.replace('b = "random"', 'b = "other"') % 1)
     assert main([f"{tmp_path}/", "--list"]) == 2
     assert "needs a run 'other' that is not there" in capsys.readouterr().err
+
+
+def test_a_table_has_the_names_of_the_page(tmp_path: Path) -> None:
+    def runs_of(paper: str, table: str) -> list[str]:
+        return [str(key) for _, key in list_jobs([PAPERS[paper]], table, 1, tmp_path)]
+
+    assert runs_of("mips_s", "figure-7") == runs_of("mips_s", "Figure 7") == runs_of("mips_s", "7") != []
+    assert runs_of("dexml", "Table 3") == runs_of("dexml", "3") != runs_of("dexml", "Table 12")
+
+
+def test_the_example_of_a_comparison_is_valid(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (block,) = re.findall(r"```toml\n(.*?)```", (ROOT / "papers" / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "runs" / "claims.toml").write_text(block)
+    paper = Paper.load(f"{tmp_path}/")
+    jobs = list_jobs([paper], None, 9, tmp_path)
+    assert [str(key) for _, key in jobs] == [f"{run}.tate.{seed}" for seed in range(3) for run in ("with", "without")]
+    for _, key in jobs:
+        load_recipe(paper.recipe_of(paper.runs[key.run]), paper.settings_of(key))
+
+
+def test_a_folder_here_is_a_paper_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "own" / "runs").mkdir(parents=True)
+    text = CLAIMS.replace('table = "1"', 'table = "figure-3"').replace('table = "2"', 'table = "section-3"')
+    (tmp_path / "own" / "runs" / "claims.toml").write_text(text % 1)
+    monkeypatch.chdir(tmp_path)
+    assert main(["own", "--table", "3", "--list"]) == 2
+    assert "--table '3': 2 tables have this name. Choose from figure-3, section-3." in capsys.readouterr().err
 
 
 def test_a_line_has_the_seeds_of_its_data_set() -> None:
