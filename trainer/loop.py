@@ -8,7 +8,7 @@ import torch
 
 from schemas import storage
 from schemas.cores import cores
-from schemas.errors import InputError
+from schemas.errors import InputError, StorageError
 from schemas.layout import DataLayout, RunLayout
 from schemas.owners.claim import Claim, Unclaimed
 from schemas.table import Table
@@ -120,6 +120,9 @@ class Trainer:
                 self.context.claim.require()
                 storage.write_bytes(self.run.finished, json.dumps(finished).encode())
             is_finished = True
+        except StorageError:
+            storage.hurried.set()
+            raise
         finally:
             self.context.tracker.close(is_finished)
             writer.close()
