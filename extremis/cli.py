@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             work = cli.main(arguments, standalone_mode=False)
             if callable(work):  # else the help was shown
                 work()
-    except click.exceptions.Abort:
+    except (click.exceptions.Abort, KeyboardInterrupt):
         messages.print("interrupted")
         sys.exit(130)
     except click.ClickException as error:

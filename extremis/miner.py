@@ -123,9 +123,11 @@ def _describe(status: int) -> str:
 def end_with_trainer() -> None:
     """End this process when the trainer that started it ends, even by `kill -9`; without a trainer do nothing.
 
-    A miner that outlived its trainer could write the same files as the miner of the resumed run.
+    A miner that outlived its trainer could write the same files as the miner of the resumed run. Ctrl-C is left to the
+    trainer, which stops its miner.
     """
     if TRAINER_PID in os.environ:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         end_with_parent(int(os.environ[TRAINER_PID]))
 
 

@@ -63,6 +63,7 @@ def train(
         if group.first and beam_options is not None and recipe.table_epochs():
             verb = "cluster" if recipe.is_clustered else "mine"
             miner = start_miner(data, run, log, beam_options, verb, interrupts.miner_ended)
+        show_activity(f"{title or 'train'}: ending the run")  # after the bar
         try:
             with (
                 serve_metrics(state, metrics if group.first else None, say),

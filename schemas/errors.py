@@ -57,6 +57,12 @@ class StorageError(ExtremisError):
     """A storage operation failed (disk full, no permission, server error). Exit status 1."""
 
 
+class MissingBucketError(StorageError):
+    """A bucket does not exist. Exit status 2."""
+
+    exit_status = 2
+
+
 def lack_of_memory(error: BaseException | None) -> str | None:
     """Return a message if `error` or one of its causes is a lack of memory, otherwise None."""
     while error is not None:

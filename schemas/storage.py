@@ -29,13 +29,14 @@ from fsspec.exceptions import FSTimeoutError
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
 
-from schemas.errors import ExtremisError, InputError, MissingExtra, StorageError, TableError
+from schemas.errors import ExtremisError, InputError, MissingBucketError, MissingExtra, StorageError, TableError
 from schemas.forking import survive_forks
 from schemas.secrets import has_credentials, redact_known
-from schemas.waits import SAY_SECONDS, SILENT_SECONDS, Wait
+from schemas.waits import Wait
 
 ATTEMPTS = 5
 DEADLINE_SECONDS = 300.0  # no further attempt starts after this time
+BRIEF_SECONDS = 3.0  # limit for a request while `hurried` is set
 REQUEST_SECONDS = 60.0  # limit for one look-up or one range, for servers that accept a connection and never answer
 FILE_SECONDS = 900.0  # limit for reading a whole file at once, or for removing a prefix
 CONNECTIONS = 64  # connections to an object store
@@ -43,11 +44,18 @@ MOVE_THREADS = 16  # copies within a store that run at the same time
 READ_BYTES = 4 << 20  # size of one request of a streaming pass
 SLOWEST_SECONDS = 8.0  # longest pause between two attempts
 READ_ATTEMPTS = 3  # number of times that bytes with a wrong checksum are read
+_MORE_SILENT_SECONDS = 15.0  # because a large file takes longer than other waits
 _LONGEST = 4096  # longest path that operating systems allow, in characters
 TEMPORARY = ".tmp-"
 _OPEN_FILE = re.compile(r"/proc/(?P<process>self|\d+)(?:/task/\d+)?/fd/(?P<number>\d+)|/dev/fd/(?P<opened>\d+)")
 _MAX_LINKS = 40  # largest number of symbolic links to follow, as in operating systems
+_CREDENTIALS = (
+    "environment variables (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, GOOGLE_APPLICATION_CREDENTIALS), or the "
+    "store's credentials file"
+)
 _PERMANENT_ERRORS = FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError
+
+hurried = threading.Event()  # set while a command cleans up after a failure of storage: requests are tried once
 
 T = TypeVar("T")
 
@@ -97,11 +105,7 @@ def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     cannot be reached.
     """
     if has_credentials(url):
-        raise InputError(
-            f"cannot open {url!r}: the URL contains credentials. Set environment variables instead "
-            "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, GOOGLE_APPLICATION_CREDENTIALS), or use the store's "
-            "credentials file."
-        )
+        raise InputError(f"cannot open {url!r}: the URL contains credentials. Set {_CREDENTIALS} instead.")
     if not url.strip():
         raise InputError(f"an empty path ({url!r}): name a directory or a URL.")
     if len(url) > _LONGEST:
@@ -305,13 +309,10 @@ def _list(url: str, detail: bool) -> tuple[str, list[Any]]:
     """Return the path of a folder, and the answer of fsspec's `ls`; an empty list if there is no folder."""
     fs, path = filesystem(url)
 
-    def list_entries() -> list[Any]:
-        try:
-            return list(_call_with_timeout(fs, "ls", path, detail=detail))
-        except FileNotFoundError:
-            return []
-
-    return path.rstrip("/"), _retry(list_entries, "list", url)
+    try:
+        return path.rstrip("/"), _retry(lambda: list(_call_with_timeout(fs, "ls", path, detail=detail)), "list", url)
+    except FileNotFoundError:
+        return path.rstrip("/"), []
 
 
 def _is_visible(name: str) -> bool:
@@ -338,12 +339,7 @@ def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> Non
         _retry(write, "write", url)
         return
     payload = bytes(data)
-    try:
-        _retry(
-            lambda: _call_with_timeout(fs, "pipe_file", path, payload, seconds=_seconds_for(len(payload))), "write", url
-        )
-    except FileNotFoundError as error:  # a store has no folders, so the bucket is missing
-        raise StorageError(f"could not write {url}: {error}; create the bucket or fix the path.") from error
+    _retry(lambda: _call_with_timeout(fs, "pipe_file", path, payload, seconds=_seconds_for(len(payload))), "write", url)
 
 
 def create_bytes(url: str, data: bytes) -> bool:
@@ -364,10 +360,7 @@ def create_bytes(url: str, data: bytes) -> bool:
             return False
         return True
 
-    try:
-        return _retry(create, "write", url)
-    except FileNotFoundError as error:
-        raise StorageError(f"could not write {url}: {error}; create the bucket or fix the path.") from error
+    return _retry(create, "write", url)
 
 
 def move_files(source: str, target: str, names: Sequence[str]) -> None:
@@ -382,7 +375,7 @@ def move_files(source: str, target: str, names: Sequence[str]) -> None:
     if not isinstance(fs, LocalFileSystem):
         with ThreadPoolExecutor(MOVE_THREADS, thread_name_prefix="extremis-move") as pool:
             copy = functools.partial(_call_with_timeout, fs, "cp_file", seconds=FILE_SECONDS)
-            list(pool.map(lambda pair: _retry(lambda: copy(*pair), "write", pair[1]), pairs))
+            list(pool.map(lambda pair: _retry(lambda: copy(*pair), "copy to", pair[1]), pairs))
         return
     folders = {os.path.dirname(place) for _, place in pairs}
 
@@ -574,14 +567,14 @@ def _call_with_timeout(
 
     Drops cached listings first, because other processes write to the same storage.
     """
-    call = getattr(fs, method)
+    call, seconds = getattr(fs, method), BRIEF_SECONDS if hurried.is_set() else seconds or REQUEST_SECONDS
     fs.invalidate_cache()
     if getattr(fs, "async_impl", False) and hasattr(call, "__wrapped__"):  # fsspec's own wrapper around a coroutine
-        options["timeout"] = seconds or REQUEST_SECONDS
+        options["timeout"] = seconds
     try:
         return call(*args, **options)
     except FSTimeoutError:
-        raise TimeoutError(errno.ETIMEDOUT, f"no answer within {seconds or REQUEST_SECONDS:g} seconds") from None
+        raise TimeoutError(errno.ETIMEDOUT, f"no answer within {seconds:g} seconds") from None
 
 
 def _seconds_for(size: int) -> float:
@@ -601,18 +594,26 @@ def _retry(action: Callable[[], T], verb: str, url: str, cancelled: threading.Ev
 
     enough = tenacity.stop_after_attempt(ATTEMPTS) | tenacity.stop_after_delay(DEADLINE_SECONDS)
     retrying = tenacity.Retrying(
-        stop=enough | tenacity.stop_when_event_set(cancelled),
+        stop=enough | tenacity.stop_when_event_set(cancelled) | tenacity.stop_when_event_set(hurried),
         wait=tenacity.wait_random_exponential(multiplier=0.25, max=SLOWEST_SECONDS),
         sleep=tenacity.sleep_using_event(cancelled),
         retry=tenacity.retry_if_exception(_is_temporary),
         reraise=True,
     )
     wait = Wait(f"storage to {verb} {url}", until=f"{ATTEMPTS} attempts have failed")
-    wait.due += SAY_SECONDS - SILENT_SECONDS  # a large file takes longer
+    wait.due += _MORE_SILENT_SECONDS
     try:
         with wait if "://" in url else contextlib.nullcontext():
-            return retrying(counted)
-    except (FileNotFoundError, ExtremisError):
+            result = retrying(counted)
+        hurried.clear()
+        return result
+    except FileNotFoundError as error:
+        if "bucket does not exist" in str(error) or (verb == "write" and "://" in url):  # a store has no folders
+            raise MissingBucketError(
+                f"could not {verb} {url}: the bucket does not exist; create the bucket or fix the path."
+            ) from error
+        raise
+    except ExtremisError:
         raise
     except (IsADirectoryError, NotADirectoryError) as error:
         kind = "a directory" if isinstance(error, IsADirectoryError) else "a path below a file"
@@ -624,7 +625,13 @@ def _retry(action: Callable[[], T], verb: str, url: str, cancelled: threading.Ev
 
 
 def _remedy(error: BaseException) -> str:
+    if _lacks_credentials(error):
+        return f"set {_CREDENTIALS}"
     return "free some space and run the same command again" if is_full(error) else "fix the cause and run again"
+
+
+def _lacks_credentials(error: BaseException) -> bool:
+    return type(error).__name__ == "NoCredentialsError"  # of botocore, which only an extra installs
 
 
 def is_full(error: BaseException) -> bool:
@@ -633,8 +640,10 @@ def is_full(error: BaseException) -> bool:
 
 
 def _is_temporary(error: BaseException) -> bool:
-    """Return true for errors that may be temporary (network); false for a missing file, no permission, a full disk."""
-    if isinstance(error, _PERMANENT_ERRORS) or is_full(error):
+    """Return true for errors that may be temporary (network); false for a missing file, no access, a full disk."""
+    if isinstance(error, _PERMANENT_ERRORS) or is_full(error) or _lacks_credentials(error):
+        return False
+    if getattr(error, "errno", None) == errno.EROFS:
         return False
     if isinstance(error, RuntimeError) and "dictionary changed size" in str(error):
         return True  # fsspec's memory:// lists its files while another thread writes a file

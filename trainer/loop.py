@@ -8,13 +8,13 @@ import torch
 
 from schemas import storage
 from schemas.cores import cores
-from schemas.errors import InputError
+from schemas.errors import InputError, StorageError
 from schemas.layout import DataLayout, RunLayout
 from schemas.owners.claim import Claim, Unclaimed
 from schemas.table import Table
 from schemas.waits import Say
 from trainer.checkpoints.checkpoint import latest_checkpoint
-from trainer.config.load import dump_config, load_config, restore_recipe
+from trainer.config.load import changed_versions, dump_config, load_config, restore_recipe
 from trainer.device import denormals_flushed
 from trainer.epoch import EpochRunner, OnStep
 from trainer.group import ALONE, Group
@@ -90,6 +90,8 @@ class Trainer:
             mix = None
         else:
             context.model.load(checkpoint, optimizer=True)
+            if changed := changed_versions(config):
+                context.say(f"{run}: {changed}; results may differ in the last digits or more")
             if checkpoint.has(NEGATIVES):
                 context.step.negative_sources.load(
                     {name: value.numpy() for name, value in checkpoint.tensors(NEGATIVES).items()}
@@ -120,6 +122,9 @@ class Trainer:
                 self.context.claim.require()
                 storage.write_bytes(self.run.finished, json.dumps(finished).encode())
             is_finished = True
+        except StorageError:
+            storage.hurried.set()
+            raise
         finally:
             self.context.tracker.close(is_finished)
             writer.close()

@@ -49,7 +49,9 @@ def _list(root: str) -> dict[str, Any]:
         counts = [f"{count:,}" for count in (each["rows"].get("train", 0), each["labels"], each["retired"])]
         needs = "files are missing: see extremis data show" if each["fault"] else ", ".join(each["needs"]) or "nothing"
         rows.append([each["data"], str(each["version"]), each["part"], *counts, needs])
-    if versions or not exports:
+    if not versions and not exports:
+        say(f"{root}: no data sets or exports here")
+    if versions:
         table(f"versions under {root}", ["data", "version", "part", "train", "labels", "retired", "needs"], rows)
     rows = []
     for each in exports:

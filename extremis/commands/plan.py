@@ -1,5 +1,6 @@
 """`extremis plan`."""
 
+import shlex
 from dataclasses import replace
 from os import fspath
 from typing import Annotated, Any, Literal
@@ -118,5 +119,6 @@ def plan(
     planning.show(report)
     if rehearsal is not None:
         rehearsing.show(rehearsal)
-    say(f"next: extremis run {recipe} {data or 'DATA'} RUN")
+    given = [word for override in overrides for word in ("--set", override)]
+    say(f"next: {shlex.join(['extremis', 'run', recipe, data or 'DATA', 'RUN', *given])}")
     return report

@@ -25,7 +25,9 @@ Resume = Annotated[
     bool, Option("Continue from the newest checkpoint of RUN. Without a checkpoint, start from the beginning.")
 ]
 MetricsPort = Annotated[int, Option("Port that serves metrics for Prometheus. 0: any free port.", ge=0, le=65535)]
-Grace = Annotated[float, Option("Seconds allowed for a checkpoint after SIGTERM or SIGHUP. 0: end at once.", ge=0)]
+Grace = Annotated[
+    float, Option("Seconds for a checkpoint after SIGTERM or SIGHUP; Ctrl-C has no limit. 0: end at once.", ge=0)
+]
 MetricsHost = Annotated[str, Option("Address that the metrics port listens on.")]
 
 

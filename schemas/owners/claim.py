@@ -125,7 +125,7 @@ class Claim:
     def release(self) -> None:
         """Release the output, if this process still owns it."""
         self._ended.set()
-        self._thread.join(_JOIN_SECONDS)
+        self._thread.join(storage.BRIEF_SECONDS if storage.hurried.is_set() else _JOIN_SECONDS)
         with contextlib.suppress(ClaimLostError, StorageError):
             self.require()
             chain = _chain(self.root)
@@ -194,7 +194,9 @@ def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
     try:
         marked = mark_kind(root, doing)
         yield claim
-    except Exception:
+    except Exception as error:
+        if isinstance(error, StorageError):
+            storage.hurried.set()  # the error is printed after the clean-up
         with contextlib.suppress(StorageError):
             claim.require()  # ClaimLostError replaces the error, which another process caused by taking over
         raise
@@ -205,6 +207,7 @@ def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
                 claim.require()
                 unmark_kind(root, doing)
         claim.release()
+        storage.hurried.clear()
         if is_new:
             with contextlib.suppress(OSError):  # the folder is not empty
                 os.rmdir(storage.filesystem(root)[1])

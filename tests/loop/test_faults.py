@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from schemas import storage
-from schemas.errors import StorageError
+from schemas.errors import MissingBucketError, StorageError
 from schemas.layout import MANIFEST, MINING_COST
 from tests.command import call, refused, sets
 from tests.faults import Faults, Proxy
@@ -143,3 +143,19 @@ def test_a_streaming_pass_goes_on_where_it_was(store: Proxy, monkeypatch: pytest
     ):
         assert file.read(7) + file.read() == content
     assert faults.done[kind] >= 3
+
+
+def test_a_missing_bucket_and_missing_credentials_are_named_at_once(
+    store: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = "s3://nosuchbucket/x"
+    for request in (storage.list_names, storage.read_bytes, lambda url: storage.write_bytes(url, b"1")):
+        with pytest.raises(MissingBucketError, match=f"{url}: the bucket does not exist"):
+            request(url)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    type(storage.filesystem(url)[0]).clear_instance_cache()
+    with pytest.raises(StorageError, match=r"after 1 attempt.*AWS_ACCESS_KEY_ID"):
+        storage.list_names(url)
+    type(storage.filesystem(url)[0]).clear_instance_cache()

@@ -1,4 +1,4 @@
-"""SIGTERM, as preempted machines send it, and SIGHUP, as a terminal that is closed: a checkpoint is saved first.
+"""SIGTERM, as preempted machines send it, SIGHUP, as a closed terminal does, and Ctrl-C: a checkpoint is saved first.
 
 The run goes on from it to the same end. SIGSTOP: after a lease the run is that of another trainer.
 """
@@ -22,8 +22,8 @@ PAUSED_CHOICES = sets("train.epochs=4", "logging.tensorboard=false", "refresh.st
 
 
 def launch(words: list[str], **streams: Any) -> subprocess.Popen[str]:
-    """Start a process that hears SIGHUP, although these tests themselves may have been started under nohup."""
-    hear = lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)  # noqa: E731
+    """Start a process that hears signals, although these tests may have been started under nohup, or behind a shell."""
+    hear = lambda: [signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGINT)]  # noqa: E731
     return subprocess.Popen(words, env=environment(), cwd=ROOT, text=True, preexec_fn=hear, **streams)
 
 
@@ -41,7 +41,12 @@ with stopping_on_signal(30) as asked:
 
 @pytest.mark.parametrize(
     ("number", "prefix", "heard"),
-    [(signal.SIGTERM, [], True), (signal.SIGHUP, [], True), (signal.SIGHUP, ["nohup"], False)],
+    [
+        (signal.SIGTERM, [], True),
+        (signal.SIGHUP, [], True),
+        (signal.SIGHUP, ["nohup"], False),
+        (signal.SIGINT, [], True),
+    ],
 )
 def test_a_signal_is_heard_unless_nohup_ignores_it(number: int, prefix: list[str], heard: bool) -> None:
     command = [*prefix, sys.executable, "-c", _WAIT]
@@ -54,6 +59,30 @@ def test_a_signal_is_heard_unless_nohup_ignores_it(number: int, prefix: list[str
                 process.wait(0.5)
             process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "True\n"
+
+
+_LATE = """
+import os, time
+from trainer.checkpoints.stopping import stopping_on_signal
+with stopping_on_signal(0.2):
+    for number in numbers:
+        os.kill(os.getpid(), number)
+    time.sleep(5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("numbers", "status", "said"),
+    [
+        ([15], 143, "no checkpoint was saved within --grace 0.2 s"),
+        ([15, 15], 143, "no checkpoint was saved before a second signal"),
+        ([2, 2], -2, "a second Ctrl-C ends the run without it"),
+    ],
+)
+def test_a_run_without_time_for_a_checkpoint_says_so(numbers: list[int], status: int, said: str) -> None:
+    with launch([sys.executable, "-c", f"numbers = {numbers}{_LATE}"], stderr=subprocess.PIPE) as process:
+        assert said in process.communicate(timeout=60)[1]
+        assert process.returncode == status
 
 
 def test_a_checkpoint_is_saved_and_the_run_goes_on_from_it(data: Path, tmp_path: Path) -> None:

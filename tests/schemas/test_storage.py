@@ -13,6 +13,7 @@ import pytest
 
 from schemas import storage
 from schemas.errors import InputError, StorageError
+from schemas.owners.claim import claimed
 from schemas.storage import RangeReader, join
 from tests.schemas.flaky import FlakyFileSystem
 
@@ -170,6 +171,19 @@ def test_a_fault_that_stays_names_the_url_the_attempts_and_the_cause(quick_retri
     message = "could not write flaky://bucket/y after 2 attempt(s): Connection reset by peer"
     assert re.match(re.escape(message), str(failure.value))
     assert not storage.exists("flaky://bucket/y")
+
+
+def test_after_a_failure_of_storage_the_cleanup_is_brief_and_the_first_error_stays(quick_retries: None) -> None:
+    @claimed("flaky://bucket/run", "trained")
+    def write() -> None:
+        FlakyFileSystem.fail(99)
+        storage.write_bytes("flaky://bucket/y", b"1")
+
+    with pytest.raises(StorageError, match="could not write flaky://bucket/y after 2 attempt"):
+        write()
+    assert FlakyFileSystem.attempts <= 2 + 4  # each request of the cleanup is tried once
+    assert not storage.hurried.is_set()
+    FlakyFileSystem.fail(0)
 
 
 def test_a_range_reader_reads_anywhere(root: str) -> None:

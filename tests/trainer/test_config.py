@@ -12,6 +12,7 @@ from schemas import storage
 from schemas.errors import InputError
 from tests.recipes import RECIPES
 from trainer.config.load import (
+    changed_versions,
     dump_config,
     load_config,
     load_recipe,
@@ -40,6 +41,9 @@ def test_every_recipe_is_valid_and_comes_back_from_config_toml(name: str, tmp_pa
     assert validate(config["recipe"], url) == recipe
     assert config["data"] == {"digest": "abc"}
     assert {"extremis", "python", "torch", "numpy"} <= config["versions"].keys()
+    assert changed_versions(config) == ""
+    before = {"versions": {**config["versions"], "torch": "1.0"}}
+    assert changed_versions(before) == f"started with torch 1.0, resumed with torch {config['versions']['torch']}"
 
 
 def test_there_are_recipes() -> None:

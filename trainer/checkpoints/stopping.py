@@ -20,33 +20,46 @@ class StoppedError(ExtremisError):
 
 @contextlib.contextmanager
 def stopping_on_signal(grace: float) -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM or SIGHUP sets; the process ends at most `grace` seconds after the signal.
+    """Yield an event that SIGTERM, SIGHUP or Ctrl-C sets; after SIGTERM or SIGHUP, end within `grace` seconds.
 
-    A second signal ends the process at once. With a `grace` of 0 the first signal ends the process at once. Under
-    nohup, SIGHUP is still ignored. Only the main thread receives signals.
+    A second signal ends the process at once; a second Ctrl-C raises KeyboardInterrupt. With a `grace` of 0 the first
+    signal does. SIGHUP and Ctrl-C stay ignored if they are, as under nohup. Only the main thread receives signals.
     """
     stop_requested = threading.Event()
     if threading.current_thread() is not threading.main_thread() or not grace:
         yield stop_requested
         return
 
-    def end() -> None:
+    def end(cause: str) -> None:
+        _print(f"error: no checkpoint was saved {cause}; --resume continues from the newest earlier checkpoint")
         os._exit(StoppedError.exit_status)
 
-    timer = threading.Timer(grace, end)
+    timer = threading.Timer(grace, end, [f"within --grace {grace:g} s"])
     timer.daemon = True
 
-    def handle_signal(_: int, frame: FrameType | None) -> None:
+    def handle_signal(number: int, frame: FrameType | None) -> None:
+        interactive = number == signal.SIGINT
         if stop_requested.is_set():
-            end()
+            if interactive:
+                signal.default_int_handler(number, frame)
+            end("before a second signal")
         stop_requested.set()
-        timer.start()
+        if interactive:
+            _print("saving a checkpoint after this step; a second Ctrl-C ends the run without it")
+        else:
+            timer.start()
 
-    numbers = [signal.SIGTERM, *([] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP])]
-    before = {number: signal.signal(number, handle_signal) for number in numbers}
+    optional = [number for number in (signal.SIGHUP, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handle_signal) for number in (signal.SIGTERM, *optional)}
     try:
         yield stop_requested
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         timer.cancel()
+
+
+def _print(line: str) -> None:
+    """Print a line from a signal handler, which must not wait for the lock of another output."""
+    with contextlib.suppress(OSError):
+        os.write(2, (os.isatty(2) * "\n" + f"{line}\n").encode())  # below a progress bar

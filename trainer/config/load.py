@@ -143,6 +143,12 @@ def validate(body: Mapping[str, Any], source: str) -> Recipe:
 
 def dump_config(recipe: Recipe, **facts: Mapping[str, Any]) -> bytes:
     """Return TOML with the resolved recipe, the package versions, further tables `facts`, and a checksum."""
+    body = {"recipe": recipe.model_dump(mode="json"), "versions": _versions(), **facts}
+    text = tomli_w.dumps(body).encode()
+    return text + _SEAL % crc32(text)
+
+
+def _versions() -> dict[str, str]:
     from schemas.manifest import code_version
 
     versions = {"extremis": code_version(), "python": sys.version.split()[0]}
@@ -151,9 +157,15 @@ def dump_config(recipe: Recipe, **facts: Mapping[str, Any]) -> bytes:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    body = {"recipe": recipe.model_dump(mode="json"), "versions": versions, **facts}
-    text = tomli_w.dumps(body).encode()
-    return text + _SEAL % crc32(text)
+    return versions
+
+
+def changed_versions(config: Mapping[str, Any]) -> str:
+    """Describe how Extremis and PyTorch differ from the versions in a run's `config`; "" if they do not."""
+    then, now = config.get("versions", {}), _versions()
+    names = [name for name in ("extremis", "torch") if then.get(name, now.get(name)) != now.get(name)]
+    before, after = (", ".join(f"{name} {versions.get(name)}" for name in names) for versions in (then, now))
+    return f"started with {before}, resumed with {after}" if names else ""
 
 
 def load_config(url: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas import storage
-from schemas.errors import TableError
+from schemas.errors import StorageError, TableError
 from schemas.json_files import parse_object, read_json, write_json
 from schemas.layout import RunLayout
 from schemas.owners.claim import Claim, ClaimLostError, Unclaimed
@@ -95,10 +95,11 @@ class Tracker:
             storage.write_bytes(join(self._run.tensorboard, event.name), event.read_bytes())
 
     def close(self, finished: bool = False) -> None:
-        """Publish the remaining records; `finished`: whether the run reached its end."""
+        """Publish the remaining records; `finished`: whether the run reached its end. Raises StorageError only then."""
         if self._file is None:
             return
-        with contextlib.suppress(ClaimLostError):  # another process owns the records of the run
+        # Another process may own the records of the run, or storage may have failed already.
+        with contextlib.suppress(ClaimLostError, *([] if finished else [StorageError])):
             self.sync()
         with self._goes_on():
             self._file.close()

@@ -206,7 +206,10 @@ def test_options_of_an_engine_are_those_that_beam_knows(engine: str) -> None:
     assert (
         planned["slot_bytes"] >= planned["worker_bytes"] == max(done.json["memory"][step] for step in ("shard", "mine"))
     )
-    shown = call("plan", *arguments)
+    shown = call("plan", *arguments, "--epochs", "3", "--set", "negatives.random=99")
+    assert (
+        shown.err.splitlines()[-1] == "next: extremis run astra DATA RUN --set negatives.random=99 --set train.epochs=3"
+    )
     assert planned["options"] in shown.out
     assert f"pipelines on {engine} with 7 worker(s)" in shown.out
 
