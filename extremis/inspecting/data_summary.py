@@ -1,5 +1,6 @@
 """Human-readable summary of a DATA: content, merged and rejected rows, and possible problems."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,8 +30,11 @@ def summarize(data: str) -> dict[str, Any]:
     splits = {name: by_split[name] for name in sorted(by_split, key=lambda name: (name != _TRAIN, name))}
     is_small = VERSION not in manifest.parameters and sum(table.rows for table in splits.values()) <= _COMPARED_ROWS
     texts = {name: texts_of(table) for name, table in splits.items()} if is_small else {}
-    labels, files = tables["labels"], dict(manifest.parameters.get("input", {}))
-    derived = files.pop("labels", None) in files.values()  # made from points: many points name one label
+    labels, sizes = tables["labels"], Counter[str]()
+    for kind, files in manifest.parameters.get("input", {}).items():
+        sizes[kind.partition("/")[0]] += files["bytes"]
+    # Labels that are made from the files of all points are not merged: many points name one label.
+    derived = sizes["labels"] == sum(sizes[name] for name in splits)
     rejected = {name: table.manifest.counters.get("rejected") for name, table in tables.items()}
     for name, share in (("queries/val", "validation_share"), ("queries/test", "test_share")):
         if manifest.parameters["options"].get(share):  # the split was taken from train, and shares its rejects

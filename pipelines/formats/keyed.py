@@ -25,6 +25,7 @@ from schemas.storage import join
 ROWS = "rows"  # the role of a part's only file
 _FIRST_ROWS = 1 << 10  # first rows, which show the length of vectors
 JSONL, TSV = rf"(?:jsonl|ndjson){lines.CODEC}", rf"tsv{lines.CODEC}"
+_ANY = rf"(?:{JSONL}|{PARQUET}|{CSV}|{ARROW})"  # pattern of the files of labels and pairs
 _STEMS = {"train": "train", "val": "(?:val|valid|validation|dev)", "test": "test", LABELS: "labels"}
 _QRELS = {"train": ("train",), "val": ("dev", "val"), "test": ("test",)}
 
@@ -116,7 +117,7 @@ class KeyedFiles(Keyed):
         files = {split: _table(names, _STEMS[split], self.extension) for split in SPLITS}
         if not files["train"]:
             raise InputError(f"{source}: no training data here; found: {say_names(names)}. Expected {self.expects}.")
-        return self._find_points(root, files, _table(names, _STEMS[LABELS], self.extension))
+        return self._find_points(root, files, self._label_files(names))
 
     def _find_tables(self, source: str, root: str, names: Sequence[str]) -> Inputs:
         """Find a data set of points, pairs and labels, each table in its own files."""
@@ -136,11 +137,9 @@ class KeyedFiles(Keyed):
             required = [fields.key] if split in paired else [fields.key, fields.labels]
             parts += _parts(root, split, of_split, fields, required, split not in paired)
             parts += _parts(root, PAIRS + split, _pairs(names, split), fields, (fields.query_key, fields.label_key))
-        stem = _STEMS[LABELS]
-        of_labels = _table(names, stem, self.extension) or _table(names, stem, rf"(?:{JSONL}|{PARQUET})")
         own = self.label_fields or fields
-        parts += _parts(root, LABELS, of_labels, own, (own.key,))
-        for table in ("train", LABELS) if self.labels_needed else ("train",):
+        parts += _parts(root, LABELS, self._label_files(names), own, (own.key,))
+        for table in ("train", LABELS) if self.labels_needed or self.label_fields else ("train",):
             if not any(part.table == table for part in parts):
                 raise InputError(f"{source}: no {table} here; found: {say_names(names)}. Expected {self.expects}.")
         return Inputs(self.name, _of_one_length(parts), keyed=True, shared_points=bool(shared and paired))
@@ -160,7 +159,16 @@ class KeyedFiles(Keyed):
         if of_labels:
             own = self.label_fields or self.fields
             derived = _parts(root, LABELS, of_labels, own, (own.key,))
+        elif self.label_fields:
+            raise InputError(
+                f"--fields: labels.* names columns of a file of labels, but {root} has no such file, or INPUT is a "
+                "single file. Add labels.csv or labels.jsonl to a folder with the points, or leave labels.* out."
+            )
         return Inputs(self.name, _of_one_length([*parts, *derived]), keyed=True)
+
+    def _label_files(self, names: Sequence[str]) -> list[str]:
+        """List the files of labels, of the points' kind or else of any kind."""
+        return _table(names, _STEMS[LABELS], self.extension) or _table(names, _STEMS[LABELS], _ANY)
 
     def _unsplit_files(self, names: Sequence[str]) -> list[str]:
         """List the files of a saved data set without splits."""
@@ -337,7 +345,7 @@ def _parts(
     """Make one part per file, in the order of the file names."""
     plain: dict[str, str] = {}
     for name in names:
-        same = plain.setdefault(re.sub(rf"\.({JSONL}|{PARQUET}|{TSV})$", "", name), name)
+        same = plain.setdefault(re.sub(rf"\.{_ANY}$", "", name), name)
         if same != name:
             raise InputError(
                 f"{root}: both {same} and {name} are here, with the same content. Remove one of the two files."
