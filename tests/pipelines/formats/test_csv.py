@@ -99,6 +99,33 @@ def test_labels_are_read_from_a_file_of_any_kind(points_kind: str, labels_kind: 
     assert found == [("sea", "the sea"), ("moon", "moon")]
 
 
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("fields", ["text=qeury", "key=di", "labels=c", "label=c", "labels.text=nmae"])
+def test_a_column_that_fields_name_exists(suffix: str, fields: str, tmp_path: Path) -> None:
+    write_rows(tmp_path / f"train.{suffix}", [{"key": "q", "title": "a ship", "labels": ["sea"]}])
+    write_rows(tmp_path / f"labels.{suffix}", [{"key": "sea", "title": "the sea"}])
+    column = fields.partition("=")[2]
+    with pytest.raises(InputError, match=f"no (column '{column}'|labels .*{column}).*; found: .*key"):
+        points(tmp_path, fields=fields)
+
+
+def test_pairs_of_a_csv_are_those_of_a_tsv(tmp_path: Path) -> None:
+    for suffix in ("csv", "tsv"):
+        folder = tmp_path / suffix
+        folder.mkdir()
+        write_rows(folder / "queries.csv", [{"key": "q", "text": "a ship"}])
+        write_rows(folder / "labels.csv", [{"key": "sea", "text": "the sea"}])
+        rows = [("q", "sea", "1"), ("q", "x", "0"), ("q", "y", "0.5"), ("", "sea", "1"), ("q", "sea", "much")]
+        names = ("query_key", "label_key", "weight")
+        write_rows(folder / f"pairs_train.{suffix}", [dict(zip(names, row, strict=True)) for row in rows])
+    (csv_pairs, csv_rejects), (tsv_pairs, tsv_rejects) = (
+        (tables["pairs/train"].rows, [(reject.line, reject.reason.value) for reject in tables["pairs/train"].rejects])
+        for tables in (points(tmp_path / "csv"), points(tmp_path / "tsv"))
+    )
+    assert csv_pairs == tsv_pairs
+    assert [line for line, _ in csv_rejects] == [line for line, _ in tsv_rejects] == [5, 6]
+
+
 @pytest.mark.parametrize("source", ["train.csv", ""])
 def test_fields_of_labels_need_a_file_of_labels(source: str, tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text(PAIRS)
