@@ -93,7 +93,7 @@ class Keyed:
             raw = raw.set_column(place, fields.labels, column_files.split_lists(raw[place]))
         parsed = parser.parse_points(raw, first_row, part.name, shape)
         if contents.derived:
-            return _labels_of(parsed)
+            return labels_of(parsed)
         if not labels:
             return parsed
         return Parsed(parsed.batch.select(labels_schema(contents.features, contents.dense).names), parsed.rejects)
@@ -263,7 +263,7 @@ DATASETS = KeyedFiles(
 )
 
 
-def _labels_of(points: Parsed) -> Parsed:
+def labels_of(points: Parsed) -> Parsed:
     """Return the distinct labels of parsed points, ordered by the first row of each label, without rejects."""
     named = points.batch["label_keys"]
     owner = np.repeat(np.arange(len(named)), pc.list_value_length(named).to_numpy())
