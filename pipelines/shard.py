@@ -267,6 +267,10 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     dataset.check_rejects(inputs, raw, summary, options.max_reject_share)
     if base is not None:
         require_most_labels(base, summary)
+    elif not summary.count("queries/train", "rows_out"):
+        raise InputError(
+            f"{attempt.source}: no points with labels in {plans.say_table(inputs, 'train')}. Give at least one row."
+        )
     rejects = dataset.write_rejects(data, summary.rejected, attempt.files("sorted"))
     parameters = _parameters(attempt, summary, queries, filter_pairs, max(plan.dense for plan in (*queries, labels)))
     if base is not None:
@@ -408,7 +412,7 @@ def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | 
         for table in tables
     )
     limit = tokenizer.choose_length(frozen, samples, options.tokenizer)
-    attempt.say(f"texts are truncated to {limit} tokens")
+    attempt.say(f"texts are truncated to at most {limit} tokens")
     return frozen.with_max_tokens(limit)
 
 
