@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Text = Literal["title+content", "title"]
+Again = Literal["replace", "merge", "keep"]
 # Options that do not affect the content, or are recorded with the version or by their content.
 _NOT_RECORDED = {"exchange", "onto", "part", "again", "labels", "embed"}
 
@@ -81,9 +82,10 @@ class ShardOptions(Options):
         "Make DATA a new version of DATA1. DATA contains the new rows and refers to the files of DATA1."
     )
     part: str | None = _unset("Name of the added part, e.g. a date. Default: the version's number.")
-    again: Literal["replace", "keep"] = Field(
+    again: Again = Field(
         "replace",
-        description="With --onto, if the key of a point exists already: replace the older point, or keep both points.",
+        description="With --onto, if the key of a point exists already: replace the older point, merge its labels into "
+        "the new point, or keep both points.",
     )
     labels: Literal["all", "new"] | None = _unset(
         "With --onto, whether INPUT lists all labels (other labels are retired), or only new and changed labels. "

@@ -246,7 +246,7 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     )
     labels = plans.plan_labels(plan_inputs)
     queries = plans.plan_queries(plan_inputs, filter_pairs)
-    if base is not None and base.replaces:
+    if base is not None and base.again != "keep":
         queries = [replace(plan, older=older_shards(base.views[plan.name])) for plan in queries]
     say(f"sharding into {', '.join(f'{plan.shards} shards of {plan.split}' for plan in queries)}")
     tables, steps = TablePlans(queries, labels), _steps(raw, queries, labels)
@@ -258,7 +258,7 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
         resume.record_phase(phases, finished)
     if finished.phase == resume.JOINED:
         joined = finished.later
-        tokenized = attempt.run("tokenize", steps[1], lambda flow: tokenize(flow, tables, raw, joined))
+        tokenized = attempt.run("tokenize", steps[1], lambda flow: tokenize(flow, attempt, tables, raw, joined))
         finished = Finished(resume.TOKENIZED, raw, Summary.sum_of([joined, tokenized]), frozen)
         resume.record_phase(phases, finished)
     later = finished.later
@@ -267,6 +267,10 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     dataset.check_rejects(inputs, raw, summary, options.max_reject_share)
     if base is not None:
         require_most_labels(base, summary)
+    elif not summary.count("queries/train", "rows_out"):
+        raise InputError(
+            f"{attempt.source}: no points with labels in {plans.say_table(inputs, 'train')}. Give at least one row."
+        )
     rejects = dataset.write_rejects(data, summary.rejected, attempt.files("sorted"))
     parameters = _parameters(attempt, summary, queries, filter_pairs, max(plan.dense for plan in (*queries, labels)))
     if base is not None:
@@ -325,7 +329,7 @@ def _size_of_join(raw: Summary) -> int:
     return sum(map(size_of, packets)) + sum(size_of(block.mentions) for block in raw.blocks if block.mentions)
 
 
-def tokenize(flow: Flow, tables: TablePlans, raw: Summary, joined: Summary) -> Collection:
+def tokenize(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary, joined: Summary) -> Collection:
     """Send every split's rows, tokenized and with label ids, to the files of their shards. Returns Summary."""
     groups = {
         table: [
@@ -333,7 +337,11 @@ def tokenize(flow: Flow, tables: TablePlans, raw: Summary, joined: Summary) -> C
         ]
         for table, some in tables.groups(raw).items()
     }
-    return flatten([query_steps.assemble_queries(flow, plan, groups) for plan in tables.queries])
+    summaries = [query_steps.assemble_queries(flow, plan, groups) for plan in tables.queries]
+    if (base := attempt.base) and base.again == "merge":
+        growing = [plan for plan in tables.queries if plan.older]
+        summaries += [changes.keep_labels_before(flow, plan, base, raw.blocks_of(plan.source)) for plan in growing]
+    return flatten(summaries)
 
 
 def write(flow: Flow, attempt: Attempt, tables: TablePlans, assembled: Summary) -> Collection:
@@ -408,7 +416,7 @@ def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | 
         for table in tables
     )
     limit = tokenizer.choose_length(frozen, samples, options.tokenizer)
-    attempt.say(f"texts are truncated to {limit} tokens")
+    attempt.say(f"texts are truncated to at most {limit} tokens")
     return frozen.with_max_tokens(limit)
 
 
@@ -429,9 +437,10 @@ def _open_dense(attempt: Attempt, raw: Summary) -> DenseVectors | None:
 def _changes(base: EarlierData, summary: Summary) -> str:
     """Describe the rows that the version adds to `base`, and the changes to earlier rows."""
     counts = summary.counters.get(LABELS, Counter())
-    replaced = sum(counters["replaced"] for counters in summary.counters.values())
+    replaced, lost = (sum(counts[name] for counts in summary.counters.values()) for name in ("replaced", "labels_lost"))
     parts = [f"{counts['new']:,} new labels", f"{counts['changed']:,} labels with a new text"]
     parts += [f"{counts['retired']:,} retired", f"{counts['returned']:,} returned", f"{replaced:,} points replaced"]
+    parts += [f"{lost:,} of their labels are not repeated (--again merge keeps them)"] if lost else []
     return f"onto {base.url}: {', '.join(parts)}"
 
 

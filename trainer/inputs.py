@@ -102,10 +102,10 @@ _REMEDIES: Mapping[InputName, str] = {
 }
 
 
-def require_inputs(table: Table, kind: InputKind) -> None:
-    """Refuse a table that lacks columns that `kind` reads. Raises InputError with the missing columns."""
+def require_inputs(table: Table, kind: InputKind, remedy: str | None = None) -> None:
+    """Refuse a table that lacks columns that `kind` reads. Raises InputError with the missing columns and a remedy."""
     missing = [name for name in columns_of(kind) if name not in table.columns]
     if not missing:
         return
-    remedy = next(_REMEDIES[part] for part in input_names(kind) if missing[0] in _COLUMNS[part])
+    remedy = remedy or next(_REMEDIES[part] for part in input_names(kind) if missing[0] in _COLUMNS[part])
     raise InputError(f"{table.url}: no column {', '.join(missing)}, which encoder.inputs = {kind!r} needs: {remedy}.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from extremis.command import Option, Progress, build_options, comma_list, command
 from extremis.commands.shared import BeamOptions, Fields, Place, StartTimeout, Text
 from extremis.console import say
-from pipelines.options import ShardOptions
+from pipelines.options import Again, ShardOptions
 from schemas.errors import InputError
 from schemas.shard_files.sinks import SINKS
 
@@ -53,7 +53,7 @@ def shard(
     exchange: Literal["files", "shuffle"] | None = None,
     onto: Annotated[Place | None, Option(metavar="DATA1")] = None,
     part: Annotated[str | None, Option(metavar="NAME")] = None,
-    again: Literal["replace", "keep"] | None = None,
+    again: Again | None = None,
     labels: Literal["all", "new"] | None = None,
     seed: int | None = None,
     overwrite: bool = False,

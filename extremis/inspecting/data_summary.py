@@ -1,5 +1,6 @@
 """Human-readable summary of a DATA: content, merged and rejected rows, and possible problems."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,6 @@ from schemas.layout import DataLayout
 from schemas.manifest import Manifest
 from schemas.storage import join
 from schemas.table import Table
-from schemas.version import VERSION
 
 _COMPARED_ROWS = 2_000_000  # limit for the rows of all splits; above it, texts are not compared
 _TRAIN = "train"
@@ -27,10 +27,13 @@ def summarize(data: str) -> dict[str, Any]:
     tables = {name: Table.open(join(data, name)) for name in manifest.parents if name != "tokenizer"}
     by_split = {name.partition("/")[2]: table for name, table in tables.items() if name.startswith("queries/")}
     splits = {name: by_split[name] for name in sorted(by_split, key=lambda name: (name != _TRAIN, name))}
-    is_small = VERSION not in manifest.parameters and sum(table.rows for table in splits.values()) <= _COMPARED_ROWS
+    is_small = sum(table.rows for table in splits.values()) <= _COMPARED_ROWS
     texts = {name: texts_of(table) for name, table in splits.items()} if is_small else {}
-    labels, files = tables["labels"], dict(manifest.parameters.get("input", {}))
-    derived = files.pop("labels", None) in files.values()  # made from points: many points name one label
+    labels, sizes = tables["labels"], Counter[str]()
+    for kind, files in manifest.parameters.get("input", {}).items():
+        sizes[kind.partition("/")[0]] += files["bytes"]
+    # Labels that are made from the files of all points are not merged: many points name one label.
+    derived = sizes["labels"] == sum(sizes[name] for name in splits)
     rejected = {name: table.manifest.counters.get("rejected") for name, table in tables.items()}
     for name, share in (("queries/val", "validation_share"), ("queries/test", "test_share")):
         if manifest.parameters["options"].get(share):  # the split was taken from train, and shares its rejects
@@ -66,7 +69,7 @@ def summary_lines(data: str, summary: Mapping[str, Any]) -> list[str]:
 _COUNT_TEXTS = {
     "merged": "rows merged into another row with the same text",
     "empty_texts": "with an empty text (kept)",
-    "in_train": "with a text that is also in train: metrics on these are too high",
+    "in_train": "with a text that is also in train (same tokens): metrics on these are too high",
     "without_training_points": "without a training point",
 }
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from pipelines.formats.attentionxml import AttentionXml
 from pipelines.formats.base import Format
 from pipelines.formats.keyed import CSV_FILES, DATASETS, JSON_LINES, PARQUET_FILES, Beir, Keyed
 from pipelines.formats.names import list_files, parse_fields_by_table, say_names
@@ -20,6 +21,7 @@ FORMATS: tuple[Format, ...] = (
     CSV_FILES,
     DATASETS,
     Beir(),
+    AttentionXml(),
 )
 _TEXTS = (
     " The labels of the texts are missing: write each text with its label or labels, as in train.csv with the header "

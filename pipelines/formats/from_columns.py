@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 
 from pipelines.formats.base import Parsed, RawRows, Reason, decode_column, pairs_schema, points_schema
 from pipelines.formats.column_files import COUNT, too_large
+from pipelines.formats.from_lines import parse_numbers
 from pipelines.formats.names import Fields, Shape, text_key
 from pipelines.formats.sparse import MOST_FLOAT16, NOT_FLOAT16, WRONG_LENGTH, feature_columns, unite_keys, vector_column
 from schemas.errors import InputError
@@ -147,7 +148,11 @@ class _Rows(RawRows):
 
     def is_positive(self, name: str) -> np.ndarray:
         """Return whether each number in a column is above 0, bool [B]."""
-        values = self._numbers(self.raw[name], name, whole=False)
+        column = self.raw[name]
+        if COUNT in self.raw.schema.names:  # CSV: all columns are text
+            values = parse_numbers(column.fill_null("").cast(pa.large_binary()))
+        else:
+            values = self._numbers(column, name, whole=False)
         self._reject(pa.array(np.isnan(values)), Reason.WRONG_TYPE, f"{name} must be a number")
         return values > 0
 

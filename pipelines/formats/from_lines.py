@@ -203,7 +203,7 @@ def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed
         reject(row, Reason.MALFORMED, "an empty key: ")
         good[row] = False
     weighted = np.flatnonzero(good & (count == 3))
-    weights = _numbers(fields.take(pa.array(first[weighted] + 2)))
+    weights = parse_numbers(fields.take(pa.array(first[weighted] + 2)))
     for row in weighted[np.isnan(weights)].tolist():
         reject(row, Reason.MALFORMED, "the weight is not a number: ")
     good[weighted[~(weights > 0)]] = False
@@ -220,7 +220,7 @@ def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed
     return Parsed(batch.filter(block.good(rows)), block.rejects, left_out)
 
 
-def _numbers(fields: pa.LargeBinaryArray) -> np.ndarray:
+def parse_numbers(fields: pa.LargeBinaryArray) -> np.ndarray:
     """Parse each field as a number, float64 [B]; a field that is not a number becomes NaN."""
     values = np.full(len(fields), np.nan)
     good = pc.match_substring_regex(fields, _NUMBER)

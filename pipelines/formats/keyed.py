@@ -17,7 +17,18 @@ import pyarrow.compute as pc
 from pipelines.formats import column_files, from_columns, from_lines, lines, records
 from pipelines.formats.base import LABELS, PAIRS, SPLITS, Inputs, Parsed, Part, RowContents, Text, labels_schema
 from pipelines.formats.column_files import ARROW, CSV, PARQUET, is_csv
-from pipelines.formats.names import Fields, Shape, in_use, list_files, one_of, say_names, single_file
+from pipelines.formats.names import (
+    ABSENT,
+    OF_PAIRS,
+    OF_ROWS,
+    Fields,
+    Shape,
+    in_use,
+    list_files,
+    one_of,
+    say_names,
+    single_file,
+)
 from schemas.errors import InputError
 from schemas.manifest import MOST_DENSE
 from schemas.storage import join
@@ -25,6 +36,7 @@ from schemas.storage import join
 ROWS = "rows"  # the role of a part's only file
 _FIRST_ROWS = 1 << 10  # first rows, which show the length of vectors
 JSONL, TSV = rf"(?:jsonl|ndjson){lines.CODEC}", rf"tsv{lines.CODEC}"
+_ANY = rf"(?:{JSONL}|{PARQUET}|{CSV}|{ARROW})"  # pattern of the files of labels and pairs
 _STEMS = {"train": "train", "val": "(?:val|valid|validation|dev)", "test": "test", LABELS: "labels"}
 _QRELS = {"train": ("train",), "val": ("dev", "val"), "test": ("test",)}
 
@@ -36,17 +48,28 @@ class Keyed:
     fields: Fields = field(default_factory=Fields)
     label_fields: Fields | None = None  # names in the table of labels; None: the same names
     labels_needed: bool = True  # False: points may name labels that another source defines
+    name: str = ""
 
     def fields_of(self, part: Part) -> Fields:
         """Return the names of the fields in `part`."""
         own = part.table == LABELS and not part.contents.derived
         return (own and self.label_fields) or self.fields
 
+    def _inputs(self, parts: Sequence[Part], shared_points: bool = False) -> Inputs:
+        """Return the inputs with `parts`. Raises InputError if a file lacks a column that --fields names."""
+        for part in parts:
+            (url,), labels = part.files.values(), part.table == LABELS
+            if not (part.contents.derived or _is_tabbed(part)):
+                of_labels = ("labels", "label") if part.contents.labels and not labels else ()
+                read = OF_PAIRS if part.table.startswith(PAIRS) else (*OF_ROWS, *of_labels)
+                require_stated(url, self.fields_of(part), read, self.fields if labels else Fields())
+        return Inputs(self.name, _of_one_length(parts), keyed=True, shared_points=shared_points)
+
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
         """Yield blocks with one column `line` or, for columnar files, with the columns of the file."""
         (url,), fields = part.files.values(), self.fields_of(part)
         names = [name for name in vars(fields).values() if part.contents.dense or name != fields.vector]
-        if is_csv(url) and not part.table.startswith(PAIRS):
+        if is_csv(url) and not _is_tabbed(part):
             return column_files.read_csv(url, block_rows)
         if url.endswith(f".{ARROW}"):
             return column_files.read_arrow(url, block_rows, names)
@@ -57,9 +80,9 @@ class Keyed:
     def parse(self, raw: pa.RecordBatch, first_row: int, part: Part, text: Text) -> Parsed:
         (url,), fields, contents = part.files.values(), self.fields_of(part), part.contents
         parser = from_columns if is_csv(url) or url.endswith((f".{PARQUET}", f".{ARROW}")) else from_lines
+        if _is_tabbed(part):
+            return from_lines.parse_tabbed_pairs(raw, first_row, part.name)
         if part.table.startswith(PAIRS):
-            if re.search(rf"\.{TSV}$", url):
-                return from_lines.parse_tabbed_pairs(raw, first_row, part.name)
             return parser.parse_pairs(raw, first_row, part.name, fields)
         # Labels are parsed like points without labels.
         labels = part.table == LABELS
@@ -70,7 +93,7 @@ class Keyed:
             raw = raw.set_column(place, fields.labels, column_files.split_lists(raw[place]))
         parsed = parser.parse_points(raw, first_row, part.name, shape)
         if contents.derived:
-            return _labels_of(parsed)
+            return labels_of(parsed)
         if not labels:
             return parsed
         return Parsed(parsed.batch.select(labels_schema(contents.features, contents.dense).names), parsed.rejects)
@@ -87,7 +110,6 @@ class KeyedFiles(Keyed):
     another format.
     """
 
-    name: str = ""
     expects: str = ""
     extension: str = ""  # pattern of the files of points; labels and pairs may have another kind
     derives: bool = False
@@ -111,12 +133,12 @@ class KeyedFiles(Keyed):
         root, names = list_files(source)
         if self._unsplit_files(names):
             return self._find_points(root, {"train": self._unsplit_files(names)})
-        if not self.derives or _table(names, "queries", self.extension):
+        if not self.derives or _table(names, "queries", self.extension) or _pairs(names, "train"):
             return self._find_tables(source, root, names)
         files = {split: _table(names, _STEMS[split], self.extension) for split in SPLITS}
         if not files["train"]:
             raise InputError(f"{source}: no training data here; found: {say_names(names)}. Expected {self.expects}.")
-        return self._find_points(root, files, _table(names, _STEMS[LABELS], self.extension))
+        return self._find_points(root, files, self._label_files(names))
 
     def _find_tables(self, source: str, root: str, names: Sequence[str]) -> Inputs:
         """Find a data set of points, pairs and labels, each table in its own files."""
@@ -136,14 +158,12 @@ class KeyedFiles(Keyed):
             required = [fields.key] if split in paired else [fields.key, fields.labels]
             parts += _parts(root, split, of_split, fields, required, split not in paired)
             parts += _parts(root, PAIRS + split, _pairs(names, split), fields, (fields.query_key, fields.label_key))
-        stem = _STEMS[LABELS]
-        of_labels = _table(names, stem, self.extension) or _table(names, stem, rf"(?:{JSONL}|{PARQUET})")
         own = self.label_fields or fields
-        parts += _parts(root, LABELS, of_labels, own, (own.key,))
-        for table in ("train", LABELS) if self.labels_needed else ("train",):
+        parts += _parts(root, LABELS, self._label_files(names), own, (own.key,))
+        for table in ("train", LABELS) if self.labels_needed or self.label_fields else ("train",):
             if not any(part.table == table for part in parts):
                 raise InputError(f"{source}: no {table} here; found: {say_names(names)}. Expected {self.expects}.")
-        return Inputs(self.name, _of_one_length(parts), keyed=True, shared_points=bool(shared and paired))
+        return self._inputs(parts, shared_points=bool(shared and paired))
 
     def _find_points(self, root: str, files: Mapping[str, Sequence[str]], of_labels: Sequence[str] = ()) -> Inputs:
         """Find a data set in `files`, which are grouped by split. Labels come from `of_labels`, or from the points.
@@ -160,7 +180,16 @@ class KeyedFiles(Keyed):
         if of_labels:
             own = self.label_fields or self.fields
             derived = _parts(root, LABELS, of_labels, own, (own.key,))
-        return Inputs(self.name, _of_one_length([*parts, *derived]), keyed=True)
+        elif self.label_fields:
+            raise InputError(
+                f"--fields: labels.* names columns of a file of labels, but {root} has no such file, or INPUT is a "
+                "single file. Add labels.csv or labels.jsonl to a folder with the points, or leave labels.* out."
+            )
+        return self._inputs([*parts, *derived])
+
+    def _label_files(self, names: Sequence[str]) -> list[str]:
+        """List the files of labels, of the points' kind or else of any kind."""
+        return _table(names, _STEMS[LABELS], self.extension) or _table(names, _STEMS[LABELS], _ANY)
 
     def _unsplit_files(self, names: Sequence[str]) -> list[str]:
         """List the files of a saved data set without splits."""
@@ -199,13 +228,14 @@ class Beir(Keyed):
                 )
                 parts.append(Part(PAIRS + split, qrels, {ROWS: join(root, qrels)}))
         parts.append(Part(LABELS, str(corpus), {ROWS: join(root, str(corpus))}))
-        return Inputs(self.name, tuple(parts), keyed=True, shared_points=True)
+        return self._inputs(parts, shared_points=True)
 
 
 # JSON lines: a point has `key`, `text` and `labels`, a list of label keys; a label has `key` and `text`.
 JSON_LINES = KeyedFiles(
     name="jsonl",
-    expects="train.jsonl (key, text, labels) and labels.jsonl (key, text), and optionally test.jsonl, ...",
+    expects="train.jsonl (key, text, labels) and labels.jsonl (key, text), and optionally test.jsonl, ...; or "
+    "queries.jsonl (key, text), pairs_train.tsv or .csv (query_key, label_key) and labels.jsonl",
     extension=JSONL,
     other_format_file="corpus.jsonl",
 )
@@ -218,7 +248,8 @@ PARQUET_FILES = KeyedFiles(
 # CSV and TSV: `text`, and `label` (one per row) or `labels` (separated by | or ;); `key` is optional.
 CSV_FILES = KeyedFiles(
     name="csv",
-    expects="train.csv (text, label), and optionally test.csv, labels.csv (key, text); or a single file",
+    expects="train.csv (text, label), and optionally test.csv, labels.csv (key, text); or a single file; or "
+    "queries.csv (key, text), pairs_train.csv (query_key, label_key) and labels.csv",
     extension=CSV,
     derives=True,
 )
@@ -232,7 +263,7 @@ DATASETS = KeyedFiles(
 )
 
 
-def _labels_of(points: Parsed) -> Parsed:
+def labels_of(points: Parsed) -> Parsed:
     """Return the distinct labels of parsed points, ordered by the first row of each label, without rejects."""
     named = points.batch["label_keys"]
     owner = np.repeat(np.arange(len(named)), pc.list_value_length(named).to_numpy())
@@ -295,6 +326,19 @@ def field_names(url: str) -> Sequence[str]:
     return []  # every line is rejected later, when it is parsed
 
 
+def require_stated(url: str, fields: Fields, read: Sequence[str], usual: Fields) -> None:
+    """Raise InputError if a file lacks a column that `fields` names otherwise than `usual`, among the fields `read`."""
+    stated = {name: column for name in read if (column := getattr(fields, name)) not in (getattr(usual, name), ABSENT)}
+    names = field_names(url) if stated else ()
+    for name, column in stated.items():
+        if names and column not in names:
+            present = ", ".join(records.shown(name) for name in names[:20])
+            raise InputError(
+                f"{url}: no column {column!r}, which --fields gives as {name}; found: {present}. Correct the name in "
+                "--fields, or leave it out."
+            )
+
+
 def _require_points(url: str, fields: Fields) -> RowContents:
     """Return what a file of points with labels contains. Raises InputError if texts or labels are missing."""
     names = field_names(url)
@@ -328,7 +372,12 @@ def _table(names: Sequence[str], stem: str, kind: str) -> list[str]:
 
 
 def _pairs(names: Sequence[str], split: str) -> list[str]:
-    return _table(names, rf"pairs[-_/]{_STEMS[split]}", rf"(?:{TSV}|{JSONL}|{PARQUET})")
+    return _table(names, rf"pairs[-_/]{_STEMS[split]}", _ANY)
+
+
+def _is_tabbed(part: Part) -> bool:
+    """Return whether a part contains tab-separated pairs, which need no header."""
+    return part.table.startswith(PAIRS) and all(re.search(rf"\.{TSV}$", url) for url in part.files.values())
 
 
 def _parts(
@@ -337,7 +386,7 @@ def _parts(
     """Make one part per file, in the order of the file names."""
     plain: dict[str, str] = {}
     for name in names:
-        same = plain.setdefault(re.sub(rf"\.({JSONL}|{PARQUET}|{TSV})$", "", name), name)
+        same = plain.setdefault(re.sub(rf"\.{_ANY}$", "", name), name)
         if same != name:
             raise InputError(
                 f"{root}: both {same} and {name} are here, with the same content. Remove one of the two files."
@@ -348,7 +397,8 @@ def _parts(
     contents = RowContents(features=not pairs and features_in(urls, fields), labels=labels, dense=dense)
     groups = [[name] for name in required] + ([] if pairs or contents.features or dense else [in_use(*fields.texts)])
     example = "labels.key=code,labels.text=name" if table == LABELS else "key=id,text=query"
-    for url in urls:
-        if not (pairs and is_csv(url)):  # tab-separated pairs need no header
-            column_files.check_columns(url, *groups, example=example)
-    return [Part(table, name, {ROWS: url}, contents=contents) for name, url in zip(names, urls, strict=True)]
+    parts = [Part(table, name, {ROWS: url}, contents=contents) for name, url in zip(names, urls, strict=True)]
+    for part in parts:
+        if not _is_tabbed(part):
+            column_files.check_columns(part.files[ROWS], *groups, example=example)
+    return parts

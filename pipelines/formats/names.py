@@ -87,7 +87,9 @@ def _matching(root: str, patterns: Sequence[str]) -> list[str]:
 
 LABELS_PREFIX = "labels."  # prefix of a field of the table of labels
 ABSENT = "\x01absent"  # name of a field whose usual column is used for another field
-_OF_PAIRS = ("query_key", "label_key", "weight")  # all other fields belong to points and labels
+OF_PAIRS = ("query_key", "label_key", "weight")  # all other fields belong to points and labels
+OF_TEXTS = ("key", "text", "title", "content")
+OF_ROWS = (*OF_TEXTS, "feature_ids", "feature_values", "vector")  # fields of points and labels
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ def parse_fields(text: str, usual: Named = Fields()) -> Named:  # type: ignore[a
         changes[name] = value
     changed = vars(usual) | changes
     for name, other in itertools.product(changes, names):
-        same = name != other and changed[name] == changed[other] and (name in _OF_PAIRS) == (other in _OF_PAIRS)
+        same = name != other and changed[name] == changed[other] and (name in OF_PAIRS) == (other in OF_PAIRS)
         if same and {name, other} != {"key", "text"}:
             if other in changes:
                 raise InputError(

@@ -35,6 +35,8 @@ PAIRS_SCHEMA = pa.schema(
     [("hash", pa.uint64()), ("part", pa.int32()), ("row", pa.int64()), ("key", pa.string()), ("label_id", pa.int64())]
 )
 
+BEFORE_SCHEMA = pa.schema([("key", pa.string()), ("label_id", pa.int64())])
+
 
 class ResolvedBlocks(NamedTuple):
     """Blocks of an input table. `ids`: ids of the labels that the blocks name; None if the blocks name no labels."""
@@ -57,9 +59,9 @@ def assemble_queries(flow: Flow, plan: QueriesPlan, groups: Mapping[str, list[Re
     return flatten(summaries)
 
 
-def names_of(plan: QueriesPlan) -> tuple[str, str]:
-    """Return the names of the split's two collections: rows per shard, and pairs per shard."""
-    return f"rows of {plan.split}", f"pairs of {plan.split}"
+def names_of(plan: QueriesPlan) -> tuple[str, str, str]:
+    """Return the names of the split's collections: rows, pairs, and labels before, each per shard."""
+    return f"rows of {plan.split}", f"pairs of {plan.split}", f"labels before of {plan.split}"
 
 
 def assemble_points(groups: Iterable[ResolvedBlocks], plan: QueriesPlan) -> Iterator[Tagged]:
@@ -133,11 +135,12 @@ _UNORDERED = ("input_ids", "text", "feature_ids", "feature_values", "dense")  # 
 
 
 class Shard(NamedTuple):
-    """One shard of a split: packets that locate the shard's rows and pairs; None if there are none."""
+    """One shard of a split: packets that locate rows, pairs, and labels of older points; None if there are none."""
 
     number: int
     rows: Packet | None
     pairs: Packet | None
+    before: Packet | None = None
 
     def gather(self, plan: QueriesPlan, columns: list[str]) -> pa.Table:
         """Return `columns` of the shard's rows, always in the same order."""
@@ -147,11 +150,12 @@ class Shard(NamedTuple):
 def write_queries(flow: Flow, plan: QueriesPlan, assembled: Summary) -> dict[str, Collection]:
     """Write one split. Returns the collections `summary` (Summary) and `frequencies` (label shard, packet).
 
-    If the plan has older shards, also returns `again` (older shard, packet): keys that older points may have.
+    If the plan has older shards, also returns `again` (older shard, packet): keys that older points may have, and the
+    labels of the new points.
     assembled: the locations of the rows, and the number of labels in each label shard.
     """
-    places, pairs = (assembled.kept.get(name, {}) for name in names_of(plan))
-    every = [Shard(number, places.get(number), pairs.get(number)) for number in range(plan.shards)]
+    kept = [assembled.kept.get(name, {}) for name in names_of(plan)]
+    every = [Shard(number, *(places.get(number) for places in kept)) for number in range(plan.shards)]
     tags, sizes = (ROWS, SIZES, SUMMARY, FREQUENCIES, REPEATED_KEYS), assembled.label_sizes
     shards = flow.create(f"Shards of {plan.split}", every)
     ordered = shards.split(f"Order {plan.split}", tags, order_shard, plan, sizes)
@@ -191,6 +195,9 @@ def order_shard(shard: Shard, plan: QueriesPlan, label_sizes: dict[int, int]) ->
             others = len(lost)
         else:
             rejects += lost
+    if shard.before is not None:
+        before = gather(read_locations(shard.before), BEFORE_SCHEMA)
+        table, _ = rows.add_pairs(table, before["key"].combine_chunks(), before["label_id"].to_numpy())
     counters = Counter(rows_in=rows_in - others, rows_merged=ordered.merged)
     counters.update(_count(table))
     yield Tagged(SUMMARY, report_rejects(plan.source, rejects, staged, counters={plan.name: counters}))
@@ -198,9 +205,11 @@ def order_shard(shard: Shard, plan: QueriesPlan, label_sizes: dict[int, int]) ->
     counts = count_labels(parquet.list_column(table, "label_ids").values, first_ids(label_sizes))
     for place in plan.exchange.send(counts):
         yield Tagged(FREQUENCIES, place)
-    for place in plan.exchange.send(route_keys(to_record_batch(table), plan.older)):
+    repeated = to_record_batch(table.select(["hash", "key", "label_ids"]))
+    for place in plan.exchange.send(route_keys(repeated, plan.older)):
         yield Tagged(REPEATED_KEYS, place)
-    changed = [name for name in rows.LISTS if name in table.column_names and (ordered.merged or plan.has_pairs)]
+    differ = ordered.merged or plan.has_pairs or shard.before is not None
+    changed = [name for name in rows.LISTS if name in table.column_names and differ]
     placed = plan.exchange.send([(shard.number, to_record_batch(table.select([_POSITION, *changed])))])
     for _, packet in plan.meter.count_bytes(ORDER, placed):
         yield Tagged(ROWS, (shard, packet))

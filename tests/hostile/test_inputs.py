@@ -112,6 +112,9 @@ SOURCES: dict[str, dict[str, str | bytes | None]] = {
         "tst_X_Xf.txt": "1 1000000000000000\n0:1\n",
     },
     "XC with 10^15 rows": {**XC, "trn_X_Xf.txt": f"{10**15} 2\n0:1\n", "trn_X_Y.txt": f"{10**15} 2\n0:1\n"},
+    "CSV of a header": {"train.csv": "text,label\n"},
+    "AttentionXML without labels": {"train_texts.txt": "t\n"},
+    "AttentionXML with fewer labels": {"train_texts.txt": "t\nt\n", "train_labels.txt": "a\n"},
     "XC that is cut": {**XC, "trn_X_Xf.txt": "5000 2\n0:1\n", "trn_X_Y.txt": "5000 2\n0:1\n"},
 }
 ARRAYS: dict[str, bytes] = {
@@ -250,6 +253,11 @@ NAMES = st.sampled_from(
         "qrels/train.tsv",
         "pairs_train.tsv",
         "train.txt",
+        "train_raw_texts.txt",
+        "train_labels.txt",
+        "train.csv",
+        "labels.csv",
+        "pairs_train.csv",
     ]
 )
 

@@ -26,7 +26,7 @@ from tests.pages import DOCS, blocks
 from tests.pipelines.test_versions import SEQUENCE, Day, rows_of, write
 from trainer.export.exported import Exported
 
-THIRD = Day(None, True, [("p3", "again", ["l4"])], False)
+THIRD = Day(None, True, [("p3", "again", ["l4"])])
 SETS = [word for name, value in {**TINY, "logging.tensorboard": False}.items() for word in ("--set", f"{name}={value}")]
 SHARD = ("--tokenizer", "train:200", "--row-group-rows", "3", "--shards", "2", "--labels", "all")
 EXPORT = ("--index", "IVF2,Flat", "--threshold-split", "train", "--current")
@@ -190,7 +190,7 @@ def test_the_script_of_the_page_makes_a_day_and_goes_on_after_a_failed_one(befor
     script = script.replace("extremis ", f"{shlex.quote(sys.executable)} -m extremis ")
     root = shutil.copytree(before, tmp_path / "root")
     (tmp_path / "day.sh").write_text(script)
-    for number, day in ((1, SEQUENCE[1]), (2, Day(None, True, [("p4", "of", [])], False)), (3, THIRD)):
+    for number, day in ((1, SEQUENCE[1]), (2, Day(None, True, [("p4", "of", [])])), (3, THIRD)):
         write(root / "raw" / str(number), day)
 
     def live(day: str) -> int:

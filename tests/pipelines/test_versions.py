@@ -7,13 +7,14 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from pipelines.options import Again
 from pipelines.shard import ShardOptions, shard
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
@@ -32,7 +33,7 @@ class Day:
     labels: dict[str, str] | None
     whole: bool
     points: list[tuple[str, str, list[str]]]
-    keep: bool
+    again: Again = "replace"
 
 
 @dataclass
@@ -51,7 +52,11 @@ class Model:
         if day.labels is not None and day.whole:
             self.retired = self.texts.keys() - day.labels.keys()
         new = {key: (key, text, frozenset(labels)) for key, text, labels in day.points}
-        if not day.keep:
+        if day.again == "merge":
+            for key, _, labels in self.points:
+                if key in new:
+                    new[key] = (*new[key][:2], new[key][2] | labels)
+        if day.again != "keep":
             self.points = [point for point in self.points if point[0] not in new]
         self.points += new.values()
 
@@ -75,8 +80,8 @@ def days(draw: st.DrawFn) -> list[Day]:
         keys = draw(st.sets(st.integers(0, 14), min_size=1, max_size=10))
         naming = st.lists(st.sampled_from(sorted(listed)), min_size=1, max_size=3)
         points = [(f"p{key}", f"text {draw(st.integers(0, 9))}", draw(naming)) for key in sorted(keys)]
-        keep = number > 0 and draw(st.booleans())
-        sequence.append(Day(labels if given_file else None, whole, points, keep))
+        again = draw(st.sampled_from(get_args(Again))) if number else "replace"
+        sequence.append(Day(labels if given_file else None, whole, points, again))
     return sequence
 
 
@@ -107,7 +112,7 @@ def make(root: Path, sequence: list[Day], order: random.Random | None = None) ->
         onto = {}
         if data:
             labels = None if day.labels is None else "all" if day.whole else "new"
-            onto = {"onto": data[-1], "labels": labels, "again": "keep" if day.keep else "replace"}
+            onto = {"onto": data[-1], "labels": labels, "again": day.again}
         shard(raw, str(root / f"data{number}"), OPTIONS.model_copy(update=onto))
         data.append(str(root / f"data{number}"))
     return data
@@ -158,15 +163,37 @@ def check_versions(sequence: list[Day]) -> None:
         shutil.rmtree(root)
 
 
+def test_merged_days_have_the_points_of_both_days_at_once(tmp_path: Path) -> None:
+    days = ["text,label\none,a\none,b\ntwo,a\n", "text,label\none,c\none,a\nthree,b\nfour,d\n"]
+    for name, rows in (("0", days[0]), ("1", days[1]), ("both", days[0] + days[1].partition("\n")[2])):
+        (tmp_path / f"{name}.csv").write_text(rows)
+
+    def points(name: str, data: str, **options: Any) -> tuple[set[Any], str]:
+        lines: list[str] = []
+        shard(f"{tmp_path}/{name}.csv", f"{tmp_path}/{data}", OPTIONS.model_copy(update=options), progress=lines.append)
+        named = [row["key"] for row in rows_of(f"{tmp_path}/{data}/labels")]
+        rows = rows_of(f"{tmp_path}/{data}/queries/train")
+        found = {(row["key"], row["text"], *sorted(named[label] for label in row["label_ids"])) for row in rows}
+        return found, next((line for line in lines if line.startswith("onto")), "")
+
+    both = points("both", "both")[0]
+    points("0", "first")
+    merged, said = points("1", "merged", onto=f"{tmp_path}/first", again="merge")
+    assert merged == both
+    assert said.endswith("1 points replaced")
+    assert points("1", "new", onto=f"{tmp_path}/first")[1].endswith(
+        "1 points replaced, 1 of their labels are not repeated (--again merge keeps them)"
+    )
+
+
 SEQUENCE = [
-    Day({key: key for key in NAMES[:6]}, True, [(f"p{i}", f"t{i}", [NAMES[i % 6]]) for i in range(12)], False),
+    Day({key: key for key in NAMES[:6]}, True, [(f"p{i}", f"t{i}", [NAMES[i % 6]]) for i in range(12)]),
     Day(
         {key: key + "!" for key in NAMES[3:]},
         True,
         [(f"p{i}", f"u{i}", [NAMES[i % 9], NAMES[2]]) for i in range(8, 20)],
-        False,
     ),
-    Day(None, True, [("p3", "again", ["l8"])], False),
+    Day(None, True, [("p3", "again", ["l8"])]),
 ]
 
 
@@ -196,20 +223,20 @@ def test_nothing_is_copied_and_the_base_does_not_change(tmp_path: Path) -> None:
     assert [(part.name, part.rows) for part in parts] == [("0001", 8), ("0002", 12)]
 
 
-def test_versions_move_together(tmp_path: Path) -> None:
-    data = make(tmp_path / "here", SEQUENCE[:2])
-    rows = rows_of(DataLayout(data[1]).queries("train"))
-    shutil.move(tmp_path / "here", tmp_path / "there")
-    assert rows_of(f"{tmp_path}/there/data1/queries/train") == rows
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return make(tmp_path_factory.mktemp("versions"), SEQUENCE)
 
 
-def test_a_part_that_is_gone_is_named(tmp_path: Path) -> None:
-    data = make(tmp_path, SEQUENCE)
-    shutil.rmtree(data[1])
-    with pytest.raises(TableError, match=r"part 0002 .*data1/parts/0002/queries/train.* is missing"):
-        open_data(data[2])
-    with pytest.raises(TableError, match=r"data1.*missing"):
-        rows_of(DataLayout(data[2]).queries("train"))
+def test_versions_move_together_and_a_part_that_is_gone_is_named(versions: list[str], tmp_path: Path) -> None:
+    there = shutil.copytree(Path(versions[2]).parent, tmp_path / "there")
+    queries = DataLayout(f"{there}/data2").queries("train")
+    assert rows_of(queries) == rows_of(DataLayout(versions[2]).queries("train"))
+    shutil.rmtree(there / "data1")
+    with pytest.raises(TableError, match=r"part 0002 .*there/data1/parts/0002/queries/train.* is missing"):
+        open_data(f"{there}/data2")
+    with pytest.raises(TableError, match=r"there/data1.*missing"):
+        rows_of(queries)
 
 
 def test_a_finished_version_is_kept_and_another_one_refused(tmp_path: Path) -> None:
@@ -232,14 +259,14 @@ def test_a_finished_version_is_kept_and_another_one_refused(tmp_path: Path) -> N
 )
 def test_what_a_version_cannot_be_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     data = make(tmp_path, SEQUENCE[:1])
-    raw = write(tmp_path / "raw1", Day({"l0": "l0"}, True, [("p0", "t", ["l0"])], False))
+    raw = write(tmp_path / "raw1", Day({"l0": "l0"}, True, [("p0", "t", ["l0"])]))
     with pytest.raises(InputError, match=message):
         shard(raw, str(tmp_path / "data1"), OPTIONS.model_copy(update={"onto": data[0], **changes}))
     assert not (tmp_path / "data1" / "_manifest.json").exists()
 
 
-def test_the_stream_deals_each_row_of_a_version_once(tmp_path: Path) -> None:
-    data = make(tmp_path, SEQUENCE)[-1]
+def test_the_stream_deals_each_row_of_a_version_once(versions: list[str]) -> None:
+    data = versions[-1]
     sources = open_sources(DataLayout(data), "train", label_texts=False)
     labels = open_manifest(DataLayout(data).labels).rows
     dealt = [(batch.rows, batch.positives) for batch in JoinedStream(sources, labels, batch=4, streams=2)]

@@ -25,6 +25,7 @@ from trainer.methods.recipe import Recipe
 from trainer.model import load_model
 from trainer.refresh.dump import dump_is_published
 from trainer.rows.threads import set_threads
+from trainer.stream import open_sources
 from trainer.tracking.tracker import read_metrics
 
 BASE = {
@@ -283,6 +284,10 @@ def test_data_without_what_the_recipe_reads_is_refused_with_a_remedy(
         with pytest.raises(InputError, match=remedy):
             Trainer.start(small.layout.root, run.root, recipe(encoder={"inputs": inputs}), silent)
         assert not storage.exists(run.config)
+    with pytest.raises(
+        InputError, match=r"labels: no column feature_ids, feature_values.*set data\.label_texts = false"
+    ):
+        open_sources(data.layout, "val", label_texts=True, inputs="features", mix={"labels": 1.0})
 
 
 def test_threads_change_no_loss(

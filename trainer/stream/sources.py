@@ -115,6 +115,11 @@ class Source:
         return replace(self, table=table, negatives=None)
 
 
+_WITHOUT_LABELS = (
+    "set data.label_texts = false (and leave labels out of data.mix), or shard data that has these columns for labels"
+)
+
+
 def open_sources(
     data: DataLayout,
     split: str,
@@ -138,7 +143,7 @@ def open_sources(
         weight = mix[LABEL_TEXTS] if mix else 1.0
         sources.append(Source(LABEL_TEXTS, Table.open(data.labels, "labels"), weight=weight))
     for source in sources:
-        require_inputs(source.table, inputs)
+        require_inputs(source.table, inputs, _WITHOUT_LABELS if source.name == LABEL_TEXTS else None)
     return sources
 
 

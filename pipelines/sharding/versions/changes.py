@@ -11,17 +11,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.common.exchange import FileExchange, Packet, gather, receive, split_by, to_record_batch
+from pipelines.common.exchange import FileExchange, Packet, gather, receive, send_together, split_by, to_record_batch
 from pipelines.common.flow import Collection, Flow, Tagged
 from pipelines.common.summary import SUMMARY, Patched, StagedBlock, Summary
 from pipelines.formats.base import LABELS
 from pipelines.sharding import resume, rows
+from pipelines.sharding.hashing import hash_strings
 from pipelines.sharding.labels import KEYS, ORDER, Ordered, count_labels, duplicates, send_ordered, sum_counts
 from pipelines.sharding.plans import LabelsPlan, QueriesPlan
-from pipelines.sharding.queries import FREQUENCIES
+from pipelines.sharding.queries import BEFORE_SCHEMA, FREQUENCIES, names_of
 from pipelines.sharding.read import CONTENT, with_hashes
-from pipelines.sharding.steps import ROWS, SIZES, by_shard, encode, first_ids, open_column_tokenizer
-from pipelines.sharding.versions.earlier import EarlierData
+from pipelines.sharding.steps import ROWS, SIZES, by_shard, encode, first_ids, open_column_tokenizer, store_packets
+from pipelines.sharding.versions.earlier import EarlierData, route_keys
 from schemas import storage
 from schemas.manifest import Patch
 from schemas.ragged import offsets_of
@@ -137,6 +138,41 @@ def _states(before: pa.Table, listed: pa.ChunkedArray, complete: bool) -> pa.Tab
     return pa.table({"label_id": changes["label_id"], RETIRED: state})
 
 
+def keep_labels_before(flow: Flow, plan: QueriesPlan, earlier: EarlierData, blocks: list[StagedBlock]) -> Collection:
+    """Store the labels of older points with the keys in `blocks`, per shard of the new points. Returns Summary."""
+    keys = flow.create(f"Blocks with keys of {plan.split}", blocks).flat_map(
+        f"Send keys of {plan.split}", send_keys, plan
+    )
+    grouped, name = keys.group(f"New keys by older shard of {plan.split}"), names_of(plan)[2]
+    found = grouped.flat_map(f"Find {name}", find_labels_before, plan, earlier)
+    return store_packets(found, name, plan.files[resume.ROWS])
+
+
+def send_keys(block: StagedBlock, plan: QueriesPlan) -> Iterator[tuple[int, Packet]]:
+    """Send the keys of a block to the older shards that may contain them: (older shard, packet)."""
+    yield from plan.exchange.send(route_keys(block.read().select(["hash", "key"]), plan.older))
+
+
+def find_labels_before(
+    element: tuple[int, Any], plan: QueriesPlan, earlier: EarlierData
+) -> Iterator[tuple[int, Packet]]:
+    """Find points with the keys in (older shard, packets); send keys and labels (BEFORE_SCHEMA) to (shard, packet)."""
+    number, packets = element
+    keys = pa.concat_arrays([batch["key"] for batch in receive(packets)])
+
+    def parts() -> Iterator[tuple[int, pa.RecordBatch]]:
+        entry = earlier.views[plan.name][number]
+        for group in iterate_shard(earlier.table_url(plan.name), entry, ["key", "label_ids"]):
+            found = group.filter(pc.is_in(group["key"], value_set=keys)).combine_chunks()
+            ids, offsets = list_column(found, "label_ids")
+            key = found["key"].take(pa.array(np.repeat(np.arange(len(found)), np.diff(offsets)))).combine_chunks()
+            hashes = hash_strings(key, earlier.seed)
+            batch = pa.record_batch([key, ids.astype(np.int64)], schema=BEFORE_SCHEMA)
+            yield from split_by(batch, (hashes % np.uint64(plan.shards)).astype(np.int64))
+
+    yield from send_together(plan.files[resume.ROWS], parts())
+
+
 def remove_replaced(
     keys: Collection, plan: QueriesPlan, earlier: EarlierData, built: str, label_sizes: dict[int, int]
 ) -> dict[str, Collection]:
@@ -153,30 +189,37 @@ def remove_keys(
     entry, url = earlier.views[plan.name][number], earlier.table_url(plan.name)
     view = entry.view
     assert view is not None
-    keys = pa.concat_arrays([batch["key"] for batch in receive(packets)])
-    kept, labels = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    again = pa.Table.from_batches(receive(packets)).combine_chunks()
+    keys, total = again["key"].combine_chunks(), int(first_ids(label_sizes)[-1])
+    kept, mentions = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     with open_shard(url, entry) as file:
         assert isinstance(file, ViewedShard)
         for group in range(file.num_row_groups):
             rows = read_group(file, group, ["key", "label_ids"], f"{url}, part {view.part}, {entry.path}")
-            gone = pc.is_in(rows["key"], value_set=keys).to_numpy()
-            kept.append(file.positions(group)[~gone])
-            if gone.any():
-                labels.append(list_column(rows.filter(pa.array(gone)), "label_ids").values.astype(np.int64))
-    left = np.concatenate(kept)
+            place = pc.index_in(rows["key"], value_set=keys).combine_chunks()
+            kept.append(file.positions(group)[place.is_null().to_numpy(zero_copy_only=False)])
+            mentions.append(_mentions(place.drop_null(), rows.filter(place.is_valid()), total))
+    left, named = np.concatenate(kept), np.concatenate(mentions)
     if len(left) == entry.rows:
         return
     gone_rows = pa.table({POSITION: np.setdiff1d(np.arange(view.rows), left)})
     live = np.bincount(left // view.row_group_rows)
     patched = write_patch(built, plan.name, number, "gone", gone_rows, tuple(live[live > 0].tolist()))
-    replaced = Counter(replaced=entry.rows - len(left))
+    lost = np.setdiff1d(named, _mentions(pa.array(np.arange(len(again))), again, total))
+    replaced = Counter(replaced=entry.rows - len(left), labels_lost=len(lost))
     yield Tagged(SUMMARY, Summary(counters={plan.name: replaced}, patched=(patched,)))
     sent = [
         (shard, batch.set_column(1, "count", pc.negate(batch["count"])))
-        for shard, batch in count_labels(np.concatenate(labels), first_ids(label_sizes))
+        for shard, batch in count_labels(named % total, first_ids(label_sizes))
     ]
     for place in plan.exchange.send(sent):
         yield Tagged(FREQUENCIES, place)
+
+
+def _mentions(owners: pa.Array, rows: pa.Table, labels: int) -> np.ndarray:
+    """Return the number owner * labels + id for each of the rows' label ids, int64."""
+    ids, offsets = list_column(rows, "label_ids")
+    return np.repeat(owners.to_numpy().astype(np.int64), np.diff(offsets)) * labels + ids.astype(np.int64)
 
 
 _GROUP_ROWS = 1 << 16

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from pipelines.common.exchange import split_by
 from pipelines.formats.base import LABELS, Inputs
-from pipelines.options import ShardOptions
+from pipelines.options import Again, ShardOptions
 from pipelines.sharding.plans import OlderShards
 from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
 from schemas.errors import InputError, TableError
@@ -48,7 +48,7 @@ class EarlierData:
     data: str
     manifest: Manifest
     part: str
-    replaces: bool
+    again: Again
     complete: bool | None
     texts: bool  # whether the input has labels with texts of their own
     tables: Mapping[str, Manifest]  # queries/<split>, labels
@@ -75,7 +75,7 @@ class EarlierData:
         complete = None if options.labels is None and listed else bool(listed) and options.labels == "all"
         if options.labels == "all" and not listed:
             raise InputError("--labels all: INPUT has no file of labels.")
-        return cls(url, data, manifest, part, options.again == "replace", complete, bool(listed), tables)
+        return cls(url, data, manifest, part, options.again, complete, bool(listed), tables)
 
     @cached_property
     def version(self) -> Version:
@@ -159,7 +159,7 @@ class EarlierData:
         return {
             "onto": self.manifest.digest,
             "part": self.part,
-            "again": "replace" if self.replaces else "keep",
+            "again": self.again,
             "labels": {None: None, True: "all", False: "new"}[self.complete],
         }
 
@@ -200,8 +200,8 @@ def older_shards(views: Sequence[Shard]) -> tuple[OlderShards, ...]:
 
 
 def route_keys(batch: pa.RecordBatch, older: Sequence[OlderShards]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """From rows with `hash` and `key`, yield (number of an older shard, keys that the shard may contain)."""
-    keys, hashes = batch.select(["key"]), batch["hash"].to_numpy()
+    """From rows with `hash` and `key`, yield (number of an older shard, rows whose keys the shard may contain)."""
+    keys, hashes = batch.drop_columns(["hash"]), batch["hash"].to_numpy()
     for table in older:
         numbers = np.array(table.numbers, np.int64)[(hashes % np.uint64(table.count)).astype(np.int64)]
         for number, some in split_by(keys, numbers):

@@ -90,6 +90,61 @@ def test_queries_and_labels_have_names_of_their_own(tmp_path: Path) -> None:
         points(tmp_path, fields="key=id,text=query,labels=codes,labels.key=key,labels.text=text")
 
 
+@pytest.mark.parametrize("points_kind", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("labels_kind", ["csv", "tsv", "jsonl", "parquet"])
+def test_labels_are_read_from_a_file_of_any_kind(points_kind: str, labels_kind: str, tmp_path: Path) -> None:
+    write_rows(tmp_path / f"train.{points_kind}", [{"key": "q", "text": "a ship", "labels": ["sea"]}])
+    write_rows(tmp_path / f"labels.{labels_kind}", [{"key": "sea", "text": "the sea"}, {"key": "moon", "text": "moon"}])
+    found = [(row["key"], row["text"]) for row in points(tmp_path)[LABELS].rows]
+    assert found == [("sea", "the sea"), ("moon", "moon")]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("fields", ["text=qeury", "key=di", "labels=c", "label=c", "labels.text=nmae"])
+def test_a_column_that_fields_name_exists(suffix: str, fields: str, tmp_path: Path) -> None:
+    write_rows(tmp_path / f"train.{suffix}", [{"key": "q", "title": "a ship", "labels": ["sea"]}])
+    write_rows(tmp_path / f"labels.{suffix}", [{"key": "sea", "title": "the sea"}])
+    column = fields.partition("=")[2]
+    with pytest.raises(InputError, match=f"no (column '{column}'|labels .*{column}).*; found: .*key"):
+        points(tmp_path, fields=fields)
+
+
+def test_pairs_of_a_csv_are_those_of_a_tsv(tmp_path: Path) -> None:
+    for suffix in ("csv", "tsv"):
+        folder = tmp_path / suffix
+        folder.mkdir()
+        write_rows(folder / "queries.csv", [{"key": "q", "text": "a ship"}])
+        write_rows(folder / "labels.csv", [{"key": "sea", "text": "the sea"}])
+        rows = [("q", "sea", "1"), ("q", "x", "0"), ("q", "y", "0.5"), ("", "sea", "1"), ("q", "sea", "much")]
+        names = ("query_key", "label_key", "weight")
+        write_rows(folder / f"pairs_train.{suffix}", [dict(zip(names, row, strict=True)) for row in rows])
+    (csv_pairs, csv_rejects), (tsv_pairs, tsv_rejects) = (
+        (tables["pairs/train"].rows, [(reject.line, reject.reason.value) for reject in tables["pairs/train"].rejects])
+        for tables in (points(tmp_path / "csv"), points(tmp_path / "tsv"))
+    )
+    assert csv_pairs == tsv_pairs
+    assert [line for line, _ in csv_rejects] == [line for line, _ in tsv_rejects] == [5, 6]
+
+
+@pytest.mark.parametrize("source", ["train.csv", ""])
+def test_fields_of_labels_need_a_file_of_labels(source: str, tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text(PAIRS)
+    with pytest.raises(InputError, match=r"labels\.\* names columns .* leave labels\.\* out"):
+        points(tmp_path / source, fields="labels.key=code")
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write `rows` as the kind of file that `path` ends with."""
+    if path.suffix == ".parquet":
+        pa.parquet.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        mark = "\t" if path.suffix == ".tsv" else ","
+        cells = [["|".join(cell) if isinstance(cell, list) else cell for cell in row.values()] for row in rows]
+        path.write_text("".join(mark.join(row) + "\n" for row in [[*rows[0]], *cells]))
+
+
 COLUMNS = {"key": "k", "title": "a", "text": "b", "content": "c", "labels": "x"}
 
 
@@ -110,13 +165,7 @@ COLUMNS = {"key": "k", "title": "a", "text": "b", "content": "c", "labels": "x"}
 def test_a_column_is_used_once(suffix: str, fields: str | None, key: str, text: str, tmp_path: Path) -> None:
     """What --fields states takes a column from the field that is called so; a key alone may be the text as well."""
     source = tmp_path / f"mine.{suffix}"
-    row = {**COLUMNS, "labels": ["x"]}
-    if suffix == "parquet":
-        pa.parquet.write_table(pa.Table.from_pylist([row]), source)
-    else:
-        mark = {"csv": ",", "tsv": "\t"}.get(suffix)
-        lines = [json.dumps(row)] if mark is None else [mark.join(COLUMNS), mark.join(COLUMNS.values())]
-        source.write_text("\n".join(lines) + "\n")
+    write_rows(source, [{**COLUMNS, "labels": ["x"]}])
     (point,) = points(source, fields=fields)["train"].rows
     assert (point["key"], point["text"], point["label_keys"]) == (key, text, ["x"])
 
@@ -135,12 +184,8 @@ def test_a_tsv_has_quotes_as_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_a_file_is_named_directly(suffix: str, tmp_path: Path) -> None:
-    rows = [{"text": "one", "labels": ["a", "b"]}, {"text": "two", "labels": ["b"]}]
     source = tmp_path / f"whatever.{suffix}"
-    if suffix == "jsonl":
-        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        pa.parquet.write_table(pa.Table.from_pylist(rows), source)
+    write_rows(source, [{"text": "one", "labels": ["a", "b"]}, {"text": "two", "labels": ["b"]}])
     tables = points(source)
     assert [row["label_keys"] for row in tables["train"].rows] == [["a", "b"], ["b"]]
     assert {row["key"] for row in tables[LABELS].rows} == {"a", "b"}
