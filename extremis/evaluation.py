@@ -61,16 +61,15 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return metrics, intervals and deciles of a run's checkpoint, the same on every rank. Raises ExtremisError.
 
-    If the run was trained on an earlier version of DATA, it predicts only labels of that version, but all labels of
-    DATA count. `device`: the device for embedding and search, as in `open_device`. Rank 0 saves a standard report in
+    If the run was trained on an earlier version of DATA, it predicts only labels of that version, also with a fusion,
+    but all labels of DATA count. `device`: the device for embedding and search, as in `open_device`. Rank 0 saves a standard report in
     the run, for `extremis report`.
     """
     show_activity("evaluate: reading the model")
     later = group.decide(lambda: _later(data, run, options))
     layouts = DataLayout(data), RunLayout(run)
     recipe, model, checkpoint = load_model(*layouts, options.step, group, open_device(device), earlier=True)
-    own: By = "classifier" if later else group.decide(lambda: scores_of(run, checkpoint.step))
-    by = options.scores or own
+    by: By = options.scores or group.decide(lambda: scores_of(run, checkpoint.step))
     statistics = label_statistics(DataLayout(data), recipe.data)
     if by != "labels":  # a dual encoder can embed the text of any label
         statistics = replace(statistics, trained_labels=trained_labels(model, checkpoint))
@@ -117,10 +116,10 @@ def _later(data: str, run: str, options: EvaluateOptions) -> str | None:
     digest = Table.open(data, "data").digest
     if trained_digest(load_config(RunLayout(run).config)) == digest:
         return None
-    if options.split == HOLDOUT or options.calibrate or options.scores == "fused":
-        what = "the fused scores were learned" if options.scores == "fused" else "the held-out rows were chosen"
+    if options.split == HOLDOUT or options.calibrate:
         raise InputError(
-            f"{run}: {what} on the run's own data, but {data} is a different version. Evaluate on the run's own data."
+            f"{run}: the held-out rows were chosen on the run's own data, but {data} is a different version. Evaluate "
+            "on the run's own data."
         )
     return digest
 

@@ -38,8 +38,8 @@ def evaluate(
 ) -> dict[str, Any] | None:
     """Score a checkpoint of RUN on a split of DATA: P, nDCG, R, PSP and PSnDCG at 1, 3, 5, 10.
 
-    If RUN was trained on an earlier version of DATA, RUN predicts only labels of that version, and newer labels count
-    as missed.
+    If RUN was trained on an earlier version of DATA, RUN predicts only labels of that version, also with a fusion, and
+    newer labels count as missed.
 
     Options:
         split: A split of DATA, or holdout, the rows that were held out of training.
