@@ -62,14 +62,15 @@ def evaluate(
     """Return metrics, intervals and deciles of a run's checkpoint, the same on every rank. Raises ExtremisError.
 
     If the run was trained on an earlier version of DATA, it predicts only labels of that version, also with a fusion,
-    but all labels of DATA count. `device`: the device for embedding and search, as in `open_device`. Rank 0 saves a standard report in
-    the run, for `extremis report`.
+    but all labels of DATA count. `device`: the device for embedding and search, as in `open_device`. Rank 0 saves a
+    standard report in the run, for `extremis report`.
     """
     show_activity("evaluate: reading the model")
     later = group.decide(lambda: _later(data, run, options))
     layouts = DataLayout(data), RunLayout(run)
     recipe, model, checkpoint = load_model(*layouts, options.step, group, open_device(device), earlier=True)
-    by: By = options.scores or group.decide(lambda: scores_of(run, checkpoint.step))
+    own: By = group.decide(lambda: scores_of(run, checkpoint.step))
+    by = options.scores or own
     statistics = label_statistics(DataLayout(data), recipe.data)
     if by != "labels":  # a dual encoder can embed the text of any label
         statistics = replace(statistics, trained_labels=trained_labels(model, checkpoint))
@@ -92,7 +93,7 @@ def evaluate(
         learned_from = scores if held_out == options.split else open_scorer(held_out).score(filter=options.filter)
         curve, facts = calibrate(learned_from.predictions)
         if held_out != options.split:
-            facts = measure(curve(scores.predictions.pairs()[0]), scores.predictions)
+            facts = measure(curve, scores.predictions)
         calibration = {"calibration": {"split": held_out, "queries": learned_from.queries, **facts}}
     show_activity("evaluate: computing intervals")
     version = Version.of(Table.open(data, "data").manifest)

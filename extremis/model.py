@@ -47,7 +47,7 @@ class Label:
 class Prediction:
     """The best labels of a text, best first; the most frequent labels if `known_tokens` is 0.
 
-    `none_of_these`: True if the best label is more likely incorrect than correct; None if the export is not calibrated.
+    `none_of_these`: True if even the best label is probably incorrect; None if the export is not calibrated.
     """
 
     text: str
@@ -195,9 +195,10 @@ class Model:
             is_kept = (answer.ids != PAD) & (answer.scores >= lowest)
             numbers = [column[is_kept] for column in (answer.scores, answer.probabilities) if column is not None]
             labels = iter(self.labels.scored(answer.ids[is_kept], *numbers))
-            facts = zip(part, is_kept.sum(axis=1).tolist(), known.tolist(), answer.none_of_these, strict=True)
-            for text, count, tokens, none in facts:
-                predictions.append(Prediction(text, tuple(itertools.islice(labels, count)), tokens, none))
+            none = [None] * len(part) if answer.none_of_these is None else answer.none_of_these.tolist()
+            facts = zip(part, is_kept.sum(axis=1).tolist(), known.tolist(), none, strict=True)
+            for text, count, tokens, is_none in facts:
+                predictions.append(Prediction(text, tuple(itertools.islice(labels, count)), tokens, is_none))
         return predictions
 
     def explain(self, text: str, label: int | str) -> Explanation:

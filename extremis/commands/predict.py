@@ -51,7 +51,7 @@ def predict(
         text: Fields that make up a text, if records have a title.
         batch: Number of queries that are processed at a time.
         threshold: Leave out labels with a lower score.
-        precision: Use the export's threshold for this precision.
+        precision: Use the export's threshold for this precision, one of extremis export --precision.
         exact: Score every label, even if the export has an index.
         embedder: Path or hub name of the model that computed DATA's dense vectors. Default: the name in the export.
         no_filter: With --data: do not remove pairs in the filter files from the predictions.

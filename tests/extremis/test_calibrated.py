@@ -54,21 +54,19 @@ def test_rows_to_calibrate_by_are_asked_for(data: Path, mined: Path, tmp_path: P
 
 
 def test_probabilities_are_those_of_the_curve(model: extremis.Model, exports: Path, tmp_path: Path) -> None:
-    curve = facts(exports)["calibration"]["curve"]
+    calibration = facts(exports)["calibration"]
+    curve = calibration["curve"]
     predictions = model.predict(TEXTS, k=20)
     for prediction in predictions:
         scores = [label.score for label in prediction.labels]
         expected = np.interp(scores, curve["scores"], curve["probabilities"])
         np.testing.assert_allclose([label.probability for label in prediction.labels], expected, atol=1e-6)
-        assert prediction.none_of_these == (expected[0] < 0.5)
+        assert prediction.none_of_these == (scores[0] < calibration["none_of_these"]["score"])
     uncalibrated = extremis.load(exports / "two").predict(TEXTS)
     assert {(each.none_of_these, each.labels[0].probability) for each in uncalibrated} == {(None, None)}
-    # A precision that no threshold was measured for: each label has the probability.
-    some = max(label.probability or 0.0 for prediction in predictions for label in prediction.labels) / 2
-    kept = [label for prediction in model.predict(TEXTS, k=20, precision=some) for label in prediction.labels]
-    assert {label.key for label in kept} == {
-        label.key for prediction in predictions for label in prediction.labels if label.probability >= some - 1e-6
-    }
+    for precision, message in ((0.33, "no threshold for a precision of 0.33"), (1.5, r"1.5: expected .* in \(0, 1\]")):
+        with pytest.raises(InputError, match=message):
+            model.predict(TEXTS, precision=precision)
     (tmp_path / "in.txt").write_text("\n".join([*TEXTS, ""]) + "\n")
     for name in ("p.jsonl", "p.parquet", "p.csv"):
         assert call("predict", exports, tmp_path / "in.txt", tmp_path / name, "--k", "3").status == 0
