@@ -4,8 +4,8 @@ NumPy and Faiss run the bag-of-embeddings encoder and compute all scores, from m
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -238,12 +238,21 @@ class Exported:
         """Model of the encoder's dense vectors; None without dense vectors, or if the user supplies the vectors."""
         return DenseModel.from_parameters(self.table.parameters, self.table.url)
 
+    def without(self, ids: Sequence[int]) -> "Exported":
+        """Return this export without the labels `ids` [n], which are masked like retired labels."""
+        if not len(ids):
+            return self
+        retired = np.zeros(self.table.rows, bool) if self.serving.retired is None else self.serving.retired.copy()
+        retired[ids] = True
+        return replace(self, serving=replace(self.serving, retired=retired))
+
     def answer(self, inputs: Inputs, k: int, filters: Ragged | None = None, known: np.ndarray | None = None) -> Answer:
         """Rank labels as in `Serving.rank`; texts without known tokens get the most frequent labels.
 
-        `known` [B]: number of known tokens in each text. The score of a frequent label is the log odds that a training
-        point has the label.
+        `k`: at most the number of labels. `known` [B]: number of known tokens in each text. The score of a frequent
+        label is the log odds that a training point has the label.
         """
+        k = min(k, self.table.rows)
         scores, ids = self.serving.rank(inputs, k, filters)
         curve = self.calibration
         found, is_none = (None, None) if curve is None else (curve(scores), scores[:, 0] < curve.none_below)
