@@ -127,11 +127,11 @@ def _later(data: str, run: str, options: EvaluateOptions) -> str | None:
 
 def _baselines(data: DataLayout, trained: Data, options: EvaluateOptions, scores: SplitScores) -> dict[str, Any]:
     """Return {"baselines": metrics by name, "beside_baselines": number of queries, and the model's metrics on them}."""
-    queries = min(scores.queries, QUERIES)
+    queries = min(scores.rows, QUERIES)
     baselines = measure_baselines(data, options.split, trained, queries, options.filter)
     return {
         "baselines": baselines,
-        "beside_baselines": {"queries": queries, "metrics": scores.metrics.result(slice(queries))},
+        "beside_baselines": {"queries": queries, "metrics": scores.metrics.result(scores.counted < queries)},
     }
 
 

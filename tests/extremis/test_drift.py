@@ -51,7 +51,18 @@ def test_labels_that_came_later_are_positives_and_are_never_predicted(days: Path
                 hits[k] += len(left & {*row[:k].tolist()}) / k if left else 0
     for k, total in hits.items():
         assert scored["old on new"].metrics[f"P@{k}"] == pytest.approx(100 * total / queries)
-    by_part = scored["old on new"].labels_by_part
+    new = scored["old on new"]
+    assert (new.queries, new.queries + new.without_active_labels) == (
+        queries,
+        Table.open(layout.queries("train")).rows,
+    )
+    by_part = new.labels_by_part
+    found, counted = (
+        [sum(group["positives"] * group[name] for group in groups.values()) for name in ("R@1", "R@10")]
+        + [sum(group["positives"] for group in groups.values())]
+        for groups in (by_part, new.labels_by_frequency)
+    )
+    assert found == pytest.approx(counted)
     assert (by_part["0001"]["positives"] > 0, by_part["0002"]["R@10"]) == (True, 0.0)
     assert scored["new on new"].labels_by_part["0002"]["R@10"] > 0
 
