@@ -199,8 +199,6 @@ def make_app(service: Service) -> FastAPI:
             first = error.errors(include_url=False, include_input=False)[0]
             place = ".".join(map(str, first["loc"]))
             raise HTTPException(422, f"{place}: {first['msg']}" if place else first["msg"]) from None
-        if question.k > len(service.model.labels):
-            raise HTTPException(422, f"k: {question.k}, and the export has {len(service.model.labels):,} labels")
         return question
 
     @contextlib.asynccontextmanager

@@ -61,15 +61,15 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return metrics, intervals and deciles of a run's checkpoint, the same on every rank. Raises ExtremisError.
 
-    If the run was trained on an earlier version of DATA, it predicts only labels of that version, but all labels of
-    DATA count. `device`: the device for embedding and search, as in `open_device`. Rank 0 saves a standard report in
-    the run, for `extremis report`.
+    If the run was trained on an earlier version of DATA, it predicts only labels of that version, also with a fusion,
+    but all labels of DATA count. `device`: the device for embedding and search, as in `open_device`. Rank 0 saves a
+    standard report in the run, for `extremis report`.
     """
     show_activity("evaluate: reading the model")
     later = group.decide(lambda: _later(data, run, options))
     layouts = DataLayout(data), RunLayout(run)
     recipe, model, checkpoint = load_model(*layouts, options.step, group, open_device(device), earlier=True)
-    own: By = "classifier" if later else group.decide(lambda: scores_of(run, checkpoint.step))
+    own: By = group.decide(lambda: scores_of(run, checkpoint.step))
     by = options.scores or own
     statistics = label_statistics(DataLayout(data), recipe.data)
     if by != "labels":  # a dual encoder can embed the text of any label
@@ -93,7 +93,7 @@ def evaluate(
         learned_from = scores if held_out == options.split else open_scorer(held_out).score(filter=options.filter)
         curve, facts = calibrate(learned_from.predictions)
         if held_out != options.split:
-            facts = measure(curve(scores.predictions.pairs()[0]), scores.predictions)
+            facts = measure(curve, scores.predictions)
         calibration = {"calibration": {"split": held_out, "queries": learned_from.queries, **facts}}
     show_activity("evaluate: computing intervals")
     version = Version.of(Table.open(data, "data").manifest)
@@ -117,21 +117,21 @@ def _later(data: str, run: str, options: EvaluateOptions) -> str | None:
     digest = Table.open(data, "data").digest
     if trained_digest(load_config(RunLayout(run).config)) == digest:
         return None
-    if options.split == HOLDOUT or options.calibrate or options.scores == "fused":
-        what = "the fused scores were learned" if options.scores == "fused" else "the held-out rows were chosen"
+    if options.split == HOLDOUT or options.calibrate:
         raise InputError(
-            f"{run}: {what} on the run's own data, but {data} is a different version. Evaluate on the run's own data."
+            f"{run}: the held-out rows were chosen on the run's own data, but {data} is a different version. Evaluate "
+            "on the run's own data."
         )
     return digest
 
 
 def _baselines(data: DataLayout, trained: Data, options: EvaluateOptions, scores: SplitScores) -> dict[str, Any]:
     """Return {"baselines": metrics by name, "beside_baselines": number of queries, and the model's metrics on them}."""
-    queries = min(scores.queries, QUERIES)
+    queries = min(scores.rows, QUERIES)
     baselines = measure_baselines(data, options.split, trained, queries, options.filter)
     return {
         "baselines": baselines,
-        "beside_baselines": {"queries": queries, "metrics": scores.metrics.result(slice(queries))},
+        "beside_baselines": {"queries": queries, "metrics": scores.metrics.result(scores.counted < queries)},
     }
 
 

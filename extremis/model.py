@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any
@@ -12,7 +12,7 @@ import pyarrow as pa
 from tokenizers import Tokenizer
 
 from extremis.command import naming_arguments
-from extremis.console import without_controls
+from extremis.console import say, without_controls
 from extremis.result import html_table
 from pipelines.sharding.tokenizer import FILE, encode_texts, open_tokenizer
 from schemas import PAD
@@ -47,7 +47,7 @@ class Label:
 class Prediction:
     """The best labels of a text, best first; the most frequent labels if `known_tokens` is 0.
 
-    `none_of_these`: True if the best label is more likely incorrect than correct; None if the export is not calibrated.
+    `none_of_these`: True if even the best label is probably incorrect; None if the export is not calibrated.
     """
 
     text: str
@@ -112,8 +112,12 @@ class Labels(Sequence[Label]):
         """Return the ids of the labels with these `keys`. Raises InputError if a label does not exist."""
         try:
             return [self._ids[key] for key in keys]
-        except KeyError as error:
+        except (KeyError, TypeError) as error:
             raise InputError(f"unknown label key {error}.") from None
+
+    def known_ids(self, keys: Sequence[str]) -> list[int]:
+        """Return the ids of the labels with these `keys`; keys that are not labels are left out."""
+        return [self._ids[key] for key in keys if key in self._ids]
 
     @functools.cached_property
     def _ids(self) -> dict[str, int]:
@@ -173,13 +177,13 @@ class Model:
         *,
         threshold: float | None = None,
         precision: float | None = None,
-        filter: Sequence[str] | Sequence[Sequence[str]] = (),
+        filter: Iterable[str] | Iterable[Iterable[str]] = (),
     ) -> Predictions:
         """Return the best `k` labels of each text that score at least `threshold`, or the threshold for `precision`.
 
-        `filter`: keys of labels to leave out, or a list of keys for each text.
-        Raises InputError if there is no threshold for this precision, if both limits are given, if k < 1, or if a label
-        does not exist.
+        `filter`: keys of labels to leave out, where a message counts keys that are not labels; or a list of keys of
+        labels for each text. Raises InputError if there is no threshold for this precision, if both limits are given,
+        if k < 1, or if `filter` contains other things.
         """
         if threshold is not None and precision is not None:
             raise InputError("threshold and precision both set the lowest score. Give only one of the two.")
@@ -188,16 +192,26 @@ class Model:
         if precision is not None:
             threshold = self._exported.threshold(precision)
         lowest = -np.inf if threshold is None else threshold
-        predictions, filters = Predictions(), self._filters(filter, texts)
+        texts = [texts] if isinstance(texts, str) else [*texts]
+        left_out = _listed(filter, "filter")
+        is_shared = all(isinstance(key, str) for key in left_out)
+        if not is_shared and len(left_out) != len(texts):
+            raise InputError(
+                f"filter: expected keys of labels, or a list of keys for each of the {len(texts):,} texts, got "
+                f"{len(left_out):,} items."
+            )
+        exported = leave_out(self._exported, self.labels, left_out) if is_shared else self._exported
+        predictions = Predictions()
         for part, inputs, known in self._batches(texts):
-            batch_filters = filters and filters.slice(len(predictions), len(predictions) + len(part))
-            answer = self._exported.answer(inputs, k, batch_filters, known)
+            filters = None if is_shared else self._filters(left_out, len(predictions), len(predictions) + len(part))
+            answer = exported.answer(inputs, k, filters, known)
             is_kept = (answer.ids != PAD) & (answer.scores >= lowest)
             numbers = [column[is_kept] for column in (answer.scores, answer.probabilities) if column is not None]
             labels = iter(self.labels.scored(answer.ids[is_kept], *numbers))
-            facts = zip(part, is_kept.sum(axis=1).tolist(), known.tolist(), answer.none_of_these, strict=True)
-            for text, count, tokens, none in facts:
-                predictions.append(Prediction(text, tuple(itertools.islice(labels, count)), tokens, none))
+            none = [None] * len(part) if answer.none_of_these is None else answer.none_of_these.tolist()
+            facts = zip(part, is_kept.sum(axis=1).tolist(), known.tolist(), none, strict=True)
+            for text, count, tokens, is_none in facts:
+                predictions.append(Prediction(text, tuple(itertools.islice(labels, count)), tokens, is_none))
         return predictions
 
     def explain(self, text: str, label: int | str) -> Explanation:
@@ -228,18 +242,14 @@ class Model:
         return explained
 
     def embed(self, texts: str | Sequence[str]) -> np.ndarray:
-        """Embed texts: x float32 [N, D], in the same space as the labels' vectors."""
+        """Embed texts for products with the labels' vectors: float32 [N, D], or [N, D + 1] with a last column of 1."""
         parts = [self._exported.serving.embed(inputs) for _, inputs, _ in self._batches(texts)]
         dimension = int(self._exported.table.parameters["dimension"])
         return np.concatenate(parts) if parts else np.zeros((0, dimension), np.float32)
 
-    def _filters(self, filter: Sequence[str] | Sequence[Sequence[str]], texts: str | Sequence[str]) -> Ragged | None:
-        """Return the ids of the labels to leave out for each text. Raises InputError."""
-        if not filter:
-            return None
-        count = 1 if isinstance(texts, str) else len(texts)
-        lists: Any = [filter] * count if isinstance(filter[0], str) else filter
-        ids = [self.labels.ids(keys) for keys in lists]
+    def _filters(self, lists: list[Any], start: int, stop: int) -> Ragged:
+        """Return the ids of the labels to leave out for texts [start, stop). Raises InputError."""
+        ids = [self.labels.ids(_listed(lists[n], f"filter[{n}]")) for n in range(start, stop)]
         return Ragged.from_counts(np.array([*itertools.chain(*ids)], np.int64), np.array([*map(len, ids)], np.int64))
 
     def _batches(self, texts: str | Sequence[str]) -> Iterator[tuple[list[str], Inputs, np.ndarray]]:
@@ -253,6 +263,21 @@ class Model:
             dense = None if self._embed is None else pa.table({DENSE: self._embed(pa.array(part, pa.string()))})
             tokens, known = self._tokenizer.encode(part)
             yield part, Inputs(tokens, dense=dense and Inputs.of(dense).dense), known
+
+
+def _listed(keys: Any, place: str) -> list[Any]:
+    """Return the items of any iterable except a string. Raises InputError."""
+    if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
+        raise InputError(f"{place}: expected a list of label keys, got {type(keys).__name__}: {keys!r:.80}.")
+    return [*keys]
+
+
+def leave_out(exported: Exported, labels: Labels, keys: Sequence[str]) -> Exported:
+    """Return the export without the labels `keys`; a message counts keys that are not labels."""
+    ids = labels.known_ids(keys)
+    if len(ids) < len(keys):
+        say(f"filter: {len(keys) - len(ids):,} of {len(keys):,} keys are not labels of {exported.table.url}")
+    return exported.without(ids)
 
 
 @naming_arguments()

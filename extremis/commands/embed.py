@@ -35,8 +35,8 @@ def embed(
 
     MODEL is the directory or hub name of a model for sentence-transformers, transformers or Model2Vec, in safetensors.
     INPUT is DATA, or any number of files with key and text (.txt lines, JSON lines, CSV, Parquet), or, in Python, rows.
-    OUT contains query_id, key, text and vector in the order of INPUT. With DATA RUN OUT, the vectors are in the order
-    of the table of queries or labels. Options after -- are passed to Beam.
+    OUT contains query_id, key, text and vector in the order of INPUT. With DATA RUN OUT, OUT contains only query_id or
+    label_id, and vector, in the order of the table of queries or labels. Options after -- are passed to Beam.
 
     Options:
         step: With DATA RUN OUT: step of the checkpoint. Default: the checkpoint that evaluate uses.

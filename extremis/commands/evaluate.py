@@ -38,8 +38,8 @@ def evaluate(
 ) -> dict[str, Any] | None:
     """Score a checkpoint of RUN on a split of DATA: P, nDCG, R, PSP and PSnDCG at 1, 3, 5, 10.
 
-    If RUN was trained on an earlier version of DATA, RUN predicts only labels of that version, and newer labels count
-    as missed.
+    If RUN was trained on an earlier version of DATA, RUN predicts only labels of that version, also with a fusion, and
+    newer labels count as missed.
 
     Options:
         split: A split of DATA, or holdout, the rows that were held out of training.
@@ -74,7 +74,9 @@ def evaluate(
         report = evaluate_run(data, run, options, group, device)
     if not group.first:
         return None
-    table(f"{split}: {report['queries']:,} queries, {report['filter_pairs']:,} filter pairs", *metric_grid(report))
+    scored, left_out = report["queries"], report["without_active_labels"]
+    of = f" of {scored + left_out:,} queries ({left_out:,} have no active label)" if left_out else " queries"
+    table(f"{split}: {scored:,}{of}, {report['filter_pairs']:,} filter pairs", *metric_grid(report))
     _show_parts(report)
     if "metrics" in report.get("seen", {}):
         _show_seen(split, report)
@@ -97,17 +99,18 @@ def evaluate(
 
 
 def _show_parts(report: dict[str, Any]) -> None:
-    """Print metrics for each part of a version: for the queries and for the labels that the part has added."""
-    names = ("P@1", "P@5", "PSP@5")
-    for key, title, counted, shown in (
-        ("parts", "by the part that added the query", "queries", names),
-        ("labels_by_part", "positives found, by the part that added the label", "positives", ("R@1", "R@5")),
+    """Print recall by the labels' training points; for a version, also metrics by part of the queries and labels."""
+    names, recalls = ("P@1", "P@5", "PSP@5"), ("R@1", "R@5")
+    for key, title, group, counted, shown in (
+        ("labels_by_frequency", "positives found, by the label's training points", "points", "positives", recalls),
+        ("parts", "by the part that added the query", "part", "queries", names),
+        ("labels_by_part", "positives found, by the part that added the label", "part", "positives", recalls),
     ):
         parts = report.get(key, {})
         columns = [name for name in shown if any(name in metrics for metrics in parts.values())]
         rows = [[p, f"{m[counted]:,}", *(f"{m[name]:.2f}" for name in columns)] for p, m in parts.items()]
         if rows:
-            table(title, ["part", counted, *columns], rows)
+            table(title, [group, counted, *columns], rows)
 
 
 def _show_seen(split: str, report: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ def predict(
     batch: Positive = 256,
     threshold: float | None = None,
     precision: float | None = None,
+    filter: Annotated[Place | None, Option(metavar="FILE")] = None,
     exact: bool = False,
     embedder: Place | None = None,
     no_filter: bool = False,
@@ -51,7 +52,8 @@ def predict(
         text: Fields that make up a text, if records have a title.
         batch: Number of queries that are processed at a time.
         threshold: Leave out labels with a lower score.
-        precision: Use the export's threshold for this precision.
+        precision: Use the export's threshold for this precision, one of extremis export --precision.
+        filter: File of keys of labels to leave out of all predictions, one per line.
         exact: Score every label, even if the export has an index.
         embedder: Path or hub name of the model that computed DATA's dense vectors. Default: the name in the export.
         no_filter: With --data: do not remove pairs in the filter files from the predictions.
@@ -78,7 +80,7 @@ def predict(
         raise InputError("OUT - and --json both write to standard output. Give only one of the two.")
     if threshold is not None and precision is not None:
         raise InputError("--threshold and --precision both set the lowest score. Give only one of the two.")
-    from extremis.model import open_export
+    from extremis.model import Labels, leave_out, open_export
     from extremis.predicting import rows_of_split, rows_of_texts, write_predictions
     from pipelines.formats.names import parse_fields
     from pipelines.formats.texts import Texts
@@ -87,10 +89,15 @@ def predict(
 
     data = None if data is None else fspath(data)
     texts = None if data else Texts(inputs[0], form, parse_fields(format_argument(fields or "")), text == "title")
+    left_out = None if filter is None else Texts(fspath(filter), "text")
     if out != "-":
-        reads = [resolve_export(fspath(export)), data, *([] if texts is None else texts.places())]
+        files = [place for read in (texts, left_out) if read is not None for place in read.places()]
+        reads = [resolve_export(fspath(export)), data, *files]
         require_output_file(out, reads, "Give --overwrite to replace it, or another OUT.", overwrite)
     opened = open_export(fspath(export), exact, threads, device)
+    if left_out is not None:
+        keys = [key for lines in left_out.batches(batch, False) for key in lines["text"].to_pylist() if key]
+        opened = leave_out(opened, Labels(opened.label_table(("key", "text"))), keys)
     if precision is not None:
         threshold = opened.threshold(precision)
     if texts is None:

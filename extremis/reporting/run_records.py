@@ -37,9 +37,9 @@ class RepresentativeScores(NamedTuple):
     fusion: Mapping[str, Any]
 
     @classmethod
-    def of(cls, run: RunLayout, checkpoint: Checkpoint, later: bool) -> "RepresentativeScores":
-        """Read the step and scores that represent a run, on its own data or on a `later` version. Raises TableError."""
-        scores = "classifier" if later else scores_of(run.root, checkpoint.step)
+    def of(cls, run: RunLayout, checkpoint: Checkpoint) -> "RepresentativeScores":
+        """Read the step and scores that represent a run. Raises TableError."""
+        scores = scores_of(run.root, checkpoint.step)
         fusion = Table.open(run.fusion(checkpoint.step), KIND).parameters if scores == "fused" else {}
         return cls(checkpoint.step, scores, fusion)
 
@@ -99,7 +99,7 @@ def open_run(url: str, name: str, data: Manifest | None = None) -> Run:
         _evaluations(layout.evaluations_on(later), checkpoint),
         storage.exists(layout.finished),
         read_commands(layout),
-        None if checkpoint is None else RepresentativeScores.of(layout, checkpoint, later is not None),
+        None if checkpoint is None else RepresentativeScores.of(layout, checkpoint),
         read_json(join(layout.root, AUTO_REPORT)) if storage.exists(join(layout.root, AUTO_REPORT)) else None,
     )
 

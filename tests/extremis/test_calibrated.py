@@ -54,21 +54,19 @@ def test_rows_to_calibrate_by_are_asked_for(data: Path, mined: Path, tmp_path: P
 
 
 def test_probabilities_are_those_of_the_curve(model: extremis.Model, exports: Path, tmp_path: Path) -> None:
-    curve = facts(exports)["calibration"]["curve"]
+    calibration = facts(exports)["calibration"]
+    curve = calibration["curve"]
     predictions = model.predict(TEXTS, k=20)
     for prediction in predictions:
         scores = [label.score for label in prediction.labels]
         expected = np.interp(scores, curve["scores"], curve["probabilities"])
         np.testing.assert_allclose([label.probability for label in prediction.labels], expected, atol=1e-6)
-        assert prediction.none_of_these == (expected[0] < 0.5)
+        assert prediction.none_of_these == (scores[0] < calibration["none_of_these"]["score"])
     uncalibrated = extremis.load(exports / "two").predict(TEXTS)
     assert {(each.none_of_these, each.labels[0].probability) for each in uncalibrated} == {(None, None)}
-    # A precision that no threshold was measured for: each label has the probability.
-    some = max(label.probability or 0.0 for prediction in predictions for label in prediction.labels) / 2
-    kept = [label for prediction in model.predict(TEXTS, k=20, precision=some) for label in prediction.labels]
-    assert {label.key for label in kept} == {
-        label.key for prediction in predictions for label in prediction.labels if label.probability >= some - 1e-6
-    }
+    for precision, message in ((0.33, "no threshold for a precision of 0.33"), (1.5, r"1.5: expected .* in \(0, 1\]")):
+        with pytest.raises(InputError, match=message):
+            model.predict(TEXTS, precision=precision)
     (tmp_path / "in.txt").write_text("\n".join([*TEXTS, ""]) + "\n")
     for name in ("p.jsonl", "p.parquet", "p.csv"):
         assert call("predict", exports, tmp_path / "in.txt", tmp_path / name, "--k", "3").status == 0
@@ -109,14 +107,43 @@ def test_a_text_without_a_known_token_gets_the_prior(data: Path, model: extremis
     assert model.explain("", most).parts == {"prior": pytest.approx(odds[order[0]])}
 
 
-def test_labels_are_left_out_of_each_text_or_of_all(model: extremis.Model) -> None:
+def test_labels_are_left_out_of_each_text_or_of_all(
+    model: extremis.Model, exports: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     best = [[label.key for label in each.labels] for each in model.predict(TEXTS, k=6)]
     each = model.predict(TEXTS, k=5, filter=[keys[:1] for keys in best])
     assert [[label.key for label in prediction.labels] for prediction in each] == [keys[1:] for keys in best]
-    for prediction in model.predict(TEXTS, k=5, filter=best[0]):
-        assert not {label.key for label in prediction.labels} & {*best[0]}
-    with pytest.raises(InputError, match="unknown label key 'none such'"):
-        model.predict(TEXTS, filter=["none such"])
+    most = [label.key for label in model.predict("", k=5)[0].labels]
+    texts, keys, many = [*TEXTS, ""], [*best[0], *most], len(model.labels)
+    alone = model.predict(texts, k=5, filter=[keys] * len(texts))
+    for of_all in (keys, {*keys}, np.array(keys), iter(keys)):
+        assert repr(model.predict(texts, k=5, filter=of_all)) == repr(alone)
+    whole = model.predict(texts, k=2 * many, filter=model.labels.keys[1:])
+    assert {label.key for prediction in whole for label in prediction.labels} <= {model.labels[0].key}
+    assert [len(each.labels) for each in model.predict(TEXTS, k=2 * many)] == [many] * len(TEXTS)
+    capsys.readouterr()
+    assert repr(model.predict(texts, k=5, filter=[*keys, "none such", ""])) == repr(alone)
+    assert f"filter: 2 of {len(keys) + 2} keys are not labels of " in capsys.readouterr().err
+    for wrong, message in (
+        ("167", "filter: expected a list of label keys, got str: '167'"),
+        (5, "filter: expected a list of label keys, got int"),
+        ([["none such"]] * 4, "unknown label key 'none such'"),
+        ([[["a"]]] * 4, "unknown label key"),
+        ([5] * 4, r"filter\[0\]: expected a list of label keys, got int: 5"),
+        ([[]], "a list of keys for each of the 4 texts, got 1 items"),
+    ):
+        with pytest.raises(InputError, match=message):
+            model.predict(TEXTS, filter=wrong)
+    (tmp_path / "in.txt").write_text("\n".join(texts) + "\n")
+    (tmp_path / "keys").write_text("\n".join([*keys, "none such"]) + "\n")
+    done = call(
+        "predict", exports, tmp_path / "in.txt", tmp_path / "p.jsonl", "--k", "5", "--filter", tmp_path / "keys"
+    )
+    assert "1 of" in done.err
+    lines = [json.loads(line)["labels"] for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    assert lines == [[label.key for label in prediction.labels] for prediction in alone]
+    over = ("predict", exports, tmp_path / "in.txt", tmp_path / "keys", "--to", "jsonl", "--overwrite")
+    refused(call(*over, "--filter", tmp_path / "keys"), "keys")
 
 
 def test_what_a_score_comes_from_adds_up_to_it(data: Path, model: extremis.Model, exports: Path) -> None:
@@ -141,6 +168,12 @@ def test_what_a_score_comes_from_adds_up_to_it(data: Path, model: extremis.Model
     assert plain.explain(TEXTS[0], label.key).parts == {"vector": pytest.approx(label.score, abs=1e-5)}
     with pytest.raises(InputError, match="label = -1: expected a label id from 0 to below"):
         model.explain("a ship", -1)
+
+
+def test_embeddings_have_the_width_of_the_vectors_and_end_in_the_bias(model: extremis.Model) -> None:
+    x, none = model.embed(TEXTS), model.embed([])
+    assert x.shape[1:] == none.shape[1:] == model._exported.serving.vectors.shape[1:]
+    assert (x[:, -1] == 1).all() == model._exported.serving.bias
 
 
 def test_no_labels_are_refused(model: extremis.Model, exports: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,14 @@ import extremis
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import open_manifest
+from schemas.ragged import Ragged
+from schemas.shard_files.parquet import list_column
 from schemas.storage import list_names
 from schemas.table import Table
 from tests.pipelines.test_versions import rows_of
+from trainer.evaluation.metrics import Metrics
+from trainer.export.exported import Exported
+from trainer.inputs import Inputs
 from trainer.model import load_model
 
 
@@ -45,9 +51,38 @@ def test_labels_that_came_later_are_positives_and_are_never_predicted(days: Path
                 hits[k] += len(left & {*row[:k].tolist()}) / k if left else 0
     for k, total in hits.items():
         assert scored["old on new"].metrics[f"P@{k}"] == pytest.approx(100 * total / queries)
-    by_part = scored["old on new"].labels_by_part
+    new = scored["old on new"]
+    assert (new.queries, new.queries + new.without_active_labels) == (
+        queries,
+        Table.open(layout.queries("train")).rows,
+    )
+    by_part = new.labels_by_part
+    found, counted = (
+        [sum(group["positives"] * group[name] for group in groups.values()) for name in ("R@1", "R@10")]
+        + [sum(group["positives"] for group in groups.values())]
+        for groups in (by_part, new.labels_by_frequency)
+    )
+    assert found == pytest.approx(counted)
     assert (by_part["0001"]["positives"] > 0, by_part["0002"]["R@10"]) == (True, 0.0)
     assert scored["new on new"].labels_by_part["0002"]["R@10"] > 0
+
+
+def test_a_fused_run_is_scored_on_a_later_version_as_its_export_predicts(days: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(days / "run0", tmp_path / "run")
+    extremis.fuse(days / "data0", run, split="train", progress=False)
+    extremis.export(days / "data0", run, tmp_path / "export", progress=False)
+    serving, layout = Exported.open(str(tmp_path / "export")).serving, DataLayout(f"{days}/data1")
+    retired = np.flatnonzero([row["retired"] for row in rows_of(layout.labels)])
+    metrics = Metrics()
+    for rows in Table.open(layout.queries("train")).batches():
+        positives = list_column(rows, "label_ids")
+        positives = positives.keep(~np.isin(positives.values, retired))
+        filters = Ragged.from_matrix(np.tile(retired, (rows.num_rows, 1)))
+        _, top = serving.rank(Inputs.of(rows.select(serving.columns)), 10, filters)
+        labelled = np.flatnonzero(positives.counts)
+        metrics.update(top[labelled], positives.take(labelled))
+    scored = extremis.evaluate(days / "data1", run, split="train", progress=False)
+    assert (scored.scores, scored.metrics) == ("fused", pytest.approx(metrics.result()))
 
 
 def test_each_is_kept_by_its_data(days: Path, scored: dict[str, Any]) -> None:
@@ -65,9 +100,8 @@ def test_each_is_kept_by_its_data(days: Path, scored: dict[str, Any]) -> None:
 
 
 def test_what_is_of_the_data_alone_is_refused(days: Path) -> None:
-    for options in ({"split": "holdout"}, {"split": "train", "scores": "fused", "step": 1}):
-        with pytest.raises(InputError, match="on the run's own data"):
-            extremis.evaluate(days / "data1", days / "run0", progress=False, **options)
+    with pytest.raises(InputError, match="on the run's own data"):
+        extremis.evaluate(days / "data1", days / "run0", split="holdout", progress=False)
     with pytest.raises(InputError, match="trained on different data"):
         extremis.evaluate(days / "data0", days / "run1", split="train", progress=False)
 

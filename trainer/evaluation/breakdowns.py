@@ -67,48 +67,72 @@ class Deciles:
         return {f"P@{k}": (100 * upto[k - 1] / (k * self._points)).tolist() for k in self.ks}
 
 
-class ByPart:
-    """Metrics per part of the queries, and recall per part of the labels, streamed like `Metrics`.
+class LabelRecall:
+    """Recall of the positives in each group of labels, streamed like `Metrics`.
 
-    The report omits queries, or labels, if the table has a single part.
+    `group_of` [L] int64: the group of each label; `names`: the names of the groups.
     """
 
-    def __init__(self, queries: Table, labels: Table, ks: Sequence[int]) -> None:
-        self._queries, self._labels = (list(table.parts) if len(table.parts) > 1 else [] for table in (queries, labels))
-        self._ks = tuple(ks)
-        self._positives = np.zeros(len(self._labels), np.int64)
-        self._hits = np.zeros((max(ks), len(self._labels)), np.int64)
+    def __init__(self, group_of: np.ndarray, names: Sequence[str], ks: Sequence[int]) -> None:
+        self._group_of, self._names, self._ks = group_of, names, tuple(ks)
+        self._positives = np.zeros(len(names), np.int64)
+        self._hits = np.zeros((max(ks), len(names)), np.int64)
 
     def update(self, top: np.ndarray, positives: Ragged) -> None:
-        """Count one batch, per part of the labels: rankings `top` [B, K] and `positives`."""
-        if self._labels:
-            self._positives += np.bincount(_part_of(positives.entries, self._labels), minlength=len(self._labels))
-            best = top[:, : len(self._hits)]
-            row, rank = np.nonzero(positives.contains(best))
-            np.add.at(self._hits, (rank, _part_of(best[row, rank], self._labels)), 1)
+        """Count one batch: rankings `top` [B, K] and `positives`."""
+        self._positives += np.bincount(self._group_of[positives.entries], minlength=len(self._names))
+        best = top[:, : len(self._hits)]
+        row, rank = np.nonzero(positives.contains(best))
+        np.add.at(self._hits, (rank, self._group_of[best[row, rank]]), 1)
+
+    def result(self) -> dict[str, dict[str, float]]:
+        """Return the number of labels and positives, and R@k x 100 over all positives, of each group with positives."""
+        labels = np.bincount(self._group_of, minlength=len(self._names))
+        counts = zip(self._names, labels.tolist(), self._positives.tolist(), self._hits.cumsum(0).T, strict=True)
+        return {
+            name: {
+                "labels": count,
+                "positives": positives,
+                **{f"R@{k}": 100 * float(hits[k - 1]) / positives for k in self._ks},
+            }
+            for name, count, positives, hits in counts
+            if positives
+        }
+
+
+class Breakdowns:
+    """Metrics per part of the queries; recall of labels per part and per training frequency; streamed like `Metrics`.
+
+    `frequency` [L] int64: training points of each label. The report omits parts if the table has a single part.
+    """
+
+    FREQUENCIES = ("0", "1", "2-3", "4-10", "more than 10")
+
+    def __init__(self, queries: Table, labels: Table, frequency: np.ndarray, ks: Sequence[int]) -> None:
+        self._parts = list(queries.parts)
+        by_frequency = LabelRecall(np.searchsorted([0, 1, 3, 10], frequency), self.FREQUENCIES, ks)
+        self._recalls = {"labels_by_frequency": by_frequency}
+        if len(labels.parts) > 1:
+            part_of = _part_of(np.arange(len(frequency)), labels.parts)
+            self._recalls["labels_by_part"] = LabelRecall(part_of, [part.name for part in labels.parts], ks)
+
+    def update(self, top: np.ndarray, positives: Ragged) -> None:
+        """Count one batch: rankings `top` [B, K] and `positives`."""
+        for recall in self._recalls.values():
+            recall.update(top, positives)
 
     def report(self, metrics: Metrics, rows: np.ndarray) -> dict[str, Any]:
-        """Return `metrics` x 100 per part of the queries, and R@k x 100 over all positives per part of the labels.
+        """Return `metrics` x 100 per part of the queries, and the result of `LabelRecall` per kind of group.
 
         `rows` [N]: the ids of the queries that `metrics` has counted.
         """
-        report: dict[str, Any] = {}
-        if self._queries:
-            part_of = _part_of(rows, self._queries)
+        report: dict[str, Any] = {name: recall.result() for name, recall in self._recalls.items()}
+        if len(self._parts) > 1:
+            part_of = _part_of(rows, self._parts)
             report["parts"] = {
                 part.name: {"queries": count, **metrics.result(part_of == number)}
-                for number, part in enumerate(self._queries)
+                for number, part in enumerate(self._parts)
                 if (count := int((part_of == number).sum()))
-            }
-        if self._labels:
-            report["labels_by_part"] = {
-                part.name: {
-                    "labels": part.rows,
-                    "positives": int(positives),
-                    **{f"R@{k}": 100 * float(hits[k - 1]) / int(positives) for k in self._ks},
-                }
-                for part, positives, hits in zip(self._labels, self._positives, self._hits.cumsum(0).T, strict=True)
-                if positives
             }
         return report
 

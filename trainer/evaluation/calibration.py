@@ -1,9 +1,11 @@
 """Calibration: an isotonic curve from scores to the probability that a predicted label is correct.
 
-scikit-learn fits the curve on held-out rows; NumPy evaluates the curve.
+scikit-learn fits the curve on held-out rows; NumPy evaluates the curve. A second curve, of the queries' best labels
+alone, gives the score below which none of the labels counts as correct: at the same score, a best label is more often
+correct than a label at a later rank.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,19 +14,23 @@ from schemas.errors import InputError, MissingExtra, TableError
 from trainer.evaluation.thresholds import ScoredPredictions
 
 BINS = 15
-NONE_THRESHOLD = 0.5  # a query whose best label has a lower probability counts as "none of these"
+NONE_THRESHOLD = 0.5  # a query whose best label is correct with a lower probability counts as "none of these"
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Linear interpolation through `scores` and `probabilities`, both ascending [n]; constant outside this range."""
+    """Linear interpolation through `scores` and `probabilities`, both ascending [n]; constant outside this range.
+
+    `none_below`: if a query's best label has a lower score, the query counts as "none of these".
+    """
 
     scores: np.ndarray
     probabilities: np.ndarray
+    none_below: float = np.inf
 
     @classmethod
-    def fit(cls, scores: np.ndarray, hits: np.ndarray) -> "Calibration":
-        """Fit to predictions with `scores` [n]; `hits` [n] bool: True for correct predictions.
+    def fit(cls, scores: np.ndarray, hits: np.ndarray, is_best: np.ndarray) -> "Calibration":
+        """Fit to predictions with `scores` [n]; bool [n]: `hits`, correct predictions; `is_best`, a query's best label.
 
         Raises InputError if all or no predictions are correct, or if scikit-learn is not installed.
         """
@@ -37,8 +43,13 @@ class Calibration:
                 f"{hits.sum():,} of {len(hits):,} held-out predictions are correct, but a calibration needs both "
                 "correct and incorrect predictions. Name a larger split that the run was not trained on."
             )
-        curve = IsotonicRegression(y_min=0.0, y_max=1.0).fit(scores.astype(np.float64), hits)
-        return cls(curve.X_thresholds_, curve.y_thresholds_)
+
+        def fit(rows: np.ndarray | slice) -> Calibration:
+            curve = IsotonicRegression(y_min=0.0, y_max=1.0).fit(scores[rows].astype(np.float64), hits[rows])
+            return cls(curve.X_thresholds_, curve.y_thresholds_)
+
+        none_below = fit(is_best).score_of(NONE_THRESHOLD)
+        return replace(fit(slice(None)), none_below=np.inf if none_below is None else none_below)
 
     def __call__(self, scores: np.ndarray) -> np.ndarray:
         """Return the probabilities of labels with `scores` of any shape, float32."""
@@ -53,20 +64,22 @@ class Calibration:
         return float(np.interp(probability, self.probabilities[ends], self.scores[ends]))
 
     def numbers(self) -> dict[str, list[float]]:
-        """Return the curve as lists of numbers, which `read` accepts."""
-        return {name: numbers.tolist() for name, numbers in vars(self).items()}
+        """Return the curve as lists of numbers."""
+        return {"scores": self.scores.tolist(), "probabilities": self.probabilities.tolist()}
 
     @classmethod
-    def read(cls, numbers: Any, place: str) -> "Calibration":
-        """Read a curve from `numbers` in the manifest at `place`. Raises TableError if `numbers` are not a curve."""
+    def read(cls, facts: Any, place: str) -> "Calibration":
+        """Read the `curve` in `facts` of the manifest at `place`. Raises TableError if there is no curve."""
         try:
-            x, y = (np.array(numbers[name], float) for name in ("scores", "probabilities"))
+            x, y = (np.array(facts["curve"][name], float) for name in ("scores", "probabilities"))
+            none_below = facts["none_of_these"]["score"]
+            none_below = np.inf if none_below is None else float(none_below)
             rising = x.shape == y.shape == (len(x),) and np.isfinite(x).all() and (np.diff([x, y]) >= 0).all()
             if not (rising and len(x) and 0 <= y[0] <= y[-1] <= 1):
                 raise ValueError("the probabilities do not increase")
         except (ValueError, KeyError, TypeError) as error:
             raise TableError(f"{place}: not a calibration file: {error}. Export the run again.") from None
-        return cls(x, y)
+        return cls(x, y, none_below)
 
 
 def calibrate(held_out: ScoredPredictions) -> tuple[Calibration, dict[str, Any]]:
@@ -75,27 +88,41 @@ def calibrate(held_out: ScoredPredictions) -> tuple[Calibration, dict[str, Any]]
     Raises the same errors as `Calibration.fit`.
     """
     scores, hits, query = held_out.pairs()
-    found = np.zeros(len(scores))
+    is_best = _is_best(query)
+    found, is_none = np.zeros(len(scores)), np.zeros(len(scores), bool)
     for half in (0, 1):
         own = query % 2 == half
-        found[own] = Calibration.fit(scores[~own], hits[~own])(scores[own])
-    return Calibration.fit(scores, hits), measure(found, held_out)
+        curve = Calibration.fit(scores[~own], hits[~own], is_best[~own])
+        found[own], is_none[own] = curve(scores[own]), scores[own] < curve.none_below
+    return Calibration.fit(scores, hits, is_best), _measure(found, is_none, held_out)
 
 
-def measure(probabilities: np.ndarray, predictions: ScoredPredictions) -> dict[str, Any]:
-    """Return the ECE and Brier score of the `probabilities` [n] of `predictions`, and of the sigmoids of the scores.
+def measure(curve: Calibration, predictions: ScoredPredictions) -> dict[str, Any]:
+    """Return the ECE and Brier score of the curve's probabilities of `predictions`, and of the sigmoids of the scores.
 
-    `none_of_these`: the fraction of queries with a best label that is probably incorrect, and the fraction of these
-    labels that are in fact incorrect.
+    `none_of_these`: the fraction of queries that count as "none of these", and the fraction of the best labels of these
+    queries that are in fact incorrect.
     """
+    scores, _, _ = predictions.pairs()
+    return _measure(curve(scores), scores < curve.none_below, predictions)
+
+
+def _is_best(query: np.ndarray) -> np.ndarray:
+    return np.diff(query, prepend=-1) > 0
+
+
+def _measure(probabilities: np.ndarray, is_none: np.ndarray, predictions: ScoredPredictions) -> dict[str, Any]:
     scores, hits, query = predictions.pairs()
-    first = np.flatnonzero(np.diff(query, prepend=-1))
-    none = first[probabilities[first] < NONE_THRESHOLD]
+    is_best = _is_best(query)
+    none = is_best & is_none
     sigmoids = np.exp(-np.logaddexp(0, -scores.astype(np.float64)))
     return {
         **_errors(probabilities, hits),
         "uncalibrated": _errors(sigmoids, hits),
-        "none_of_these": {"queries": len(none) / len(first), "wrong": float((~hits[none]).sum() / max(1, len(none)))},
+        "none_of_these": {
+            "queries": float(none.sum() / is_best.sum()),
+            "wrong": float((~hits[none]).sum() / max(1, none.sum())),
+        },
     }
 
 

@@ -12,7 +12,7 @@ from schemas.layout import DataLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.table import Table
-from trainer.evaluation.breakdowns import ByPart, Deciles, Weakest, ZeroShot
+from trainer.evaluation.breakdowns import Breakdowns, Deciles, Weakest, ZeroShot
 from trainer.evaluation.metrics import Metrics, with_intervals
 from trainer.evaluation.ranking import Ranking
 from trainer.evaluation.split import LabelStatistics, label_statistics, open_split
@@ -32,28 +32,34 @@ class SplitScores:
 
     metrics: Metrics
     deciles: Deciles | None
-    queries: int
+    rows: int  # rows of the split that were read
     filtered: int  # pairs (query, label) that the filter removes
     weakest: Weakest
     zero_shot: ZeroShot | None
-    by_part: ByPart
+    breakdowns: Breakdowns
     first: int  # first row of the split
     counted: np.ndarray  # rows [n], counted from `first`, of the queries in the metrics
     predictions: ScoredPredictions  # predictions for the same queries
 
+    @property
+    def queries(self) -> int:
+        """Number of queries in the metrics: all rows, except rows without active labels if labels are retired."""
+        return len(self.counted)
+
     def report(self, resamples: int = 1000) -> dict:
         """Return metrics x 100 with 95 % intervals, and further results.
 
-        The further results are the deciles' contributions to P@k, the weakest queries and labels, metrics per part, and
-        zero-shot metrics if measured.
+        The further results are the deciles' contributions to P@k, recall per training frequency, metrics per part, the
+        weakest queries and labels, and zero-shot metrics if measured.
         """
         report = {
             "queries": self.queries,
+            "without_active_labels": self.rows - self.queries,
             "filter_pairs": self.filtered,
             **with_intervals(self.metrics, resamples),
             "deciles": None if self.deciles is None else self.deciles.result(),
             "weakest": self.weakest.report(),
-            **self.by_part.report(self.metrics, self.first + self.counted),
+            **self.breakdowns.report(self.metrics, self.first + self.counted),
         }
         return report if self.zero_shot is None else {**report, "zero_shot": self.zero_shot.report(resamples)}
 
@@ -125,8 +131,8 @@ class SplitScorer:
         candidates = self.statistics.candidates(seen_only)
         metrics, weakest = Metrics(ks, self.statistics.inverse_propensity), Weakest()
         deciles = Deciles(frequency, ks) if frequency.sum() else None
-        by_part = ByPart(self.queries, self.labels, ks)
-        counters: list[Metrics | ByPart | Deciles] = [metrics, by_part, *([] if deciles is None else [deciles])]
+        breakdowns = Breakdowns(self.queries, self.labels, frequency, ks)
+        counters: list[Metrics | Breakdowns | Deciles] = [metrics, breakdowns, *([] if deciles is None else [deciles])]
         counted, predictions = [np.zeros(0, np.int64)], ScoredPredictions()
         seen = filtered = 0
         columns = scored_columns(self.queries, self.model.columns)
@@ -163,7 +169,9 @@ class SplitScorer:
                 on_rows(seen)
         first, _ = self.share.range(self.queries.rows)
         counted_rows = np.concatenate(counted)
-        return SplitScores(metrics, deciles, seen, filtered, weakest, unseen, by_part, first, counted_rows, predictions)
+        return SplitScores(
+            metrics, deciles, seen, filtered, weakest, unseen, breakdowns, first, counted_rows, predictions
+        )
 
     def _embed(self, rows: pa.Table) -> torch.Tensor:
         group = self.group

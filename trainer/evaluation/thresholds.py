@@ -26,6 +26,13 @@ class Threshold(NamedTuple):
     predictions: float
 
 
+def require_fractions(precisions: Sequence[float]) -> None:
+    """Raise InputError for a precision outside (0, 1]."""
+    wrong = [p for p in precisions if not 0 < p <= 1]
+    if wrong:
+        raise InputError(f"--precision {', '.join(f'{p:g}' for p in wrong)}: expected a fraction in (0, 1].")
+
+
 class ScoredPredictions:
     """Predictions on a split with scores and hits, collected batch by batch."""
 
@@ -60,9 +67,7 @@ class ScoredPredictions:
         Predictions of all queries are pooled; equal scores are included or excluded together. A precision that no t
         reaches has no threshold. Raises InputError for a precision outside (0, 1], and if nothing was scored.
         """
-        wrong = [p for p in precisions if not 0 < p <= 1]
-        if wrong:
-            raise InputError(f"a precision must be in (0, 1]; got {', '.join(f'{p:g}' for p in wrong)}.")
+        require_fractions(precisions)
         scores, hits, _ = self.pairs()
         order = np.argsort(-scores, kind="stable")
         ranked, right = scores[order], np.cumsum(hits[order])

@@ -37,7 +37,7 @@ from trainer.evaluation.fusion_files import RunFusion, open_fusion, scores_of
 from trainer.evaluation.memory import FACTS
 from trainer.evaluation.ranking import embed_labels, embed_texts
 from trainer.evaluation.split import HOLDOUT, label_statistics, open_held_out, open_split, retired_labels
-from trainer.evaluation.thresholds import DEPTH, ScoredPredictions
+from trainer.evaluation.thresholds import DEPTH, ScoredPredictions, require_fractions
 from trainer.evaluation.tree import FusionTree
 from trainer.export.exported import INDEX, KIND, POINTS, TEXTS, THRESHOLDS, TREE, VECTORS, WEIGHTS, Serving
 from trainer.export.forms import AUTO_FORM, ConvertedEncoder, choose_form
@@ -89,6 +89,7 @@ class ExportOptions:
             raise InputError(f"--dtype {self.dtype}: expected one of {', '.join(DTYPES)}.")
         if not 0 < self.target_recall <= 1:
             raise InputError(f"--target-recall {self.target_recall:g}: expected a fraction in (0, 1].")
+        require_fractions(self.precisions)
 
 
 def export(data: str, run: str, out: str, options: ExportOptions, say: Say = print) -> Manifest:
@@ -394,8 +395,9 @@ def _measure_thresholds(plan: _Plan, serving: Serving, say: Say) -> dict[str, An
     }
     if plan.options.calibrate:
         curve, measured = calibrate(predictions)
+        none_below = curve.none_below if np.isfinite(curve.none_below) else None
         for row in facts["thresholds"]:
             row["probability"] = float(curve(np.array(row["score"])))
-        measured["none_of_these"] |= {"probability": NONE_THRESHOLD, "score": curve.score_of(NONE_THRESHOLD)}
+        measured["none_of_these"] |= {"probability": NONE_THRESHOLD, "score": none_below}
         facts["calibration"] = {"queries": predictions.queries, **measured, "curve": curve.numbers()}
     return facts

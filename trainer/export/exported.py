@@ -4,8 +4,8 @@ NumPy and Faiss run the bag-of-embeddings encoder and compute all scores, from m
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -26,6 +26,7 @@ from trainer.config.load import restore_encoder
 from trainer.evaluation.calibration import NONE_THRESHOLD, Calibration
 from trainer.evaluation.fusion import Fusion, FusionWeights, Reranker, Scorers
 from trainer.evaluation.memory import Memory
+from trainer.evaluation.thresholds import require_fractions
 from trainer.evaluation.tree import FusionTree, ShortlistScores
 from trainer.export.files import ExportFiles
 from trainer.export.vectors import IndexedRange, Vectors, open_indexes, search_indexes
@@ -45,18 +46,13 @@ _BATCH = 1024  # number of rows encoded at a time
 class Answer(NamedTuple):
     """Best labels of B rows: `scores` float32 and `ids` int64 [B, k], best first; padded with -inf and -1.
 
-    `probabilities` float32 [B, k], if the export is calibrated.
+    `probabilities` float32 [B, k] and `none_of_these` bool [B] (as in a `Calibration`), if the export is calibrated.
     """
 
     scores: np.ndarray
     ids: np.ndarray
     probabilities: np.ndarray | None
-
-    @property
-    def none_of_these(self) -> list[bool | None]:
-        """Return whether each row's best label is more likely incorrect than correct; None without probabilities."""
-        found = self.probabilities
-        return [None] * len(self.ids) if found is None else (found[:, 0] < NONE_THRESHOLD).tolist()
+    none_of_these: np.ndarray | None
 
 
 class Embedder(Protocol):
@@ -199,7 +195,7 @@ class Exported:
             serving = cls._open_serving(files, encoder, served, exact, device)
             files.check_all()
             learned = (table.parameters.get("thresholds") or {}).get("calibration")
-            calibration = Calibration.read(learned["curve"], url) if learned else None
+            calibration = Calibration.read(learned, url) if learned else None
         pa.default_memory_pool().release_unused()  # memory that Arrow used for reading
         return cls(table, files, serving, calibration)
 
@@ -242,23 +238,34 @@ class Exported:
         """Model of the encoder's dense vectors; None without dense vectors, or if the user supplies the vectors."""
         return DenseModel.from_parameters(self.table.parameters, self.table.url)
 
+    def without(self, ids: Sequence[int]) -> "Exported":
+        """Return this export without the labels `ids` [n], which are masked like retired labels."""
+        if not len(ids):
+            return self
+        retired = np.zeros(self.table.rows, bool) if self.serving.retired is None else self.serving.retired.copy()
+        retired[ids] = True
+        return replace(self, serving=replace(self.serving, retired=retired))
+
     def answer(self, inputs: Inputs, k: int, filters: Ragged | None = None, known: np.ndarray | None = None) -> Answer:
         """Rank labels as in `Serving.rank`; texts without known tokens get the most frequent labels.
 
-        `known` [B]: number of known tokens in each text. The score of a frequent label is the log odds that a training
-        point has the label.
+        `k`: at most the number of labels. `known` [B]: number of known tokens in each text. The score of a frequent
+        label is the log odds that a training point has the label.
         """
+        k = min(k, self.table.rows)
         scores, ids = self.serving.rank(inputs, k, filters)
-        found = None if self.calibration is None else self.calibration(scores)
+        curve = self.calibration
+        found, is_none = (None, None) if curve is None else (curve(scores), scores[:, 0] < curve.none_below)
         blank = np.flatnonzero(known == 0) if known is not None else np.empty(0, np.int64)
         if len(blank):
             labels, odds = self.prior
             left_out = Ragged.empty(len(blank)) if filters is None else filters.take(blank)
             most = np.tile(labels[: k + left_out.longest], (len(blank), 1))
             ids[blank], scores[blank] = left_out.filter_ranking(most, odds[most], k)
-            if found is not None:
+            if found is not None and is_none is not None:
                 found[blank] = np.exp(-np.logaddexp(0, -scores[blank]))
-        return Answer(scores, ids, found)
+                is_none[blank] = found[blank, 0] < NONE_THRESHOLD
+        return Answer(scores, ids, found, is_none)
 
     @cached_property
     def prior(self) -> tuple[np.ndarray, np.ndarray]:
@@ -290,18 +297,15 @@ class Exported:
     def threshold(self, precision: float) -> float:
         """Return the lowest score at which predictions reached `precision` on the split for thresholds.
 
-        A calibrated export has a threshold for any `precision`: labels with higher scores are correct with at least
-        this probability. Raises InputError if there is no threshold for `precision`.
+        Raises InputError if there is no threshold for `precision`.
         """
+        require_fractions([precision])
         with _naming_damage(self.table.url):
             thresholds = self.table.parameters["thresholds"]
             rows = thresholds["thresholds"] if thresholds else []
             scores = {float(row["precision"]): float(row["score"]) for row in rows}
         if precision in scores:
             return scores[precision]
-        lowest = None if self.calibration is None else self.calibration.score_of(precision)
-        if lowest is not None:
-            return lowest
         stated = ", ".join(f"{share:g}" for share in scores)
         raise InputError(
             f"{self.table.url}: no threshold for a precision of {precision:g}; known precisions: {stated or 'none'}. "

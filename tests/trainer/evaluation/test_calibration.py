@@ -20,21 +20,30 @@ def curve_of(scores: tuple[float, ...], probabilities: tuple[float, ...]) -> Cal
     return Calibration(np.array(scores), np.array(probabilities))
 
 
-def made(queries: int, seed: int = 0) -> ScoredPredictions:
-    """Predictions that are right with the probability sigmoid(2 (score - 3)): three a query, best first."""
+def stored(curve: Calibration, **change: object) -> dict:
+    return {"curve": {**curve.numbers(), **change}, "none_of_these": {"score": curve.none_below}}
+
+
+def made(queries: int, seed: int = 0, head_start: float = 0.0) -> ScoredPredictions:
+    """Predictions that are right with the probability sigmoid(2 (score - 3)): three a query, best first.
+
+    `head_start`: the best label is right with the probability of a score that is higher by this number.
+    """
     draw = np.random.default_rng(seed)
     scores = -np.sort(-draw.normal(2, 1.5, (queries, 3)), axis=1).astype(np.float32)
-    hits = draw.random(scores.shape) < sigmoid(2 * (scores - 3))
+    hits = draw.random(scores.shape) < sigmoid(2 * (scores + np.array([head_start, 0, 0]) - 3))
     predictions, ids = ScoredPredictions(), np.tile(np.arange(3), (queries, 1))
     predictions.add(ids, scores, Ragged.from_counts(ids[hits], hits.sum(1)))
     return predictions
 
 
 def test_the_numbers_are_those_of_scikit_learn() -> None:
-    scores, hits, _ = made(400).pairs()
+    scores, hits, query = made(400).pairs()
     asked = np.linspace(-4, 9, 301).astype(np.float32)
     isotonic = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(scores.astype(float), hits)
-    np.testing.assert_allclose(Calibration.fit(scores, hits)(asked), isotonic.predict(asked.astype(float)), atol=1e-6)
+    np.testing.assert_allclose(
+        Calibration.fit(scores, hits, query >= 0)(asked), isotonic.predict(asked.astype(float)), atol=1e-6
+    )
 
 
 def test_what_was_learned_holds_on_other_rows_and_keeps_the_order() -> None:
@@ -42,18 +51,19 @@ def test_what_was_learned_holds_on_other_rows_and_keeps_the_order() -> None:
     others = made(3000, seed=1)
     scores, hits, query = others.pairs()
     found = curve(scores)
-    measured = measure(found, others)
+    measured = measure(curve, others)
     assert measured["ece"] < 0.03 < 0.1 < measured["uncalibrated"]["ece"]
     assert measured["brier"] < measured["uncalibrated"]["brier"]
     assert facts["ece"] < 0.04
     order = np.argsort(scores)
     assert (np.diff(found[order]) >= 0).all()
     best = np.flatnonzero(np.diff(query, prepend=-1))
-    unlikely = found[best] < 0.5
+    unlikely = scores[best] < curve.none_below
     assert measured["none_of_these"]["queries"] == pytest.approx(unlikely.mean())
     assert measured["none_of_these"]["wrong"] == pytest.approx((~hits[best][unlikely]).mean())
-    again = Calibration.read(json.loads(json.dumps(curve.numbers())), "a file")
+    again = Calibration.read(json.loads(json.dumps(stored(curve))), "a file")
     np.testing.assert_array_equal([again.scores, again.probabilities], [curve.scores, curve.probabilities])
+    assert again.none_below == curve.none_below
     for share in (0.05, 0.3, 0.5, 0.9):
         lowest = again.score_of(share)
         assert lowest is not None
@@ -61,16 +71,28 @@ def test_what_was_learned_holds_on_other_rows_and_keeps_the_order() -> None:
         assert again(np.array([lowest - 1e-3]))[0] < share
 
 
+@pytest.mark.parametrize("head_start", [-1.0, 0.0, 1.0, 9.0, -9.0])
+def test_most_best_labels_of_queries_with_none_of_these_are_wrong(head_start: float) -> None:
+    predictions = made(300, head_start=head_start)
+    scores, hits, query = predictions.pairs()
+    curve, _ = calibrate(predictions)
+    best = np.diff(query, prepend=-1) > 0
+    none = scores[best] < curve.none_below
+    assert hits[best][none].sum() <= none.sum() / 2
+    assert hits[best][~none].sum() >= (~none).sum() / 2
+    assert measure(curve, predictions)["none_of_these"]["queries"] == pytest.approx(none.mean())
+
+
 def test_errors_are_those_of_the_definition() -> None:
     predictions = made(200)
-    _, hits, _ = predictions.pairs()
-    found = np.random.default_rng(2).random(len(hits))
-    found[:2] = 0, 1
+    scores, hits, _ = predictions.pairs()
+    curve = curve_of((-1.0, 2.0, 4.0), (0.0, 0.3, 1.0))
+    found = curve(scores)
     expected = 0.0
     for bin in range(BINS):
         inside = (found >= bin / BINS) & ((found < (bin + 1) / BINS) | (bin == BINS - 1))
         expected += abs(found[inside].mean() - hits[inside].mean()) * inside.mean() if inside.any() else 0
-    measured = measure(found, predictions)
+    measured = measure(curve, predictions)
     assert measured["ece"] == pytest.approx(expected)
     assert measured["brier"] == pytest.approx(np.mean((found - hits) ** 2))
 
@@ -85,7 +107,7 @@ def test_a_probability_that_no_score_has() -> None:
 @pytest.mark.parametrize("right", [True, False])
 def test_rows_that_are_all_right_or_all_wrong(right: bool) -> None:
     with pytest.raises(InputError, match="needs both correct and incorrect predictions"):
-        Calibration.fit(np.arange(3.0), np.full(3, right))
+        Calibration.fit(np.arange(3.0), np.full(3, right), np.ones(3, bool))
 
 
 @pytest.mark.parametrize(
@@ -102,4 +124,4 @@ def test_rows_that_are_all_right_or_all_wrong(right: bool) -> None:
 )
 def test_numbers_that_are_none(change: dict) -> None:
     with pytest.raises(TableError, match="a file: not a calibration"):
-        Calibration.read({**curve_of((0.0, 1.0), (0.1, 0.9)).numbers(), **change}, "a file")
+        Calibration.read(stored(curve_of((0.0, 1.0), (0.1, 0.9)), **change), "a file")

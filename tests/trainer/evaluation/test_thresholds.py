@@ -50,7 +50,7 @@ def test_batches_are_one_ranking_and_pads_are_none() -> None:
 
 @pytest.mark.parametrize("precision", [0.0, 1.5, -1.0])
 def test_a_precision_is_a_share(precision: float) -> None:
-    with pytest.raises(InputError, match=r"must be in \(0, 1\]"):
+    with pytest.raises(InputError, match=r"expected a fraction in \(0, 1\]"):
         ScoredPredictions().thresholds([0.5, precision])
 
 
