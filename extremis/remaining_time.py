@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 
 _KNOWN = 0.1  # share of a phase after which its own pace gives the estimate
-_OVERDUE = 1.25  # estimated length of an overdue phase, relative to its time so far
 
 
 class RemainingTime:
@@ -23,16 +22,20 @@ class RemainingTime:
         self._first = 0.0, 0.0  # share at the first call, and the seconds before it: the set-up
 
     def __call__(self, share: float = 0.0) -> str:
-        """Return a text such as "about 2 min left", for a finished fraction `share` of the phase; "" while unknown."""
+        """Return a text such as "about 2 min left", for a finished fraction `share` of the phase.
+
+        Returns "" while nothing is known, also after the expected time of a phase without a known pace.
+        """
         spent = time.monotonic() - self._phase_began
         if share and not self._first[0]:
             self._first = share, spent
         paced = share - self._first[0]
-        if paced < _KNOWN and not self._expected:
-            return ""
-        own = max(self._expected, _OVERDUE * spent)
         if paced >= _KNOWN:
             own = spent + (spent - self._first[1]) / paced * (1 - share)
-        left = min(own - spent + self._after(own), self._limit - (time.monotonic() - self._began))
-        left = max(left, 1.0)
+        elif spent < self._expected:
+            own = self._expected
+        else:
+            return ""
+        left, of_limit = own - spent + self._after(own), self._limit - (time.monotonic() - self._began)
+        left = max(min(left, of_limit) if of_limit > 0 else left, 1.0)
         return f"about {left:.0f} s left" if left < 100 else f"about {left / 60:.0f} min left"

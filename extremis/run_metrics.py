@@ -20,6 +20,7 @@ _HELP = {
     "loss": "Loss of the last step.",
     "rows_per_second": "Rows trained per second, averaged over the last seconds.",
 }
+_RECORD = "Newest value in metrics.jsonl of the run."
 
 
 class RunMetrics(Collector):
@@ -67,7 +68,7 @@ class RunMetrics(Collector):
         with self._lock:
             values = sorted(self._values.items())
         for name, value in values:
-            yield GaugeMetricFamily(f"extremis_{name}", _HELP.get(name, ""), value)
+            yield GaugeMetricFamily(f"extremis_{name}", _HELP.get(name, _RECORD), value)
 
 
 def _table_of(values: Mapping[str, float]) -> str:

@@ -430,12 +430,13 @@ def _describe_absence(url: str, kind: str | None) -> str:
             )
         return f"{url}: expected a table, got a run. `extremis inspect {url}` lists the run's tables."
     for below in (names, [f"{name}/{inner}" for name in names[-1:] for inner in storage.list_names(join(url, name))]):
-        folders = [name for name in below if "." not in name]
-        if folders and all(is_published(join(url, name)) for name in folders):
-            kinds = " and ".join(sorted({open_manifest(join(url, name)).kind for name in folders}))
+        folders = [join(url, name) for name in below if "." not in name]
+        kinds = {place: open_manifest(place).kind for place in folders if is_published(place)}
+        wanted = [place for place in kinds if kinds[place] == kind]
+        if wanted or (kinds and len(kinds) == len(folders)):
             return (
-                f"{url}: expected a table, got a folder of {kinds} tables. Give the path of a table, such as "
-                f"{join(url, folders[-1])}."
+                f"{url}: expected a table, got a folder of {' and '.join(sorted({*kinds.values()}))} tables. Give the "
+                f"path of a table, such as {(wanted or folders)[-1]}."
             )
     if names:
         return (

@@ -19,6 +19,7 @@ _COLUMNS: Mapping[InputName, tuple[str, ...]] = {
     "features": ("feature_ids", "feature_values"),
     "dense": (DENSE,),
 }
+_INPUT_COLUMNS = frozenset(name for columns in _COLUMNS.values() for name in columns)
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Inputs:
     @classmethod
     def of(cls, rows: pa.Table) -> "Inputs":
         """Read the inputs among the columns of a table."""
-        names = {name for columns in _COLUMNS.values() for name in columns} & {*rows.column_names}
+        names = _INPUT_COLUMNS & {*rows.column_names}
         lists = {name: list_column(rows, name) for name in names - {DENSE}}
         return cls.from_columns(lists, matrix_column(rows, DENSE) if DENSE in names else None)
 
@@ -107,5 +108,7 @@ def require_inputs(table: Table, kind: InputKind, remedy: str | None = None) -> 
     missing = [name for name in columns_of(kind) if name not in table.columns]
     if not missing:
         return
+    if not remedy and _INPUT_COLUMNS.isdisjoint(table.columns):
+        remedy = "these rows have no inputs. Shard the texts of the rows; or, in your own loop, give inputs='none'"
     remedy = remedy or next(_REMEDIES[part] for part in input_names(kind) if missing[0] in _COLUMNS[part])
     raise InputError(f"{table.url}: no column {', '.join(missing)}, which encoder.inputs = {kind!r} needs: {remedy}.")

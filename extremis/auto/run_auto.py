@@ -78,9 +78,7 @@ def run_auto(
         else:
             report, resolved, epoch = _choose(data, run, survey, pretrained, overrides, minutes, remaining)
             facts = measure_rows(resolved.recipe, data)
-            texts = f" and {facts.label_texts:,} labels' texts" if facts.label_texts else ""
-            held_out = survey.facts.queries - facts.queries
-            say(f"training points: {facts.queries:,} queries{texts}; {held_out:,} queries are held out")
+            say(f"training on {facts.described_points}; {survey.facts.queries - facts.queries:,} points are held out")
             for line in resolved.reasons:
                 say(line)
             recipe = resolved.recipe
@@ -182,6 +180,8 @@ def _choose(
     run_trials(variations(best, weight), 0)
     chosen = best_trial(trials, trial_data.queries)
     say(f"chosen: {chosen.contender.name}")
+    if minutes and len(trials) == 1:
+        say("odd: no other recipe was tried. Raise --minutes to compare recipes")
     report: dict[str, Any] = {"chosen": chosen.contender.recipe, "changes": list(chosen.contender.changes)}
     report["trials"] = [trial.to_json() for trial in trials]
     resolved = _resolve(data, chosen.contender, rows, overrides)

@@ -12,6 +12,7 @@ from schemas.layout import DataLayout
 from schemas.table import Table
 from schemas.text_model import DENSE
 from trainer.input_kinds import InputKind, input_names, kind_of
+from trainer.inputs import require_inputs
 from trainer.model import DataSizes
 from trainer.settings.data_statistics import DataStatistics, measure
 from trainer.stream import open_queries
@@ -50,6 +51,8 @@ class Survey:
         sizes, tables = DataSizes.of(data), (Table.open(data.labels, "labels"), open_queries(data, "train"))
         has_dense = DENSE in tables[1].columns
         inputs = kind_of({"tokens": bool(sizes.vocabulary), "features": bool(sizes.features), "dense": has_dense})
+        if inputs == "none":
+            require_inputs(tables[1], "tokens")
         if not sizes.vocabulary or (has_dense and DENSE not in tables[0].columns):  # these labels cannot be encoded
             return cls(facts, inputs)
         labels, queries = (texts_of(table, _ROWS) for table in tables)

@@ -85,7 +85,7 @@ def mine(
     """
     arguments = {**locals(), "fields": fields and format_argument(fields)}
     with _as_files(data, run) as (data, run):
-        if _has_vectors([data, run], arguments):
+        if of_vectors := _has_vectors([data, run], arguments):
             from pipelines.arrays.mine import mine_arrays
 
             options: MineOptions = (array_options := build_options(ArrayOptions, arguments))
@@ -104,7 +104,8 @@ def mine(
 
     table = join(options.out, next(iter(tables))) if options.out else f"{data} --run {run}"
     say(f"next: extremis inspect {table}")
-    return {"run": run, "tables": tables}
+    places = {} if of_vectors else {"run": run}
+    return places | ({"out": options.out} if options.out else {}) | {"tables": tables}
 
 
 @contextlib.contextmanager

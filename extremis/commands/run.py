@@ -42,7 +42,8 @@ def run(
     (refresh.stale = "wait"). Options after -- are passed to the miner's Beam pipeline.
 
     Options:
-        minutes: With `auto`: limit for the total time. Default: no limit.
+        minutes: With `auto`: limit for the total time. One trial, and two epochs of the chosen recipe, take place even
+            if this takes longer. Default: no limit.
         pretrained: With `auto`: also try the token vectors of this model (a directory or hub name), which must have the
             same tokenizer as DATA.
         deterministic: Wait for each table, so that two runs with the same --threads write the same bytes.

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from extremis.console import results, without_controls
 from pipelines.sharding.hashing import hash_strings
-from schemas import PAD, storage
-from schemas.errors import InputError, TableError
+from schemas import PAD
+from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.run_tables import run_tables
 from schemas.shard_files.parquet import matrix_column
@@ -196,14 +196,6 @@ def find_query(data: DataLayout, key: str, split: str | None) -> tuple[str, np.n
         f"{data.root}: no query with key {key!r} in {', '.join(splits)}. "
         f"Keys come from the input (uid, _id, or the line number). Rejected rows are in {data.rejects}."
     )
-
-
-def require_run(run: str) -> RunLayout:
-    """Return the layout of the run at `run`. Raises TableError if there is no run."""
-    layout = RunLayout(run)
-    if not storage.exists(layout.config):
-        raise TableError(f"{run}: no run here (no config.toml). Is the path right?")
-    return layout
 
 
 def inspect_queries(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from extremis.console import Bar, results, say, table
-from extremis.inspecting.examples import LONGEST_LABEL, TextDecoder, clean_text, inspect_queries, require_run
+from extremis.inspecting.examples import LONGEST_LABEL, TextDecoder, clean_text, inspect_queries
 from pipelines.options import ShardOptions
 from schemas import storage
 from schemas.errors import TableError
@@ -16,6 +16,7 @@ from schemas.storage import join
 from schemas.table import Table
 from schemas.text_model import DENSE_MODEL
 from schemas.version import Version
+from trainer.config.load import load_config
 from trainer.config.merging import flatten
 
 DEPTH = 4  # levels of folders to search
@@ -192,7 +193,9 @@ def inspect_url(
 ) -> dict[str, Any]:
     """Print and return a description of `url`. Raises InputError, and TableError if a table is missing or damaged."""
     url = url.removesuffix("/").removesuffix("/" + MANIFEST).removesuffix("/" + EARLIER_MANIFEST)
-    layout = None if run is None else require_run(run)
+    layout = None if run is None else RunLayout(run)
+    if layout is not None:
+        load_config(layout.config)  # raises InputError if there is no run
     if key is not None or layout is not None:
         body = inspect_queries(DataLayout(url), rows, split, key, layout)
     elif is_published(url) and (manifest := Table.open(url).manifest).kind != "data":

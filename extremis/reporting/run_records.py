@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from extremis.auto.run_auto import AUTO_REPORT
-from extremis.inspecting.examples import require_run
 from extremis.ranks import read_commands
 from schemas import storage
 from schemas.json_files import read_json
@@ -81,9 +80,9 @@ def ordered_splits(names: Iterable[str]) -> list[str]:
 def open_run(url: str, name: str, data: Manifest | None = None) -> Run:
     """Read the run at `url`, with evaluations on `data` (default: the run's own data); add the recipe to `name`.
 
-    Raises TableError if there is no run, or if the config cannot be read.
+    Raises InputError if there is no run, or if the config cannot be read.
     """
-    layout = require_run(url)
+    layout = RunLayout(url)
     config = load_config(layout.config)
     later = data.digest if data is not None and trained_digest(config) != data.digest else None
     recipe, checkpoint = config.get("recipe", {}), open_step(layout)

@@ -204,9 +204,10 @@ def open_files(source: str, names: ColumnNames) -> RowFiles:
     """
     urls = urls_of(source)
     if not urls:
+        found = "a file of another format" if storage.exists(source) else say_names(storage.list_names(source))
         raise InputError(
-            f"{source}: no vectors here; found: {say_names(storage.list_names(source))}. Expected a file that ends in "
-            ".npy, .safetensors, .parquet, .arrow or .feather, or a folder of such files."
+            f"{source}: no vectors here; found: {found}. Expected a file that ends in .npy, .safetensors, .parquet, "
+            ".arrow or .feather, or a folder of such files."
         )
     with ThreadPoolExecutor() as pool:
         files = tuple(file for file in pool.map(lambda url: _open(url, names), urls) if file.rows)

@@ -83,6 +83,10 @@ class Owner:
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
 
+    @property
+    def work(self) -> str:
+        return f"being {self.doing} by {self} since {self.since}"
+
     def has_ended(self) -> bool:
         """Return whether this owner's process ran on this machine and has ended; False if this is unknown."""
         return self.machine == _machine() and _born(self.pid) != self.born
@@ -216,6 +220,11 @@ def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
 _HELD_CLAIMS: dict[tuple[int, str], Claim] = {}  # claims of this process, by thread and root
 
 
+def describe_work(root: str) -> str:
+    """Describe which process is working on the output at `root`; "" if none is. Raises StorageError."""
+    return next((owner.work for owner in _chain(root)[-1:] if not owner.has_ended()), "")
+
+
 def _acquire(root: str, owner: Owner, say: Say | None) -> Claim:
     """Claim `root`. Raises ClaimedError, StorageError."""
     body = storage.seal(json.dumps(asdict(owner)).encode())
@@ -254,8 +263,7 @@ def _is_gone(root: str, owner: Owner, say: Say | None) -> bool:
             return False
         if changed:
             raise ClaimedError(
-                f"{root}: being {owner.doing} by {owner} since {owner.since}. Wait until that process has finished, or "
-                "end it and run the same command again."
+                f"{root}: {owner.work}. Wait until that process has finished, or end it and run the same command again."
             )
     return True
 

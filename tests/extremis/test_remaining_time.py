@@ -1,4 +1,4 @@
-"""What is left of a command: right at a steady pace, never above its limit, silent while nothing is known."""
+"""What is left of a command: right at a steady pace, at most the time of a limit, silent while unknown."""
 
 import re
 
@@ -45,8 +45,10 @@ def test_a_limit_and_an_overdue_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     left = RemainingTime(limit=60.0)
     left.begin(20.0, lambda own: 600.0)
     assert left() == "about 60 s left"
-    left = RemainingTime()
-    left.begin(20.0, lambda own: 10.0)
-    assert left() == "about 30 s left"
-    clock.now = 100.0
-    assert left() == "about 35 s left"
+    clock.now = 19.0
+    assert left() == "about 41 s left"
+    clock.now = 20.0
+    assert left() == ""
+    left.begin(50.0, lambda own: 10.0)
+    clock.now = 60.0
+    assert left() == "about 20 s left"

@@ -183,7 +183,10 @@ def test_every_form_and_cut_gives_the_same_tables(tmp_path, arrays):
     patterns = [f"{tmp_path}/npy-3/{name}/part-*.npy" for name in "qd"]
     extremis.mine(*patterns, out=tmp_path / "patterns", width=5, **QUIET)
     assert bytes_of(tmp_path / "patterns") == made[0]
-    extremis.mine(*arrays, out=tmp_path / "at-hand", width=5, **QUIET)
+    result = extremis.mine(*arrays, out=tmp_path / "at-hand", width=5, **QUIET)
+    assert (list(result), result.out) == (["out", "tables"], str(tmp_path / "at-hand"))
+    with pytest.raises(InputError, match=r"these rows have no inputs.*in your own loop, give inputs='none'"):
+        open_sources(DataLayout(str(tmp_path / "at-hand/data")), "train", label_texts=False)
     assert bytes_of(tmp_path / "at-hand") == made[0]
     big = [side.astype(">f4") for side in arrays]
     extremis.mine(*big, out=tmp_path / "big", width=5, **QUIET)
@@ -391,6 +394,12 @@ class TestBadInput:
         (tmp_path / "empty").mkdir()
         refused(self.mine(tmp_path, tmp_path / "empty", "--metric", "inner"), "no vectors here; found: nothing")
         refused(self.mine(tmp_path, tmp_path / "q.npy"), "q.npy: file not found")
+        (tmp_path / "q.csv").touch()
+        refused(
+            call("mine", place / "part-00.npy", tmp_path / "q.csv", "--out", tmp_path / "o"),
+            "q.csv: no vectors",
+            "of another format",
+        )
 
     def test_files_that_are_not_what_their_name_says(self, tmp_path):
         for form in ("npy", "safetensors", "parquet", "arrow"):

@@ -96,6 +96,11 @@ def test_a_folder_of_tables_names_one_and_a_run_says_what_to_type() -> None:
             match=r"a folder of negatives tables.* Give the path of a table, such as .*/epoch-0002/queries\.$",
         ):
             open_manifest(join(place, folder), "negatives")
+    with pytest.raises(TableError, match="unfinished table"):
+        open_manifest(place, "labels")
+    publish(join(place, "queries"), Manifest(kind="negatives"))  # beside folders of tables, as in OUT of `mine`
+    with pytest.raises(TableError, match=r"Give the path of a table, such as .*/run/queries\.$"):
+        open_manifest(place, "negatives")
     storage.write_bytes(join(place, RUN_FILE), b"")
     for kind, remedy in (
         ("export", f"expected an export, got a run. Run `extremis export DATA {place} exported/`"),

@@ -4,12 +4,14 @@ import itertools
 import json
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from schemas import storage
 from schemas.errors import InputError
+from schemas.owners.claim import Owner
 from tests.recipes import RECIPES
 from trainer.config.load import (
     changed_versions,
@@ -240,6 +242,10 @@ def test_a_path_that_a_recipe_extends_is_seen_from_its_folder(
 def test_no_run_says_how_to_start_one() -> None:
     with pytest.raises(InputError, match=r"no run here\. Start a run with `extremis run`"):
         load_config("memory://nowhere/config.toml")
+    elsewhere = replace(Owner.here("trained"), machine="another")
+    storage.write_bytes("memory://busy/.claim.json", storage.seal(json.dumps(asdict(elsewhere)).encode()))
+    with pytest.raises(InputError, match="not written yet; the run is being trained by process"):
+        load_config("memory://busy/config.toml")
 
 
 def test_the_schedule_of_tables() -> None:

@@ -171,10 +171,13 @@ def changed_versions(config: Mapping[str, Any]) -> str:
 def load_config(url: str) -> dict[str, Any]:
     """Read a run's config.toml: `recipe`, `versions`, `data`. Raises InputError if the run does not exist."""
     from schemas import storage
+    from schemas.owners.claim import describe_work
 
     try:
         data = storage.read_matching(lambda: storage.read_bytes(url), _matches_seal)
     except FileNotFoundError:
+        if work := describe_work(url.rpartition("/")[0]):
+            raise InputError(f"{url}: not written yet; the run is {work}. Wait for its first checkpoint.") from None
         raise InputError(f"{url}: no run here. Start a run with `extremis run` or `extremis train`.") from None
     if not _matches_seal(data):
         raise InputError(

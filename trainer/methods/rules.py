@@ -56,6 +56,12 @@ class DataStatistics:
         return self.queries + self.label_texts
 
     @property
+    def described_points(self) -> str:
+        """Number of queries and of label texts, in words."""
+        texts = f" and {self.label_texts:,} label texts" if self.label_texts else ""
+        return f"{self.queries:,} points{texts}"
+
+    @property
     def prior(self) -> float:
         """Mean fraction of all labels that are positives of a training point."""
         return (self.pairs + self.label_texts) / max(1, self.points * self.labels)
@@ -91,13 +97,13 @@ def options_from_data(section: type[Options]) -> Iterator[tuple[str, FromData]]:
 def batch(statistics: DataStatistics, options: Mapping[str, Any]) -> Setting:
     """Choose the largest power of two that gives an epoch enough steps."""
     value = 1 << max(0, (statistics.points // _FEWEST_STEPS).bit_length() - 1)
-    return Setting(min(max(value, _BATCHES[0]), _BATCHES[1]), f"{statistics.points:,} training points")
+    return Setting(min(max(value, _BATCHES[0]), _BATCHES[1]), statistics.described_points)
 
 
 def epochs(statistics: DataStatistics, options: Mapping[str, Any]) -> Setting:
     """Choose the number of epochs so that a run trains on about _POINTS points in total."""
     value = min(max(round(_POINTS / statistics.points), _EPOCHS[0]), _EPOCHS[1])
-    return Setting(value, f"{statistics.points:,} training points")
+    return Setting(value, statistics.described_points)
 
 
 def dimension(statistics: DataStatistics, options: Mapping[str, Any]) -> Setting:
@@ -176,7 +182,7 @@ def log_odds(share: float) -> float:
 def _by_points(rate: float, statistics: DataStatistics) -> Setting:
     """Return Adam's rate, which is lower for few training points, because the model would overfit at the full rate."""
     value = max(rate * min(1.0, (statistics.points / _ADAM_POINTS) ** 0.5), _LOWEST_RATE)
-    return Setting(round(value, 5), f"{statistics.points:,} training points")
+    return Setting(round(value, 5), statistics.described_points)
 
 
 def _by_width(rate: float, power: float, options: Mapping[str, Any]) -> Setting:

@@ -88,8 +88,8 @@ def odd_settings(recipe: Recipe, statistics: DataStatistics) -> Iterator[str]:
     if statistics.points < recipe.order.batch * 10 and recipe.order.batch > int(rules.batch(statistics, {}).value):
         steps = math.ceil(statistics.points / recipe.order.batch)
         yield (
-            f"order.batch = {recipe.order.batch} gives only {steps} steps in an epoch of {statistics.points:,} "
-            "training points: set it to 'auto'"
+            f"order.batch = {recipe.order.batch} gives only {steps} steps in an epoch of "
+            f"{statistics.described_points}: set it to 'auto'"
         )
 
 

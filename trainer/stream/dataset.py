@@ -16,6 +16,7 @@ from schemas.errors import InputError, TableError
 from schemas.layout import CLUSTERS
 from trainer.device import keep_freed_memory
 from trainer.input_kinds import InputKind
+from trainer.inputs import require_inputs
 from trainer.schedule import SINGLE_ROWS, ClusterSchedule
 from trainer.stream.batch import Batch, Candidates
 from trainer.stream.decode import Damaged, Decoding, decodings
@@ -70,7 +71,8 @@ class JoinedStream(IterableDataset):
     `sources`: tables that are dealt as one table, each as often as its weight specifies. `labels`: L. `options` are
     fields of `StreamOptions`. Iteration yields the rest of the current epoch as `Batch`es; call `set_epoch` for the
     next epoch. `state_dict` is small and the same on every rank; `load_state_dict` is O(1): it reads no data before the
-    step at which the stream resumes. Raises InputError for more ranks than streams, or two sources with the same name.
+    step at which the stream resumes. Raises InputError for more ranks than streams, two sources with the same name, or
+    a source that lacks the `inputs`.
     """
 
     def __init__(self, sources: list[Source], labels: int, **options: Any) -> None:
@@ -213,6 +215,8 @@ class JoinedStream(IterableDataset):
         self.__dict__.pop("_cluster_counts", None)
 
     def _set_sources(self, sources: list[Source]) -> None:
+        for source in sources:
+            require_inputs(source.table, self._options.inputs)
         self._sources = sources
         self._groups = RowGroups(sources, self._label_type, self._options.inputs, self._options.reading)
         self.__dict__.pop("_identity", None)

@@ -35,7 +35,7 @@ def test_no_recipe_is_odd(name: str) -> None:
         (("refresh.start=9", "train.epochs=9"), ("negatives.hard has no effect", "refresh.start = 9")),
         (("classifier.initial_bias=-5",), ("initial_bias = -5 is", "above the prior of this data, -8.7")),
         (("classifier.initial_bias=-12",), ("initial_bias = -12 is", "below the prior")),
-        (("order.batch=32768",), ("order.batch = 32768 gives only 7 steps in an epoch of 200,000 training points",)),
+        (("order.batch=32768",), ("order.batch = 32768 gives only 7 steps in an epoch of 200,000 points",)),
     ],
 )
 def test_a_planted_oddity_has_a_line(overrides: tuple[str, ...], words: tuple[str, ...]) -> None:

@@ -49,6 +49,11 @@ def newer(data: SmallData, sources: list[Source]) -> list[Source]:
     return [sources[0].with_negatives(table(data, "second", 1)), sources[1]]
 
 
+def test_sources_without_the_inputs_are_refused(data: SmallData, sources: list[Source]) -> None:
+    with pytest.raises(InputError, match=r"no column dense, which encoder\.inputs = 'dense' needs"):
+        open_stream(data, sources, inputs="dense")
+
+
 def open_stream(data: SmallData, sources: list[Source], epoch: int = 1, **options: object) -> JoinedStream:
     plan = Planner(Negatives(random=7, hard=2), data.labels)
     arguments = {"inputs": "both", "batch": 8, "streams": 4, "window_groups": 2, "threads": 0, "plan": plan, **options}
