@@ -19,7 +19,6 @@ from schemas.table import Table
 from schemas.waits import Say
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.evaluation.ranking import embed_texts
-from trainer.evaluation.split import retired_labels
 from trainer.inputs import Inputs
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.model import Model, find_checkpoint, find_earlier
@@ -72,8 +71,8 @@ def initialise_from_texts(model: Model, data: DataLayout, norm: float) -> None:
 def initialise_from_run(model: Model, data: DataLayout, recipe: Recipe, say: Say) -> bool:
     """Load the parameters of the run `train.start_from`, by label id; return False if the recipe names no run.
 
-    `train.new_labels` determines the vectors of new labels; vectors of retired labels start at zero. Raises InputError
-    if the run does not exist, used different data, or has a different model; TableError.
+    `train.new_labels` determines the vectors of new labels. Raises InputError if the run does not exist, used different
+    data, or has a different model; TableError.
     """
     url = recipe.train.start_from
     if not url:
@@ -88,9 +87,6 @@ def initialise_from_run(model: Model, data: DataLayout, recipe: Recipe, say: Say
     if model.head.has_rows:
         checkpoint.read_rows(model.head.rows(optimizer), model.head.start)
         initialise_new_labels(model, data, recipe, checkpoint, parts)
-        retired = retired_labels(data)
-        if retired is not None:
-            model.head.vectors[torch.from_numpy(retired[model.head.start : model.head.stop])] = 0
     return True
 
 
