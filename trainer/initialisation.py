@@ -79,13 +79,11 @@ def initialise_from_run(model: Model, data: DataLayout, recipe: Recipe, say: Say
         return False
     trained, checkpoint, parts = find_earlier(data, RunLayout(url))
     _require_same_shape(recipe, trained, url)
-    optimizer = recipe.train.start_optimizer
-    model.load_encoders(checkpoint, optimizer)
+    model.load(checkpoint, recipe.train.start_optimizer)
     for encoder in model.encoders.values():
         encoder.admit(new_inputs(model, data, recipe, parts), open_queries(data, recipe.data.split).manifest.rows)
     say(f"starts from {url} at step {checkpoint.step}, with {checkpoint.labels:,} of {model.head.labels:,} labels")
     if model.head.has_rows:
-        checkpoint.read_rows(model.head.rows(optimizer), model.head.start)
         initialise_new_labels(model, data, recipe, checkpoint, parts)
     return True
 
@@ -112,11 +110,9 @@ def _require_same_shape(recipe: Recipe, trained: Recipe, url: str) -> None:
     if recipe.encodes_labels != trained.encodes_labels:
         differing.append(f"method was {trained.method!r}, now {recipe.method!r}")
     if isinstance(recipe, ClassifierRecipe) and isinstance(trained, ClassifierRecipe):
-        options = ("bias", "optimizer") if recipe.train.start_optimizer else ("bias",)
-        for name in options:
-            before, after = getattr(trained.classifier, name), getattr(recipe.classifier, name)
-            if before != after:
-                differing.append(f"classifier.{name} was {before!r}, now {after!r}")
+        before, after = trained.classifier.bias, recipe.classifier.bias
+        if before != after:
+            differing.append(f"classifier.bias was {before!r}, now {after!r}")
     if differing:
         raise InputError(f"{url}: the model of this run differs: {'; '.join(differing)}. Use the same settings.")
 
