@@ -167,7 +167,7 @@ def processor_seconds() -> float:
 
 
 def _few(metrics: dict[str, float]) -> dict[str, float]:
-    return {name: round(metrics[name], 2) for name in ("P@1", "P@5", "PSP@5") if name in metrics}
+    return {name: round(metrics[name], 2) for name in ("P@1", "P@5", "PSP@5", "R@10") if name in metrics}
 
 
 def parted(raw: Path, arguments: argparse.Namespace) -> dict[str, dict[int, list[Point]]]:

@@ -19,7 +19,6 @@ from schemas.table import Table
 from schemas.waits import Say
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.evaluation.ranking import embed_texts
-from trainer.evaluation.split import retired_labels
 from trainer.inputs import Inputs
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.model import Model, find_checkpoint, find_earlier
@@ -72,25 +71,20 @@ def initialise_from_texts(model: Model, data: DataLayout, norm: float) -> None:
 def initialise_from_run(model: Model, data: DataLayout, recipe: Recipe, say: Say) -> bool:
     """Load the parameters of the run `train.start_from`, by label id; return False if the recipe names no run.
 
-    `train.new_labels` determines the vectors of new labels; vectors of retired labels start at zero. Raises InputError
-    if the run does not exist, used different data, or has a different model; TableError.
+    `train.new_labels` determines the vectors of new labels. Raises InputError if the run does not exist, used different
+    data, or has a different model; TableError.
     """
     url = recipe.train.start_from
     if not url:
         return False
     trained, checkpoint, parts = find_earlier(data, RunLayout(url))
     _require_same_shape(recipe, trained, url)
-    optimizer = recipe.train.start_optimizer
-    model.load_encoders(checkpoint, optimizer)
+    model.load(checkpoint, recipe.train.start_optimizer)
     for encoder in model.encoders.values():
         encoder.admit(new_inputs(model, data, recipe, parts), open_queries(data, recipe.data.split).manifest.rows)
     say(f"starts from {url} at step {checkpoint.step}, with {checkpoint.labels:,} of {model.head.labels:,} labels")
     if model.head.has_rows:
-        checkpoint.read_rows(model.head.rows(optimizer), model.head.start)
         initialise_new_labels(model, data, recipe, checkpoint, parts)
-        retired = retired_labels(data)
-        if retired is not None:
-            model.head.vectors[torch.from_numpy(retired[model.head.start : model.head.stop])] = 0
     return True
 
 
@@ -116,11 +110,9 @@ def _require_same_shape(recipe: Recipe, trained: Recipe, url: str) -> None:
     if recipe.encodes_labels != trained.encodes_labels:
         differing.append(f"method was {trained.method!r}, now {recipe.method!r}")
     if isinstance(recipe, ClassifierRecipe) and isinstance(trained, ClassifierRecipe):
-        options = ("bias", "optimizer") if recipe.train.start_optimizer else ("bias",)
-        for name in options:
-            before, after = getattr(trained.classifier, name), getattr(recipe.classifier, name)
-            if before != after:
-                differing.append(f"classifier.{name} was {before!r}, now {after!r}")
+        before, after = trained.classifier.bias, recipe.classifier.bias
+        if before != after:
+            differing.append(f"classifier.bias was {before!r}, now {after!r}")
     if differing:
         raise InputError(f"{url}: the model of this run differs: {'; '.join(differing)}. Use the same settings.")
 

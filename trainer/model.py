@@ -112,7 +112,7 @@ class Model:
     def load(self, checkpoint: Checkpoint, optimizer: bool = False) -> None:
         """Load the parameters of a checkpoint; with `optimizer`, also all state that is needed to continue training.
 
-        Raises TableError.
+        An optimizer that the checkpoint has no state of starts without state. Raises TableError.
         """
         self.load_encoders(checkpoint, optimizer)
         checkpoint.read_rows(self.head.rows(optimizer), self.head.start)

@@ -19,7 +19,6 @@ from schemas.version import CURRENT, ExportVersion, make_current
 from tests.command import call, refused
 from tests.days import TINY
 from tests.pipelines.test_versions import contents, rows_of
-from trainer.export import writer
 from trainer.export.exported import Exported
 
 TEXTS = ["text 1", "t3 u9", "t5", "u12 u13 again"]
@@ -50,11 +49,9 @@ def frozen(days: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("index", ["none", "IVF2,Flat"])
 @pytest.mark.parametrize("moves", [True, False])
 def test_a_version_predicts_as_a_whole_export_does(
-    days: Path, frozen: Path, tmp_path: Path, index: str, moves: bool, monkeypatch: pytest.MonkeyPatch
+    days: Path, frozen: Path, tmp_path: Path, index: str, moves: bool
 ) -> None:
     run = None if moves else frozen
-    if not moves:  # but those of retired labels, half of all here
-        monkeypatch.setattr(writer, "MOST_CHANGED", 1)
     first = export(days, 0, tmp_path / "0", index=index)
     before = contents(str(first))
     second = export(days, 1, tmp_path / "1", run, index=index, onto=first)

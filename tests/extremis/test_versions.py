@@ -2,6 +2,7 @@
 
 import itertools
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from trainer.initialisation import initialise_from_run
 from trainer.model import DataSizes, find_checkpoint, load_encoder, load_model, open_texts
 from trainer.model import Model as TrainedModel
 from trainer.settings.resolve import resolve
-from trainer.settings.versions import MIN_TIME
+from trainer.settings.versions import FEW_PASSES, MIN_TIME
 from trainer.setup import open_replay
 from trainer.stream import open_sources
 from trainer.stream.sources import select_window
@@ -47,9 +48,9 @@ class Half(Group):
         self.rank = rank
 
 
-def begun(days: Path, data: str, group: Group = ALONE, **train: Any) -> TrainedModel:
+def begun(days: Path, data: str, group: Group = ALONE, more: Mapping[str, str] = {}, **train: Any) -> TrainedModel:
     """A model of the recipe on `data`, as it begins with run0."""
-    changes = [*(f"{key}={str(value).lower()}" for key, value in TINY.items())]
+    changes = [*(f"{key}={str(value).lower()}" for key, value in {**TINY, **more}.items())]
     changes += [f"train.{key}={value!r}" for key, value in {"start_from": f"{days}/run0", **train}.items()]
     recipe, layout = load_recipe("random", changes), DataLayout(f"{days}/{data}")
     facts = DataSizes.of(layout)
@@ -58,13 +59,22 @@ def begun(days: Path, data: str, group: Group = ALONE, **train: Any) -> TrainedM
     return model
 
 
-def test_labels_that_stay_keep_their_vectors_and_retired_ones_leave(days: Path) -> None:
-    before, model = weights(days / "run0"), begun(days, "data1")
-    labels = rows_of(f"{days}/data1/labels")
-    for row in labels[: len(before)]:
-        expected = torch.zeros(9) if row["retired"] else before[row["label_id"]]
-        assert torch.equal(model.head.vectors[row["label_id"]].float(), expected)
-    assert any(row["retired"] for row in labels)
+def test_labels_of_the_run_keep_vectors_and_optimizer_state(days: Path) -> None:
+    _, checkpoint = find_checkpoint(DataLayout(f"{days}/data0"), RunLayout(f"{days}/run0"))
+    model, known = begun(days, "data1", start_optimizer=1), checkpoint.labels
+    for name, rows in model.head.rows().items():
+        assert torch.equal(rows[:known], checkpoint.vectors(name))
+    assert not model.head.rows()["square"][known:].any()
+    before, after = checkpoint.tensors("encoder-optimizer"), model.encoder.optimizer_tensors()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_another_optimizer_starts_without_state(days: Path) -> None:
+    changes = {"classifier.optimizer": "adam", "encoder.optimizer": "adam"}
+    model = begun(days, "data1", more=changes, start_optimizer=1)
+    state = {**model.head.rows(), **model.encoder.optimizer_tensors()}
+    assert not any(state[name].any() for name in ("first", "second", "count", "embedding.first"))
 
 
 def estimated(model: TrainedModel, layout: DataLayout, known: int, texts: bool) -> tuple[dict[int, torch.Tensor], Any]:
@@ -135,9 +145,20 @@ def test_a_refresh_shows_new_rows_half_as_often_and_old_ones_less(days: Path) ->
     dealt = recipe.train.epochs * (rows[-1] + recipe.data.replay * sum(rows[:-1]))
     share = rows[-1] / sum(rows)
     assert dealt / (whole.train.epochs * sum(rows)) == pytest.approx(MIN_TIME + share, rel=0.05)
-    assert not recipe.train.start_optimizer
     run = extremis.train("random", data, days / "run2", from_run=days / "run1", progress=False)
     assert len(run.epochs) == recipe.train.epochs
+
+
+@pytest.mark.parametrize("epochs", [2, 40])
+def test_a_refresh_with_few_passes_over_old_rows_keeps_the_optimizers_state(
+    days: Path, tmp_path: Path, epochs: int
+) -> None:
+    (tmp_path / "recipe.toml").write_text(f'extends = "random"\n[train]\nepochs = {epochs}\n')
+    changes = [f"train.start_from={str(days / 'run1')!r}"]
+    recipe = resolve(str(tmp_path / "recipe.toml"), changes, f"{days}/data2").recipe
+    assert recipe.train.start_optimizer == (recipe.train.epochs * recipe.data.replay < FEW_PASSES) == (epochs == 2)
+    whole = resolve("random", [*changes, f"train.epochs={epochs - 1}"], f"{days}/data2").recipe
+    assert whole.train.start_optimizer == (epochs == 2)
 
 
 def test_a_refresh_has_hard_negatives_from_the_first_step(days: Path) -> None:

@@ -72,11 +72,11 @@ class Checkpoint:
             first += shard.rows
 
     def read_rows(self, into: Mapping[str, torch.Tensor], start: int) -> None:
-        """Fill tensors [n, ...] with the rows of labels [start, start + n). Raises TableError."""
+        """Fill the tensors [n, ...] that the checkpoint has for labels [start, start + n). Raises TableError."""
         stop = start + len(next(iter(into.values()), ()))
         for first, rows in self.rows(start, stop):
-            for name, tensor in into.items():
-                tensor[first - start : first - start + len(rows[name])] = rows[name]
+            for name in into.keys() & rows.keys():
+                into[name][first - start : first - start + len(rows[name])] = rows[name]
 
     def _read(self, shard: Shard) -> dict[str, torch.Tensor]:
         url = self.table.url

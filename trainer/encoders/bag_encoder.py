@@ -186,7 +186,7 @@ class BagEncoder(Encoder):
 
     def load_optimizer_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
         for name, value in self._table.state.items():
-            value.copy_(tensors[f"embedding.{name}"])
+            value.copy_(tensors.get(f"embedding.{name}", value))
         super().load_optimizer_tensors(tensors)
 
     def _drop_features(self, rows: SparseRows, dropout_key: tuple[int, ...], before: Before) -> SparseRows:

@@ -356,7 +356,13 @@ class Train(Options):
             "Epochs, learning rates and negatives that are not set are then chosen for a refresh"
         ),
     )
-    start_optimizer: bool = Field(False, description="with start_from: also start from the optimizer state of that run")
+    start_optimizer: bool = Field(
+        False,
+        description=(
+            "with start_from: also start from the optimizer state of that run, unless it is of a different optimizer; "
+            "a refresh of a classifier with fewer than two passes over older rows does so by default"
+        ),
+    )
     new_labels: Literal["points", "texts", "initial"] = Field(
         "points",
         description=(

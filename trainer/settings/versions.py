@@ -22,6 +22,7 @@ MIN_TIME, TIME_PER_NEW_ROWS = (
 )  # fraction of the time of a run from scratch: minimum, and per fraction of new rows
 NEW_ROW_PASSES = 0.5  # passes over new rows, as a fraction of the passes from scratch
 RATE_FACTOR = 0.5  # fraction of the rates from scratch
+FEW_PASSES = 2  # with fewer passes over old rows, label vectors do not recover from first steps without optimizer state
 
 
 @dataclass(frozen=True)
@@ -68,19 +69,23 @@ def settings_of_refresh(recipe: Recipe, data: str, earlier: EarlierRun, override
 def _epochs(recipe: Recipe, run: str, share: float, stated: set[str]) -> dict[str, Setting]:
     """Train on new rows half as often as from scratch, and on old rows as often as the rest of the time allows.
 
-    The total time is the time of a run from scratch multiplied by MIN_TIME + TIME_PER_NEW_ROWS * `share`.
+    The total time is the time of a run from scratch multiplied by MIN_TIME + TIME_PER_NEW_ROWS * `share`. With
+    few passes over old rows, optimizers keep their state: without state, a label vector's first step is large. Dual
+    encoders, which have no such vectors, did worse with state.
     """
-    epochs, time = recipe.train.epochs, min(1.0, MIN_TIME + TIME_PER_NEW_ROWS * share)
-    reason = f"{share:.1%} of the rows were added since {run}"
+    whole, time = recipe.train.epochs, min(1.0, MIN_TIME + TIME_PER_NEW_ROWS * share)
+    epochs, replay, settings = max(1, math.ceil(time * whole)), recipe.data.replay, dict[str, Setting]()
     times = (time / NEW_ROW_PASSES - share) / (1 - share) if share < 1 else 1.0
     rows = recipe.data
     is_bound = rows.by_parts or rows.mix or rows.holdout or rows.share < 1 or _needs_whole_epochs(recipe, stated)
     if times < 1 and not is_bound and not any(key in stated for key in ("train.epochs", "data.replay")):
-        return {
-            "train.epochs": Setting(math.ceil(NEW_ROW_PASSES * epochs), f"{reason}; a run from scratch has {epochs}"),
-            "data.replay": Setting(round(times, 3), f"for {time:.0%} of the time of a run from scratch"),
-        }
-    return {"train.epochs": Setting(max(1, math.ceil(time * epochs)), f"{reason}; a run from scratch has {epochs}")}
+        epochs, replay = math.ceil(NEW_ROW_PASSES * whole), round(times, 3)
+        settings["data.replay"] = Setting(replay, f"for {time:.0%} of the time of a run from scratch")
+    if not recipe.encodes_labels:
+        passes = replay * (whole if "train.epochs" in stated else epochs)
+        settings["train.start_optimizer"] = Setting(passes < FEW_PASSES, f"{passes:.1f} passes over old rows")
+    reason = f"{share:.1%} of the rows were added since {run}; a run from scratch has {whole}"
+    return {"train.epochs": Setting(epochs, reason), **settings}
 
 
 def _rates(recipe: Recipe) -> dict[str, Setting]:
