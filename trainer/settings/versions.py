@@ -16,10 +16,8 @@ from trainer.model import find_earlier
 SPLIT = "val"  # the split that is scored
 _MODEL = ("encoder", "head")  # sections that shape the model
 RATES = ("encoder.lr", "encoder.dense_lr", "classifier.lr")
-MIN_TIME, TIME_PER_NEW_ROWS = (
-    0.06,
-    1.0,
-)  # fraction of the time of a run from scratch: minimum, and per fraction of new rows
+# Fraction of the time of a run from scratch: minimum, and per fraction of new rows.
+MIN_TIME, TIME_PER_NEW_ROWS = 0.06, 1.0
 NEW_ROW_PASSES = 0.5  # passes over new rows, as a fraction of the passes from scratch
 RATE_FACTOR = 0.5  # fraction of the rates from scratch
 FEW_PASSES = 2  # with fewer passes over old rows, label vectors do not recover from first steps without optimizer state
