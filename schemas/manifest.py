@@ -21,13 +21,8 @@ from schemas.storage import join, resolve
 DISTRIBUTION = "extremis-xc"  # `extremis` on PyPI is another project
 FORMAT = "extremis-table"
 FORMAT_VERSION = 1
-_KINDS_WITH_ROWS = (
-    "queries",
-    "labels",
-    "embeddings",
-    "vectors",
-    "negatives",
-)  # kinds of tables whose shards contain all rows
+# Kinds of tables whose shards contain all rows.
+_KINDS_WITH_ROWS = "queries", "labels", "embeddings", "vectors", "negatives"
 KINDS = (*_KINDS_WITH_ROWS, "tokenizer", "checkpoint", "data", "rejects", "index", "export", "fusion", "tuples")
 MAX_BYTES = 1 << 30  # size of a manifest: enough for a million shards with their checksums
 

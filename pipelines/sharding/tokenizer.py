@@ -169,10 +169,8 @@ ALPHABET = 1000  # characters in the vocabulary; a word with a rarer character b
 MAX_WORD = 100  # characters of a word; a longer word becomes [UNK], so training ignores it
 MIN_FREQUENCY = 2  # training cannot use a piece that occurs only once
 _PREFIX = "##"
-LEAST_TOKENS, MOST_TOKENS = (
-    128,
-    512,
-)  # tokens: the smallest limit for texts, and the usual limit of encoders with positions
+# Tokens: the smallest limit for texts, and the usual limit of encoders with positions.
+LEAST_TOKENS, MOST_TOKENS = 128, 512
 SAMPLE_TEXTS = 4096  # number of texts per table
 _COVERED = 0.99  # share of the sampled texts that are not cut
 _STEP = 32

@@ -25,9 +25,8 @@ _NONE = np.empty(0, np.int32)
 _WORD, _BIT, _LOW = np.uint64(6), np.uint64(1), np.uint64(63)  # a label's word is label >> 6
 
 
-LabelLists = (
-    np.ndarray | Ragged | None
-)  # labels of B queries: a matrix [B, K] or rows of any length, with padding; or None
+# Labels of B queries: a matrix [B, K] or rows of any length, with padding; or None.
+LabelLists = np.ndarray | Ragged | None
 
 
 def merge(

@@ -16,9 +16,8 @@ from trainer.methods.rules import DataStatistics
 from trainer.settings.resolve import apply_rules
 from trainer.setup import require_same_recipe
 
-WORDNET = DataStatistics(
-    82_398, 100_922, 100_000, 100_922, 300_000, 14.0, 1.0
-)  # as the saved recipes were resolved for
+# As the saved recipes were resolved for.
+WORDNET = DataStatistics(82_398, 100_922, 100_000, 100_922, 300_000, 14.0, 1.0)
 SAVED = json.loads((Path(__file__).parent / "earlier_recipes.json").read_text())  # others as changes of astra's
 # Keys that came since, with what they were without.
 LATER = {
