@@ -16,7 +16,6 @@ from schemas.errors import InputError, TableError
 from schemas.layout import CLUSTERS
 from trainer.device import keep_freed_memory
 from trainer.input_kinds import InputKind
-from trainer.inputs import require_inputs
 from trainer.schedule import SINGLE_ROWS, ClusterSchedule
 from trainer.stream.batch import Batch, Candidates
 from trainer.stream.decode import Damaged, Decoding, decodings
@@ -216,7 +215,7 @@ class JoinedStream(IterableDataset):
 
     def _set_sources(self, sources: list[Source]) -> None:
         for source in sources:
-            require_inputs(source.table, self._options.inputs)
+            source.require_inputs(self._options.inputs)
         self._sources = sources
         self._groups = RowGroups(sources, self._label_type, self._options.inputs, self._options.reading)
         self.__dict__.pop("_identity", None)

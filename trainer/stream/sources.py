@@ -51,6 +51,11 @@ class RowShare(NamedTuple):
 ALL_ROWS = RowShare()
 
 
+_WITHOUT_LABELS = (
+    "set data.label_texts = false (and leave labels out of data.mix), or shard data that has these columns for labels"
+)
+
+
 @dataclass(frozen=True)
 class Source:
     """Rows of `table`; a point's positives are its `label_ids`, or, for a labels table, the label itself.
@@ -114,10 +119,9 @@ class Source:
             )
         return replace(self, table=table, negatives=None)
 
-
-_WITHOUT_LABELS = (
-    "set data.label_texts = false (and leave labels out of data.mix), or shard data that has these columns for labels"
-)
+    def require_inputs(self, kind: InputKind) -> None:
+        """Refuse rows that lack columns that `kind` reads. Raises InputError with a remedy."""
+        require_inputs(self.table, kind, _WITHOUT_LABELS if self.name == LABEL_TEXTS else None)
 
 
 def open_sources(
@@ -143,7 +147,7 @@ def open_sources(
         weight = mix[LABEL_TEXTS] if mix else 1.0
         sources.append(Source(LABEL_TEXTS, Table.open(data.labels, "labels"), weight=weight))
     for source in sources:
-        require_inputs(source.table, inputs, _WITHOUT_LABELS if source.name == LABEL_TEXTS else None)
+        source.require_inputs(inputs)
     return sources
 
 
