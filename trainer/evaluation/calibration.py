@@ -94,7 +94,7 @@ def calibrate(held_out: ScoredPredictions) -> tuple[Calibration, dict[str, Any]]
         own = query % 2 == half
         curve = Calibration.fit(scores[~own], hits[~own], is_best[~own])
         found[own], is_none[own] = curve(scores[own]), scores[own] < curve.none_below
-    return Calibration.fit(scores, hits, is_best), _measure(found, is_none, held_out)
+    return Calibration.fit(scores, hits, is_best), _measure(found, is_none, scores, hits, is_best)
 
 
 def measure(curve: Calibration, predictions: ScoredPredictions) -> dict[str, Any]:
@@ -103,17 +103,17 @@ def measure(curve: Calibration, predictions: ScoredPredictions) -> dict[str, Any
     `none_of_these`: the fraction of queries that count as "none of these", and the fraction of the best labels of these
     queries that are in fact incorrect.
     """
-    scores, _, _ = predictions.pairs()
-    return _measure(curve(scores), scores < curve.none_below, predictions)
+    scores, hits, query = predictions.pairs()
+    return _measure(curve(scores), scores < curve.none_below, scores, hits, _is_best(query))
 
 
 def _is_best(query: np.ndarray) -> np.ndarray:
     return np.diff(query, prepend=-1) > 0
 
 
-def _measure(probabilities: np.ndarray, is_none: np.ndarray, predictions: ScoredPredictions) -> dict[str, Any]:
-    scores, hits, query = predictions.pairs()
-    is_best = _is_best(query)
+def _measure(
+    probabilities: np.ndarray, is_none: np.ndarray, scores: np.ndarray, hits: np.ndarray, is_best: np.ndarray
+) -> dict[str, Any]:
     none = is_best & is_none
     sigmoids = np.exp(-np.logaddexp(0, -scores.astype(np.float64)))
     return {
