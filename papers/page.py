@@ -148,14 +148,14 @@ def judge_check(check: Check, found: Mapping[str, Mapping[int, Result]]) -> Verd
     if not seeds:
         return None
     results = [[found[side][seed] for seed in seeds] for side in sides]
-    told = _compare(check, sides, results)
-    dead = [
+    verdict = _compare(check, sides, results)
+    untrained = [
         side
         for side, each in zip(sides, results, strict=True)
         if side not in check.untrained and not all(result.is_trained for result in each)
     ]
-    decides = f"{told.decides}, but {' and '.join(dead)} did not train"
-    return told._replace(verdict=UNCLEAR, decides=decides) if dead else told
+    decides = f"{verdict.decides}, but {' and '.join(untrained)} did not train"
+    return verdict._replace(verdict=UNCLEAR, decides=decides) if untrained else verdict
 
 
 def _compare(check: Check, sides: Sequence[str], results: Sequence[Sequence[Result]]) -> Verdict:
