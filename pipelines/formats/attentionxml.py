@@ -41,8 +41,8 @@ class AttentionXml:
             texts = texts or one_of(source, names, plain, self.expects, required=True)
             labels = one_of(source, names, named, self.expects, required=True)
             files, contents = {TEXT: join(source, str(texts)), LABELS: join(source, str(labels))}, RowContents()
-            parts.append(Part(split, str(labels), files, contents=contents))
-            parts.append(Part(LABELS, str(labels), files, contents=replace(contents, derived=True)))
+            parts.append(Part(split, str(texts), files, contents=contents))
+            parts.append(Part(LABELS, str(texts), files, contents=replace(contents, derived=True)))
         return Inputs(self.name, tuple(parts), keyed=True)
 
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
