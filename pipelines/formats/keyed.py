@@ -62,7 +62,7 @@ class Keyed:
             if not (part.contents.derived or _is_tabbed(part)):
                 of_labels = ("labels", "label") if part.contents.labels and not labels else ()
                 read = OF_PAIRS if part.table.startswith(PAIRS) else (*OF_ROWS, *of_labels)
-                require_stated(url, self.fields_of(part), read, self.fields if labels else Fields())
+                require_named_columns(url, self.fields_of(part), read, self.fields if labels else Fields())
         return Inputs(self.name, _of_one_length(parts), keyed=True, shared_points=shared_points)
 
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
@@ -326,7 +326,7 @@ def field_names(url: str) -> Sequence[str]:
     return []  # every line is rejected later, when it is parsed
 
 
-def require_stated(url: str, fields: Fields, read: Sequence[str], usual: Fields) -> None:
+def require_named_columns(url: str, fields: Fields, read: Sequence[str], usual: Fields) -> None:
     """Raise InputError if a file lacks a column that `fields` names otherwise than `usual`, among the fields `read`."""
     stated = {name: column for name in read if (column := getattr(fields, name)) not in (getattr(usual, name), ABSENT)}
     names = field_names(url) if stated else ()

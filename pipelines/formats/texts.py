@@ -14,7 +14,7 @@ import pyarrow as pa
 from pipelines.formats import lines
 from pipelines.formats.base import Part, RowContents, decode_column
 from pipelines.formats.column_files import ARROW, CSV, PARQUET, check_columns
-from pipelines.formats.keyed import JSONL, ROWS, Keyed, features_in, field_names, require_stated, vector_length
+from pipelines.formats.keyed import JSONL, ROWS, Keyed, features_in, field_names, require_named_columns, vector_length
 from pipelines.formats.names import OF_TEXTS, Fields, in_use, list_files, say_names
 from schemas import storage
 from schemas.errors import InputError
@@ -61,7 +61,7 @@ class Texts:
                     f"{url}: these are lines of text, but this encoder reads {read}. Give JSON lines or Parquet."
                 )
             if form != "text":
-                require_stated(url, self.fields, OF_TEXTS, Fields())
+                require_named_columns(url, self.fields, OF_TEXTS, Fields())
             keyless = form == "text" or self.fields.key not in field_names(url)
             contents = RowContents(features, keys=not keyless, labels=False, dense=dense)
             for batch in self._read_lines(url, rows) if form == "text" else self._read_records(url, rows, contents):
