@@ -36,7 +36,7 @@ from schemas.waits import Wait
 
 ATTEMPTS = 5
 DEADLINE_SECONDS = 300.0  # no further attempt starts after this time
-BRIEF_SECONDS = 3.0  # limit for a request while `hurried` is set
+CLEAN_UP_SECONDS = 3.0  # limit for a request while `cleaning_up` is set
 REQUEST_SECONDS = 60.0  # limit for one look-up or one range, for servers that accept a connection and never answer
 FILE_SECONDS = 900.0  # limit for reading a whole file at once, or for removing a prefix
 CONNECTIONS = 64  # connections to an object store
@@ -55,7 +55,24 @@ _CREDENTIALS = (
 )
 _PERMANENT_ERRORS = FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError
 
-hurried = threading.Event()  # set while a command cleans up after a failure of storage: requests are tried once
+
+class _Flag(threading.local):
+    """A flag of each thread."""
+
+    _is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+
+# Set in a thread that cleans up after a failure of storage: its requests are tried once. Other threads may still write.
+cleaning_up = _Flag()
 
 T = TypeVar("T")
 
@@ -567,7 +584,7 @@ def _call_with_timeout(
 
     Drops cached listings first, because other processes write to the same storage.
     """
-    call, seconds = getattr(fs, method), BRIEF_SECONDS if hurried.is_set() else seconds or REQUEST_SECONDS
+    call, seconds = getattr(fs, method), CLEAN_UP_SECONDS if cleaning_up.is_set() else seconds or REQUEST_SECONDS
     fs.invalidate_cache()
     if getattr(fs, "async_impl", False) and hasattr(call, "__wrapped__"):  # fsspec's own wrapper around a coroutine
         options["timeout"] = seconds
@@ -592,20 +609,21 @@ def _retry(action: Callable[[], T], verb: str, url: str, cancelled: threading.Ev
         attempts += 1
         return action()
 
-    enough = tenacity.stop_after_attempt(ATTEMPTS) | tenacity.stop_after_delay(DEADLINE_SECONDS)
+    most = 1 if cleaning_up.is_set() else ATTEMPTS
+    enough = tenacity.stop_after_attempt(most) | tenacity.stop_after_delay(DEADLINE_SECONDS)
     retrying = tenacity.Retrying(
-        stop=enough | tenacity.stop_when_event_set(cancelled) | tenacity.stop_when_event_set(hurried),
+        stop=enough | tenacity.stop_when_event_set(cancelled),
         wait=tenacity.wait_random_exponential(multiplier=0.25, max=SLOWEST_SECONDS),
         sleep=tenacity.sleep_using_event(cancelled),
         retry=tenacity.retry_if_exception(_is_temporary),
         reraise=True,
     )
-    wait = Wait(f"storage to {verb} {url}", until=f"{ATTEMPTS} attempts have failed")
+    wait = Wait(f"storage to {verb} {url}", until=f"{most} attempts have failed")
     wait.due += _MORE_SILENT_SECONDS
     try:
         with wait if "://" in url else contextlib.nullcontext():
             result = retrying(counted)
-        hurried.clear()
+        cleaning_up.clear()
         return result
     except FileNotFoundError as error:
         if "bucket does not exist" in str(error) or (verb == "write" and "://" in url):  # a store has no folders

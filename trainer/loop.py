@@ -123,7 +123,7 @@ class Trainer:
                 storage.write_bytes(self.run.finished, json.dumps(finished).encode())
             is_finished = True
         except StorageError:
-            storage.hurried.set()
+            storage.cleaning_up.set()
             raise
         finally:
             self.context.tracker.close(is_finished)
