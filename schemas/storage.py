@@ -626,7 +626,7 @@ def _retry(action: Callable[[], T], verb: str, url: str, cancelled: threading.Ev
         cleaning_up.clear()
         return result
     except FileNotFoundError as error:
-        if "bucket does not exist" in str(error) or (verb == "write" and "://" in url):  # a store has no folders
+        if "bucket does not exist" in str(error) or (verb == "write" and not is_local(url)):  # a store has no folders
             raise MissingBucketError(
                 f"could not {verb} {url}: the bucket does not exist; create the bucket or fix the path."
             ) from error
