@@ -6,8 +6,7 @@ a chunk of full one-vs-all; and the whole step of a bag of embeddings with a res
 count as operations; Triton's kernels are counted where they are called. The bytes of an operation are all bytes that it
 reads and writes; of matrices with looked-up rows, only these rows count. Sorting is one operation here but about nine
 launches on a GPU, and a cumulative sum is two launches; AdamW is a dozen operations here but one kernel on a GPU. Host
-milliseconds are processor time: for the thread that prepares a bag's step, and for the step itself if it is recorded
-(`train.graph`), without the driver's part.
+milliseconds are processor time of the thread that prepares a bag's step.
 
     python -m benchmarks.launches [--quick]
 """
@@ -15,7 +14,6 @@ milliseconds are processor time: for the thread that prepares a bag's step, and 
 import argparse
 import collections
 import contextlib
-import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -29,7 +27,6 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.common.report import report
 from benchmarks.gpu.random_queries import plan, random_batch
-from trainer.graph import Graphs, GraphStep, plan_for_device
 from trainer.group import ALONE
 from trainer.heads.classifier import Classifier
 from trainer.heads.queries import WholeBatch
@@ -39,7 +36,7 @@ from trainer.model import Model
 from trainer.negatives.candidates import range_candidates
 from trainer.negatives.planner import Planner
 from trainer.rows import triton_kernels
-from trainer.step import Clock, StepContext, take_step
+from trainer.step import Clock, StepContext, plan_for_device, take_step
 from trainer.stream import Batch
 
 META = torch.device("meta")
@@ -132,7 +129,7 @@ def classifier_step(pool: str, size: int = B, labels: int = LABELS, **config: An
     return count
 
 
-def _open_bag(size: int, labels: int, pads: bool = False) -> tuple[StepContext, Batch]:
+def _open_bag(size: int, labels: int) -> tuple[StepContext, Batch]:
     """Return a bag's context, and a batch prepared and planned as by the stream's threads."""
     encoder = {"dimension": D, "buckets": BUCKETS, "residual": True, "dropout": 0.1, "feature_dropout": 0.1}
     recipe = Recipe.model_validate(
@@ -143,13 +140,12 @@ def _open_bag(size: int, labels: int, pads: bool = False) -> tuple[StepContext, 
         }
     )
     model = Model.build(recipe, VOCABULARY, labels, device=META)
-    model.encoder.pads = pads
     queries = WholeBatch(model.encoder, ALONE, Clock().lap)
     context = StepContext(model, Planner(recipe.negatives, labels, merges=False), queries)
     batch = random_batch(size, labels, 0, TOKENS, VOCABULARY)
     prepare = queries.preparing()
     assert prepare is not None
-    batch = replace(batch, candidates=plan_for_device(lambda each: plan(each, labels, "own", META), META, pads, batch))
+    batch = replace(batch, candidates=plan_for_device(lambda each: plan(each, labels, "own", META), META, batch))
     return context, replace(batch, prepared=prepare(batch))
 
 
@@ -161,26 +157,6 @@ def bag_step(size: int = B, labels: int = LABELS) -> tuple[Counting, float]:
         take_step(context, batch, 1, 1.0)
     encoder = context.model.encoder
     return count, _host_milliseconds(lambda step: encoder.prepare(batch.inputs, (0, step)))
-
-
-def recorded_step(size: int = B, labels: int = LABELS) -> tuple[Counting, float]:
-    """Count a recorded step's operations outside of its graph; also return its host milliseconds.
-
-    Dense parameters are not updated: `meta` has no AdamW with a tensor as learning rate.
-    """
-    context, batch = _open_bag(size, labels, pads=True)
-    context.model.encoder._optimizer.param_groups.clear()
-    graphs = Graphs(META)
-    step = GraphStep(context, graphs)
-    with counting():
-        for number in range(2):
-            step(batch, number, 1.0)
-    for layout, recorded in graphs._recorded.items():
-        assert recorded is not None
-        graphs._recorded[layout] = recorded._replace(replay=functools.partial(tuple, recorded.replay()))
-    with counting() as count:
-        step(batch, 2, 1.0)
-    return count, _host_milliseconds(lambda number: step(batch, number, 1.0))
 
 
 def _host_milliseconds(work: Callable[[int], object]) -> float:
@@ -201,7 +177,6 @@ def main() -> None:
     counts = {pool: classifier_step(pool, size) for pool in ("own", "shared", "full")}
     counts["full, bfloat16"] = classifier_step("full", size, products="bfloat16")
     counts["bag"], ahead = bag_step(size)
-    counts["bag, beside its graph"], given = recorded_step(size)
     for name, count in counts.items():
         launches = count.operations.total()
         figures[name] = {
@@ -211,13 +186,13 @@ def main() -> None:
             "expected ms, bytes": round(count.bytes / GIGABYTES / 1e6, 3),
             "by name": dict(count.operations.most_common()),
         }
-    figures["bag, host ms"] = {"prepared ahead": round(ahead, 3), "recorded": round(given, 3)}
-    ratios = {"operations, own pools": counts["own"].operations.total(), "bag's host ms, recorded": given}
+    figures["bag, host ms"] = {"prepared ahead": round(ahead, 3)}
+    ratios = {"operations, own pools": counts["own"].operations.total()}
     report(
-        "a step on a GPU with own pools is at most 25 operations, and a bag's that is recorded takes the host 0.5 ms",
+        "a step on a GPU with own pools is at most 25 operations",
         figures,
         ratios,
-        {"operations, own pools": "<25.5", "bag's host ms, recorded": "<0.5"},
+        {"operations, own pools": "<25.5"},
     )
 
 

@@ -21,7 +21,7 @@ from trainer.refresh.adoption import Adoption, Interrupts, adopt, follow
 from trainer.refresh.dump import EmbeddingCollector
 from trainer.schedule import epochs_that_fit, rate_factor
 from trainer.setup import RunContext
-from trainer.step import StepResult
+from trainer.step import StepResult, take_step
 from trainer.stream import Batch, Source
 
 OnStep = Callable[[int, int, float], None]  # global step, steps of the run, loss
@@ -90,7 +90,7 @@ class EpochRunner:
                     clock.lap("rest")
                 step, every = progress.global_step, context.recipe.logging.ranks_every
                 hook = self._record_ranks if every and (step + 1) % every == 0 else None
-                result = context.take_step(batch, step, self.rate_factor(step), hook)
+                result = take_step(context.step, batch, step, self.rate_factor(step), hook)
                 counted_until = self._spend(counted_until)
                 # A single rank stops at once; several ranks stop after the batch that informed all ranks.
                 must_stop = self.interrupts.stop.is_set() if context.group.ranks == 1 else batch.stop_requested

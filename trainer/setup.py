@@ -26,7 +26,6 @@ from trainer.device import CPU, describe_device, keep_freed_memory, open_device
 from trainer.evaluation.split import label_statistics, positive_weights, retired_labels
 from trainer.evaluation.validator import Validator
 from trainer.footprint import encoder_bytes, label_bytes, require_memory, require_scratch
-from trainer.graph import Graphs, GraphStep, TakeStep, graph_obstacle, plan_for_device
 from trainer.group import SILENCE_SECONDS, Group, label_range
 from trainer.heads.classifier import merges_on
 from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch
@@ -40,14 +39,14 @@ from trainer.negatives.planner import Planner
 from trainer.refresh.dump import DumpWriter
 from trainer.refresh.neighbours import Neighbours
 from trainer.rows.threads import set_threads
-from trainer.step import Clock, GlobalBatches, StepContext, take_step
+from trainer.step import Clock, GlobalBatches, StepContext, plan_for_device
 from trainer.stream import Batch, JoinedStream, ReadOptions, Source, by_shares, open_sources
 from trainer.stream.batch import Candidates
 from trainer.stream.sources import Replay, select_window
 from trainer.tracking.tracker import NoTracker, Tracker
 
 # Options that may change when a run is resumed, because they do not change the training itself.
-_RESUMABLE_OPTIONS = {"name", "classifier.storage", "train.device", "train.graph", "logging.wandb", "logging.mlflow"}
+_RESUMABLE_OPTIONS = {"name", "classifier.storage", "train.device", "logging.wandb", "logging.mlflow"}
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,6 @@ class RunContext:
     stream: JoinedStream
     batches: GlobalBatches  # batches of the stream
     step: StepContext
-    take_step: TakeStep  # takes a step with the context `step`
     dump_writer: DumpWriter
     validator: Validator
     writer: CheckpointWriter
@@ -111,12 +109,8 @@ def set_up(
     plans_ahead = not negative_sources and model.head.has_rows  # otherwise planning needs the model
     clock = Clock()
     queries = open_queries(recipe, model, group, clock)
-    reason = graph_obstacle(recipe, model, queries, negative_sources, group.ranks)
-    by_graph = model.encoder.pads = recipe.train.graph and not reason
-    if recipe.train.graph and reason:
-        say(f"train.graph: steps are not recorded as CUDA graphs, because {reason}")
     # Several ranks plan the global batch, but a stream has only this rank's part of the batch.
-    plan = partial(plan_for_device, planner, device, by_graph) if plans_ahead and group.ranks == 1 else None
+    plan = partial(plan_for_device, planner, device) if plans_ahead and group.ranks == 1 else None
     stream = open_stream(recipe, sources, sizes.labels, group, plan, queries.preparing())
     writer = CheckpointWriter(run, recipe.checkpoint.keep, recipe.checkpoint.background, group, claim)
     to_notify = [each for each in negative_sources if type(each).touch is not NegativeSource.touch]
@@ -133,7 +127,6 @@ def set_up(
     step = StepContext(
         model, planner, queries, group, negative_sources, clock, before_change, recipe.train.clip, neighbours
     )
-    take = GraphStep(step, Graphs(device), lambda: writer.copies_rows) if by_graph else partial(take_step, step)
     batches = GlobalBatches(stream, planner, group.for_another_thread(), recipe.order.threads, plans_ahead)
     tracker = Tracker(run, recipe.logging, recipe.model_dump(mode="json"), claim, say) if group.first else NoTracker()
     return RunContext(
@@ -149,7 +142,6 @@ def set_up(
         stream=stream,
         batches=batches,
         step=step,
-        take_step=take,
         dump_writer=DumpWriter(run, recipe, group, claim, writer),
         validator=validator,
         writer=writer,

@@ -23,8 +23,9 @@ from trainer.model import Model
 from trainer.negatives.base import NegativeSources, Sampled
 from trainer.negatives.planner import GlobalBatch, Planner
 from trainer.refresh.neighbours import Neighbours
-from trainer.rows.codes import Number
 from trainer.stream import Batch, JoinedStream
+from trainer.stream.batch import Candidates
+from trainer.stream.transfer import send
 
 _BATCHES_AHEAD = 1  # number of batches that are gathered in addition to the batches that threads plan
 # A hook gets the global batch, x [B, D] and the sampled negatives of the batch, before any parameter changes.
@@ -99,6 +100,16 @@ class Clock:
         self._last = time_now
 
 
+def plan_for_device(
+    plan: Callable[[Batch], Candidates | None], device: torch.device, batch: Batch
+) -> Candidates | None:
+    """Plan a batch, and send the labels to `device` if the device merges them. Any thread may call this."""
+    candidates = plan(batch)
+    if candidates is None or candidates.drawn is None:
+        return candidates
+    return candidates._replace(drawn=send(candidates.drawn, device))
+
+
 @dataclass(frozen=True)
 class StepContext:
     """What all steps of a run share; `clip` limits the norm of the encoders' gradients, 0 means no limit."""
@@ -130,8 +141,8 @@ class StepResult:
 def take_step(
     context: StepContext,
     batch: Batch | GlobalBatch,
-    number: Number,
-    factor: Number,
+    number: int,
+    factor: float,
     hook: StepHook | None = None,
     update: bool = True,
 ) -> StepResult:

@@ -83,7 +83,7 @@ def _ratios(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
     def of(name: str, figure: str) -> Any:
         return rows.get(name, {}).get(figure)
 
-    near, far = (of(f"steps: own B=512 D=64 L={labels}, recorded", "ms") for labels in ("13M", "100M"))
+    near, far = (of(f"steps: own B=512 D=64 L={labels}", "ms") for labels in ("13M", "100M"))
     losses = [row["of_cpu"] for row in rows.values() if "of_cpu" in row]
     recalls = [row["recall"] for row in rows.values() if "recall" in row]
     measured = {

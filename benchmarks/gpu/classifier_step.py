@@ -6,16 +6,14 @@ Vectors are random, and so is Adagrad's sum: zeros would be rounded to themselve
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from benchmarks.gpu.bench import Bench, Measurement
 from benchmarks.gpu.random_queries import plan, random_batch
-from trainer.graph import Graphs, plan_for_device
 from trainer.heads.classifier import Classifier
 from trainer.methods.sections import Classifier as Config
+from trainer.step import plan_for_device
 from trainer.stream import Batch
-from trainer.stream.transfer import send
 
 SIZES = {"131K": 131_072, "1.3M": 1_305_265, "13M": 13_052_650, "100M": 100_000_000}
 ON_HOST = ("131K", "13M")  # these are also measured with vectors in main memory
@@ -46,16 +44,15 @@ def measurements(bench: Bench) -> Iterator[Measurement]:
         for size, dimension in shapes:
             for pool in ("own", "shared"):
                 yield _measurement(bench, name, Shape(size, dimension, labels), pool)
-        yield _measurement(bench, f"{name}, recorded", Shape(*shapes[0], labels), "own", recorded=True)
     for name in QUICK if bench.quick else ON_HOST:
         yield _measurement(bench, f"{name}, on the host", Shape(*shapes[0], sizes[name], "host"), "own")
 
 
-def _measurement(bench: Bench, labels: str, shape: Shape, pool: str, recorded: bool = False) -> Measurement:
+def _measurement(bench: Bench, labels: str, shape: Shape, pool: str) -> Measurement:
     name = f"{pool} B={shape.size} D={shape.dimension} L={labels}"
     on_host = shape.storage == "host"
     gib = shape.gib + 1 if not on_host and shape.gib > 1 else 1.0
-    return Measurement(name, lambda: _measure(bench, shape, pool, recorded), gib, on_cpu=not (on_host or recorded))
+    return Measurement(name, lambda: _measure(bench, shape, pool), gib, on_cpu=not on_host)
 
 
 def open_classifier(bench: Bench, shape: Shape, **options: Any) -> Classifier:
@@ -69,47 +66,34 @@ def open_classifier(bench: Bench, shape: Shape, **options: Any) -> Classifier:
     return classifier
 
 
-def plan_ahead(bench: Bench, batch: Batch, labels: int, pool: str, pads: bool = False, merges: bool = True) -> Any:
+def plan_ahead(bench: Bench, batch: Batch, labels: int, pool: str, merges: bool = True) -> Any:
     """Return the batch's candidates in the form in which the stream's threads pass them to a step."""
-    return plan_for_device(lambda each: plan(each, labels, pool, bench.device, merges), bench.device, pads, batch)
+    return plan_for_device(lambda each: plan(each, labels, pool, bench.device, merges), bench.device, batch)
 
 
-def open_step(bench: Bench, shape: Shape, pool: str, recorded: bool = False) -> tuple[Callable[[], object], float]:
-    """Return a step on batches planned beforehand, and the mean number of labels per batch, with padding.
-
-    `recorded`: record the step as a graph on a GPU.
-    """
-    recorded = recorded and bench.on_gpu
+def open_step(bench: Bench, shape: Shape, pool: str) -> tuple[Callable[[], object], float]:
+    """Return a step on batches planned beforehand, and the mean number of labels per batch."""
     classifier = open_classifier(bench, shape)
     x = torch.randn(shape.size, shape.dimension, device=bench.device)
     merges = shape.storage == "memory"
     planned = [
-        plan_ahead(bench, random_batch(shape.size, shape.labels, step), shape.labels, pool, recorded, merges)
+        plan_ahead(bench, random_batch(shape.size, shape.labels, step), shape.labels, pool, merges)
         for step in range(BATCHES)
     ]
-    number, graphs = 0, Graphs(bench.device)
-
-    def descend(given: Any) -> Any:
-        x, drawn, factor, key = given
-        return classifier.descend(x, planned[0]._replace(drawn=drawn), factor, key, 1 / shape.size)
+    number = 0
 
     def step() -> None:
         nonlocal number
-        candidates = planned[number % BATCHES]
-        if recorded:
-            numbers = send((np.array(1.0), np.array(classifier.key(number))), bench.device)
-            graphs(descend, (x, candidates.drawn, *numbers))
-        else:
-            classifier.descend(x, candidates, 1.0, number, 1 / shape.size)
+        classifier.descend(x, planned[number % BATCHES], 1.0, number, 1 / shape.size)
         number += 1
 
     rows = sum(len(each.ids) if each.drawn is None else len(each.drawn.label) for each in planned) / BATCHES
     return step, rows
 
 
-def _measure(bench: Bench, shape: Shape, pool: str, recorded: bool) -> dict[str, Any]:
+def _measure(bench: Bench, shape: Shape, pool: str) -> dict[str, Any]:
     bench.reset_peak()
-    step, rows = open_step(bench, shape, pool, recorded)
+    step, rows = open_step(bench, shape, pool)
     time = bench.milliseconds(step)
     moved = rows * 2 * (2 * shape.dimension + 4)  # vectors and their sums are read and written
     return {"ms": time, "rows": rows, "gb_s": moved / time / 1e6, "gib": bench.peak_gib()}

@@ -3,21 +3,18 @@
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.classifier_step import BATCHES, plan_ahead
 from benchmarks.gpu.random_queries import HARD, RANDOM, random_batch
-from trainer.device import CPU
-from trainer.graph import Graphs, GraphStep
 from trainer.group import ALONE
 from trainer.heads.classifier import merges_on
 from trainer.heads.queries import WholeBatch
 from trainer.methods.recipe import Recipe
 from trainer.model import Model
 from trainer.negatives.planner import Planner
-from trainer.step import Clock, StepContext, StepResult, take_step
+from trainer.step import Clock, StepContext, take_step
 
 B, TOKENS, VOCABULARY = 512, 32, 30_522
 BAG = "bag"
@@ -49,25 +46,15 @@ def open_model(bench: Bench, encoder: str, labels: int, compiled: bool = False, 
     return StepContext(model, planner, WholeBatch(model.encoder, ALONE, Clock().lap))
 
 
-def open_take(context: StepContext, recorded: bool) -> Callable[..., StepResult]:
-    """Return a function that takes a step of `context`; `recorded`: as a graph on a GPU, with a padding encoder."""
-    context.model.encoder.pads = recorded and context.model.device != CPU
-    if not context.model.encoder.pads:
-        return partial(take_step, context)
-    return GraphStep(context, Graphs(context.model.device))
-
-
-def open_steps(
-    bench: Bench, context: StepContext, labels: int, planned: bool = True, recorded: bool = False
-) -> Callable[[], object]:
+def open_steps(bench: Bench, context: StepContext, labels: int, planned: bool = True) -> Callable[[], object]:
     """Return a step on the next of some batches; candidates are `planned` beforehand or in the step.
 
     The step does not read losses, as in training between two lines of the log.
     """
-    size, take = 16 if bench.quick else B, open_take(context, recorded)
+    size = 16 if bench.quick else B
     batches = [random_batch(size, labels, step, TOKENS, VOCABULARY) for step in range(BATCHES)]
     if planned:
-        batches = [replace(batch, candidates=plan_ahead(bench, batch, labels, "own", recorded)) for batch in batches]
+        batches = [replace(batch, candidates=plan_ahead(bench, batch, labels, "own")) for batch in batches]
     else:
         batches = [replace(batch, hard=None) for batch in batches]
     if (prepare := context.queries.preparing()) is not None:  # done by the stream's threads, not in the step
@@ -76,7 +63,7 @@ def open_steps(
 
     def step() -> None:
         nonlocal number
-        take(batches[number % BATCHES], number, 1.0)
+        take_step(context, batches[number % BATCHES], number, 1.0)
         number += 1
 
     return step

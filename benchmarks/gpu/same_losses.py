@@ -8,17 +8,15 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.bench import Bench, Measurement
-from benchmarks.gpu.models import open_take
 from benchmarks.gpu.random_queries import random_batch
 from trainer.device import CPU
-from trainer.graph import plan_for_device
 from trainer.group import ALONE
 from trainer.heads.classifier import merges_on
 from trainer.heads.queries import WholeBatch
 from trainer.methods.recipe import Recipe
 from trainer.model import Model
 from trainer.negatives.planner import Planner
-from trainer.step import Clock, StepContext
+from trainer.step import Clock, StepContext, plan_for_device, take_step
 
 LABELS, B, VOCABULARY, STEPS = 20_000, 256, 5000, 20
 
@@ -26,25 +24,18 @@ LABELS, B, VOCABULARY, STEPS = 20_000, 256, 5000, 20
 def measurements(bench: Bench) -> Iterator[Measurement]:
     for loss, pool in (("bce", "own"), ("bce", "shared"), ("decoupled", "shared")):
         yield Measurement(f"{loss} {pool}", partial(_measure, bench, loss, pool))
-    yield Measurement("bce own, recorded", partial(_measure, bench, "bce", "own", recorded=True))
 
 
-def _measure(bench: Bench, loss: str, pool: str, recorded: bool = False) -> dict[str, Any]:
-    """Return the greatest relative difference of a loss between device and CPU, and between two runs on the device.
-
-    `recorded`: the first run on the device uses a graph, which should make no difference.
-    """
-    expected, got, again = (
-        _train(device, loss, pool, bench.quick, graph)
-        for device, graph in ((CPU, False), (bench.device, recorded), (bench.device, False))
-    )
+def _measure(bench: Bench, loss: str, pool: str) -> dict[str, Any]:
+    """Return the greatest relative difference of a loss between device and CPU, and between two runs on the device."""
+    expected, got, again = (_train(device, loss, pool, bench.quick) for device in (CPU, bench.device, bench.device))
     return {
         "of_cpu": max(abs(a - b) / abs(b) for a, b in zip(got, expected, strict=True)),
         "again": max(abs(a - b) / abs(b) for a, b in zip(again, got, strict=True)),
     }
 
 
-def _train(device: torch.device, loss: str, pool: str, quick: bool, recorded: bool) -> list[float]:
+def _train(device: torch.device, loss: str, pool: str, quick: bool) -> list[float]:
     labels, size = (2000, 16) if quick else (LABELS, B)
     recipe = Recipe.model_validate(
         {
@@ -57,12 +48,12 @@ def _train(device: torch.device, loss: str, pool: str, quick: bool, recorded: bo
     model = Model.build(recipe, VOCABULARY, labels, device=device)
     queries = WholeBatch(model.encoder, ALONE, Clock().lap)
     context = StepContext(model, Planner(recipe.negatives, labels, merges=not merges_on(device, recipe)), queries)
-    take, prepare = open_take(context, recorded), queries.preparing()
+    prepare = queries.preparing()
     results = []
     for number in range(STEPS):
         batch = random_batch(size, labels, number, 16, VOCABULARY)
         if prepare is not None:
-            candidates = plan_for_device(context.planner, device, model.encoder.pads, batch)
+            candidates = plan_for_device(context.planner, device, batch)
             batch = replace(batch, prepared=prepare(batch), candidates=candidates)
-        results.append(take(batch, number, 1.0).loss)
+        results.append(take_step(context, batch, number, 1.0).loss)
     return [float(value) for value in torch.stack(results).cpu()]

@@ -16,13 +16,11 @@ def measurements(bench: Bench) -> Iterator[Measurement]:
     shape = Shape(*((16, 8) if bench.quick else SHAPES[0]), labels)
     yield Measurement("classifier", lambda: _profile(bench, "classifier", open_step(bench, shape, "own")[0]), 1)
     yield Measurement(BAG, partial(_whole, bench, BAG, labels), 1)
-    yield Measurement(f"{BAG}, recorded", partial(_whole, bench, BAG, labels, recorded=True), 1, on_cpu=False)
     yield Measurement(WIDEST, partial(_whole, bench, WIDEST, labels), 8, on_cpu=False)
 
 
-def _whole(bench: Bench, encoder: str, labels: int, recorded: bool = False) -> dict[str, Any]:
-    steps = open_steps(bench, open_model(bench, encoder, labels), labels, recorded=recorded)
-    return profiled(bench, steps) if recorded else _profile(bench, encoder, steps)  # a trace of graphs shows little
+def _whole(bench: Bench, encoder: str, labels: int) -> dict[str, Any]:
+    return _profile(bench, encoder, open_steps(bench, open_model(bench, encoder, labels), labels))
 
 
 def _profile(bench: Bench, name: str, step: Callable[[], object]) -> dict[str, Any]:

@@ -15,10 +15,9 @@ from typing import Any
 from benchmarks.common.joined_tables import JoinedTables
 from benchmarks.gpu.bench import Bench, Measurement
 from benchmarks.gpu.classifier_step import SIZES
-from benchmarks.gpu.models import BAG, TRANSFORMERS, B, open_model, open_take
+from benchmarks.gpu.models import BAG, TRANSFORMERS, B, open_model
 from benchmarks.gpu.profiles import idle_share
-from trainer.graph import plan_for_device
-from trainer.step import StepContext
+from trainer.step import StepContext, plan_for_device, take_step
 from trainer.stream import JoinedStream
 
 THREADS = 2
@@ -30,7 +29,6 @@ def measurements(bench: Bench) -> Iterator[Measurement]:
     for encoder in (*reversed(TRANSFORMERS), BAG):
         is_bag = encoder == BAG
         yield Measurement(encoder, functools.partial(_measure, bench, encoder), 1 if is_bag else 8, 90, on_cpu=is_bag)
-    yield Measurement(f"{BAG}, recorded", functools.partial(_measure, bench, BAG, recorded=True), 1, 90, on_cpu=False)
 
 
 @functools.cache
@@ -45,16 +43,16 @@ def _open_stream(bench: Bench, context: StepContext, labels: int) -> JoinedStrea
     if not Path(tables.queries).exists():
         tables.write()
     size = 16 if bench.quick else B
-    plan = functools.partial(plan_for_device, context.planner, bench.device, context.model.encoder.pads)
+    plan = functools.partial(plan_for_device, context.planner, bench.device)
     ahead = {"plan": plan, "prepare": context.queries.preparing()}
     return JoinedStream([tables.open()], labels, batch=size, streams=8, threads=THREADS, **ahead)
 
 
-def _measure(bench: Bench, encoder: str, recorded: bool = False) -> dict[str, Any]:
+def _measure(bench: Bench, encoder: str) -> dict[str, Any]:
     labels = 2048 if bench.quick else SIZES["1.3M"]
     warm, steps, profiled = (2, 5, 2) if bench.quick or not bench.on_gpu else (WARM, STEPS, PROFILED)
     context = open_model(bench, encoder, labels)
-    number, waited, take = 0, 0.0, open_take(context, recorded)
+    number, waited = 0, 0.0
 
     def run(count: int) -> None:
         nonlocal number, waited
@@ -62,7 +60,7 @@ def _measure(bench: Bench, encoder: str, recorded: bool = False) -> dict[str, An
             began = time.perf_counter()
             batch = next(batches)
             waited += time.perf_counter() - began
-            take(batch, number, 1.0)
+            take_step(context, batch, number, 1.0)
             number += 1
 
     with contextlib.closing(iter(_open_stream(bench, context, labels))) as batches:

@@ -25,7 +25,6 @@ WIDEST = list(TRANSFORMERS)[-1]
 
 def of_bag(bench: Bench) -> Iterator[Measurement]:
     yield Measurement(BAG, partial(_measure, bench, BAG), gib=1)
-    yield Measurement(f"{BAG}, recorded", partial(_measure, bench, BAG, recorded=True), gib=1, on_cpu=False)
 
 
 def of_transformers(bench: Bench) -> Iterator[Measurement]:
@@ -35,11 +34,11 @@ def of_transformers(bench: Bench) -> Iterator[Measurement]:
     yield Measurement(f"{WIDEST}, compiled", partial(_measure, bench, WIDEST, compiled=True), 8, 150, on_cpu=False)
 
 
-def _measure(bench: Bench, encoder: str, compiled: bool = False, recorded: bool = False) -> dict[str, Any]:
+def _measure(bench: Bench, encoder: str, compiled: bool = False) -> dict[str, Any]:
     labels = 2000 if bench.quick else LABELS
     bench.reset_peak()
     context = open_model(bench, encoder, labels, compiled=compiled and not bench.quick)
-    whole = bench.milliseconds(open_steps(bench, context, labels, recorded=recorded))
+    whole = bench.milliseconds(open_steps(bench, context, labels))
     size, classifier = 16 if bench.quick else B, context.model.head
     x = torch.randn(size, context.model.width, device=bench.device)
     planned = plan(random_batch(size, labels, 0), labels, "own", bench.device)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.launches import META, Counting, bag_step, classifier_step, counting, recorded_step
+from benchmarks.launches import META, Counting, bag_step, classifier_step, counting
 from trainer.group import ALONE
 from trainer.heads.queries import SubBatches, WholeBatch
 from trainer.methods.recipe import Recipe
@@ -31,12 +31,6 @@ def test_a_step_of_the_classifier_is_few_operations(pool: str, most: int) -> Non
 def test_so_is_a_bag_s_which_is_prepared_ahead() -> None:
     count, _ = bag_step(16, 100_000)
     assert count.operations.total() <= 60
-
-
-def test_a_step_that_is_recorded_gives_a_graph_copies_and_takes_its_results() -> None:
-    count, _ = recorded_step(16, 100_000)
-    copies = {"_to_copy": 1, "copy_": 3, "clone": 2}  # of numbers; of batch, labels and numbers; of loss and x
-    assert count.operations == copies
 
 
 @pytest.mark.parametrize(("changes", "kind"), [({}, WholeBatch), ({"accumulate": 2}, SubBatches)])

@@ -8,21 +8,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainer.graph import Graphs, GraphStep, plan_for_device
 from trainer.group import ALONE
 from trainer.heads.queries import FrozenQueries
 from trainer.methods.recipe import Recipe
 from trainer.model import DataSizes, Model, open_texts
 from trainer.negatives.base import NegativeSources, Sampled
 from trainer.negatives.indexes import FreshIndex
-from trainer.rows import torch_kernels
 from trainer.setup import open_negative_sources, open_planner, open_queries, open_stream
-from trainer.step import Clock, StepContext, take_step
+from trainer.step import Clock, StepContext, plan_for_device, take_step
 from trainer.stream import Batch, open_sources
 
 META = torch.device("meta")
@@ -39,22 +36,6 @@ class OneDevice(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class NoValues(TorchDispatchMode):
-    """Refuse what reads a value back, on a device that has them."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func._schema.name.partition("::")[2]
-        assert name not in ("_local_scalar_dense", "nonzero", "is_nonzero", "equal"), f"{name} reads a value"
-        return func(*args, **(kwargs or {}))
-
-
-def widen_exponentials(patch: pytest.MonkeyPatch) -> None:
-    """Have a CPU take exponentials in float64: in float32 the last numbers of an array have another one."""
-    for module, name in ((torch, "sigmoid"), (torch_kernels, "softplus")):
-        wide = getattr(module, name)
-        patch.setattr(module, name, lambda values, wide=wide: wide(values.double()).float())
-
-
 class HostSources(NegativeSources):
     """Sources that search on the host, over vectors of their own there: they see other embeddings than the step's."""
 
@@ -67,11 +48,11 @@ def step_on_meta(
     recipe: Recipe,
     change: Callable[[StepContext], None] = lambda context: None,
     rows: torch.device = META,
-    recorded: bool = False,
+    ahead: bool = False,
 ) -> None:
     """Take STEPS steps of `recipe` on DATA, planned on the host as ever; `change` spoils their parts first.
 
-    rows: where the head's rows are to be found in the end. `recorded`: the function that a graph would be of is called.
+    rows: where the head's rows are to be found in the end. `ahead`: batches are planned and prepared for the device.
     """
     facts, group = DataSizes.of(data), ALONE
     tables = open_sources(data, recipe.data.split, recipe.data.label_texts, recipe.encoder.inputs)
@@ -86,9 +67,8 @@ def step_on_meta(
     planner = open_planner(recipe, data, facts.labels, group, lambda line: None, META)
     clock = Clock()
     queries = open_queries(recipe, model, group, clock)
-    model.encoder.pads = recorded
-    plan, prepare = partial(plan_for_device, planner, META, True), queries.preparing()
-    if not recorded:
+    plan, prepare = partial(plan_for_device, planner, META), queries.preparing()
+    if not ahead:
         plan, prepare = planner if model.head.has_rows else None, None
     stream = open_stream(recipe, tables, facts.labels, group, plan, prepare)
     batches = [batch for batch, _ in zip(stream, range(STEPS), strict=False)]
@@ -104,10 +84,9 @@ def step_on_meta(
         sources = HostSources(open_negative_sources(recipe, host, group))
     context = StepContext(model, planner, queries, group, sources, clock, clip=1.0)
     change(context)
-    take = GraphStep(context, Graphs(META)) if recorded else partial(take_step, context)
     with OneDevice():
-        for number, batch in enumerate(batches * 2 if recorded else batches):
-            result = take(batch, number, 0.5)
+        for number, batch in enumerate(batches):
+            result = take_step(context, batch, number, 0.5)
             assert result.loss.device == result.x.device == META
     encoder = {name: tensor for name, tensor in model.encoder.tensors().items() if name != "feature_weights"}
     assert {tensor.device for tensor in encoder.values()} <= {META}

@@ -5,7 +5,6 @@ scored and updated by the reference of the kernels, losses and embeddings are re
 """
 
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ import trainer.encoders.bag_encoder  # which recipes name, and load late
 from schemas.layout import RunLayout
 from tests.bert import write_bert
 from tests.builders import SmallData, build_data
-from tests.trainer.one_device import widen_exponentials
 from tests.training import Killed, silent, train, with_sections
-from trainer.graph import Graphs
 from trainer.loop import Trainer
 from trainer.model import load_model
 
@@ -144,67 +141,3 @@ def test_a_run_goes_on_on_another_device(
     assert losses[1:] == pytest.approx([sum(whole[e * steps : (e + 1) * steps]) / steps for e in range(2, 5)], rel=1e-3)
     _, model, _ = load_model(data.layout, RunLayout(place))
     assert model.head.vectors.device.type == "cpu"
-
-
-RECORDED: dict[str, dict[str, Any]] = {
-    "adagrad": {"checkpoint": {"every_steps": 7, "background": True}},
-    "adam": {"classifier": {"optimizer": "adam", "lr": 0.01, "dtype": "bfloat16", "weight_decay": 0.1}},
-    "tables, weights": {
-        "negatives": {"pool": "own", "hard": 3, "frequency_share": 0.5},
-        "train": {"epochs": 5, "threads": 1, "positive_weight": 0.5},
-    },
-    "vectors of length 1": KINDS["vectors of length 1"],
-}
-
-
-@pytest.mark.parametrize("kind", RECORDED)
-def test_a_recorded_step_is_the_step_to_the_bit(
-    kind: str, data: SmallData, tmp_path: Path, elsewhere: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Padded batches, and numbers that lie on the device, are read where a graph would read them.
-
-    AdamW is one kernel, as on a GPU: others round a rate that is a tensor twice. A norm that gradients are cut to is a
-    sum over pads too, in another order.
-    """
-    widen_exponentials(monkeypatch)
-    adam = torch.optim.AdamW
-    monkeypatch.setattr(torch.optim, "AdamW", lambda groups, lr, fused: adam(groups, lr=lr, fused=True))
-    results = []
-    replayed = []
-    record = Graphs._record
-
-    def count(graphs: Graphs, *arguments: Any) -> Any:
-        replayed.append(arguments)
-        return record(graphs, *arguments)
-
-    monkeypatch.setattr(Graphs, "_record", count)
-    for graph in (False, True):
-        sections = {"negatives": {"pool": "own"}, **RECORDED[kind]}
-        sections["train"] = {**BASE["train"], **sections.get("train", {}), "clip": 0.0, "graph": graph}
-        results.append(run(data, tmp_path / str(graph), sections))
-        assert bool(replayed) == graph
-    (expected, rows), (losses, others) = results
-    assert losses == expected
-    for name, value in rows.items():
-        assert torch.equal(others[name], value), name
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"negatives": {"pool": "shared"}}, "own pools"),
-        ({"negatives": {"pool": "own"}, "loss": {"kind": "decoupled"}}, "own pools"),
-        ({"negatives": {"pool": "own"}, "classifier": {"storage": "host"}}, "own pools"),
-        ({"negatives": {"pool": "own"}, "train": {"accumulate": 2}}, "in parts"),
-        (KINDS["own index"], "within a step"),
-    ],
-)
-def test_what_cannot_be_recorded_says_why(
-    changes: dict[str, Any], why: str, data: SmallData, tmp_path: Path, elsewhere: None
-) -> None:
-    said: list[str] = []
-    sections = {**changes, "train": {**BASE["train"], **changes.get("train", {}), "graph": True}}
-    started = Trainer.start(data.layout.root, str(tmp_path), with_sections(BASE, sections), said.append)
-    assert isinstance(started.context.take_step, partial)
-    assert why in " ".join(said)
-    assert not started.model.encoder.pads

@@ -12,7 +12,7 @@ from schemas.layout import DataLayout
 from tests.bert import write_bert
 from tests.builders import build_data
 from tests.recipes import RECIPES
-from tests.trainer.one_device import NoValues, OneDevice, step_on_meta
+from tests.trainer.one_device import OneDevice, step_on_meta
 from trainer.config.load import applicable_overrides, load_recipe, validate
 from trainer.device import CPU
 from trainer.heads.base import HeadStep
@@ -147,26 +147,13 @@ def test_negatives_of_fresh_scores_stay_there_too(data: DataLayout) -> None:
     step_on_meta(data, small("astra", **{"negatives.pool": "own", "refresh.source": "in-trainer", "refresh.start": 0}))
 
 
-def test_so_does_a_step_that_is_recorded_with_its_numbers(data: DataLayout) -> None:
-    """But AdamW's, which `meta` does not have as one kernel."""
+def test_so_does_a_step_that_is_prepared_ahead(data: DataLayout) -> None:
     sections: dict[str, Any] = {
         "encoder": {"residual": False, "dropout": 0.1, "weight_decay": 0.1},
         "train": {"clip": 1.0},
         "classifier": {"dtype": "bfloat16"},
     }
-    step_on_meta(data, combination("classifier", "bce", "own", **sections), recorded=True)
-
-
-def test_so_does_adamw_whose_rate_is_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = combination("classifier", "bce", "own").encoder.build(50, 0)
-    adam = torch.optim.AdamW
-    monkeypatch.setattr(torch.optim, "AdamW", lambda groups, lr, fused: adam(groups, lr=lr, fused=True))
-    for parameter in encoder._modules.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    with NoValues():
-        encoder.update(torch.tensor(0.5, dtype=torch.float64), 1.0)
-        with pytest.raises(AssertionError, match="reads a value"):
-            torch.ones(2).sum().item()
+    step_on_meta(data, combination("classifier", "bce", "own", **sections), ahead=True)
 
 
 def test_so_does_a_batch_in_parts(data: DataLayout) -> None:

@@ -32,7 +32,6 @@ class BagEncoder(Encoder):
     """
 
     section = BagSection
-    can_pad = True
     _config: BagSection
 
     def __init__(self, config: BagSection, vocabulary: int, seed: int, features: int = 0, dense: int = 0) -> None:
@@ -141,7 +140,7 @@ class BagEncoder(Encoder):
             return BagInputs.table_negatives(rows, self.device, dense)
         first = before(rows.rows)
         kept = self._draw_kept(rows.rows, dropout_key, first)
-        return BagInputs.of(self._drop_features(rows, dropout_key, before), self.device, dense, kept, self.pads)
+        return BagInputs.of(self._drop_features(rows, dropout_key, before), self.device, dense, kept)
 
     def encode(self, inputs: BagInputs, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:
         rows = self._table.weight if dropout_key is None else self._table.gather(inputs.places)
@@ -164,7 +163,7 @@ class BagEncoder(Encoder):
         self._gradients.reduce(group)
         super().reduce(group)
 
-    def update(self, factor: float | torch.Tensor, clip: float = 0.0) -> None:
+    def update(self, factor: float, clip: float = 0.0) -> None:
         touched = self._gradients.take()
         dense = (parameter.grad for parameter in self._modules.parameters())
         clip_gradients([None if touched is None else touched[1].grad, *dense], clip)

@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -40,9 +39,7 @@ class Encoder(ABC):
     """
 
     section: ClassVar[type[EncoderSection]]  # options of this kind of encoder
-    can_pad: ClassVar[bool] = False  # True: inputs can be padded, so a step can be recorded (trainer.graph)
     device = CPU
-    pads = False  # True: inputs prepared for training are padded to a few sizes, which does not change the results
 
     def __init__(self, config: EncoderSection, modules: nn.Module, seed: int, lr: float) -> None:
         """Train the parameters of `modules` with learning rate `lr`.
@@ -135,21 +132,14 @@ class Encoder(ABC):
         groups = _groups(self._modules, self._config.weight_decay)
         return torch.optim.AdamW(groups, lr=self._lr, fused=True if self.device.type == "cuda" else None)
 
-    def update(self, factor: float | torch.Tensor, clip: float = 0.0) -> None:
+    def update(self, factor: float, clip: float = 0.0) -> None:
         """Take one optimizer step with the gradients since the last step; `factor` in [0, 1] scales all learning rates.
 
-        With `clip`, gradients are scaled down if their joint norm exceeds `clip`. If `can_pad`, `factor` is a float64
-        tensor [] on the device for every step that may be recorded as a CUDA graph.
+        With `clip`, gradients are scaled down if their joint norm exceeds `clip`.
         """
         clip_gradients((parameter.grad for parameter in self._modules.parameters()), clip)
-        rate = self._lr * factor
-        if isinstance(rate, torch.Tensor):
-            rate = rate.float()
-        elif self.device != CPU:  # the same value as in a recorded step
-            rate = float(np.float32(rate))
-        recorded = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         for group in self._optimizer.param_groups:
-            group.update(lr=rate, capturable=recorded)
+            group.update(lr=self._lr * factor)
         self._optimizer.step()
         self._optimizer.zero_grad()
 

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch.nn.functional import embedding_bag
 
-from schemas import PAD
 from schemas.ragged import SparseRows, offsets_of
 from schemas.sizes import batch_by_size
 from trainer.device import CPU
@@ -15,10 +14,9 @@ from trainer.group import ALONE, Group
 from trainer.rows.matrix import RowMatrix
 from trainer.rows.numba_kernels import by_row
 from trainer.rows.sparse_products import SPAN, sparse_product, split_rows, sum_entries
-from trainer.stream.transfer import round_up, send
+from trainer.stream.transfer import send
 
 PIECE = 1 << 14  # number of bags that a rank sends at a time
-_PAD_FEATURE = 1 << 40  # the first feature id of padding, above all other ids
 _NO_BAGS = SparseRows(np.empty(0, np.int64), np.empty(0, np.float32), np.zeros(1, np.int64))
 
 
@@ -47,8 +45,8 @@ class BagInputs:
     """Distinct features `ids` [U], and the sparse [B, U] matrix (`column`, `weight`, `offsets`) of a batch.
 
     `bags`: the source rows. `dense`: the rows' vectors [B, d]. `kept` [B, D] bool: the elements of x that dropout
-    keeps. On a CPU `places` equals `ids`, and `by_feature` is None. On a device `places` is a tensor, padded at the
-    end if inputs are padded, and the other tensors are on the device too.
+    keeps. On a CPU `places` equals `ids`, and `by_feature` is None. On a device `places` is a tensor, and the
+    other tensors are on the device too.
     """
 
     ids: np.ndarray
@@ -68,17 +66,11 @@ class BagInputs:
         device: torch.device = CPU,
         dense: np.ndarray | None = None,
         kept: torch.Tensor | None = None,
-        pads: bool = False,
     ) -> "BagInputs":
-        """Number the distinct features of B rows; `pads` (for a device) pads inputs to one of a few sizes."""
-        entries = _pad(rows) if pads else rows
-        ids, column = np.unique(entries.ids, return_inverse=True)
-        if pads:
-            count = int(np.searchsorted(ids, _PAD_FEATURE))
-            ids, padded = ids[:count], round_up(count + _most_pads(len(entries.ids)))
-        places = np.pad(ids, (0, padded - len(ids)), constant_values=PAD) if pads else ids
-        sorted_by = None if device == CPU else ByFeature.of(column, entries, len(places))
-        arrays = places, column, entries.values, entries.offsets, dense, kept, sorted_by
+        """Number the distinct features of B rows."""
+        ids, column = np.unique(rows.ids, return_inverse=True)
+        sorted_by = None if device == CPU else ByFeature.of(column, rows, len(ids))
+        arrays = ids, column, rows.values, rows.offsets, dense, kept, sorted_by
         places, columns, weight, offsets, vectors, kept, sorted_by = send(arrays, device)
         places = ids if device == CPU else places
         return cls(ids, places, columns, weight, offsets, rows, vectors, kept, sorted_by)
@@ -93,10 +85,9 @@ class BagInputs:
 
     def sums(self, rows: torch.Tensor) -> torch.Tensor:
         """Sum weight * rows[column] over the entries of each row: rows [U, D] -> [B, D]."""
-        sums = embedding_bag(
+        return embedding_bag(
             self.column, rows, self.offsets, mode="sum", per_sample_weights=self.weight, include_last_offset=True
         )
-        return sums[: self.bags.rows]
 
     def gradient(self, grad: torch.Tensor) -> torch.Tensor:
         """Return the gradient on the rows `ids`, [U, D], from the gradient on the sums [B, D]."""
@@ -104,26 +95,6 @@ class BagInputs:
             return sum_entries(*self.by_feature[:3], grad.contiguous(), self.by_feature.pieces)
         row = torch.repeat_interleave(self.offsets.diff(), output_size=len(self.column))
         return sparse_product(self.column, row, self.weight, len(self.places), grad.contiguous())
-
-
-def _pad(rows: SparseRows) -> SparseRows:
-    """Append padding, so that few different numbers of entries occur; up to SPAN entries share a feature and a row.
-
-    If all padding were in one row, a device would take as long for this row as for all other rows together.
-    """
-    count = len(rows.ids)
-    pads = round_up(count) - count
-    ends = count + np.minimum(np.arange(1, _most_pads(count + pads) + 1) * SPAN, pads)
-    return SparseRows(
-        np.concatenate([rows.ids, _PAD_FEATURE + np.arange(pads) // SPAN]),
-        np.concatenate([rows.values, np.zeros(pads, rows.values.dtype)]),
-        np.concatenate([rows.offsets, ends]),
-    )
-
-
-def _most_pads(count: int) -> int:
-    """Return the number of padding rows for `count` entries, with room for count / 8 padding entries."""
-    return count // (8 * SPAN) + 1
 
 
 @dataclass

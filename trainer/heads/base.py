@@ -11,7 +11,6 @@ from trainer.encoders.base import Encoder
 from trainer.inputs import Inputs
 from trainer.negatives.base import Sampled
 from trainer.negatives.planner import Planner
-from trainer.rows.codes import Number
 from trainer.stream.batch import Batch, Candidates
 
 # Called before rows of candidates (counted from the rank's first label) change. For labels that a device merged, the
@@ -23,16 +22,16 @@ BeforeChange = Callable[[Candidates, torch.Tensor | None], None]
 class HeadStep:
     """Input of a head's step: the global `batch`, its query embeddings x [B, D], and the negatives found with x.
 
-    `number`: index of the step in the run, from 0. `factor` scales every rate. `number` and `factor` are tensors if the
-    step may be recorded as a CUDA graph. `before_change` is called before rows change.
+    `number`: index of the step in the run, from 0. `factor` scales every rate. `before_change` is called
+    before rows change.
     """
 
     batch: Batch
     x: torch.Tensor
     sampled: list[Sampled]
     planner: Planner
-    number: Number
-    factor: Number
+    number: int
+    factor: float
     before_change: BeforeChange
 
 
@@ -61,10 +60,6 @@ class Head(ABC):
 
         Never waits for the device.
         """
-
-    def key(self, number: int) -> int:
-        """Return the key of the random bits for step `number` of the run; 0 if the head draws no random bits."""
-        return 0
 
     def backward(self) -> None:  # noqa: B027
         """Add the gradients of the last call of `learn` to the encoders."""

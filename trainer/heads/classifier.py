@@ -13,7 +13,6 @@ from trainer.losses.binary import Merged, binary_cross_entropy, binary_step, mer
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.methods.sections import Classifier as ClassifierConfig
 from trainer.rows.allocation import IN_MEMORY, zeros
-from trainer.rows.codes import Number
 from trainer.rows.host_matrix import HostMatrix
 from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
 from trainer.stream.batch import Candidates
@@ -70,16 +69,12 @@ class Classifier(Head):
             return step.x.new_zeros((), dtype=torch.float64), torch.zeros_like(step.x)
         return torch.as_tensor(total, dtype=torch.float64), on_x
 
-    def key(self, number: int) -> int:
-        assert isinstance(self.matrix, RowMatrix), "random bits for rows on the host are drawn on the host"
-        return self.matrix.key(number)
-
     def descend(
         self,
         x: torch.Tensor,
         candidates: Candidates,
-        factor: Number,
-        number: Number = 0,
+        factor: float,
+        number: int = 0,
         scale: float = 1.0,
         merged: Merged | None = None,
     ) -> tuple[float | torch.Tensor, torch.Tensor]:
@@ -87,7 +82,7 @@ class Classifier(Head):
 
         The method gathers rows, computes the loss and gradients, and updates the rows. Binary cross-entropy does all
         this in a single pass over the rows. `merged`: the result of `merge_ahead`, if the device has merged the
-        candidates already. `factor` and `number` may be tensors, like rate and step in `RowMatrix.rule`.
+        candidates already.
         """
         lr = self._lr * factor
         value: float | torch.Tensor

@@ -10,7 +10,6 @@ from trainer.device import CPU, product, products_with
 from trainer.losses.base import Loss, LossParts, Scores, masked_scores
 from trainer.methods.kinds import LossSection
 from trainer.rows import numba_kernels, torch_kernels
-from trainer.rows.codes import Number
 from trainer.rows.host_matrix import HostMatrix
 from trainer.rows.matrix import RowMatrix, operations_of
 from trainer.rows.threads import RANGES, map_ranges
@@ -49,8 +48,8 @@ def binary_step(
     x: torch.Tensor,
     rows: RowMatrix | HostMatrix,
     candidates: Candidates,
-    lr: Number,
-    step: Number,
+    lr: float,
+    step: int,
     scale: float,
     merged: Merged | None = None,
     narrow: bool = False,
@@ -114,8 +113,8 @@ def _step_on_device(
     x: torch.Tensor,
     rows: RowMatrix | HostMatrix,
     candidates: Candidates,
-    lr: Number,
-    step: Number,
+    lr: float,
+    step: int,
     scale: float,
     merged: Merged | None,
     narrow: bool,

@@ -337,14 +337,6 @@ class Train(Options):
             "cpu, cuda, cuda:N, or auto, which uses a GPU if the machine has one; a resumed run can use another device"
         ),
     )
-    graph: bool = Field(
-        False,
-        description=(
-            "on a GPU, record steps as CUDA graphs. This works for a bag of embeddings with binary cross-entropy and "
-            "pools per query that are planned ahead; otherwise, the trainer prints the reason and trains without "
-            "graphs"
-        ),
-    )
     threads: int = Field(
         0, ge=0, le=MOST_THREADS, description="number of PyTorch threads, as with --threads; 0: one thread per core"
     )

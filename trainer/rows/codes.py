@@ -6,7 +6,6 @@ import numpy as np
 
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # data types of vectors
 SGD, MOMENTUM, ADAGRAD, ADAM = 0, 1, 2, 3  # optimizer methods
-Number = Any  # number of a step: a float or an int, or a tensor [] on a device, if the step may be recorded
 LOWBIAS = ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None))  # shifts and factors of lowbias32 (Wellons, 2018)
 
 
@@ -27,7 +26,7 @@ class Matrix(NamedTuple):
 class Rule(NamedTuple):
     """An optimizer step; `keep`: factor on a row for weight decay; `key`: key of the random bits.
 
-    On a device, `rate` and `keep` (float32) and `key` may be tensors [], which a recorded step reads at each replay.
+    On a device, `rate` and `keep` (float32) and `key` are tensors [].
     """
 
     method: int

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from trainer.rows.codes import SGD, Matrix, Number, Rule
+from trainer.rows.codes import SGD, Matrix, Rule
 from trainer.rows.matrix import DeviceStep, RowMatrix
 from trainer.rows.torch_kernels import DTYPE_CODES
 from trainer.stream.transfer import AsyncCopy, send, send_tensor
@@ -28,8 +28,8 @@ class _PendingStep:
 
     ids: np.ndarray
     gradient: AsyncCopy
-    lr: Number
-    step: Number
+    lr: float
+    step: int
     normalize: bool = False
 
     def may_touch(self, ids: np.ndarray) -> bool:
@@ -78,7 +78,7 @@ class HostMatrix:
         assert isinstance(ids, np.ndarray)
         return self._fetch(ids).float().requires_grad_()
 
-    def update(self, ids: np.ndarray | torch.Tensor, gathered: torch.Tensor, lr: Number, step: Number = 0) -> None:
+    def update(self, ids: np.ndarray | torch.Tensor, gathered: torch.Tensor, lr: float, step: int = 0) -> None:
         """Make one optimizer step on distinct rows `ids` [C], like `RowMatrix.update`, but deferred."""
         gradient = gathered.grad
         assert gradient is not None, "`update` needs a gradient from a backward pass"
@@ -89,7 +89,7 @@ class HostMatrix:
         """Scale rows `ids` [C] of the last step to length 1."""
         self._pending[-1] = replace(self._pending[-1], normalize=True)
 
-    def begin(self, ids: np.ndarray, lr: Number, step: Number) -> DeviceStep:
+    def begin(self, ids: np.ndarray, lr: float, step: int) -> DeviceStep:
         """Return rows `ids` [C] for the kernels that score the rows, and rows of zeros that accumulate the gradient."""
         rows = self._fetch(ids)
         gradient = torch.zeros(rows.shape, device=rows.device)
@@ -98,7 +98,7 @@ class HostMatrix:
         )
         return DeviceStep(np.arange(len(ids)), scored, updated, self._rule)
 
-    def end(self, ids: np.ndarray, device_step: DeviceStep, lr: Number, step: Number) -> None:
+    def end(self, ids: np.ndarray, device_step: DeviceStep, lr: float, step: int) -> None:
         """Take the gradient of rows `ids` [C], which the kernels have added to the result of `begin`."""
         self._defer(ids, device_step.updated.vectors, lr, step)
 
@@ -110,7 +110,7 @@ class HostMatrix:
         torch.index_select(weight, 0, torch.from_numpy(ids), out=rows)
         return send_tensor(rows, self._device)
 
-    def _defer(self, ids: np.ndarray, gradient: torch.Tensor, lr: Number, step: Number) -> None:
+    def _defer(self, ids: np.ndarray, gradient: torch.Tensor, lr: float, step: int) -> None:
         self._pending.append(_PendingStep(ids, AsyncCopy(gradient), lr, step))
         while len(self._pending) > _MOST_PENDING:
             self._apply(self._pending.pop(0))

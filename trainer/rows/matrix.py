@@ -11,7 +11,7 @@ from schemas.randomness import Purpose, torch_seed
 from trainer.device import CPU
 from trainer.rows import codes, numba_kernels, torch_kernels
 from trainer.rows.allocation import IN_MEMORY, zeros
-from trainer.rows.codes import Matrix, Number, Rule
+from trainer.rows.codes import Matrix, Rule
 from trainer.rows.threads import map_ranges
 from trainer.stream.transfer import send
 
@@ -95,7 +95,7 @@ class RowMatrix:
         map_ranges(lambda _, start, stop: numba_kernels.gather(matrix, ids, into, start, stop), len(ids))
         return out.requires_grad_()
 
-    def update(self, ids: np.ndarray | torch.Tensor, gathered: torch.Tensor, lr: Number, step: Number = 0) -> None:
+    def update(self, ids: np.ndarray | torch.Tensor, gathered: torch.Tensor, lr: float, step: int = 0) -> None:
         """Make one optimizer step on distinct rows `ids` [C], in any order; on a device, padding may follow the ids.
 
         `gathered` is the result of `gather(ids)` with its gradient; `gathered` may be overwritten. The global `step` is
@@ -127,12 +127,12 @@ class RowMatrix:
         """Return `ids` [C] in a form that both `gather` and `update` accept, so that the ids are sent only once."""
         return ids if self.device == CPU else self.places(ids)
 
-    def begin(self, ids: np.ndarray, lr: Number, step: Number) -> DeviceStep:
+    def begin(self, ids: np.ndarray, lr: float, step: int) -> DeviceStep:
         """Return the input of the kernels for a step on distinct rows `ids` [C]; call `end` after the step."""
         matrix = self.device_matrix()
         return DeviceStep(ids, matrix, matrix, self.rule(lr, step))
 
-    def end(self, ids: np.ndarray, device_step: DeviceStep, lr: Number, step: Number) -> None:
+    def end(self, ids: np.ndarray, device_step: DeviceStep, lr: float, step: int) -> None:
         """End the step that `begin` began."""
 
     def device_matrix(self) -> Matrix:
@@ -145,16 +145,11 @@ class RowMatrix:
         """Return the arguments for a compiled loop that includes the optimizer step."""
         return self._matrix(), self.rule(lr, step)
 
-    def rule(self, lr: Number, step: Number) -> Rule:
-        """Return the optimizer step for global `step` at rate `lr`.
-
-        If the two are tensors [], `step` is the `key` of the random bits, and `lr` is a float64.
-        """
+    def rule(self, lr: float, step: int) -> Rule:
+        """Return the optimizer step for global `step` at rate `lr`."""
         options, real = self.optimizer, np.float32
         beta1, beta2 = (options.momentum, 0.0) if options.name == "sgd" else options.betas
-        if isinstance(lr, torch.Tensor):
-            numbers = lr.float(), (1 - lr * options.weight_decay).float(), step
-        elif self.device == CPU:
+        if self.device == CPU:
             numbers = real(lr), real(1 - lr * options.weight_decay), self.key(step)
         else:
             numbers = self._send_numbers(lr, step)

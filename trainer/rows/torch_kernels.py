@@ -78,7 +78,7 @@ def merge_labels(drawn: Any, hard: torch.Tensor | None = None) -> tuple[torch.Te
     numbers = torch.arange(count + 1, device=label.device)
     starts = torch.searchsorted(number, numbers, out_int32=True)
     ids = ordered.index_select(0, starts[:count])
-    if hard is not None or drawn.pads:
+    if hard is not None:
         ids = ids.masked_fill(ids == none, PAD)
     return ids, DevicePairs(
         query=drawn.use >> 1,

@@ -1,6 +1,6 @@
 """A batch of the stream, stored by column. Token ids are padded only if a model needs a matrix."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numba
@@ -9,7 +9,7 @@ import torch
 
 from schemas.ragged import Ragged
 from trainer.inputs import Inputs
-from trainer.stream.transfer import as_tensor, map_arrays, pack, round_up, unpack
+from trainer.stream.transfer import as_tensor, map_arrays, pack, unpack
 
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
@@ -31,16 +31,6 @@ class DrawnLabels:
     starts: np.ndarray
     hard: torch.Tensor | None = None
     hard_starts: np.ndarray | None = None
-    pads: bool = False  # there may be padding at the end
-
-    def padded(self) -> "DrawnLabels":
-        """Pad the draws at the end with weight 0 and a number above all labels, so that few different lengths occur."""
-        more, last = round_up(len(self.label)) - len(self.label), 2 * (len(self.starts) - 2)
-        pads = {"label": np.iinfo(self.label.dtype).max, "use": last, "weight": 0}
-        columns: dict[str, Any] = {
-            name: np.pad(getattr(self, name), (0, more), constant_values=pad) for name, pad in pads.items()
-        }
-        return replace(self, **columns, pads=True)
 
 
 class Candidates(NamedTuple):

@@ -32,12 +32,6 @@ class PackedArray(NamedTuple):
     shape: tuple[int, ...]
 
 
-def round_up(count: int) -> int:
-    """Round `count` up by at most an eighth, or 127, so that padding gives batches of similar size the same size."""
-    step = 1 << max(7, count.bit_length() - 4)
-    return -(-count // step) * step
-
-
 def map_arrays(value: T, change: Callable[[Any], Any], kinds: tuple[type, ...] = (np.ndarray, torch.Tensor)) -> T:
     """Apply `change` to all parts of `value` with a type in `kinds`, in dataclasses and named tuples at any depth."""
     if isinstance(value, kinds):
@@ -167,9 +161,9 @@ def on_copy_stream(device: torch.device) -> Iterator[Callable[[T], T]]:
     """Run the block's work on the stream for incoming arrays, in parallel with the device's current work.
 
     The block gets a function that hands tensors over to the current stream, so that later work waits for the tensors.
-    This has no effect without a GPU, or while a step is recorded, because a recorded step uses a single stream.
+    This has no effect without a GPU.
     """
-    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+    if device.type != "cuda":
         yield lambda value: value
         return
     at_work, stream = torch.cuda.current_stream(device), _stream_of(device, _to_device)

@@ -5,12 +5,9 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from schemas import PAD
 from schemas.errors import TableError
-from schemas.ragged import SparseRows, offsets_of
+from schemas.ragged import SparseRows
 from tests.builders import ragged, random_features, random_tokens, tokens_of
 from tests.ranks import on_ranks
 from trainer.encoders import embedding_bag as bags
@@ -19,7 +16,6 @@ from trainer.encoders.features import count_ngrams
 from trainer.group import ALONE, Group
 from trainer.inputs import Inputs
 from trainer.methods.kinds import EncoderSection
-from trainer.rows.sparse_products import SPAN
 
 VOCABULARY, D = 30, 6
 KEY = (2, 7)
@@ -383,24 +379,3 @@ def test_a_rank_holds_one_piece_of_the_others_bags(monkeypatch: pytest.MonkeyPat
     encoder.reduce(Twice())
     assert gathered == [12] * 10
     assert not encoder._gradients._pending
-
-
-@given(st.integers(0, 2**32 - 1), st.sampled_from([0, 3, 150]))
-def test_pads_of_a_device_change_no_bit(seed: int, width: int) -> None:
-    """Padding are spread over rows and features: none of these has more than a span."""
-    draw = np.random.default_rng(seed)
-    counts = draw.integers(0, width + 1, 20)
-    rows = SparseRows(draw.integers(0, 40, counts.sum()), draw.random(counts.sum(), np.float32), offsets_of(counts))
-    table, grad = torch.randn(40, 5), torch.randn(20, 5)
-    device = torch.device("cpu", 0)
-    plain, padded = (bags.BagInputs.of(rows, device, pads=pads) for pads in (False, True))
-    assert len(padded.column) % SPAN == 0 == len(padded.places) % SPAN
-    assert padded.offsets.diff()[20:].max() <= SPAN
-    assert padded.by_feature.starts.diff()[len(plain.places) :].max() <= SPAN
-    assert padded.places[: len(plain.places)].tolist() == plain.places.tolist() == padded.ids.tolist()
-    assert set(padded.places[len(plain.places) :].tolist()) == {PAD}
-    sums = [inputs.sums(table[inputs.places.clamp(min=0)]) for inputs in (plain, padded)]
-    assert torch.equal(*sums)
-    gradient = padded.gradient(grad)
-    assert torch.equal(gradient[: len(plain.places)], plain.gradient(grad))
-    assert not gradient[len(plain.places) :].any()

@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 from schemas import PAD
 from tests.builders import batch_of
 from tests.trainer.negatives.test_merge import batches
-from tests.trainer.one_device import widen_exponentials
 from trainer.device import CPU
 from trainer.heads.classifier import Classifier
 from trainer.methods.sections import Classifier as Config
 from trainer.negatives.candidates import own_pool, range_candidates, shared_pool, unmerged_candidates, weigh_positives
-from trainer.rows.matrix import RowMatrix, RowOptimizer
-from trainer.rows.torch_kernels import DevicePairs, merge_labels, order_pairs, score_pairs, update_rows
+from trainer.rows.torch_kernels import DevicePairs, merge_labels, order_pairs
 from trainer.stream.batch import Batch, Candidates
 from trainer.stream.transfer import send
 
@@ -167,24 +165,3 @@ def test_a_pool_in_bfloat16_is_within_its_rounding(seed: int, dimension: int) ->
     assert abs(near - loss) <= float(off.sum()) + 1e-4
     assert ((near_x - on_x).abs() <= slopes @ w.abs() + 1e-4).all()
     assert ((near_moved - moved).abs() <= slopes.T @ x.abs() + 2**-9 * x.abs().sum(0) + 1e-4).all()
-
-
-@given(weighted(), st.integers(0, 2**32 - 1))
-def test_pads_behind_drawn_labels_change_no_bit(arguments: tuple, seed: int) -> None:
-    batch, drawn = arguments[0], unmerged_candidates(*arguments[:4]).drawn
-    assert drawn is not None
-    if not len(drawn.label):
-        return
-    x, results = torch.from_numpy(np.random.default_rng(seed).standard_normal((len(batch), D))).float(), []
-    for labels in (drawn, drawn.padded()):
-        matrix = RowMatrix(torch.ones(LABELS, D).bfloat16(), RowOptimizer("adam", weight_decay=0.1), seed=3)
-        ids, pairs = merge_labels(send(labels, torch.device("cpu", 0)))
-        assert set(ids[len(drawn.label) :].tolist()) <= {PAD}
-        with pytest.MonkeyPatch.context() as patch:
-            widen_exponentials(patch)
-            loss, slopes, on_x = score_pairs(x, matrix.device_matrix(), ids, pairs, 0.5)
-        update_rows(matrix.device_matrix(), matrix.rule(0.1, 7), ids, x[:0], (pairs, slopes, x))
-        results.append((loss, on_x, matrix.weight, *matrix.state.values()))
-    assert len(ids) % 128 == 0
-    for got, expected in zip(*results, strict=True):
-        assert torch.equal(got, expected)
