@@ -15,7 +15,6 @@ _EXTRAS = {
     "fusion": ("sklearn",),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
-    "dask": ("dask", "distributed"),
 }
 
 

@@ -19,7 +19,7 @@ from pipelines.clustering.balanced import assign_parts, balanced_order
 from pipelines.clustering.inputs import dumps_for_clusters, open_clustering
 from pipelines.clustering.plan import ROW, VECTOR, ClusterPlan, LayoutPlan, make_layout, make_plan
 from pipelines.common.dumps import watch_dumps
-from pipelines.common.exchange import Exchange, Packet, choose_exchange, gather, receive, split_by, to_record_batch
+from pipelines.common.exchange import FileExchange, Packet, gather, receive, split_by, to_record_batch
 from pipelines.common.flow import Collection, Flow
 from pipelines.common.progress import Progress, say_use, silent
 from pipelines.common.summary import Summary, describe
@@ -109,7 +109,7 @@ def _make(plan: ClusterPlan, job: Job, say: Progress) -> Manifest:
         f"{plan.inputs.name}: {queries.rows:,} queries{parts}, to be grouped into {layout.clusters:,} clusters of "
         f"{layout.rows}"
     )
-    exchange = choose_exchange(job.runner.shuffles, job.watch.staging)
+    exchange = FileExchange(job.watch.staging)
 
     def wire(flow: Flow) -> Collection:
         shards = flow.create("Shards", range(len(queries.shards)))
@@ -148,7 +148,7 @@ def count_parts(shard: int, plan: ClusterPlan) -> Summary:
     return Summary(counters={PARTS: Counter({str(part): int(count) for part, count in enumerate(counts) if count})})
 
 
-def deal_shard(shard: int, layout_plan: LayoutPlan, exchange: Exchange) -> Iterator[tuple[int, Packet]]:
+def deal_shard(shard: int, layout_plan: LayoutPlan, exchange: FileExchange) -> Iterator[tuple[int, Packet]]:
     """Send the rows of source shard `shard`, with row numbers and vectors, as (part, packet)."""
     columns = [name for name in layout_plan.schema.names if name != "query_id"] + ["query_id"]
     meter = layout_plan.plan.meter
@@ -161,7 +161,7 @@ def deal_shard(shard: int, layout_plan: LayoutPlan, exchange: Exchange) -> Itera
 
 
 def cluster_part(
-    element: tuple[int, Iterable[Packet]], layout_plan: LayoutPlan, exchange: Exchange
+    element: tuple[int, Iterable[Packet]], layout_plan: LayoutPlan, exchange: FileExchange
 ) -> Iterator[tuple[int, Packet]]:
     """Cluster the rows of (part, packets); send (shard of the new table, packet with the positions in `row`)."""
     part, packets = element

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Text = Literal["title+content", "title"]
 Again = Literal["replace", "merge", "keep"]
 # Options that do not affect the content, or are recorded with the version or by their content.
-_NOT_RECORDED = {"exchange", "onto", "part", "again", "labels", "embed"}
+_NOT_RECORDED = {"onto", "part", "again", "labels", "embed"}
 
 MIN_SHARDS = 4  # shards of small data, so that every reader gets some
 
@@ -74,9 +74,6 @@ class ShardOptions(Options):
     sink: Sink = Field(
         "parquet",
         description="File format of the queries{names}. Parquet is smaller and faster.",
-    )
-    exchange: Literal["files", "shuffle"] | None = _unset(
-        "Where stages exchange bulk data. Default: files below DATA; on Dataflow, the shuffle service."
     )
     onto: str | None = _unset(
         "Make DATA a new version of DATA1. DATA contains the new rows and refers to the files of DATA1."

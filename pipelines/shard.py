@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pipelines import formats
-from pipelines.common.exchange import Exchange, FileExchange, Packet, choose_exchange, size_of
+from pipelines.common.exchange import FileExchange, Packet
 from pipelines.common.flow import Collection, Flow, flatten
 from pipelines.common.progress import Progress, silent
 from pipelines.common.summary import SUMMARY, Summary
@@ -210,9 +210,9 @@ class Attempt(Job):
         return FileExchange(self.phases.folder(kind))
 
     @property
-    def exchange(self) -> Exchange:
+    def exchange(self) -> FileExchange:
         """Exchange of data within a flow."""
-        return choose_exchange(self.runner.shuffles, self.phases.folder("bulk"), self.options.exchange)
+        return self.files("bulk")
 
 
 def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
@@ -326,7 +326,7 @@ def join_labels(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary) 
 def _size_of_join(raw: Summary) -> int:
     """Return the bytes that `join_labels` reads if there are no earlier labels."""
     packets = [packet for block in raw.blocks_of(LABELS) for packet in (block.sampled, block.rest)]
-    return sum(map(size_of, packets)) + sum(size_of(block.mentions) for block in raw.blocks if block.mentions)
+    return sum(size for _, _, size, _ in packets) + sum(block.mentions[2] for block in raw.blocks if block.mentions)
 
 
 def tokenize(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary, joined: Summary) -> Collection:

@@ -169,20 +169,9 @@ def store(server: tuple[str, int], bucket: "Bucket") -> Iterator[Proxy]:
         yield between
 
 
-@pytest.fixture(scope="session")
-def dask() -> Iterator[tuple[str, ...]]:
-    """Start a Dask cluster of two worker processes; yield its Beam options."""
-    distributed = pytest.importorskip("distributed")
-    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50)
-    with cluster:
-        yield "--runner=DaskRunner", f"--dask_client_address={cluster.scheduler_address}"
-
-
-@pytest.fixture(params=["in process", "two processes", pytest.param("dask", marks=pytest.mark.slow)])
+@pytest.fixture(params=["in process", "two processes"])
 def flags(request: pytest.FixtureRequest) -> tuple[str, ...]:
     """Return the Beam options of each runner that runs here."""
-    if request.param == "dask":
-        return request.getfixturevalue("dask")
     return PROCESSES if request.param == "two processes" else ()
 
 

@@ -60,7 +60,7 @@ def test_every_file_that_is_no_module_is_package_data(setup: configparser.Config
 def test_extras_keep_the_sides_apart(setup: configparser.ConfigParser) -> None:
     extras = setup["options.extras_require"]
     names = {extra: {re.split(r"[<>=\[;]", line)[0] for line in extras[extra].split("\n") if line} for extra in extras}
-    assert not names["trainer"] & {"apache-beam", "dask", "distributed"}
+    assert not names["trainer"] & {"apache-beam"}
     assert not names["pipelines"] & {"torch", "transformers", "tensorboard"}
     assert {"jinja2", "plotly"} <= names["report"]
     assert names["serve"] <= names["trainer"] & (names["pipelines"] | {"safetensors"})
@@ -135,7 +135,7 @@ def test_the_wheel_holds_the_recipes_the_page_the_hints_and_the_example(wheel: P
     ("extra", "absent", "works"),
     [
         ("", ("apache_beam", "torch"), "schemas.manifest, extremis.cli"),
-        ("[s3,gcs,dask,fusion]", ("apache_beam", "torch"), "s3fs, gcsfs, distributed, sklearn"),
+        ("[s3,gcs,fusion]", ("apache_beam", "torch"), "s3fs, gcsfs, sklearn"),
         ("[pipelines]", ("torch", "transformers"), "pipelines.shard, pipelines.mine"),
         ("[http]", ("torch", "apache_beam", "sklearn"), "extremis.model, fastapi_offline, uvicorn, prometheus_client"),
         ("[trainer]", ("apache_beam", "plotly"), "trainer.loop, trainer.stream"),

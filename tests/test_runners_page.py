@@ -32,8 +32,6 @@ def test_every_command_line_parses_ours_and_beams(line: str) -> None:
     assert tail == (arguments[arguments.index("--") + 1 :] if "--" in arguments else [])
     if "DataflowRunner" in line:
         pytest.importorskip("apache_beam.runners.dataflow.dataflow_runner")
-    if "DaskRunner" in line:
-        pytest.importorskip("distributed")
     choose_runner(tail)
 
 

@@ -9,7 +9,7 @@ from pipelines.common.progress import Progress, Watch
 
 
 class TimedRunner:
-    shuffles = far = False
+    far = False
 
     def __init__(self, flags: Sequence[str]) -> None:
         """Take no options except --runner."""

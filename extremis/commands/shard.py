@@ -50,7 +50,6 @@ def shard(
     format: Annotated[str | None, Option(metavar="FORM", names=_forms)] = None,
     fields: Fields | None = None,
     sink: Annotated[str | None, Option(names=lambda: SINKS)] = None,
-    exchange: Literal["files", "shuffle"] | None = None,
     onto: Annotated[Place | None, Option(metavar="DATA1")] = None,
     part: Annotated[str | None, Option(metavar="NAME")] = None,
     again: Again | None = None,

@@ -1,17 +1,15 @@
 """Exchange of bulk data between two stages, so that a runner groups small references instead of rows.
 
 The local runner keeps all groups in the launching process. On Flink and Spark, each group is held in memory as one
-element. With the local runner, Flink and Spark, a worker therefore writes its messages for all destinations to one file
-in staging, and sends only the location of each message. Dataflow has its own shuffle service and receives the messages
-directly. A message is an Arrow IPC stream with one record batch. The CRC-32 of a message is sent with its location, so
-that a reader can verify the message. With every runner, data for the next flow and the locations of this data are
-stored in files.
+element. A worker therefore writes its messages for all destinations to one file in staging, and sends only the location
+of each message. A message is an Arrow IPC stream with one record batch. The CRC-32 of a message is sent with its
+location, so that a reader can verify the message. Data for the next flow and its locations are stored in files too.
 """
 
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -27,14 +25,8 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level
 _HELD_BYTES = 32 << 20
 _LOCATIONS = pa.schema([("url", pa.string()), ("start", pa.int64()), ("size", pa.int64()), ("checksum", pa.uint32())])
 
-# A message, or its place: (URL, offset, bytes, CRC-32).
-Packet = bytes | tuple[str, int, int, int]
+Packet = tuple[str, int, int, int]  # place of a message: (URL, offset, bytes, CRC-32)
 K = TypeVar("K")
-
-
-def size_of(packet: Packet) -> int:
-    """Return the size of a packet in bytes."""
-    return len(packet) if isinstance(packet, bytes) else packet[2]
 
 
 @dataclass(frozen=True)
@@ -60,21 +52,7 @@ class FileExchange:
             yield destination, (url, start, size, crc32(content[start : start + size]))
 
 
-@dataclass(frozen=True)
-class ShuffleExchange:
-    """Exchange through the shuffle of the runner."""
-
-    def send(self, parts: Iterable[tuple[K, pa.RecordBatch]]) -> Iterator[tuple[K, Packet]]:
-        for destination, batch in parts:
-            out = pa.BufferOutputStream()
-            _write(out, batch)
-            yield destination, out.getvalue().to_pybytes()
-
-
-Exchange = FileExchange | ShuffleExchange  # of record batches between workers
-
-
-def send_together(exchange: Exchange, parts: Iterable[tuple[K, pa.RecordBatch]]) -> Iterator[tuple[K, Packet]]:
+def send_together(exchange: FileExchange, parts: Iterable[tuple[K, pa.RecordBatch]]) -> Iterator[tuple[K, Packet]]:
     """Buffer pairs (destination, batch) and send a few long messages instead of many short messages.
 
     Raises StorageError.
@@ -82,11 +60,6 @@ def send_together(exchange: Exchange, parts: Iterable[tuple[K, pa.RecordBatch]])
     for held in batch_by_size(parts, lambda part: part[1].nbytes, _HELD_BYTES):
         yield from exchange.send((destination, pa.concat_batches(some)) for destination, some in group_by_key(held))
         del held  # frees memory before the next batches arrive
-
-
-def choose_exchange(shuffles: bool, prefix: str, name: Literal["files", "shuffle"] | None = None) -> Exchange:
-    """Return the exchange called `name`; the default depends on whether the runner `shuffles` data."""
-    return ShuffleExchange() if (name == "shuffle" if name else shuffles) else FileExchange(prefix)
 
 
 def split_by(batch: pa.RecordBatch, part: np.ndarray) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -107,8 +80,7 @@ def receive(packets: Iterable[Packet], fields: Sequence[int] | None = None) -> I
     """
     options = pa.ipc.IpcReadOptions(included_fields=fields)
     for packet in packets:
-        content = pa.py_buffer(packet if isinstance(packet, bytes) else _read(*packet))
-        with pa.ipc.open_stream(content, options=options) as stream:
+        with pa.ipc.open_stream(pa.py_buffer(_read(*packet)), options=options) as stream:
             yield stream.read_next_batch()
 
 
@@ -125,8 +97,8 @@ def gather(packets: Iterable[Packet], schema: pa.Schema, columns: Sequence[str] 
 
 def pack_locations(packets: Iterable[Packet]) -> pa.RecordBatch:
     """Return the file locations of the packets as rows, in sorted order."""
-    places = sorted(packet for packet in packets if not isinstance(packet, bytes))
-    return pa.RecordBatch.from_pylist([dict(zip(_LOCATIONS.names, place, strict=True)) for place in places], _LOCATIONS)
+    rows = [dict(zip(_LOCATIONS.names, place, strict=True)) for place in sorted(packets)]
+    return pa.RecordBatch.from_pylist(rows, _LOCATIONS)
 
 
 def read_locations(packet: Packet | None) -> list[Packet]:

@@ -1,1 +1,1 @@
-"""Runners of pipelines: in this process, in several processes, on Dask and on clusters."""
+"""Runners of pipelines: in this process, in several processes and on clusters."""

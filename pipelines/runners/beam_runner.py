@@ -27,7 +27,6 @@ from pipelines.runners.local import Runner, silence_loggers
 from schemas.errors import ExtremisError, InputError
 
 _NAMESPACE = "extremis"  # namespace of metrics
-_SHUFFLING = ("DataflowRunner",)  # runners with their own shuffle
 _LOGGERS = ("apache_beam", "")  # Beam's portable runners log the engine's messages to the root logger
 # Beam appends the name of the step to a worker's message; the last line of the traceback names the error class.
 _STEP = re.compile(r" \[while running '[^']*'\]")
@@ -54,7 +53,6 @@ class BeamRunner(Runner):
             ) from None
         refuse_unknown_options(tuple(flags))
         self._counts: dict[str, Count] = {}  # counts of all flows so far
-        self.shuffles = type(self._runner).__name__ in _SHUFFLING
         self.far = True
         portable = self._runner if isinstance(self._runner, PortableRunner) else None
         self._engine = None if portable is None else Engine(portable, self._options, flags)

@@ -36,7 +36,7 @@ def _direct_memory(match: re.Match[str], text: str) -> str:
     limit = re.search(r"limit: (\d+)", text)
     now = f" (now {int(limit[1]) / _MEBIBYTE:.0f}mb in total)" if limit else ""
     return (
-        f"Flink has too little direct memory{now}: a worker asked for {match[1]} bytes. Use --exchange files, or set "
+        f"Flink has too little direct memory{now}: a worker asked for {match[1]} bytes. Set "
         "taskmanager.memory.task.off-heap.size to 512mb or more on each TaskManager."
     )
 
@@ -53,7 +53,7 @@ _MEMORY: Messages = {
         "512mb or more."
     ),
     r"OutOfMemoryError: (Java heap space|GC overhead limit exceeded)": (
-        "the engine ran out of heap ({0}). Use --exchange files, or give more heap: on Flink "
+        "the engine ran out of heap ({0}). Give more heap: on Flink "
         "taskmanager.memory.task.heap.size (1gb or more), on Spark spark.executor.memory (2500m or more)."
     ),
 }

@@ -41,11 +41,10 @@ class StageTask:
 class Runner:
     """Runner of flows. Use it in a `with` block, so that its workers stop after the last flow.
 
-    shuffles: whether the runner itself exchanges bulk data between workers. far: whether each flow is a remote job,
-    which takes seconds to start.
+    far: whether each flow is a remote job, which takes seconds to start.
     """
 
-    shuffles = far = False
+    far = False
 
     def __enter__(self) -> "Runner":
         return self

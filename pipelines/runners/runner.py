@@ -1,4 +1,4 @@
-"""Choose the runner of a flow from the options after `--`: this machine, Dask, or Beam."""
+"""Choose the runner of a flow from the options after `--`: this machine, or Beam."""
 
 import functools
 import importlib
@@ -13,9 +13,7 @@ from schemas.errors import InputError, MissingExtra
 _WORTH_PROCESSES = 8 << 20  # bytes
 _MOST_WORKERS = 16
 # Runners other than the local runner and Beam's runners, each with the extra that it needs.
-RUNNERS = {
-    "DaskRunner": ("pipelines.runners.dask_runner", "dask"),
-}
+RUNNERS: dict[str, tuple[str, str]] = {}
 # Names of Beam's own local runners; the local runner accepts their options.
 _LOCAL_RUNNERS = ("", "DirectRunner", "SwitchingDirectRunner", "FnApiRunner")
 # Beam's runners that write the same bytes as the local runner.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.exchange import Exchange, FileExchange
+from pipelines.common.exchange import FileExchange
 from pipelines.common.progress import Meter
 from pipelines.common.summary import Summary
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs, Text
@@ -28,7 +28,7 @@ class ReadPlan:
     form: Format
     inputs: Inputs
     text: Text
-    exchange: Exchange
+    exchange: FileExchange
     blocks: FileExchange
     rejects: FileExchange
     seed: int
@@ -63,7 +63,7 @@ class TablePlan:
     threads: int  # threads for embedding
     sources: Mapping[int, str]  # names of the input's parts, by their numbers
     sink: Sink
-    exchange: Exchange  # exchange within a flow
+    exchange: FileExchange  # exchange within a flow
     files: Mapping[str, FileExchange]  # files that flows write, by kind
     meter: Meter = field(compare=False)
 
@@ -177,7 +177,7 @@ class PlanInputs(NamedTuple):
     tables: str
     labels_before: int
     shards_before: int
-    exchange: Exchange
+    exchange: FileExchange
     files: Mapping[str, FileExchange]
     meter: Meter
     threads: int

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.common.exchange import (
-    Exchange,
     FileExchange,
     Packet,
     pack_locations,
@@ -90,7 +89,7 @@ def first_ids(sizes: Mapping[int, int]) -> np.ndarray:
     return np.concatenate([[0], np.cumsum([sizes[shard] for shard in range(len(sizes))], dtype=np.int64)])
 
 
-def report_rejects(table: str, rejects: list[Reject], exchange: Exchange, **fields: Any) -> Summary:
+def report_rejects(table: str, rejects: list[Reject], exchange: FileExchange, **fields: Any) -> Summary:
     """Write the `rejects` of an input table to staging through `exchange`, and return a Summary of the rejects."""
     packets = exchange.send([(table, rejects_batch(rejects))]) if rejects else ()
     counts = {**fields.pop("counters", {}), REJECTED + table: Counter(reject.reason.value for reject in rejects)}

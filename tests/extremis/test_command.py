@@ -134,7 +134,7 @@ def worded(message: str) -> str:
         ("with --set data.holdout=0.02.", 'with set={"data.holdout": 0.02}.'),
         ("--set refresh.stale=wait, --set a.b=true", 'set={"refresh.stale": "wait"}, set={"a.b": True}'),
         ("by `extremis embed DATA OUT --split train`", "by `extremis embed DATA OUT --split train`"),
-        ("give --dask_npartitions, or --runner=X", "give --dask_npartitions, or --runner=X"),
+        ("give --direct_num_workers, or --runner=X", "give --direct_num_workers, or --runner=X"),
     ],
 )
 def test_python_words_flags_of_any_command_as_arguments(message: str, expected: str) -> None:
@@ -143,9 +143,7 @@ def test_python_words_flags_of_any_command_as_arguments(message: str, expected: 
 
 def test_no_message_names_a_flag_in_python() -> None:
     """But for those of Beam and of other programs, and within command lines."""
-    foreign = re.compile(
-        r"extremis [a-z]+ [^`();]*|--(?:shm-size|nproc-per-node|runner|direct_|dask_|[a-z]+_|json|x\b)"
-    )
+    foreign = re.compile(r"extremis [a-z]+ [^`();]*|--(?:shm-size|nproc-per-node|runner|direct_|[a-z]+_|json|x\b)")
     left = []
     for package in ("schemas", "search", "pipelines", "trainer", "extremis"):
         for path in (ROOT / package).rglob("*.py"):

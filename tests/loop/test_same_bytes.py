@@ -94,9 +94,7 @@ def reference(
     return contents_of
 
 
-@pytest.mark.parametrize(
-    "flags", ["in process", pytest.param("two processes", marks=pytest.mark.slow), "dask"], indirect=True
-)
+@pytest.mark.parametrize("flags", ["in process", "two processes"], indirect=True)
 @pytest.mark.parametrize("kind", ["shard", "mine", pytest.param("embed", marks=pytest.mark.slow)])
 def test_on_every_runner(
     kind: str,

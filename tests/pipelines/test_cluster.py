@@ -153,9 +153,7 @@ def parted(data: SmallData, run: str, tmp_path_factory: pytest.TempPathFactory) 
     return cluster(data.layout.root, run, options=ClusterOptions(out=out, part_rows=400, seed=1))
 
 
-@pytest.mark.parametrize(
-    "flags", ["in process", "two processes", pytest.param("dask", marks=pytest.mark.slow)], indirect=True
-)
+@pytest.mark.parametrize("flags", ["in process", "two processes"], indirect=True)
 def test_the_bytes_are_the_same_on_every_runner(
     data: SmallData, run: str, tmp_path: Path, flags: tuple[str, ...], parted: Manifest
 ) -> None:

@@ -125,7 +125,7 @@ def test_every_dropped_row_and_label_is_in_the_rejects(raw: Raw, data: Path) -> 
 
 @pytest.mark.parametrize(
     "flags",
-    ["in process", *(pytest.param(name, marks=pytest.mark.slow) for name in ("two processes", "dask"))],
+    ["in process", pytest.param("two processes", marks=pytest.mark.slow)],
     indirect=True,
 )
 def test_shuffled_lines_and_more_files_give_the_same_shards_on_every_runner(
@@ -156,9 +156,8 @@ def test_too_many_unknown_labels_fail_the_run_and_leave_nothing(raw: Raw, tmp_pa
     assert [path for path in (tmp_path / "data").rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.parametrize("exchange", ["files", pytest.param("shuffle", marks=pytest.mark.slow)])
-def test_pairs_join_as_labels_do(raw: Raw, data: Path, tmp_path: Path, exchange: str) -> None:
-    """Points without labels and a file of pairs are the same data, whichever way bulk data goes."""
+def test_pairs_join_as_labels_do(raw: Raw, data: Path, tmp_path: Path) -> None:
+    """Points without labels and a file of pairs are the same data."""
     source = tmp_path / "raw"
     source.mkdir()
     for split in ("train", "test"):
@@ -171,7 +170,7 @@ def test_pairs_join_as_labels_do(raw: Raw, data: Path, tmp_path: Path, exchange:
         content += [f"{split}/é0\tL39\t0", "not a query\tL1\t1"]
         (source / f"pairs_{split}.tsv").write_text("\n".join(content) + "\n")
     (source / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in raw.labels))
-    shard(str(source), str(tmp_path / "data"), OPTIONS.model_copy(update={"exchange": exchange}))
+    shard(str(source), str(tmp_path / "data"), OPTIONS)
     for split in ("train", "test"):
         own, paired = (rows_of(f"{root}/queries/{split}") for root in (data, tmp_path / "data"))
         texts = Counter(line["key"] for line in {(li["key"], li["text"]): li for li in getattr(raw, split)}.values())

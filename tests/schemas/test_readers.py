@@ -41,16 +41,9 @@ def by_polars_scan(folder: str) -> int:
     return int(polars.scan_parquet(folder, hidden_file_prefix="_").select(polars.len()).collect().item())
 
 
-def by_dask(folder: str) -> int:
-    import dask.dataframe
-
-    return len(dask.dataframe.read_parquet(folder))
-
-
 READERS: dict[str, Callable[[str], int]] = {
     "pyarrow": lambda folder: pyarrow.parquet.read_table(folder).num_rows,
     "pandas": lambda folder: len(pandas.read_parquet(folder)),
-    "dask": by_dask,
     "datasets": by_datasets,
     "duckdb": by_duckdb,
     "polars": by_polars,

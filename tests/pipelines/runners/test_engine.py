@@ -19,11 +19,6 @@ OTHER = "Extremis 9.9, Beam 2.1.0, Python 3.99"
 ENGINE = ("--runner=PortableRunner", "--job_endpoint=localhost:9")
 
 
-@pytest.mark.parametrize("runner", ["PortableRunner", "FlinkRunner", "SparkRunner"])
-def test_flink_and_spark_exchange_files(runner: str) -> None:
-    assert not choose_runner([*ENGINE, f"--runner={runner}"]).shuffles
-
-
 def test_paths_are_absolute_for_workers_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")

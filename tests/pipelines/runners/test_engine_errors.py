@@ -21,7 +21,7 @@ DIRECT = (
     [
         # twice 2048 + 512 - 80 buffers of 32 KiB
         (NETWORK, ("512", "80", "taskmanager.memory.network.min and .max to 155mb")),
-        (DIRECT, ("4194304", "256mb", "--exchange files", "taskmanager.memory.task.off-heap.size")),
+        (DIRECT, ("4194304", "256mb", "taskmanager.memory.task.off-heap.size")),
         ("java.lang.OutOfMemoryError: Java heap space", ("Java heap space", "task.heap.size", "spark.executor.memory")),
         (
             "NoResourceAvailableException: Could not acquire the minimum required resources.",

@@ -52,7 +52,7 @@ def test_a_bug_is_not_dressed_up(flags: tuple[str, ...]) -> None:
     assert find_worker_error(caught.value) is None
 
 
-@pytest.mark.parametrize("flags", ["two processes", pytest.param("dask", marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.parametrize("flags", ["two processes"], indirect=True)
 def test_a_worker_that_is_killed_is_said_to_be(flags: tuple[str, ...]) -> None:
     with pytest.raises(ExtremisError, match=r"worker.*out of memory"):
         run_on(flags, die)
@@ -88,7 +88,7 @@ def test_beam_runs_them_too(tmp_path: Path) -> None:
         runner.run(flow)
 
 
-@pytest.mark.parametrize("flags", ["two processes", pytest.param("dask", marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.parametrize("flags", ["two processes"], indirect=True)
 def test_when_a_run_fails_nothing_of_it_is_at_work_any_more(flags: tuple[str, ...], tmp_path: Path) -> None:
     flow = Flow()
     flow.create("Numbers", range(4)).map("Slow", slow, tmp_path)
@@ -181,10 +181,6 @@ def test_beams_names_for_a_local_runner_mean_this_machine_with_its_options(name:
         (["--runner=apache_beam.runners.portability.kafka_streams_runner.KafkaStreamsRunner"], "cannot use the Beam"),
         (["--direct_num_workers=many"], "Beam options .*direct_num_workers.*many"),
         (
-            ["--runner=DaskRunner", "--dask_client_adress=x"],
-            r"unknown Beam option .* Did you mean --dask_client_address\?",
-        ),
-        (
             ["--runner=DataflowRunner", "--template_location=gs://b/t"],
             "--template_location: a command runs several jobs",
         ),
@@ -195,13 +191,6 @@ def test_wrong_options_are_refused(flags: list[str], message: str) -> None:
         choose_runner(flags)
 
 
-def test_a_scheduler_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    dask_runner = pytest.importorskip("pipelines.runners.dask_runner")
-    monkeypatch.setattr(dask_runner, "_CONNECT_SECONDS", 1)
-    with pytest.raises(ExtremisError, match=r"the Dask scheduler tcp://127\.0\.0\.1:9 cannot be used"):
-        run_on(["--runner=DaskRunner", "--dask_client_address=tcp://127.0.0.1:9"], fail)
-
-
 def test_nothing_is_left_in_the_folder_for_temporary_files(
     flags: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,9 +198,3 @@ def test_nothing_is_left_in_the_folder_for_temporary_files(
     with pytest.raises(StorageError):
         run_on(flags, fail)
     assert not [name for name in os.listdir(tmp_path) if name.startswith("beam")]
-
-
-def test_a_size_of_dask_partitions_is_refused() -> None:
-    pytest.importorskip("distributed")
-    with pytest.raises(InputError, match="dask_npartitions"):
-        run_on(["--runner=DaskRunner", "--dask_partition_size=9"], fail)

@@ -3,7 +3,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.common.exchange import FileExchange, ShuffleExchange, choose_exchange, receive
+from pipelines.common.exchange import FileExchange, receive
 from pipelines.sharding.hashing import hash_strings
 from pipelines.sharding.labels import known_ids, look_up
 from pipelines.sharding.read import split_mentions
@@ -44,21 +44,15 @@ def test_the_join_equals_a_dictionary(labels: list[str], blocks: list[list[list[
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 9), max_size=4)), max_size=5))
-def test_what_is_sent_is_received_either_way(parts: list[tuple[int, list[int]]]) -> None:
+def test_what_is_sent_is_received(parts: list[tuple[int, list[int]]]) -> None:
     batches = [(to, pa.record_batch({"i": pa.array(rows, pa.int64())})) for to, rows in parts]
-    for exchange in (FileExchange("memory://exchange"), ShuffleExchange()):
-        sent = list(exchange.send(batches))
-        assert [to for to, _ in sent] == [to for to, _ in parts]
-        assert [batch["i"].to_pylist() for batch in receive(packet for _, packet in sent)] == [r for _, r in parts]
+    sent = list(FileExchange("memory://exchange").send(batches))
+    assert [to for to, _ in sent] == [to for to, _ in parts]
+    assert [batch["i"].to_pylist() for batch in receive(packet for _, packet in sent)] == [r for _, r in parts]
 
 
 def test_a_slice_is_sent_without_its_neighbours() -> None:
     whole = pa.record_batch({"text": pa.array(["x" * 1000] * 1000), "ids": pa.array([[1, 2]] * 1000)})
-    ((_, packet),) = ShuffleExchange().send([(0, whole.slice(500, 2))])
-    assert len(packet) < 4000
+    ((_, packet),) = FileExchange("memory://exchange").send([(0, whole.slice(500, 2))])
+    assert packet[2] < 4000
     assert next(receive([packet])) == whole.slice(500, 2)
-
-
-def test_the_runner_chooses() -> None:
-    assert choose_exchange(True, "p") == choose_exchange(False, "p", "shuffle") == ShuffleExchange()
-    assert choose_exchange(False, "p") == choose_exchange(True, "p", "files") == FileExchange("p")
