@@ -27,12 +27,13 @@ from pipelines.common.vectors import require_finite
 from pipelines.job import Job, make_table
 from pipelines.options import ClusterOptions
 from pipelines.runners.runner import for_workers
-from schemas.layout import CLUSTERS
-from schemas.manifest import Manifest, manifest_url
+from schemas.layout import CLUSTERS, MANIFEST
+from schemas.manifest import Manifest
 from schemas.owners.outputs import require_output_folder
 from schemas.reuse import Request, find_by_parents
 from schemas.shard_files import parquet
 from schemas.shard_files.parquet import matrix_column
+from schemas.storage import join
 from schemas.table import rechunk
 
 __all__ = ["ClusterOptions", "cluster", "watch"]
@@ -75,7 +76,7 @@ def cluster(
             say(f"{inputs.name}: already clustered{say_use(inputs.use_from)}")
         return finished
 
-    reads = [manifest_url(inputs.source.queries.url)]
+    reads = [join(inputs.source.queries.url, MANIFEST)]
     return make_table(inputs.out, "clustered", find, make, beam_options, say, needs={}, reads=reads)
 
 

@@ -30,8 +30,8 @@ from pipelines.mining.records import find_unfinished, summarize, take_over
 from pipelines.options import MineOptions
 from pipelines.runners.runner import Runner, choose_runner, for_workers, is_local
 from schemas import storage
-from schemas.layout import MINING_COST
-from schemas.manifest import Manifest, manifest_url
+from schemas.layout import MANIFEST, MINING_COST
+from schemas.manifest import Manifest
 from schemas.owners.build import Build, building, clean_up
 from schemas.owners.outputs import require_output_folder
 from schemas.reuse import Request, find_by_parents
@@ -122,7 +122,7 @@ def _make(
     for line in plan.describe():
         say(line)
     take_over(plan)
-    reads = [manifest_url(table.url) for table in (inputs.vectors, *(source.queries for source in plan.sources))]
+    reads = [join(table.url, MANIFEST) for table in (inputs.vectors, *(source.queries for source in plan.sources))]
     runner.check(reads, build.url, say)
     watch = Watch(inputs.scratch, say)
     plan = replace(plan, meter=watch.meter, index_url=index.url if index is not None else None)

@@ -131,9 +131,8 @@ class ShardOptions(Options):
 
         embed: properties of the model for dense vectors, except its name.
         """
-        unstated = {"test_share"} if not self.test_share else set()  # data sets of earlier versions lack this option
         stated = {} if embed is None else {"embed": dict(embed)}
-        return {**self.model_dump(exclude=_NOT_RECORDED | unstated), "tokenizer": tokenizer_identity, **stated}
+        return {**self.model_dump(exclude=_NOT_RECORDED), "tokenizer": tokenizer_identity, **stated}
 
 
 def vocabulary_size(name: str) -> int | None:

@@ -9,7 +9,7 @@ from schemas.checksums import crc32
 from schemas.errors import TableError
 
 MAX_BYTES = 1 << 28  # size of the largest record that is parsed
-_FIELD = "crc32"  # checksum of the other fields; records of earlier versions have no checksum
+_FIELD = "crc32"  # checksum of the other fields
 
 
 def write_json(url: str, body: Mapping[str, Any], indent: int | None = None) -> None:
@@ -28,7 +28,7 @@ def read_json(url: str, remedy: str = "Remove the file, and rerun the command th
     if body is None or not _matches(body):
         fault = "not a JSON object" if body is None else "its content does not match its checksum"
         raise TableError(f"{url}: damaged: {fault}. {remedy}")
-    body.pop(_FIELD, None)
+    del body[_FIELD]
     return body
 
 
@@ -42,7 +42,7 @@ def parse_object(data: bytes) -> dict[str, Any] | None:
 
 
 def _matches(body: dict[str, Any] | None) -> bool:
-    return body is not None and body.get(_FIELD, ...) in (..., _checksum(body))
+    return body is not None and body.get(_FIELD) == _checksum(body)
 
 
 def _checksum(body: Mapping[str, Any]) -> str:

@@ -12,7 +12,6 @@ from schemas.storage import join
 
 MANIFEST = "_manifest.json"  # readers of Parquet folders skip files that begin with `_`
 RUN_FILE = "config.toml"  # the recipe and the facts of a run, in its folder
-EARLIER_MANIFEST = "manifest.json"  # manifest of tables of earlier versions, which are still read
 MINING_COST = "spent.json"  # in the folder of a refresh's tables: the cost of mining
 # Files of `extremis ablate`: the result of one run in its RUN; the results of all runs, and the page, in OUT.
 ABLATION_RESULT, ABLATION_PAGE = "ablation.json", "ablation.md"

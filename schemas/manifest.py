@@ -5,7 +5,7 @@ import functools
 import importlib.metadata
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, NamedTuple
 
@@ -15,12 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from schemas import checksums, storage
 from schemas.errors import InputError, TableError
-from schemas.layout import EARLIER_MANIFEST, MANIFEST, RUN_FILE
+from schemas.layout import MANIFEST, RUN_FILE
 from schemas.storage import join, resolve
 
 DISTRIBUTION = "extremis-xc"  # `extremis` on PyPI is another project
 FORMAT = "extremis-table"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 # Kinds of tables whose shards contain all rows.
 _KINDS_WITH_ROWS = "queries", "labels", "embeddings", "vectors", "negatives"
 KINDS = (*_KINDS_WITH_ROWS, "tokenizer", "checkpoint", "data", "rejects", "index", "export", "fusion", "tuples")
@@ -230,23 +230,11 @@ def publish_new(url: str, manifest: Manifest) -> bool:
 def unpublish(url: str) -> None:
     """Make the table at `url` invisible before its shards are overwritten."""
     storage.remove(join(url, MANIFEST))
-    storage.remove(join(url, EARLIER_MANIFEST))
 
 
 def is_published(url: str) -> bool:
     """Return true if a finished table is at `url`."""
-    return storage.exists(join(url, MANIFEST)) or storage.exists(join(url, EARLIER_MANIFEST))
-
-
-def has_manifest(names: Iterable[str]) -> bool:
-    """Return true if the files `names` of a folder form a finished table."""
-    return not {MANIFEST, EARLIER_MANIFEST}.isdisjoint(names)
-
-
-def manifest_url(url: str) -> str:
-    """Return the URL of the manifest of the table at `url`, finished or not."""
-    earlier = join(url, EARLIER_MANIFEST)
-    return earlier if not storage.exists(join(url, MANIFEST)) and storage.exists(earlier) else join(url, MANIFEST)
+    return storage.exists(join(url, MANIFEST))
 
 
 def open_manifest(url: str, kind: str | None = None) -> Manifest:
@@ -257,11 +245,7 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
     """
     place = join(url, MANIFEST)
     try:
-        try:
-            length = storage.size(place)
-        except FileNotFoundError:
-            place = join(url, EARLIER_MANIFEST)
-            length = storage.size(place)
+        length = storage.size(place)
         if length > MAX_BYTES:
             raise TableError(f"{place}: {length:,} bytes; a manifest has at most {MAX_BYTES:,}. Is the path right?")
         body, whole = storage.read_matching(lambda: _parse(storage.read_bytes(place)), lambda parsed: parsed[1])
@@ -278,11 +262,11 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
         raise TableError(
             f"{place}: not an Extremis table: expected format {FORMAT!r}, got {actual!r}. Is the path right?"
         )
-    if body.get("version") != FORMAT_VERSION:
+    if (version := body.get("version")) != FORMAT_VERSION:
+        reader = "commit 3ac11646" if version == 1 else body.get("code_version", "its writer")
         raise TableError(
-            f"{place}: format version {body.get('version')!r}, but this Extremis reads {FORMAT_VERSION}. "
-            "Make the table again with this version, or use the version that wrote it "
-            f"({body.get('code_version', 'unknown')})."
+            f"{place}: format version {version!r}, but this Extremis reads {FORMAT_VERSION}. Make the table again, or "
+            f"read it with {reader}."
         )
     if not whole:
         raise TableError(

@@ -74,7 +74,7 @@ class Trainer:
         started = restore_recipe(config["recipe"], layout.config)
         checkpoint = group.decide(lambda: latest_checkpoint(layout))
         if checkpoint is not None:
-            require_same_recipe(config["recipe"], started, recipe, run)
+            require_same_recipe(started, recipe, run)
         threads = config.get("machine", {}).get("threads", 0)
         context = set_up(DataLayout(data), layout, recipe, say, group, claim or Unclaimed(), threads)
         if checkpoint is None:

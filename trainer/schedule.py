@@ -51,10 +51,7 @@ class Budget:
         self.spent.append(0.0)
 
     def spend(self, seconds: float) -> None:
-        """Add `seconds` to the current epoch.
-
-        `spent` is empty if an earlier release, without budgets, started the run.
-        """
+        """Add `seconds` to the current epoch. Checkpoints of a run without a time limit do not store `spent`."""
         if not self.spent:
             self.spent.append(0.0)
         self.spent[-1] += seconds

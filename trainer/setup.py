@@ -4,7 +4,7 @@ import itertools
 import math
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +20,6 @@ from schemas.table import Table
 from schemas.version import Version
 from schemas.waits import Say
 from trainer.checkpoints.writer import CheckpointWriter
-from trainer.config.load import removed_options
 from trainer.config.merging import flatten
 from trainer.device import CPU, describe_device, keep_freed_memory, open_device
 from trainer.evaluation.split import label_statistics, positive_weights, retired_labels
@@ -339,16 +338,8 @@ def require_streamable(recipe: Recipe, sources: list[Source], data: str, group: 
         raise InputError(f"{data}: this table has no row groups, which training needs. Shard the data again.")
 
 
-def require_same_recipe(saved: Mapping[str, Any], started: Recipe, recipe: Recipe, run: str) -> None:
-    """Refuse to resume a run with a different recipe. Raises InputError, which lists the differences.
-
-    `started` is the recipe in the options `saved`, which an earlier release may have written.
-    """
-    if lost := removed_options(saved, started):
-        raise InputError(
-            f"{run}: this run was started with {', '.join(lost)}, which this version no longer has. Finish the run "
-            "with the version that its config.toml names, or choose another RUN."
-        )
+def require_same_recipe(started: Recipe, recipe: Recipe, run: str) -> None:
+    """Refuse to resume a run with a different recipe. Raises InputError, which lists the differences."""
     before, after = flatten(started.model_dump()), flatten(recipe.model_dump())
     same_sources = started.data.mix.keys() == recipe.data.mix.keys()  # shares of the same sources may differ
     after = {**{key: None for key in before if key.startswith("data.mix.")}, **after}

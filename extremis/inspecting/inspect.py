@@ -10,8 +10,8 @@ from extremis.inspecting.examples import LONGEST_LABEL, TextDecoder, clean_text,
 from pipelines.options import ShardOptions
 from schemas import storage
 from schemas.errors import TableError
-from schemas.layout import EARLIER_MANIFEST, MANIFEST, DataLayout, RunLayout
-from schemas.manifest import Manifest, has_manifest, is_published
+from schemas.layout import MANIFEST, DataLayout, RunLayout
+from schemas.manifest import Manifest, is_published
 from schemas.storage import join
 from schemas.table import Table
 from schemas.text_model import DENSE_MODEL
@@ -45,7 +45,7 @@ def list_tables(url: str) -> list[ListedTable]:
         nonlocal folders
         entries = storage.list_names(place)
         folders += 1
-        if name and has_manifest(entries):
+        if name and MANIFEST in entries:
             try:
                 yield ListedTable(name, place, Table.open(place).manifest)
             except TableError as error:
@@ -192,7 +192,7 @@ def inspect_url(
     url: str, *, verify: bool, rows: int, key: str | None, split: str | None, run: str | None
 ) -> dict[str, Any]:
     """Print and return a description of `url`. Raises InputError, and TableError if a table is missing or damaged."""
-    url = url.removesuffix("/").removesuffix("/" + MANIFEST).removesuffix("/" + EARLIER_MANIFEST)
+    url = url.removesuffix("/").removesuffix("/" + MANIFEST)
     layout = None if run is None else RunLayout(run)
     if layout is not None:
         load_config(layout.config)  # raises InputError if there is no run

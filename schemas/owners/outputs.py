@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 from schemas import storage
 from schemas.errors import InputError
-from schemas.layout import ABLATION_PAGE, ABLATION_RESULT, CLUSTERS, MINING_COST, RunLayout
-from schemas.manifest import has_manifest, is_published
+from schemas.layout import ABLATION_PAGE, ABLATION_RESULT, CLUSTERS, MANIFEST, MINING_COST, RunLayout
+from schemas.manifest import is_published
 from schemas.storage import join
 from schemas.table import Table
 
@@ -72,7 +72,7 @@ def mark_kind(out: str, doing: str) -> bool:
 def unmark_kind(out: str, doing: str) -> None:
     """Remove the mark if other files show the kind of `out`, or if no other file is left."""
     names = [name for name in storage.list_names(out) if name != KIND_FILE]
-    if ".staging" not in names and (has_manifest(names) or _kind_at(out, names) in (None, doing)):
+    if ".staging" not in names and (MANIFEST in names or _kind_at(out, names) in (None, doing)):
         storage.remove(join(out, KIND_FILE))
 
 
@@ -86,7 +86,7 @@ def _require_apart(out: str, reads: Iterable[str | None]) -> None:
 
 def _kind_at(url: str, names: list[str]) -> str | None:
     """Return the kind of the output at `url` with the files `names`, or None. Raises TableError, StorageError."""
-    if has_manifest(names):
+    if MANIFEST in names:
         return _kind_of(url)
     if _RECIPE in names:
         return "trained"

@@ -104,7 +104,7 @@ SETTINGS = [
     ("encoder.kind=\\u0000", "expected one of"),
     ("loss.kind=__import__('os')", "expected one of"),
     ("encoder.kind=[1]", "expected one of"),
-    ("head.kind=os:system", "this key is now `method`"),
+    ("method=os:system", "expected one of"),
 ]
 
 

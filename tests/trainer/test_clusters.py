@@ -28,8 +28,8 @@ EPOCHS, SIZE = 5, 8
 BASE: dict[str, Any] = {
     "order": {"batch": 32, "streams": 4, "window_groups": 2, "threads": 1, "cluster": 2, "cluster_doubles_every": 2},
     "encoder": {"dimension": 8, "buckets": 64, "dropout": 0.1, "normalize": True, "lr": 0.02},
-    "head": {"kind": "label-encoder", "label_batch": 7},
-    "negatives": {"pool": "batch"},
+    "method": "ngame",
+    "head": {"label_batch": 7},
     "loss": {"kind": "triplet"},
     "refresh": {"start": 2, "every": 2},
     "train": {"epochs": EPOCHS, "threads": 1},

@@ -81,7 +81,7 @@ STILL = {"encoder": {"lr": 1e-12, "dense_lr": 1e-12}, "classifier": {"lr": 1e-12
 @pytest.mark.parametrize(
     ("negatives", "spread"),
     [
-        ({"pool": "all", "hard": 0}, 0),
+        (None, 0),
         ({"pool": "shared", "random": 3000}, 0.02),
         ({"pool": "own", "random": 3000}, 0.02),
         ({"pool": "shared", "random": 0, "hard": 2, "reweight": True}, None),
@@ -89,11 +89,12 @@ STILL = {"encoder": {"lr": 1e-12, "dense_lr": 1e-12}, "classifier": {"lr": 1e-12
     ids=str,
 )
 def test_the_loss_has_the_size_of_one_vs_all(
-    data: SmallData, runs: Iterator[RunLayout], negatives: dict, spread: float | None
+    data: SmallData, runs: Iterator[RunLayout], negatives: dict | None, spread: float | None
 ) -> None:
     # Vectors that stay at zero give every label softplus(0) = ln 2, before and after the first table.
     run = next(runs)
-    trainer = Trainer.start(data.layout.root, run.root, recipe(negatives=negatives, **STILL), silent)
+    sections = {"method": "renee"} if negatives is None else {"negatives": negatives}
+    trainer = Trainer.start(data.layout.root, run.root, recipe(**sections, **STILL), silent)
     losses = np.asarray(train(trainer)) / math.log(2)
     if spread is None:  # hard negatives alone: once there is a table, positives and k_h are all that is scored
         last = losses[-trainer.stream.steps :]

@@ -12,9 +12,8 @@ import tomli_w
 from pydantic import ValidationError
 
 from schemas.errors import InputError
-from trainer.config.merging import applies, explain, flatten, merge, section_of, without_auto, without_foreign
+from trainer.config.merging import applies, explain, merge, section_of, without_auto, without_foreign
 from trainer.methods.kinds import EncoderSection, KindSection
-from trainer.methods.migration import REMOVED, migrate_keys
 from trainer.methods.recipe import Recipe
 
 if sys.version_info >= (3, 11):
@@ -80,7 +79,7 @@ def read_recipe(source: str, overrides: Iterable[str] = (), light: bool = False)
     top: dict[str, Any] = {"name": source.rsplit("/", 1)[-1].removesuffix(".toml")}
     bodies = _read_bodies(source)
     try:
-        top["name"] = migrate_keys(bodies[-1]).get("name", top["name"])
+        top["name"] = bodies[-1].get("name", top["name"])
         for override in overrides:
             _override(top, override)
         return merge([*bodies, top], light)
@@ -101,16 +100,12 @@ def applicable_overrides(source: str, overrides: Iterable[str]) -> list[str]:
 
 
 def restore_recipe(body: Mapping[str, Any], source: str) -> Recipe:
-    """Read the recipe of a run or an export, also from an earlier version of Extremis.
-
-    Drops options of other kinds, and removed options that do not affect the model. Raises InputError.
-    """
-    return validate(without_foreign(migrate_keys(body, restores=True)), source)
+    """Read the recipe of a run or an export. Drops options of other kinds. Raises InputError."""
+    return validate(without_foreign(body), source)
 
 
 def restore_encoder(body: Mapping[str, Any], source: str) -> EncoderSection:
     """Read only the `encoder` section of a run's or an export's recipe; reading other sections may load PyTorch."""
-    body = migrate_keys(body, restores=True)
     section = body.get("encoder")
     try:
         if not isinstance(section, Mapping):
@@ -119,17 +114,6 @@ def restore_encoder(body: Mapping[str, Any], source: str) -> EncoderSection:
     except ValidationError as error:
         faults = [{**fault, "loc": ("encoder", *fault["loc"])} for fault in error.errors()]
         raise InputError(f"recipe {source}: {'; '.join(explain(fault, body) for fault in faults)}.") from None
-
-
-def removed_options(body: Mapping[str, Any], recipe: Recipe) -> list[str]:
-    """List the options in the saved `body` of a run that affected training and that `recipe` no longer has."""
-    stated, kept = flatten(body), flatten(recipe.model_dump())
-    without_effect = flatten(REMOVED) | {"negatives.hard": 0, "negatives.lsh.hard": 0, "order.cluster": 1}
-    return [
-        f"{key} = {stated[key]!r}"
-        for key, value in without_effect.items()
-        if key not in kept and stated.get(key, value) != value
-    ]
 
 
 def validate(body: Mapping[str, Any], source: str) -> Recipe:
@@ -181,16 +165,16 @@ def load_config(url: str) -> dict[str, Any]:
         raise InputError(f"{url}: no run here. Start a run with `extremis run` or `extremis train`.") from None
     if not _matches_seal(data):
         raise InputError(
-            f"{url}: damaged, or changed by hand: the checksum at the end of the file does not match. Restore the "
-            "file; to change settings, start a new run."
+            f"{url}: damaged, or changed by hand: the checksum at the end of the file is missing or does not match. "
+            "Restore the file; to change settings, start a new run."
         )
     return _parse(data.decode(errors="replace"), url)
 
 
 def _matches_seal(data: bytes) -> bool:
-    """Return whether a config matches its checksum; True for a config from an earlier version, without a checksum."""
+    """Return whether a config matches the checksum in its last line."""
     text, mark, checksum = data.rpartition(_SEAL_MARK)
-    return not mark or checksum.strip() == b"%08x" % crc32(text)
+    return bool(mark) and checksum.strip() == b"%08x" % crc32(text)
 
 
 def recipe_names() -> list[str]:

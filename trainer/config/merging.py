@@ -7,7 +7,6 @@ from typing import Any
 
 from schemas.options import Options, fault_text
 from trainer.methods.kinds import KindSection, OneOfKinds
-from trainer.methods.migration import REMOVED, migrate_keys
 from trainer.methods.recipe import Recipe
 from trainer.methods.rules import AUTO, FromData, options_from_data
 
@@ -16,16 +15,12 @@ Classes = Callable[[], list[type[Options]]]  # called only when needed, because 
 
 
 def merge(bodies: Sequence[Body], light: bool = False) -> dict[str, Any]:
-    """Merge a chain of recipes in which each recipe extends the recipe before, and replace old names of keys.
+    """Merge a chain of recipes in which each recipe extends the recipe before.
 
     If a recipe changes the method or the kind of a section, options that only the previous kind has are dropped.
     `light`: ignore the classes of encoders and losses, so that their modules are not loaded.
     """
-    renewed, method = [], Recipe.kind_in({})
-    for body in bodies:
-        renewed.append(migrate_keys(body, method))
-        method = Recipe.kind_in({"method": method, **renewed[-1]})
-    return _merge_section(Recipe, renewed, kept_from=0, others=list, light=light)
+    return _merge_section(Recipe, bodies, kept_from=0, others=list, light=light)
 
 
 def without_foreign(body: Body, section: type[OneOfKinds] = Recipe) -> dict[str, Any]:
@@ -192,8 +187,6 @@ def explain(fault: Any, body: Body) -> str:
         return f"{text}; this key cannot be 'auto'" if fault["input"] in AUTO else text
     *path, key = (str(part) for part in fault["loc"])
     where = ".".join([*path, key])
-    if where in REMOVED:
-        return f"{where} = {fault['input']!r}: this option was removed: leave this key out"
     options: type[Options] = Recipe
     levels = list[tuple[type[OneOfKinds], Any, list[str]]]()
     for depth in range(len(path) + 1):

@@ -67,16 +67,10 @@ class OneOfKinds(Options):
         options: type[Options] = getattr(named, "section", named)
         return options
 
-    @classmethod
-    def migrated(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return `values` with keys from earlier versions replaced by current keys."""
-        return values
-
     @model_validator(mode="wrap")
     @classmethod
     def _validate_by_kind(cls, values: Any, handler: ModelWrapValidatorHandler["OneOfKinds"]) -> Any:
         if isinstance(values, Mapping):
-            values = cls.migrated(values)
             options = cls.options_of(cls.kind_in(values))
             if options is not cls and issubclass(options, cls):
                 return options.model_validate(values)

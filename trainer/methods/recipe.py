@@ -8,7 +8,6 @@ from pydantic import Field, SerializeAsAny, model_validator
 
 from schemas.options import Options
 from trainer.methods.kinds import EncoderSection, LossSection, OneOfKinds
-from trainer.methods.migration import migrate_keys
 from trainer.methods.sections import (
     LEAD,
     Checkpoint,
@@ -24,7 +23,7 @@ from trainer.methods.sections import (
 from trainer.schedule import SINGLE_ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from trainer.negatives.base import NegativeSource, Sampled, SourceContext
     from trainer.negatives.planner import Planner
@@ -147,10 +146,6 @@ class Recipe(OneOfKinds):
     checkpoint: Checkpoint = Checkpoint()
     validation: Validation = Validation()
     logging: Logging = Logging()
-
-    @classmethod
-    def migrated(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        return migrate_keys(values)
 
     @property
     def title(self) -> str:

@@ -44,7 +44,7 @@ class Adoption:
     late: the table that was due was missing. stale: the newest table was also too old, so `refresh.stale` decided.
     dumped_at: the step of the run when the vectors were dumped. overlap: mean fraction of a row's hard negatives that
     the previous table also contained, over all sources; None if unknown. epochs: the number of epochs of the run at
-    that time; None in runs of earlier versions, which did not record the number.
+    that time.
     """
 
     epoch: int

@@ -153,8 +153,6 @@ class TestFit:
     def test_what_cannot_be(self, data: SmallData, run: str) -> None:
         with pytest.raises(InputError, match=r"no split 'other'.*--validation"):
             fit_tree(data.layout.root, run, FitOptions("other"))
-        head = {**SECTIONS, "head": {"kind": "label-encoder"}, "negatives": {"pool": "all"}, "classifier": {}}
-        encoded = Model.build(Recipe.model_validate(head), data.vocabulary, data.labels)
         encoded = Model.build(with_sections(SECTIONS, {"method": "dexml"}), data.vocabulary, data.labels)
         with pytest.raises(InputError, match="labels are scored only by their texts"):
             embed_label_texts(encoded, data.layout)

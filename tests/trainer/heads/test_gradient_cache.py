@@ -43,8 +43,8 @@ def recipe_of(kind: str, model: str, loss: str = "decoupled", **head: Any) -> Re
     return Recipe.model_validate(
         {
             "encoder": encoder,
-            "head": {"kind": "label-encoder", **head},
-            "negatives": {"pool": "all"},
+            "method": "dexml",
+            "head": head,
             "loss": {"kind": loss, "temperature": 0.2},
         }
     )

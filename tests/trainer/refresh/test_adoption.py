@@ -361,15 +361,6 @@ def test_how_old_and_how_new_a_table_is(data: SmallData, sources: list[Source]) 
     assert run.adopt(3) == decision  # as recorded
 
 
-def test_the_policies_under_their_old_names() -> None:
-    refresh = {"continue": "warn", "wait": "wait"}
-    for late, stale in refresh.items():
-        assert Recipe.model_validate({"refresh": {"late": late}}).refresh.stale == stale
-    for body in ({"late": "wait", "stale": "stop"}, {"late": "never"}):
-        with pytest.raises(ValueError, match=r"this key is now refresh\.stale"):
-            Recipe.model_validate({"refresh": body})
-
-
 @pytest.mark.parametrize(
     ("body", "words"),
     [

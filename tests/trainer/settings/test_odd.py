@@ -109,7 +109,7 @@ def test_a_run_tells_a_jump(monkeypatch: pytest.MonkeyPatch) -> None:
         "order": {"batch": 8, "streams": 4, "threads": 0},
         "encoder": {"dimension": 4, "buckets": 64, "lr": 1e-3},
         "classifier": {"lr": 1e-3, "bias": True, "optimizer": "sgd"},
-        "negatives": {"pool": "all"},
+        "method": "renee",
         "train": {"epochs": 3, "final_lr": 1.0},
         "checkpoint": {"every_epochs": 0},
         "logging": {"tensorboard": False},
