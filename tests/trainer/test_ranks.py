@@ -230,7 +230,7 @@ def test_several_ranks_train_the_model_of_one(
 def die_within_a_dump(group: Group, *arguments: Any) -> None:
     """Train until rank 0 is killed while it writes the first dump, in the second step of the next epoch."""
     shards, write = itertools.count(), trainer.refresh.dump.write_shard
-    steps, step, is_second = itertools.count(1), trainer.setup.take_step, threading.Event()
+    steps, step, is_second = itertools.count(1), trainer.epoch.take_step, threading.Event()
 
     def write_or_die(*shard: Any) -> Any:
         if group.first and next(shards) == 1:
@@ -244,7 +244,7 @@ def die_within_a_dump(group: Group, *arguments: Any) -> None:
         return step(*facts)
 
     trainer.refresh.dump.write_shard = write_or_die
-    trainer.setup.take_step = count_step
+    trainer.epoch.take_step = count_step
     train(group, *arguments)
 
 
