@@ -6,7 +6,7 @@ from os import fspath
 from typing import Annotated, Any, Literal
 
 from extremis.command import Option, Progress, changes, command
-from extremis.commands.shared import NotNegative, Place, Positive, Recipe, Settings, Size, with_settings
+from extremis.commands.shared import Place, Positive, Recipe, Settings, Size, with_settings
 from extremis.console import say
 
 
@@ -43,20 +43,12 @@ def plan(
     epochs: Positive | None = None,
     ranks: Positive = 1,
     workers: Positive = 1,
-    engine: Literal["flink", "spark", "dataflow"] | None = None,
+    engine: Literal["flink", "spark"] | None = None,
     memory: Size = "8GiB",
-    rehearse: bool = False,
-    rank: NotNegative = 0,
-    network: str = "10Gbit",
-    latency: Annotated[float, Option(ge=0)] = 0.1,
-    disk: Size | None = None,
-    folder: Place | None = None,
-    minutes: Annotated[float, Option(gt=0)] = 5,
     progress: Progress = True,
 ) -> dict[str, Any]:
     """Estimate the bytes of every table and the memory of every step before a run starts.
 
-    --rehearse does the work of one rank and one worker on this machine, with simulated peers, and also measures time.
     Settings that a recipe takes from the data are computed from the given numbers.
 
     Options:
@@ -76,23 +68,14 @@ def plan(
         workers: Number of pipeline workers.
         engine: Engine of the cluster that runs the pipelines. Default: none.
         memory: Memory of each process.
-        rehearse: Do one rank's part of every stage here, and print the measurements next to the plan.
-        rank: Rank to rehearse.
-        network: Speed of the network between ranks, in bits per second.
-        latency: Milliseconds that a message between ranks takes, in addition to the transfer time of its bytes.
-        disk: Speed of the disk in bytes per second. Default: measured.
-        folder: Folder for the rehearsal's files. Default: TMPDIR.
-        minutes: Approximate time for the rehearsal. If the time is too short, only part of each stage is done.
 
     Examples:
       extremis plan --queries 370e6 --labels 120e6 --tokens 10 --dimension 64 --memory 64GiB
       extremis plan --data data/ --queries 370e6 --labels 120e6 --json
       extremis plan --queries 370e6 --labels 120e6 --tokens 10 --engine flink --workers 64
-      extremis plan --queries 370e6 --labels 120e6 --ranks 16 --dimension 64 --rehearse
     """
     options = locals()
     from extremis.planning import plan as planning
-    from schemas.sizes import parse_bytes
     from trainer.config.load import load_recipe
 
     recipe, data = fspath(recipe), None if data is None else fspath(data)
@@ -105,20 +88,9 @@ def plan(
     for line in resolved.reasons:
         say(line)
     workload = replace(workload, recipe=planning.with_streams_for(ranks, resolved.recipe, say))
-    rehearsal = None
-    if rehearse:
-        from extremis.planning import rehearse as rehearsing
-
-        speeds = rehearsing.parse_speed(network), 0.0 if disk is None else float(parse_bytes(disk))
-        place = "" if folder is None else fspath(folder)
-        rehearsal = rehearsing.rehearse(
-            rehearsing.Rehearsal(workload, rank, *speeds, minutes, place, latency / 1000), say
-        )
-    report = planning.plan(workload, engine, rehearsal)
+    report = planning.plan(workload, engine)
     report["settings"] = {key: setting.value for key, setting in resolved.settings.items()}
     planning.show(report)
-    if rehearsal is not None:
-        rehearsing.show(rehearsal)
     given = [word for override in overrides for word in ("--set", override)]
     say(f"next: {shlex.join(['extremis', 'run', recipe, data or 'DATA', 'RUN', *given])}")
     return report

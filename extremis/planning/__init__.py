@@ -1,1 +1,1 @@
-"""`extremis plan`: estimates a run's bytes and memory before the run starts, and also time with a rehearsal."""
+"""`extremis plan`: estimates a run's bytes and memory before the run starts."""

@@ -35,26 +35,17 @@ WORKLOAD_OPTIONS = (
 _NGRAMS = 4  # factor of (tokens of all texts) ** HEAPS: 1.8 to 9 on texts of six data sets; buckets are rounded up
 _STAGING_PEAK = 1.05  # peak bytes in staging, with tables, relative to the bytes of the input: 1.00 to 1.06 measured
 _STAGING_TOTAL = 1.2  # total bytes written to staging, relative to the bytes of the input: 0.7 to 1.4 on four data sets
-_MACHINES = {"n2-highmem-2": 16 << 30, "n2-highmem-4": 32 << 30, "n2-highmem-8": 64 << 30, "n2-highmem-16": 128 << 30}
 
 _JOB_SERVER = (
     "--runner=PortableRunner --job_endpoint=JOBSERVER:8099 --artifact_endpoint=JOBSERVER:8098 "
     '--environment_type=PROCESS --environment_config=\'{{"command": "/opt/extremis/bin/extremis-worker"}}\' '
     "--parallelism={workers}"
 )
-_DATAFLOW = (
-    "--runner=DataflowRunner --project=PROJECT --region=REGION --temp_location=gs://BUCKET/tmp "
-    "--sdk_container_image=IMAGE --sdk_location=container --machine_type={machine} --max_num_workers={workers} "
-    "--number_of_worker_harness_threads=1 --experiments=no_use_multiple_sdk_containers"
-)
 
-
-# Options for Beam, and bytes of Java per Python worker, which do not grow with the data, because bulk data goes
-# through files.
+# Bytes of Java per Python worker, which do not grow with the data, because bulk data goes through files.
 ENGINES = {
-    "flink": (_JOB_SERVER, 1728 << 20),  # Flink's default TaskManager with one slot
-    "spark": (_JOB_SERVER, 1320 << 20),  # an executor of 1,200 MiB, plus a tenth
-    "dataflow": (_DATAFLOW, 0),  # unknown: Dataflow decides
+    "flink": 1728 << 20,  # Flink's default TaskManager with one slot
+    "spark": 1320 << 20,  # an executor of 1,200 MiB, plus a tenth
 }
 
 
@@ -118,11 +109,10 @@ def with_streams_for(ranks: int, recipe: Recipe, say: Callable[[str], None]) -> 
     return recipe.model_copy(update={"order": recipe.order.model_copy(update={"streams": streams})})
 
 
-def plan(workload: Workload, engine: str | None = None, rehearsal: dict[str, Any] | None = None) -> dict[str, Any]:
+def plan(workload: Workload, engine: str | None = None) -> dict[str, Any]:
     """Estimate all sizes; return one JSON object.
 
-    `engine`: engine that runs the pipelines; None: this machine. `rehearsal`: result of the workload's rehearsal.
-    Raises InputError if mining needs more memory.
+    `engine`: engine that runs the pipelines; None: this machine. Raises InputError if mining needs more memory.
     """
     sizes = estimate(workload)
     over = {step: need for step, need in sizes.memory.items() if need > workload.memory}
@@ -147,8 +137,6 @@ def plan(workload: Workload, engine: str | None = None, rehearsal: dict[str, Any
         },
         "fusion": plan_memory(workload),
         "steps": workload.steps,
-        "seconds": rehearsal["seconds"] if rehearsal else {},
-        "rehearsal": rehearsal,
         "on_engine": on_engine,
         "over": over,
         "go": not over,
@@ -172,21 +160,16 @@ def plan_memory(workload: Workload) -> dict[str, Any]:
 def plan_engine(name: str, workload: Workload, memory: dict[str, int], tables: int) -> dict[str, Any]:
     """Return what the pipelines need on the engine `name`. `memory`: bytes of a process, for each step.
 
-    `tables`: bytes of queries and labels. Raises InputError if no Dataflow machine type is large enough.
+    `tables`: bytes of queries and labels.
     """
-    options, java = ENGINES[name]
     worker = max(memory[step] for step in PIPELINES if step in memory)
     input_bytes = workload.input_bytes
-    machine = next((machine for machine, size in _MACHINES.items() if size >= worker), None)
-    if machine is None and name == "dataflow":
-        most = ", ".join(_MACHINES)
-        raise InputError(f"--engine dataflow: a worker needs {worker:,} bytes, more than {most} offer. Lower --memory.")
     return {
         "engine": name,
         "workers": workload.workers,
-        "options": options.format(workers=workload.workers, machine=machine),
+        "options": _JOB_SERVER.format(workers=workload.workers),
         "worker_bytes": worker,
-        "slot_bytes": worker + java,
+        "slot_bytes": worker + ENGINES[name],
         "input_bytes": input_bytes,
         "staging_bytes": int(_STAGING_PEAK * input_bytes),
         "network_bytes": int(input_bytes + 2 * _STAGING_TOTAL * input_bytes + tables),
@@ -201,11 +184,8 @@ def show(plan: dict[str, Any]) -> None:
         rows.append([name, *numbers, say_bytes(size["bytes"] * size["times"])])
     table("in storage", ["table", "rows", "shards", "bytes", "times", "in all"], rows)
     limit = plan["workload"]["memory"]
-    steps = [
-        [step, say_bytes(need), "fits" if need <= limit else "too much", format_time(plan["seconds"].get(step))]
-        for step, need in plan["memory"].items()
-    ]
-    table(f"each process, with {say_bytes(limit)}", ["step", "memory", "", "time rehearsed"], steps)
+    steps = [[step, say_bytes(need), "fits" if need <= limit else "too much"] for step, need in plan["memory"].items()]
+    table(f"each process, with {say_bytes(limit)}", ["step", "memory", ""], steps)
     mining = plan["mining"]
     if mining:
         results.print(
@@ -239,13 +219,3 @@ def _show_engine(plan: dict[str, Any]) -> None:
     traffic = f"{network} read and written by shard, for about {read} of input"
     results.print(f"  storage: at most {staging} of temporary files; {traffic}")
     results.print(f"  options after --: {plan['options']}")
-
-
-def format_time(seconds: float | None) -> str:
-    """Format seconds, for example as `3.2 h`; return "" for None, which means not estimated."""
-    if seconds is None:
-        return ""
-    for unit, length in (("days", 86_400.0), ("h", 3_600.0), ("min", 60.0)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:,.1f} {unit}"
-    return f"{seconds:,.1f} s"

@@ -14,10 +14,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
+from benchmarks.rehearsal.stage import Sizes, Stage, Task, removed_if_killed, run_in_process
 from extremis.console import results, table
 from extremis.planning.estimate import Estimate, Workload, estimate, saved_bytes, step_bytes
-from extremis.planning.plan import format_time
-from extremis.planning.stage import Sizes, Stage, Task, removed_if_killed, run_in_process
 from schemas.errors import InputError
 from schemas.sizes import require_room, say_bytes
 
@@ -77,7 +76,7 @@ def rehearse(work: Rehearsal, say: Callable[[str], None]) -> dict[str, Any]:
     """
     dump_share = min(1.0, work.minutes * _DUMP_BYTES_PER_MINUTE / work.embeddings)
     _require_possible(work, dump_share)
-    from extremis.planning import rank_stages, worker_stages
+    from benchmarks.rehearsal import rank_stages, worker_stages
 
     workload, stages = work.workload, list[Stage]()
     temporary = tempfile.TemporaryDirectory(prefix="extremis-rehearsal-", dir=work.folder or None)
@@ -106,7 +105,7 @@ def _require_possible(work: Rehearsal, dump_share: float) -> None:
         raise InputError(f"--rank {work.rank}: expected a rank below --ranks {workload.ranks}; ranks count from 0.")
     if recipe.encoder.inputs != "tokens" or recipe.is_clustered or (workload.dumps and workload.searched != "vectors"):
         raise InputError(
-            "--rehearse: the rehearsal supports only synthetic rows of tokens, without clusters. Leave out "
+            "the rehearsal supports only synthetic rows of tokens, without clusters. Leave out "
             "encoder.inputs, clusters or memory."
         )
     need, free = work.planned.memory["train"], free_memory()
@@ -197,7 +196,7 @@ def show(body: dict[str, Any]) -> None:
             *(_pair(row[name], row["planned"].get(name)) for name in _COMPARED_SIZES),
             f"{row['seconds']:,.3g} s",
             f"{row['times']:,.4g}",
-            format_time(row["whole_seconds"]),
+            _format_time(row["whole_seconds"]),
             "; ".join(_notes(row)),
         ]
         for row in body["stages"]
@@ -206,7 +205,7 @@ def show(body: dict[str, Any]) -> None:
     speeds = f"{network}, disk {say_bytes(body['disk'])}/s"
     title = f"rank {body['rank']} of {body['ranks']}, measured / planned; {speeds}"
     table(title, ["stage", *_COMPARED_SIZES, "time", "times", "in all", "done, bound by"], rows)
-    whole = format_time(sum(body["seconds"].values()))
+    whole = _format_time(sum(body["seconds"].values()))
     results.print(f"the whole run: {whole}; the main bottlenecks are {', then '.join(body['limits'][:3])}")
 
 
@@ -224,3 +223,11 @@ def _pair(measured: float | None, planned: float | None) -> str:
     if not measured and not planned:
         return ""
     return " / ".join("?" if count is None else say_bytes(count) for count in (measured, planned))
+
+
+def _format_time(seconds: float) -> str:
+    """Format seconds, for example as `3.2 h`."""
+    for unit, length in (("days", 86_400.0), ("h", 3_600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:,.1f} s"

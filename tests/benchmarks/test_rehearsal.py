@@ -1,7 +1,8 @@
-"""`extremis plan --rehearse`: against ranks that are real, against what it writes, and against bad input."""
+"""`python -m benchmarks.rehearsal`: against ranks that are real, against what it writes, and against bad input."""
 
 import contextlib
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -15,17 +16,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from benchmarks.rehearsal import rank_stages, synthetic_tables, worker_stages
+from benchmarks.rehearsal.__main__ import main
+from benchmarks.rehearsal.faked_ranks import FakedRanks
+from benchmarks.rehearsal.rehearse import Rehearsal, parse_speed, rehearse
+from benchmarks.rehearsal.stage import Stage, Task
 from benchmarks.two_ranks import tcp_bytes
-from extremis.planning import rank_stages, synthetic_tables, worker_stages
 from extremis.planning.estimate import Workload, estimate
-from extremis.planning.rehearse import Rehearsal, parse_speed, rehearse
-from extremis.planning.stage import Stage, Task
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.table import Table
-from tests.command import ROOT, call, environment, refused
+from tests.command import ROOT, environment
 from tests.ranks import on_ranks
-from trainer.faked_ranks import FakedRanks
 from trainer.group import Group
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
@@ -158,7 +160,7 @@ def test_limits_and_sums_follow_from_the_stages(tmp_path: Path, monkeypatch: pyt
     def faked(run: Any, task: Task) -> list[Stage]:
         return [Stage(step, name, 1.0, network=1e6) for name, step in names.items() if run.__name__ == step]
 
-    monkeypatch.setattr("extremis.planning.rehearse.run_in_process", faked)
+    monkeypatch.setattr("benchmarks.rehearsal.rehearse.run_in_process", faked)
     work = rehearsal(tmp_path)
     quick = rehearse(work, print)
     steps = work.workload.steps
@@ -180,9 +182,13 @@ def test_limits_and_sums_follow_from_the_stages(tmp_path: Path, monkeypatch: pyt
         (("--recipe", "ngame"), ("clusters",)),
     ],
 )
-def test_bad_input_is_refused(tmp_path: Path, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
-    large = ("--queries", "1e6", "--labels", "1e5", "--rehearse", "--folder", str(tmp_path))
-    refused(call("plan", *large, *arguments), *words)
+def test_bad_input_is_refused(
+    tmp_path: Path, arguments: tuple[str, ...], words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["", "--queries", "1e6", "--labels", "1e5", "--folder", str(tmp_path), *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert all(word in str(ended.value) for word in words)
     assert not [*tmp_path.iterdir()]
 
 
@@ -203,18 +209,18 @@ def test_speeds_of_networks() -> None:
 @pytest.mark.slow
 def test_a_rehearsal_prints_its_stages_and_leaves_nothing(tmp_path: Path) -> None:
     arguments = ("--queries", "20e3", "--labels", "2e3", "--ranks", "2", "--rank", "1", "--minutes", "0.05")
-    done = call("plan", *arguments, "--rehearse", "--folder", str(tmp_path), "--json")
-    assert done.status == 0, done.err
-    body = done.json["rehearsal"]
+    command = [sys.executable, "-m", "benchmarks.rehearsal", *arguments, "--folder", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=environment({}), stdout=subprocess.PIPE, text=True, check=True)
+    body = json.loads(done.stdout.splitlines()[-1])
     names = [stage["name"] for stage in body["stages"]]
     assert {"shard", "stream", "plan", "step", "checkpoint", "resume", "dump", "adoption", "block", "merge"} < {*names}
-    assert done.json["seconds"].keys() == {"shard", "mine", "train"}
+    assert body["seconds"].keys() == {"shard", "mine", "train"}
     assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.slow
 def test_a_rehearsal_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "extremis", "plan", "--queries", "1e6", "--labels", "1e5", "--rehearse"]
+    command = [sys.executable, "-m", "benchmarks.rehearsal", "--queries", "1e6", "--labels", "1e5"]
     process = subprocess.Popen([*command, "--folder", str(tmp_path)], cwd=ROOT, env=environment({}))
     for _ in itertools.takewhile(lambda _: not [*tmp_path.glob("*/raw-*")], range(600)):
         time.sleep(0.1)

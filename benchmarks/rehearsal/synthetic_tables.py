@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from extremis.planning.stage import Sizes
+from benchmarks.rehearsal.stage import Sizes
 from pipelines.options import MIN_SHARDS, default_row_group_rows
 from schemas import arrow
 from schemas.layout import DataLayout, shard_name

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from extremis.planning import synthetic_tables
-from extremis.planning.stage import Stage, Task, size_of
+from benchmarks.rehearsal import synthetic_tables
+from benchmarks.rehearsal.faked_ranks import FakedRanks, Operators
+from benchmarks.rehearsal.stage import Stage, Task, size_of
 from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
@@ -23,7 +24,6 @@ from schemas.waits import waiting
 from trainer.checkpoints.checkpoint import latest_checkpoint
 from trainer.config.load import dump_config
 from trainer.device import open_device
-from trainer.faked_ranks import FakedRanks, Operators
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe

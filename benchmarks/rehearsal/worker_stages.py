@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from extremis.planning import synthetic_tables
-from extremis.planning.stage import Sizes, Stage, Task, size_of
+from benchmarks.rehearsal import synthetic_tables
+from benchmarks.rehearsal.stage import Sizes, Stage, Task, size_of
 from pipelines.mine import mine as mine_dump
 from pipelines.options import MineOptions, ShardOptions, default_row_group_rows
 from pipelines.shard import shard as shard_input

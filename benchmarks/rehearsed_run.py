@@ -6,7 +6,7 @@ resume. A step waits for its messages: the rehearsal adds their number times the
 of the real run, measured afterwards. Each of two ranks has one processor, and so has the rehearsal of one rank. Rounds
 alternate, so that other work affects both sides; the quickest stage of each side counts.
 
-    python -m benchmarks.rehearsal [--quick] [--labels L] [--rounds N] [--folder DIR]
+    python -m benchmarks.rehearsed_run [--quick] [--labels L] [--rounds N] [--folder DIR]
 """
 
 import argparse
@@ -25,11 +25,11 @@ import numpy as np
 import torch
 
 from benchmarks.common.report import report
+from benchmarks.rehearsal import rank_stages, synthetic_tables
+from benchmarks.rehearsal.rehearse import Rehearsal
+from benchmarks.rehearsal.stage import Task, size_of
 from benchmarks.two_ranks import tcp_bytes
-from extremis.planning import rank_stages, synthetic_tables
 from extremis.planning.estimate import Workload
-from extremis.planning.rehearse import Rehearsal
-from extremis.planning.stage import Task, size_of
 from schemas.layout import DataLayout, RunLayout
 from schemas.table import Table
 from schemas.waits import waiting
@@ -129,7 +129,7 @@ def _run(kind: str, place: Path, labels: int, ranks: int) -> dict[str, Any]:
         synthetic_tables.write_negatives(run.negatives(2, "queries"), table, task.sizes)
     several = kind == "real" and ranks > 1
     launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if several else []
-    command = [sys.executable, "-m", *launcher, "benchmarks.rehearsal", "--work", kind, str(place), str(labels)]
+    command = [sys.executable, "-m", *launcher, "benchmarks.rehearsed_run", "--work", kind, str(place), str(labels)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "REHEARSED_RANKS": str(ranks), "TMPDIR": str(place)}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     found: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
