@@ -92,7 +92,7 @@ def training() -> list[Step]:
         recipe("lns", *BAG, *RANDOM, "negatives.lsh.hard=50", "negatives.lsh.tables=10"),
         recipe("mips-s", *BAG, *RANDOM, "refresh.every_steps=20", quick=False),
         recipe("in-trainer", *BAG, *MINED[:2], "refresh.every_steps=20"),
-        recipe("half", *BAG, *MINED, "classifier.dtype=float16", base="astra", quick=False),
+        recipe("half", *BAG, *MINED, "classifier.dtype=bfloat16", base="astra", quick=False),
         recipe("transformer", *bert, *RANDOM, "data.label_texts=false", base="random", quick=False),
         recipe("features", *plain, *MINED, "encoder.inputs=features", base="astra", data="sparse", quick=False),
         recipe("tars", *plain, base="random", data="webdataset", quick=False),

@@ -9,9 +9,9 @@ import pytest
 from extremis.console import Event
 from schemas.errors import InputError
 from tests.command import call, refused
+from tests.keys_page import page
 from tests.pages import DOCS
 from tests.recipes import RECIPES
-from trainer.config.keys_page import page
 from trainer.config.load import check_keys, load_recipe, read_recipe
 
 if sys.version_info >= (3, 11):
@@ -58,7 +58,7 @@ def test_a_typo_is_told_as_training_would_tell_it(override: str, message: str) -
 
 
 def test_the_page_of_keys_is_that_of_the_options() -> None:
-    """`python -m trainer.config.keys_page > docs/keys.md` renews it."""
+    """`python -m tests.keys_page > docs/keys.md` renews it."""
     assert (DOCS / "keys.md").read_text() == page()
     without = [line for line in page().splitlines() if re.match(r"\| `[^`]+` \|  \|", line)]
     assert not without, "every key has its meaning"

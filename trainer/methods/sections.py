@@ -242,11 +242,10 @@ class Classifier(Options):
     weight_decay: float = Field(
         0.0, ge=0, lt=1, description="decoupled weight decay: each step multiplies a row by 1 - lr * weight_decay"
     )
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+    dtype: Literal["float32", "bfloat16"] = Field(
         "float32",
         description=(
-            "data type of the label vectors; computation is in float32, and results in narrower types are rounded "
-            "stochastically"
+            "data type of the label vectors; computation is in float32, and bfloat16 vectors are rounded stochastically"
         ),
     )
     products: Literal["tf32", "bfloat16"] = Field(

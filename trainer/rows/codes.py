@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # data types of vectors
+FLOAT32, BFLOAT16 = 0, 1  # data types of vectors
 SGD, MOMENTUM, ADAGRAD, ADAM = 0, 1, 2, 3  # optimizer methods
 LOWBIAS = ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None))  # shifts and factors of lowbias32 (Wellons, 2018)
 

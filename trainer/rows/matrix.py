@@ -15,7 +15,7 @@ from trainer.rows.codes import Matrix, Rule
 from trainer.rows.threads import map_ranges
 from trainer.stream.transfer import send
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _NO_ROWS, _NO_NUMBERS = np.empty((0, 0), np.float32), np.empty(0, np.float32)
 
 
@@ -56,7 +56,7 @@ class DeviceStep(NamedTuple):
 class RowMatrix:
     """Matrix [R, D] with the optimizer's state of each row; the cost of a step does not depend on R.
 
-    Rows are in float32, bfloat16 or float16. Computation is in float32, and narrower rows are rounded stochastically;
+    Rows are in float32 or bfloat16. Computation is in float32, and bfloat16 rows are rounded stochastically;
     the state is float32. Row 0 is row `first` of a larger matrix; results do not depend on the split. `storage`: where
     the state is stored (allocation.py). On a CPU, compiled loops do the work and ids are arrays; on other devices
     kernels do the work, and ids may be tensors.

@@ -20,7 +20,7 @@ import numba
 import numpy as np
 
 from trainer.instructions import prefetch_to_write
-from trainer.rows.codes import ADAGRAD, BFLOAT16, FLOAT32, LOWBIAS, MOMENTUM, SGD
+from trainer.rows.codes import ADAGRAD, FLOAT32, LOWBIAS, MOMENTUM, SGD
 
 
 class Pairs(NamedTuple):
@@ -83,24 +83,9 @@ def _load(vectors, dtype_code, ids, start, stop, bits, before):  # type: ignore[
         if dtype_code == FLOAT32:
             for j in range(columns):
                 bits[place, j] = vectors[row, j]
-        elif dtype_code == BFLOAT16:
-            for j in range(columns):
-                bits[place, j] = np.uint32(np.uint32(vectors[row, j]) << np.uint32(16))
         else:
             for j in range(columns):
-                bits[place, j] = _wide(np.uint32(vectors[row, j]))
-
-
-@_inlined
-def _wide(half):  # type: ignore[no-untyped-def]
-    """Widen a float16 to float32."""
-    magnitude = np.uint32(half & np.uint32(0x7FFF))
-    # 2**(e - 15) is 2**(e + 112 - 127); subnormals are multiples of 2**-24, computed separately.
-    normal = np.uint32(np.uint32(magnitude << np.uint32(13)) + np.uint32(112 << 23))
-    normal = np.uint32(normal + np.uint32(112 << 23)) if magnitude >= np.uint32(0x7C00) else normal
-    tiny = np.float32(np.float32(np.int32(magnitude)) * np.float32(2.0**-24))  # only NumPy scalars have view()
-    normal = tiny.view(np.uint32) if magnitude < np.uint32(0x400) else normal
-    return np.uint32(normal | np.uint32(np.uint32(half & np.uint32(0x8000)) << np.uint32(16)))
+                bits[place, j] = np.uint32(np.uint32(vectors[row, j]) << np.uint32(16))
 
 
 @_inlined
@@ -110,28 +95,6 @@ def _bfloat16(raw, noise):  # type: ignore[no-untyped-def]
     Infinity and the usual NaN have zeros in the low half, so rounding does not change infinity or NaN.
     """
     return np.uint32(np.uint32(raw + noise) >> np.uint32(16))
-
-
-@_inlined
-def _float16(raw, noise):  # type: ignore[no-untyped-def]
-    """Round to float16 like `_bfloat16`. For vectorisation, all cases are computed before one is selected.
-
-    Values below 2**-14 are evenly spaced, and a remainder below 2**-13 of the spacing is dropped. Values above 65504
-    become 65504.
-    """
-    magnitude = np.uint32(raw & np.uint32(0x7FFFFFFF))
-    noise = np.uint32(noise >> np.uint32(3))
-    half = np.uint32(np.uint32(np.uint32(magnitude + noise) >> np.uint32(13)) - np.uint32(112 << 10))
-    half = half if half < np.uint32(0x7BFF) else np.uint32(0x7BFF)
-    # m * 2**(e - 150) in units of 2**-37: 2**13 units are one smallest value.
-    away = np.uint32(np.uint32(113) - np.uint32(magnitude >> np.uint32(23)))
-    away = away if away < np.uint32(31) else np.uint32(31)
-    mantissa = np.uint32(np.uint32(magnitude & np.uint32(0x7FFFFF)) | np.uint32(0x800000))
-    even = np.uint32(np.uint32(np.uint32(mantissa >> away) + noise) >> np.uint32(13))
-    half = even if magnitude < np.uint32(0x38800000) else half
-    other = np.uint32(0x7E00) if magnitude > np.uint32(0x7F800000) else np.uint32(0x7C00)
-    half = half if magnitude < np.uint32(0x7F800000) else other
-    return np.uint32(np.uint32(np.uint32(raw >> np.uint32(16)) & _SIGN) | half)
 
 
 @_inlined
@@ -163,16 +126,10 @@ def _store(matrix, key, ids, start, stop, held, before):  # type: ignore[no-unty
             word = np.uint32(np.uint32(word ^ np.uint32(word >> _R1)) * _M1)
             word = np.uint32(np.uint32(word ^ np.uint32(word >> _R2)) * _M2)
             words[j] = np.uint32(word ^ np.uint32(word >> np.uint32(16)))
-        if dtype_code == BFLOAT16:
-            for j in range(half):
-                vectors[row, j] = _bfloat16(bits[place, j], np.uint32(words[j] & np.uint32(0xFFFF)))
-            for j in range(columns - half):
-                vectors[row, half + j] = _bfloat16(bits[place, half + j], np.uint32(words[j] >> np.uint32(16)))
-        else:
-            for j in range(half):
-                vectors[row, j] = _float16(bits[place, j], np.uint32(words[j] & np.uint32(0xFFFF)))
-            for j in range(columns - half):
-                vectors[row, half + j] = _float16(bits[place, half + j], np.uint32(words[j] >> np.uint32(16)))
+        for j in range(half):
+            vectors[row, j] = _bfloat16(bits[place, j], np.uint32(words[j] & np.uint32(0xFFFF)))
+        for j in range(columns - half):
+            vectors[row, half + j] = _bfloat16(bits[place, half + j], np.uint32(words[j] >> np.uint32(16)))
 
 
 @_inlined

@@ -11,9 +11,9 @@ import torch
 from torch.nn.functional import softplus
 
 from schemas import PAD
-from trainer.rows.codes import ADAGRAD, BFLOAT16, FLOAT16, FLOAT32, LOWBIAS, MOMENTUM, SGD, Matrix, Rule
+from trainer.rows.codes import ADAGRAD, BFLOAT16, FLOAT32, LOWBIAS, MOMENTUM, SGD, Matrix, Rule
 
-DTYPE_CODES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
+DTYPE_CODES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 _LOW32 = 0xFFFFFFFF
 # Constants of splitmix64 (Steele, Lea and Flood, 2014), in two's complement.
 _GOLDEN, _F1, _F2 = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
@@ -191,8 +191,7 @@ def narrow(values: torch.Tensor, labels: torch.Tensor, key: Any, dtype: torch.dt
         return values
     raw = values.contiguous().view(torch.int32).to(torch.int64) & _LOW32
     noise = _noise(labels, key, values.shape[1])
-    bits = (raw + noise & _LOW32) >> 16 if dtype == torch.bfloat16 else _float16(raw, noise)
-    return bits.to(torch.int16).view(dtype)
+    return ((raw + noise & _LOW32) >> 16).to(torch.int16).view(dtype)
 
 
 def _noise(labels: torch.Tensor, key: Any, columns: int) -> torch.Tensor:
@@ -213,16 +212,6 @@ def _noise(labels: torch.Tensor, key: Any, columns: int) -> torch.Tensor:
 def _shifted(bits: torch.Tensor, by: int) -> torch.Tensor:
     """Shift 64-bit numbers right, filling with zeros from the left."""
     return bits >> by & (1 << 64 - by) - 1
-
-
-def _float16(raw: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    magnitude, noise = raw & 0x7FFFFFFF, noise >> 3
-    normal = ((magnitude + noise >> 13) - (112 << 10)).clamp(max=0x7BFF)
-    away = (113 - (magnitude >> 23) & _LOW32).clamp(max=31)
-    even = ((magnitude & 0x7FFFFF | 0x800000) >> away) + noise >> 13
-    half = torch.where(magnitude < 0x38800000, even, normal)
-    half = torch.where(magnitude < 0x7F800000, half, torch.where(magnitude > 0x7F800000, 0x7E00, 0x7C00))
-    return raw >> 16 & 0x8000 | half
 
 
 def starts_of(ordered: torch.Tensor, count: int) -> torch.Tensor:

@@ -16,10 +16,10 @@ import torch
 import triton
 import triton.language as tl
 
-from trainer.rows.codes import ADAGRAD, ADAM, BFLOAT16, FLOAT32, MOMENTUM, SGD, Matrix, Rule
+from trainer.rows.codes import ADAGRAD, ADAM, FLOAT32, MOMENTUM, SGD, Matrix, Rule
 from trainer.rows.torch_kernels import DevicePairs, ScoredPairs
 
-_BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
+_BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 _TILE = 2048  # elements of a tile of pairs' rows: 16 registers per thread of four warps
 _MOST_PAIRS = 32  # pairs of one label or query, at a time
 _ROWS_TILE = 1024  # elements of a tile of rows' pairs, 4 per thread: as many rows are in flight as registers allow
@@ -29,7 +29,7 @@ POOL_TILE = {"ROWS": 8, "COLUMNS": 256, "num_warps": 4}  # tile of scores
 _SPAN = 32  # pairs that are summed first, if all belong to one label
 _WIDE, _SPLITS = 512, 4  # from this width on, _SPLITS programs share a query: few of its pairs fit in a tile
 _SGD, _MOMENTUM, _ADAGRAD, _ADAM = (tl.constexpr(method) for method in (SGD, MOMENTUM, ADAGRAD, ADAM))
-_FLOAT32, _BFLOAT16 = tl.constexpr(FLOAT32), tl.constexpr(BFLOAT16)
+_FLOAT32 = tl.constexpr(FLOAT32)
 
 
 @triton.jit
@@ -37,10 +37,8 @@ def _widened(bits, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the float32 values of `bits` in a dtype."""
     if DTYPE == _FLOAT32:
         wide = bits.to(tl.float32, bitcast=True)
-    elif DTYPE == _BFLOAT16:
-        wide = (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
     else:
-        wide = bits.to(tl.float16, bitcast=True).to(tl.float32)
+        wide = (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return wide
 
 
@@ -66,20 +64,8 @@ def _narrowed(values, noise, DTYPE: tl.constexpr):  # type: ignore[no-untyped-de
     raw = values.to(tl.uint32, bitcast=True)
     if DTYPE == _FLOAT32:
         bits = raw.to(tl.int32, bitcast=True)
-    elif DTYPE == _BFLOAT16:
-        bits = ((raw + noise) >> 16).to(tl.int16)
     else:
-        magnitude = raw & 0x7FFFFFFF
-        noise = noise >> 3
-        normal = ((magnitude + noise) >> 13) - (112 << 10)
-        normal = tl.where(normal < 0x7BFF, normal, 0x7BFF)
-        away = 113 - (magnitude >> 23)
-        away = tl.where(away < 31, away, 31)
-        even = ((((magnitude & 0x7FFFFF) | 0x800000) >> away) + noise) >> 13
-        small = tl.where(magnitude < 0x38800000, even, normal)
-        other = tl.where(magnitude > 0x7F800000, 0x7E00, 0x7C00)
-        small = tl.where(magnitude < 0x7F800000, small, other)
-        bits = (((raw >> 16) & 0x8000) | small).to(tl.int16)
+        bits = ((raw + noise) >> 16).to(tl.int16)
     return bits
 
 

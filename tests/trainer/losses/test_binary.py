@@ -133,7 +133,7 @@ OPTIMIZERS = [
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("form", ["own", "shared", "range"])
 def test_one_pass_does_what_gather_loss_backward_and_update_do(
     form: str, dtype: torch.dtype, optimizer: RowOptimizer
@@ -163,7 +163,7 @@ def test_one_pass_does_what_gather_loss_backward_and_update_do(
         assert loss == pytest.approx(expected.item(), rel=1e-5)
         torch.testing.assert_close(on_x, leaf.grad, rtol=1e-4, atol=1e-4)
         # A value that lies on the border of two ways of rounding may go either way, and lead its row on.
-        tolerance = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}[dtype]
+        tolerance = {torch.float32: 1e-4, torch.bfloat16: 2e-2}[dtype]
         apart = (fused.weight.float() - separate.weight.float()).abs() > tolerance * (1 + separate.weight.float().abs())
         assert apart.float().mean() < (1e-3 if dtype != torch.float32 else 1e-9)
         separate.weight.copy_(fused.weight)

@@ -26,7 +26,6 @@ ARCHITECTURES = (80, 90, 100)
 DTYPES = {
     "float32": (codes.FLOAT32, torch.int32),
     "bfloat16": (codes.BFLOAT16, torch.int16),
-    "float16": (codes.FLOAT16, torch.int16),
 }
 METHODS = {"sgd": codes.SGD, "momentum": codes.MOMENTUM, "adagrad": codes.ADAGRAD, "adam": codes.ADAM}
 DIMENSIONS = (64, 769)

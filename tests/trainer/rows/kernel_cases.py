@@ -85,7 +85,6 @@ class Case:
 
     def matrix(self, device: torch.device) -> RowMatrix:
         rows = torch.randn(LABELS, self.dimension, generator=torch.Generator().manual_seed(1)) * 0.3
-        rows[3] *= 1e-6  # what float16 holds with few digits
         matrix = RowMatrix(rows.to(DTYPES[self.dtype]), OPTIMIZERS[self.optimizer], first=5_000_000_000, seed=9)
         matrix.move(device)
         return matrix

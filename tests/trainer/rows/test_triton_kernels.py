@@ -128,12 +128,12 @@ def test_the_reference_is_the_compiled_loops(dtype: str, optimizer: str) -> None
         torch.testing.assert_close(device.state[name], value)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16"])
 @pytest.mark.parametrize("columns", [1, 2, 63, 130])
 def test_random_bits_are_those_of_a_cpu(dtype: str, columns: int) -> None:
     """A subtraction with one rounding, so that what is rounded to the narrow dtype is the same on both sides."""
     rows = torch.randn(50, columns, generator=torch.Generator().manual_seed(0))
-    rows *= torch.logspace(-9, 6, 50)[:, None]  # float16 has all kinds of them
+    rows *= torch.logspace(-9, 6, 50)[:, None]
     ids, change = np.arange(50), torch.randn(50, columns, generator=torch.Generator().manual_seed(1)) * rows.abs()
     matrices = [RowMatrix(rows.to(DTYPES[dtype]), RowOptimizer("sgd"), first=77, seed=4) for _ in range(2)]
     gathered = matrices[0].gather(ids)

@@ -1,4 +1,4 @@
-"""Generates docs/keys.md, the page of all recipe keys: `python -m trainer.config.keys_page > docs/keys.md`."""
+"""Generates docs/keys.md, the page of all recipe keys: `python -m tests.keys_page > docs/keys.md`."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -15,7 +15,7 @@ _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 _HEAD = """# Keys of a recipe
 
 For anyone who changes a recipe: the meaning, type, default and range of every key. `python -m
-trainer.config.keys_page` writes this page from the code. The sections that all methods share come first, then the
+tests.keys_page` writes this page from the code. The sections that all methods share come first, then the
 sections of each method: a recipe with `method = "astra"` contains the shared keys and the keys of `astra`. `extremis
 run astra data/ runs/1 --set train.epochs=5` sets a key; `extremis recipes show astra` prints the keys of a recipe. If a
 key is set to `"auto"`, Extremis computes the value from the data
