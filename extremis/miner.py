@@ -26,9 +26,8 @@ def start_miner(
     ended: threading.Event | None = None,
 ) -> "Miner":
     """Start `extremis mine --watch` (or `cluster`) as a process; its output goes to `log`. Raises ExtremisError."""
-    command = python_command("from extremis.cli import main; main()", verb, data, run, "--watch")
-    if beam_options:
-        command += ["--", *beam_options]
+    words = (verb, "--watch", "--", data, run, *beam_options)  # a name may begin with a dash
+    command = python_command("from extremis.cli import main; main()", *words)
     return Miner(command, log, ended)
 
 

@@ -1,6 +1,7 @@
 """Reads and writes files at any fsspec URL, with retries; a file is written whole or not at all.
 
-A URL is anything that fsspec accepts: a local path, `file://`, `memory://`, `s3://`, `gs://`, ...
+A URL is a local path, or what fsspec accepts: `file://`, `memory://`, `s3://`, `gs://`, ... It names exactly one place:
+no function takes `*`, `?`, `[` or `]` for a pattern.
 """
 
 import asyncio
@@ -40,19 +41,23 @@ CLEAN_UP_SECONDS = 3.0  # limit for a request while `cleaning_up` is set
 REQUEST_SECONDS = 60.0  # limit for one look-up or one range, for servers that accept a connection and never answer
 FILE_SECONDS = 900.0  # limit for reading a whole file at once, or for removing a prefix
 CONNECTIONS = 64  # connections to an object store
-MOVE_THREADS = 16  # copies within a store that run at the same time
+MOVE_THREADS = 16  # copies within a store, or removals, that run at the same time
+_BULK = 1000  # most objects that one request removes
 READ_BYTES = 4 << 20  # size of one request of a streaming pass
 SLOWEST_SECONDS = 8.0  # longest pause between two attempts
 READ_ATTEMPTS = 3  # number of times that bytes with a wrong checksum are read
 _MORE_SILENT_SECONDS = 15.0  # because a large file takes longer than other waits
 _LONGEST = 4096  # longest path that operating systems allow, in characters
 TEMPORARY = ".tmp-"
+_END = 50  # characters of a name, such as its extension, that a temporary file keeps: a name may have 255 bytes
 _OPEN_FILE = re.compile(r"/proc/(?P<process>self|\d+)(?:/task/\d+)?/fd/(?P<number>\d+)|/dev/fd/(?P<opened>\d+)")
 _MAX_LINKS = 40  # largest number of symbolic links to follow, as in operating systems
 _CREDENTIALS = (
     "environment variables (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, GOOGLE_APPLICATION_CREDENTIALS), or the "
     "store's credentials file"
 )
+# Drivers cut a URL here, and read another version of the object.
+_VERSION = re.compile(r"(?i)\?(?:.*&)?(?:versionId|generation)=|^gc?s://.*#\d+$")
 _PERMANENT_ERRORS = FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError
 
 
@@ -116,10 +121,10 @@ def relative(url: str, target: str) -> str:
 
 
 def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """Return the fsspec filesystem of `url` and the path inside it.
+    """Return the fsspec filesystem of `url` and the path inside it. A path without `://` is local, whatever its name.
 
-    Raises InputError for an unknown scheme, a malformed URL or credentials in a bucket's URL; StorageError if a server
-    cannot be reached.
+    Raises InputError for an unknown scheme, a malformed URL, credentials in a bucket's URL, a chain of URLs (`::`) or
+    the version of an object; StorageError if a server cannot be reached.
     """
     if has_credentials(url):
         raise InputError(f"cannot open {url!r}: the URL contains credentials. Set {_CREDENTIALS} instead.")
@@ -129,6 +134,17 @@ def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
         raise InputError(f"the path has {len(url):,} characters; expected at most {_LONGEST:,}. Fix the path.")
     if "\0" in url:
         raise InputError(f"cannot open {url!r}: the path contains a NUL character. Fix the path.")
+    scheme, is_url, _ = url.partition("://")
+    if not is_url or scheme in ("file", "local"):  # fsspec would read chains and schemes into names such as a::b and data:x
+        disk = fsspec.filesystem("file")
+        return disk, disk._strip_protocol(url if is_url or url[0] in "/~." else f"./{url}")
+    if "::" in url:
+        raise InputError(f"cannot open {url!r}: `::` would chain two URLs. Give one URL without `::`.")
+    if scheme not in ("http", "https") and _VERSION.search(url):
+        raise InputError(
+            f"cannot open {url!r}: the end of the URL names a version of an object, but a place is its newest version. "
+            "Leave the version out."
+        )
     try:
         fs, path = url_to_fs(url, **_options(url))
     except OSError as error:
@@ -310,26 +326,24 @@ def size(url: str) -> int:
 
 def list_names(url: str) -> list[str]:
     """Return the sorted names directly under the prefix `url`; empty if there are none."""
-    own, listed = _list(url, detail=False)
-    paths = {path.rstrip("/") for path in listed} - {own}  # some stores also list the folder itself
-    return sorted(filter(_is_visible, {path.rsplit("/", 1)[-1] for path in paths}))
+    return sorted(filter(_is_visible, {path.rstrip("/").rsplit("/", 1)[-1] for path in _list(url, detail=False)}))
 
 
 def list_sizes(url: str) -> dict[str, int]:
     """Return the size in bytes of each file directly under the prefix `url`, by name; empty if there are no files."""
-    listed = _list(url, detail=True)[1]
-    files = {each["name"].rsplit("/", 1)[-1]: int(each["size"]) for each in listed if each["type"] == "file"}
+    listed = (each for each in _list(url, detail=True) if each["type"] == "file")
+    files = {each["name"].rsplit("/", 1)[-1]: int(each["size"]) for each in listed}
     return {name: files[name] for name in sorted(filter(_is_visible, files))}
 
 
-def _list(url: str, detail: bool) -> tuple[str, list[Any]]:
-    """Return the path of a folder, and the answer of fsspec's `ls`; an empty list if there is no folder."""
+def _list(url: str, detail: bool) -> list[Any]:
+    """Return the answer of fsspec's `ls` without the place itself, which some stores list; empty if there is nothing."""
     fs, path = filesystem(url)
-
     try:
-        return path.rstrip("/"), _retry(lambda: list(_call_with_timeout(fs, "ls", path, detail=detail)), "list", url)
+        listed = _retry(lambda: list(_call_with_timeout(fs, "ls", path, detail=detail)), "list", url)
     except FileNotFoundError:
-        return path.rstrip("/"), []
+        return []
+    return [each for each in listed if (each["name"] if detail else each).rstrip("/") != path.rstrip("/")]
 
 
 def _is_visible(name: str) -> bool:
@@ -425,7 +439,7 @@ def writing(url: str, durable: bool = True) -> Iterator[str]:
                 yield temporary
             return
         with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
-            temporary = os.path.join(folder, path.rsplit("/", 1)[-1])
+            temporary = os.path.join(folder, path.rsplit("/", 1)[-1][-_END:])
             yield temporary
             if through:
                 with open(temporary, "rb") as made, _open_stream(path) as out:
@@ -438,16 +452,56 @@ def writing(url: str, durable: bool = True) -> Iterator[str]:
 
 
 def remove(url: str, recursive: bool = False) -> None:
-    """Remove a file, or a whole prefix; a missing file is no error."""
+    """Remove a file, or with `recursive` also all files below; a missing file is no error. Raises StorageError."""
     fs, path = filesystem(url)
 
     def drop() -> None:
         with contextlib.suppress(FileNotFoundError):
-            _call_with_timeout(
-                fs, "rm", path, recursive=recursive, seconds=FILE_SECONDS if recursive else REQUEST_SECONDS
-            )
+            if isinstance(fs, LocalFileSystem):
+                fs.rm(path, recursive)
+            elif recursive:
+                _remove_below(fs, path)
+            else:
+                _call_with_timeout(fs, "rm_file", path)
 
     _retry(drop, "remove", url)
+
+
+def _remove_below(fs: fsspec.AbstractFileSystem, path: str) -> None:
+    """Remove the file at `path` and all files below, by their exact names: fsspec's `rm` takes names for patterns."""
+    in_folders = not getattr(fs, "async_impl", False)  # an object store has no folders that could be left over
+    options = {"withdirs": in_folders, "detail": True, "seconds": FILE_SECONDS}
+    found = _call_with_timeout(fs, "find", path, **options)
+    if "/" in path:  # else a bucket
+        found.setdefault(path, {"type": "file"})
+    folders = [name for name, facts in found.items() if in_folders and facts["type"] == "directory"]
+    files = [name for name, facts in found.items() if facts["type"] != "directory"]
+    if hasattr(fs, "call_s3"):
+        for first in range(0, len(files), _BULK):
+            _remove_in_bulk(fs, files[first : first + _BULK])
+        return
+    seconds = CLEAN_UP_SECONDS if cleaning_up.is_set() else REQUEST_SECONDS
+
+    def drop(name: str, method: str = "rm_file") -> None:
+        with contextlib.suppress(FileNotFoundError):
+            _call_with_timeout(fs, method, name, seconds=seconds)
+
+    with ThreadPoolExecutor(MOVE_THREADS, thread_name_prefix="extremis-remove") as pool:
+        list(pool.map(drop, files))
+    for name in sorted(folders, reverse=True):
+        drop(name, "rmdir")
+
+
+def _remove_in_bulk(fs: Any, paths: Sequence[str]) -> None:
+    """Remove at most _BULK objects of one bucket on S3 by one request. Raises OSError for an object that stays."""
+    keys = [fs.split_path(path)[:2] for path in paths]
+    request = {"Objects": [{"Key": key} for _, key in keys], "Quiet": True}
+    answer = _call_with_timeout(
+        fs, "call_s3", "delete_objects", Bucket=keys[0][0], Delete=request, seconds=FILE_SECONDS
+    )
+    for error in answer.get("Errors", ()):
+        kind, number = (PermissionError, errno.EACCES) if error["Code"] == "AccessDenied" else (OSError, errno.EIO)
+        raise kind(number, f"{error['Key']}: {error.get('Message', error['Code'])}")
 
 
 def free_bytes(url: str) -> int | None:
@@ -499,7 +553,7 @@ def replacing(path: str, durable: bool) -> Iterator[str]:
 def _temporary_file(path: str) -> Iterator[str]:
     """Yield a new name next to `path`, and remove the file of this name at the end."""
     folder, name = os.path.split(path)
-    temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}-{name}")
+    temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}-{name[-_END:]}")
     _make_folder(folder or ".")
     try:
         yield temporary

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from pipelines.formats import lines, npz
 from pipelines.formats.column_files import open_parquet
-from pipelines.formats.names import list_files, say_names
+from pipelines.formats.names import is_pattern, list_files, say_names
 from schemas import storage
 from schemas.errors import InputError
 from schemas.ragged import offsets_of
@@ -191,7 +191,7 @@ class RowFiles:
 
 def urls_of(source: str) -> list[str]:
     """List the vector files at `source` (a file, a prefix, or a pattern), which are recognised by their extensions."""
-    wild = "*" in source or "?" in source
+    wild = is_pattern(source)
     root, names = list_files(source) if wild else (source, storage.list_names(source))
     urls = [join(root, name) for name in names if _SUFFIX.search(name) and name[0] not in "._"]
     return urls or [source] * bool(_SUFFIX.search(source) and not wild)

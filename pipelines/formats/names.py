@@ -56,21 +56,29 @@ def say_names(names: Sequence[str]) -> str:
     return ", ".join(names[:10]) + (", …" if len(names) > 10 else "") if names else "nothing"
 
 
+def is_pattern(source: str) -> bool:
+    """Return whether `source` is a pattern: it contains `*` or `?`, and no file or folder has exactly this name."""
+    if not set(source) & set("*?"):
+        return False
+    return not (storage.exists(source) or storage.is_folder(source) or storage.list_names(source))
+
+
 def single_file(source: str, kind: str) -> bool:
-    """Return whether `source` is a single file with the extension `kind` (a regex), rather than a folder or a glob."""
-    wild = "*" in source or "?" in source
-    return not wild and re.search(rf"\.{kind}$", source) is not None and not storage.list_names(source)
+    """Return whether `source` is a single file with the extension `kind` (a regex), rather than a folder or a pattern."""
+    named = re.search(rf"\.{kind}$", source) is not None
+    return named and not is_pattern(source) and not storage.list_names(source)
 
 
 def list_files(source: str) -> tuple[str, list[str]]:
-    """Return (prefix, sorted names below the prefix) of `source`, a prefix or a pattern with `*` and `?`.
+    """Return (prefix, sorted names below the prefix) of `source`, a prefix or a pattern (`is_pattern`).
 
     For a prefix, the result contains the names directly under the prefix and, as `folder/name`, the names in its
-    folders. For a pattern, the result contains the matching names, relative to the folders before the first wildcard.
+    folders. For a pattern, the result contains the matching names, relative to the folders before the first wildcard;
+    `[` and `{` stand for themselves.
     """
-    parts = source.split("/")
-    wild = next((i for i, part in enumerate(parts) if "*" in part or "?" in part), None)
-    if wild is not None:
+    if is_pattern(source):
+        parts = source.split("/")
+        wild = next(i for i, part in enumerate(parts) if "*" in part or "?" in part)
         root = "/".join(parts[:wild]) or ("/" if source.startswith("/") else ".")
         return root, _matching(root, parts[wild:])
     names = storage.list_names(source)
@@ -79,7 +87,7 @@ def list_files(source: str) -> tuple[str, list[str]]:
 
 
 def _matching(root: str, patterns: Sequence[str]) -> list[str]:
-    names = fnmatch.filter(storage.list_names(root), patterns[0])
+    names = fnmatch.filter(storage.list_names(root), patterns[0].replace("[", "[[]"))
     if len(patterns) == 1:
         return sorted(names)
     return sorted(f"{name}/{rest}" for name in names for rest in _matching(join(root, name), patterns[1:]))

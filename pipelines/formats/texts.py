@@ -15,7 +15,7 @@ from pipelines.formats import lines
 from pipelines.formats.base import Part, RowContents, decode_column
 from pipelines.formats.column_files import ARROW, CSV, PARQUET, check_columns
 from pipelines.formats.keyed import JSONL, ROWS, Keyed, features_in, field_names, require_named_columns, vector_length
-from pipelines.formats.names import OF_TEXTS, Fields, in_use, list_files, say_names
+from pipelines.formats.names import OF_TEXTS, Fields, in_use, is_pattern, list_files, say_names
 from schemas import storage
 from schemas.errors import InputError
 from schemas.storage import join
@@ -83,7 +83,7 @@ class Texts:
         if storage.exists(self.source):
             return [(self.source, self._form_of(self.source))]
         root, names = list_files(self.source)
-        wild = "*" in self.source or "?" in self.source
+        wild = is_pattern(self.source)
         kept = [name for name in names if wild or self.form or any(re.search(end, name) for end in _ENDS.values())]
         if not kept:
             raise InputError(

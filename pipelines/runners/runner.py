@@ -53,7 +53,7 @@ def for_workers(beam_options: Sequence[str], url: str) -> str:
 
 def absolute_path(url: str) -> str:
     """Return a local path as an absolute path, and any other URL unchanged."""
-    return url if "://" in url or "::" in url else os.path.abspath(os.path.expanduser(url))
+    return url if "://" in url else os.path.abspath(os.path.expanduser(url))
 
 
 @functools.cache
