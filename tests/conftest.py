@@ -133,14 +133,14 @@ def exports(data: Path, once: Once) -> Path:
     return once("served", make) / "exports"
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+@pytest.fixture(scope="session", params=["moto", pytest.param("versitygw", marks=pytest.mark.s3server)])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
     """Start a server that speaks S3; yield its host and port."""
     pytest.importorskip("moto")
     pytest.importorskip("s3fs")
     from tests.s3 import serve
 
-    with serve(tmp_path_factory.mktemp("moto") / "log") as port:
+    with serve(tmp_path_factory.mktemp(request.param) / "log", request.param) as port:
         yield "127.0.0.1", port
 
 

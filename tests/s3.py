@@ -1,5 +1,7 @@
-"""A local server that speaks S3, as a process of its own, and a network in front of it that can fail."""
+"""Local servers that speak S3, as processes of their own, and a network in front of one that can fail."""
 
+import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,16 +13,27 @@ from pathlib import Path
 import boto3
 import pytest
 
+from tests.command import ROOT
 from tests.faults import Proxy, proxy
+
+# A real server: it stores files, and answers in parallel. It refuses an object `x` beside `x/y`, and segments of a key
+# of more than 255 bytes, as its disk does.
+VERSITYGW = "github.com/versity/versitygw/cmd/versitygw", "v1.8.0"
 
 
 @contextmanager
-def serve(log: Path) -> Iterator[int]:
-    """The port of a moto server that runs until the block ends; it writes to `log`."""
+def serve(log: Path, kind: str = "moto") -> Iterator[int]:
+    """The port of a moto server, or of versitygw, that runs until the block ends; it writes to `log`, and beside it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    if kind == "moto":
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    else:
+        objects = log.with_name("objects")
+        objects.mkdir()
+        account = ["--access", "key", "--secret", "secret", "--quiet"]
+        command = [_versitygw(), *account, "--port", f"127.0.0.1:{port}", "posix", str(objects)]
     with log.open("w") as file:
         server = subprocess.Popen(command, stdout=file, stderr=file)
         try:
@@ -29,6 +42,21 @@ def serve(log: Path) -> Iterator[int]:
         finally:
             server.kill()
             server.wait()
+
+
+def _versitygw() -> str:
+    """Return the path of versitygw, which Go installs once into this checkout; skip the test where it cannot."""
+    module, version = VERSITYGW
+    folder = ROOT / ".cache" / f"versitygw-{version}"
+    found = shutil.which("versitygw", path=folder) or shutil.which("versitygw")
+    if found is None and shutil.which("go") is None:
+        pytest.skip("no Go here to install versitygw with")
+    if found is None:
+        command, env = ["go", "install", f"{module}@{version}"], {**os.environ, "GOBIN": str(folder)}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"versitygw cannot be installed: {done.stderr.strip()[-200:]}")
+    return found or str(folder / "versitygw")
 
 
 def variables(url: str) -> dict[str, str]:
@@ -80,6 +108,12 @@ class Bucket:
         """Return the content of each of `keys`."""
         return {key: self.read(prefix + key) for key in self.keys(prefix)}
 
+    def get_folder(self, prefix: str, folder: Path) -> None:
+        """Copy the objects whose keys begin with `prefix` to files below `folder`."""
+        for key, body in self.objects(prefix).items():
+            (folder / key).parent.mkdir(parents=True, exist_ok=True)
+            (folder / key).write_bytes(body)
+
     def put(self, key: str, body: bytes) -> None:
         self._client.put_object(Bucket=self.name, Key=key, Body=body)
 
@@ -96,8 +130,8 @@ class Bucket:
 def _wait_for(port: int, server: subprocess.Popen) -> None:
     limit = time.monotonic() + 60
     while True:
-        assert server.poll() is None, "moto_server ended"
-        assert time.monotonic() < limit, "moto_server does not answer"
+        assert server.poll() is None, "the server ended"
+        assert time.monotonic() < limit, "the server does not answer"
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return
