@@ -98,8 +98,13 @@ class Bucket:
 
     def keys(self, prefix: str) -> list[str]:
         """List the keys that begin with `prefix`, without it."""
+        return [*self.stamps(prefix)]
+
+    def stamps(self, prefix: str) -> dict[str, str]:
+        """Return the ETag of each of `keys`."""
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix)
-        return [entry["Key"].removeprefix(prefix) for page in pages for entry in page.get("Contents", [])]
+        entries = [entry for page in pages for entry in page.get("Contents", [])]
+        return {entry["Key"].removeprefix(prefix): entry["ETag"] for entry in entries}
 
     def read(self, key: str) -> bytes:
         return self._client.get_object(Bucket=self.name, Key=key)["Body"].read()

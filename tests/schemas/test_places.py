@@ -2,19 +2,17 @@
 
 import os
 import re
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, example, given, settings
 
 from schemas import storage
 from schemas.errors import InputError, StorageError
 from schemas.storage import join
 from tests.faults import Faults, Proxy
-from tests.names import ALL, NAMES, decoys
+from tests.places import ALL, NAMES, Store, decoys, in_bucket, in_memory, on_disk
 from tests.s3 import Bucket, reached_through_proxy
 
 BUCKET = "places"
@@ -22,46 +20,19 @@ FEW = settings(max_examples=3, suppress_health_check=[HealthCheck.function_scope
 MANY = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-class Store:
-    """A store at `root`; its files as their owner sees them, past fsspec."""
-
-    def __init__(self, root: str, files: Callable[[], dict[str, bytes]], clear: Callable[[], None]) -> None:
-        self.root, self.files, self.clear = root, files, clear
-
-
 @pytest.fixture(params=["disk", "file", "memory"])
 def near(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """A local disk or memory."""
+    """Return a local disk or memory."""
     if request.param == "memory":
-        memory = MemoryFileSystem.store
-        memory.clear()
-        return Store(
-            "memory://places",
-            lambda: {name[8:]: bytes(body.getbuffer()) for name, body in memory.items()},
-            memory.clear,
-        )
-    folder = tmp_path / "places"
-
-    def files() -> dict[str, bytes]:
-        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-    return Store(
-        {"disk": str(folder), "file": f"file://{folder}"}[request.param],
-        files,
-        lambda: shutil.rmtree(folder, ignore_errors=True),
-    )
+        return in_memory()
+    return on_disk(tmp_path / "places", "file://" if request.param == "file" else "")
 
 
 @pytest.fixture(scope="module")
 def far(server: tuple[str, int], bucket: Bucket) -> Iterator[Store]:
-    """A bucket, reached without a proxy: it would be the slowest part."""
-
-    def clear() -> None:
-        for key in bucket.keys("places/"):
-            bucket.remove(f"places/{key}")
-
+    """Yield a bucket, which is reached without a proxy: it would be the slowest part."""
     with reached_through_proxy(server):
-        yield Store(f"s3://{BUCKET}/places", lambda: bucket.objects("places/"), clear)
+        yield in_bucket(bucket)
 
 
 def touch(store: Store, name: str) -> None:
@@ -74,7 +45,7 @@ def touch(store: Store, name: str) -> None:
     here = dict[str, bytes]()
 
     def expect() -> None:
-        assert store.files() == around | {f"{name}/{file}": body for file, body in here.items()}
+        assert store.files("") == around | {f"{name}/{file}": body for file, body in here.items()}
 
     assert storage.list_names(place) == []
     assert storage.list_sizes(place) == {}
@@ -211,7 +182,7 @@ def test_a_name_that_a_server_on_a_disk_cannot_hold(far: Store, request: pytest.
             Path(path).write_bytes(b"2")
         assert storage.read_bytes(join(far.root, name)) == b"2"
     storage.remove(join(far.root, "x"), recursive=True)
-    assert set(far.files()) == (set() if refuses else {"n" * 256})
+    assert set(far.stamps()) == (set() if refuses else {"n" * 256})
 
 
 def test_a_name_of_255_bytes_on_a_disk(near: Store) -> None:
