@@ -6,12 +6,14 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote_plus
 
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import strategies as st
 
-from tests.s3 import Bucket
+if TYPE_CHECKING:
+    from tests.s3 import Bucket
 
 # Blanks, what URLs and shells give a meaning, patterns, quotes, accents, and an emoji; two letters that patterns match.
 CHARACTERS = " #%+&;=[]{}*?'\"éü🎉,!()$-.ab2"
@@ -89,7 +91,7 @@ def in_memory() -> Store:
     return Store("memory://places", files, files, put, stored.clear)
 
 
-def in_bucket(bucket: Bucket) -> Store:
+def in_bucket(bucket: "Bucket") -> Store:
     """Return a bucket as a store."""
 
     def clear() -> None:
