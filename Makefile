@@ -4,13 +4,15 @@ PYTHON312 ?= python3.12
 VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 3
+# What runs on S3 servers: the loop, claims, kills, faults, and names of places.
+S3_TESTS := tests/schemas tests/trainer/stream tests/hostile/test_names.py tests/loop/test_faults.py tests/loop/test_s3.py
 ENGINES ?= # more options of the engines' tests: make engines ENGINES='-m engine' for the slow ones, too
 DEMO ?= # more options: make demo DEMO='--set train.epochs=3'
 IMAGE_PARTS := Dockerfile .dockerignore constraints.txt $(sort $(wildcard images/*.py))
 PINNED := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all engines images images-digest lint types bench gpu-bundle docs audit clean
+.PHONY: help demo test test-all engines s3server images images-digest lint types bench gpu-bundle docs audit clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/\t/' | expand -t 12
@@ -19,13 +21,17 @@ demo: $(VENV)/.demo  ## the whole loop on real data: shard, train, mine, join, e
 	$(BIN)/extremis demo demo $(DEMO)
 
 test: $(VENV)/.dev  ## the tests, 8 minutes on 2 cores
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow and not engine and not image"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow and not engine and not image and not s3server"
 
-test-all: $(VENV)/.dev  ## every test, the slow ones too; engines have a target of their own
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not engine and not image" --hypothesis-profile thorough
+test-all: $(VENV)/.dev  ## every test, the slow ones too; engines and s3server have targets of their own
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not engine and not image and not s3server" --hypothesis-profile thorough
 
 engines: $(VENV)/.dev  ## pipelines on Prism, Flink and Spark on this machine (Go, Java 17, Maven; downloads 600 MB once)
-	$(BIN)/python -m pytest -m "engine and not slow" -rs --durations 10 tests/engines $(ENGINES)
+	$(BIN)/python -m pytest -m "engine and not slow and not s3server" -rs --durations 10 tests/engines $(ENGINES)
+
+# Without the many names of a slow law: the loop is slow, too.
+s3server: $(VENV)/.dev  ## the loop, claims, kills and faults on a real S3 server, versitygw (Go builds it once)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "s3server and (not slow or not hypothesis)" -rs --durations 10 $(S3_TESTS)
 
 images: $(VENV)/.dev  ## the images, built without a daemon and run (root; apt-get install buildah debootstrap)
 	$(BIN)/python -m pytest -m image -s -rs --durations 10 --junitxml=build/images.xml tests/images

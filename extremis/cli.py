@@ -16,7 +16,7 @@ import extremis
 from extremis.console import ClosedPipe, messages, open_streams, output
 from extremis.installation import extra_of
 from schemas.cores import limit_openmp_threads
-from schemas.errors import ExtremisError, MissingExtra, lack_of_memory
+from schemas.errors import ExtremisError, MissingExtra, lack_of_memory, lack_of_room
 
 TRACEBACK = "EXTREMIS_TRACEBACK"  # environment variable: show tracebacks
 
@@ -124,6 +124,7 @@ def _fail(error: Exception) -> NoReturn:
     message, status = lack_of_memory(error), 1
     if message is None and isinstance(error, ExtremisError):
         message, status = str(error), error.exit_status
+    message = message or lack_of_room(error)
     if message is None:
         if os.environ.get(TRACEBACK):
             raise error

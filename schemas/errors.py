@@ -1,6 +1,7 @@
 """Errors for users: each error has one clear message, and an exit status for the command line."""
 
 import errno
+import os
 import re
 
 from schemas.secrets import redact
@@ -9,6 +10,10 @@ from schemas.secrets import redact
 _MEMORY = re.compile(
     "(?<!OutOf)MemoryError|bad_alloc|not enough memory|annot allocate memory|CUDA out of memory|start new thread|"
     "failed to map segment"
+)
+# Messages of a full disk, of which some libraries hide the number; the last is Python's if all disks are full.
+_ROOM = re.compile(
+    "No space left on device|Disk quota exceeded|File too large|requested and [0-9]+ written|No usable temporary dir"
 )
 _SHARED = re.compile(r"shared memory (?:object|segment)|shared memory\(shm\)|workers are out of shared memory")
 
@@ -61,6 +66,18 @@ class MissingBucketError(StorageError):
     """A bucket does not exist. Exit status 2."""
 
     exit_status = 2
+
+
+def lack_of_room(error: BaseException | None) -> str | None:
+    """Return a message if `error` or one of its causes is a full disk: TMPDIR's, as outputs have StorageErrors."""
+    import tempfile  # only needed here
+
+    while error is not None:
+        if _ROOM.search(str(error)):
+            place = getattr(error, "filename", None) or tempfile.tempdir or os.environ.get("TMPDIR", "/tmp")
+            return f"no space left in {place}. Free some space, or set TMPDIR to a folder with more room."
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def lack_of_memory(error: BaseException | None) -> str | None:

@@ -135,7 +135,7 @@ def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     if "\0" in url:
         raise InputError(f"cannot open {url!r}: the path contains a NUL character. Fix the path.")
     scheme, is_url, _ = url.partition("://")
-    if not is_url or scheme in ("file", "local"):  # fsspec would read chains and schemes into names such as a::b and data:x
+    if not is_url or scheme in ("file", "local"):  # fsspec would take a::b for a chain, and data:x for a scheme
         disk = fsspec.filesystem("file")
         return disk, disk._strip_protocol(url if is_url or url[0] in "/~." else f"./{url}")
     if "::" in url:
@@ -337,7 +337,7 @@ def list_sizes(url: str) -> dict[str, int]:
 
 
 def _list(url: str, detail: bool) -> list[Any]:
-    """Return the answer of fsspec's `ls` without the place itself, which some stores list; empty if there is nothing."""
+    """Return the answer of fsspec's `ls` without the place itself, which some stores list; [] if there is nothing."""
     fs, path = filesystem(url)
     try:
         listed = _retry(lambda: list(_call_with_timeout(fs, "ls", path, detail=detail)), "list", url)
@@ -448,7 +448,10 @@ def writing(url: str, durable: bool = True) -> Iterator[str]:
             seconds = _seconds_for(os.path.getsize(temporary))
             _retry(lambda: _call_with_timeout(fs, "put_file", temporary, path, seconds=seconds), "write", url)
     except OSError as error:
-        raise StorageError(f"could not write {url}: {error.strerror or error}; {_remedy(error)}.") from error
+        cause, remedy = error.strerror or error, _remedy(error)
+        if is_full(error) and not isinstance(fs, LocalFileSystem):
+            cause, remedy = f"no space left in {tempfile.gettempdir()}", "set TMPDIR to a folder with more room"
+        raise StorageError(f"could not write {url}: {cause}; {remedy}.") from error
 
 
 def remove(url: str, recursive: bool = False) -> None:

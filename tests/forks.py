@@ -29,7 +29,12 @@ class Ended(NamedTuple):
         return self.done.status == -signal.SIGKILL
 
 
-def run(*commands: Sequence[object], kill_at: int | None = None, apart: float = 0.0) -> list[Ended]:
+def run(
+    *commands: Sequence[object],
+    kill_at: int | None = None,
+    apart: float = 0.0,
+    env: Mapping[str, str] | None = None,
+) -> list[Ended]:
     """Run `extremis` with each of `commands` at once, each `apart` seconds after the one before, to their ends.
 
     `kill_at`: the change of files before which the first one ends by SIGKILL.
@@ -40,24 +45,26 @@ def run(*commands: Sequence[object], kill_at: int | None = None, apart: float = 
         for number, (place, command) in enumerate(zip(places, commands, strict=True)):
             if number:
                 time.sleep(apart)
-            processes.append(start(place, *command, kill_at=kill_at if number == 0 else None))
+            processes.append(start(place, *command, kill_at=kill_at if number == 0 else None, env=env))
         for process in processes:
             process.join()
         return [_ended(process.exitcode, place) for process, place in zip(processes, places, strict=True)]
 
 
-def start(place: Path, *command: object, kill_at: int | None = None) -> ForkServerProcess:
+def start(
+    place: Path, *command: object, kill_at: int | None = None, env: Mapping[str, str] | None = None
+) -> ForkServerProcess:
     """Start one command, which ends with this process; what it says goes to files in `place`."""
     place.mkdir()
-    work = (place, environment(), [str(word) for word in command], kill_at)
+    work = (place, environment(env), [str(word) for word in command], kill_at)
     process = FORKED.Process(target=_work, args=work, daemon=True)
     process.start()
     return process
 
 
-def extremis(*command: object, check: bool = True) -> Done:
+def extremis(*command: object, check: bool = True, env: Mapping[str, str] | None = None) -> Done:
     """Run one command to its end; with `check`, it has to succeed."""
-    ((done, _),) = run(command)
+    ((done, _),) = run(command, env=env)
     assert not check or done.status == 0, f"{command}: status {done.status}\n{done.err}"
     return done
 

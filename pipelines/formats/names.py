@@ -64,7 +64,7 @@ def is_pattern(source: str) -> bool:
 
 
 def single_file(source: str, kind: str) -> bool:
-    """Return whether `source` is a single file with the extension `kind` (a regex), rather than a folder or a pattern."""
+    """Return whether `source` is a single file with the extension `kind` (a regex), not a folder or a pattern."""
     named = re.search(rf"\.{kind}$", source) is not None
     return named and not is_pattern(source) and not storage.list_names(source)
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import ROOT, command, environment, extremis, refused, sets
+from tests.command import ROOT, command, environment, refused, sets
+from tests.forks import extremis
+from tests.loop.test_two_writers import World, race
 from tests.pipelines.raw import write_tate
 from tests.s3 import Bucket
 
@@ -45,16 +47,21 @@ def run(env: dict[str, str], data: str) -> str:
     return run
 
 
-def test_the_loop_leaves_what_it_leaves_on_a_disk(
-    env: dict[str, str], bucket: Bucket, raw: Path, run: str, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def disk(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of a disk with the same data and run."""
+    folder = tmp_path_factory.mktemp("disk")
     extremis(
-        *("shard", raw, tmp_path / "data", "--tokenizer", "train:1000"),
+        *("shard", raw, folder / "data", "--tokenizer", "train:1000"),
         *("--row-group-rows", "64", "--shards", "2", "--propensity", "0.55,1.5"),
     )
-    extremis("run", "astra", tmp_path / "data", tmp_path / "run", *CHOICES)
+    extremis("run", "astra", folder / "data", folder / "run", *CHOICES)
+    return folder
+
+
+def test_the_loop_leaves_what_it_leaves_on_a_disk(bucket: Bucket, run: str, disk: Path) -> None:
     for name in ("data", "run"):
-        folder = tmp_path / name
+        folder = disk / name
         local = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
         stored = set(bucket.keys(f"{name}/"))
         varying = re.compile(r"tensorboard/|metrics\.jsonl|config\.toml|commands\.json|run\.log|.*/spent\.json$")
@@ -64,9 +71,7 @@ def test_the_loop_leaves_what_it_leaves_on_a_disk(
                 assert bucket.read(f"{name}/{key}") == (folder / key).read_bytes(), key
     assert b"miner: epoch 0: mined" in bucket.read("run/run.log")
     assert any(key.startswith("tensorboard/events") for key in bucket.keys("run/"))
-    losses = [
-        _losses(text) for text in (bucket.read("run/metrics.jsonl"), (tmp_path / "run/metrics.jsonl").read_bytes())
-    ]
+    losses = [_losses(text) for text in (bucket.read("run/metrics.jsonl"), (disk / "run/metrics.jsonl").read_bytes())]
     assert losses[0] == losses[1]
     assert len(losses[0]) > 20
 
@@ -75,14 +80,35 @@ def _losses(metrics: bytes) -> list[float]:
     return [record["loss"] for record in map(json.loads, metrics.splitlines()) if record["kind"] == "train"]
 
 
-def test_evaluate_embed_and_inspect_read_it(env: dict[str, str], data: str, run: str) -> None:
-    report = extremis("evaluate", data, run, "--json", env=env).json
-    assert report["queries"] == 100
-    assert report["metrics"]["P@1"] > 10
-    out = f"s3://{BUCKET}/embeddings"
-    assert extremis("embed", data, run, out, "--json", env=env).json["rows"] == 100
+def test_what_is_made_of_it_is_what_is_made_on_a_disk(
+    env: dict[str, str], bucket: Bucket, data: str, run: str, disk: Path
+) -> None:
+    texts = disk / "texts.txt"
+    texts.write_text("a landscape\na man\n")
+    metrics = []
+    for root, more in ((f"s3://{BUCKET}", env), (str(disk), None)):
+        metrics.append(extremis("evaluate", f"{root}/data", f"{root}/run", "--json", env=more).json["metrics"])
+        extremis("embed", f"{root}/data", f"{root}/run", f"{root}/embeddings", env=more)
+        extremis("export", f"{root}/data", f"{root}/run", f"{root}/export", env=more)
+        extremis("predict", f"{root}/export", texts, f"{root}/predicted.jsonl", env=more)
+    assert metrics[0] == metrics[1]
+    for name in ("embeddings", "export", "predicted.jsonl"):
+        places = [disk / name] if (disk / name).is_file() else list((disk / name).rglob("*.*"))
+        local = {str(path.relative_to(disk)): path.read_bytes() for path in places if path.is_file()}
+        assert {f"{name}{key}": body for key, body in bucket.objects(name).items()} == local
     facts = extremis("inspect", f"{run}/negatives/epoch-0002/queries", "--verify", "--json", env=env).json
     assert (facts["kind"], facts["verified"], facts["rows"]) == ("negatives", True, 600)
+
+
+@pytest.mark.parametrize("kind", ["shard", "mine"])
+def test_of_two_writers_one_has_it(
+    env: dict[str, str], bucket: Bucket, raw: Path, disk: Path, tmp_path: Path, kind: str
+) -> None:
+    """Inputs are on a disk; the output is in the bucket, and is copied to be checked."""
+    world = World(tmp_path)
+    world.raw, world.data, world.run = raw, disk / "data", disk / "run"  # type: ignore[misc]
+    fetch = lambda: bucket.get_folder(f"two-{kind}/", tmp_path / "out")  # noqa: E731
+    race(kind, world, tmp_path, (0, 1), 0.0, f"s3://{BUCKET}/two-{kind}", env, fetch)
 
 
 def test_killed_and_resumed(env: dict[str, str], bucket: Bucket, data: str, run: str) -> None:
@@ -130,6 +156,6 @@ def test_a_refused_input_leaves_nothing(env: dict[str, str], bucket: Bucket, raw
 
 def test_a_store_that_refuses_is_named(env: dict[str, str], raw: Path, data: str) -> None:
     nowhere = extremis("shard", raw, "s3://no-such-bucket/data", "--tokenizer", "train:1000", env=env, check=False)
-    refused(nowhere, "s3://no-such-bucket/data", status=1)
+    refused(nowhere, "s3://no-such-bucket/data", "the bucket does not exist")
     away = {**env, "AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_MAX_ATTEMPTS": "1"}
     refused(extremis("inspect", data, env=away, check=False), data, "attempt(s)", status=1)

@@ -5,7 +5,7 @@ import random
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return World(tmp_path_factory.mktemp("world"))
 
 
-def writer(kind: str, world: World, out: Path, choice: int) -> list[str]:
+def writer(kind: str, world: World, out: Path | str, choice: int) -> list[str]:
     """A command that writes `out`; of another `choice` it makes something else of it."""
     words: list[object]
     match kind:
@@ -110,17 +110,30 @@ def check_made(kind: str, out: Path, by_choice: list[tuple[int, str]]) -> None:
     assert expected[kind]()
 
 
-def race(kind: str, world: World, folder: Path, choices: tuple[int, int], apart: float) -> list[int]:
-    """Run two writers of one output, the second `apart` seconds later; their exit statuses."""
+def race(
+    kind: str,
+    world: World,
+    folder: Path,
+    choices: tuple[int, int],
+    apart: float,
+    url: str | None = None,
+    env: Mapping[str, str] | None = None,
+    fetch: Callable[[], object] = lambda: None,
+) -> list[int]:
+    """Run two writers of one output, the second `apart` seconds later; their exit statuses.
+
+    The output is `folder`/out, or is at `url` in a store, which `env` reaches, from where `fetch` copies it there.
+    """
     out = folder / "out"
     if kind == "fuse":  # its output is in a run
         shutil.copytree(world.run, out)
-    options = {"env": environment(), "cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    first = subprocess.Popen([*writer(kind, world, out, choices[0]), "--json"], **options)
+    options = {"env": environment(env), "cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    first = subprocess.Popen([*writer(kind, world, url or out, choices[0]), "--json"], **options)
     time.sleep(apart)
-    second = subprocess.Popen([*writer(kind, world, out, choices[1]), "--json"], **options)
+    second = subprocess.Popen([*writer(kind, world, url or out, choices[1]), "--json"], **options)
     done = [writer.communicate(timeout=300) for writer in (first, second)]
     statuses = [first.returncode, second.returncode]
+    fetch()
     context = f"{kind} {choices} {apart:.2f} s apart: {statuses}\n" + "\n--\n".join(err for _, err in done)
     assert "Traceback" not in context, context
     assert sorted(statuses) in ([0, 0], [0, 2]), context

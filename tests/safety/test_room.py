@@ -1,6 +1,7 @@
 """What does not fit on the disk is refused before anything is written there; scratch files have their room."""
 
 import contextlib
+import errno
 import os
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 
 from pipelines.mine import MineOptions, mine
 from schemas import storage
-from schemas.errors import RoomError, StorageError
+from schemas.errors import RoomError, StorageError, lack_of_room
 from schemas.mapped import ScratchFile
 from schemas.shard_files.parquet import writing_shard
 from schemas.sizes import with_room
@@ -173,3 +174,50 @@ def test_label_texts(small_disk: Path, tmp_path: Path, monkeypatch: pytest.Monke
     (small_disk / "other").write_bytes(bytes(12 << 10))
     with pytest.raises(StorageError, match=r"the texts of labels need .*, and 0 B are free\. Set TMPDIR"):
         open_label_texts(data.layout, "tokens")
+
+
+@pytest.mark.parametrize("small_disk", ["8k"], indirect=True)
+def test_a_full_tmpdir_is_named(data: Path, trained: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SafetensorError has no error number, and OSErrors of copies no file: both are of TMPDIR."""
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    out = small_disk.parent / "export"
+    full = f"no space left in {small_disk}", "set TMPDIR to a folder with more room"
+    refused(call("export", data, trained, out), *full, status=1)
+    assert not out.exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", None)
+        assert call("export", data, trained, out).status == 0
+    texts = small_disk.parent / "texts.txt"
+    texts.write_text("a ship\n" * 10_000)
+    with texts.open() as file, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", file)
+        refused(call("predict", out, "-", small_disk.parent / "out.jsonl"), *full, status=1)
+    assert not (small_disk.parent / "out.jsonl").exists()
+    written = pytest.raises(StorageError, match=f"could not write memory://x: {full[0]}; {full[1]}")
+    with written, storage.writing("memory://x") as path:
+        Path(path).write_bytes(bytes(1 << 16))
+    assert not list(small_disk.iterdir())
+
+
+@pytest.mark.parametrize("small_disk", ["256k"], indirect=True)
+@pytest.mark.parametrize(
+    ("left", "words"),
+    [(256, "could not write memory://room/run/checkpoints"), pytest.param(0, "no space", marks=pytest.mark.slow)],
+)
+def test_a_run_in_a_store_writes_to_tmpdir_first(
+    data: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch, left: int, words: str
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    (small_disk / "other").write_bytes(bytes((256 - left) << 10))
+    choices = sets("train.epochs=1", "encoder.buckets=65536")
+    done = call("train", "random", data, "memory://room/run", *choices)
+    refused(done, words, f"no space left in {small_disk}", "set TMPDIR to a folder with more room", status=1)
+
+
+def test_no_disk_at_all_takes_a_temporary_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/var/tmp', '/']")
+    for error in (missing, OSError("8192 requested and 0 written"), OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))):
+        wrapped = RuntimeError("a step failed")
+        wrapped.__cause__ = error
+        assert "no space left in" in str(lack_of_room(wrapped))
+    assert lack_of_room(ValueError("no table")) is None
