@@ -29,9 +29,8 @@ test-all: $(VENV)/.dev  ## every test, the slow ones too; engines and s3server h
 engines: $(VENV)/.dev  ## pipelines on Prism, Flink and Spark on this machine (Go, Java 17, Maven; downloads 600 MB once)
 	$(BIN)/python -m pytest -m "engine and not slow and not s3server" -rs --durations 10 tests/engines $(ENGINES)
 
-# Without the many names of a slow law: the loop is slow, too.
 s3server: $(VENV)/.dev  ## the loop, claims, kills and faults on a real S3 server, versitygw (Go builds it once)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "s3server and (not slow or not hypothesis)" -rs --durations 10 $(S3_TESTS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m s3server -k "not any_name and not many_names" -rs --durations 10 $(S3_TESTS)
 
 images: $(VENV)/.dev  ## the images, built without a daemon and run (root; apt-get install buildah debootstrap)
 	$(BIN)/python -m pytest -m image -s -rs --durations 10 --junitxml=build/images.xml tests/images

@@ -1,5 +1,6 @@
 """Local servers that speak S3, as processes of their own, and a network in front of one that can fail."""
 
+import fcntl
 import os
 import shutil
 import socket
@@ -46,17 +47,22 @@ def serve(log: Path, kind: str = "moto") -> Iterator[int]:
 
 def _versitygw() -> str:
     """Return the path of versitygw, which Go installs once into this checkout; skip the test where it cannot."""
+    if (found := shutil.which("versitygw")) is not None:
+        return found
     module, version = VERSITYGW
     folder = ROOT / ".cache" / f"versitygw-{version}"
-    found = shutil.which("versitygw", path=folder) or shutil.which("versitygw")
-    if found is None and shutil.which("go") is None:
-        pytest.skip("no Go here to install versitygw with")
-    if found is None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:  # of other processes of this run of tests
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / "versitygw").exists():
+            return str(folder / "versitygw")
+        if shutil.which("go") is None:
+            pytest.skip("no Go here to install versitygw with")
         command, env = ["go", "install", f"{module}@{version}"], {**os.environ, "GOBIN": str(folder)}
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         if done.returncode:
             pytest.skip(f"versitygw cannot be installed: {done.stderr.strip()[-200:]}")
-    return found or str(folder / "versitygw")
+    return str(folder / "versitygw")
 
 
 def variables(url: str) -> dict[str, str]:

@@ -37,7 +37,7 @@ def predict(
 
     If EXPORT is a folder of exports, predict opens the current export (extremis export --current).
 
-    INPUT is a file, a folder or a pattern at any URL: text lines (.txt), JSON lines (.jsonl: key, text), CSV or
+    INPUT is a file, a folder or a pattern with * and ?: text lines (.txt), JSON lines (.jsonl: key, text), CSV or
     Parquet. - means standard input (text lines, or the format of --form). OUT ends in .jsonl, .csv, .parquet, .trec (a
     run for trec_eval) or .npz (scipy.sparse.load_npz). - means standard output (JSON lines, or the format of --to). For
     rows without a key, the row number is the key.

@@ -62,7 +62,8 @@ def shard(
 ) -> dict[str, Any]:
     """Tokenize and shard raw data from INPUT to DATA.
 
-    INPUT is a folder or URL with files in a format from docs/formats.md, or a pattern such as raw/*-2024.jsonl.
+    INPUT is a folder or URL with files in a format from docs/formats.md, or a pattern such as raw/*-2024.jsonl: * and ?
+    are wildcards unless a file or folder has exactly this name.
     In Python, INPUT may also be rows (dictionaries, or pairs of text and label), an Arrow table, a pandas data frame or
     a Hugging Face data set, or a dictionary with one of these for each split ("train", "test", "labels").
     Unusable rows go to DATA/rejects. Rows with an empty text are kept; rows without a text are rejected. Options after

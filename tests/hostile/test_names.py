@@ -100,6 +100,7 @@ def test_a_place_on_a_disk(loop: tuple[Path, dict[str, Any]], tmp_path: Path) ->
         world.check(command, loop[1])
 
 
+@pytest.mark.slow
 def test_a_place_in_memory(loop: tuple[Path, dict[str, Any]]) -> None:
     world = World(in_memory(), loop[0], ALL)
     for command in ("shard", "mine", "evaluate", "again", "drop"):

@@ -16,7 +16,7 @@ from tests.places import ALL, NAMES, Store, decoys, in_bucket, in_memory, on_dis
 from tests.s3 import Bucket, reached_through_proxy
 
 BUCKET = "places"
-FEW = settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=1, suppress_health_check=[HealthCheck.function_scoped_fixture])
 MANY = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -100,7 +100,7 @@ def touch(store: Store, name: str) -> None:
 
 @example(ALL)
 @given(NAMES)
-@settings(FEW, max_examples=25)
+@settings(FEW, max_examples=12)
 def test_every_function_touches_exactly_the_place(near: Store, name: str) -> None:
     touch(near, name)
 
