@@ -134,18 +134,46 @@ def _table(rows: Any) -> "pa.Table":
     """Convert `rows` to a table. Raises InputError."""
     import pyarrow as pa
 
+    from pipelines.formats.column_files import check_names
+
     if isinstance(rows, pa.Table):
+        check_names("input", rows.column_names)
         return rows
     if hasattr(rows, "iloc"):
-        return pa.Table.from_pandas(rows, preserve_index=False)
+        check_names("input", [*map(str, rows.columns)])
+        return _columns({str(name): rows[name] for name in rows.columns})
     if not isinstance(rows, Iterable):
         raise InputError(f"input: expected rows, a table or a data set, got {type(rows).__name__}.")
     listed = list(rows)
     if listed and all(isinstance(row, str) for row in listed):
-        return pa.table({"text": listed})
+        return _columns({"text": listed})
     if listed and all(isinstance(row, list | tuple) and len(row) == 2 for row in listed):
         texts, named = zip(*listed, strict=True)
-        return pa.table({"text": list(texts), "label" if isinstance(named[0], str) else "labels": list(named)})
+        return _columns({"text": texts, "label" if isinstance(named[0], str) else "labels": named})
     if not listed or not all(isinstance(row, Mapping) for row in listed):
         raise InputError("input: expected rows as dictionaries (text, label or labels), or as pairs of text and label.")
-    return pa.Table.from_pylist(listed)
+    names = dict.fromkeys(name for row in listed for name in row)
+    return _columns({str(name): [row.get(name) for row in listed] for name in names})
+
+
+def _columns(columns: Mapping[str, Any]) -> "pa.Table":
+    """Convert columns to a table. Raises InputError."""
+    import pyarrow as pa
+
+    from pipelines.formats.records import shown
+
+    arrays = {}
+    for name, values in columns.items():
+        try:
+            arrays[name] = pa.array(values, from_pandas=True)
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"input: {shown(error.object)} in the column {shown(name)} contains half a surrogate pair, which is no "
+                "text. Correct the text, or leave out the row."
+            ) from None
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            raise InputError(
+                f"input: the column {shown(name)} cannot be read: {' '.join(str(error).split())[:200]}. Expected values "
+                "of one type: texts, whole numbers, or lists of these."
+            ) from None
+    return pa.table(arrays)
