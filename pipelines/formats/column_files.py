@@ -46,7 +46,7 @@ def column_names(url: str) -> list[str] | None:
     if url.endswith(f".{ARROW}"):
         with _open_arrow(url) as stream:
             return list(stream.schema.names)
-    return _names(url, next(_rows(url, 1))[0]) if is_csv(url) else None
+    return _header(url, _records(url)) if is_csv(url) else None
 
 
 def check_columns(url: str, *required: Sequence[str], example: str = "key=id,text=query") -> None:
@@ -72,47 +72,39 @@ def read_arrow(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[pa
     """
     with _open_arrow(url) as stream:
         present = [name for name in columns if name in stream.schema.names]
-        yield from _in_blocks(_with_names(url, (batch.select(present) for batch in stream), stream.schema), block_rows)
+        yield from _in_blocks(_with_names((batch.select(present) for batch in stream), stream.schema), block_rows)
 
 
-def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
-    """Return the class names of each column that contains class labels."""
-    try:
-        features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
-    except (ValueError, KeyError, TypeError):
-        return {}
-    named = {}
-    for column, feature in features.items():
-        inner = feature.get("feature", feature) if isinstance(feature, dict) else feature[0]
-        if isinstance(inner, dict) and isinstance(inner.get("names"), list):
-            named[column] = inner["names"]
-    return named
-
-
-def _with_names(url: str, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _with_names(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     classes = _class_names(schema)
     for batch in batches:
         for name in classes.keys() & {*batch.schema.names}:
             column, names = batch[name], pa.array(classes[name], pa.string())
             offsets, numbers = list_entries(column) if is_list(column.type) else (None, column)
-            if not pa.types.is_integer(numbers.type):
-                continue
-            numbers = pc.if_else(pc.equal(numbers, -1), None, numbers)
-            if not pc.all(pc.and_(pc.greater_equal(numbers, 0), pc.less(numbers, len(names))), min_count=0).as_py():
-                raise InputError(
-                    f"{url}: the column {name!r} contains a class outside [-1, {len(names)}), but names {len(names)} "
-                    "classes. Correct the classes, and save the data set again."
-                )
-            named = names.take(numbers)
-            named = named if offsets is None else pa.LargeListArray.from_arrays(pa.array(offsets), named)
-            batch = batch.set_column(batch.schema.get_field_index(name), name, named)
+            if pa.types.is_integer(numbers.type):
+                named = names.take(pc.if_else(pc.equal(numbers, -1), None, numbers))
+                named = named if offsets is None else pa.LargeListArray.from_arrays(pa.array(offsets), named)
+                batch = batch.set_column(batch.schema.get_field_index(name), name, named)
         yield batch
 
 
+def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
+    """Return the class names of each column that contains class labels."""
+    named = {}
+    try:
+        features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
+        for column, feature in features.items():
+            inner = feature.get("feature", feature) if isinstance(feature, dict) else feature[0]
+            if isinstance(inner, dict) and isinstance(inner.get("names"), list):
+                named[column] = inner["names"]
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        pass
+    return named
+
+
 def is_list(kind: pa.DataType) -> bool:
-    """Return whether a type is a list of any kind."""
-    views = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
-    return views or pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    """Return whether a type is a list: also a large list, a list of fixed size, or a view."""
+    return hasattr(kind, "value_field")
 
 
 def list_entries(column: pa.Array) -> tuple[np.ndarray, pa.Array]:
@@ -145,7 +137,7 @@ def read_parquet(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[
         # Row groups are read one at a time: Arrow cannot join dictionaries within lists.
         groups = (file.iter_batches(rows, [n], present, use_threads=False) for n in range(file.num_row_groups))
         try:
-            yield from _in_blocks(_with_names(url, chain.from_iterable(groups), file.schema_arrow), block_rows)
+            yield from _in_blocks(_with_names(chain.from_iterable(groups), file.schema_arrow), block_rows)
         except MemoryError:  # also Arrow's own error
             raise too_large(url, rows) from None
 
@@ -171,7 +163,7 @@ def open_parquet(url: str, buffer_size: int = 0) -> Iterator[pq.ParquetFile]:
             # Arrow cannot read null in a list that its own schema calls fixed-size. Without that schema, it can.
             footer = io.BytesIO()
             file.metadata.write_metadata_file(footer)
-        footer = pa.BufferReader(footer.getvalue().replace(b"ARROW:schema", b"unused_schema"[:12]))
+        footer = pa.BufferReader(footer.getvalue().replace(b"ARROW:schema", b"other:schema"))
         with pq.ParquetFile(source, metadata=pq.read_metadata(footer), **options) as file:
             yield file
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -213,69 +205,59 @@ def read_csv(url: str, block_rows: int) -> Iterator[pa.RecordBatch]:
 
     Raises InputError if the file is incomplete or not CSV in UTF-8; StorageError.
     """
-    names, pending = list[str](), list[list[str]]()
-    for rows in _rows(url, block_rows):
-        if not names:
-            names, rows[0] = _names(url, rows[0]), []  # the header counts as an empty row, so that rows are lines
-        pending += rows
-        while len(pending) >= block_rows:
-            yield _batch(names, pending[:block_rows])
-            pending = pending[block_rows:]
-    if pending:
-        yield _batch(names, pending)
+    records = _records(url, block_rows)
+    names = _header(url, records)
+    pending: list[list[str]] = [[]]  # the header counts as an empty row, so that row numbers agree with lines
+    while rows := [*pending, *islice(records, block_rows - len(pending))]:
+        pending = []
+        counts = [len(row) for row in rows]
+        columns = [[row[place] if place < len(row) else None for row in rows] for place in range(len(names))]
+        arrays = [pa.array(column, pa.string()) for column in columns]
+        yield pa.record_batch([*arrays, pa.array(counts, pa.int32())], names=[*names, COUNT])
 
 
-def _batch(names: list[str], rows: list[list[str]]) -> pa.RecordBatch:
-    counts = [len(row) for row in rows]
-    columns = [[row[place] if place < len(row) else None for row in rows] for place in range(len(names))]
-    arrays = [pa.array(column, pa.string()) for column in columns]
-    return pa.record_batch([*arrays, pa.array(counts, pa.int32())], names=[*names, COUNT])
-
-
-def _names(url: str, header: list[str]) -> list[str]:
-    names = [name.strip() for name in header]
+def _header(url: str, records: Iterator[list[str]]) -> list[str]:
+    names = [name.strip() for name in next(records, [])]
     check_names(url, names)
     return names
 
 
-def _rows(url: str, block_rows: int) -> Iterator[list[list[str]]]:
-    """Yield lists of `block_rows` rows, in which empty rows follow a row of several lines: rows agree with lines."""
+def _records(url: str, block_rows: int = 1) -> Iterator[list[str]]:
+    """Return an iterator over the rows. Empty rows follow a row of several lines, so that rows agree with lines."""
+    return chain.from_iterable(_record_blocks(url, block_rows))
+
+
+def _record_blocks(url: str, block_rows: int) -> Iterator[list[list[str]]]:
+    line = 0
     try:
-        reader, line = _reader(url), 0
+        reader = _reader(url)
         while rows := list(islice(reader, block_rows)):
             if reader.line_num - line > len(rows):
-                rows = [each for row in rows for each in (row, *[_EMPTY] * _line_breaks(row))]
+                rows = [each for row in rows for each in (row, *[_EMPTY] * _line_breaks(",".join(row)))]
             line = reader.line_num
             yield rows
     except csv.Error as error:
-        raise _fault(url, error) from None
-
-
-def _line_breaks(row: list[str]) -> int:
-    text = ",".join(row)
-    return text.count("\n") + (text.count("\r") - text.count("\r\n") if "\r" in text else 0)
+        with contextlib.suppress(csv.Error):  # find the row: read the file again
+            reader, line = _reader(url), 0
+            for _ in reader:
+                line = reader.line_num
+        start = sum(len(text.encode()) for text in islice(_text_lines(url, "utf-8"), line))
+        raise InputError(
+            f"{url}, line {line + 1:,}: not CSV: {error}, in the row that starts at byte {start:,} of the file. Check "
+            "that all quotes are closed."
+        ) from None
 
 
 def _reader(url: str) -> Any:
     text = _text_lines(url)
     header = next(text, "")
-    tabs = re.search(rf"\.tsv{lines.CODEC}$", url) is not None
-    delimiter = "\t" if tabs else max(_DELIMITERS, key=header.count)
-    quoting = csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL
-    return csv.reader(chain([header], text), delimiter=delimiter, strict=not tabs, quoting=quoting)
+    if re.search(rf"\.tsv{lines.CODEC}$", url):
+        return csv.reader(chain([header], text), delimiter="\t", quoting=csv.QUOTE_NONE)
+    return csv.reader(chain([header], text), delimiter=max(_DELIMITERS, key=header.count), strict=True)
 
 
-def _fault(url: str, error: csv.Error) -> InputError:
-    """Return the error for a file that is not CSV; read the file again to find the row."""
-    reader, line = _reader(url), 0
-    with contextlib.suppress(csv.Error):
-        for _ in reader:
-            line = reader.line_num
-    start = sum(len(text.encode()) for text in islice(_text_lines(url, "utf-8"), line))
-    return InputError(
-        f"{url}, line {line + 1:,}: not CSV: {error}, in the row that starts at byte {start:,} of the file. Check that "
-        "all quotes are closed."
-    )
+def _line_breaks(text: str) -> int:
+    return text.count("\n") + (text.count("\r") - text.count("\r\n") if "\r" in text else 0)
 
 
 def _text_lines(url: str, encoding: str = "utf-8-sig") -> Iterator[str]:
@@ -287,11 +269,11 @@ def _text_lines(url: str, encoding: str = "utf-8-sig") -> Iterator[str]:
         try:
             text = decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
-            before = pending + error.object[: error.start].decode()
-            line += len(io.StringIO(before, newline="").readlines()) - (before[-1:] not in "\r\n")
+            line += _line_breaks(pending + error.object[: error.start].decode())
+            place += error.start - len(error.object)
             raise InputError(
-                f"{url}, line {line:,}: not UTF-8 text ({error.reason} at byte "
-                f"{place - len(error.object) + error.start:,} of the file). Save the file as UTF-8."
+                f"{url}, line {line:,}: not UTF-8 text ({error.reason} at byte {place:,} of the file). Save the file "
+                "as UTF-8."
             ) from None
         *whole, pending = io.StringIO(pending + text, newline="").readlines() or [""]
         yield from whole

@@ -21,15 +21,15 @@ _MOST_TEXT = (1 << 31) - 1  # bytes in a column of one batch
 def parse_points(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -> Parsed:
     """Parse a raw block into points with the columns of `shape`."""
     rows = _Rows(raw, first_row, file)
-    text = rows.text(shape)
-    key = pa.array(map(text_key, text.to_pylist()), pa.string()) if shape.keyless else rows.key(shape.fields.key, shape.of_labels)
+    text, fields, trim = rows.text(shape), shape.fields, shape.of_labels
+    key = pa.array(map(text_key, text.to_pylist()), pa.string()) if shape.keyless else rows.key(fields.key, trim)
     columns = [rows.numbers, key, text]
     if shape.features:
-        columns += rows.features(shape.fields)
+        columns += rows.features(fields)
     if shape.dense:
-        columns.append(rows.vector(shape.fields.vector, shape.dense))
+        columns.append(rows.vector(fields.vector, shape.dense))
     if shape.labels:
-        columns += rows.label(shape.fields.label) if shape.single else rows.labels(shape.fields.labels)
+        columns += rows.label(fields.label) if shape.single else rows.labels(fields.labels)
     else:
         columns.append(pa.array(np.zeros(len(text), np.int32)))
     return rows.parsed(columns, points_schema("label_keys" if shape.labels else None, shape.features, shape.dense))
@@ -62,8 +62,7 @@ class _Rows(RawRows):
     def key(self, name: str, trim: bool = False) -> pa.Array:
         """Return a column of keys: non-empty strings, or whole numbers as their digits. trim: without outer blanks."""
         column = self._strings(name, "a string or a whole number", numbers=True)
-        if trim:
-            column = pc.utf8_trim_whitespace(column)
+        column = pc.utf8_trim_whitespace(column) if trim else column
         self._reject(pc.equal(column, ""), Reason.MALFORMED, f"{name} contains an empty key")
         return column
 
@@ -90,7 +89,7 @@ class _Rows(RawRows):
         """Return the columns label_keys and merged for rows with one label each."""
         offsets = pa.array(np.arange(self.raw.num_rows + 1, dtype=np.int32))
         merged = pa.array(np.zeros(self.raw.num_rows, np.int32))
-        self._reject(self.raw[name].is_null(), Reason.NO_LABELS, f"the point has no label ({name} is null, or the class -1)")
+        self._reject(self.raw[name].is_null(), Reason.NO_LABELS, f"the point has no label ({name} is null or -1)")
         return pa.ListArray.from_arrays(offsets, self.key(name, trim=True)), merged
 
     def labels(self, name: str) -> tuple[pa.Array, pa.Array]:
@@ -99,7 +98,7 @@ class _Rows(RawRows):
             offsets, flat = list_entries(self.raw[name])
         else:
             cells = self._strings(name, "a list of label keys, or text", numbers=True, nulls=True)
-            offsets, flat = split_cells(cells, lambda row, why: self.reject(row, Reason.MALFORMED, f"{name}: {why}"))
+            offsets, flat = split_cells(cells, name, self.reject)
         named = flat.is_valid()
         offsets = np.concatenate([[0], np.cumsum(named.to_numpy(zero_copy_only=False))])[offsets]
         if flat.type == pa.string_view():
@@ -172,7 +171,7 @@ class _Rows(RawRows):
     def _strings(self, name: str, expected: str, numbers: bool = False, nulls: bool = False) -> pa.Array:
         column = self.raw[name]
         kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-        string = _is_string(column.type)
+        string = pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view()
         if not (string or pa.types.is_null(kind) or (numbers and pa.types.is_integer(kind))):
             raise InputError(f"{self.file}: the column {name!r} is of type {column.type}; expected {expected}.")
         missing = column.is_null()
@@ -192,8 +191,7 @@ class _Rows(RawRows):
     def _list(self, name: str, expected: str) -> tuple[np.ndarray, pa.Array]:
         """Return (offsets int64 [B + 1], entries) of a column of lists; null is an empty list."""
         column = self.raw[name]
-        if pa.types.is_null(column.type):
-            column = column.cast(pa.list_(pa.null()))
+        column = column.cast(pa.list_(pa.null())) if pa.types.is_null(column.type) else column
         if not is_list(column.type):
             raise InputError(f"{self.file}: the column {name!r} is of type {column.type}; expected {expected}.")
         return list_entries(column)
@@ -215,8 +213,3 @@ class _Rows(RawRows):
     def _reject_owners(self, rows: np.ndarray, reason: Reason, detail: str) -> None:
         for row in np.unique(rows).tolist():
             self.reject(row, reason, detail)
-
-
-def _is_string(kind: pa.DataType) -> bool:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view()

@@ -49,10 +49,7 @@ def parse_points(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -
         name = fields.label if shape.single else fields.labels
         named = [records.required(record, name)] if shape.single else records.required(record, name)
         if isinstance(named, str):
-            try:
-                named = split_cell(named)
-            except ValueError as error:
-                raise InvalidRecord(Reason.MALFORMED, f"{name}: {error}") from None
+            named = split_cell(named, name)
         if not isinstance(named, list):
             raise InvalidRecord(Reason.WRONG_TYPE, f"{name} must be a list of label keys, got {records.shown(named)}")
         keys = [_key(value, name, trim=True) for value in named if value is not None]  # a null is no label

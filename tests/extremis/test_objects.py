@@ -114,8 +114,10 @@ FIRST = [
     (
         {"train__csv": f'text,labels\n"{"long " * 99}",{"|".join("abcdefg")}\n'},
         (),
+        [
             f'first row of train: key "{text_key("long " * 99)}", text "{("long " * 24)}…", '
-            'labels "a", "b", "c", "d", "e" … (7)',
+            'labels "a", "b", "c", "d", "e" … (7)'
+        ],
     ),
     (
         {

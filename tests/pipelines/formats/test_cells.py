@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from pipelines.formats.base import Reason
 from pipelines.formats.cells import split_cell, split_cells
+from pipelines.formats.records import InvalidRecord
 from tests.pipelines.formats.forms import read_all
 
 NOT_READ = None
@@ -79,8 +80,8 @@ CELLS: dict[str, list[str] | None] = {
 
 def read(cell: str) -> list[str] | None:
     try:
-        return split_cell(cell)
-    except ValueError:
+        return split_cell(cell, "labels")
+    except InvalidRecord:
         return NOT_READ
 
 
@@ -88,15 +89,17 @@ def read(cell: str) -> list[str] | None:
 def test_a_cell_is_read_whole_or_not_at_all(cell: str, labels: list[str] | None) -> None:
     assert read(cell) == labels
     if labels is NOT_READ:
-        with pytest.raises(ValueError, match='is no list of labels: .*Write \\["a", "b"\\]'):
-            split_cell(cell)
+        with pytest.raises(InvalidRecord, match=r'^labels: .* is no list of labels: .*Write \["a", "b"\]'):
+            split_cell(cell, "labels")
 
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from([*CELLS]) | st.text("[]('\",| ;a\\5\u00a0", max_size=8), max_size=6))
 def test_a_column_of_cells_is_read_as_each_cell(cells: list[str]) -> None:
     refused = dict[int, str]()
-    offsets, labels = split_cells(pa.array(cells, pa.string()), refused.__setitem__)
+    offsets, labels = split_cells(
+        pa.array(cells, pa.string()), "labels", lambda row, _, detail: refused.update({row: detail})
+    )
     lists = pa.LargeListArray.from_arrays(pa.array(offsets), labels).to_pylist()
     assert [None if row in refused else labels for row, labels in enumerate(lists)] == [*map(read, cells)]
     assert all(lists[row] == [] for row in refused)
