@@ -21,8 +21,8 @@ _ESCAPE = r"""\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U00(?:0[0-9a-fA-F]|10)[0-9a-fA-
 _ESCAPES = dict(zip("nrtbf\\/'\"", "\n\r\t\b\f\\/'\"", strict=True))
 _ANY = _ESCAPE.replace("(x", "(?:x")
 _QUOTED = rf"""(?:'([^'\\]*(?:{_ANY}[^'\\]*)*)'|"([^"\\]*(?:{_ANY}[^"\\]*)*)")"""
-_SIGNS = r"""[^"'()\[\]{},\\]"""  # of a word without quotes, as DuckDB writes it
-_ENTRY = re.compile(rf"{_QUOTED}(\s*,\s*|\s+|$)|(\({_SIGNS}*\)|{_SIGNS}+)(\s*,\s*|\s+|$)")
+_SIGNS = r"""[^\s"'()\[\]{},\\]"""  # of a word without quotes, as DuckDB writes it
+_ENTRY = re.compile(rf"(?:{_QUOTED}|(\((?:{_SIGNS}|\s)*\)|{_SIGNS}+(?:\s+{_SIGNS}+)*))(\s*,\s*|\s+|$)")
 _LIST = re.compile(rf"\[.*\]|[({{]\s*['\"].*[)}}]|{_QUOTED}(?:(?:\s*,\s*|\s+){_QUOTED})+", re.DOTALL)
 _VALUE = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|null|NULL|None|nan|NaN|<NA>|[tT]rue|[fF]alse|\.\.\.")
 _NULLS = {"null", "NULL", "None", "nan", "NaN", "<NA>"}
@@ -77,25 +77,25 @@ def _read_list(body: str) -> list[str]:
             raise ValueError(f"{shown(body[place : place + 20])} is neither a label nor a number")
         entries.append(entry)
         place = entry.end()
-    commas = {"," in mark for entry in entries if (mark := entry[3] or entry[5])}
+    commas = {"," in entry[4] for entry in entries if entry[4]}
     if len(commas) > 1:
         raise ValueError("there are commas between some entries only")
     spaced, labels, nulls, by_duckdb = False in commas, list[str](), set[str](), False not in commas
-    for single, double, _, word, _ in map(re.Match.groups, entries):
+    for single, double, word, _ in map(re.Match.groups, entries):
         if word is None:
             labels.append(_unescape(single if double is None else double))
             by_duckdb &= double is None and _BY_DUCKDB.fullmatch(labels[-1]) is not None
             continue
         words = word.split()
         values = all(map(_VALUE.fullmatch, words))
-        if spaced > values or (values and (_NEVER_LABELS & {*words} or (len(words) > 1 and not commas))):
-            raise ValueError(f"{shown(word.strip())} without quotes may mean several things")
-        found = words if spaced else [word.strip()]
+        unclear = _NEVER_LABELS & {*words} or (len(words) > 1 and not commas) if values else spaced
+        if unclear:
+            raise ValueError(f"{shown(word)} without quotes may mean several things")
+        found = words if spaced else [word]
         nulls |= _NULLS & {*found}
         labels += [label for label in found if label not in _NULLS]
-    if (
-        labels and by_duckdb and (doubtful := nulls - {"null", "NULL"})
-    ):  # DuckDB quotes labels with these two names only
+    doubtful = nulls - {"null", "NULL"} if by_duckdb else ()  # DuckDB writes labels of these two names with quotes
+    if labels and doubtful:
         raise ValueError(f"{min(doubtful)} without quotes may mean several things")
     return labels
 

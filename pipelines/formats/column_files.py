@@ -29,7 +29,6 @@ PARQUET = "parquet"
 ARROW = "arrow"
 CSV = rf"(?:csv|tsv){lines.CODEC}"
 COUNT = "\x01fields"  # column with the number of fields of each row
-_EMPTY: list[str] = []
 _DELIMITERS = ",;\t|"  # delimiters of a .csv; a .tsv has tabs
 
 csv.field_size_limit(lines.MAX_LINE_BYTES)
@@ -46,7 +45,7 @@ def column_names(url: str) -> list[str] | None:
     if url.endswith(f".{ARROW}"):
         with _open_arrow(url) as stream:
             return list(stream.schema.names)
-    return _header(url, _records(url)) if is_csv(url) else None
+    return _header(url, chain.from_iterable(_records(url, 1))) if is_csv(url) else None
 
 
 def check_columns(url: str, *required: Sequence[str], example: str = "key=id,text=query") -> None:
@@ -205,9 +204,9 @@ def read_csv(url: str, block_rows: int) -> Iterator[pa.RecordBatch]:
 
     Raises InputError if the file is incomplete or not CSV in UTF-8; StorageError.
     """
-    records = _records(url, block_rows)
+    records = chain.from_iterable(_records(url, block_rows))
     names = _header(url, records)
-    pending: list[list[str]] = [[]]  # the header counts as an empty row, so that row numbers agree with lines
+    pending: list[Sequence[str]] = [[]]  # the header counts as an empty row, so that row numbers agree with lines
     while rows := [*pending, *islice(records, block_rows - len(pending))]:
         pending = []
         counts = [len(row) for row in rows]
@@ -216,24 +215,20 @@ def read_csv(url: str, block_rows: int) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch([*arrays, pa.array(counts, pa.int32())], names=[*names, COUNT])
 
 
-def _header(url: str, records: Iterator[list[str]]) -> list[str]:
+def _header(url: str, records: Iterator[Sequence[str]]) -> list[str]:
     names = [name.strip() for name in next(records, [])]
     check_names(url, names)
     return names
 
 
-def _records(url: str, block_rows: int = 1) -> Iterator[list[str]]:
-    """Return an iterator over the rows. Empty rows follow a row of several lines, so that rows agree with lines."""
-    return chain.from_iterable(_record_blocks(url, block_rows))
-
-
-def _record_blocks(url: str, block_rows: int) -> Iterator[list[list[str]]]:
+def _records(url: str, block_rows: int) -> Iterator[list[Sequence[str]]]:
+    """Yield some rows at a time. Empty rows follow a row of several lines, so that row numbers agree with lines."""
     line = 0
     try:
         reader = _reader(url)
         while rows := list(islice(reader, block_rows)):
             if reader.line_num - line > len(rows):
-                rows = [each for row in rows for each in (row, *[_EMPTY] * _line_breaks(",".join(row)))]
+                rows = [each for row in rows for each in (row, *[()] * _line_breaks(",".join(row)))]
             line = reader.line_num
             yield rows
     except csv.Error as error:

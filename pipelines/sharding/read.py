@@ -93,7 +93,7 @@ def _first(values: Sequence[str]) -> str:
 
 
 def _quoted(key: str) -> str:
-    """Return a key in quotes, so that a comma within a key is seen to be part of it."""
+    """Put a key into quotes, which show a comma within it."""
     return '"' + _short(key).replace('"', '\\"') + '"'
 
 
