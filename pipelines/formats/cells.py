@@ -65,7 +65,8 @@ def split_cell(cell: str, name: str) -> list[str]:
     try:
         return _read_list(text if text[0] in "'\"" else text[1:-1].strip())
     except ValueError as bad:
-        detail = f'{name}: {shown(text)} is no list of labels: {bad}. Write ["a", "b"]'
+        why = "half a surrogate pair" if isinstance(bad, UnicodeDecodeError) else bad
+        detail = f'{name}: {shown(text)} is no list of labels: {why}. Write ["a", "b"]'
         raise InvalidRecord(Reason.MALFORMED, detail) from None
 
 

@@ -117,6 +117,7 @@ def _open_arrow(url: str) -> Iterator[pa.RecordBatchStreamReader]:
     """Open an Arrow stream. Raises InputError, also within the block, if the stream is damaged; StorageError."""
     with lines.open_file(url) as file:
         try:
+            file.seek(8 if file.read(6) == b"ARROW1" else 0)  # a file with a footer contains a stream
             with pa.ipc.open_stream(pa.PythonFile(file, mode="r")) as stream:
                 check_names(url, stream.schema.names)
                 yield stream
@@ -167,6 +168,9 @@ def open_parquet(url: str, buffer_size: int = 0) -> Iterator[pq.ParquetFile]:
             yield file
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = " ".join(str(error).split()).rstrip(".")[:200]
+        if "list" in reason:
+            remedy = "Write a null list as an empty list, or copy a damaged file again."
+            raise InputError(f"{url}: Arrow cannot read these lists: {reason}. {remedy}") from None
         raise InputError(f"{url}: not a Parquet file, or damaged: {reason}. Copy the file again.") from None
 
 

@@ -9,6 +9,7 @@ import tokenize
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -142,6 +143,22 @@ def test_lists_of_every_type_are_read_with_their_nulls(
     expected = [sorted({label.strip() for label in row or [] if label}) for row in given]
     assert train.column("label_keys") == [row for row in expected if row]
     assert reasons(train) == [(row + 1, Reason.NO_LABELS) for row, labels in enumerate(expected) if not labels]
+
+
+def test_null_in_an_array_of_duckdb_is_not_called_damage(tmp_path: Path) -> None:
+    rows = duckdb.sql("SELECT 'a' AS text, ['x', 'y']::VARCHAR[2] AS labels UNION ALL SELECT 'b', NULL")
+    rows.write_parquet(str(tmp_path / "train.parquet"))
+    with pytest.raises(InputError, match=r"Arrow cannot read these lists: .*Write a null list as an empty list"):
+        read(tmp_path / "train.parquet")
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+def test_an_arrow_file_with_a_footer_is_read_as_its_stream(compression: str | None, tmp_path: Path) -> None:
+    table = pa.table({"text": ["a", "b", "c"], "label": pa.array(["x", "y", "x"]).dictionary_encode()})
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_file(tmp_path / "data-00000-of-00001.arrow", table.schema, options=options) as file:
+        file.write_table(table, max_chunksize=2)
+    assert read(tmp_path)["train"].column("label_keys") == [["x"], ["y"], ["x"]]
 
 
 CLASSES = ["sea", " ships", "tree"]
