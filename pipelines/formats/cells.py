@@ -71,13 +71,9 @@ def split_cell(cell: str, name: str) -> list[str]:
 
 
 def _read_list(body: str) -> list[str]:
-    entries, place = list[re.Match[str]](), 0
-    while place < len(body):
-        entry = _ENTRY.match(body, place)
-        if entry is None:
-            raise ValueError(f"{shown(body[place : place + 20])} is neither a label nor a number")
-        entries.append(entry)
-        place = entry.end()
+    entries = [*_ENTRY.finditer(body)]
+    if "".join(entry[0] for entry in entries) != body:
+        raise ValueError("an entry is neither a label nor a number")
     commas = {"," in entry[4] for entry in entries if entry[4]}
     if len(commas) > 1:
         raise ValueError("there are commas between some entries only")
@@ -89,8 +85,7 @@ def _read_list(body: str) -> list[str]:
             continue
         words = word.split()
         values = all(map(_VALUE.fullmatch, words))
-        unclear = _NEVER_LABELS & {*words} or (len(words) > 1 and not commas) if values else spaced
-        if unclear:
+        if _NEVER_LABELS & {*words} or (len(words) > 1 and not commas) if values else spaced:
             raise ValueError(f"{shown(word)} without quotes may mean several things")
         found = words if spaced else [word]
         nulls |= _NULLS & {*found}

@@ -176,12 +176,10 @@ def open_parquet(url: str, buffer_size: int = 0) -> Iterator[pq.ParquetFile]:
 
 def check_names(place: str, names: Sequence[str]) -> None:
     """Raise InputError if two columns have one name."""
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise InputError(
-            f"{place}: two columns are called {records.shown(twice[0])}; found: {', '.join(names)[:200]}. Rename one "
-            "of the two columns."
-        )
+    for name, count in Counter(names).items():
+        if count > 1:
+            found = f"{records.shown(name)}; found: {', '.join(names)[:200]}"
+            raise InputError(f"{place}: two columns are called {found}. Rename one of the two columns.")
 
 
 def too_large(url: str, rows: int) -> InputError:
