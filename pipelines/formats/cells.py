@@ -71,9 +71,12 @@ def split_cell(cell: str, name: str) -> list[str]:
 
 
 def _read_list(body: str) -> list[str]:
-    entries = [*_ENTRY.finditer(body)]
-    if "".join(entry[0] for entry in entries) != body:
-        raise ValueError("an entry is neither a label nor a number")
+    entries, place = list[re.Match[str]](), 0
+    while place < len(body) and (entry := _ENTRY.match(body, place)):
+        entries.append(entry)
+        place = entry.end()
+    if place < len(body):
+        raise ValueError(f"{shown(body[place : place + 20])} is neither a label nor a number")
     commas = {"," in entry[4] for entry in entries if entry[4]}
     if len(commas) > 1:
         raise ValueError("there are commas between some entries only")
