@@ -2,7 +2,7 @@
 
 import contextlib
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -125,8 +125,11 @@ def _write(folder: Path, rows: Any) -> None:
         return
     import pyarrow as pa
 
+    from pipelines.formats.column_files import check_names
+
     folder.mkdir()
     table = _table(rows)
+    check_names("input", table.column_names)
     with pa.ipc.new_stream(str(folder / "data-00000-of-00001.arrow"), table.schema) as writer:
         writer.write_table(table)
 
@@ -138,15 +141,34 @@ def _table(rows: Any) -> "pa.Table":
     if isinstance(rows, pa.Table):
         return rows
     if hasattr(rows, "iloc"):
-        return pa.Table.from_pandas(rows, preserve_index=False)
+        return _of_columns([(str(name), rows.iloc[:, place]) for place, name in enumerate(rows.columns)])
     if not isinstance(rows, Iterable):
         raise InputError(f"input: expected rows, a table or a data set, got {type(rows).__name__}.")
     listed = list(rows)
     if listed and all(isinstance(row, str) for row in listed):
-        return pa.table({"text": listed})
+        return _of_columns([("text", listed)])
     if listed and all(isinstance(row, list | tuple) and len(row) == 2 for row in listed):
         texts, named = zip(*listed, strict=True)
-        return pa.table({"text": list(texts), "label" if isinstance(named[0], str) else "labels": list(named)})
+        return _of_columns([("text", texts), ("label" if isinstance(named[0], str) else "labels", named)])
     if not listed or not all(isinstance(row, Mapping) for row in listed):
         raise InputError("input: expected rows as dictionaries (text, label or labels), or as pairs of text and label.")
-    return pa.Table.from_pylist(listed)
+    names = dict.fromkeys(name for row in listed for name in row)
+    return _of_columns([(str(name), [row.get(name) for row in listed]) for name in names])
+
+
+def _of_columns(columns: Sequence[tuple[str, Any]]) -> "pa.Table":
+    import pyarrow as pa
+
+    from pipelines.formats.records import shown
+
+    arrays = []
+    for name, values in columns:
+        try:
+            arrays.append(pa.array(values, from_pandas=True))
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            half = f" (half a surrogate pair in {shown(error.object)})" if isinstance(error, UnicodeEncodeError) else ""
+            raise InputError(
+                f"input: the column {shown(name)} cannot be read: {' '.join(str(error).split())[:200]}{half}. Expected "
+                "values of one type: texts, whole numbers, or lists of these."
+            ) from None
+    return pa.table(arrays, [name for name, _ in columns])

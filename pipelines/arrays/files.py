@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.formats import lines, npz
-from pipelines.formats.column_files import open_parquet
+from pipelines.formats.column_files import check_names, open_parquet
 from pipelines.formats.names import is_pattern, list_files, say_names
 from schemas import storage
 from schemas.errors import InputError
@@ -306,6 +306,7 @@ def _of_columns(
     url: str, schema: pa.Schema, rows: int, some: pa.RecordBatch | None, names: ColumnNames, places: BatchOffsets = ()
 ) -> RowFile:
     """Describe a file with columns; `some` rows give the dimension. Raises InputError if no column contains vectors."""
+    check_names(url, schema.names)
     columns = {role: name for role, name in vars(names).items() if name in schema.names and role != VECTOR}
     if not names.vector:
         return RowFile(url, rows, columns, "", 0, places, tuple(schema.names))

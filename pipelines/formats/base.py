@@ -138,20 +138,17 @@ class RawRows:
     def __init__(self, raw: pa.RecordBatch, first_row: int, file: str) -> None:
         self.raw, self.first_row, self.file = raw, first_row, file
         self.numbers = pa.array(np.arange(first_row, first_row + raw.num_rows))
-        self._left_out: dict[int, Reject | None] = {}
+        self._left_out: dict[int, Reject] = {}
 
     @property
     def rejects(self) -> list[Reject]:
         """Rejects, in row order."""
-        return [reject for _, reject in sorted(self._left_out.items()) if reject is not None]
+        return [reject for _, reject in sorted(self._left_out.items())]
 
     def reject(self, row: int, reason: Reason, detail: str, file: str = "", header: int = 0) -> None:
         """Reject the 0-based `row` of the block because of `file`, which starts with `header` header lines."""
-        self._left_out.setdefault(row, Reject(file or self.file, self.first_row + row + header + 1, reason, detail))
-
-    def skip(self, rows: np.ndarray) -> None:
-        """Skip empty `rows`, which do not count as rejects."""
-        self._left_out |= dict.fromkeys(rows.tolist())
+        line = self.numbers[row].as_py() + header + 1
+        self._left_out.setdefault(row, Reject(file or self.file, line, reason, detail))
 
     def good(self, rows: np.ndarray) -> pa.BooleanArray:
         """Mark the accepted rows among `rows`."""

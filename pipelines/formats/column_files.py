@@ -10,10 +10,14 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.formats import lines, records
@@ -41,7 +45,7 @@ def column_names(url: str) -> list[str] | None:
     if url.endswith(f".{ARROW}"):
         with _open_arrow(url) as stream:
             return list(stream.schema.names)
-    return _header(url, _records(url)) if is_csv(url) else None
+    return _header(url, chain.from_iterable(_records(url, 1))) if is_csv(url) else None
 
 
 def check_columns(url: str, *required: Sequence[str], example: str = "key=id,text=query") -> None:
@@ -62,39 +66,50 @@ def check_columns(url: str, *required: Sequence[str], example: str = "key=id,tex
 def read_arrow(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Yield blocks of `block_rows` rows (the last may be shorter) with the columns in `columns` that the file contains.
 
-    Class labels are returned as their names. Raises InputError if the file is damaged or not an Arrow stream;
-    StorageError.
+    Class labels are returned as their names, and -1 as null. Raises InputError if the file is damaged or not an Arrow
+    stream; StorageError.
     """
     with _open_arrow(url) as stream:
         present = [name for name in columns if name in stream.schema.names]
-        classes = _class_names(stream.schema)
-        named = (
-            pa.record_batch([_with_names(batch[name], classes.get(name)) for name in present], names=present)
-            for batch in stream
-        )
-        yield from _in_blocks(named, block_rows)
+        yield from _in_blocks(_with_names((batch.select(present) for batch in stream), stream.schema), block_rows)
+
+
+def _with_names(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    classes = _class_names(schema)
+    for batch in batches:
+        for name in classes.keys() & {*batch.schema.names}:
+            column, names = batch[name], pa.array(classes[name], pa.string())
+            offsets, numbers = list_entries(column) if is_list(column.type) else (None, column)
+            if pa.types.is_integer(numbers.type):
+                named = names.take(pc.if_else(pc.equal(numbers, -1), None, numbers))
+                named = named if offsets is None else pa.LargeListArray.from_arrays(pa.array(offsets), named)
+                batch = batch.set_column(batch.schema.get_field_index(name), name, named)
+        yield batch
 
 
 def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
     """Return the class names of each column that contains class labels."""
+    named = {}
     try:
         features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
-    except (ValueError, KeyError, TypeError):
-        return {}
-    named = {}
-    for column, feature in features.items():
-        inner = feature.get("feature", feature) if isinstance(feature, dict) else feature[0]
-        if isinstance(inner, dict) and isinstance(inner.get("names"), list):
-            named[column] = inner["names"]
+        for column, feature in features.items():
+            inner = feature.get("feature", feature) if isinstance(feature, dict) else feature[0]
+            if isinstance(inner, dict) and isinstance(inner.get("names"), list):
+                named[column] = inner["names"]
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        pass
     return named
 
 
-def _with_names(column: pa.Array, names: list[str] | None) -> pa.Array:
-    if names is None:
-        return column
-    if pa.types.is_list(column.type):
-        return pa.ListArray.from_arrays(column.offsets, _with_names(column.values, names))
-    return pa.array(names, pa.string()).take(column) if pa.types.is_integer(column.type) else column
+def is_list(kind: pa.DataType) -> bool:
+    """Return whether a type is a list: also a large list, a list of fixed size, or a view."""
+    return hasattr(kind, "value_field")
+
+
+def list_entries(column: pa.Array) -> tuple[np.ndarray, pa.Array]:
+    """Return (offsets int64 [B + 1], entries) of a column of lists of any kind; null is an empty list."""
+    counts = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return np.concatenate([[0], np.cumsum(counts)]), column.flatten()
 
 
 @contextlib.contextmanager
@@ -102,7 +117,9 @@ def _open_arrow(url: str) -> Iterator[pa.RecordBatchStreamReader]:
     """Open an Arrow stream. Raises InputError, also within the block, if the stream is damaged; StorageError."""
     with lines.open_file(url) as file:
         try:
+            file.seek(8 if file.read(6) == b"ARROW1" else 0)  # a file with a footer contains a stream
             with pa.ipc.open_stream(pa.PythonFile(file, mode="r")) as stream:
+                check_names(url, stream.schema.names)
                 yield stream
         except (pa.ArrowException, OSError) as error:
             fault = f"not an Arrow stream, or damaged: {str(error)[:200]}"
@@ -120,7 +137,7 @@ def read_parquet(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[
         # Row groups are read one at a time: Arrow cannot join dictionaries within lists.
         groups = (file.iter_batches(rows, [n], present, use_threads=False) for n in range(file.num_row_groups))
         try:
-            yield from _in_blocks(chain.from_iterable(groups), block_rows)
+            yield from _in_blocks(_with_names(chain.from_iterable(groups), file.schema_arrow), block_rows)
         except MemoryError:  # also Arrow's own error
             raise too_large(url, rows) from None
 
@@ -129,7 +146,7 @@ def read_parquet(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[
 def open_parquet(url: str, buffer_size: int = 0) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file. With a `buffer_size`, column chunks are read in parts and are never loaded as a whole.
 
-    Raises InputError, also within the block, if the file is missing or damaged; StorageError.
+    Raises InputError, also within the block, if the file is missing or damaged, or names a column twice; StorageError.
     """
     try:
         length = storage.size(url)
@@ -137,11 +154,32 @@ def open_parquet(url: str, buffer_size: int = 0) -> Iterator[pq.ParquetFile]:
         raise InputError(f"{url}: file not found.") from None
     source = storage.RangeReader(url, length)
     try:
-        with pq.ParquetFile(source, pre_buffer=not buffer_size, buffer_size=buffer_size) as file:
+        options = {"pre_buffer": not buffer_size, "buffer_size": buffer_size}
+        with pq.ParquetFile(source, **options) as file:
+            check_names(url, file.schema_arrow.names)
+            if not any(pa.types.is_fixed_size_list(field.type) for field in file.schema_arrow):
+                yield file
+                return
+            # Arrow cannot read null in a list that its own schema calls fixed-size. Without that schema, it can.
+            footer = io.BytesIO()
+            file.metadata.write_metadata_file(footer)
+        footer = pa.BufferReader(footer.getvalue().replace(b"ARROW:schema", b"other:schema"))
+        with pq.ParquetFile(source, metadata=pq.read_metadata(footer), **options) as file:
             yield file
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = " ".join(str(error).split()).rstrip(".")[:200]
+        if "list" in reason:
+            remedy = "Write a null list as an empty list, or copy a damaged file again."
+            raise InputError(f"{url}: Arrow cannot read these lists: {reason}. {remedy}") from None
         raise InputError(f"{url}: not a Parquet file, or damaged: {reason}. Copy the file again.") from None
+
+
+def check_names(place: str, names: Sequence[str]) -> None:
+    """Raise InputError if two columns have one name."""
+    for name, count in Counter(names).items():
+        if count > 1:
+            found = f"{records.shown(name)}; found: {', '.join(names)[:200]}"
+            raise InputError(f"{place}: two columns are called {found}. Rename one of the two columns.")
 
 
 def too_large(url: str, rows: int) -> InputError:
@@ -168,13 +206,10 @@ def read_csv(url: str, block_rows: int) -> Iterator[pa.RecordBatch]:
 
     Raises InputError if the file is incomplete or not CSV in UTF-8; StorageError.
     """
-    records = _records(url)
+    records = chain.from_iterable(_records(url, block_rows))
     names = _header(url, records)
-    pending: list[list[str]] = [[]]  # the header counts as an empty row, so that row numbers agree with lines
-    while True:
-        rows = [*pending, *islice(records, block_rows - len(pending))]
-        if not rows:
-            return
+    pending: list[Sequence[str]] = [[]]  # the header counts as an empty row, so that row numbers agree with lines
+    while rows := [*pending, *islice(records, block_rows - len(pending))]:
         pending = []
         counts = [len(row) for row in rows]
         columns = [[row[place] if place < len(row) else None for row in rows] for place in range(len(names))]
@@ -182,56 +217,64 @@ def read_csv(url: str, block_rows: int) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch([*arrays, pa.array(counts, pa.int32())], names=[*names, COUNT])
 
 
-def split_lists(column: pa.Array) -> pa.ListArray:
-    """Parse a text column into lists: `["a", "b"]`, or values separated by | or ;."""
-    return pa.array([_listed(text) for text in column.to_pylist()], pa.list_(pa.string()))
-
-
-def _listed(text: str | None) -> list[str]:
-    if not text:
-        return []
-    if text.startswith("[") and text.endswith("]"):
-        try:
-            return [str(part) for part in json.loads(text)]
-        except ValueError:
-            pass
-        quoted = re.findall(r"""\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)')\s*(?:,|$)""", text[1:-1])
-        if quoted or not text[1:-1].strip():
-            return [re.sub(r"\\(.)", r"\1", double or single) for double, single in quoted]
-    return [part.strip() for part in re.split(r"[|;]", text) if part.strip()]
-
-
-def _header(url: str, records: Iterator[list[str]]) -> list[str]:
+def _header(url: str, records: Iterator[Sequence[str]]) -> list[str]:
     names = [name.strip() for name in next(records, [])]
-    if len({*names}) < len(names):
-        raise InputError(
-            f"{url}: the header names a column twice: {', '.join(names)[:200]}. Rename one of the two columns."
-        )
+    check_names(url, names)
     return names
 
 
-def _records(url: str) -> Iterator[list[str]]:
-    text = _text_lines(url)
+def _records(url: str, block_rows: int) -> Iterator[list[Sequence[str]]]:
+    """Yield some rows at a time. Empty rows follow a row of several lines, so that row numbers agree with lines."""
+    line = 0
     try:
-        header = next(text, "")
-        tabs = re.search(rf"\.tsv{lines.CODEC}$", url) is not None
-        delimiter, rows = "\t" if tabs else max(_DELIMITERS, key=header.count), chain([header], text)
-        yield from csv.reader(rows, delimiter=delimiter, strict=not tabs, quoting=csv.QUOTE_NONE if tabs else 0)
+        reader = _reader(url)
+        while rows := list(islice(reader, block_rows)):
+            if reader.line_num - line > len(rows):
+                rows = [each for row in rows for each in (row, *[()] * _line_breaks(",".join(row)))]
+            line = reader.line_num
+            yield rows
     except csv.Error as error:
-        raise InputError(f"{url}: not CSV: {error}. Check that all quotes are closed.") from None
-    except UnicodeDecodeError as error:
+        with contextlib.suppress(csv.Error):  # find the row: read the file again
+            reader, line = _reader(url), 0
+            for _ in reader:
+                line = reader.line_num
+        start = sum(len(text.encode()) for text in islice(_text_lines(url, "utf-8"), line))
         raise InputError(
-            f"{url}: not UTF-8 text ({error.reason} at byte {error.start}). Save the file as UTF-8."
+            f"{url}, line {line + 1:,}: not CSV: {error}, in the row that starts at byte {start:,} of the file. Check "
+            "that all quotes are closed."
         ) from None
 
 
-def _text_lines(url: str) -> Iterator[str]:
+def _reader(url: str) -> Any:
+    text = _text_lines(url)
+    header = next(text, "")
+    if re.search(rf"\.tsv{lines.CODEC}$", url):
+        return csv.reader(chain([header], text), delimiter="\t", quoting=csv.QUOTE_NONE)
+    return csv.reader(chain([header], text), delimiter=max(_DELIMITERS, key=header.count), strict=True)
+
+
+def _line_breaks(text: str) -> int:
+    return text.count("\n") + (text.count("\r") - text.count("\r\n") if "\r" in text else 0)
+
+
+def _text_lines(url: str, encoding: str = "utf-8-sig") -> Iterator[str]:
     """Yield the lines of UTF-8 text with their line endings, including a lone CR, and without a byte order mark."""
-    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=False)
-    pending = ""
-    for chunk in lines.read_chunks(url):
-        *whole, pending = io.StringIO(pending + decoder.decode(chunk), newline="").readlines() or [""]
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=False)
+    pending, line, place = "", 1, 0
+    for chunk in chain(lines.read_chunks(url), [b""]):
+        place += len(chunk)
+        try:
+            text = decoder.decode(chunk, final=not chunk)
+        except UnicodeDecodeError as error:
+            line += _line_breaks(pending + error.object[: error.start].decode())
+            place += error.start - len(error.object)
+            raise InputError(
+                f"{url}, line {line:,}: not UTF-8 text ({error.reason} at byte {place:,} of the file). Save the file "
+                "as UTF-8."
+            ) from None
+        *whole, pending = io.StringIO(pending + text, newline="").readlines() or [""]
         yield from whole
+        line += len(whole)
         if len(pending) > lines.MAX_LINE_BYTES:
             raise csv.Error(f"a line of more than {lines.MAX_LINE_BYTES:,} characters")
-    yield pending + decoder.decode(b"", final=True)
+    yield pending

@@ -16,6 +16,7 @@ import pyarrow.json
 
 from pipelines.formats import records
 from pipelines.formats.base import Parsed, RawRows, Reason, decode_column, pairs_schema, points_schema
+from pipelines.formats.cells import split_cell
 from pipelines.formats.names import Fields, Shape, text_key
 from pipelines.formats.records import InvalidRecord, Record
 from pipelines.formats.sparse import MOST_FLOAT16, NOT_FLOAT16, WRONG_LENGTH, feature_columns, unite_keys, vector_column
@@ -40,20 +41,20 @@ def parse_points(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -
         features = _feature_pair(record, fields) if shape.features else None
         vector = _vector(record, fields.vector, shape.dense) if shape.dense else None
         text = _text(record, shape)
-        key = text_key(text) if shape.keyless else _key(records.required(record, fields.key), fields.key)
+        name = fields.key
+        key = text_key(text) if shape.keyless else _key(records.required(record, name), name, shape.of_labels)
         point = key, text, features, vector
         if not shape.labels:
             return (*point, [], 0)
-        named = [records.required(record, fields.label)] if shape.single else records.required(record, fields.labels)
+        name = fields.label if shape.single else fields.labels
+        named = [records.required(record, name)] if shape.single else records.required(record, name)
+        if isinstance(named, str):
+            named = split_cell(named, name)
         if not isinstance(named, list):
-            raise InvalidRecord(
-                Reason.WRONG_TYPE, f"{fields.labels} must be a list of label keys, got {records.shown(named)}"
-            )
-        if not named:
-            raise InvalidRecord(
-                Reason.NO_LABELS, f"the point {records.shown(key)} has no labels ({fields.labels} is empty)"
-            )
-        keys = [_key(name, fields.labels) for name in named]
+            raise InvalidRecord(Reason.WRONG_TYPE, f"{name} must be a list of label keys, got {records.shown(named)}")
+        keys = [_key(value, name, trim=True) for value in named if value is not None]  # a null is no label
+        if not keys:
+            raise InvalidRecord(Reason.NO_LABELS, f"the point {records.shown(key)} has no labels ({name} is empty)")
         once = sorted(set(keys))
         return (*point, once, len(keys) - len(once))
 
@@ -73,7 +74,8 @@ def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) 
         weight = record.get(fields.weight, 1)
         if type(weight) not in (int, float) or weight != weight:
             raise InvalidRecord(Reason.WRONG_TYPE, f"{fields.weight} must be a number, got {records.shown(weight)}")
-        query, label = (_key(records.required(record, name), name) for name in (fields.query_key, fields.label_key))
+        query = _key(records.required(record, fields.query_key), fields.query_key)
+        label = _key(records.required(record, fields.label_key), fields.label_key, trim=True)
         return query, label, weight > 0
 
     rows, good, rejects = records.parse_lines(raw["line"].to_pylist(), first_row, file, read, skip_blank=True)
@@ -82,8 +84,9 @@ def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) 
     return Parsed(pa.record_batch(columns, schema=pairs_schema()), rejects, len(rows) - len(kept))
 
 
-def _key(value: Any, name: str) -> str:
+def _key(value: Any, name: str, trim: bool = False) -> str:
     key = records.key(value, name)
+    key = key.strip() if trim else key
     if not key:
         raise InvalidRecord(Reason.MALFORMED, f"{name} contains an empty key")
     return key
@@ -169,7 +172,7 @@ def _parse_simple_block(lines: Sequence[bytes], first_row: int, fields: Fields) 
     count = len(lines)
     if len(rows) != count or rows.null_count or (rows.to_numpy() != np.arange(count)).any():
         return None
-    named = labels.flatten()
+    named = pc.utf8_trim_whitespace(labels.flatten())
     offsets = labels.offsets.to_numpy()
     if keys.null_count or texts.null_count or titles.null_count < count or labels.null_count or named.null_count:
         return None
@@ -216,6 +219,9 @@ def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed
         )
         for number in (0, 1)
     ]
+    keys[1] = pc.utf8_trim_whitespace(keys[1])
+    for row in rows[pc.equal(keys[1], "").to_numpy(zero_copy_only=False)].tolist():
+        reject(row, Reason.MALFORMED, "an empty key: ")
     batch = pa.record_batch([pa.array(rows + first_row), *keys], schema=pairs_schema())
     return Parsed(batch.filter(block.good(rows)), block.rejects, left_out)
 

@@ -87,10 +87,8 @@ class Keyed:
         # Labels are parsed like points without labels.
         labels = part.table == LABELS
         named = contents.labels and (contents.derived or not labels)
-        shape = Shape(fields, text, contents.features, named, not contents.keys, contents.single, contents.dense)
-        if is_csv(url) and named and not contents.single:
-            place = raw.schema.get_field_index(fields.labels)
-            raw = raw.set_column(place, fields.labels, column_files.split_lists(raw[place]))
+        keyless, of_labels = not contents.keys, labels and not contents.derived
+        shape = Shape(fields, text, contents.features, named, keyless, contents.single, contents.dense, of_labels)
         parsed = parser.parse_points(raw, first_row, part.name, shape)
         if contents.derived:
             return labels_of(parsed)
@@ -292,7 +290,7 @@ def vector_length(urls: Sequence[str], fields: Fields) -> int:
             if name not in first.schema.names:
                 _, found, _ = records.parse_lines(first["line"].to_pylist(), 0, url, lambda record, _: record.get(name))
                 lengths = [len(value) for value in found if isinstance(value, list)]
-            elif getattr(first[name].type, "value_type", None):  # the type of a list
+            elif column_files.is_list(first[name].type):
                 lengths = pc.list_value_length(first[name]).drop_null().to_pylist()
         if (length := next(filter(None, lengths), 0)) > MOST_DENSE:
             raise InputError(

@@ -151,6 +151,7 @@ class Shape(NamedTuple):
     keyless: bool = False  # a point's key is a hash of its text
     single: bool = False  # a row names one label, in the field `label`
     dense: int = 0  # length of a row's vector; 0: no vector
+    of_labels: bool = False  # rows are labels, whose keys have no blanks around them
 
     @property
     def needs_text(self) -> bool:

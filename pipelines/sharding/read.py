@@ -81,15 +81,20 @@ def describe_first(raw: Summary, inputs: Inputs, table: str) -> str | None:
         labels = next(receive([block.mentions]))["key"].take(pa.array(row["label_index"], pa.int32())).to_pylist()
     features = [f"{n}:{value:.4g}" for n, value in zip(*(row.get(name) or () for name in _FEATURES), strict=True)]
     text = f', text "{_short(row["text"], 120)}"' if "text" in row and (row["text"] or not features) else ""
-    lists = ("features", features), ("labels", labels)
+    lists = ("features", features), ("labels", [_quoted(n) if isinstance(n, str) else str(n) for n in labels])
     shown = "".join(f", {name} {_first(values)}" for name, values in lists if values)
-    return f"first row of {table}: key {_short(row['key'])}{text}{shown}"
+    return f"first row of {table}: key {_quoted(row['key'])}{text}{shown}"
 
 
-def _first(values: Sequence[object]) -> str:
+def _first(values: Sequence[str]) -> str:
     """List the first values, and the number of values if there are more."""
     more = f" … ({len(values):,})" if len(values) > _LISTED else ""
-    return ", ".join(_short(str(value)) for value in values[:_LISTED]) + more
+    return ", ".join(values[:_LISTED]) + more
+
+
+def _quoted(key: str) -> str:
+    """Put a key into quotes, which show a comma within it."""
+    return '"' + _short(key).replace('"', '\\"') + '"'
 
 
 def _short(text: str, longest: int = 40) -> str:

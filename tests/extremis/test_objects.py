@@ -109,12 +109,15 @@ FIRST = [
     (
         {"train__csv": 'id,title,label\n\n7,"a ship\x1b[31m,\nat sea",sea\n8,b,c\n'},
         ("--fields", "key=id,text=title"),
-        [r'first row of train: key 7, text "a ship\x1b[31m, at sea", labels sea'],
+        [r'first row of train: key "7", text "a ship\x1b[31m, at sea", labels "sea"'],
     ),
     (
         {"train__csv": f'text,labels\n"{"long " * 99}",{"|".join("abcdefg")}\n'},
         (),
-        [f'first row of train: key {text_key("long " * 99)}, text "{("long " * 24)}…", labels a, b, c, d, e … (7)'],
+        [
+            f'first row of train: key "{text_key("long " * 99)}", text "{("long " * 24)}…", '
+            'labels "a", "b", "c", "d", "e" … (7)'
+        ],
     ),
     (
         {
@@ -124,15 +127,15 @@ FIRST = [
         },
         (),
         [
-            'first row of train: key q, text ""',
-            "first row of pairs/train: key q, labels sea",
-            'first row of labels: key sea, text "the sea"',
+            'first row of train: key "q", text ""',
+            'first row of pairs/train: key "q", labels "sea"',
+            'first row of labels: key "sea", text "the sea"',
         ],
     ),
     (
         {"trn_X_Y__txt": "1 3\n0:1 2:1\n", "trn_X_Xf__txt": "1 9999\n17:0.31 4096:1\n"},
         (),
-        ["first row of train: key #0, features 17:0.31, 4096:1, labels 0, 2"],
+        ['first row of train: key "#0", features 17:0.31, 4096:1, labels 0, 2'],
     ),
 ]
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from pipelines import formats
 from pipelines.formats.base import LABELS, Reason
-from pipelines.formats.column_files import split_lists
 from pipelines.formats.names import text_key
 from schemas.errors import InputError
 from tests.pipelines.formats.forms import read_all
@@ -219,7 +218,7 @@ def test_a_saved_data_set_has_its_splits_and_the_names_of_its_classes(tmp_path: 
             "no text .* and no labels .*found: question, topic, id.*text=question",
         ),
         ('text,label\n"open,a\n', "not CSV"),
-        ("text,label,label\na,b,c\n", "names a column twice"),
+        ("text,label,label\na,b,c\n", "two columns are called 'label'"),
         (b"text,label\n\xff\xfe,a\n", "not UTF-8"),
     ],
 )
@@ -245,11 +244,3 @@ def test_what_the_csv_module_writes_is_read(folders: pytest.TempPathFactory, pai
         csv.writer(file).writerows([("text", "label"), *pairs])
     rows = points(source)["train"].rows
     assert [(row["text"], row["label_keys"][0]) for row in rows] == pairs
-
-
-@given(st.lists(st.lists(st.text(st.characters(categories=["L", "P"], exclude_characters="|;[]"), min_size=1))))
-def test_lists_are_split_as_they_were_joined(lists: list[list[str]]) -> None:
-    lists = [[part for part in row if part.strip()] for row in lists]
-    column = pa.array(["|".join(row) for row in lists], pa.string())
-    assert split_lists(column).to_pylist() == lists
-    assert split_lists(pa.array([json.dumps(row) for row in lists], pa.string())).to_pylist() == lists

@@ -16,7 +16,7 @@ FIELDS = Fields()
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 KEY = st.text("abé😀\0\n", min_size=1, max_size=4)
 POINT = st.fixed_dictionaries(
-    {"key": KEY, "text": TEXT, "labels": st.lists(KEY, min_size=1, max_size=6)},
+    {"key": KEY, "text": TEXT, "labels": st.lists(KEY.filter(str.strip), min_size=1, max_size=6)},
     optional={"other": st.one_of(st.none(), st.integers(), TEXT, st.lists(st.integers(), max_size=2))},
 )
 ODD: Any = st.sampled_from([None, 7, True, [], "", "x", ["a", None], ["", "a"], [1], {"key": "a"}, "\ud800", 1e300])
