@@ -22,6 +22,8 @@ from pipelines.common.progress import Progress, silent
 from pipelines.common.summary import SUMMARY, Summary
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs
 from pipelines.formats.keyed import Keyed
+from pipelines.formats.lines import unchanged
+from pipelines.formats.names import notes_on
 from pipelines.job import Job, make_table
 from pipelines.options import ShardOptions, vocabulary_size
 from pipelines.runners.local import LocalRunner
@@ -76,6 +78,9 @@ def shard(
     if options.onto is not None and isinstance(form, Keyed):
         form = replace(form, labels_needed=False)
     inputs = form.find(source)
+    files = resume.files_of(inputs)
+    for line in notes_on(source, files):
+        say(line)
     require_output_folder(data, "sharded", [options.onto])
     base = None if options.onto is None else EarlierData.open(data, inputs, options)
     options = options if base is None else base.inherit(options)
@@ -109,7 +114,6 @@ def shard(
         made = True
         return manifest
 
-    files = resume.files_of(inputs)
     # The first step writes everything that it reads; the size in storage is not known in advance.
     needs = {"rows": sum(storage.size(url) for url in files) // 4}
     manifest = make_table(
@@ -219,8 +223,10 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     """Read, plan, shard and publish. Raises InputError, StorageError."""
     inputs, options, data, say = attempt.inputs, attempt.options, attempt.build.url, attempt.say
     base, phases = attempt.base, attempt.phases
-    finished = None if attempt.anew else resume.find_finished(phases, inputs, attempt.data, say)
-    raw = _read(attempt) if finished is None else finished.raw
+    with unchanged(resume.files_of(inputs)):
+        finished = None if attempt.anew else resume.find_finished(phases, inputs, attempt.data, say)
+        raw = _read(attempt) if finished is None else finished.raw
+        filter_pairs = plans.stage_filters(inputs, raw, data)
     say(f"{attempt.source} ({inputs.format}): {_counted(inputs, raw)}")
     for table in ("train", f"{PAIRS}train", LABELS):
         if line := read.describe_first(raw, inputs, table):
@@ -229,7 +235,6 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     if finished is None:
         finished = Finished(resume.READ, raw, Summary())
         resume.record_phase(phases, finished)
-    filter_pairs = plans.stage_filters(inputs, raw, data)
     if finished.phase != resume.READ:
         frozen = finished.frozen
     elif base is None:

@@ -47,6 +47,8 @@ READ_ATTEMPTS = 3  # number of times that bytes with a wrong checksum are read
 _MORE_SILENT_SECONDS = 15.0  # because a large file takes longer than other waits
 _LONGEST = 4096  # longest path that operating systems allow, in characters
 TEMPORARY = ".tmp-"
+# What stores say about a file that changes with its content.
+_STATE = ("size", "ETag", "etag", "generation", "mtime", "LastModified", "last_modified", "updated", "created")
 _OPEN_FILE = re.compile(r"/proc/(?P<process>self|\d+)(?:/task/\d+)?/fd/(?P<number>\d+)|/dev/fd/(?P<opened>\d+)")
 _MAX_LINKS = 40  # largest number of symbolic links to follow, as in operating systems
 _CREDENTIALS = (
@@ -308,11 +310,30 @@ def size(url: str) -> int:
     return _retry(lambda: int(_call_with_timeout(fs, "info", path)["size"]), "look up", url)
 
 
+def state(url: str) -> tuple[str, ...]:
+    """Return the size, and the time of change or the ETag, of the file at `url`, which differ after a change.
+
+    Raises FileNotFoundError, StorageError.
+    """
+    fs, path = filesystem(url)
+    names = ("size", "mtime") if isinstance(fs, LocalFileSystem) else _STATE
+    info = _retry(lambda: _call_with_timeout(fs, "info", path), "look up", url)
+    return tuple(f"{name}={info[name]}" for name in names if name in info)
+
+
 def list_names(url: str) -> list[str]:
     """Return the sorted names directly under the prefix `url`; empty if there are none."""
     own, listed = _list(url, detail=False)
     paths = {path.rstrip("/") for path in listed} - {own}  # some stores also list the folder itself
     return sorted(filter(_is_visible, {path.rsplit("/", 1)[-1] for path in paths}))
+
+
+def list_types(url: str) -> dict[str, str]:
+    """Return the type ("file", "directory", "other") of each name directly under the prefix `url`, sorted by name."""
+    own, listed = _list(url, detail=True)
+    types = {each["name"].rstrip("/"): each["type"] for each in listed}
+    named = {path.rsplit("/", 1)[-1]: types[path] for path in types if path != own}
+    return {name: named[name] for name in sorted(filter(_is_visible, named))}
 
 
 def list_sizes(url: str) -> dict[str, int]:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from pipelines.common.exchange import FileExchange
 from pipelines.common.progress import Meter
 from pipelines.common.summary import Summary
+from pipelines.formats import lines
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs, Text
 from pipelines.options import MIN_SHARDS, ShardOptions, default_row_group_rows, default_shards
 from pipelines.sharding.tokenizer import FrozenTokenizer
@@ -264,7 +265,7 @@ def stage_filters(inputs: Inputs, raw: Summary, data: str) -> dict[str, int]:
     counts = {}
     for split, url in inputs.filters.items():
         rows, labels = raw.count_input(split, "rows_in"), raw.count_input(LABELS, "rows_in")
-        pairs = parse_filter(storage.read_bytes(url), url, rows, labels)
+        pairs = parse_filter(b"".join(lines.read_chunks(url)), url, rows, labels)
         storage.write_sealed(_filter_url(data, split), pairs.tobytes())
         counts[split] = len(pairs)
     return counts
