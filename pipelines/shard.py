@@ -21,7 +21,7 @@ from pipelines.common.flow import Collection, Flow, flatten
 from pipelines.common.progress import Progress, silent
 from pipelines.common.summary import SUMMARY, Summary
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs
-from pipelines.formats.keyed import Keyed
+from pipelines.formats.keyed import Beir, Keyed
 from pipelines.formats.lines import unchanged
 from pipelines.formats.names import notes_on
 from pipelines.job import Job, make_table
@@ -83,7 +83,8 @@ def shard(
         say(line)
     require_output_folder(data, "sharded", [options.onto])
     base = None if options.onto is None else EarlierData.open(data, inputs, options)
-    options = options if base is None else base.inherit(options)
+    usual = "filter" if isinstance(form, Beir) else "keep"  # as in BEIR's own evaluation
+    options = base.inherit(options) if base else options.model_copy(update={"same_key": options.same_key or usual})
     plans.check_inputs(inputs, options)
     least = options.max_tokens or tokenizer.LEAST_TOKENS
     frozen = base.load_tokenizer() if base else tokenizer.load_directory(options.tokenizer, least)
@@ -276,6 +277,9 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
         raise InputError(
             f"{attempt.source}: no points with labels in {plans.say_table(inputs, 'train')}. Give at least one row."
         )
+    if options.same_key == "filter":
+        own = sum(summary.count(plan.name, "filter_pairs_applied") for plan in queries)
+        say(f"{own:,} queries have the key of a label, which is never their negative or prediction (--same-key filter)")
     rejects = dataset.write_rejects(data, summary.rejected, attempt.files("sorted"))
     parameters = _parameters(attempt, summary, queries, filter_pairs, max(plan.dense for plan in (*queries, labels)))
     if base is not None:
@@ -291,6 +295,7 @@ def _read(attempt: Attempt) -> Summary:
     options, meter = attempt.options, attempt.watch.meter
     channels = attempt.exchange, attempt.files(resume.BLOCKS), attempt.files(resume.REJECTS)
     reading = ReadPlan(attempt.form, attempt.inputs, options.text, *channels, options.seed, read.BLOCK_ROWS, meter)
+    reading = replace(reading, same_key=options.same_key == "filter")
     return attempt.run("read", dict.fromkeys((read.READ, read.PARSE)), lambda flow: read.read(flow, reading))
 
 

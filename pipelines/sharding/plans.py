@@ -34,6 +34,7 @@ class ReadPlan:
     rejects: FileExchange
     seed: int
     block_rows: int
+    same_key: bool = False  # points name the label with their own key, too
     meter: Meter = field(default=Meter(), compare=False)
 
 
@@ -86,6 +87,7 @@ class QueriesPlan(TablePlan):
     has_pairs: bool  # whether labels come from pairs
     shared_points: bool  # splits share their points: a point without a label does not belong to this split
     filters: str | None  # URL of the split's filter pairs in staging
+    same_key: bool  # a label with the key of a point is the point's filter pair, unless it is a positive
     keep_text: bool
     hash_range: tuple[float, float] = (0.0, 1.0)  # [low, high) of the keys' hashes
     older: tuple[OlderShards, ...] = ()  # earlier points, which new points with the same key replace
@@ -98,7 +100,7 @@ class QueriesPlan(TablePlan):
     @property
     def schema(self) -> pa.Schema:
         """Columns of the table."""
-        label, filters = arrow.label_type(self.labels), self.filters is not None
+        label, filters = arrow.label_type(self.labels), self.same_key or self.filters is not None
         given = {"text": self.keep_text, "filters": filters, "features": self.features}
         return arrow.queries(self.tokens, label, **given, dense=self.dense)
 
@@ -253,6 +255,11 @@ def check_inputs(inputs: Inputs, options: ShardOptions) -> None:
         raise InputError(
             f"{say_table(inputs, LABELS)}: a label's line number is its id, so all labels must be in a single file."
         )
+    if options.same_key == "filter" and not inputs.keyed:
+        raise InputError(
+            f"--same-key filter: labels of the format {inputs.format} have line numbers instead of keys. Leave the "
+            "option out, and list the pairs in a filter file."
+        )
     for split, url in inputs.filters.items():
         if len(inputs.parts_of(split)) != 1:
             raise InputError(
@@ -326,6 +333,7 @@ def _plan_split(split: str, plan_inputs: PlanInputs, filtered: bool) -> QueriesP
         has_pairs=bool(inputs.parts_of(PAIRS + split)),
         shared_points=inputs.shared_points,
         filters=_filter_url(data, split) if filtered else None,
+        same_key=options.same_key == "filter",
         keep_text=options.keep_text,
         **plan_inputs.table_fields(split, PAIRS + split),
     )
