@@ -316,7 +316,7 @@ def state(url: str) -> tuple[str, ...]:
     Raises FileNotFoundError, StorageError.
     """
     fs, path = filesystem(url)
-    names = ("size", "mtime") if isinstance(fs, LocalFileSystem) else _STATE
+    names = ("size", "mtime", "ino") if isinstance(fs, LocalFileSystem) else _STATE
     info = _retry(lambda: _call_with_timeout(fs, "info", path), "look up", url)
     return tuple(f"{name}={info[name]}" for name in names if name in info)
 

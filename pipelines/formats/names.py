@@ -78,10 +78,11 @@ def list_files(source: str) -> tuple[str, list[str]]:
     if wild is not None:
         root = "/".join(parts[:wild]) or ("/" if source.startswith("/") else ".")
         return root, _matching(root, parts[wild:])
-    names = list[str]()
-    for name, kind in storage.list_types(source).items():
-        inside = storage.list_types(join(source, name)) if visible([name]) and kind != "file" else {}
-        names += [f"{name}/{each}{'/' * (inside[each] == 'directory')}" for each in visible(inside)] or visible([name])
+    types, names = storage.list_types(source), list[str]()
+    for name in visible(types):
+        inside = storage.list_types(join(source, name)) if types[name] != "file" else {}
+        names += [f"{name}/{each}{'/' * (inside[each] == 'directory')}" for each in visible(inside)]
+        names += [] if inside else [name]
     return source, sorted(names)
 
 
