@@ -281,7 +281,8 @@ class ArrayOptions(MineOptions):
         "Names of columns, e.g. key=id,vector=emb,text=body; labels.key=id applies to the documents only."
     )
     same_key: SameKey = Field(
-        "keep", description="A document with the key of a query, unless it is a positive: never a negative (filter), or not."
+        "keep",
+        description="A document with the key of a query, unless it is a positive: never a negative (filter), or not.",
     )
     query_texts: str | None = _unset(
         "Parquet or Arrow file with keys and texts of QUERIES in the same row order, if QUERIES has no columns."

@@ -319,11 +319,16 @@ def _ids_by_shard(sides: Sequence[Side]) -> Iterator[tuple[tuple[int, int], pa.R
             yield (number, shard), pa.record_batch([ids], [name])
 
 
-def _pairs_by_shard(sides: Sequence[Side], pairs: Ragged, *filters: Ragged) -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:
+def _pairs_by_shard(
+    sides: Sequence[Side], pairs: Ragged, *filters: Ragged
+) -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:
     """Yield ((side, shard), column): each query's positives, or how often each document is a positive."""
     labels = sides[1]
     for shard, (start, stop) in enumerate(sides[0].bounds):
-        kind, named = arrow.label_type(labels.label_count), {"label_ids": pairs, **{"filter_label_ids": f for f in filters}}
+        kind, named = (
+            arrow.label_type(labels.label_count),
+            {"label_ids": pairs, **{"filter_label_ids": f for f in filters}},
+        )
         columns = {name: list_array(*rows.slice(start, stop), kind) for name, rows in named.items()}
         yield (0, shard), pa.record_batch(columns)
     frequency = np.bincount(pairs.entries, minlength=labels.label_count)
