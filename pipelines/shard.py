@@ -292,10 +292,11 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
 
 def _read(attempt: Attempt) -> Summary:
     """Run the first flow, which writes rows as blocks to staging."""
-    options, meter = attempt.options, attempt.watch.meter
+    options, meter, same_key = attempt.options, attempt.watch.meter, attempt.options.same_key == "filter"
     channels = attempt.exchange, attempt.files(resume.BLOCKS), attempt.files(resume.REJECTS)
-    reading = ReadPlan(attempt.form, attempt.inputs, options.text, *channels, options.seed, read.BLOCK_ROWS, meter)
-    reading = replace(reading, same_key=options.same_key == "filter")
+    reading = ReadPlan(
+        attempt.form, attempt.inputs, options.text, *channels, options.seed, read.BLOCK_ROWS, same_key, meter
+    )
     return attempt.run("read", dict.fromkeys((read.READ, read.PARSE)), lambda flow: read.read(flow, reading))
 
 

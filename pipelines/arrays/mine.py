@@ -47,7 +47,6 @@ from schemas.table import Table
 WIDTH = 50  # default of K
 _GROUP_BYTES, _SHARD_BYTES = 8 << 20, 128 << 20  # size of the vectors; a text counts as _TEXT_BYTES
 _TEXT_BYTES = 256
-_BLOCK_ROWS = 1 << 16  # keys read at a time
 _STEP = "import vectors"
 _REMEDY = "Give another --out, or --overwrite to replace OUT."
 
@@ -276,7 +275,7 @@ def _import(
     def make(job: Job) -> Manifest:
         plan = ImportPlan(job.build.url, sides, options.metric == "cosine", job.watch.meter)
         columns = (
-            _ids_by_shard(sides) if sides[0].existing else _pairs_by_shard(sides, *_read_pairs(sides, options, say))
+            _ids_by_shard(sides) if sides[0].existing else _pairs_by_shard(sides, _read_pairs(sides, options, say))
         )
         shards = FileExchange(join(job.watch.staging, "columns")).send(columns)
         summary = job.run_step(_STEP, sum(side.vectors.rows for side in sides), shards, import_rows, plan)
@@ -291,22 +290,22 @@ def _import(
     make_table(out, "mined", lambda: None, make, beam_options, say, needs=needs, urls=urls, reads=urls[:1])
 
 
-def _read_pairs(sides: Sequence[Side], options: ArrayOptions, say: Progress) -> list[Ragged]:
-    """Read the positives of each query, none without `positives`; with `same_key`, also its filter pairs.
+def _read_pairs(sides: Sequence[Side], options: ArrayOptions, say: Progress) -> dict[str, Ragged]:
+    """Read the columns of each query: its positives, none without `positives`, and filter pairs with `same_key`.
 
     Raises InputError for repeated keys, too.
     """
     queries, documents = (KeyLookup.of(side.keyed) for side in sides)
-    count, pairs = sides[0].vectors.rows, Ragged.empty(sides[0].vectors.rows)
+    pairs = Ragged.empty(sides[0].vectors.rows)
     if options.positives is not None:
         pairs = read_positives(options.positives, queries, documents, say)
-    if options.same_key != "filter":
-        return [pairs]
-    keys = (rows.column(KEY) for rows in queries.files.read(0, count, _BLOCK_ROWS, {KEY}))
+    if options.same_key == "keep":
+        return {"label_ids": pairs}
+    keys = (rows.column(KEY) for rows in queries.files.read(0, pairs.rows, 1 << 16, {KEY}))
     own = np.concatenate([documents.find(some) for some in keys])
     is_filter = (own >= 0) & ~pairs.contains(own[:, None])[:, 0]
     say(f"{int(is_filter.sum()):,} queries have the key of a document, which is never their negative")
-    return [pairs, Ragged.from_counts(own[is_filter], is_filter.astype(np.int64))]
+    return {"label_ids": pairs, "filter_label_ids": Ragged.from_counts(own[is_filter], is_filter.astype(np.int64))}
 
 
 def _ids_by_shard(sides: Sequence[Side]) -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:
@@ -320,18 +319,15 @@ def _ids_by_shard(sides: Sequence[Side]) -> Iterator[tuple[tuple[int, int], pa.R
 
 
 def _pairs_by_shard(
-    sides: Sequence[Side], pairs: Ragged, *filters: Ragged
+    sides: Sequence[Side], pairs: Mapping[str, Ragged]
 ) -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:
-    """Yield ((side, shard), column): each query's positives, or how often each document is a positive."""
+    """Yield ((side, shard), columns): each query's pairs, or how often each document is a positive."""
     labels = sides[1]
+    kind = arrow.label_type(labels.label_count)
     for shard, (start, stop) in enumerate(sides[0].bounds):
-        kind, named = (
-            arrow.label_type(labels.label_count),
-            {"label_ids": pairs, **{"filter_label_ids": f for f in filters}},
-        )
-        columns = {name: list_array(*rows.slice(start, stop), kind) for name, rows in named.items()}
+        columns = {name: list_array(*rows.slice(start, stop), kind) for name, rows in pairs.items()}
         yield (0, shard), pa.record_batch(columns)
-    frequency = np.bincount(pairs.entries, minlength=labels.label_count)
+    frequency = np.bincount(pairs["label_ids"].entries, minlength=labels.label_count)
     for shard, (start, stop) in enumerate(labels.bounds):
         yield (1, shard), pa.record_batch([pa.array(frequency[start:stop], pa.int64())], ["frequency"])
 

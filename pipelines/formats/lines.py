@@ -25,12 +25,12 @@ _ZSTD, _XZ = b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\0"  # first bytes of a file
 _THREADS = 16  # requests to storage at the same time
 
 
-def _pieces(file: Any) -> Iterator[bytes]:
+def _pieces(file: Any) -> Generator[bytes]:
     """Yield the content of an open file."""
     yield from iter(lambda: file.read(_CHUNK), b"")
 
 
-def _streams(new: Callable[[], Any], padding: int, file: IO[bytes]) -> Iterator[bytes]:
+def _streams(new: Callable[[], Any], padding: int, file: IO[bytes]) -> Generator[bytes]:
     """Yield the content of all streams of a bzip2 or xz file; between streams, `padding` zero bytes may repeat.
 
     The standard library's readers end at a damaged later stream without an error. Raises EOFError, OSError, LZMAError.
@@ -54,7 +54,7 @@ def _streams(new: Callable[[], Any], padding: int, file: IO[bytes]) -> Iterator[
 
 
 # By the end of the file name: the name of the format, and the function that yields the content of an open file.
-_CODECS: dict[str, tuple[str, Callable[[Any], Iterator[bytes]]]] = {
+_CODECS: dict[str, tuple[str, Callable[[Any], Generator[bytes]]]] = {
     ".gz": ("gzip", lambda file: _pieces(gzip.GzipFile(fileobj=file, mode="rb"))),
     ".bz2": ("bzip2", functools.partial(_streams, bz2.BZ2Decompressor, 0)),
     ".xz": ("xz", functools.partial(_streams, functools.partial(lzma.LZMADecompressor, lzma.FORMAT_XZ), 4)),

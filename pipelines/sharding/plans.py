@@ -34,7 +34,7 @@ class ReadPlan:
     rejects: FileExchange
     seed: int
     block_rows: int
-    same_key: bool = False  # points name the label with their own key, too
+    same_key: bool  # points name the label with their own key, too
     meter: Meter = field(default=Meter(), compare=False)
 
 

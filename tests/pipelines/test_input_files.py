@@ -50,8 +50,7 @@ def content_of(name: str, data: bytes) -> bytes | None:
         try:
             return b"".join(lines.read_chunks(name))
         except InputError as error:
-            assert str(error).startswith(f"{name}: ")
-            return None
+            return None if str(error).startswith(f"{name}: ") else b"unnamed"
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -192,9 +192,8 @@ class Planner:
         if drawn_positives is not None:
             drawn_positives, *received = received
         hard = Ragged.from_counts(received[1], received[0]) if received else None
-        gathered = Batch(
-            batch.epoch, batch.step, rows, Inputs(), *positives, hard, None, drawn_positives, None, filtered
-        )
+        number = batch.epoch, batch.step
+        gathered = Batch(*number, rows, Inputs(), *positives, hard, None, drawn_positives, None, filtered)
         return GlobalBatch(batch, gathered, [len(message[0]) for message in arrived], bool(askers.any()))
 
     def _split_by_rank(self, rows: Ragged, ranks: int) -> Iterator[tuple[np.ndarray, np.ndarray | slice]]:
