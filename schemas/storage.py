@@ -311,13 +311,13 @@ def size(url: str) -> int:
 
 
 def state(url: str) -> tuple[str, ...]:
-    """Return the size, and the time of change or the ETag, of the file at `url`, which differ after a change.
-
-    Raises FileNotFoundError, StorageError.
-    """
+    """Return the size, and the time of change or the ETag, of a file, which differ after a change; () for no file."""
     fs, path = filesystem(url)
     names = ("size", "mtime", "ino") if isinstance(fs, LocalFileSystem) else _STATE
-    info = _retry(lambda: _call_with_timeout(fs, "info", path), "look up", url)
+    try:
+        info = _retry(lambda: _call_with_timeout(fs, "info", path), "look up", url)
+    except FileNotFoundError:
+        return ()
     return tuple(f"{name}={info[name]}" for name in names if name in info)
 
 

@@ -8,7 +8,7 @@ import gzip
 import lzma
 import re
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
 
@@ -117,7 +117,7 @@ def unchecked(urls: Iterable[str]) -> list[str]:
 
     def carries_none(url: str) -> bool:
         with open_file(url) as file:
-            head = file.read(8)
+            head = file.read(8).ljust(8, b"\xff")
         return (head[:4] == _ZSTD and not head[4] & 4) or (head[:6] == _XZ and not head[7] & 15)
 
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -126,7 +126,7 @@ def unchecked(urls: Iterable[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def unchanged(urls: Iterable[str]) -> Iterator[None]:
+def unchanged(urls: Collection[str]) -> Iterator[None]:
     """Raise InputError after the block if one of the files has changed since its start. Raises StorageError."""
     before = _states(urls)
     yield
@@ -137,17 +137,9 @@ def unchanged(urls: Iterable[str]) -> Iterator[None]:
         )
 
 
-def _states(urls: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Return the size and the time of change of each file. Raises InputError for a missing file; StorageError."""
-
-    def look(url: str) -> tuple[str, tuple[str, ...]]:
-        try:
-            return url, storage.state(url)
-        except FileNotFoundError:
-            raise InputError(f"{url}: file not found.") from None
-
+def _states(urls: Collection[str]) -> dict[str, tuple[str, ...]]:
     with ThreadPoolExecutor(_THREADS) as pool:
-        return dict(pool.map(look, urls))
+        return dict(zip(urls, pool.map(storage.state, urls), strict=True))
 
 
 def _batch(lines: list[bytes]) -> pa.RecordBatch:

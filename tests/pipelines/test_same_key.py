@@ -149,6 +149,9 @@ def test_predictions_of_a_split_are_what_trec_eval_counts(data: Path, tmp_path: 
     repeated, again = CASE.parent / "trec-duplicate-key" / "dk3.jsonl", tmp_path / "again.trec"
     refused(call("predict", export, repeated, again), "the key 'a' belongs to two rows")
     assert not again.exists()
+    nested = CASE.parent / "hidden-and-nested" / "s4"
+    done = call("predict", export, nested, tmp_path / "out.jsonl")
+    assert f"{nested}: not read: train/more/\n" in done.err, done.err
 
 
 def test_vectors_in_files_are_mined_without_the_query_itself(tmp_path: Path) -> None:
