@@ -280,9 +280,9 @@ class ArrayOptions(MineOptions):
     fields: str | None = _unset(
         "Names of columns, e.g. key=id,vector=emb,text=body; labels.key=id applies to the documents only."
     )
-    same_key: SameKey = Field(
-        "keep",
-        description="A document with the key of a query, unless it is a positive: never a negative (filter), or not.",
+    same_key: SameKey | None = _unset(
+        "A document with the key of a query, unless it is a positive: never a negative (filter), or like others (keep, "
+        "the default)."
     )
     query_texts: str | None = _unset(
         "Parquet or Arrow file with keys and texts of QUERIES in the same row order, if QUERIES has no columns."

@@ -299,7 +299,7 @@ def _read_pairs(sides: Sequence[Side], options: ArrayOptions, say: Progress) -> 
     pairs = Ragged.empty(sides[0].vectors.rows)
     if options.positives is not None:
         pairs = read_positives(options.positives, queries, documents, say)
-    if options.same_key == "keep":
+    if options.same_key != "filter":
         return {"label_ids": pairs}
     keys = (rows.column(KEY) for rows in queries.files.read(0, pairs.rows, 1 << 16, {KEY}))
     own = np.concatenate([documents.find(some) for some in keys])

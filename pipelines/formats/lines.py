@@ -207,8 +207,8 @@ def read_chunks(url: str) -> Iterator[bytes]:
                 raise _cut_off(url, name, file.tell()) from None
             if name == "zstd" and "too much memory" in str(error):
                 raise InputError(
-                    f"{url}: zstd with a window of more than 128 MiB; expected at most 128 MiB. Write the file without "
-                    "--long: zstd -dc --long=31 FILE | zstd > NEW.zst."
+                    f"{url}: zstd with a window of more than 128 MiB; expected at most 128 MiB. Write the file with a "
+                    "smaller window: zstd -dc -M2048MB FILE | zstd > NEW.zst."
                 ) from None
             if (name, "data stream") == ("bzip2", str(error)[-11:]) or (name == "zstd" and "ZSTD" in str(error)):
                 raise _damaged(url, name, error) from None
