@@ -201,9 +201,18 @@ def _json_line(query: dict[str, Any]) -> str:
     return json.dumps(query, ensure_ascii=False) + "\n"
 
 
-def _trec_lines(query: dict[str, Any]) -> str:
-    """Format lines `query Q0 label rank score tag` for trec_eval and pytrec_eval; ranks start at 1."""
+def _trec_lines(seen: set[str], query: dict[str, Any]) -> str:
+    """Format lines `query Q0 label rank score tag` for trec_eval and pytrec_eval; ranks start at 1.
+
+    `seen`: keys of the earlier queries, to which the query's key is added.
+    """
     key, lines = query["key"], ""
+    if key in seen:
+        raise InputError(
+            f"a TREC run names each query once, but the key {key!r} belongs to two rows. Give each row a unique key, "
+            "or write .jsonl, .parquet or .npz instead."
+        )
+    seen.add(key)
     for rank, (label, score) in enumerate(zip(query["labels"], query["scores"], strict=True), 1):
         if len(key.split()) != 1 or len(label.split()) != 1:
             raise InputError(
@@ -277,7 +286,7 @@ def _write_matrix(path: str, labels: int, schema: pa.Schema) -> Iterator[Write]:
 
 _FORMS: dict[str, Callable[[str, int, pa.Schema], contextlib.AbstractContextManager[Write]]] = {
     "jsonl": functools.partial(_write_lines, _json_line),
-    "trec": functools.partial(_write_lines, _trec_lines),
+    "trec": lambda *of_file: _write_lines(functools.partial(_trec_lines, set()), *of_file),
     "parquet": _write_parquet,
     "csv": _write_csv,
     "npz": _write_matrix,

@@ -236,6 +236,8 @@ def embed_texts(
     opened = open_device(device)
     compute = choose_compute(options.compute, opened)
     prompt = files.prompt({"labels": "documents"}.get(what, what), options.prompt)
+    for line in texts.notes() if isinstance(texts, Texts) else ():
+        say(line)
     say(f"{model}: computes in {compute} on {describe_device(opened)}, prompt {prompt!r}")
     if files.assumed:
         say(files.assumed)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Text = Literal["title+content", "title"]
 Again = Literal["replace", "merge", "keep"]
+SameKey = Literal["filter", "keep"]
 # Options that do not affect the content, or are recorded with the version or by their content.
 _NOT_RECORDED = {"onto", "part", "again", "labels", "embed"}
 
@@ -71,6 +72,10 @@ class ShardOptions(Options):
     )
     format: str | None = _unset("Format of INPUT{names}. Default: detected.")
     fields: str | None = _unset("Names of the fields in INPUT, e.g. key=id,text=query.")
+    same_key: SameKey | None = _unset(
+        "A label with the key of a query that is not a positive of the query: never a negative or a prediction of the "
+        "query (filter), or like other labels (keep). Default: filter for beir, else keep."
+    )
     sink: Sink = Field(
         "parquet",
         description="File format of the queries{names}. Parquet is smaller and faster.",
@@ -274,6 +279,10 @@ class ArrayOptions(MineOptions):
     )
     fields: str | None = _unset(
         "Names of columns, e.g. key=id,vector=emb,text=body; labels.key=id applies to the documents only."
+    )
+    same_key: SameKey | None = _unset(
+        "A document with the key of a query, unless it is a positive: never a negative (filter), or like others (keep, "
+        "the default)."
     )
     query_texts: str | None = _unset(
         "Parquet or Arrow file with keys and texts of QUERIES in the same row order, if QUERIES has no columns."

@@ -21,7 +21,9 @@ from pipelines.common.flow import Collection, Flow, flatten
 from pipelines.common.progress import Progress, silent
 from pipelines.common.summary import SUMMARY, Summary
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs
-from pipelines.formats.keyed import Keyed
+from pipelines.formats.keyed import Beir, Keyed
+from pipelines.formats.lines import unchanged
+from pipelines.formats.names import notes_on
 from pipelines.job import Job, make_table
 from pipelines.options import ShardOptions, vocabulary_size
 from pipelines.runners.local import LocalRunner
@@ -76,9 +78,13 @@ def shard(
     if options.onto is not None and isinstance(form, Keyed):
         form = replace(form, labels_needed=False)
     inputs = form.find(source)
+    files = resume.files_of(inputs)
+    for line in notes_on(source, files):
+        say(line)
     require_output_folder(data, "sharded", [options.onto])
     base = None if options.onto is None else EarlierData.open(data, inputs, options)
-    options = options if base is None else base.inherit(options)
+    usual = "filter" if isinstance(form, Beir) else "keep"  # as in BEIR's own evaluation
+    options = base.inherit(options) if base else options.model_copy(update={"same_key": options.same_key or usual})
     plans.check_inputs(inputs, options)
     least = options.max_tokens or tokenizer.LEAST_TOKENS
     frozen = base.load_tokenizer() if base else tokenizer.load_directory(options.tokenizer, least)
@@ -109,7 +115,6 @@ def shard(
         made = True
         return manifest
 
-    files = resume.files_of(inputs)
     # The first step writes everything that it reads; the size in storage is not known in advance.
     needs = {"rows": sum(storage.size(url) for url in files) // 4}
     manifest = make_table(
@@ -219,8 +224,10 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     """Read, plan, shard and publish. Raises InputError, StorageError."""
     inputs, options, data, say = attempt.inputs, attempt.options, attempt.build.url, attempt.say
     base, phases = attempt.base, attempt.phases
-    finished = None if attempt.anew else resume.find_finished(phases, inputs, attempt.data, say)
-    raw = _read(attempt) if finished is None else finished.raw
+    with unchanged(resume.files_of(inputs)):
+        finished = None if attempt.anew else resume.find_finished(phases, inputs, attempt.data, say)
+        raw = _read(attempt) if finished is None else finished.raw
+        filter_pairs = plans.stage_filters(inputs, raw, data)
     say(f"{attempt.source} ({inputs.format}): {_counted(inputs, raw)}")
     for table in ("train", f"{PAIRS}train", LABELS):
         if line := read.describe_first(raw, inputs, table):
@@ -229,7 +236,6 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     if finished is None:
         finished = Finished(resume.READ, raw, Summary())
         resume.record_phase(phases, finished)
-    filter_pairs = plans.stage_filters(inputs, raw, data)
     if finished.phase != resume.READ:
         frozen = finished.frozen
     elif base is None:
@@ -271,6 +277,9 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
         raise InputError(
             f"{attempt.source}: no points with labels in {plans.say_table(inputs, 'train')}. Give at least one row."
         )
+    if options.same_key == "filter":
+        own = sum(summary.count(plan.name, "filter_pairs_applied") for plan in queries)
+        say(f"{own:,} queries have the key of a label, which is never their negative or prediction (--same-key filter)")
     rejects = dataset.write_rejects(data, summary.rejected, attempt.files("sorted"))
     parameters = _parameters(attempt, summary, queries, filter_pairs, max(plan.dense for plan in (*queries, labels)))
     if base is not None:
@@ -283,9 +292,11 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
 
 def _read(attempt: Attempt) -> Summary:
     """Run the first flow, which writes rows as blocks to staging."""
-    options, meter = attempt.options, attempt.watch.meter
+    options, meter, same_key = attempt.options, attempt.watch.meter, attempt.options.same_key == "filter"
     channels = attempt.exchange, attempt.files(resume.BLOCKS), attempt.files(resume.REJECTS)
-    reading = ReadPlan(attempt.form, attempt.inputs, options.text, *channels, options.seed, read.BLOCK_ROWS, meter)
+    reading = ReadPlan(
+        attempt.form, attempt.inputs, options.text, *channels, options.seed, read.BLOCK_ROWS, same_key, meter
+    )
     return attempt.run("read", dict.fromkeys((read.READ, read.PARSE)), lambda flow: read.read(flow, reading))
 
 

@@ -50,6 +50,8 @@ _MORE_SILENT_SECONDS = 15.0  # because a large file takes longer than other wait
 _LONGEST = 4096  # longest path that operating systems allow, in characters
 TEMPORARY = ".tmp-"
 _END = 50  # characters of a name, such as its extension, that a temporary file keeps: a name may have 255 bytes
+# What stores say about a file that changes with its content.
+_STATE = ("size", "ETag", "etag", "generation", "mtime", "LastModified", "last_modified", "updated", "created")
 _OPEN_FILE = re.compile(r"/proc/(?P<process>self|\d+)(?:/task/\d+)?/fd/(?P<number>\d+)|/dev/fd/(?P<opened>\d+)")
 _MAX_LINKS = 40  # largest number of symbolic links to follow, as in operating systems
 _CREDENTIALS = (
@@ -324,9 +326,26 @@ def size(url: str) -> int:
     return _retry(lambda: int(_call_with_timeout(fs, "info", path)["size"]), "look up", url)
 
 
+def state(url: str) -> tuple[str, ...]:
+    """Return the size, and the time of change or the ETag, of a file, which differ after a change; () for no file."""
+    fs, path = filesystem(url)
+    names = ("size", "mtime", "ino") if isinstance(fs, LocalFileSystem) else _STATE
+    try:
+        info = _retry(lambda: _call_with_timeout(fs, "info", path), "look up", url)
+    except FileNotFoundError:
+        return ()
+    return tuple(f"{name}={info[name]}" for name in names if name in info)
+
+
 def list_names(url: str) -> list[str]:
     """Return the sorted names directly under the prefix `url`; empty if there are none."""
     return sorted(filter(_is_visible, {path.rstrip("/").rsplit("/", 1)[-1] for path in _list(url, detail=False)}))
+
+
+def list_types(url: str) -> dict[str, str]:
+    """Return the type ("file", "directory", "other") of each name directly under the prefix `url`, sorted by name."""
+    types = {each["name"].rstrip("/").rsplit("/", 1)[-1]: each["type"] for each in _list(url, detail=True)}
+    return {name: types[name] for name in sorted(filter(_is_visible, types))}
 
 
 def list_sizes(url: str) -> dict[str, int]:

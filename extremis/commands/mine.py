@@ -10,10 +10,10 @@ from extremis.command import Progress, build_options, command, format_argument
 from extremis.commands.shared import BeamOptions, Device, Fields, NotNegative, Size, StartTimeout, Url
 from extremis.console import say, say_without_bars
 from extremis.miner import end_with_trainer, require_watchable
-from pipelines.options import ArrayOptions, MineOptions
+from pipelines.options import ArrayOptions, MineOptions, SameKey
 from schemas.errors import InputError, StorageError
 
-_ARRAY_OPTIONS = ("positives", "metric", "fields", "query_texts", "document_texts")
+_ARRAY_OPTIONS = ("positives", "metric", "fields", "same_key", "query_texts", "document_texts")
 _RUN_OPTIONS = ("epoch", "watch", "queries", "vectors", "for_epoch", "by")
 
 
@@ -25,6 +25,7 @@ def mine(
     positives: Url | None = None,
     metric: Literal["inner", "cosine"] | None = None,
     fields: Fields | None = None,
+    same_key: SameKey | None = None,
     query_texts: Url | None = None,
     document_texts: Url | None = None,
     epoch: NotNegative | None = None,

@@ -94,6 +94,8 @@ def predict(
         files = [place for read in (texts, left_out) if read is not None for place in read.places()]
         reads = [resolve_export(fspath(export)), data, *files]
         require_output_file(out, reads, "Give --overwrite to replace it, or another OUT.", overwrite)
+    for line in texts.notes() if texts else ():
+        say(line)
     opened = open_export(fspath(export), exact, threads, device)
     if left_out is not None:
         keys = [key for lines in left_out.batches(batch, False) for key in lines["text"].to_pylist() if key]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from extremis.command import Option, Progress, build_options, comma_list, command
 from extremis.commands.shared import BeamOptions, Fields, Place, StartTimeout, Text
 from extremis.console import say
-from pipelines.options import Again, ShardOptions
+from pipelines.options import Again, SameKey, ShardOptions
 from schemas.errors import InputError
 from schemas.shard_files.sinks import SINKS
 
@@ -49,6 +49,7 @@ def shard(
     tokenizer_texts: int | None = None,
     format: Annotated[str | None, Option(metavar="FORM", names=_forms)] = None,
     fields: Fields | None = None,
+    same_key: SameKey | None = None,
     sink: Annotated[str | None, Option(names=lambda: SINKS)] = None,
     onto: Annotated[Place | None, Option(metavar="DATA1")] = None,
     part: Annotated[str | None, Option(metavar="NAME")] = None,

@@ -64,6 +64,7 @@ class Side:
     vectors: RowFiles
     text_files: RowFiles | None
     existing: Table | None = None
+    same_key: bool = False  # a document with the key of a query is the query's filter pair, unless it is a positive
 
     @property
     def table(self) -> str:
@@ -86,6 +87,7 @@ class Side:
             types = {"label_id": pa.int64(), KEY: pa.string(), TEXT: pa.string(), "frequency": pa.int64()}
             return arrow.without_nulls(types), arrow.vectors(*shape)
         types = {"query_id": pa.int64(), KEY: pa.string(), "label_ids": pa.list_(arrow.label_type(self.label_count))}
+        types |= {"filter_label_ids": types["label_ids"]} if self.same_key else {}
         types |= {TEXT: pa.string()} if self.keyed.has(TEXT) else {}
         return arrow.without_nulls(types), arrow.embeddings(*shape)
 
@@ -164,9 +166,12 @@ def mine_arrays(
     names, of_labels = parse_fields_by_table(options.fields or "", ColumnNames())
     opened = _open(queries, options.query_texts, names), _open(documents, options.document_texts, of_labels or names)
     sides = [
-        Side(name, opened[1][0].rows, *files, table)
+        Side(name, opened[1][0].rows, *files, table, same_key=options.same_key == "filter")
         for name, files, table in zip(("queries", "labels"), opened, existing or (None, None), strict=True)
     ]
+    if options.same_key == "filter" and (existing or not all(side.keyed.has(KEY) for side in sides)):
+        where = "DATA has its own filter pairs" if existing else "both sides need keys, but one has only row numbers"
+        raise InputError(f"--same-key filter: {where}. Leave the option out.")
     for side in sides:
         if side.existing and side.existing.rows != side.vectors.rows:
             raise InputError(
@@ -186,6 +191,7 @@ def mine_arrays(
     stated["positives"] = _identity(list_pair_files(options.positives)) if options.positives and not existing else None
     stated |= {f"rows_of_{side.name}": side.existing.digest for side in sides if side.existing}
     stated |= {"metric": options.metric or "inner", "fields": vars(names), "fields_of_labels": vars(of_labels or names)}
+    stated |= {"same_key": "filter"} if options.same_key == "filter" else {}
     last, kind = (sides[1].embeddings, "vectors") if existing else ("data", "data")  # the last table of an import
     request = Request(kind, None, stated, section="arrays")
 
@@ -284,12 +290,22 @@ def _import(
     make_table(out, "mined", lambda: None, make, beam_options, say, needs=needs, urls=urls, reads=urls[:1])
 
 
-def _read_pairs(sides: Sequence[Side], options: ArrayOptions, say: Progress) -> Ragged:
-    """Read the positives of each query, none without `positives`. Raises InputError for repeated keys, too."""
+def _read_pairs(sides: Sequence[Side], options: ArrayOptions, say: Progress) -> dict[str, Ragged]:
+    """Read the columns of each query: its positives, none without `positives`, and filter pairs with `same_key`.
+
+    Raises InputError for repeated keys, too.
+    """
     queries, documents = (KeyLookup.of(side.keyed) for side in sides)
-    if options.positives is None:
-        return Ragged.empty(sides[0].vectors.rows)
-    return read_positives(options.positives, queries, documents, say)
+    pairs = Ragged.empty(sides[0].vectors.rows)
+    if options.positives is not None:
+        pairs = read_positives(options.positives, queries, documents, say)
+    if options.same_key != "filter":
+        return {"label_ids": pairs}
+    keys = (rows.column(KEY) for rows in queries.files.read(0, pairs.rows, 1 << 16, {KEY}))
+    own = np.concatenate([documents.find(some) for some in keys])
+    is_filter = (own >= 0) & ~pairs.contains(own[:, None])[:, 0]
+    say(f"{int(is_filter.sum()):,} queries have the key of a document, which is never their negative")
+    return {"label_ids": pairs, "filter_label_ids": Ragged.from_counts(own[is_filter], is_filter.astype(np.int64))}
 
 
 def _ids_by_shard(sides: Sequence[Side]) -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:
@@ -302,13 +318,16 @@ def _ids_by_shard(sides: Sequence[Side]) -> Iterator[tuple[tuple[int, int], pa.R
             yield (number, shard), pa.record_batch([ids], [name])
 
 
-def _pairs_by_shard(sides: Sequence[Side], pairs: Ragged) -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:
-    """Yield ((side, shard), column): each query's positives, or how often each document is a positive."""
+def _pairs_by_shard(
+    sides: Sequence[Side], pairs: Mapping[str, Ragged]
+) -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:
+    """Yield ((side, shard), columns): each query's pairs, or how often each document is a positive."""
     labels = sides[1]
+    kind = arrow.label_type(labels.label_count)
     for shard, (start, stop) in enumerate(sides[0].bounds):
-        column = list_array(*pairs.slice(start, stop), arrow.label_type(labels.label_count))
-        yield (0, shard), pa.record_batch([column], ["label_ids"])
-    frequency = np.bincount(pairs.entries, minlength=labels.label_count)
+        columns = {name: list_array(*rows.slice(start, stop), kind) for name, rows in pairs.items()}
+        yield (0, shard), pa.record_batch(columns)
+    frequency = np.bincount(pairs["label_ids"].entries, minlength=labels.label_count)
     for shard, (start, stop) in enumerate(labels.bounds):
         yield (1, shard), pa.record_batch([pa.array(frequency[start:stop], pa.int64())], ["frequency"])
 

@@ -365,8 +365,9 @@ def _require_points(url: str, fields: Fields) -> RowContents:
 
 
 def _table(names: Sequence[str], stem: str, kind: str) -> list[str]:
-    """List the files of a table: `stem.kind`, `stem-00000.kind`, or all files `*.kind` in the folder `stem`."""
-    return [name for name in names if re.fullmatch(rf"{stem}(?:[-_.0-9][^/]*|/[^/]+)?\.{kind}", name)]
+    """List the files of a table: `stem.kind`, `stem-00000.kind`, or `*.kind` in the folder `stem` or `stem.kind`."""
+    pattern = rf"{stem}(?:[-_.0-9][^/]*|(?:\.{kind})?/[^/]+)?\.{kind}"
+    return [name for name in names if re.fullmatch(pattern, name)]
 
 
 def _pairs(names: Sequence[str], split: str) -> list[str]:

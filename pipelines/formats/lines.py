@@ -3,11 +3,13 @@
 import bz2
 import codecs
 import contextlib
+import functools
 import gzip
 import lzma
 import re
 import zlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
 
 import pyarrow as pa
@@ -19,12 +21,44 @@ MAX_LINE_BYTES = 1 << 26  # a longer line is not a record, and would not fit int
 MAX_RATIO = 500  # largest ratio of content to compressed bytes, beyond _UNSUSPECTED bytes; no text compresses better
 _UNSUSPECTED = 1 << 28
 _CHUNK = 1 << 20
-# By the end of the file name: the name of the format, and the function that opens a file for one pass.
-_CODECS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    ".gz": ("gzip", lambda file: gzip.GzipFile(fileobj=file, mode="rb")),
-    ".bz2": ("bzip2", bz2.BZ2File),
-    ".xz": ("xz", lzma.LZMAFile),
-    ".zst": ("zstd", lambda file: pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd")),
+_ZSTD, _XZ = b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\0"  # first bytes of a file
+_THREADS = 16  # requests to storage at the same time
+
+
+def _pieces(file: Any) -> Generator[bytes]:
+    """Yield the content of an open file."""
+    yield from iter(lambda: file.read(_CHUNK), b"")
+
+
+def _streams(new: Callable[[], Any], padding: int, file: IO[bytes]) -> Generator[bytes]:
+    """Yield the content of all streams of a bzip2 or xz file; between streams, `padding` zero bytes may repeat.
+
+    The standard library's readers end at a damaged later stream without an error. Raises EOFError, OSError, LZMAError.
+    """
+    data = file.read(_CHUNK)
+    while True:
+        stream = new()
+        while not stream.eof:
+            if stream.needs_input and not data:
+                raise EOFError
+            yield stream.decompress(data, _CHUNK)
+            data = file.read(_CHUNK) if stream.needs_input else b""
+        data, zeros = stream.unused_data or file.read(_CHUNK), 0
+        while padding and data.startswith(b"\0"):
+            zeros += len(data) - len(data := data.lstrip(b"\0"))
+            data = data or file.read(_CHUNK)
+        if padding and zeros % padding:
+            raise lzma.LZMAError(f"{zeros} zero bytes between streams")
+        if not data:
+            return
+
+
+# By the end of the file name: the name of the format, and the function that yields the content of an open file.
+_CODECS: dict[str, tuple[str, Callable[[Any], Generator[bytes]]]] = {
+    ".gz": ("gzip", lambda file: _pieces(gzip.GzipFile(fileobj=file, mode="rb"))),
+    ".bz2": ("bzip2", functools.partial(_streams, bz2.BZ2Decompressor, 0)),
+    ".xz": ("xz", functools.partial(_streams, functools.partial(lzma.LZMADecompressor, lzma.FORMAT_XZ), 4)),
+    ".zst": ("zstd", lambda file: _pieces(pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd"))),
 }
 SUFFIXES = ("", *_CODECS)
 CODEC = rf"(?:{'|'.join(map(re.escape, _CODECS))})?"  # pattern of a suffix
@@ -78,6 +112,36 @@ def identify(url: str) -> tuple[int, str]:
         return file.tell(), digest
 
 
+def unchecked(urls: Iterable[str]) -> list[str]:
+    """List the zstd and xz files that carry no checksum (in the first frame), so that damage may change the content."""
+
+    def carries_none(url: str) -> bool:
+        with open_file(url) as file:
+            head = file.read(8).ljust(8, b"\xff")
+        return (head[:4] == _ZSTD and not head[4] & 4) or (head[:6] == _XZ and not head[7] & 15)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        urls = [url for url in urls if url.endswith((".zst", ".xz"))]
+        return [url for url, none in zip(urls, pool.map(carries_none, urls), strict=True) if none]
+
+
+@contextlib.contextmanager
+def unchanged(urls: Collection[str]) -> Iterator[None]:
+    """Raise InputError after the block if one of the files has changed since its start. Raises StorageError."""
+    before = _states(urls)
+    yield
+    changed = [url for url, state in _states(before).items() if state != before[url]]
+    if changed:
+        raise InputError(
+            f"{changed[0]}: the file changed while it was read. Run the same command again when the file is complete."
+        )
+
+
+def _states(urls: Collection[str]) -> dict[str, tuple[str, ...]]:
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return dict(zip(urls, pool.map(storage.state, urls), strict=True))
+
+
 def _batch(lines: list[bytes]) -> pa.RecordBatch:
     return pa.record_batch([pa.array(lines, pa.large_binary())], schema=SCHEMA)
 
@@ -120,13 +184,11 @@ def _without_mark(url: str, line: bytes) -> bytes:
 def read_chunks(url: str) -> Iterator[bytes]:
     """Yield chunks of the content, decompressed according to the extension. Raises the errors of `LineBlocks`."""
     suffix = next((suffix for suffix in _CODECS if url.endswith(suffix)), None)
-    name, open_codec = _CODECS[suffix] if suffix else ("plain", None)
-    with contextlib.ExitStack() as stack:
-        file = stack.enter_context(open_file(url))
+    name, unpack = _CODECS[suffix] if suffix else ("plain", _pieces)
+    with open_file(url) as file, contextlib.closing(unpack(file)) as content:
+        unpacked = 0
         try:
-            unpacker = stack.enter_context(open_codec(file)) if open_codec else file
-            unpacked = 0
-            while chunk := unpacker.read(_CHUNK):
+            for chunk in content:
                 unpacked += len(chunk)
                 if suffix and unpacked > max(_UNSUSPECTED, MAX_RATIO * file.tell()):
                     raise InputError(
@@ -143,6 +205,11 @@ def read_chunks(url: str) -> Iterator[bytes]:
             # bzip2 and zstd do not define their own errors.
             if name == "zstd" and "Truncated compressed stream" in str(error):
                 raise _cut_off(url, name, file.tell()) from None
+            if name == "zstd" and "too much memory" in str(error):
+                raise InputError(
+                    f"{url}: zstd with a window of more than 128 MiB; expected at most 128 MiB. Write the file with a "
+                    "smaller window: zstd -dc -M2048MB FILE | zstd > NEW.zst."
+                ) from None
             if (name, "data stream") == ("bzip2", str(error)[-11:]) or (name == "zstd" and "ZSTD" in str(error)):
                 raise _damaged(url, name, error) from None
             raise _lost(url, file.tell(), error) from error

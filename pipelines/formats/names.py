@@ -6,10 +6,11 @@ import fnmatch
 import hashlib
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from pipelines.formats import lines
 from pipelines.formats.base import Text
 from schemas import storage
 from schemas.errors import InputError
@@ -23,6 +24,8 @@ _FILTERS = {
     "val": ("filter_labels_val.txt", "val_filter_labels.txt"),
     "test": ("filter_labels_test.txt", "tst_filter_labels.txt", "filter_labels_text.txt"),
 }
+# Names of files with data; a folder also has other files, such as README.md.
+_DATA = re.compile(rf"\.(?:json\.gz|(?:jsonl|ndjson|csv|tsv|txt|text|parquet|arrow|npz){lines.CODEC})$")
 
 
 def one_of(
@@ -47,7 +50,8 @@ def one_missing(source: str, names: Sequence[str], usual: Sequence[str], expecte
 
 def filters_at(source: str, names: Sequence[str]) -> Mapping[str, str]:
     """Return the URLs of the XC filter files among `names`, by split."""
-    files = {split: one_of(source, names, usual, "") for split, usual in _FILTERS.items()}
+    stored = {split: [name + codec for name in usual for codec in lines.SUFFIXES] for split, usual in _FILTERS.items()}
+    files = {split: one_of(source, names, usual, "") for split, usual in stored.items()}
     return {split: join(source, name) for split, name in files.items() if name}
 
 
@@ -73,21 +77,50 @@ def list_files(source: str) -> tuple[str, list[str]]:
     """Return (prefix, sorted names below the prefix) of `source`, a prefix or a pattern (`is_pattern`).
 
     For a prefix, the result contains the names directly under the prefix and, as `folder/name`, the names in its
-    folders. For a pattern, the result contains the matching names, relative to the folders before the first wildcard;
-    `[` and `{` stand for themselves.
+    folders; `folder/name/` is a folder in a folder. For a pattern, the result contains the matching names, relative to
+    the folders before the first wildcard; `[` and `{` stand for themselves. Names that begin with `.` or `_` are left
+    out.
     """
     if is_pattern(source):
         parts = source.split("/")
         wild = next(i for i, part in enumerate(parts) if "*" in part or "?" in part)
         root = "/".join(parts[:wild]) or ("/" if source.startswith("/") else ".")
         return root, _matching(root, parts[wild:])
-    names = storage.list_names(source)
-    inside = [f"{name}/{file}" for name in names if "." not in name for file in storage.list_names(join(source, name))]
-    return source, sorted(names + inside)
+    types, names = storage.list_types(source), list[str]()
+    for name in visible(types):
+        inside = storage.list_types(join(source, name)) if types[name] != "file" else {}
+        names += [f"{name}/{each}{'/' * (inside[each] == 'directory')}" for each in visible(inside)]
+        names += [] if inside else [name]
+    return source, sorted(names)
+
+
+def visible(names: Iterable[str]) -> list[str]:
+    """Return the names that do not begin with `.` or `_`, which mark files of other programs, such as `._a.jsonl`."""
+    return [name for name in names if not name.startswith((".", "_"))]
+
+
+def notes_on(source: str, read: Sequence[str]) -> Iterator[str]:
+    """Yield lines to print about the files at `source`, of which the URLs `read` are read.
+
+    Raises InputError for a filter file that is not read.
+    """
+    root, names = list_files(source)
+    left = [name for name in names if join(root, name) not in read and (name.endswith("/") or _DATA.search(name))]
+    for name in left:
+        if "filter_labels" in name and (name.endswith("/") or storage.size(join(root, name))):
+            raise InputError(
+                f"{join(root, name)}: a filter file names points and labels by line number, so it works only beside "
+                "the points of an XC format. Give the data in the format xc-text, or remove the file: its pairs then "
+                "count as wrong predictions."
+            )
+    if left:
+        yield f"{source}: not read: {say_names(left)}"
+    if unchecked := lines.unchecked(read):
+        yield f"damage cannot be noticed, because these files have no checksums: {say_names(unchecked)}"
 
 
 def _matching(root: str, patterns: Sequence[str]) -> list[str]:
-    names = fnmatch.filter(storage.list_names(root), patterns[0].replace("[", "[[]"))
+    names = fnmatch.filter(visible(storage.list_names(root)), patterns[0].replace("[", "[[]"))
     if len(patterns) == 1:
         return sorted(names)
     return sorted(f"{name}/{rest}" for name in names for rest in _matching(join(root, name), patterns[1:]))

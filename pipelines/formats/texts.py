@@ -15,7 +15,7 @@ from pipelines.formats import lines
 from pipelines.formats.base import Part, RowContents, decode_column
 from pipelines.formats.column_files import ARROW, CSV, PARQUET, check_columns
 from pipelines.formats.keyed import JSONL, ROWS, Keyed, features_in, field_names, require_named_columns, vector_length
-from pipelines.formats.names import OF_TEXTS, Fields, in_use, is_pattern, list_files, say_names
+from pipelines.formats.names import OF_TEXTS, Fields, in_use, is_pattern, list_files, notes_on, say_names
 from schemas import storage
 from schemas.errors import InputError
 from schemas.storage import join
@@ -45,7 +45,8 @@ class Texts:
 
         dense: length of the vectors in an additional column; 0: no vectors.
 
-        Raises InputError at the first invalid row, and if there are no rows; StorageError.
+        Raises InputError at the first invalid row, if there are no rows, and if a file changes while it is read;
+        StorageError.
         """
         if self.source == STANDARD:
             with tempfile.TemporaryDirectory(prefix="extremis-input-") as folder:
@@ -53,6 +54,10 @@ class Texts:
                     rows, features, dense
                 )
             return
+        with lines.unchanged(self.places()):
+            yield from self._read(rows, features, dense)
+
+    def _read(self, rows: int, features: bool, dense: int) -> Iterator[pa.RecordBatch]:
         seen = 0
         for url, form in self.files():
             if form == "text" and (features or dense):
@@ -74,6 +79,10 @@ class Texts:
         if not seen:
             raise InputError(f"{self.source}: the input has no rows.")
 
+    def notes(self) -> Iterator[str]:
+        """Yield lines to print about the files. Raises InputError like `files`."""
+        yield from () if self.source == STANDARD else notes_on(self.source, self.places())
+
     def places(self) -> list[str]:
         """List the URLs of all files; for standard input, its file descriptor. Raises InputError like `files`."""
         return ["/dev/stdin"] if self.source == STANDARD else [url for url, _ in self.files()]
@@ -84,6 +93,7 @@ class Texts:
             return [(self.source, self._form_of(self.source))]
         root, names = list_files(self.source)
         wild = is_pattern(self.source)
+        names = [name for name in names if not name.endswith("/")]
         kept = [name for name in names if wild or self.form or any(re.search(end, name) for end in _ENDS.values())]
         if not kept:
             raise InputError(

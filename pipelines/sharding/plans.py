@@ -10,6 +10,7 @@ import pyarrow as pa
 from pipelines.common.exchange import FileExchange
 from pipelines.common.progress import Meter
 from pipelines.common.summary import Summary
+from pipelines.formats import lines
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs, Text
 from pipelines.options import MIN_SHARDS, ShardOptions, default_row_group_rows, default_shards
 from pipelines.sharding.tokenizer import FrozenTokenizer
@@ -33,6 +34,7 @@ class ReadPlan:
     rejects: FileExchange
     seed: int
     block_rows: int
+    same_key: bool  # points name the label with their own key, too
     meter: Meter = field(default=Meter(), compare=False)
 
 
@@ -85,6 +87,7 @@ class QueriesPlan(TablePlan):
     has_pairs: bool  # whether labels come from pairs
     shared_points: bool  # splits share their points: a point without a label does not belong to this split
     filters: str | None  # URL of the split's filter pairs in staging
+    same_key: bool  # a label with the key of a point is the point's filter pair, unless it is a positive
     keep_text: bool
     hash_range: tuple[float, float] = (0.0, 1.0)  # [low, high) of the keys' hashes
     older: tuple[OlderShards, ...] = ()  # earlier points, which new points with the same key replace
@@ -97,7 +100,7 @@ class QueriesPlan(TablePlan):
     @property
     def schema(self) -> pa.Schema:
         """Columns of the table."""
-        label, filters = arrow.label_type(self.labels), self.filters is not None
+        label, filters = arrow.label_type(self.labels), self.same_key or self.filters is not None
         given = {"text": self.keep_text, "filters": filters, "features": self.features}
         return arrow.queries(self.tokens, label, **given, dense=self.dense)
 
@@ -252,6 +255,11 @@ def check_inputs(inputs: Inputs, options: ShardOptions) -> None:
         raise InputError(
             f"{say_table(inputs, LABELS)}: a label's line number is its id, so all labels must be in a single file."
         )
+    if options.same_key == "filter" and not inputs.keyed:
+        raise InputError(
+            f"--same-key filter: labels of the format {inputs.format} have line numbers instead of keys. Leave the "
+            "option out, and list the pairs in a filter file."
+        )
     for split, url in inputs.filters.items():
         if len(inputs.parts_of(split)) != 1:
             raise InputError(
@@ -264,7 +272,7 @@ def stage_filters(inputs: Inputs, raw: Summary, data: str) -> dict[str, int]:
     counts = {}
     for split, url in inputs.filters.items():
         rows, labels = raw.count_input(split, "rows_in"), raw.count_input(LABELS, "rows_in")
-        pairs = parse_filter(storage.read_bytes(url), url, rows, labels)
+        pairs = parse_filter(b"".join(lines.read_chunks(url)), url, rows, labels)
         storage.write_sealed(_filter_url(data, split), pairs.tobytes())
         counts[split] = len(pairs)
     return counts
@@ -325,6 +333,7 @@ def _plan_split(split: str, plan_inputs: PlanInputs, filtered: bool) -> QueriesP
         has_pairs=bool(inputs.parts_of(PAIRS + split)),
         shared_points=inputs.shared_points,
         filters=_filter_url(data, split) if filtered else None,
+        same_key=options.same_key == "filter",
         keep_text=options.keep_text,
         **plan_inputs.table_fields(split, PAIRS + split),
     )

@@ -198,6 +198,8 @@ def order_shard(shard: Shard, plan: QueriesPlan, label_sizes: dict[int, int]) ->
     if shard.before is not None:
         before = gather(read_locations(shard.before), BEFORE_SCHEMA)
         table, _ = rows.add_pairs(table, before["key"].combine_chunks(), before["label_id"].to_numpy())
+    if plan.same_key:
+        table = rows.without_positives(table)
     counters = Counter(rows_in=rows_in - others, rows_merged=ordered.merged)
     counters.update(_count(table))
     yield Tagged(SUMMARY, report_rejects(plan.source, rejects, staged, counters={plan.name: counters}))
@@ -208,7 +210,7 @@ def order_shard(shard: Shard, plan: QueriesPlan, label_sizes: dict[int, int]) ->
     repeated = to_record_batch(table.select(["hash", "key", "label_ids"]))
     for place in plan.exchange.send(route_keys(repeated, plan.older)):
         yield Tagged(REPEATED_KEYS, place)
-    differ = ordered.merged or plan.has_pairs or shard.before is not None
+    differ = ordered.merged or plan.has_pairs or plan.same_key or shard.before is not None
     changed = [name for name in rows.LISTS if name in table.column_names and differ]
     placed = plan.exchange.send([(shard.number, to_record_batch(table.select([_POSITION, *changed])))])
     for _, packet in plan.meter.count_bytes(ORDER, placed):

@@ -12,7 +12,7 @@ from pipelines.common.exchange import Packet, receive
 from pipelines.common.flow import Collection, Flow
 from pipelines.common.summary import INPUT, StagedBlock, Summary
 from pipelines.formats import lines
-from pipelines.formats.base import LABELS, PAIRS, Inputs, printable
+from pipelines.formats.base import LABELS, PAIRS, SPLITS, Inputs, printable
 from pipelines.sharding.hashing import combine, hash_strings
 from pipelines.sharding.plans import ReadPlan
 from pipelines.sharding.resume import files_of
@@ -53,7 +53,7 @@ def parse_block(element: tuple[tuple[int, int], Iterable[Packet]], plan: ReadPla
     part = plan.inputs.parts[number]
     parsed = plan.form.parse(raw, block * plan.block_rows, part, plan.text)
     hashed = _hashed_pairs if part.table.startswith(PAIRS) else with_hashes
-    rows, mentions = split_mentions(hashed(parsed.batch, plan.seed))
+    rows, mentions = split_mentions(hashed(parsed.batch, plan.seed), plan.same_key and part.table in SPLITS)
     parts = [*split_sample(rows), *([("mentions", mentions)] if mentions else [])]
     sent = dict(plan.meter.count_bytes(PARSE, plan.blocks.send(parts)))
     plan.meter.count(PARSE, raw.num_rows)
@@ -77,7 +77,7 @@ def describe_first(raw: Summary, inputs: Inputs, table: str) -> str | None:
         return None
     (row,) = batch.slice(int(np.argmin(batch["row"])), 1).to_pylist()
     labels = row.get("label_ids") or ()
-    if block.mentions is not None:
+    if block.mentions is not None and "label_index" in row:
         labels = next(receive([block.mentions]))["key"].take(pa.array(row["label_index"], pa.int32())).to_pylist()
     features = [f"{n}:{value:.4g}" for n, value in zip(*(row.get(name) or () for name in _FEATURES), strict=True)]
     text = f', text "{_short(row["text"], 120)}"' if "text" in row and (row["text"] or not features) else ""
@@ -146,20 +146,25 @@ def with_hashes(batch: pa.RecordBatch, seed: int) -> pa.RecordBatch:
     return batch.append_column("content", pa.array(content))
 
 
-def split_mentions(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+def split_mentions(batch: pa.RecordBatch, own: bool = False) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
     """Replace the points' `label_keys` with `label_index`: positions in a second batch, which contains distinct keys.
 
-    If points have no `label_keys`, returns the unchanged points and None.
+    With `own`, the column `own_index` contains the position of each point's own key. If points have no `label_keys`,
+    returns the unchanged points and None.
     """
-    if "label_keys" not in batch.schema.names:
+    column = batch["label_keys"] if "label_keys" in batch.schema.names else None
+    if column is None and not own:
         return batch, None
-    column = batch["label_keys"]
-    named = column.flatten().dictionary_encode()
-    offsets = column.offsets.to_numpy().astype(np.int64)
-    index = parquet.list_array(named.indices.to_numpy(zero_copy_only=False), offsets - offsets[0], pa.int32())
-    mentions = pa.record_batch({"key": named.dictionary})
-    number = batch.schema.get_field_index("label_keys")
-    return batch.set_column(number, "label_index", index), mentions
+    labels = pa.array([], pa.string()) if column is None else column.flatten()
+    named = pa.concat_arrays([labels, batch["key"]] if own else [labels]).dictionary_encode()
+    positions = named.indices.to_numpy(zero_copy_only=False)
+    if column is not None:
+        offsets = column.offsets.to_numpy().astype(np.int64)
+        index = parquet.list_array(positions[: len(labels)], offsets - offsets[0], pa.int32())
+        batch = batch.set_column(batch.schema.get_field_index("label_keys"), "label_index", index)
+    if own:
+        batch = batch.append_column("own_index", pa.array(positions[len(labels) :], pa.int32()))
+    return batch, pa.record_batch({"key": named.dictionary})
 
 
 def sample_position(hashes: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from pipelines.formats.base import Reason, Reject
 from pipelines.sharding.plans import QueriesPlan
+from schemas import PAD
 from schemas.ragged import offsets_of
 from schemas.shard_files import parquet
 
@@ -112,6 +113,10 @@ def attach_labels(
     without keys, points already have `label_ids`, which must be below `plan.labels`.
     """
     kind = plan.schema.field("label_ids").type.value_type
+    if "own_index" in batch.schema.names:
+        own = ids[batch["own_index"].to_numpy()]
+        same = parquet.list_array(own[own >= 0], offsets_of((own >= 0).astype(np.int64)), kind)
+        batch = batch.append_column("filter_label_ids", same)
     if "label_ids" in batch.schema.names:
         return _check_range(batch, plan, kind)
     if plan.has_pairs and "label_index" not in batch.schema.names:
@@ -142,6 +147,15 @@ def join_pairs(rows: np.ndarray, pairs: np.ndarray, type: pa.DataType) -> pa.Lis
     offsets = offsets_of(counts)
     picked = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], counts)
     return parquet.list_array(pairs[picked, 1], offsets, type)
+
+
+def without_positives(rows: pa.Table) -> pa.Table:
+    """Return the rows without the filter pairs that are positives."""
+    filters, labels = (parquet.list_column(rows, name) for name in ("filter_label_ids", "label_ids"))
+    number, field = rows.schema.get_field_index("filter_label_ids"), rows.schema.field("filter_label_ids")
+    own = filters.padded()
+    left = filters.keep(~labels.contains(own)[own != PAD])
+    return rows.set_column(number, field, parquet.list_array(*left, field.type.value_type))
 
 
 def without_labels(rows: Rows, sources: Mapping[int, str]) -> tuple[Rows, list[Reject]]:

@@ -19,7 +19,7 @@ from trainer.input_kinds import InputKind
 from trainer.inputs import Inputs, columns_of, require_inputs
 from trainer.methods.dexml import DualEncoder
 from trainer.methods.recipe import Recipe
-from trainer.negatives.candidates import candidates_for_every_query, distinct_labels
+from trainer.negatives.candidates import candidates_for_every_query, distinct_labels, without_filtered
 from trainer.negatives.merge import LabelLists
 from trainer.stream.batch import Batch
 
@@ -87,6 +87,7 @@ class LabelEncoderHead(Head):
         start, stop = label_range(len(ids), group.rank, group.ranks)
         share = np.asarray(ids[start:stop], np.int64)
         candidates = candidates_for_every_query(batch, share, planner.positive_weight, drawn)
+        candidates = without_filtered(candidates, batch.filtered)
         labels = CachedEmbeddings(
             self._label_encoder,
             lambda low, high: self.texts.take(share[low:high]),

@@ -83,6 +83,25 @@ def weigh_positives(candidates: Candidates, batch: Batch, weight: np.ndarray | N
     return candidates
 
 
+def without_filtered(candidates: Candidates, filtered: Ragged | None) -> Candidates:
+    """Return the candidates without pairs of a query and one of its `filtered` labels that is not a positive."""
+    if filtered is None:
+        return candidates
+    base = 1 << 40  # labels are below 2**40 (`merge`)
+    codes = filtered.row_of() * base + filtered.entries
+    if (drawn := candidates.drawn) is not None:
+        gone = np.isin((drawn.use >> 1).astype(np.int64) * base + drawn.label, codes) & (drawn.weight > 0)
+        return candidates._replace(drawn=replace(drawn, weight=np.where(gone, np.float32(0), drawn.weight)))
+    query, ids, drawn_ids = candidates.pair_query, candidates.ids, candidates.ids[: len(candidates.pool_weight)]
+    kept = candidates.pair_positive | ~np.isin(query.astype(np.int64) * base + ids[candidates.pair_label], codes)
+    pairs = {name: getattr(candidates, name)[kept] for name in candidates._fields if name.startswith("pair_")}
+    masked = candidates.masked_query.astype(np.int64) * base + drawn_ids[candidates.masked_pool]
+    new = np.setdiff1d(codes[np.isin(codes % base, drawn_ids)], masked)
+    query = np.append(candidates.masked_query, new // base).astype(candidates.masked_query.dtype)
+    pool = np.append(candidates.masked_pool, np.searchsorted(drawn_ids, new % base))
+    return candidates._replace(**pairs, masked_query=query, masked_pool=pool.astype(candidates.masked_pool.dtype))
+
+
 def draw_positives(batch: Batch, count: int, seed: int) -> np.ndarray | None:
     """Draw `count` positives of each query; return a mask [sum P] bool, or None for all positives (`count` = 0).
 

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from schemas import PAD
 from schemas.ragged import Ragged
 from trainer.group import Group
 from trainer.inputs import Inputs
@@ -26,6 +27,7 @@ from trainer.negatives.candidates import (
     split_by_rank,
     unmerged_candidates,
     weigh_positives,
+    without_filtered,
 )
 from trainer.negatives.draws import RandomPool, draw_hard
 from trainer.stream.batch import Batch, Candidates
@@ -90,7 +92,8 @@ class Planner:
 
         `sampled` comes from sources that need embeddings; each label counts once per query.
         """
-        return self.options.candidates(self, batch, self._sampled(batch, sampled))
+        candidates = self.options.candidates(self, batch, self._sampled(batch, sampled))
+        return candidates and self._without_filtered(batch, candidates)
 
     def chunks(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> Iterator[Candidates]:
         """Yield the candidates of a step: the candidates of the batch, or one chunk of labels at a time."""
@@ -98,7 +101,12 @@ class Planner:
         if candidates is not None:
             yield candidates
             return
-        yield from self.options.chunks(self, self._own(batch))
+        for chunk in self.options.chunks(self, self._own(batch)):
+            yield self._without_filtered(batch, chunk)
+
+    def _without_filtered(self, batch: Batch, candidates: Candidates) -> Candidates:
+        start, stop = self.label_range or (0, self.labels)
+        return without_filtered(candidates, batch.filtered and restrict_ids(batch.filtered, start, stop))
 
     @property
     def label_range(self) -> tuple[int, int] | None:
@@ -125,6 +133,9 @@ class Planner:
         if len(sampled) == 1 and isinstance(sampled[0].ids, torch.Tensor):
             assert isinstance(drawn, Ragged), "a device merges only own pools"
             ranked = sampled[0].ids
+            if batch.filtered is not None:
+                own = torch.from_numpy(batch.filtered.padded()).to(ranked.device)[:, None]
+                ranked = ranked.masked_fill((ranked[:, :, None] == own).any(dim=2), PAD)
             columns = self._columns(batch, np.tile(np.arange(ranked.shape[1]), (len(ranked), 1)))
             candidates = unmerged_candidates(batch, ranked.gather(1, send(columns, ranked.device)), drawn, weight)
             return weigh_positives(candidates, batch, self._weights)
@@ -170,13 +181,19 @@ class Planner:
         for column, marks in zip(columns, (drawn_positives, None), strict=False):
             for message, (counts, own) in zip(messages, self._split_by_rank(column, group.ranks), strict=True):
                 message += [counts, column.values[own]] if marks is None else [counts, column.values[own], marks[own]]
+        if batch.filtered is not None:
+            messages = [[*message, batch.filtered.counts, batch.filtered.values] for message in messages]
         arrived = group.all_to_all(messages)
         rows, askers, *received = (np.concatenate(each) for each in zip(*arrived, strict=True))
-        positives, received = Ragged.from_counts(received[1], received[0]), received[2:]
+        positives, received, filtered = Ragged.from_counts(received[1], received[0]), received[2:], None
+        if batch.filtered is not None:
+            *received, counts, values = received
+            filtered = Ragged.from_counts(values, counts)
         if drawn_positives is not None:
             drawn_positives, *received = received
         hard = Ragged.from_counts(received[1], received[0]) if received else None
-        gathered = Batch(batch.epoch, batch.step, rows, Inputs(), *positives, hard, drawn_positives=drawn_positives)
+        number = batch.epoch, batch.step
+        gathered = Batch(*number, rows, Inputs(), *positives, hard, None, drawn_positives, None, filtered)
         return GlobalBatch(batch, gathered, [len(message[0]) for message in arrived], bool(askers.any()))
 
     def _split_by_rank(self, rows: Ragged, ranks: int) -> Iterator[tuple[np.ndarray, np.ndarray | slice]]:

@@ -83,9 +83,10 @@ class Batch:
 
     `rows` [B] int64: global row ids. `inputs`: the encoder's inputs. `positives` [sum P], with `positive_offsets` [B +
     1]. `hard` [B, K]: hard negatives joined from the table, padded with -1; None without a table. `candidates`: set if
-    the stream plans the batch. `prepared`: set if the stream prepares the inputs for the encoder. For a global batch, a
-    rank may have only its own labels: positives, `drawn_positives` [sum P] bool (whether the step trains on each
-    positive), and hard negatives as rows.
+    the stream plans the batch. `prepared`: set if the stream prepares the inputs for the encoder. `filtered`: labels
+    that are never negatives of a row; None if no table has filter pairs. For a global batch, a rank may have only its
+    own labels: positives, `drawn_positives` [sum P] bool (whether the step trains on each positive), and hard negatives
+    as rows.
     """
 
     epoch: int
@@ -98,6 +99,7 @@ class Batch:
     candidates: Candidates | None = None
     drawn_positives: np.ndarray | None = None
     prepared: Any = None
+    filtered: Ragged | None = None
 
     def __len__(self) -> int:
         return len(self.rows)

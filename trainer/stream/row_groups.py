@@ -25,6 +25,7 @@ from trainer.inputs import columns_of
 from trainer.stream.order import WeightedGroups
 from trainer.stream.prefetch import DownloadQueue
 from trainer.stream.sources import ALL_ROWS, Source
+from trainer.stream.window import FILTERED
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class RowGroups:
         self._reading = reading or ReadOptions()
         joined = [source.negatives for source in sources if source.negatives is not None]
         self.width = max((table.width("label_ids") for table in joined), default=0)  # K of the joined negatives
+        self._filtered = any(FILTERED in source.table.columns for source in sources)
         tables = [(source, source.table.groups) for source in sources]
         self._places = [
             (source, shard, within)  # row group `within` of the shard
@@ -137,7 +139,7 @@ class RowGroups:
         self._shards.close()
 
     def read(self, group: int) -> pa.Table:
-        """Read row group `group`: columns of the inputs, `label_ids` and, from joined negatives, `hard`.
+        """Read row group `group`: columns of the inputs, `label_ids`, filter pairs and, from joined negatives, `hard`.
 
         Raises TableError, which names the shard and the row group; StorageError.
         """
@@ -150,6 +152,10 @@ class RowGroups:
         else:
             positives = rows.column("label_ids").cast(pa.list_(self._label_type))
         columns = {**{name: rows.column(name) for name in self._inputs}, "label_ids": positives}
+        if self._filtered:
+            none = list_array(np.empty(0, np.int64), np.zeros(rows.num_rows + 1, np.int64), self._label_type)
+            stated = rows.column(FILTERED) if FILTERED in rows.column_names else none
+            columns[FILTERED] = stated.cast(pa.list_(self._label_type))
         if negatives:
             columns["hard"] = negatives[0].column("label_ids").cast(pa.list_(self._label_type, self.width))
         elif self.width:
@@ -192,7 +198,8 @@ class RowGroups:
         source, shard, within = self._places[group]
         rows = int(self.group_rows[group])
         column = "label_id" if source.table.manifest.kind == "labels" else "label_ids"
-        parts = [_TableGroup(source.table, shard, within, rows, (*self._inputs, column))]
+        names = (*self._inputs, column, *({FILTERED} & {*source.table.columns}))
+        parts = [_TableGroup(source.table, shard, within, rows, names)]
         if source.negatives is not None:
             parts.append(_TableGroup(source.negatives, shard, within, rows, ("label_ids",)))
         return parts

@@ -16,7 +16,7 @@ from trainer.stream.batch import Batch
 
 _AHEAD = 16  # rows prefetched from memory while another row is copied
 _NEXT = np.uint64(1)
-HARD = "hard"  # the column of joined negatives
+HARD, FILTERED = "hard", "filter_label_ids"  # the columns of joined negatives, and of labels that are no negatives
 _BATCHES = 8  # batches gathered at a time: few calls, and the memory is reused while it is still in the cache
 
 
@@ -132,5 +132,6 @@ class Window:
             by_name = dict(zip(columns, lists, strict=True))
             labels, own = by_name["label_ids"], {name: values[begin:end] for name, values in matrices.items()}
             inputs = Inputs.from_columns(by_name, own.get(DENSE))
-            batches.append(Batch(epoch, step, rows[begin:end], inputs, labels.values, labels.offsets, own.get(HARD)))
+            columns_of = rows[begin:end], inputs, labels.values, labels.offsets, own.get(HARD)
+            batches.append(Batch(epoch, step, *columns_of, filtered=by_name.get(FILTERED)))
         return batches

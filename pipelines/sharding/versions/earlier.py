@@ -33,6 +33,7 @@ _INHERITED = (
     "keep_text",
     "validation_share",
     "test_share",
+    "same_key",
 )
 
 
@@ -99,7 +100,7 @@ class EarlierData:
 
     def inherit(self, options: ShardOptions) -> ShardOptions:
         """Return `options` with the earlier values of options that affect rows. Raises InputError if values differ."""
-        recorded = {"test_share": 0.0, **self.manifest.parameters["options"]}
+        recorded = self.manifest.parameters["options"]
         default = ShardOptions()
         for name in _INHERITED:
             stated = getattr(options, name)

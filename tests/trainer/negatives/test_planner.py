@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from pipelines.common.vectors import equal_ranges
 from schemas import PAD
+from schemas.ragged import Ragged
 from tests.builders import batch_of
 from trainer.group import Group
-from trainer.methods.astra import Negatives
+from trainer.methods.astra import AllLabels, Negatives
 from trainer.methods.ngame import InBatchNegatives
 from trainer.negatives.candidates import draw_positives, shared_pool
 from trainer.negatives.planner import Planner
@@ -106,11 +107,50 @@ class Together(Group):
 
 
 def pairs_of(candidates: Candidates, first: int) -> set[tuple[int, int, bool, float]]:
-    """(query, label, whether it is positive, weight) of every pair, and of the shared pool as query -1."""
+    """(query, label, whether it is positive, weight) of every pair and mask (weight 0), and of the pool as query -1."""
     ids = candidates.ids + first
     columns = candidates.pair_query, ids[candidates.pair_label], candidates.pair_positive, candidates.pair_weight
     pool = ((-1, int(label), False, float(weight)) for label, weight in zip(ids, candidates.pool_weight, strict=False))
-    return {(int(q), int(label), bool(p), float(w)) for q, label, p, w in zip(*columns, strict=True)} | {*pool}
+    masks = [*zip(candidates.masked_query.tolist(), ids[candidates.masked_pool].tolist(), strict=True)]
+    assert len({*masks}) == len(masks)
+    pairs = {(int(q), int(label), bool(p), float(w)) for q, label, p, w in zip(*columns, strict=True)} | {*pool}
+    return pairs | {(query, label, False, 0.0) for query, label in masks}
+
+
+def filters_of(positives: list[list[int]], seed: int) -> Ragged:
+    """Some labels of each query, positives among them."""
+    draw = np.random.default_rng(seed)
+    rows = [
+        np.unique([*own[: draw.integers(0, 2)], *draw.integers(0, LABELS, draw.integers(0, 12))]) for own in positives
+    ]
+    return Ragged.from_counts(np.concatenate(rows).astype(np.int32), np.array([len(row) for row in rows]))
+
+
+@given(tables(), st.sampled_from(["own", "shared", "batch", "all"]), st.integers(0, 99))
+def test_filtered_labels_are_no_negatives_whatever_brings_them(
+    table: tuple[list[list[int]], np.ndarray], pool: str, seed: int
+) -> None:
+    batch = batch_of(*table)
+    filtered = filters_of(table[0], seed)
+    pairs_filtered = {*zip(filtered.row_of().tolist(), filtered.entries.tolist(), strict=True)}
+    options = {"batch": InBatchNegatives(), "all": AllLabels(chunk=7)}.get(pool) or Negatives(
+        pool=pool, random=30, hard=2, reweight=False
+    )
+    planner = Planner(options, LABELS, seed)
+    for before, after in zip(planner.chunks(batch), planner.chunks(replace(batch, filtered=filtered)), strict=True):
+        pool_labels = {*before.ids[: len(before.pool_weight)].tolist()}
+        kept = {pair for pair in pairs_of(before, 0) if pair[2] or pair[:2] not in pairs_filtered or pair[3] == 0}
+        own = {(query, label) for query, own in enumerate(table[0]) for label in own}
+        masks = {(q, label, False, 0.0) for q, label in pairs_filtered if label in pool_labels}
+        assert pairs_of(after, 0) == kept | masks
+        assert own & {pair[:2] for pair in kept if pair[2]} == own & {
+            pair[:2] for pair in pairs_of(after, 0) if pair[2]
+        }
+    if pool == "own":  # for a device that merges: the weight of a draw is 0
+        (drawn,) = (c.drawn for c in replace(planner, merges=False).chunks(replace(batch, filtered=filtered)))
+        assert drawn is not None
+        pairs = zip((drawn.use >> 1).tolist(), drawn.label.tolist(), strict=True)
+        assert all((pair in pairs_filtered) <= (weight <= 0) for pair, weight in zip(pairs, drawn.weight, strict=True))
 
 
 @given(tables(), st.sampled_from(["own", "shared", "batch"]), st.integers(1, 5), st.integers(1, 3), st.integers(0, 9))
@@ -119,13 +159,19 @@ def test_ranks_plan_their_part_of_what_one_plans(
 ) -> None:
     positives, negatives = table
     positives, negatives = positives * 5, np.tile(negatives, (5, 1))
-    whole = replace(batch_of(positives, negatives), step=step)
+    filtered = filters_of(positives, step)
+    whole = replace(batch_of(positives, negatives), step=step, filtered=filtered)
     options = InBatchNegatives() if pool == "batch" else Negatives(pool=pool, random=7, hard=hard)
     build = partial(Planner, options, LABELS, 3, positives=int(pool == "batch"))
     (expected,) = build().chunks(whole)
     cuts, sent, made = equal_ranges(0, len(whole), ranks), {}, set()
     parts = [
-        replace(batch_of(positives[low:high], negatives[low:high]), step=step, rows=np.arange(low, high))
+        replace(
+            batch_of(positives[low:high], negatives[low:high]),
+            step=step,
+            rows=np.arange(low, high),
+            filtered=filtered.slice(low, high),
+        )
         for low, high in cuts
     ]
     planners = [build(label_ranges=tuple(equal_ranges(0, LABELS, ranks)), rank=rank) for rank in range(ranks)]
