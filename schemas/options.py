@@ -1,5 +1,7 @@
 """Options: frozen, typed and validated on creation; an error names the invalid option and the reason."""
 
+import contextlib
+import operator
 import re
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_origin
@@ -64,3 +66,11 @@ def fault_text(fault: Mapping[str, Any]) -> str:
     wanted = "input should be a whole number of at most 63 bits"
     message = wanted if fault["type"] == "int_parsing_size" else str(fault["msg"]).lower()
     return f"{where}: {message}, got {text if len(text) <= _SHOWN else text[:_SHOWN] + '…'}"
+
+
+def whole_number(name: str, value: Any, least: int = 0) -> int:
+    """Return `value` as an int, also a number of NumPy. Raises InputError unless it is whole and at least `least`."""
+    with contextlib.suppress(TypeError):
+        if not isinstance(value, bool) and (number := operator.index(value)) >= least:
+            return number
+    raise InputError(f"{name} = {value!r:.80}: expected a whole number, {least} or more.")

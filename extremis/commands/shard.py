@@ -1,22 +1,23 @@
 """`extremis shard`: turns raw data, or data in Python, into tables."""
 
 import contextlib
+import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from extremis.command import Option, Progress, build_options, comma_list, command
 from extremis.commands.shared import BeamOptions, Fields, Place, StartTimeout, Text
 from extremis.console import say
+from extremis.objects import table_of
 from pipelines.options import Again, ShardOptions
-from schemas.errors import InputError
+from schemas.errors import ExtremisError, InputError
 from schemas.shard_files.sinks import SINKS
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
+_ROWS = "rows as dictionaries (text, label or labels) or as pairs of text and label, a data frame or a table"
+_ROW = r"\b(\w+)(?:/data)?-\d+-of-\d+\.arrow, line ([\d,]+)"  # of a file that `input_url` writes
 _SPLITS = ("train", "val", "validation", "dev", "test", "labels")
 
 
@@ -96,11 +97,11 @@ def shard(
 
 
 @contextlib.contextmanager
-def input_url(data: Any) -> Iterator[str]:
+def input_url(data: Any, expected: str = _ROWS) -> Iterator[str]:
     """Yield a URL to read `data` from: a path or URL unchanged, else a folder that exists until the block ends.
 
     data: rows (dictionaries, or pairs of text and label), an Arrow table, a pandas data frame, a Hugging Face data set,
-    or one of these per split: {"train": …, "test": …, "labels": …}. Raises InputError for anything else.
+    or one of these per split: {"train": …, "test": …, "labels": …}. Raises InputError for anything but `expected`.
     """
     if isinstance(data, str | PathLike):
         yield str(data)
@@ -114,38 +115,22 @@ def input_url(data: Any) -> Iterator[str]:
                 names = ", ".join(map(str, splits))
                 raise InputError(f"input: expected splits among {', '.join(_SPLITS)}, got {names}.")
             for name, rows in splits.items():
-                _write(Path(folder) / name, rows)
-        yield folder
+                _write(Path(folder) / name, rows, expected)
+        try:
+            yield folder
+        except ExtremisError as error:  # names what the caller has: rows, not files
+            said = str(error).replace(f"{folder}/", "").replace(folder, "input")
+            error.args = (re.sub(_ROW, lambda row: f"{row[1]}[{int(row[2].replace(',', '')) - 1}]", said),)
+            raise
 
 
-def _write(folder: Path, rows: Any) -> None:
-    if hasattr(rows, "save_to_disk"):
+def _write(folder: Path, rows: Any, expected: str) -> None:
+    if hasattr(rows, "save_to_disk") and not isinstance(rows, Mapping):
         rows.save_to_disk(str(folder))
         return
     import pyarrow as pa
 
     folder.mkdir()
-    table = _table(rows)
+    table = table_of(rows, expected=expected)
     with pa.ipc.new_stream(str(folder / "data-00000-of-00001.arrow"), table.schema) as writer:
         writer.write_table(table)
-
-
-def _table(rows: Any) -> "pa.Table":
-    """Convert `rows` to a table. Raises InputError."""
-    import pyarrow as pa
-
-    if isinstance(rows, pa.Table):
-        return rows
-    if hasattr(rows, "iloc"):
-        return pa.Table.from_pandas(rows, preserve_index=False)
-    if not isinstance(rows, Iterable):
-        raise InputError(f"input: expected rows, a table or a data set, got {type(rows).__name__}.")
-    listed = list(rows)
-    if listed and all(isinstance(row, str) for row in listed):
-        return pa.table({"text": listed})
-    if listed and all(isinstance(row, list | tuple) and len(row) == 2 for row in listed):
-        texts, named = zip(*listed, strict=True)
-        return pa.table({"text": list(texts), "label" if isinstance(named[0], str) else "labels": list(named)})
-    if not listed or not all(isinstance(row, Mapping) for row in listed):
-        raise InputError("input: expected rows as dictionaries (text, label or labels), or as pairs of text and label.")
-    return pa.Table.from_pylist(listed)

@@ -14,8 +14,9 @@ import pyarrow as pa
 from pipelines.formats import lines
 from pipelines.formats.base import Part, RowContents, decode_column
 from pipelines.formats.column_files import ARROW, CSV, PARQUET, check_columns
+from pipelines.formats.from_columns import parse_points
 from pipelines.formats.keyed import JSONL, ROWS, Keyed, features_in, field_names, require_named_columns, vector_length
-from pipelines.formats.names import OF_TEXTS, Fields, in_use, list_files, say_names
+from pipelines.formats.names import OF_TEXTS, Fields, Shape, in_use, list_files, say_names
 from schemas import storage
 from schemas.errors import InputError
 from schemas.storage import join
@@ -33,12 +34,16 @@ _ENDS = {
 
 @dataclass(frozen=True)
 class Texts:
-    """Rows from files in format `form` (None: from the file name). `title_only`: like `extremis shard --text title`."""
+    """Rows from files in format `form` (None: from the file name). `title_only`: like `extremis shard --text title`.
+
+    `fields`: names of the fields; None: those of `made_with` if a file has such texts, else the usual names.
+    """
 
     source: str
     form: str | None = None
-    fields: Fields = field(default_factory=Fields)
+    fields: Fields | None = None
     title_only: bool = False
+    made_with: Fields = field(default_factory=Fields)
 
     def batches(self, rows: int, features: bool, dense: int = 0) -> Iterator[pa.RecordBatch]:
         """Yield up to `rows` rows at a time: `key`, `text` and, with `features`, `feature_ids` and `feature_values`.
@@ -60,11 +65,14 @@ class Texts:
                 raise InputError(
                     f"{url}: these are lines of text, but this encoder reads {read}. Give JSON lines or Parquet."
                 )
-            if form != "text":
-                require_named_columns(url, self.fields, OF_TEXTS, Fields())
-            keyless = form == "text" or self.fields.key not in field_names(url)
+            names = () if form == "text" else field_names(url)
+            fields = self.fields or self.made_with.within(names)
+            if form != "text" and self.fields:
+                require_named_columns(url, fields, OF_TEXTS, Fields())
+            keyless = fields.key not in names
             contents = RowContents(features, keys=not keyless, labels=False, dense=dense)
-            for batch in self._read_lines(url, rows) if form == "text" else self._read_records(url, rows, contents):
+            blocks = self._read_lines(url, rows) if form == "text" else self._read_records(url, rows, contents, fields)
+            for batch in blocks:
                 if keyless:  # row numbers identify rows
                     numbers = pa.array(np.arange(seen, seen + batch.num_rows)).cast(pa.string())
                     batch = batch.set_column(0, "key", numbers)
@@ -111,8 +119,8 @@ class Texts:
             yield pa.record_batch({"key": pa.nulls(len(block), pa.string()), "text": text})
             first += len(block)
 
-    def _read_records(self, url: str, rows: int, contents: RowContents) -> Iterator[pa.RecordBatch]:
-        keyed, fields = Keyed(self.fields), self.fields
+    def _read_records(self, url: str, rows: int, contents: RowContents, fields: Fields) -> Iterator[pa.RecordBatch]:
+        keyed = Keyed(fields)
         if not (contents.features or contents.dense):
             check_columns(url, in_use(*fields.texts))
         is_present = {fields.feature_ids: not contents.features or features_in([url], fields)}
@@ -132,6 +140,24 @@ class Texts:
             first += raw.num_rows
             kept = ("key", "text", "feature_ids", "feature_values", "dense")
             yield parsed.batch.select([name for name in kept if name in parsed.batch.schema.names])
+
+
+def texts_in(table: pa.Table, made_with: Fields, title_only: bool, place: str) -> list[str]:
+    """Return the texts of a table, as `Texts` reads them from a file. Raises InputError with `place` and the row."""
+    fields, names, first, texts = made_with.within(table.column_names), table.column_names, 0, list[str]()
+    if not {*fields.texts} & {*names}:
+        expected = " or ".join(map(repr, in_use(*fields.texts)))
+        raise InputError(
+            f"{place}: no column {expected}; found: {say_names(names)}. Give the column alone, or rename it."
+        )
+    shape = Shape(fields, "title" if title_only else "title+content", features=False, labels=False, keyless=True)
+    for batch in table.to_batches():
+        parsed = parse_points(batch, first, place, shape)
+        for reject in parsed.rejects[:1]:
+            raise InputError(f"{place}[{reject.line - 1}]: {reject.detail}. Fix the row, or leave it out.")
+        texts += parsed.batch["text"].to_pylist()
+        first += batch.num_rows
+    return texts
 
 
 def _copy_of_standard_input(folder: str, form: str) -> str:

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Real
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -293,6 +294,17 @@ class Exported:
         """Read `columns` of all labels, in the order of label ids. Raises TableError."""
         with _naming_damage(self.table.url):
             return self.files.read(LABELS, columns)
+
+    def lowest_score(self, threshold: float | None, precision: float | None) -> float:
+        """Return `threshold`, or the threshold for `precision`, or -inf. Raises InputError for both."""
+        for name, value in (("threshold", threshold), ("precision", precision)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, Real) or value != value):
+                raise InputError(f"--{name}: expected a number, got {value!r:.80}.")
+        if threshold is not None and precision is not None:
+            raise InputError("--threshold and --precision both set the lowest score. Give only one of the two.")
+        if precision is not None:
+            return self.threshold(precision)
+        return -np.inf if threshold is None else float(threshold)
 
     def threshold(self, precision: float) -> float:
         """Return the lowest score at which predictions reached `precision` on the split for thresholds.
