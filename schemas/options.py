@@ -4,12 +4,18 @@ import contextlib
 import operator
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_origin
+from numbers import Real
+from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from schemas.errors import InputError
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
 
 DEVICES = r"^(auto|cpu|cuda(:\d{1,3})?)$"  # names of a device to compute on
 MOST_THREADS = 4096  # limit for each kind of thread in a process
@@ -18,8 +24,19 @@ _SHOWN = 200  # characters of a value that a message shows
 _LONG = re.compile(r"(\S{200})\S{100,}")
 
 
-class Options(BaseModel):
-    """Base of all sets of options: refuses unknown keys, infinite numbers, and booleans in place of numbers."""
+class _Checked(ModelMetaclass):
+    def __call__(cls, **values: Any) -> Any:
+        try:
+            return super().__call__(**values)
+        except ValidationError as error:
+            raise _input_error(error) from None
+
+
+class Options(BaseModel, metaclass=_Checked):
+    """Base of all sets of options: refuses unknown keys, infinite numbers, and booleans in place of numbers.
+
+    Raises InputError, which names the option, problem and value of each fault.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -47,14 +64,15 @@ Checked = TypeVar("Checked", bound=Options)
 
 
 def check(kind: type[Checked], values: Mapping[str, Any]) -> Checked:
-    """Return `values` as options of `kind`.
-
-    Raises InputError, which names the option, problem and value of each fault.
-    """
+    """Return `values` as options of `kind`. Raises InputError."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise InputError("; ".join(fault_text(fault) for fault in error.errors()) + ".") from None
+        raise _input_error(error) from None
+
+
+def _input_error(error: ValidationError) -> InputError:
+    return InputError("; ".join(fault_text(fault) for fault in error.errors()) + ".")
 
 
 def fault_text(fault: Mapping[str, Any]) -> str:
@@ -66,6 +84,11 @@ def fault_text(fault: Mapping[str, Any]) -> str:
     wanted = "input should be a whole number of at most 63 bits"
     message = wanted if fault["type"] == "int_parsing_size" else str(fault["msg"]).lower()
     return f"{where}: {message}, got {text if len(text) <= _SHOWN else text[:_SHOWN] + '…'}"
+
+
+def is_number(value: Any) -> bool:
+    """Return whether `value` is a real number, also of NumPy; booleans and NaN are none."""
+    return isinstance(value, Real) and not isinstance(value, bool) and value == value
 
 
 def whole_number(name: str, value: Any, least: int = 0) -> int:

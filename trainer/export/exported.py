@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from numbers import Real
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,6 +15,7 @@ import pyarrow.parquet as pq
 
 from schemas import PAD
 from schemas.errors import ExtremisError, InputError, MissingExtra, TableError
+from schemas.options import is_number
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import number_column
 from schemas.shard_files.viewed import RETIRED
@@ -298,7 +298,7 @@ class Exported:
     def lowest_score(self, threshold: float | None, precision: float | None) -> float:
         """Return `threshold`, or the threshold for `precision`, or -inf. Raises InputError for both."""
         for name, value in (("threshold", threshold), ("precision", precision)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, Real) or value != value):
+            if value is not None and not is_number(value):
                 raise InputError(f"--{name}: expected a number, got {value!r:.80}.")
         if threshold is not None and precision is not None:
             raise InputError("--threshold and --precision both set the lowest score. Give only one of the two.")
