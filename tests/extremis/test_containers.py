@@ -23,7 +23,7 @@ import extremis
 from tests.command import ROOT, call, environment, sets
 from trainer.export.exported import Exported
 
-WORDS = "sea ship storm cat dog hill river moon tree stone".split()
+WORDS = ["sea", "ship", "storm", "cat", "dog", "hill", "river", "moon", "tree", "stone"]
 FIELDS = "key=id,title=name,content=about,labels=of"
 
 
@@ -54,7 +54,12 @@ def dictionaries(pairs: list[tuple[str, str]]) -> list[dict[str, str]]:
 
 
 def table(pairs: list[tuple[str, str]]) -> pa.Table:
-    return pa.table({name: pa.array([*column], pa.string()) for name, column in zip(("name", "about"), zip(*pairs))})
+    return pa.table(
+        {
+            name: pa.array([*column], pa.string())
+            for name, column in zip(("name", "about"), zip(*pairs, strict=True), strict=True)
+        }
+    )
 
 
 COLUMNS: dict[str, Callable[[list[str]], Any]] = {
@@ -162,7 +167,7 @@ def test_anything_else_is_one_error(model: extremis.Model, folder: Path, tmp_pat
         assert re.search(words, str(raised.value))
         assert "extremis-input" not in str(raised.value)
         if ", got" in words and "[" not in words:
-            assert "a list, Series or array of texts, a data frame or Arrow table, or a list of dict" in str(raised.value)
+            assert "a data frame or Arrow table, or a list of dictionaries" in str(raised.value)
     assert not out.exists()
 
 
