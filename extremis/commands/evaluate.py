@@ -111,7 +111,7 @@ def _show_parts(report: dict[str, Any]) -> None:
         columns = [name for name in shown if any(name in metrics for metrics in parts.values())]
         rows = [[p, f"{m[counted]:,}", *(f"{m[name]:.2f}" for name in columns)] for p, m in parts.items()]
         if rows:
-            table(title, [group, counted, *map(shown.get, columns)], rows)
+            table(title, [group, counted, *(shown[name] for name in columns)], rows)
 
 
 def _show_seen(split: str, report: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -160,21 +160,24 @@ def _score(data: DataLayout, run: Run, examples: list[Example], label_ids: list[
     """
     from trainer.evaluation.fusion_files import open_fused
     from trainer.evaluation.ranking import nearest_labels, score_rows
+    from trainer.evaluation.split import label_statistics
+    from trainer.inputs import scored_columns
     from trainer.model import load_model, trained_labels
 
     _, model, checkpoint = load_model(data, run.layout, earlier=True)
     trained, root = trained_labels(model, checkpoint), run.layout.root
+    candidates = replace(label_statistics(data), trained_labels=trained).candidates()
     assert run.representative is not None, "it has a checkpoint"
     scores: Scores = {}
     for split in dict.fromkeys(example.split for example in examples):
         part = [example for example in examples if example.split == split]
         queries = Table.open(data.queries(split), "queries")
-        rows = queries.rows_at(np.asarray([example.row for example in part]), model.columns)
+        rows = queries.rows_at(np.asarray([example.row for example in part]), scored_columns(queries, model.columns))
         fused = open_fused(data.root, root, checkpoint, model, split) if run.representative.scores == "fused" else None
         named = [[*example.positives, *(label for label, _ in example.negatives)] for example in part]
         if trained is not None:
             named = [[label for label in labels if label < trained] for labels in named]
-        best, top, named_scores = score_rows(model, rows, named, PREDICTIONS, trained, fused)
+        best, top, named_scores = score_rows(model, rows, named, PREDICTIONS, candidates, fused)
         for example, row_best, row_top in zip(part, best.tolist(), top.tolist(), strict=True):
             example.predictions = [pair for pair in zip(row_top, row_best, strict=True) if pair[0] >= 0]
         for example, row_labels, row_scores in zip(part, named, named_scores, strict=True):
