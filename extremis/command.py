@@ -164,12 +164,7 @@ class Command:
                 )
         bound = inspect.signature(self.function).bind(*arguments, **options).arguments
         progress, beam_options = bound.pop("progress", True), bound.pop("beam_options", ())
-        listed = {
-            key: value if self.parameters[key].kind is inspect.Parameter.VAR_POSITIONAL else [value]
-            for key, value in bound.items()
-        }
-        kinds = {key: kind for key, (kind, _) in self._options.items()}
-        objects = {key: bound[key] for key in bound if kinds[key] is Any and not all(map(_is_place, listed[key]))}
+        objects = {key: value for key, value in bound.items() if self._options[key][0] is Any and not _is_place(value)}
         words = [*_command_line(self.click_command, bound | dict.fromkeys(objects, "-")), *beam_options]
         typed = shlex.join(["extremis", name, *words])
         listener = progress if callable(progress) else None

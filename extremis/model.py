@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from extremis.command import naming_arguments
 from extremis.console import say, without_controls
-from extremis.objects import TEXTS, items_of, require_texts, table_of
+from extremis.objects import TEXTS, items_of, require_texts
 from extremis.result import html_table
 from pipelines.formats.names import Fields, parse_fields_by_table
 from pipelines.sharding.tokenizer import FILE, encode_texts, open_tokenizer
@@ -142,15 +142,10 @@ class Model:
 
     def __init__(self, exported: Exported, place: str, embedder: str | None = None) -> None:
         self._exported, self._place = exported, place
-        if "feature_ids" in exported.serving.columns:
-            raise InputError(
-                f"{exported.table.url}: the encoder needs sparse features, not only texts. Use extremis.predict."
-            )
-        self._embed = open_embedder(exported, embedder)
-        if self._embed is None and DENSE in exported.serving.columns:
-            raise InputError(
-                f"{exported.table.url}: the encoder needs your own vectors, not only texts. Use extremis.predict."
-            )
+        columns, self._embed = exported.serving.columns, open_embedder(exported, embedder)
+        if "feature_ids" in columns or (self._embed is None and DENSE in columns):
+            needed = "sparse features" if "feature_ids" in columns else "your own vectors"
+            raise InputError(f"{exported.table.url}: the encoder needs {needed}, not only texts. Use extremis.predict.")
         self._tokenizer = TextTokenizer.of(exported)
 
     def __repr__(self) -> str:
@@ -259,10 +254,13 @@ class Model:
         """Return the texts in anything that `predict` accepts. Raises InputError."""
         listed = [texts] if isinstance(texts, str) else items_of(texts)
         if listed is None or any(isinstance(row, Mapping) for row in listed):
-            from pipelines.formats.texts import texts_in
+            from extremis.commands.shard import input_url
+            from pipelines.formats.texts import Texts
 
-            table = table_of(texts if listed is None else listed, "texts", f"a text, or {TEXTS}")
-            return texts_in(table, *text_fields(self._exported), "texts")
+            made_with, title_only = text_fields(self._exported)
+            with input_url({"texts": texts if listed is None else listed}, TEXTS) as url:
+                rows = Texts(url, title_only=title_only, made_with=made_with).batches(_BATCH, False)
+                return [text for some in rows for text in some["text"].to_pylist()]
         require_texts(listed, "texts")
         return listed
 

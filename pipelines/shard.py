@@ -372,10 +372,7 @@ def _of_labels(element: tuple[int, Packet], before: int, new: bool) -> Iterator[
 
 
 def _counted(inputs: Inputs, raw: Summary) -> str:
-    """Describe the input. Shared queries are counted once; pairs determine the splits of a query.
-
-    Labels are counted at the end, because files, parts and points may name the same label.
-    """
+    """Describe the points, not labels, which files repeat. Queries are counted once; pairs determine their splits."""
     if inputs.shared_points:
         pairs = ", ".join(f"{raw.count_input(PAIRS + split, 'rows'):,} pairs of {split}" for split in inputs.splits)
         return f"{raw.count_input(inputs.splits[0], 'rows_in'):,} queries, {pairs}"

@@ -1,21 +1,14 @@
 """Options: frozen, typed and validated on creation; an error names the invalid option and the reason."""
 
-import contextlib
-import operator
 import re
 from collections.abc import Mapping
-from numbers import Real
-from typing import TYPE_CHECKING, Any, TypeVar, get_origin
+from numbers import Integral, Real
+from typing import Any, TypeVar, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from schemas.errors import InputError
-
-if TYPE_CHECKING:
-    from pydantic._internal._model_construction import ModelMetaclass
-else:
-    ModelMetaclass = type(BaseModel)
 
 DEVICES = r"^(auto|cpu|cuda(:\d{1,3})?)$"  # names of a device to compute on
 MOST_THREADS = 4096  # limit for each kind of thread in a process
@@ -24,19 +17,8 @@ _SHOWN = 200  # characters of a value that a message shows
 _LONG = re.compile(r"(\S{200})\S{100,}")
 
 
-class _Checked(ModelMetaclass):
-    def __call__(cls, **values: Any) -> Any:
-        try:
-            return super().__call__(**values)
-        except ValidationError as error:
-            raise _input_error(error) from None
-
-
-class Options(BaseModel, metaclass=_Checked):
-    """Base of all sets of options: refuses unknown keys, infinite numbers, and booleans in place of numbers.
-
-    Raises InputError, which names the option, problem and value of each fault.
-    """
+class Options(BaseModel):
+    """Base of all sets of options: refuses unknown keys, infinite numbers, and booleans in place of numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -64,15 +46,14 @@ Checked = TypeVar("Checked", bound=Options)
 
 
 def check(kind: type[Checked], values: Mapping[str, Any]) -> Checked:
-    """Return `values` as options of `kind`. Raises InputError."""
+    """Return `values` as options of `kind`.
+
+    Raises InputError, which names the option, problem and value of each fault.
+    """
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise _input_error(error) from None
-
-
-def _input_error(error: ValidationError) -> InputError:
-    return InputError("; ".join(fault_text(fault) for fault in error.errors()) + ".")
+        raise InputError("; ".join(fault_text(fault) for fault in error.errors()) + ".") from None
 
 
 def fault_text(fault: Mapping[str, Any]) -> str:
@@ -92,8 +73,7 @@ def is_number(value: Any) -> bool:
 
 
 def whole_number(name: str, value: Any, least: int = 0) -> int:
-    """Return `value` as an int, also a number of NumPy. Raises InputError unless it is whole and at least `least`."""
-    with contextlib.suppress(TypeError):
-        if not isinstance(value, bool) and (number := operator.index(value)) >= least:
-            return number
-    raise InputError(f"{name} = {value!r:.80}: expected a whole number, {least} or more.")
+    """Return `value` as an int. Raises InputError unless it is a whole number, also of NumPy, of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise InputError(f"{name} = {value!r:.80}: expected a whole number, {least} or more.")
+    return int(value)

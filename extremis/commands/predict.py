@@ -93,7 +93,7 @@ def predict(
     data = None if data is None else fspath(data)
     left_out = None if filter is None else Texts(fspath(filter), "text")
     held = inputs and not isinstance(inputs[0], str | PathLike)  # by Python, not in a file
-    with input_url({"train": inputs[0]} if held else "".join(map(fspath, inputs)), f"a place, {TEXTS}") as url:
+    with input_url({"texts": inputs[0]} if held else "".join(map(fspath, inputs)), TEXTS) as url:
         texts = None if data else Texts(url, form, named)
         if out != "-":
             files = [place for read in (texts, left_out) if read is not None for place in read.places()]

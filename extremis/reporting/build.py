@@ -23,15 +23,7 @@ from extremis.inspecting.examples import splits_of
 from extremis.reporting.charts import data_charts, drift_charts, metric_charts, table_charts, training_charts
 from extremis.reporting.data_statistics import describe
 from extremis.reporting.queries import LABELS_WITH_NEIGHBOURS, Sample, list_weakest, sample_queries
-from extremis.reporting.run_records import (
-    Run,
-    metric_tables,
-    names_of,
-    open_run,
-    ordered_splits,
-    recipe_differences,
-    say_split,
-)
+from extremis.reporting.run_records import Run, metric_tables, names_of, open_run, ordered_splits, recipe_differences
 from extremis.spinner import show_activity
 from schemas import storage
 from schemas.errors import InputError, MissingExtra
@@ -190,7 +182,6 @@ def render(variables: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
         loader=PackageLoader("extremis.reporting", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters |= {"number": format_value, "redact": redact, "term": explain, "choice": explain_choice}
-    environment.filters["say_split"] = say_split
     html = environment.get_template("page.html").render(
         **variables,
         terms=TERMS,

@@ -6,7 +6,7 @@ the figure.
 """
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -80,14 +80,8 @@ def training_charts(runs: Sequence[Run]) -> list[Chart]:
 
 
 def _validation_note(runs: Sequence[Run]) -> str:
-    """Say which scores and queries validation measures: it ranks by the vectors, also in a run with a fusion."""
-    options = {run.name: run.config["recipe"].get("validation", {}) for run in runs if "validation" in run.records}
-    queries = {
-        run: f"up to {of.get('queries', 0):,} queries of {of.get('split') or HOLDOUT}" for run, of in options.items()
-    }
-    equal = {*queries.values()}
-    said = equal if len(equal) == 1 else [": ".join(pair) for pair in queries.items()]
-    return f"without a fusion, on {'; '.join(said)}"
+    splits = {run.config["recipe"]["validation"]["split"] or HOLDOUT for run in runs if "validation" in run.records}
+    return f"ranked by the vectors, without a fusion, on the first queries of {' or '.join(sorted(splits))}"
 
 
 def _curves(
@@ -301,10 +295,11 @@ def drift_charts(runs: Sequence[Run]) -> list[Chart]:
     for split in evaluated_splits(runs):
         bodies = {number: run.evaluations[split] for number, run in enumerate(runs) if split in run.evaluations}
         note = "parts from the oldest to the newest"
-        traces = _by_part(runs, bodies, "parts", "queries", dict.fromkeys(_OF_QUERIES, ""))
+        traces = _by_part(runs, bodies, "parts", "queries", _OF_QUERIES)
         charts.append(draw_chart(f"parts-{split}", f"Metrics on {say_split(split)} by part", traces, "part", "%", note))
         note += "; a run that is older than a part does not know the labels of that part"
-        traces = _by_part(runs, bodies, "labels_by_part", "positives", {"R@5": "found"})
+        traces = _by_part(runs, bodies, "labels_by_part", "positives", ("R@5",))
+        traces = [trace | {"name": trace["name"].replace("R@5", "found")} for trace in traces]  # of all positives
         title = f"True labels among the first 5 predictions on {say_split(split)}, by the part that added the label"
         charts.append(draw_chart(f"label-parts-{split}", title, traces, "part", "%", note))
         traces = _by_version([body for body in bodies.values() if "version" in body])
@@ -317,19 +312,16 @@ def drift_charts(runs: Sequence[Run]) -> list[Chart]:
 
 
 def _by_part(
-    runs: Sequence[Run], bodies: dict[int, dict[str, Any]], section: str, counted: str, names: Mapping[str, str]
+    runs: Sequence[Run], bodies: dict[int, dict[str, Any]], section: str, counted: str, names: Sequence[str]
 ) -> list[Trace]:
-    """Draw metrics over parts, from a section of the evaluations (`bodies`, by run number), one colour per run.
-
-    `names`: metrics, with another name for the legend, or "".
-    """
+    """Draw metrics over parts, from a section of the evaluations (`bodies`, by run number), one colour per run."""
     traces = []
     for number, body in bodies.items():
         parts = body.get(section, {})
         texts = [f"{values[counted]:,} {counted}" for values in parts.values()]
         for dash, name in enumerate(name for name in names if any(name in values for values in parts.values())):
             values = [values.get(name) for values in parts.values()]
-            trace = line(_legend(runs, runs[number], names[name] or name), number, parts, values, dash, points=True)
+            trace = line(_legend(runs, runs[number], name), number, parts, values, dash, points=True)
             traces.append({**trace, "text": texts, "hovertemplate": "%{y}, %{text}"})
     return traces
 

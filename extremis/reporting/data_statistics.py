@@ -32,13 +32,6 @@ class SplitStatistics:
     def sampled(self) -> int:
         return len(self.labels)
 
-    def mean(self, name: str) -> float | None:
-        """Return the mean number of "labels" or "tokens" of a point, by the counters if not all rows are sampled."""
-        lengths, counters, rows = getattr(self, name), self.manifest.counters, self.manifest.rows
-        if len(lengths) == rows:
-            return float(lengths.mean()) if rows else None
-        return counters[name] / max(1, counters.get("rows_out", rows)) if name in counters else None
-
 
 @dataclass(frozen=True)
 class LabelTail:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from extremis.inspecting.examples import LONGEST_LABEL, Example, TextDecoder, clean_text, read_examples, splits_of
-from extremis.reporting.run_records import Run, evaluated_splits
+from extremis.reporting.run_records import Run, evaluated_splits, say_split
 from schemas.errors import ExtremisError
 from schemas.layout import DataLayout
 from schemas.table import Table
@@ -18,7 +18,7 @@ GROUPS = 20  # groups of weakest queries, one per text
 
 
 def list_weakest(data: DataLayout, runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return {"run", "split", "k", "queries", "labels"} for each evaluation that lists its weakest queries, test first.
+    """Return {"run", "split", "title", "k", "queries", "labels"} for each evaluation with weakest queries, test first.
 
     Queries are groups from `group_queries`, a label is {"id", "found", "queries"}. Raises TableError.
     """
@@ -30,7 +30,7 @@ def list_weakest(data: DataLayout, runs: Sequence[Run]) -> list[dict[str, Any]]:
             examples = {example.row: example for example in read_examples(data, split, rows, decoder, None)}
             queries = group_queries([(examples[row], found, positives) for row, found, positives in body["queries"]])
             labels = [dict(zip(("id", "found", "queries"), label, strict=True)) for label in body["labels"]]
-            facts = {"run": run.name, "split": split, "k": body["k"]}
+            facts = {"run": run.name, "split": split, "title": say_split(split), "k": body["k"]}
             tables.append({**facts, "queries": queries[:GROUPS], "labels": labels})
     return tables
 

@@ -176,6 +176,7 @@ def metric_tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
         tables.append(
             {
                 "split": split,
+                "title": say_split(split),
                 "names": names,
                 "rows": [*rows, *baselines.values()],
                 "best": best,

@@ -14,9 +14,8 @@ import pyarrow as pa
 from pipelines.formats import lines
 from pipelines.formats.base import Part, RowContents, decode_column
 from pipelines.formats.column_files import ARROW, CSV, PARQUET, check_columns
-from pipelines.formats.from_columns import parse_points
 from pipelines.formats.keyed import JSONL, ROWS, Keyed, features_in, field_names, require_named_columns, vector_length
-from pipelines.formats.names import OF_TEXTS, Fields, Shape, in_use, list_files, say_names
+from pipelines.formats.names import OF_TEXTS, Fields, in_use, list_files, say_names
 from schemas import storage
 from schemas.errors import InputError
 from schemas.storage import join
@@ -140,24 +139,6 @@ class Texts:
             first += raw.num_rows
             kept = ("key", "text", "feature_ids", "feature_values", "dense")
             yield parsed.batch.select([name for name in kept if name in parsed.batch.schema.names])
-
-
-def texts_in(table: pa.Table, made_with: Fields, title_only: bool, place: str) -> list[str]:
-    """Return the texts of a table, as `Texts` reads them from a file. Raises InputError with `place` and the row."""
-    fields, names, first, texts = made_with.within(table.column_names), table.column_names, 0, list[str]()
-    if not {*fields.texts} & {*names}:
-        expected = " or ".join(map(repr, in_use(*fields.texts)))
-        raise InputError(
-            f"{place}: no column {expected}; found: {say_names(names)}. Give the column alone, or rename it."
-        )
-    shape = Shape(fields, "title" if title_only else "title+content", features=False, labels=False, keyless=True)
-    for batch in table.to_batches():
-        parsed = parse_points(batch, first, place, shape)
-        for reject in parsed.rejects[:1]:
-            raise InputError(f"{place}[{reject.line - 1}]: {reject.detail}. Fix the row, or leave it out.")
-        texts += parsed.batch["text"].to_pylist()
-        first += batch.num_rows
-    return texts
 
 
 def _copy_of_standard_input(folder: str, form: str) -> str:

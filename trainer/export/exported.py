@@ -297,14 +297,11 @@ class Exported:
 
     def lowest_score(self, threshold: float | None, precision: float | None) -> float:
         """Return `threshold`, or the threshold for `precision`, or -inf. Raises InputError for both."""
-        for name, value in (("threshold", threshold), ("precision", precision)):
-            if value is not None and not is_number(value):
-                raise InputError(f"--{name}: expected a number, got {value!r:.80}.")
-        if threshold is not None and precision is not None:
-            raise InputError("--threshold and --precision both set the lowest score. Give only one of the two.")
-        if precision is not None:
-            return self.threshold(precision)
-        return -np.inf if threshold is None else float(threshold)
+        given = [value for value in (threshold, precision) if value is not None]
+        if len(given) > 1 or not all(map(is_number, given)):
+            said = " and ".join(map(repr, given))[:80]
+            raise InputError(f"--threshold or --precision: expected one number, got {said}. Give only one of the two.")
+        return self.threshold(precision) if precision is not None else float(*given or [-np.inf])
 
     def threshold(self, precision: float) -> float:
         """Return the lowest score at which predictions reached `precision` on the split for thresholds.

@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pydantic import Field
 
 from schemas import PAD, storage
 from schemas.errors import TableError
 from schemas.manifest import Shard, shard_url
-from schemas.options import MOST_THREADS, Options
 from schemas.ragged import offsets_of
 from schemas.shard_files.cache import LocalCache
 from schemas.shard_files.parquet import list_array
@@ -29,7 +27,8 @@ from trainer.stream.prefetch import DownloadQueue
 from trainer.stream.sources import ALL_ROWS, Source
 
 
-class ReadOptions(Options):
+@dataclass(frozen=True)
+class ReadOptions:
     """Options for reading row groups: they change how fast and how carefully rows are read, never which rows.
 
     `verify`: verify checksums. For remote storage, `threads` download at most `ahead_bytes` ahead; the directory
@@ -37,10 +36,10 @@ class ReadOptions(Options):
     """
 
     verify: bool = True
-    threads: int = Field(16, ge=1, le=MOST_THREADS)
-    ahead_bytes: int = Field(256 << 20, ge=0)
+    threads: int = 16
+    ahead_bytes: int = 256 << 20
     cache: str = ""
-    cache_bytes: int = Field(0, ge=0)
+    cache_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from tests.builders import SmallData, build_data
 from tests.laws import assert_every_row_once
 from trainer.methods.astra import Negatives
 from trainer.negatives.planner import Planner
-from trainer.stream import JoinedStream, ReadOptions, Source, by_shares, open_sources
+from trainer.stream import JoinedStream, Source, by_shares, open_sources
 from trainer.stream.sources import RowShare
 
 ROWS = 41
@@ -64,7 +64,7 @@ WRONG: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     },
     **{
         name: (lambda stream, value, name=name: stream(**{name: value}), ("x", 3, None, *more), name)
-        for name, more in {"inputs": (), "damaged": (), "batches": (), "clusters": ((0, 0),)}.items()
+        for name, more in {"inputs": (), "damaged": (), "batches": (), "clusters": ()}.items()
     },
     "plan": (lambda stream, value: stream(plan=value), (3, "x"), "plan"),
     "reading": (lambda stream, value: stream(reading=value), (3, "x"), "reading"),
@@ -100,8 +100,6 @@ WRONG: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     ),
     "temperature": (lambda stream, value: by_shares([], value), (None, True, "x", float("nan"), 0, -1), "temperature"),
     "planner": (lambda stream, value: Planner(Negatives(), value), (*NO_NUMBERS, 0, -1), "labels"),
-    "negatives": (lambda stream, value: Negatives(random=value), (*NO_NUMBERS, -1), "random"),
-    "read": (lambda stream, value: ReadOptions(threads=value), (*NO_NUMBERS, 0), "threads"),
 }
 
 
@@ -115,8 +113,3 @@ def test_what_is_no_size_is_one_error_that_names_it(name: str, source: Source) -
     for value in values:
         with pytest.raises(InputError, match=words):
             make(stream, value)
-
-
-def test_unknown_inputs_are_refused_where_sources_are_opened(data: SmallData) -> None:
-    with pytest.raises(InputError, match="inputs = 'texts': expected one of tokens, features"):
-        open_sources(data.layout, "train", False, inputs="texts")  # type: ignore[arg-type]
