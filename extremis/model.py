@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from extremis.command import naming_arguments
 from extremis.console import say, without_controls
-from extremis.objects import TEXTS, items_of, require_texts
+from extremis.objects import input_url, items_of, require_texts
 from extremis.result import html_table
 from pipelines.formats.names import Fields, parse_fields_by_table
 from pipelines.sharding.tokenizer import FILE, encode_texts, open_tokenizer
@@ -254,11 +254,10 @@ class Model:
         """Return the texts in anything that `predict` accepts. Raises InputError."""
         listed = [texts] if isinstance(texts, str) else items_of(texts)
         if listed is None or any(isinstance(row, Mapping) for row in listed):
-            from extremis.commands.shard import input_url
             from pipelines.formats.texts import Texts
 
             made_with, title_only = text_fields(self._exported)
-            with input_url({"texts": texts if listed is None else listed}, TEXTS) as url:
+            with input_url({"texts": texts if listed is None else listed}) as url:
                 rows = Texts(url, title_only=title_only, made_with=made_with).batches(_BATCH, False)
                 return [text for some in rows for text in some["text"].to_pylist()]
         require_texts(listed, "texts")

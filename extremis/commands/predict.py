@@ -80,9 +80,8 @@ def predict(
         raise InputError(f"expected {expected} after EXPORT, got {' '.join(map(str, [*inputs, out]))}.")
     if out == "-" and current_output().results == "stderr":
         raise InputError("OUT - and --json both write to standard output. Give only one of the two.")
-    from extremis.commands.shard import input_url
     from extremis.model import Labels, leave_out, open_export, text_fields
-    from extremis.objects import TEXTS
+    from extremis.objects import input_url
     from extremis.predicting import rows_of_split, rows_of_texts, write_predictions
     from pipelines.formats.names import parse_fields
     from pipelines.formats.texts import Texts
@@ -93,7 +92,7 @@ def predict(
     data = None if data is None else fspath(data)
     left_out = None if filter is None else Texts(fspath(filter), "text")
     held = inputs and not isinstance(inputs[0], str | PathLike)  # by Python, not in a file
-    with input_url({"texts": inputs[0]} if held else "".join(map(fspath, inputs)), TEXTS) as url:
+    with input_url({"texts": inputs[0]} if held else "".join(map(fspath, inputs))) as url:
         texts = None if data else Texts(url, form, named)
         if out != "-":
             files = [place for read in (texts, left_out) if read is not None for place in read.places()]

@@ -167,7 +167,7 @@ def test_anything_else_is_one_error(model: extremis.Model, folder: Path, tmp_pat
         assert re.search(words, str(raised.value))
         assert "extremis-input" not in str(raised.value)
         if "got" in words and "[" not in words and not isinstance(wrong, list | np.ndarray):
-            assert "a data frame or Arrow table, or a list of dictionaries" in str(raised.value)
+            assert "expected a list, Series or array of texts, a data frame or table, or rows as" in str(raised.value)
     assert not out.exists()
 
 

@@ -226,14 +226,8 @@ class JoinedStream(IterableDataset):
         self.__dict__.pop("_cluster_counts", None)
 
     def _set_sources(self, sources: list[Source]) -> None:
-        if (
-            not isinstance(sources, list | tuple)
-            or not sources
-            or any(not isinstance(each, Source) for each in sources)
-        ):
-            raise InputError(
-                f"sources: expected a list of at least one Source, as of open_sources, got {sources!r:.80}."
-            )
+        if not isinstance(sources, list | tuple) or {*map(type, sources)} != {Source}:
+            raise InputError(f"sources: expected a list of Source, as of open_sources, got {sources!r:.80}.")
         for source in sources:
             source.require_inputs(self._options.inputs)
         self._sources = sources
