@@ -45,7 +45,7 @@ def input_url(data: Any) -> Iterator[str]:
     """Yield a URL to read `data` from: a path or URL unchanged, else a folder that exists until the block ends.
 
     data: rows (dictionaries, or pairs of text and label), texts, an Arrow table, a data frame, a Hugging Face data set,
-    or one of these per split: {"train": …, "test": …, "labels": …}, or {"texts": …}. Raises InputError for anything else.
+    or one of these per split: {"train": …, "test": …, "labels": …}, or {"texts": …}. Raises InputError for others.
     """
     if isinstance(data, str | PathLike):
         yield str(data)

@@ -166,7 +166,7 @@ def test_what_a_score_comes_from_adds_up_to_it(data: Path, model: extremis.Model
     plain = extremis.load(exports / "two")
     label = plain.predict(TEXTS[0], k=1)[0].labels[0]
     assert plain.explain(TEXTS[0], label.key).parts == {"vector": pytest.approx(label.score, abs=1e-5)}
-    with pytest.raises(InputError, match="label = -1: expected a label id from 0 to below"):
+    with pytest.raises(InputError, match="label = -1: expected a whole number, 0 or more"):
         model.explain("a ship", -1)
 
 
