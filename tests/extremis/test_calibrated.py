@@ -178,6 +178,6 @@ def test_embeddings_have_the_width_of_the_vectors_and_end_in_the_bias(model: ext
 
 def test_no_labels_are_refused(model: extremis.Model, exports: Path) -> None:
     for k in (0, -1):
-        with pytest.raises(InputError, match=f"k = {k}: expected 1 or more"):
+        with pytest.raises(InputError, match=f"k = {k}: expected a whole number, 1 or more"):
             model.predict("a ship", k=k)
     refused(call("predict", exports, "-", "-", "--k", "0"), "--k")

@@ -249,7 +249,7 @@ def test_ablate_trains_once_and_compares(data: Path, folder: Path) -> None:
         "`renee`",
     ]
     charts = (out / "ablation.html").read_text()
-    assert "Validation PSP@5 against time" in charts
+    assert "Validation PSP@5 of classifier scores against time" in charts
     refused(call(*arguments, "--set", "encoder.lr=0.3"), str(out / "random"), "other settings", "another OUT")
 
 
