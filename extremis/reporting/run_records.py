@@ -157,8 +157,8 @@ def evaluated_splits(runs: Iterable[Run]) -> list[str]:
 def metric_tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Make a table per evaluated split, test first: one row per run, and the best of each metric on equal queries.
 
-    A row is a run's evaluation, with the run's name and colour number. Baselines come last, without a colour, and are
-    measured only on the first queries of the split. `parts`: run, "seen" or "unseen", and evaluation of these queries.
+    A row is a run's evaluation, with the run's name and colour number. Baselines come last, without a colour. `parts`:
+    run, "seen" or "unseen", and evaluation of these queries.
     """
     tables = []
     for split in evaluated_splits(runs):
