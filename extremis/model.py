@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any
@@ -13,10 +13,13 @@ from tokenizers import Tokenizer
 
 from extremis.command import naming_arguments
 from extremis.console import say, without_controls
+from extremis.objects import input_url, items_of, require_texts
 from extremis.result import html_table
+from pipelines.formats.names import Fields, parse_fields_by_table
 from pipelines.sharding.tokenizer import FILE, encode_texts, open_tokenizer
 from schemas import PAD
 from schemas.errors import InputError
+from schemas.options import whole_number
 from schemas.ragged import Ragged, counts_of, offsets_of
 from schemas.text_model import DENSE
 from schemas.version import resolve_export
@@ -139,15 +142,10 @@ class Model:
 
     def __init__(self, exported: Exported, place: str, embedder: str | None = None) -> None:
         self._exported, self._place = exported, place
-        if "feature_ids" in exported.serving.columns:
-            raise InputError(
-                f"{exported.table.url}: the encoder needs sparse features, not only texts. Use extremis.predict."
-            )
-        self._embed = open_embedder(exported, embedder)
-        if self._embed is None and DENSE in exported.serving.columns:
-            raise InputError(
-                f"{exported.table.url}: the encoder needs your own vectors, not only texts. Use extremis.predict."
-            )
+        columns, self._embed = exported.serving.columns, open_embedder(exported, embedder)
+        if "feature_ids" in columns or (self._embed is None and DENSE in columns):
+            needed = "sparse features" if "feature_ids" in columns else "your own vectors"
+            raise InputError(f"{exported.table.url}: the encoder needs {needed}, not only texts. Use extremis.predict.")
         self._tokenizer = TextTokenizer.of(exported)
 
     def __repr__(self) -> str:
@@ -172,7 +170,7 @@ class Model:
     @naming_arguments()
     def predict(
         self,
-        texts: str | Sequence[str],
+        texts: Any,
         k: int = 5,
         *,
         threshold: float | None = None,
@@ -181,18 +179,13 @@ class Model:
     ) -> Predictions:
         """Return the best `k` labels of each text that score at least `threshold`, or the threshold for `precision`.
 
-        `filter`: keys of labels to leave out, where a message counts keys that are not labels; or a list of keys of
-        labels for each text. Raises InputError if there is no threshold for this precision, if both limits are given,
-        if k < 1, or if `filter` contains other things.
+        `texts`: a text; a list, Series or array of texts; or a data frame, an Arrow table or a list of dictionaries,
+        with the fields of DATA. `filter`: keys of labels to leave out, where a message counts keys that are not labels;
+        or a list of keys of labels for each text. Raises InputError for other values, if there is no threshold for this
+        precision, or if both limits are given.
         """
-        if threshold is not None and precision is not None:
-            raise InputError("threshold and precision both set the lowest score. Give only one of the two.")
-        if k < 1:
-            raise InputError(f"k = {k}: expected 1 or more labels.")
-        if precision is not None:
-            threshold = self._exported.threshold(precision)
-        lowest = -np.inf if threshold is None else threshold
-        texts = [texts] if isinstance(texts, str) else [*texts]
+        k, lowest = whole_number("k", k, 1), self._exported.lowest_score(threshold, precision)
+        texts = self._read(texts)
         left_out = _listed(filter, "filter")
         is_shared = all(isinstance(key, str) for key in left_out)
         if not is_shared and len(left_out) != len(texts):
@@ -216,10 +209,11 @@ class Model:
 
     def explain(self, text: str, label: int | str) -> Explanation:
         """Return the terms of a label's score for a text. `label`: id or key. Raises InputError for unknown labels."""
-        label_id = self.labels.ids([label])[0] if isinstance(label, str) else label
-        if not 0 <= label_id < len(self.labels):
+        label_id = self.labels.ids([label])[0] if isinstance(label, str) else whole_number("label", label)
+        if label_id >= len(self.labels):
             raise InputError(f"label = {label}: expected a label id from 0 to below {len(self.labels):,}.")
-        ((_, inputs, known),) = self._batches(text)
+        require_texts([text], "text")
+        ((_, inputs, known),) = self._batches([text])
         serving = self._exported.serving
         if not known[0]:
             odds = float(self._exported.prior[1][label_id])
@@ -241,9 +235,13 @@ class Model:
                 explained.points.extend(zip(keys, cosines[0, voting].tolist(), added.tolist(), strict=True))
         return explained
 
-    def embed(self, texts: str | Sequence[str]) -> np.ndarray:
-        """Embed texts for products with the labels' vectors: float32 [N, D], or [N, D + 1] with a last column of 1."""
-        parts = [self._exported.serving.embed(inputs) for _, inputs, _ in self._batches(texts)]
+    @naming_arguments()
+    def embed(self, texts: Any) -> np.ndarray:
+        """Embed texts for products with the labels' vectors: float32 [N, D], or [N, D + 1] with a last column of 1.
+
+        `texts`: as for `predict`. Raises InputError for other things.
+        """
+        parts = [self._exported.serving.embed(inputs) for _, inputs, _ in self._batches(self._read(texts))]
         dimension = int(self._exported.table.parameters["dimension"])
         return np.concatenate(parts) if parts else np.zeros((0, dimension), np.float32)
 
@@ -252,12 +250,21 @@ class Model:
         ids = [self.labels.ids(_listed(lists[n], f"filter[{n}]")) for n in range(start, stop)]
         return Ragged.from_counts(np.array([*itertools.chain(*ids)], np.int64), np.array([*map(len, ids)], np.int64))
 
-    def _batches(self, texts: str | Sequence[str]) -> Iterator[tuple[list[str], Inputs, np.ndarray]]:
+    def _read(self, texts: Any) -> list[str]:
+        """Return the texts in anything that `predict` accepts. Raises InputError."""
+        listed = [texts] if isinstance(texts, str) else items_of(texts)
+        if listed is None or any(isinstance(row, Mapping) for row in listed):
+            from pipelines.formats.texts import Texts
+
+            made_with, title_only = text_fields(self._exported)
+            with input_url({"texts": texts if listed is None else listed}) as url:
+                rows = Texts(url, title_only=title_only, made_with=made_with).batches(_BATCH, False)
+                return [text for some in rows for text in some["text"].to_pylist()]
+        require_texts(listed, "texts")
+        return listed
+
+    def _batches(self, listed: list[str]) -> Iterator[tuple[list[str], Inputs, np.ndarray]]:
         """Yield batches of texts, with the encoder's inputs and the number of known tokens. Raises InputError."""
-        listed = [texts] if isinstance(texts, str) else [*texts]
-        for number, text in enumerate(listed):
-            if not isinstance(text, str):
-                raise InputError(f"texts[{number}]: expected a string, got {type(text).__name__}: {text!r:.80}")
         for start in range(0, len(listed), _BATCH):
             part = listed[start : start + _BATCH]
             dense = None if self._embed is None else pa.table({DENSE: self._embed(pa.array(part, pa.string()))})
@@ -266,10 +273,17 @@ class Model:
 
 
 def _listed(keys: Any, place: str) -> list[Any]:
-    """Return the items of any iterable except a string. Raises InputError."""
-    if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
+    """Return the items of a list, a set or another iterable. Raises InputError."""
+    listed = [*keys] if isinstance(keys, Set) else items_of(keys)
+    if listed is None:
         raise InputError(f"{place}: expected a list of label keys, got {type(keys).__name__}: {keys!r:.80}.")
-    return [*keys]
+    return listed
+
+
+def text_fields(exported: Exported) -> tuple[Fields, bool]:
+    """Return the names of the fields that DATA was made with, and whether the texts of DATA are only titles."""
+    made_with = exported.table.parameters["texts"]
+    return parse_fields_by_table(made_with["fields"] or "")[0], made_with["text"] == "title"
 
 
 def leave_out(exported: Exported, labels: Labels, keys: Sequence[str]) -> Exported:
@@ -292,10 +306,11 @@ def load(
 
     `exact`: score every label, without an index. `threads`: number of threads; None: all cores. `embedder`: a different
     path or hub name of the model that computed the dense vectors of DATA.
-    Raises TableError if the export is missing or damaged, InputError if the model is missing or different, and
-    StorageError.
+    Raises TableError if the export is missing or damaged, InputError if the model is missing or different or `threads`
+    is no whole number above 0, and StorageError.
     """
     place = None if embedder is None else str(embedder)
+    threads = None if threads is None else whole_number("threads", threads, 1)
     return Model(open_export(str(export), exact, threads), str(export), place)
 
 

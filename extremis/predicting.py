@@ -51,13 +51,13 @@ def write_predictions(
     out: str,
     *,
     k: int,
-    threshold: float | None = None,
+    lowest: float = -np.inf,
     to: str | None = None,
     safe_cells: bool = False,
     filter: bool = True,
     total: int | None = None,
 ) -> dict[str, Any]:
-    """Write the best `k` labels of every row that score at least `threshold`, except labels in the row's filter pairs.
+    """Write the best `k` labels of every row that score at least `lowest`, except labels in the row's filter pairs.
 
     `to`: format of the file; None: depends on the name. `safe_cells`: no CSV cell starts like a formula.
     Raises ExtremisError.
@@ -76,8 +76,7 @@ def write_predictions(
             known = table[KNOWN_TOKENS].to_numpy() if KNOWN_TOKENS in table.column_names else None
             inputs = Inputs.of(table.select(exported.serving.columns))
             answer = exported.answer(inputs, k, filters_of(table) if filter else None, known)
-            if threshold is not None:
-                answer = answer._replace(ids=np.where(answer.scores >= threshold, answer.ids, PAD))
+            answer = answer._replace(ids=np.where(answer.scores >= lowest, answer.ids, PAD))
             write(prediction_table(table, answer, labels, schema))
             done += table.num_rows
             predictions += int((answer.ids != PAD).sum())

@@ -383,12 +383,11 @@ def _of_labels(element: tuple[int, Packet], before: int, new: bool) -> Iterator[
 
 
 def _counted(inputs: Inputs, raw: Summary) -> str:
-    """Describe the input. Shared queries are counted once; pairs determine the splits of a query."""
-    labels = f"{raw.count_input(LABELS, 'rows'):,} labels"
+    """Describe the points, not labels, which files repeat. Queries are counted once; pairs determine their splits."""
     if inputs.shared_points:
         pairs = ", ".join(f"{raw.count_input(PAIRS + split, 'rows'):,} pairs of {split}" for split in inputs.splits)
-        return f"{raw.count_input(inputs.splits[0], 'rows_in'):,} queries, {pairs}, {labels}"
-    return ", ".join([*(f"{raw.count_input(split, 'rows'):,} {split} points" for split in inputs.splits), labels])
+        return f"{raw.count_input(inputs.splits[0], 'rows_in'):,} queries, {pairs}"
+    return ", ".join(f"{raw.count_input(split, 'rows'):,} {split} points" for split in inputs.splits)
 
 
 def _steps(raw: Summary, queries: Sequence[QueriesPlan], labels: LabelsPlan) -> tuple[dict[str, int | None], ...]:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Any, TypeVar, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
@@ -64,3 +65,15 @@ def fault_text(fault: Mapping[str, Any]) -> str:
     wanted = "input should be a whole number of at most 63 bits"
     message = wanted if fault["type"] == "int_parsing_size" else str(fault["msg"]).lower()
     return f"{where}: {message}, got {text if len(text) <= _SHOWN else text[:_SHOWN] + '…'}"
+
+
+def is_number(value: Any) -> bool:
+    """Return whether `value` is a real number, also of NumPy; booleans and NaN are none."""
+    return isinstance(value, Real) and not isinstance(value, bool) and value == value
+
+
+def whole_number(name: str, value: Any, least: int = 0) -> int:
+    """Return `value` as an int. Raises InputError unless it is a whole number, also of NumPy, of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise InputError(f"{name} = {value!r:.80}: expected a whole number, {least} or more.")
+    return int(value)

@@ -66,7 +66,7 @@ def embed(
         table_options = build_options(EmbedOptions, arguments)
         manifest = embedding.embed(fspath(model), fspath(input), out, table_options, beam_options, say, device)
     else:
-        from extremis.commands.shard import input_url
+        from extremis.objects import input_url
 
         with input_url(input) as url:
             options = build_options(EmbedTextsOptions, arguments)

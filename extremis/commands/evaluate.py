@@ -99,18 +99,19 @@ def evaluate(
 
 
 def _show_parts(report: dict[str, Any]) -> None:
-    """Print recall by the labels' training points; for a version, also metrics by part of the queries and labels."""
-    names, recalls = ("P@1", "P@5", "PSP@5"), ("R@1", "R@5")
+    """Print shares of found positives by training points; for a version, also metrics by part of queries and labels."""
+    names = {name: name for name in ("P@1", "P@5", "PSP@5")}
+    recalls = {"R@1": "among the first 1", "R@5": "among the first 5"}  # of all positives; R@k is a mean over queries
     for key, title, group, counted, shown in (
-        ("labels_by_frequency", "positives found, by the label's training points", "points", "positives", recalls),
+        ("labels_by_frequency", "% of positives found, by the label's training points", "points", "positives", recalls),
         ("parts", "by the part that added the query", "part", "queries", names),
-        ("labels_by_part", "positives found, by the part that added the label", "part", "positives", recalls),
+        ("labels_by_part", "% of positives found, by the part that added the label", "part", "positives", recalls),
     ):
         parts = report.get(key, {})
         columns = [name for name in shown if any(name in metrics for metrics in parts.values())]
         rows = [[p, f"{m[counted]:,}", *(f"{m[name]:.2f}" for name in columns)] for p, m in parts.items()]
         if rows:
-            table(title, [group, counted, *columns], rows)
+            table(title, [group, counted, *(shown[name] for name in columns)], rows)
 
 
 def _show_seen(split: str, report: dict[str, Any]) -> None:

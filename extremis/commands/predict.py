@@ -1,6 +1,7 @@
 """`extremis predict`: predicts the best labels for texts, or for a split of DATA, with an exported run."""
 
-from os import fspath
+from dataclasses import replace
+from os import PathLike, fspath
 from typing import Annotated, Any, Literal
 
 from extremis.command import Option, Progress, command, format_argument
@@ -12,14 +13,14 @@ from schemas.errors import InputError
 @command()
 def predict(
     export: Place,
-    *places: Annotated[Place, Option(metavar="[INPUT] OUT")],
+    *places: Annotated[Any, Option(metavar="[INPUT] OUT")],
     data: Place | None = None,
     split: str = "test",
     k: Positive = 10,
     form: Literal["text", "jsonl", "parquet", "csv"] | None = None,
     to: Literal["jsonl", "parquet", "trec", "npz", "csv"] | None = None,
     fields: Fields | None = None,
-    text: Text = "title+content",
+    text: Text | None = None,
     batch: Positive = 256,
     threshold: float | None = None,
     precision: float | None = None,
@@ -48,8 +49,8 @@ def predict(
         k: Labels per query.
         form: Format of INPUT. Default: from its name.
         to: Format of OUT. Default: from its name.
-        fields: Names of the fields in INPUT, e.g. key=id,text=query.
-        text: Fields that make up a text, if records have a title.
+        fields: Names of the fields in INPUT, e.g. key=id,text=query. Default: those of DATA, or the usual names.
+        text: Fields that make up a text, if records have a title. Default: as in DATA.
         batch: Number of queries that are processed at a time.
         threshold: Leave out labels with a lower score.
         precision: Use the export's threshold for this precision, one of extremis export --precision.
@@ -64,7 +65,8 @@ def predict(
     For a text without known tokens, the output contains the most frequent labels, and known_tokens is 0. With a
     calibrated export (extremis export --calibrate), the output also contains probabilities.
 
-    In Python, use `extremis.load(export).predict(texts)` for a list of texts.
+    In Python, INPUT may also be a list or Series of texts, a data frame, an Arrow table or a list of dictionaries;
+    `extremis.load(export).predict(texts)` returns the predictions.
 
     Examples:
       extremis predict exported/ queries.jsonl predictions.jsonl --k 5
@@ -72,43 +74,46 @@ def predict(
       extremis predict exported/ "s3://bucket/new/*.parquet" predictions.parquet --precision 0.9
       extremis predict exported/ --data data/ --split test predictions.npz --k 100
     """
-    *inputs, out = [fspath(place) for place in places]
+    inputs, out = places[:-1], fspath(places[-1])
     if len(inputs) != (0 if data else 1):
         expected = "OUT alone, with --data" if data else "INPUT and OUT"
-        raise InputError(f"expected {expected} after EXPORT, got {' '.join([*inputs, out])}.")
+        raise InputError(f"expected {expected} after EXPORT, got {' '.join(map(str, [*inputs, out]))}.")
     if out == "-" and current_output().results == "stderr":
         raise InputError("OUT - and --json both write to standard output. Give only one of the two.")
-    if threshold is not None and precision is not None:
-        raise InputError("--threshold and --precision both set the lowest score. Give only one of the two.")
-    from extremis.model import Labels, leave_out, open_export
+    from extremis.model import Labels, leave_out, open_export, text_fields
+    from extremis.objects import input_url
     from extremis.predicting import rows_of_split, rows_of_texts, write_predictions
     from pipelines.formats.names import parse_fields
     from pipelines.formats.texts import Texts
     from schemas.owners.outputs import require_output_file
     from schemas.version import resolve_export
 
+    named = None if fields is None else parse_fields(format_argument(fields))
     data = None if data is None else fspath(data)
-    texts = None if data else Texts(inputs[0], form, parse_fields(format_argument(fields or "")), text == "title")
     left_out = None if filter is None else Texts(fspath(filter), "text")
-    if out != "-":
-        files = [place for read in (texts, left_out) if read is not None for place in read.places()]
-        reads = [resolve_export(fspath(export)), data, *files]
-        require_output_file(out, reads, "Give --overwrite to replace it, or another OUT.", overwrite)
-    for line in texts.notes() if texts else ():
-        say(line)
-    opened = open_export(fspath(export), exact, threads, device)
-    if left_out is not None:
-        keys = [key for lines in left_out.batches(batch, False) for key in lines["text"].to_pylist() if key]
-        opened = leave_out(opened, Labels(opened.label_table(("key", "text"))), keys)
-    if precision is not None:
-        threshold = opened.threshold(precision)
-    if texts is None:
-        rows, total = rows_of_split(opened, str(data), split)
-    else:
-        rows, total = rows_of_texts(opened, texts, batch, None if embedder is None else fspath(embedder)), None
-    report = write_predictions(
-        opened, rows, out, k=k, threshold=threshold, to=to, safe_cells=safe_cells, filter=not no_filter, total=total
-    )
+    held = inputs and not isinstance(inputs[0], str | PathLike)  # by Python, not in a file
+    with input_url({"texts": inputs[0]} if held else "".join(map(fspath, inputs))) as url:
+        texts = None if data else Texts(url, form, named)
+        if out != "-":
+            files = [place for read in (texts, left_out) if read is not None for place in read.places()]
+            reads = [resolve_export(fspath(export)), data, *files]
+            require_output_file(out, reads, "Give --overwrite to replace it, or another OUT.", overwrite)
+        for line in texts.notes() if texts else ():
+            say(line)
+        opened = open_export(fspath(export), exact, threads, device)
+        lowest = opened.lowest_score(threshold, precision)
+        if left_out is not None:
+            keys = [key for lines in left_out.batches(batch, False) for key in lines["text"].to_pylist() if key]
+            opened = leave_out(opened, Labels(opened.label_table(("key", "text"))), keys)
+        if texts is None:
+            rows, total = rows_of_split(opened, str(data), split)
+        else:
+            made_with, title_only = text_fields(opened)
+            texts = replace(texts, made_with=made_with, title_only=text == "title" if text else title_only)
+            rows, total = rows_of_texts(opened, texts, batch, None if embedder is None else fspath(embedder)), None
+        report = write_predictions(
+            opened, rows, out, k=k, lowest=lowest, to=to, safe_cells=safe_cells, filter=not no_filter, total=total
+        )
     say(
         f"{report['out']}: {report['predictions']:,} labels for {report['queries']:,} queries, "
         f"{1000 * report['seconds'] / max(1, report['queries']):.2f} ms per query"

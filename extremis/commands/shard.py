@@ -1,23 +1,14 @@
 """`extremis shard`: turns raw data, or data in Python, into tables."""
 
-import contextlib
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from os import PathLike, fspath
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from os import fspath
+from typing import Annotated, Any, Literal
 
 from extremis.command import Option, Progress, build_options, comma_list, command
 from extremis.commands.shared import BeamOptions, Fields, Place, StartTimeout, Text
 from extremis.console import say
+from extremis.objects import input_url
 from pipelines.options import Again, SameKey, ShardOptions
-from schemas.errors import InputError
 from schemas.shard_files.sinks import SINKS
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-_SPLITS = ("train", "val", "validation", "dev", "test", "labels")
 
 
 def _forms() -> list[str]:
@@ -95,81 +86,3 @@ def shard(
     say(f"next: extremis run auto {data} RUN")
     facts = {"data": data, "digest": manifest.digest, "tables": manifest.parents}
     return {**facts, **manifest.parameters, "summary": summary}
-
-
-@contextlib.contextmanager
-def input_url(data: Any) -> Iterator[str]:
-    """Yield a URL to read `data` from: a path or URL unchanged, else a folder that exists until the block ends.
-
-    data: rows (dictionaries, or pairs of text and label), an Arrow table, a pandas data frame, a Hugging Face data set,
-    or one of these per split: {"train": …, "test": …, "labels": …}. Raises InputError for anything else.
-    """
-    if isinstance(data, str | PathLike):
-        yield str(data)
-        return
-    with tempfile.TemporaryDirectory(prefix="extremis-input-") as folder:
-        if hasattr(data, "save_to_disk"):
-            data.save_to_disk(folder)
-        else:
-            splits = data if isinstance(data, Mapping) else {"train": data}
-            if not {*splits} <= {*_SPLITS}:
-                names = ", ".join(map(str, splits))
-                raise InputError(f"input: expected splits among {', '.join(_SPLITS)}, got {names}.")
-            for name, rows in splits.items():
-                _write(Path(folder) / name, rows)
-        yield folder
-
-
-def _write(folder: Path, rows: Any) -> None:
-    if hasattr(rows, "save_to_disk"):
-        rows.save_to_disk(str(folder))
-        return
-    import pyarrow as pa
-
-    from pipelines.formats.column_files import check_names
-
-    folder.mkdir()
-    table = _table(rows)
-    check_names("input", table.column_names)
-    with pa.ipc.new_stream(str(folder / "data-00000-of-00001.arrow"), table.schema) as writer:
-        writer.write_table(table)
-
-
-def _table(rows: Any) -> "pa.Table":
-    """Convert `rows` to a table. Raises InputError."""
-    import pyarrow as pa
-
-    if isinstance(rows, pa.Table):
-        return rows
-    if hasattr(rows, "iloc"):
-        return _of_columns([(str(name), rows.iloc[:, place]) for place, name in enumerate(rows.columns)])
-    if not isinstance(rows, Iterable):
-        raise InputError(f"input: expected rows, a table or a data set, got {type(rows).__name__}.")
-    listed = list(rows)
-    if listed and all(isinstance(row, str) for row in listed):
-        return _of_columns([("text", listed)])
-    if listed and all(isinstance(row, list | tuple) and len(row) == 2 for row in listed):
-        texts, named = zip(*listed, strict=True)
-        return _of_columns([("text", texts), ("label" if isinstance(named[0], str) else "labels", named)])
-    if not listed or not all(isinstance(row, Mapping) for row in listed):
-        raise InputError("input: expected rows as dictionaries (text, label or labels), or as pairs of text and label.")
-    names = dict.fromkeys(name for row in listed for name in row)
-    return _of_columns([(str(name), [row.get(name) for row in listed]) for name in names])
-
-
-def _of_columns(columns: Sequence[tuple[str, Any]]) -> "pa.Table":
-    import pyarrow as pa
-
-    from pipelines.formats.records import shown
-
-    arrays = []
-    for name, values in columns:
-        try:
-            arrays.append(pa.array(values, from_pandas=True))
-        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-            half = f" (half a surrogate pair in {shown(error.object)})" if isinstance(error, UnicodeEncodeError) else ""
-            raise InputError(
-                f"input: the column {shown(name)} cannot be read: {' '.join(str(error).split())[:200]}{half}. Expected "
-                "values of one type: texts, whole numbers, or lists of these."
-            ) from None
-    return pa.table(arrays, [name for name, _ in columns])

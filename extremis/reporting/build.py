@@ -119,7 +119,7 @@ TERMS = {
     "nDCG@k": "like precision, but a correct label counts more at an earlier rank; 100 is the best order",
     "R@k": "recall: the fraction of a query's true labels that are among the first k predictions",
     "PSP@k": "precision with more weight on rare labels, according to the propensity constants of the data",
-    "baseline": "a ranking without a trained model, on the first queries of the split; a model should do better",
+    "baseline": "a ranking without a trained model, on the same queries; a model should do better",
     "popular labels": "the most frequent labels in the training data, the same for every query",
     "linear ranker": "one weight vector per label, over words and pairs of words",
     "nearest queries by TF-IDF": "labels of the training queries that have the most similar words",

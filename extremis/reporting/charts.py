@@ -12,9 +12,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from extremis.console import format_value
-from extremis.reporting.data_statistics import DataStatistics, SplitStatistics
-from extremis.reporting.run_records import SHOWN_METRICS, Run, evaluated_splits
+from extremis.reporting.data_statistics import DataStatistics, SplitStatistics, histograms
+from extremis.reporting.run_records import SHOWN_METRICS, Run, evaluated_splits, say_split
 from schemas.run_tables import RunTable
+from trainer.evaluation.split import HOLDOUT
 
 Chart: TypeAlias = dict[str, Any]
 Trace: TypeAlias = dict[str, Any]
@@ -52,12 +53,11 @@ def data_charts(statistics: DataStatistics) -> list[Chart]:
 
 
 def _lengths(name: str, title: str, splits: Sequence[SplitStatistics]) -> Chart:
-    """Draw the percentage of rows per value, so that splits with different sizes and bin widths can be compared."""
-    traces = []
-    for number, split in enumerate(splits):
-        values, rows = getattr(split, name) or ((), np.zeros(0))
-        share = 100 * rows / max(1, rows.sum()) / np.diff(values).max(initial=1)
-        traces.append(line(split.name, number, values, share))
+    """Draw the percentage of rows per value, in equal bins, so that splits with different sizes can be compared."""
+    values, rows = histograms([getattr(split, name) for split in splits])
+    shares = 100 * rows / np.maximum(1, rows.sum(axis=1, keepdims=True)) / np.diff(values[:2]).max(initial=1)
+    named = enumerate(zip(splits, shares, strict=True))
+    traces = [line(split.name, number, values, share) for number, (split, share) in named if share.any()]
     return draw_chart(name, title, traces, title.lower(), "% of points, per value")
 
 
@@ -72,10 +72,16 @@ def training_charts(runs: Sequence[Run]) -> list[Chart]:
     ]
     names = {key for run in runs for row in run.records.get("validation", []) for key in row}
     metrics = {name: name for name in [name for name in SHOWN_METRICS if name in names][:3]}
-    charts.append(_curves("validation", "Validation", runs, "validation", metrics, "epoch", "%"))
+    validation = _curves("validation", "Validation of classifier scores", runs, "validation", metrics, "epoch", "%")
+    charts.append({**validation, "note": _validation_note(runs)})
     charts += [_against_time(name, runs) for name in ("P@1", "PSP@5") if name in names]
     charts += [_step_times(number, run, len(runs) > 1) for number, run in enumerate(runs)]
     return _simplify_charts(charts)
+
+
+def _validation_note(runs: Sequence[Run]) -> str:
+    splits = {run.config["recipe"]["validation"]["split"] or HOLDOUT for run in runs if "validation" in run.records}
+    return f"ranked by the vectors, without a fusion, on the first queries of {' or '.join(sorted(splits))}"
 
 
 def _curves(
@@ -99,9 +105,11 @@ def _against_time(name: str, runs: Sequence[Run]) -> Chart:
         epochs = sorted(rows.keys() & seconds.keys())
         ends = [sum(length for epoch, length in seconds.items() if epoch <= last) for last in epochs]
         traces.append(line(run.name, number, ends, [rows[epoch] for epoch in epochs], points=True))
-    note = "seconds of epochs; a miner on the same cores makes epochs slower"
+    note = f"{_validation_note(runs)}; seconds of epochs, which a miner on the same cores makes slower"
     identity = f"time-to-{name.replace('@', '-')}"
-    return draw_chart(identity, f"Validation {name} against time", traces, "seconds of training", "%", note)
+    return draw_chart(
+        identity, f"Validation {name} of classifier scores against time", traces, "seconds of training", "%", note
+    )
 
 
 def _step_times(number: int, run: Run, several: bool) -> Chart:
@@ -203,7 +211,7 @@ def metric_charts(runs: Sequence[Run]) -> list[Chart]:
             bins = [f"{10 * i}-{10 * (i + 1)} %" for i in range(len(parts))]
             traces.append(_trace("bar", run.name, number, x=bins, y=parts))
         note = "bins of equal training mass, the most frequent labels first; the parts add up to P@5"
-        title = f"Contributions of frequent and rare labels to P@5 on {split}"
+        title = f"Contributions of frequent and rare labels to P@5 on {say_split(split)}"
         charts.append(draw_chart(f"deciles-{split}", title, traces, "labels, by frequency", "part of P@5", note))
     return _simplify_charts(charts)
 
@@ -288,14 +296,15 @@ def drift_charts(runs: Sequence[Run]) -> list[Chart]:
         bodies = {number: run.evaluations[split] for number, run in enumerate(runs) if split in run.evaluations}
         note = "parts from the oldest to the newest"
         traces = _by_part(runs, bodies, "parts", "queries", _OF_QUERIES)
-        charts.append(draw_chart(f"parts-{split}", f"Metrics on {split} by part", traces, "part", "%", note))
+        charts.append(draw_chart(f"parts-{split}", f"Metrics on {say_split(split)} by part", traces, "part", "%", note))
         note += "; a run that is older than a part does not know the labels of that part"
         traces = _by_part(runs, bodies, "labels_by_part", "positives", ("R@5",))
-        title = f"True labels found on {split}, by the part that added the label"
+        traces = [trace | {"name": trace["name"].replace("R@5", "found")} for trace in traces]  # of all positives
+        title = f"True labels among the first 5 predictions on {say_split(split)}, by the part that added the label"
         charts.append(draw_chart(f"label-parts-{split}", title, traces, "part", "%", note))
         traces = _by_version([body for body in bodies.values() if "version" in body])
         note = "each run is shown at the version on which it was evaluated"
-        title = f"Metrics on {split} over versions"
+        title = f"Metrics on {say_split(split)} over versions"
         charts.append(draw_chart(f"versions-{split}", title, traces, "version", "%", note))
     for chart in charts:  # names of parts may look like numbers or dates
         chart["figure"]["layout"]["xaxis"]["type"] = "category"

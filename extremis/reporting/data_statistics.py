@@ -1,6 +1,7 @@
 """Statistics of a data set: rows and lengths of points for each split, and the tail of the label frequencies."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,13 +21,16 @@ RANKS = 200  # points of the tail curve
 
 @dataclass(frozen=True)
 class SplitStatistics:
-    """Statistics of a split; `tokens` and `labels` are histograms (value, rows) over `sampled` rows."""
+    """Statistics of a split: the numbers of tokens and labels of `sampled` rows, [sampled] each; [0] without tokens."""
 
     name: str
     manifest: Manifest
-    sampled: int
-    tokens: tuple[np.ndarray, np.ndarray] | None
-    labels: tuple[np.ndarray, np.ndarray]
+    tokens: np.ndarray
+    labels: np.ndarray
+
+    @property
+    def sampled(self) -> int:
+        return len(self.labels)
 
 
 @dataclass(frozen=True)
@@ -70,27 +74,27 @@ def describe(data: DataLayout) -> DataStatistics:
 
 def _split(data: DataLayout, name: str) -> SplitStatistics:
     table = Table.open(data.queries(name), "queries")
-    columns = [column for column in ("input_ids", "label_ids") if column in table.columns]
-    counts = {column: np.empty(0, np.int64) for column in columns}
-    groups = len(table.groups)
+    counts = {column: np.empty(0, np.int64) for column in ("input_ids", "label_ids")}
+    columns, groups = [column for column in counts if column in table.columns], len(table.groups)
     sampled = np.unique(np.linspace(0, groups - 1, min(SAMPLED_GROUPS, groups)).astype(int)).tolist()
     for _, group in table.read_groups(sampled, columns):
         for column in columns:
             counts[column] = np.append(counts[column], list_column(group, column).counts)
-    histograms = {column: histogram(lengths) for column, lengths in counts.items()}
-    return SplitStatistics(
-        name, table.manifest, len(counts["label_ids"]), histograms.get("input_ids"), histograms["label_ids"]
-    )
+    return SplitStatistics(name, table.manifest, *counts.values())
 
 
-def histogram(counts: np.ndarray, bins: int = 60) -> tuple[np.ndarray, np.ndarray]:
-    """Count rows by value, in at most `bins` bins of equal width: (lower end [n], rows [n])."""
-    if not len(counts):
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    low, high = int(counts.min()), int(counts.max())
+def histograms(counts: Sequence[np.ndarray], bins: int = 60) -> tuple[np.ndarray, np.ndarray]:
+    """Count the rows of each of S arrays by value, in the same bins of equal width, at most `bins`.
+
+    Returns (lower end [n], rows [S, n]).
+    """
+    values = np.concatenate(counts)
+    if not len(values):
+        return np.empty(0, np.int64), np.empty((len(counts), 0), np.int64)
+    low, high = int(values.min()), int(values.max())
     width = -(-(high - low + 1) // bins)
-    rows = np.bincount((counts - low) // width)
-    return low + width * np.arange(len(rows)), rows
+    ends = low + width * np.arange((high - low) // width + 1)
+    return ends, np.stack([np.bincount((each - low) // width, minlength=len(ends)) for each in counts])
 
 
 def frequencies(data: DataLayout) -> tuple[np.ndarray, np.ndarray]:

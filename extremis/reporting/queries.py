@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from extremis.inspecting.examples import LONGEST_LABEL, Example, TextDecoder, clean_text, read_examples, splits_of
-from extremis.reporting.run_records import Run, evaluated_splits
+from extremis.reporting.run_records import Run, evaluated_splits, say_split
 from schemas.errors import ExtremisError
 from schemas.layout import DataLayout
 from schemas.table import Table
@@ -18,7 +18,7 @@ GROUPS = 20  # groups of weakest queries, one per text
 
 
 def list_weakest(data: DataLayout, runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return {"run", "split", "k", "queries", "labels"} for each evaluation that lists its weakest queries, test first.
+    """Return {"run", "split", "title", "k", "queries", "labels"} for each evaluation with weakest queries, test first.
 
     Queries are groups from `group_queries`, a label is {"id", "found", "queries"}. Raises TableError.
     """
@@ -30,7 +30,7 @@ def list_weakest(data: DataLayout, runs: Sequence[Run]) -> list[dict[str, Any]]:
             examples = {example.row: example for example in read_examples(data, split, rows, decoder, None)}
             queries = group_queries([(examples[row], found, positives) for row, found, positives in body["queries"]])
             labels = [dict(zip(("id", "found", "queries"), label, strict=True)) for label in body["labels"]]
-            facts = {"run": run.name, "split": split, "k": body["k"]}
+            facts = {"run": run.name, "split": split, "title": say_split(split), "k": body["k"]}
             tables.append({**facts, "queries": queries[:GROUPS], "labels": labels})
     return tables
 
@@ -160,21 +160,24 @@ def _score(data: DataLayout, run: Run, examples: list[Example], label_ids: list[
     """
     from trainer.evaluation.fusion_files import open_fused
     from trainer.evaluation.ranking import nearest_labels, score_rows
+    from trainer.evaluation.split import label_statistics
+    from trainer.inputs import scored_columns
     from trainer.model import load_model, trained_labels
 
     _, model, checkpoint = load_model(data, run.layout, earlier=True)
     trained, root = trained_labels(model, checkpoint), run.layout.root
+    candidates = replace(label_statistics(data), trained_labels=trained).candidates()
     assert run.representative is not None, "it has a checkpoint"
     scores: Scores = {}
     for split in dict.fromkeys(example.split for example in examples):
         part = [example for example in examples if example.split == split]
         queries = Table.open(data.queries(split), "queries")
-        rows = queries.rows_at(np.asarray([example.row for example in part]), model.columns)
+        rows = queries.rows_at(np.asarray([example.row for example in part]), scored_columns(queries, model.columns))
         fused = open_fused(data.root, root, checkpoint, model, split) if run.representative.scores == "fused" else None
         named = [[*example.positives, *(label for label, _ in example.negatives)] for example in part]
         if trained is not None:
             named = [[label for label in labels if label < trained] for labels in named]
-        best, top, named_scores = score_rows(model, rows, named, PREDICTIONS, trained, fused)
+        best, top, named_scores = score_rows(model, rows, named, PREDICTIONS, candidates, fused)
         for example, row_best, row_top in zip(part, best.tolist(), top.tolist(), strict=True):
             example.predictions = [pair for pair in zip(row_top, row_best, strict=True) if pair[0] >= 0]
         for example, row_labels, row_scores in zip(part, named, named_scores, strict=True):

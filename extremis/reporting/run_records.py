@@ -77,6 +77,11 @@ def ordered_splits(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (name == "train", name != "test", name))
 
 
+def say_split(split: str) -> str:
+    """Return the name of a split for a heading; the metrics of train are marked."""
+    return f"{split} (training queries, not a test)" if split == "train" else split
+
+
 def open_run(url: str, name: str, data: Manifest | None = None) -> Run:
     """Read the run at `url`, with evaluations on `data` (default: the run's own data); add the recipe to `name`.
 
@@ -150,17 +155,18 @@ def evaluated_splits(runs: Iterable[Run]) -> list[str]:
 
 
 def metric_tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Make a table per evaluated split, test first: one row per run, and the best value of each metric.
+    """Make a table per evaluated split, test first: one row per run, and the best of each metric on equal queries.
 
-    A row is a run's evaluation, with the run's name and colour number. Baselines come last, without a colour, and are
-    measured only on the first queries of the split. `parts`: run, "seen" or "unseen", and evaluation of these queries.
+    A row is a run's evaluation, with the run's name and colour number. Baselines come last, without a colour. `parts`:
+    run, "seen" or "unseen", and evaluation of these queries.
     """
     tables = []
     for split in evaluated_splits(runs):
         numbered = [(number, run) for number, run in enumerate(runs) if split in run.evaluations]
         rows = [{**run.evaluations[split], "run": run.name, "color": number} for number, run in numbered]
         names = [name for name in SHOWN_METRICS if any(name in row["metrics"] for row in rows)]
-        best = {name: max(row["metrics"].get(name, -np.inf) for row in rows) for name in names if len(rows) > 1}
+        is_comparable = len(rows) > 1 and len({row["queries"] for row in rows}) == 1
+        best = {name: max(row["metrics"].get(name, -np.inf) for row in rows) for name in names if is_comparable}
         parts = [(row["run"], part, row.get(part, {})) for row in rows for part in ("seen", "unseen")]
         baselines: dict[str, dict[str, Any]] = {}
         for row in rows:
@@ -170,6 +176,7 @@ def metric_tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
         tables.append(
             {
                 "split": split,
+                "title": say_split(split),
                 "names": names,
                 "rows": [*rows, *baselines.values()],
                 "best": best,

@@ -59,7 +59,7 @@ def check_columns(url: str, *required: Sequence[str], example: str = "key=id,tex
             present = ", ".join(records.shown(name) for name in names[:20])
             raise InputError(
                 f"{url}: no column {' or '.join(map(repr, group))}; found: {present}. If the column has another name, "
-                f"give that name with --fields, as in --fields {example}."
+                f"rename it, or give its name with --fields, as in --fields {example}."
             )
 
 

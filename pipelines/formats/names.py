@@ -165,6 +165,12 @@ class Fields:
         """Field that contains the text if no other field does."""
         return self.text if self.text != ABSENT else self.title
 
+    def within(self, columns: Sequence[str]) -> "Fields":
+        """Return the names of fields in rows with `columns`: these names if they have content, else the usual names."""
+        if not {*self.texts, self.feature_ids, self.vector} & {*columns}:
+            return Fields()
+        return self if self.key in columns else dataclasses.replace(self, key=Fields().key)
+
 
 Named = TypeVar("Named", bound="DataclassInstance")  # such as Fields: names of fields
 

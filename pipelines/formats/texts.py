@@ -33,12 +33,16 @@ _ENDS = {
 
 @dataclass(frozen=True)
 class Texts:
-    """Rows from files in format `form` (None: from the file name). `title_only`: like `extremis shard --text title`."""
+    """Rows from files in format `form` (None: from the file name). `title_only`: like `extremis shard --text title`.
+
+    `fields`: names of the fields; None: those of `made_with` if a file has such texts, else the usual names.
+    """
 
     source: str
     form: str | None = None
-    fields: Fields = field(default_factory=Fields)
+    fields: Fields | None = None
     title_only: bool = False
+    made_with: Fields = field(default_factory=Fields)
 
     def batches(self, rows: int, features: bool, dense: int = 0) -> Iterator[pa.RecordBatch]:
         """Yield up to `rows` rows at a time: `key`, `text` and, with `features`, `feature_ids` and `feature_values`.
@@ -65,11 +69,14 @@ class Texts:
                 raise InputError(
                     f"{url}: these are lines of text, but this encoder reads {read}. Give JSON lines or Parquet."
                 )
-            if form != "text":
-                require_named_columns(url, self.fields, OF_TEXTS, Fields())
-            keyless = form == "text" or self.fields.key not in field_names(url)
+            names = () if form == "text" else field_names(url)
+            fields = self.fields or self.made_with.within(names)
+            if form != "text" and self.fields:
+                require_named_columns(url, fields, OF_TEXTS, Fields())
+            keyless = fields.key not in names
             contents = RowContents(features, keys=not keyless, labels=False, dense=dense)
-            for batch in self._read_lines(url, rows) if form == "text" else self._read_records(url, rows, contents):
+            blocks = self._read_lines(url, rows) if form == "text" else self._read_records(url, rows, contents, fields)
+            for batch in blocks:
                 if keyless:  # row numbers identify rows
                     numbers = pa.array(np.arange(seen, seen + batch.num_rows)).cast(pa.string())
                     batch = batch.set_column(0, "key", numbers)
@@ -121,8 +128,8 @@ class Texts:
             yield pa.record_batch({"key": pa.nulls(len(block), pa.string()), "text": text})
             first += len(block)
 
-    def _read_records(self, url: str, rows: int, contents: RowContents) -> Iterator[pa.RecordBatch]:
-        keyed, fields = Keyed(self.fields), self.fields
+    def _read_records(self, url: str, rows: int, contents: RowContents, fields: Fields) -> Iterator[pa.RecordBatch]:
+        keyed = Keyed(fields)
         if not (contents.features or contents.dense):
             check_columns(url, in_use(*fields.texts))
         is_present = {fields.feature_ids: not contents.features or features_in([url], fields)}

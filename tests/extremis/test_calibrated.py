@@ -166,7 +166,7 @@ def test_what_a_score_comes_from_adds_up_to_it(data: Path, model: extremis.Model
     plain = extremis.load(exports / "two")
     label = plain.predict(TEXTS[0], k=1)[0].labels[0]
     assert plain.explain(TEXTS[0], label.key).parts == {"vector": pytest.approx(label.score, abs=1e-5)}
-    with pytest.raises(InputError, match="label = -1: expected a label id from 0 to below"):
+    with pytest.raises(InputError, match="label = -1: expected a whole number, 0 or more"):
         model.explain("a ship", -1)
 
 
@@ -178,6 +178,6 @@ def test_embeddings_have_the_width_of_the_vectors_and_end_in_the_bias(model: ext
 
 def test_no_labels_are_refused(model: extremis.Model, exports: Path) -> None:
     for k in (0, -1):
-        with pytest.raises(InputError, match=f"k = {k}: expected 1 or more"):
+        with pytest.raises(InputError, match=f"k = {k}: expected a whole number, 1 or more"):
             model.predict("a ship", k=k)
     refused(call("predict", exports, "-", "-", "--k", "0"), "--k")

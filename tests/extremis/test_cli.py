@@ -72,7 +72,7 @@ def test_shard(folder: Path, sharded: Done) -> None:
     assert body["propensity"] == {"a": 0.55, "b": 1.5}
     assert body["digest"] == open_manifest(body["data"]).digest
     assert set(body["tables"]) == {"tokenizer", "labels", "queries/train", "queries/test", "rejects"}
-    assert "60 train points, 30 test points, 20 labels" in sharded.err
+    assert "60 train points, 30 test points\n" in sharded.err
     again = call("shard", folder / "raw", folder / "data", *SHARD, "--json")
     assert again.json == body
     assert "up to date" in again.err
@@ -249,7 +249,7 @@ def test_ablate_trains_once_and_compares(data: Path, folder: Path) -> None:
         "`renee`",
     ]
     charts = (out / "ablation.html").read_text()
-    assert "Validation PSP@5 against time" in charts
+    assert "Validation PSP@5 of classifier scores against time" in charts
     refused(call(*arguments, "--set", "encoder.lr=0.3"), str(out / "random"), "other settings", "another OUT")
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +167,30 @@ def test_neither_a_header_nor_a_blank_line_is_a_row(form: str, tmp_path: Path) -
     files, counted = ROWS[form]
     labels = {} if form == "csv" else {"labels__jsonl": '{"key": "sea", "text": "the sea"}\n'}
     assert f"error: rejected {counted} (" in sharded(tmp_path, **files, **labels)
+
+
+COUNTED = re.compile(r"(?<![\w.,])(\d(?:[\d,]*\d)?) labels\b(?! each| with a new text)|labels: (\d+)")
+LABELS = {
+    # Six labels of points, of which the files name some twice: `gone` has only a test point, `moon` has none.
+    "csv": {"train__csv": "text,label\n{}", "test__csv": "text,label\na test,gone\nanother,c0\n"},
+    "lists": {"train__csv": "text,labels\n{}", "test__csv": "text,labels\na test,gone|c0\n"},
+    "with labels": {"train__csv": "text,label\n{}", "labels__csv": "key,text\nmoon,the moon\ngone,g\n{labels}"},
+    "pairs": {
+        "queries__jsonl": "".join(json.dumps({"key": f"q{n}", "text": f"one {n}"}) + "\n" for n in range(12)),
+        "pairs_train__tsv": "query_key\tlabel_key\n" + "".join(f"q{n}\tc{n % 5}\n" for n in range(12)),
+        "labels__jsonl": "".join(json.dumps({"key": f"c{n}", "text": f"l {n}"}) + "\n" for n in range(7)),
+    },
+}
+
+
+@pytest.mark.parametrize("form", LABELS)
+def test_one_number_of_labels_is_said(form: str, tmp_path: Path) -> None:
+    rows = "".join(f"one {n},c{n % 5}\n" for n in range(12))
+    labels = "".join(f"c{n},label {n}\n" for n in range(5))
+    files = {name: text.replace("{}", rows).replace("{labels}", labels) for name, text in LABELS[form].items()}
+    said = sharded(tmp_path, **files)
+    held = extremis.inspect(tmp_path / "data", rows=0, progress=False).tables["labels"]["rows"]
+    assert COUNTED.findall(said) == [("", str(held))], said
+    (tmp_path / "more.csv").write_text("text,label\nmore,c0\nnew,new\n")
+    said = call("shard", tmp_path / "more.csv", tmp_path / "data2", "--onto", tmp_path / "data", "--part", "2").err
+    assert COUNTED.findall(said) == [("", str(held + 1))], said

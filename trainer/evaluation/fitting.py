@@ -151,7 +151,8 @@ def carry_fusion(data: str, run: str, earlier: str, device: str = "auto", budget
         memory = memory.indexed(torch.from_numpy(memory.vectors[: 3 * TUNED].astype(np.float32)), budget)
     ranker = LinearRanker.read(table)
     rankers = {FILE: ranker} if ranker else {}
-    facts = {**table.parameters, "carried_from": earlier, FACTS: memory.facts if memory else None}
+    measured = table.parameters.get("carried_from", earlier)  # the run that fitted the fusion
+    facts = {**table.parameters, "carried_from": measured, FACTS: memory.facts if memory else None}
     facts["memory_bytes"] = memory.bytes if memory else 0
     name = WEIGHTS if isinstance(fusion, FusionWeights) else TREE
     return publish_fusion(data, run, checkpoint, (name, fusion.to_json()), facts, memory, rankers)

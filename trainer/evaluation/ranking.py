@@ -12,6 +12,7 @@ from torch.nn.functional import normalize
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged
+from schemas.shard_files.parquet import filters_of
 from schemas.table import Table
 from trainer.evaluation.fusion import Reranker
 from trainer.evaluation.search import LabelRows, filtered_top_k
@@ -111,17 +112,16 @@ def score_rows(
     rows: pa.Table,
     named: Sequence[Sequence[int]],
     k: int,
-    trained_labels: int | None = None,
+    candidates: np.ndarray | None = None,
     fused: Reranker | None = None,
 ) -> tuple[np.ndarray, np.ndarray, list[list[float]]]:
     """Return (scores [B, k], ids [B, k] best first, padded with -1, scores of `named[i]` for each row i).
 
-    `rows` contain the columns that the model reads; no filter is applied. `trained_labels`: only labels with ids below
-    `trained_labels` are predicted.
+    `rows` contain the columns that the model reads, and filter pairs, if any. `candidates` [C]: labels that may be
+    predicted, ascending; None: all.
     """
     x, inputs, ranking = model.embed_table(rows), Inputs.of(rows), Ranking.of(model, fused=fused)
-    candidates = None if trained_labels is None else np.arange(trained_labels)
-    scores, ids = ranking.top_k(x, k, Ragged.empty(len(x)), candidates, inputs)
+    scores, ids = ranking.top_k(x, k, filters_of(rows), candidates, inputs)
     counts = np.array([len(labels) for labels in named], np.int64)
     listed = Ragged.from_counts(np.array([label for labels in named for label in labels], np.int64), counts).padded()
     of_named = ranking.scores(x, listed, inputs)

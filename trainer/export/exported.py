@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from schemas import PAD
 from schemas.errors import ExtremisError, InputError, MissingExtra, TableError
+from schemas.options import is_number
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import number_column
 from schemas.shard_files.viewed import RETIRED
@@ -293,6 +294,14 @@ class Exported:
         """Read `columns` of all labels, in the order of label ids. Raises TableError."""
         with _naming_damage(self.table.url):
             return self.files.read(LABELS, columns)
+
+    def lowest_score(self, threshold: float | None, precision: float | None) -> float:
+        """Return `threshold`, or the threshold for `precision`, or -inf. Raises InputError for both."""
+        given = [value for value in (threshold, precision) if value is not None]
+        if len(given) > 1 or not all(map(is_number, given)):
+            said = " and ".join(map(repr, given))[:80]
+            raise InputError(f"--threshold or --precision: expected one number, got {said}. Give only one of the two.")
+        return self.threshold(precision) if precision is not None else float(*given or [-np.inf])
 
     def threshold(self, precision: float) -> float:
         """Return the lowest score at which predictions reached `precision` on the split for thresholds.

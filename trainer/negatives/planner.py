@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from schemas import PAD
+from schemas.options import whole_number
 from schemas.ragged import Ragged
 from trainer.group import Group
 from trainer.inputs import Inputs
@@ -86,6 +87,9 @@ class Planner:
     positives: int = 0
     retired: np.ndarray | None = None
     merges: bool = True
+
+    def __post_init__(self) -> None:
+        whole_number("labels", self.labels, 1)
 
     def __call__(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> Candidates | None:
         """Return one set of candidates; None for a method that uses `chunks` of all labels.

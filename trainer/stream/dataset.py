@@ -5,15 +5,17 @@ import functools
 import math
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import Field, model_validator
 from torch.utils.data import IterableDataset
 
 from schemas import arrow
 from schemas.errors import InputError, TableError
 from schemas.layout import CLUSTERS
+from schemas.options import MOST_THREADS, Options, check, whole_number
 from trainer.device import keep_freed_memory
 from trainer.input_kinds import InputKind
 from trainer.schedule import SINGLE_ROWS, ClusterSchedule
@@ -35,8 +37,7 @@ WINDOWS_AHEAD = 1  # windows that threads decode ahead; meanwhile a remote store
 Plan = Callable[[Batch], Candidates | None]
 
 
-@dataclass(frozen=True)
-class StreamOptions:
+class StreamOptions(Options, arbitrary_types_allowed=True):
     """Options of a stream.
 
     `batch`: B. `streams`: S. `inputs`: the encoder's inputs. `threads`: number of threads that read, decode and gather
@@ -47,21 +48,29 @@ class StreamOptions:
     it. `batches`: whether a batch mixes rows from all sources, or takes all rows from a single source.
     """
 
-    batch: int
-    streams: int
+    batch: int = Field(ge=1, le=1 << 24)
+    streams: int = Field(ge=1)
     inputs: InputKind = "tokens"
-    window_groups: int = 4
+    window_groups: int = Field(4, ge=1, le=1 << 20)
     clusters: ClusterSchedule = SINGLE_ROWS
-    seed: int = 0
-    threads: int = 1
-    tail: str = "keep"
+    seed: int = Field(0, ge=0, lt=1 << 64)
+    threads: int = Field(1, ge=0, le=MOST_THREADS)
+    tail: Literal["keep", "drop"] = "keep"
     batches: Literal["mixed", "by_source"] = "mixed"
-    rank: int = 0
-    ranks: int = 1
+    rank: int = Field(0, ge=0)
+    ranks: int = Field(1, ge=1)
     plan: Plan | None = None
     prepare: Callable[[Batch], Any] | None = None
     damaged: Damaged = "stop"
     reading: ReadOptions | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "StreamOptions":
+        if self.batch % self.streams:
+            raise ValueError(f"streams = {self.streams} does not divide batch = {self.batch}. Change one of the two")
+        if self.rank >= self.ranks:
+            raise ValueError(f"rank = {self.rank}: expected less than ranks = {self.ranks}. Count ranks from 0")
+        return self
 
 
 class JoinedStream(IterableDataset):
@@ -70,21 +79,21 @@ class JoinedStream(IterableDataset):
     `sources`: tables that are dealt as one table, each as often as its weight specifies. `labels`: L. `options` are
     fields of `StreamOptions`. Iteration yields the rest of the current epoch as `Batch`es; call `set_epoch` for the
     next epoch. `state_dict` is small and the same on every rank; `load_state_dict` is O(1): it reads no data before the
-    step at which the stream resumes. Raises InputError for more ranks than streams, two sources with the same name, or
-    a source that lacks the `inputs`.
+    step at which the stream resumes. Raises InputError for invalid options, such as a `batch` that `streams` does not
+    divide or more ranks than streams, for no sources or two with the same name, or a source that lacks the `inputs`.
     """
 
     def __init__(self, sources: list[Source], labels: int, **options: Any) -> None:
         super().__init__()
-        self._options = StreamOptions(**options)
+        self._options = check(StreamOptions, options)
         self._streams = streams_of_rank(self._options.streams, self._options.rank, self._options.ranks)
+        self._label_type = arrow.label_type(whole_number("labels", labels, 1))
+        self._set_sources(sources)
         names = [source.name for source in sources]
         if len(set(names)) < len(names):
             raise InputError(f"two sources have the same name: {', '.join(names)}. Give each source its own name.")
         if self._options.batches == "by_source" and self._options.clusters != SINGLE_ROWS:
             raise InputError("batches from a single source do not work with clusters: leave out clusters, or batches.")
-        self._label_type = arrow.label_type(labels)
-        self._set_sources(sources)
         self._later: list[Source] | None = None  # sources of the next epoch, if a state had other weights
         self._epoch, self._step = 0, 0
         self._slice: WorkerSlice | None = None  # the slice that `_step` belongs to; None: all steps
@@ -139,6 +148,7 @@ class JoinedStream(IterableDataset):
 
         Workers of a DataLoader, including persistent workers, get the epoch at the loader's next iteration.
         """
+        epoch = whole_number("epoch", epoch)
         sources, self._later = sources or self._later, None
         if sources is not None:
             self._set_sources(sources)
@@ -166,6 +176,7 @@ class JoinedStream(IterableDataset):
         The resumed epoch keeps the weights in `state`; if the current sources have other weights, those weights apply
         from the next epoch on.
         """
+        state = state if isinstance(state, dict) else {}
         beyond: dict[str, Any] = dict.fromkeys(_OPTIONAL & state.keys() - self._identity.keys())
         mix = state.get("mix") or []
         if [name for name, _ in mix] == [source.name for source in self._sources]:
@@ -176,18 +187,19 @@ class JoinedStream(IterableDataset):
                     f"cannot resume the stream: {name} was {state.get(name)!r} when it was saved and is {value!r} "
                     "now. Resume with the same data, recipe and tables, or start a new run."
                 )
-        self._slice = WorkerSlice(state["worker"], state["workers"]) if "worker" in state else None
-        if self._slice not in (None, slice_of_process()):
+        self._slice = WorkerSlice(state["worker"], state.get("workers", 0)) if "worker" in state else None
+        if self._slice is not None and self._slice != slice_of_process():
             raise InputError(
-                f"cannot resume the stream: the state belongs to worker {state['worker']} of {state['workers']}. "
+                f"cannot resume the stream: the state belongs to worker {self._slice.worker} of {self._slice.workers}. "
                 "Resume with the same number of DataLoader workers, or save state_dict(after=batch), which works with "
                 "any number."
             )
+        epoch, step = (whole_number(f"state[{name!r}]", state.get(name)) for name in ("epoch", "step"))
         if mix != self._identity["mix"]:
             self._later = self._sources
             self._set_weights(mix)
-        self._go_to(state["epoch"])
-        self._step = state["step"]
+        self._go_to(epoch)
+        self._step = step
         self._notify_workers()
 
     @functools.cached_property
@@ -214,6 +226,8 @@ class JoinedStream(IterableDataset):
         self.__dict__.pop("_cluster_counts", None)
 
     def _set_sources(self, sources: list[Source]) -> None:
+        if not isinstance(sources, list | tuple) or {*map(type, sources)} != {Source}:
+            raise InputError(f"sources: expected a list of Source, as of open_sources, got {sources!r:.80}.")
         for source in sources:
             source.require_inputs(self._options.inputs)
         self._sources = sources

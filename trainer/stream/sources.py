@@ -11,6 +11,7 @@ import pyarrow as pa
 from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import CLUSTERS, LABEL_TEXTS, DataLayout, RunLayout, source_of_part
+from schemas.options import is_number
 from schemas.run_tables import run_tables
 from schemas.table import PartTable, Table
 from trainer.input_kinds import InputKind
@@ -72,11 +73,13 @@ class Source:
     share: RowShare = ALL_ROWS
 
     def __post_init__(self) -> None:
-        if not (0 < self.weight <= MOST_WEIGHT and math.isfinite(self.weight)):
+        if not (is_number(self.weight) and 0 < self.weight <= MOST_WEIGHT):
             raise InputError(
-                f"source {self.name}: a weight of {self.weight:g}; expected a weight above 0 and up to {MOST_WEIGHT}. "
-                "Leave out sources that are not used."
+                f"source {self.name}: a weight of {self.weight!r:.80}; expected a number above 0 and up to "
+                f"{MOST_WEIGHT}. Leave out sources that are not used."
             )
+        if not (all(map(is_number, self.share)) and 0 <= self.share.start <= self.share.stop <= 1):
+            raise InputError(f"source {self.name}: {self.share}; expected 0 <= start <= stop <= 1. Correct the share.")
 
     @property
     def rows(self) -> int:
@@ -156,11 +159,13 @@ def by_shares(sources: Sequence[Source], temperature: float = math.inf) -> list[
 
     With a `temperature` T, the number of dealt rows of a source with N rows is proportional to weight * N ** (1 / T),
     so T = 1 gives proportions by size. An epoch deals each row of the least dealt source once. Raises InputError if
-    rows of another source would be dealt too often.
+    rows of another source would be dealt too often, or for a temperature that is no number above 0.
     """
+    if not (is_number(temperature) and temperature > 0):
+        raise InputError(f"temperature = {temperature!r:.80}: expected a number above 0.")
     rows = [max(1, source.share.rows(source.rows)) for source in sources]
     times = [source.weight * count ** (1 / temperature - 1) for source, count in zip(sources, rows, strict=True)]
-    least = min(times)
+    least = min(times, default=1.0)
     for source, count, each in zip(sources, rows, times, strict=True):
         if each > MOST_WEIGHT * least:
             other = sources[times.index(least)].name

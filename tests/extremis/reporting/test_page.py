@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from extremis.inspecting.inspect import sharding_command
@@ -16,6 +19,7 @@ from schemas.manifest import open_manifest
 from tests.browser import WAIT_SECONDS, browser, console_messages, requests
 from tests.command import Done, call, refused, sets
 from tests.pipelines.raw import point, write_lines, write_tiny
+from tests.report_page import Page
 
 HOSTILE = ("</script><script>alert(1)</script>", "<img src=x onerror=alert(2)>", "{{ 7 * 7 }} &amp; \u2028 end")
 CHOICES = sets("order.batch=16", "train.epochs=4", "refresh.every=1", "validation.split=test", "data.holdout=0.2")
@@ -173,6 +177,25 @@ def test_metrics_come_first_beside_baselines(page: Any, folder: Path) -> None:
     assert [title for title, _ in cards] == ["P@1", "P@5", "R@5", "PSP@5"]
     for _, names in cards:
         assert names == [f"{folder.name}/<b>run (astra)", *BASELINES]
+
+
+def test_tables_of_negatives_are_counted_from_their_files(page: Any, folder: Path) -> None:
+    shown = Page((folder / "page.html").read_text()).table(f"tables-{folder.name}/<b>run (astra)")
+    before: dict[str, np.ndarray] = {}
+    assert len(shown) >= 2
+    for row in shown[::-1] if int(shown[0]["made for epoch"]) > int(shown[-1]["made for epoch"]) else shown:
+        source = row["rows of"]
+        place = folder / "<b>run" / "negatives" / f"epoch-{int(row['made for epoch']):04d}" / source
+        files = [pq.read_table(path) for path in sorted(place.glob("part-*"))]
+        ids = np.array(pa.concat_tables(files)["label_ids"].to_pylist())
+        assert (int(row["rows"]), int(row["K"])) == ids.shape
+        assert int(row["padded rows"]) == (ids < 0).any(axis=1).sum()
+        if source in before:
+            old, sizes = before[source], (ids >= 0).sum(axis=1)
+            same = [len({*new} & {*was} - {-1}) for new, was in zip(ids.tolist(), old.tolist(), strict=True)]
+            expected = np.mean([n / size for n, size in zip(same, sizes.tolist(), strict=True) if size])
+            assert float(row["overlap"]) == pytest.approx(expected, abs=1e-4)
+        before[source] = ids
 
 
 def test_terms_are_explained(page: Any) -> None:
