@@ -77,7 +77,7 @@ def write_predictions(
             inputs = Inputs.of(table.select(exported.serving.columns))
             answer = exported.answer(inputs, k, filters_of(table) if filter else None, known)
             if threshold is not None:
-                answer = answer._replace(ids=np.where(answer.scores >= threshold, answer.ids, PAD))
+                answer = answer._replace(ids=np.where(answer.reaching(threshold), answer.ids, PAD))
             write(prediction_table(table, answer, labels, schema))
             done += table.num_rows
             predictions += int((answer.ids != PAD).sum())
