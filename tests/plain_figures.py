@@ -176,25 +176,39 @@ def intervals(
     below: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, tuple[float, float]]:
     """95 % intervals of metrics, or of gains over the ranking `below`: texts are drawn, each with all its queries."""
-    groups: dict[str, list[str]] = {}
-    for key in labels:
-        groups.setdefault(texts[key], []).append(key)
     own = {key: terms(top[key], labels[key], weights) for key in labels}
-    other = {key: terms(below[key], labels[key], weights) for key in labels} if below else {}
-    result = {}
-    for name in next(iter(own.values())):
-        sums = np.array(
-            [
-                [
-                    sum(own[key][name][0] - (other[key][name][0] if other else 0) for key in keys),
-                    sum(own[key][name][1] for key in keys),
-                ]
-                for keys in groups.values()
-            ]
-        )
-        draws = np.random.default_rng(1).multinomial(len(sums), [1 / len(sums)] * len(sums), 2000) @ sums
-        result[name] = tuple(np.quantile(100 * draws[:, 0] / draws[:, 1], [0.025, 0.975]).tolist())
-    return result
+    if below is not None:
+        for key, gains in own.items():
+            other = terms(below[key], labels[key], weights)
+            own[key] = {name: (a - other[name][0], b) for name, (a, b) in gains.items()}
+    return {name: ends(draw(own, name, texts)) for name in next(iter(own.values()))}
+
+
+def intervals_of_difference(
+    top: Mapping[str, Sequence[str]],
+    some: Mapping[str, Sequence[str]],
+    others: Mapping[str, Sequence[str]],
+    weights: Mapping[str, float],
+    texts: Mapping[str, str],
+) -> dict[str, tuple[float, float]]:
+    """95 % intervals of the metrics over the queries `some` minus the metrics over the queries `others`."""
+    first, second = ({key: terms(top[key], of[key], weights) for key in of} for of in (some, others))
+    return {name: ends(draw(first, name, texts) - draw(second, name, texts)) for name in next(iter(first.values()))}
+
+
+def draw(rows: Mapping[str, Mapping[str, tuple[float, float]]], name: str, texts: Mapping[str, str]) -> np.ndarray:
+    """The metric `name` over 4,000 draws of the texts of `rows`, each text with all its queries."""
+    sums: dict[str, np.ndarray] = {}
+    for key, row in rows.items():
+        sums[texts[key]] = sums.get(texts[key], np.zeros(2)) + row[name]
+    times = np.random.default_rng(len(rows)).multinomial(len(sums), [1 / len(sums)] * len(sums), 4000)
+    achieved, achievable = (times @ np.array([*sums.values()])).T
+    return 100 * achieved / achievable
+
+
+def ends(values: np.ndarray) -> tuple[float, float]:
+    low, high = np.quantile(values, [0.025, 0.975]).tolist()
+    return low, high
 
 
 def recall_of_groups(
@@ -301,7 +315,7 @@ def nearest_votes(
     temperature: float,
     pairs: bool,
 ) -> dict[str, dict[str, float]]:
-    """Votes for labels by the nearest `texts` by TF-IDF of words (and pairs of words), for each query."""
+    """Votes for labels by the nearest `texts` by TF-IDF of words (and pairs); of equally near texts, by the first."""
 
     def grams(text: str) -> list[tuple[str, ...]]:
         words = text.split()
@@ -323,8 +337,9 @@ def nearest_votes(
     for query, text in queries.items():
         own = weigh(text)
         cosines = {key: sum(w * other.get(gram, 0) for gram, w in own.items()) for key, other in weighed.items()}
-        near = sorted((key for key in cosines if cosines[key] > 0), key=lambda key: -cosines[key])[:neighbours]
-        shares = {key: math.exp((cosines[key] - 1) / temperature) for key in near}
+        places = enumerate(cosines.items())
+        near = sorted((-round(cosine, 6), place, key) for place, (key, cosine) in places if cosine > 0)
+        shares = {key: math.exp((cosines[key] - 1) / temperature) for *_, key in near[:neighbours]}
         votes = Counter[str]()
         for key, share in shares.items():
             votes.update(dict.fromkeys(labels[key], share / sum(shares.values())))
