@@ -28,7 +28,7 @@ _SAMPLE = 1000  # number of texts to choose by
 
 @dataclass(frozen=True, eq=False)
 class NearestTexts:
-    """Finds the nearest of `texts` [n, V] by cosine of TF-IDF vectors; the nearest texts vote for their `labels`.
+    """Finds the nearest of `texts` [V, n] by cosine of TF-IDF vectors; the nearest texts vote for their `labels`.
 
     Features are `vocabulary` words and, with `ngrams` = 2, pairs of words. `factors` [V]: inverse document frequencies.
     The nearest `neighbours` texts vote, as in `count_votes`.
@@ -45,15 +45,15 @@ class NearestTexts:
     @classmethod
     def of(cls, texts: Ragged, labels: Ragged, vocabulary: int, ngrams: int = 2) -> "NearestTexts":
         """Build the index from `texts` of token ids, and the `labels` of each text."""
-        counted = count_ngrams(texts, ngrams=ngrams, vocabulary=vocabulary, buckets=PAIR_BUCKETS)
+        counted = _count(texts, vocabulary, ngrams)
         frequency = np.bincount(counted.ids, minlength=vocabulary + PAIR_BUCKETS)
         factors = inverse_document_frequency(frequency, texts.rows)
-        return cls(vocabulary, ngrams, factors, _weigh(counted, factors), labels)
+        return cls(vocabulary, ngrams, factors, _weigh(counted, factors).T.tocsr(), labels)
 
     @classmethod
     def chosen(cls, texts: Ragged, labels: Ragged, vocabulary: int) -> "NearestTexts":
         """Build the index that ranks the labels of a sample of its own texts best, each by the other texts: nDCG@5."""
-        sample = np.unique(np.linspace(0, max(0, texts.rows - 1), min(_SAMPLE, texts.rows)).astype(np.int64))
+        sample = np.linspace(0, texts.rows - 1, min(_SAMPLE, texts.rows)).astype(np.int64)
         best, chosen = -1.0, cls.of(texts, labels, vocabulary)
         for ngrams in (1, 2):
             index = cls.of(texts, labels, vocabulary, ngrams)
@@ -79,14 +79,18 @@ class NearestTexts:
 
     def _nearest(self, texts: Ragged, width: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the cosines and rows [B, width] of the nearest texts that share a word, best first, padded with -1."""
-        counted = count_ngrams(texts, ngrams=self.ngrams, vocabulary=self.vocabulary, buckets=PAIR_BUCKETS)
-        queries, width = _weigh(counted, self.factors), min(width, self.texts.shape[0])
+        queries = _weigh(_count(texts, self.vocabulary, self.ngrams), self.factors)
+        width = min(width, self.texts.shape[1])
         nearest = [
-            top_of_block(torch.from_numpy((queries[start : start + _BATCH] @ self.texts.T).toarray()), width)
+            top_of_block(torch.from_numpy((queries[start : start + _BATCH] @ self.texts).toarray()), width)
             for start in range(0, max(1, texts.rows), _BATCH)
         ]
         cosine, rows = (torch.cat(parts).numpy() for parts in zip(*nearest, strict=True))
         return cosine, np.where(cosine > 0, rows, PAD)
+
+
+def _count(texts: Ragged, vocabulary: int, ngrams: int) -> SparseRows:
+    return count_ngrams(texts, ngrams=ngrams, vocabulary=vocabulary, buckets=PAIR_BUCKETS)
 
 
 def _weigh(counted: SparseRows, factors: np.ndarray) -> scipy.sparse.csr_matrix:
