@@ -12,6 +12,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.neighbors import KNeighborsClassifier
 
 from schemas.manifest import open_manifest, publish
 from schemas.ragged import Ragged
@@ -223,3 +225,25 @@ def test_rows_of_features_alone_have_popular_labels_alone(tmp_path: Path) -> Non
     model = Model.build(Recipe.model_validate(recipe), 0, sparse.labels, 20)
     scorer = SplitScorer.open(sparse.layout, model, "test")
     assert [*compare_baselines(sparse.layout, Data(), scorer, scorer.score())["baselines"]] == ["popular labels"]
+
+
+@pytest.mark.parametrize("noise", [5, 12])
+def test_near_texts_vote_as_well_as_the_best_weighted_neighbours_of_scikit_learn(noise: int) -> None:
+    """Short texts of a few hundred words: one word in the text depends on the label, and `noise` words do not."""
+    draw = np.random.default_rng(noise)
+    label = draw.integers(0, 30, 2200)
+    own = 3 * label + draw.integers(0, 3, label.size)
+    others = 90 + np.minimum(draw.geometric(0.01, (label.size, noise)), 300)
+    tokens = np.concatenate([own[:, None], others], axis=1)
+    train, test = slice(0, 2000), slice(2000, None)
+    texts, labels = (Ragged.from_matrix(rows[train]) for rows in (tokens, label[:, None]))
+    index = NearestTexts.chosen(texts, labels, 400)
+    found = index.rank(Inputs(Ragged.from_matrix(tokens[test])), 1)[1][:, 0] == label[test]
+    written = [" ".join(f"w{token}" for token in row) for row in tokens.tolist()]
+    best = 0.0
+    for ngrams, neighbours, weights in itertools.product((1, 2), (5, 10, 30, 100), ("distance", lambda d: 1 - d)):
+        vectors = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, ngrams))
+        neighbors = KNeighborsClassifier(neighbours, weights=weights, metric="cosine")
+        neighbors.fit(vectors.fit_transform(written[train]), label[train])
+        best = max(best, neighbors.score(vectors.transform(written[test]), label[test]))
+    assert found.mean() >= best - 0.02
