@@ -16,7 +16,6 @@ from schemas.version import Version
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config.load import load_config
 from trainer.device import open_device
-from trainer.evaluation.baselines import FIELDS as BASELINE_FIELDS
 from trainer.evaluation.baselines import compare_baselines
 from trainer.evaluation.calibration import calibrate, measure
 from trainer.evaluation.evaluate import SplitScorer, SplitScores
@@ -34,8 +33,8 @@ class EvaluateOptions:
     """Options of an evaluation.
 
     `limit`, `filter`, `ks`, `seen_only` and `zero_shot` are arguments of `SplitScorer.score`. `step` has the same
-    meaning as in `open_step`, and `scores` as in `scores_of`. `baseline`: also score baselines, on the first queries of
-    the split. `calibrate`: also evaluate the probabilities that an export has; the curve is fitted to the split `val`
+    meaning as in `open_step`, and `scores` as in `scores_of`. `baseline`: also score baselines on the same
+    queries. `calibrate`: also evaluate the probabilities that an export has; the curve is fitted to the split `val`
     or, without `val`, to the held-out rows.
     """
 
@@ -100,12 +99,12 @@ def evaluate(
         curve, facts = calibrate(learned_from.predictions)
         if held_out != options.split:
             facts = measure(curve, scores.predictions)
-        facts = {"split": held_out, "queries": learned_from.queries, **curve.described(facts)}
-        calibration = {"calibration": facts}
+        calibration = {"split": held_out, "queries": learned_from.queries, **curve.described(facts)}
     show_activity("evaluate: computing intervals")
     version = Version.of(Table.open(data, "data").manifest)
     stated = {"number": version.number, "part": version.part}
-    report = {"step": checkpoint.step, "scores": by, "version": stated, **scores.report(), **calibration}
+    report = {"step": checkpoint.step, "scores": by, "version": stated, **scores.report()}
+    report |= {"calibration": calibration} if calibration else {}
     show_activity("evaluate: comparing texts with the training texts")
     if options.limit is None:
         report |= group.decide(lambda: _seen_and_unseen(data, options.split, scores))
@@ -113,10 +112,7 @@ def evaluate(
     kept = group.decide(lambda: _kept(place, report["metrics"])) if options.is_standard else {}
     if options.baseline or kept is None:
         show_activity("evaluate: measuring baselines")
-        kept = {
-            **(kept or {}),
-            **group.decide(lambda: compare_baselines(layouts[0], recipe.data, scorer, scores, **choices)),
-        }
+        report |= group.decide(lambda: compare_baselines(layouts[0], recipe.data, scorer, scores, **choices))
     report = {**(kept or {}), **report}
     if group.first and options.is_standard:
         write_json(place, {"split": options.split, **report})
@@ -138,11 +134,10 @@ def _later(data: str, run: str, options: EvaluateOptions) -> str | None:
 
 
 def _kept(place: str, metrics: dict[str, float]) -> dict[str, Any] | None:
-    """Return what the evaluation at `place` has beside `metrics`; None if baselines beside other metrics are stale."""
+    """Return the evaluation at `place` if it has the same `metrics`; None if its baselines must be measured again."""
     before = read_json(place) if storage.exists(place) else {}
-    if all(metrics.get(name, value) == value for name, value in before.get("metrics", {}).items()):
-        return {name: before[name] for name in (*BASELINE_FIELDS, "calibration", "zero_shot") if name in before}
-    return None if "baselines" in before else {}
+    is_same = all(metrics.get(name, value) == value for name, value in before.get("metrics", {}).items())
+    return before if is_same else None if "baselines" in before else {}
 
 
 def _seen_and_unseen(data: str, split: str, scores: SplitScores) -> dict[str, Any]:

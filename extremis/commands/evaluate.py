@@ -85,7 +85,7 @@ def evaluate(
     if calibrate:
         facts = report["calibration"]
         rows = f"{facts['queries']:,} queries of {facts['split']}"
-        on_halves = f"each half of {rows} by a curve fitted to the other half"
+        on_halves = f"(each half of {rows} by a curve fitted to the other half)"
         say(describe_calibration(facts, on_halves if facts["split"] == split else f"of {split}, learned on {rows}"))
     if zero_shot:
         _show_zero_shot(report["zero_shot"])

@@ -90,8 +90,7 @@ def _split_counts(name: str, table: Manifest, texts: Mapping[str, pa.Array]) -> 
 def seen_queries(data: str, split: str) -> np.ndarray | None:
     """Return which queries of a split have a text that is also in train, bool [N]; None if texts are not compared.
 
-    Texts are not compared if there are more than _COMPARED_ROWS rows. Raises
-    TableError, StorageError.
+    Texts are not compared if there are more than _COMPARED_ROWS rows. Raises TableError, StorageError.
     """
     layout, parents = DataLayout(data), Table.open(data, "data").parents
     if split == _TRAIN or not {f"queries/{split}", f"queries/{_TRAIN}"} <= parents.keys():

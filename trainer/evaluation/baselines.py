@@ -15,7 +15,7 @@ from schemas.ragged import Ragged, pad_columns
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
 from trainer.evaluation.evaluate import SplitScorer, SplitScores
-from trainer.evaluation.metrics import Contributions, bootstrap
+from trainer.evaluation.metrics import bootstrap
 from trainer.evaluation.split import LabelStatistics, label_statistics, open_split
 from trainer.group import ALONE
 from trainer.inputs import Inputs
@@ -26,8 +26,6 @@ from trainer.stream import open_queries
 from trainer.stream.sources import ALL_ROWS
 
 TEXTS = 100_000  # maximum number of training points that a query is compared with
-QUERIES = 10_000  # maximum number of queries of a split to measure on
-FIELDS = ("baselines", "gains", "choices", "beside_baselines")  # fields of `compare_baselines`
 _TOKENS = "input_ids"
 
 
@@ -94,31 +92,25 @@ def measure_popularity(
 def compare_baselines(
     data: DataLayout, training_data: Data, scorer: SplitScorer, scores: SplitScores, **choices: Any
 ) -> dict[str, Any]:
-    """Return the metrics of each baseline, and of the model, on the first QUERIES queries that the model was scored on.
+    """Return the metrics of each baseline on the queries that the model was scored on.
 
     `scorer` gave `scores` with the arguments `choices` of `SplitScorer.score`; `training_data`: the rows that the model
-    was trained on. "gains": 95 % intervals of the model's metrics minus a baseline's, paired by query. Raises
-    TableError.
+    was trained on. "gains": 95 % intervals of the model's metrics minus a baseline's, paired by query; "choices":
+    settings of baselines. Raises TableError.
     """
-    rows = min(scores.rows, QUERIES)
-    on_same = scores.counted < rows
-    own = {
-        name: Contributions(*(column[on_same] for column in part if column is not None))
-        for name, part in scores.metrics.contributions().items()
-    }
-    texts = scores.metrics.texts
-    texts = None if texts is None else texts[on_same]
     report: dict[str, Any] = {"baselines": {}, "gains": {}, "choices": {}}
+    own = scores.metrics.contributions()
     for name, baseline in _baselines(data, training_data, scorer):
-        scored = replace(scorer, model=baseline, ranking=baseline, group=ALONE).score(rows, **choices).metrics
+        scored = replace(scorer, model=baseline, ranking=baseline, group=ALONE).score(scores.rows, **choices).metrics
         report["baselines"][name] = scored.result()
         report["choices"] |= {name: baseline.choice} if baseline.choice else {}
         gains = {
             metric: part._replace(achieved=own[metric].achieved - part.achieved)
             for metric, part in scored.contributions().items()
         }
-        report["gains"][name] = {metric: list(ends) for metric, ends in bootstrap(gains, texts=texts).items()}
-    return {**report, "beside_baselines": {"queries": int(on_same.sum()), "metrics": scores.metrics.result(on_same)}}
+        intervals = bootstrap(gains, texts=scores.metrics.texts)
+        report["gains"][name] = {metric: list(ends) for metric, ends in intervals.items()}
+    return {**report, "beside_baselines": {"queries": scores.queries, "metrics": scores.metrics.result()}}
 
 
 def _baselines(data: DataLayout, training_data: Data, scorer: SplitScorer) -> Iterator[tuple[str, Any]]:

@@ -390,7 +390,7 @@ def _measure_thresholds(plan: _Plan, serving: Serving, say: Say) -> dict[str, An
         shares = np.broadcast_to(share_of_fragments(inputs.tokens, fragments), len(ids))
         if serving.retired is not None:
             positives = positives.keep(~serving.retired[positives.values])
-        labelled = np.flatnonzero(positives.counts) if serving.retired is not None else np.arange(len(ids))
+        labelled = np.flatnonzero(positives.counts)  # all rows, unless labels are retired
         predictions.add(ids[labelled], scores[labelled], positives.take(labelled), shares[labelled])
     facts: dict[str, Any] = {
         "split": split,
