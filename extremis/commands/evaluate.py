@@ -116,10 +116,11 @@ def _show_seen(split: str, report: dict[str, Any]) -> None:
     seen, unseen = report["seen"], report["unseen"]
     values = [f"P@1 {part['metrics']['P@1']:.2f}" for part in (seen, unseen)]
     low, high = report["gain_of_seen"]["P@1"]
-    verdict = "no clear difference" if low <= 0 <= high else "the metrics above are too high" if low > 0 else "lower"
+    by = report["metrics"]["P@1"] - unseen["metrics"]["P@1"]
+    verdict = "lower on these" if high < 0 else "no clear difference" if low <= 0 else f"P@1 above is {by:.2f} too high"
     say(
         f"{seen['queries']:,} queries of {split} repeat the text of a training point: {values[0]} on these queries, "
-        f"{values[1]} on the other {unseen['queries']:,} (difference {low:+.2f} to {high:+.2f}: {verdict})"
+        f"{values[1]} on the other {unseen['queries']:,}, with a difference of {low:+.2f} to {high:+.2f}: {verdict}"
     )
 
 

@@ -9,8 +9,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from extremis.commands.evaluate import _show_seen
 from tests import plain_figures as plain
 from tests.command import Done, call, sets
+from trainer.evaluation.metrics import Contributions, bootstrap
 
 
 @dataclass(frozen=True)
@@ -241,3 +243,21 @@ def test_a_later_evaluation_keeps_what_it_does_not_measure(
         renewed = done(*command).json
         assert renewed["gains"] == report["gains"]
         assert "zero_shot" not in renewed
+
+
+@pytest.mark.parametrize(
+    ("seen", "unseen", "said"),
+    [(0.9, 0.5, "too high"), (0.5, 0.9, ": lower on these"), (0.5, 0.5, "no clear difference")],
+)
+def test_metrics_are_called_too_high_only_where_seen_texts_score_clearly_higher(
+    seen: float, unseen: float, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    is_seen, draw = np.arange(1000) % 4 == 0, np.random.default_rng(0)
+    hits = (draw.random(1000) < np.where(is_seen, seen, unseen)).astype(np.float32)
+    ends = bootstrap({"P@1": Contributions(hits)}, part=is_seen)["P@1"]
+    of = {
+        n: {"queries": int(on.sum()), "metrics": {"P@1": 100 * hits[on].mean()}}
+        for n, on in (("seen", is_seen), ("unseen", ~is_seen))
+    }
+    _show_seen("test", {**of, "metrics": {"P@1": 100 * hits.mean()}, "gain_of_seen": {"P@1": ends}})
+    assert said in " ".join(capsys.readouterr().err.split())

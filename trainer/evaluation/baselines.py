@@ -124,7 +124,8 @@ def _baselines(data: DataLayout, training_data: Data, scorer: SplitScorer) -> It
     trained_on = open_queries(data, training_data.split)
     points = list(training_data.training_rows.batches(trained_on, [_TOKENS, "label_ids"], TEXTS))
     nearest = NearestTexts.chosen(_joined(points, _TOKENS), _joined(points, "label_ids"), vocabulary)
-    yield "nearest queries by TF-IDF", Baseline(nearest.rank, labels, [_TOKENS], nearest.choice)
+    choice = {name: getattr(nearest, name) for name in ("ngrams", "neighbours", "temperature")}
+    yield "nearest queries by TF-IDF", Baseline(nearest.rank, labels, [_TOKENS], choice)
     words = LinearRanker.of(data, training_data, [_TOKENS])
     if words is not None:
         yield "linear ranker", Baseline(words.rank, labels, [_TOKENS])

@@ -1,5 +1,6 @@
 """Scores a model on a split: exact search with filters, and all metrics with intervals and deciles."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -139,7 +140,6 @@ class SplitScorer:
         seen = filtered = 0
         tokens = {"input_ids"} & {*self.queries.columns}
         columns = sorted({*scored_columns(self.queries, self.model.columns), *tokens})
-        known_texts: dict[bytes, int] = {}
         for group in self.share.batches(self.queries, columns):
             rows = group if limit is None else group.slice(0, max(0, limit - seen))
             if rows.num_rows == 0:
@@ -150,7 +150,7 @@ class SplitScorer:
             scores, top = self.ranking.top_k(x, max(ks), filters, candidates, inputs)
             positives = list_column(rows, "label_ids")
             numbers = seen + np.arange(rows.num_rows)
-            texts = _number(list_column(rows, "input_ids"), known_texts) if tokens else None
+            texts = _number(list_column(rows, "input_ids")) if tokens else None
             retired = self.statistics.retired
             if retired is not None:
                 positives = positives.keep(~retired[positives.values])
@@ -189,7 +189,8 @@ class SplitScorer:
         return group.all_gather(part, [stop - start for start, stop in parts])
 
 
-def _number(texts: Ragged, known: dict[bytes, int]) -> np.ndarray:
-    """Return the number of each text, int64 [B]; new texts get the next number in `known`."""
+def _number(texts: Ragged) -> np.ndarray:
+    """Return a number of each text, uint64 [B], by which equal texts are known."""
     rows = np.split(texts.entries, texts.offsets[1:-1] - texts.offsets[0])
-    return np.array([known.setdefault(row.tobytes(), len(known)) for row in rows], np.int64)
+    digests = b"".join(hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in rows)
+    return np.frombuffer(digests, "<u8")

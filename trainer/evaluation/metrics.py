@@ -53,7 +53,7 @@ class Metrics:
             raise InputError(f"metrics need at least one k, and every k must be at least 1; got {list(self.ks)}.")
         self._inverse_propensity = inverse_propensity
         self._batches: list[dict[str, Contributions]] = []
-        self._texts: list[np.ndarray] = []
+        self.texts: np.ndarray | None = None  # a number of each point's text, if known
 
     def update(self, top: np.ndarray, positives: Ragged, texts: np.ndarray | None = None) -> None:
         """Count one batch: `top` [B, K] int64 distinct label ids, best first, padded with -1; any K is allowed.
@@ -62,7 +62,8 @@ class Metrics:
         repeated label and for a label id of L or more, ValueError for unequal rows.
         """
         weights = self._inverse_propensity
-        self._texts += [] if texts is None else [texts]
+        if texts is not None:
+            self.texts = texts if self.texts is None else np.append(self.texts, texts)
         rankings = Rankings(top[:, : max(self.ks)], positives, np.asarray(self.ks), weights)
         _refuse_repeats(rankings.top)
         if weights is not None:
@@ -87,11 +88,6 @@ class Metrics:
             for index, k in enumerate(self.ks):
                 joined[f"{family}@{k}"] = Contributions(*(column[:, index] for column in columns))
         return joined
-
-    @property
-    def texts(self) -> np.ndarray | None:
-        """The number of each point's text [N], in update order; None if the texts are not known."""
-        return np.concatenate(self._texts) if self._texts else None
 
     def result(self, points: slice | np.ndarray = slice(None)) -> dict[str, float]:
         """Return a dict from metric ("P@1", "nDCG@5", ...) to the value x 100, over all points, a slice, or a mask [N].

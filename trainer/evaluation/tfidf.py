@@ -67,11 +67,6 @@ class NearestTexts:
                     best, chosen = found, replace(index, neighbours=width, temperature=temperature)
         return chosen
 
-    @property
-    def choice(self) -> dict[str, float]:
-        """Settings of the ranking."""
-        return {"ngrams": self.ngrams, "neighbours": self.neighbours, "temperature": self.temperature}
-
     def rank(self, inputs: Inputs, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (scores [B, k], label ids [B, k] best first, padded with -1) for the tokens of B texts."""
         cosine, rows = self._nearest(inputs.tokens or Ragged.empty(0), self.neighbours)

@@ -40,7 +40,7 @@ class ScoredPredictions:
         self._scores: list[np.ndarray] = []
         self._hits: list[np.ndarray] = []
         self._counts: list[np.ndarray] = []
-        self._fragments: list[np.ndarray] = []
+        self.fragments = np.zeros(0)  # share of fragments in each query
         self.queries = self.positives = 0
 
     def add(self, top: np.ndarray, scores: np.ndarray, positives: Ragged, fragments: np.ndarray | float = 0.0) -> None:
@@ -49,17 +49,12 @@ class ScoredPredictions:
         `fragments` [B]: the result of `share_of_fragments`.
         """
         predicted = top != PAD
-        self._fragments.append(np.broadcast_to(fragments, len(top)))
+        self.fragments = np.append(self.fragments, np.broadcast_to(fragments, len(top)))
         self._scores.append(scores[predicted])
         self._hits.append(positives.contains(top)[predicted])
         self._counts.append(predicted.sum(axis=1))
         self.queries += len(top)
         self.positives += len(positives.entries)
-
-    @property
-    def fragments(self) -> np.ndarray:
-        """The share of fragments in each query, [queries]."""
-        return np.concatenate(self._fragments)
 
     def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return scores, hits (bool) and query ids (int64) of all predictions, [n] each, a query's best label first.
