@@ -7,22 +7,24 @@ from extremis.console import Bar
 from extremis.inspecting.data_summary import seen_queries
 from extremis.ranks import record_command
 from extremis.spinner import show_activity
+from schemas import storage
 from schemas.errors import InputError
-from schemas.json_files import write_json
+from schemas.json_files import read_json, write_json
 from schemas.layout import DataLayout, RunLayout
 from schemas.table import Table
 from schemas.version import Version
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config.load import load_config
 from trainer.device import open_device
-from trainer.evaluation.baselines import QUERIES, measure_baselines
+from trainer.evaluation.baselines import compare_baselines
 from trainer.evaluation.calibration import calibrate, measure
 from trainer.evaluation.evaluate import SplitScorer, SplitScores
+from trainer.evaluation.fragments import open_fragments
 from trainer.evaluation.fusion_files import open_fused, scores_of
+from trainer.evaluation.metrics import bootstrap
 from trainer.evaluation.ranking import By, Ranking
 from trainer.evaluation.split import HOLDOUT, label_statistics, open_held_out
 from trainer.group import ALONE, Group
-from trainer.methods.sections import Data
 from trainer.model import Model, load_model, trained_digest, trained_labels
 
 
@@ -31,8 +33,9 @@ class EvaluateOptions:
     """Options of an evaluation.
 
     `limit`, `filter`, `ks`, `seen_only` and `zero_shot` are arguments of `SplitScorer.score`. `step` has the same
-    meaning as in `open_step`, and `scores` as in `scores_of`. `baseline`: also score baselines, on the first queries of
-    the split. `calibrate`: also evaluate probabilities; calibration uses the held-out rows.
+    meaning as in `open_step`, and `scores` as in `scores_of`. `baseline`: also score baselines on the same
+    queries. `calibrate`: also evaluate the probabilities that an export has; the curve is fitted to the split `val`
+    or, without `val`, to the held-out rows.
     """
 
     split: str = "test"
@@ -77,36 +80,41 @@ def evaluate(
 
     def open_scorer(split: str) -> SplitScorer:
         ranking = _ranking(data, run, checkpoint, model, group, by, split)
-        return SplitScorer.open(layouts[0], model, split, group, ranking, statistics, recipe.data)
+        scorer = SplitScorer.open(layouts[0], model, split, group, ranking, statistics, recipe.data)
+        return replace(scorer, fragments=open_fragments(layouts[0], model.columns)) if options.calibrate else scorer
 
     held_out = None
     if options.calibrate:
-        held_out, _, _ = group.decide(lambda: open_held_out(layouts[0], None, recipe.data, "A calibration"))
+        named = "val" if "queries/val" in Table.open(data, "data").parents else None  # as in an export
+        held_out, _, _ = group.decide(lambda: open_held_out(layouts[0], named, recipe.data, "A calibration"))
     scorer = open_scorer(options.split)
+    choices: dict[str, Any] = {"filter": options.filter, "ks": options.ks, "seen_only": options.seen_only}
     with Bar(f"evaluate {options.split}", scorer.rows, quiet=not group.first) as bar:
-        scores = scorer.score(
-            options.limit, bar.update, options.filter, options.ks, options.seen_only, options.zero_shot
-        )
+        scores = scorer.score(options.limit, bar.update, zero_shot=options.zero_shot, **choices)
     calibration = {}
     if held_out:
         show_activity(f"evaluate: calibrating on {held_out}")
-        learned_from = scores if held_out == options.split else open_scorer(held_out).score(filter=options.filter)
+        is_same = held_out == options.split and options.is_standard
+        learned_from = scores if is_same else open_scorer(held_out).score()
         curve, facts = calibrate(learned_from.predictions)
         if held_out != options.split:
             facts = measure(curve, scores.predictions)
-        calibration = {"calibration": {"split": held_out, "queries": learned_from.queries, **facts}}
+        calibration = {"split": held_out, "queries": learned_from.queries, **curve.described(facts)}
     show_activity("evaluate: computing intervals")
     version = Version.of(Table.open(data, "data").manifest)
     stated = {"number": version.number, "part": version.part}
-    report = {"step": checkpoint.step, "scores": by, "version": stated, **scores.report(), **calibration}
+    report = {"step": checkpoint.step, "scores": by, "version": stated, **scores.report()}
+    report |= {"calibration": calibration} if calibration else {}
     show_activity("evaluate: comparing texts with the training texts")
     if options.limit is None:
         report |= group.decide(lambda: _seen_and_unseen(data, options.split, scores))
-    if options.baseline:
+    place = RunLayout(run).evaluation(options.split, report["step"], later)
+    kept = group.decide(lambda: _kept(place, report["metrics"])) if options.is_standard else {}
+    if options.baseline or kept is None:
         show_activity("evaluate: measuring baselines")
-        report |= group.decide(lambda: _baselines(DataLayout(data), recipe.data, options, scores))
+        report |= group.decide(lambda: compare_baselines(layouts[0], recipe.data, scorer, scores, **choices))
+    report = {**(kept or {}), **report}
     if group.first and options.is_standard:
-        place = RunLayout(run).evaluation(options.split, report["step"], later)
         write_json(place, {"split": options.split, **report})
         record_command(RunLayout(run))
     return report
@@ -125,25 +133,29 @@ def _later(data: str, run: str, options: EvaluateOptions) -> str | None:
     return digest
 
 
-def _baselines(data: DataLayout, trained: Data, options: EvaluateOptions, scores: SplitScores) -> dict[str, Any]:
-    """Return {"baselines": metrics by name, "beside_baselines": number of queries, and the model's metrics on them}."""
-    queries = min(scores.rows, QUERIES)
-    baselines = measure_baselines(data, options.split, trained, queries, options.filter)
-    return {
-        "baselines": baselines,
-        "beside_baselines": {"queries": queries, "metrics": scores.metrics.result(scores.counted < queries)},
-    }
+def _kept(place: str, metrics: dict[str, float]) -> dict[str, Any] | None:
+    """Return the evaluation at `place` if it has the same `metrics`; None if its baselines must be measured again."""
+    before = read_json(place) if storage.exists(place) else {}
+    is_same = all(metrics.get(name, value) == value for name, value in before.get("metrics", {}).items())
+    return before if is_same else None if "baselines" in before else {}
 
 
 def _seen_and_unseen(data: str, split: str, scores: SplitScores) -> dict[str, Any]:
-    """Return metrics of "seen" queries (with a text that is also in train) and of "unseen" queries, if both exist."""
+    """Return metrics of "seen" queries (with a text that is also in train) and of "unseen" queries, if both exist.
+
+    "gain_of_seen": 95 % intervals of the metrics on seen queries minus the metrics on unseen queries.
+    """
     seen = seen_queries(data, split)
     if seen is not None:
         seen = seen[scores.counted]
     if seen is None or seen.all() or not seen.any():
         return {} if seen is None else {"seen": {"queries": int(seen.sum())}}
     parts = {"seen": seen, "unseen": ~seen}
-    return {name: {"queries": int(part.sum()), "metrics": scores.metrics.result(part)} for name, part in parts.items()}
+    gains = bootstrap(scores.metrics.contributions(), texts=scores.metrics.texts, part=seen)
+    return {
+        **{name: {"queries": int(on.sum()), "metrics": scores.metrics.result(on)} for name, on in parts.items()},
+        "gain_of_seen": {name: list(ends) for name, ends in gains.items()},
+    }
 
 
 def _ranking(data: str, run: str, checkpoint: Checkpoint, model: Model, group: Group, by: By, split: str) -> Ranking:

@@ -17,7 +17,6 @@ from extremis.objects import input_url, items_of, require_texts
 from extremis.result import html_table
 from pipelines.formats.names import Fields, parse_fields_by_table
 from pipelines.sharding.tokenizer import FILE, encode_texts, open_tokenizer
-from schemas import PAD
 from schemas.errors import InputError
 from schemas.options import whole_number
 from schemas.ragged import Ragged, counts_of, offsets_of
@@ -198,7 +197,7 @@ class Model:
         for part, inputs, known in self._batches(texts):
             filters = None if is_shared else self._filters(left_out, len(predictions), len(predictions) + len(part))
             answer = exported.answer(inputs, k, filters, known)
-            is_kept = (answer.ids != PAD) & (answer.scores >= lowest)
+            is_kept = answer.reaching(lowest)
             numbers = [column[is_kept] for column in (answer.scores, answer.probabilities) if column is not None]
             labels = iter(self.labels.scored(answer.ids[is_kept], *numbers))
             none = [None] * len(part) if answer.none_of_these is None else answer.none_of_these.tolist()

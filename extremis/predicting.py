@@ -76,7 +76,7 @@ def write_predictions(
             known = table[KNOWN_TOKENS].to_numpy() if KNOWN_TOKENS in table.column_names else None
             inputs = Inputs.of(table.select(exported.serving.columns))
             answer = exported.answer(inputs, k, filters_of(table) if filter else None, known)
-            answer = answer._replace(ids=np.where(answer.scores >= lowest, answer.ids, PAD))
+            answer = answer._replace(ids=np.where(answer.reaching(lowest), answer.ids, PAD))
             write(prediction_table(table, answer, labels, schema))
             done += table.num_rows
             predictions += int((answer.ids != PAD).sum())

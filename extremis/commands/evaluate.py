@@ -50,9 +50,9 @@ def evaluate(
         seen_only: Rank only labels with training points. Default: all labels.
         scores: Scores to rank by: classifier (label vectors), labels (embeddings of the labels' texts), sum (of both),
             or fused (extremis fuse). Default: fused, if the checkpoint has a fusion.
-        baseline: Also score baselines: popular labels, and nearest texts by TF-IDF.
-        calibrate: Also evaluate probabilities, from a calibration that is fitted on the held-out rows of RUN, or on
-            val. Needs scikit-learn (extra fusion).
+        baseline: Also score baselines on the same queries: popular labels, nearest texts by TF-IDF, a linear ranker.
+        calibrate: Also evaluate probabilities, from the curve that an export has: fitted on val or, if there is no
+            val, on the held-out rows of RUN. Needs scikit-learn (extra fusion).
 
     Examples:
       extremis evaluate data/ runs/1 --split test --json
@@ -83,12 +83,10 @@ def evaluate(
     if baseline:
         _show_baselines(split, report)
     if calibrate:
-        calibration = report["calibration"]
-        say(
-            describe_calibration(
-                calibration, f"of {split}, learned on {calibration['queries']:,} queries of {calibration['split']}"
-            )
-        )
+        facts = report["calibration"]
+        rows = f"{facts['queries']:,} queries of {facts['split']}"
+        on_halves = f"(each half of {rows} by a curve fitted to the other half)"
+        say(describe_calibration(facts, on_halves if facts["split"] == split else f"of {split}, learned on {rows}"))
     if zero_shot:
         _show_zero_shot(report["zero_shot"])
     if "PSP@1" not in report["metrics"]:
@@ -118,9 +116,12 @@ def _show_seen(split: str, report: dict[str, Any]) -> None:
     """Print how metrics differ between queries that repeat the text of a training point and other queries."""
     seen, unseen = report["seen"], report["unseen"]
     values = [f"P@1 {part['metrics']['P@1']:.2f}" for part in (seen, unseen)]
+    low, high = report["gain_of_seen"]["P@1"]
+    by = report["metrics"]["P@1"] - unseen["metrics"]["P@1"]
+    verdict = "lower on these" if high < 0 else "no clear difference" if low <= 0 else f"P@1 above is {by:.2f} too high"
     say(
         f"{seen['queries']:,} queries of {split} repeat the text of a training point: {values[0]} on these queries, "
-        f"{values[1]} on the other {unseen['queries']:,}"
+        f"{values[1]} on the other {unseen['queries']:,}, with a difference of {low:+.2f} to {high:+.2f}: {verdict}"
     )
 
 
@@ -128,16 +129,19 @@ def _show_baselines(split: str, report: dict[str, Any]) -> None:
     """Print the metrics of the model and the baselines on the same queries, and warn if a baseline beats the model."""
     model = report["beside_baselines"]
     names = [name for name in ("P@1", "P@5", "PSP@5") if name in model["metrics"]]
-    lines = {"this run": model["metrics"], **report["baselines"]}
-    table(
-        f"compared with baselines, on the first {model['queries']:,} queries of {split}",
-        ["%", *names],
-        [[line, *(f"{metrics[name]:.2f}" for name in names)] for line, metrics in lines.items()],
+    rows, lines = list[list[str]](), {"this run": model["metrics"], **report["baselines"]}
+    for line, metrics in lines.items():
+        ends = report["gains"].get(line, {})
+        cells = [f" ({ends[name][0]:+.1f} to {ends[name][1]:+.1f})" if ends else "" for name in names]
+        rows.append([line, *(f"{metrics[name]:.2f}{cell}" for name, cell in zip(names, cells, strict=True))])
+    title = (
+        f"compared with baselines, on {model['queries']:,} queries of {split}; in brackets: 95 % interval of the gain"
     )
-    for line, metrics in report["baselines"].items():
-        above = [name for name in names if metrics[name] > model["metrics"][name]]
+    table(title, ["%", *names], rows)
+    for line, ends in report["gains"].items():
+        above = [name for name in names if ends[name][1] < 0]
         if above:
-            say(f"odd: {', '.join(above)} of this run is lower than for the baseline {line}")
+            say(f"odd: {', '.join(above)} of this run is clearly lower than for the baseline {line}")
 
 
 def _show_zero_shot(report: dict[str, Any]) -> None:

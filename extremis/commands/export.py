@@ -86,7 +86,8 @@ def export(
     say(f"{out}: step {step:,}, scores {by}, {manifest.rows:,} labels of {dimension} dimensions")
     if calibrate:
         split, measured = parameters["thresholds"]["split"], parameters["thresholds"]["calibration"]
-        say(describe_calibration(measured, f"of {split}, cross-checked on halves of {measured['queries']:,} queries"))
+        halves = f"each half of {measured['queries']:,} queries of {split} by a curve fitted to the other half"
+        say(describe_calibration(measured, f"({halves}; the exported curve is fitted to both)"))
     if current:
         say(f"{make_current(out)}: the current export is now {out}")
     say(f'next: echo "some text" | extremis predict {out} - -')

@@ -69,7 +69,7 @@ def summary_lines(data: str, summary: Mapping[str, Any]) -> list[str]:
 _COUNT_TEXTS = {
     "merged": "rows merged into another row with the same text",
     "empty_texts": "with an empty text (kept)",
-    "in_train": "with a text that is also in train (same tokens): metrics on these are too high",
+    "in_train": "with a text that is also in train (same tokens): evaluate measures these apart",
     "without_training_points": "without a training point",
 }
 
@@ -90,8 +90,7 @@ def _split_counts(name: str, table: Manifest, texts: Mapping[str, pa.Array]) -> 
 def seen_queries(data: str, split: str) -> np.ndarray | None:
     """Return which queries of a split have a text that is also in train, bool [N]; None if texts are not compared.
 
-    Metrics on these queries are too high. Texts are not compared if there are more than _COMPARED_ROWS rows. Raises
-    TableError, StorageError.
+    Texts are not compared if there are more than _COMPARED_ROWS rows. Raises TableError, StorageError.
     """
     layout, parents = DataLayout(data), Table.open(data, "data").parents
     if split == _TRAIN or not {f"queries/{split}", f"queries/{_TRAIN}"} <= parents.keys():

@@ -143,7 +143,7 @@ TERMS = {
     "shards": "files that make up a table",
     "truncated": "points whose text was truncated to the maximum number of tokens",
     "merged": "input rows that were merged into another row with the same key or text",
-    "in train": "points with a text that is also in train: metrics on these points are too high",
+    "in train": "points with a text that is also in train; Metrics shows these seen queries apart",
     "K": "number of hard negatives per query in a table",
     "hard negative": "an incorrect label with a high score; a model learns most from hard negatives",
     "table": "hard negatives for every query, mined with the vectors of one epoch for a later epoch",

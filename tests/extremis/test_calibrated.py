@@ -1,5 +1,6 @@
 """What an export does not know: probabilities, texts without a known word, and what a score comes from."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -7,16 +8,43 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer
 
 import extremis
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
-from tests.command import call, refused
+from tests.command import ROOT, call, refused
+from trainer.evaluation.split import open_split
+from trainer.export.exported import Exported
+from trainer.inputs import Inputs
+from trainer.methods.sections import Data
 
 TEXTS = ["a ship in a storm", "a view of the sea with trees", "portrait of a man", "a horse"]
 BLANK = ["", " \t\n", "☃ ☃"]
+# Sentences of other languages, and English of another field: none of them is about a work of art.
+ELSEWHERE = {
+    "German": [
+        "Der Hund läuft über die Straße und bellt laut.",
+        "Ich möchte gern ein Glas Wasser und ein Stück Brot.",
+        "Die Katze schläft seit heute Morgen auf dem Sofa.",
+        "Wie komme ich am schnellsten zum Bahnhof?",
+        "Das Wetter wird morgen leider wieder schlechter.",
+        "Unsere Firma verkauft Schrauben und Werkzeuge.",
+        "Bitte senden Sie mir die Rechnung bis Freitag.",
+        "Er hat gestern vergessen, den Schlüssel mitzunehmen.",
+    ],
+    "Swedish": [
+        "Hunden springer över gatan och skäller högt.",
+        "Jag vill gärna ha ett glas vatten och lite bröd.",
+        "Katten har sovit i soffan sedan i morse.",
+        "Hur kommer jag snabbast till stationen?",
+        "Vädret blir tyvärr sämre igen i morgon.",
+        "Vårt företag säljer skruvar och verktyg.",
+    ],
+    "Russian": ["Собака бежит через улицу.", "Где находится вокзал?", "Погода завтра будет хуже."],
+}
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +89,9 @@ def test_probabilities_are_those_of_the_curve(model: extremis.Model, exports: Pa
         scores = [label.score for label in prediction.labels]
         expected = np.interp(scores, curve["scores"], curve["probabilities"])
         np.testing.assert_allclose([label.probability for label in prediction.labels], expected, atol=1e-6)
-        assert prediction.none_of_these == (scores[0] < calibration["none_of_these"]["score"])
+        limits = calibration["none_of_these"]
+        is_none = scores[0] < limits["score"] or share_of_fragments(exports, prediction.text) > limits["fragments"]
+        assert prediction.none_of_these == is_none
     uncalibrated = extremis.load(exports / "two").predict(TEXTS)
     assert {(each.none_of_these, each.labels[0].probability) for each in uncalibrated} == {(None, None)}
     for precision, message in ((0.33, "no threshold for a precision of 0.33"), (1.5, r"1.5: expected .* in \(0, 1\]")):
@@ -81,6 +111,43 @@ def test_probabilities_are_those_of_the_curve(model: extremis.Model, exports: Pa
     head, first, *_ = (tmp_path / "p.csv").read_text().splitlines()
     assert head == "key,rank,label,text,score,probability"
     assert float(first.rpartition(",")[2]) == pytest.approx(lines[0]["probabilities"][0], rel=1e-6)
+
+
+def share_of_fragments(exports: Path, text: str) -> float:
+    """The share of a text's tokens that are unknown, continue a word or are single letters."""
+    tokens = Tokenizer.from_file(str(exports / "one" / "encoder" / "tokenizer.json")).encode(text).tokens
+    return sum(t == "[UNK]" or t.startswith("##") or (len(t) == 1 and t.isalnum()) for t in tokens) / len(tokens)
+
+
+def test_texts_of_another_language_or_field_are_none_of_these(model: extremis.Model, exports: Path) -> None:
+    """Also where their scores are as high as those of correct labels; a stated precision gives them no label."""
+    limits = facts(exports)["calibration"]["none_of_these"]
+    pages = (line for page in sorted((ROOT / "docs").glob("*.md")) for line in page.read_text().splitlines())
+    field = [line.replace("`", "") for line in pages if len(line.split()) > 12 and line[0].isalpha()][:300]
+    texts = [*itertools.chain.from_iterable(ELSEWHERE.values()), *"abcdefghijklmnopqrstuvwxyz"]
+    for prediction in model.predict(texts, k=1):
+        assert share_of_fragments(exports, prediction.text) > limits["fragments"], prediction.text
+        assert prediction.none_of_these
+    assert np.mean([prediction.none_of_these for prediction in model.predict(field, k=1)]) > 0.95
+    for precision in (row["precision"] for row in facts(exports)["thresholds"]):
+        assert not any(prediction.labels for prediction in model.predict(texts, precision=precision))
+        labelled = [bool(prediction.labels) for prediction in model.predict(field, precision=precision)]
+        assert np.mean(labelled) < 0.05
+
+
+def test_held_out_texts_are_familiar(data: Path, exports: Path) -> None:
+    """All but one in a hundred, and no label is lost for the others."""
+    exported = Exported.open(str(exports))
+    table, share = open_split(DataLayout(str(data)), "holdout", Data(holdout=0.2))
+    columns = exported.serving.columns
+    answers = [exported.answer(Inputs.of(rows), 3) for rows in share.batches(table, columns)]
+    unfamiliar = np.concatenate([answer.unfamiliar for answer in answers])
+    assert 0 < unfamiliar.mean() <= 0.011
+    for answer in answers:
+        np.testing.assert_array_equal(answer.reaching(-np.inf), answer.ids >= 0)
+        np.testing.assert_array_equal(
+            answer.reaching(2.0)[~answer.unfamiliar], (answer.scores >= 2)[~answer.unfamiliar]
+        )
 
 
 def test_a_text_without_a_known_token_gets_the_prior(data: Path, model: extremis.Model) -> None:

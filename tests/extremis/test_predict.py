@@ -170,7 +170,7 @@ def test_no_cell_of_a_safe_csv_begins_as_a_formula(data: Path, exported: Path, t
     cells = ["=1+1", "+1", "-1", "@x", "\ttab", "\rreturn", "\nline", "'a", "a=b", "", "1"]
     labels = pa.table({"key": cells, "text": cells[::-1]})
     ids, scores = np.arange(11)[None], np.linspace(1, -1, 11, dtype=np.float32)[None]
-    table = prediction_table(pa.table({"key": ["=key"]}), Answer(scores, ids, None, None), labels)
+    table = prediction_table(pa.table({"key": ["=key"]}), Answer(scores, ids, None, None, np.zeros(1, bool)), labels)
     rows = {}
     for safe in (False, True):
         with open_writer(str(tmp_path / f"{safe}.csv"), None, 11, safe) as write:

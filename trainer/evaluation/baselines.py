@@ -1,38 +1,73 @@
-"""Baselines that a model should outperform, and the baselines' metrics on the first queries of a split."""
+"""Baselines that a model should outperform, scored on the same queries and candidates as the model."""
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from schemas import PAD
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged, pad_columns
-from schemas.shard_files.parquet import filters_of, list_column
+from schemas.shard_files.parquet import list_column
 from schemas.table import Table
-from trainer.evaluation.evaluate import KS
-from trainer.evaluation.metrics import Metrics
-from trainer.evaluation.split import label_statistics, open_split
-from trainer.inputs import Inputs, scored_columns
+from trainer.evaluation.evaluate import SplitScorer, SplitScores
+from trainer.evaluation.metrics import bootstrap
+from trainer.evaluation.split import LabelStatistics, label_statistics, open_split
+from trainer.group import ALONE
+from trainer.inputs import Inputs
 from trainer.linear.ranker import LinearRanker
 from trainer.methods.sections import Data
 from trainer.model import DataSizes
 from trainer.stream import open_queries
 from trainer.stream.sources import ALL_ROWS
 
-# Ranks labels without a model: texts of token ids -> (scores [B, k], label ids [B, k] best first, padded with -1).
-Baseline = Callable[[Ragged, int], tuple[np.ndarray, np.ndarray]]
 TEXTS = 100_000  # maximum number of training points that a query is compared with
-QUERIES = 2_000  # number of queries of a split to measure on
 _TOKENS = "input_ids"
 
 
-def rank_popular(frequency: np.ndarray, texts: Ragged, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rank labels by `frequency` [L], identically for each text: a Baseline."""
+@dataclass(frozen=True, eq=False)
+class Baseline:
+    """Ranks `labels` labels without a model; takes the places of a model and of its `Ranking` in a `SplitScorer`.
+
+    `rank`: inputs of B rows, k -> (scores [B, k], label ids [B, k] best first, padded with -1). `columns`: the columns
+    that `rank` reads.
+    """
+
+    rank: Callable[[Inputs, int], tuple[np.ndarray, np.ndarray]]
+    labels: int
+    columns: Sequence[str] = ()
+    choice: Mapping[str, float] = field(default_factory=dict)  # settings that were chosen on the training points
+
+    def embed_table(self, rows: pa.Table) -> torch.Tensor:
+        """Return no numbers for each row, [B, 0]: `rank` reads the rows' inputs."""
+        return torch.zeros(rows.num_rows, 0)
+
+    def top_k(
+        self, x: torch.Tensor, k: int, filters: Ragged, candidates: np.ndarray | None, inputs: Inputs
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the same as `Ranking.top_k`."""
+        inputs = inputs if inputs.rows else Inputs(Ragged.empty(len(x)))
+        left_out = 0 if candidates is None else self.labels - len(candidates)
+        scores, ids = self.rank(inputs, min(self.labels, k + filters.longest + left_out))
+        if candidates is not None:
+            ids = np.where(np.isin(ids, candidates), ids, PAD)
+        ids, scores = filters.filter_ranking(ids, scores, k)
+        return scores, ids
+
+
+def rank_popular(frequency: np.ndarray, inputs: Inputs, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rank labels by `frequency` [L], identically for each row: `Baseline.rank`."""
     order = np.argsort(-frequency, kind="stable")[:k]
-    order = pad_columns(np.tile(order, (texts.rows, 1)), k, PAD)
+    order = pad_columns(np.tile(order, (inputs.rows, 1)), k, PAD)
     return np.where(order == PAD, -np.inf, frequency[order]), order
+
+
+def _popularity(statistics: LabelStatistics) -> Any:
+    return Baseline(functools.partial(rank_popular, statistics.frequency), len(statistics.frequency))
 
 
 def measure_popularity(
@@ -40,65 +75,64 @@ def measure_popularity(
     split: str,
     training_data: Data,
     queries: int,
-    ks: Sequence[int] = KS,
+    ks: Sequence[int] = (),
     window: str | Sequence[str] = "",
 ) -> dict[str, float]:
     """Return metrics of predicting the most frequent labels, on the first `queries` of `split` or of parts in `window`.
 
-    Raises the same errors as `measure_baselines`.
+    Raises InputError if the split does not exist. Raises TableError.
     """
     statistics = label_statistics(data, training_data)
     table, share = open_split(data, split, training_data, window)
-    groups = share.batches(table, scored_columns(table, []), queries)
-    popular = functools.partial(rank_popular, statistics.frequency)
-    return _score(popular, groups, Metrics(ks, statistics.inverse_propensity))
+    labels, popular = Table.open(data.labels, "labels"), _popularity(statistics)
+    scorer = SplitScorer(popular, table, labels, statistics, ALONE, popular, share)
+    return scorer.score(queries, ks=ks).metrics.result()
 
 
-def measure_baselines(
-    data: DataLayout, split: str, training_data: Data | None = None, queries: int = QUERIES, filter: bool = True
-) -> dict[str, dict[str, float]]:
-    """Return the metrics of each baseline on the first `queries` of `split`.
+def compare_baselines(
+    data: DataLayout, training_data: Data, scorer: SplitScorer, scores: SplitScores, **choices: Any
+) -> dict[str, Any]:
+    """Return the metrics of each baseline on the queries that the model was scored on.
 
-    The baselines predict the most frequent labels and, if rows have tokens, the labels of similar texts and the labels
-    that a linear ranker chooses. `training_data`: the rows that a model was trained on; `filter=False` applies no
-    filter. Raises InputError if the split does not exist. Raises TableError.
+    `scorer` gave `scores` with the arguments `choices` of `SplitScorer.score`; `training_data`: the rows that the model
+    was trained on. "gains": 95 % intervals of the model's metrics minus a baseline's, paired by query; "choices":
+    settings of baselines. Raises TableError.
     """
+    report: dict[str, Any] = {"baselines": {}, "gains": {}, "choices": {}}
+    own = scores.metrics.contributions()
+    for name, baseline in _baselines(data, training_data, scorer):
+        scored = replace(scorer, model=baseline, ranking=baseline, group=ALONE).score(scores.rows, **choices).metrics
+        report["baselines"][name] = scored.result()
+        report["choices"] |= {name: baseline.choice} if baseline.choice else {}
+        gains = {
+            metric: part._replace(achieved=own[metric].achieved - part.achieved)
+            for metric, part in scored.contributions().items()
+        }
+        intervals = bootstrap(gains, texts=scores.metrics.texts)
+        report["gains"][name] = {metric: list(ends) for metric, ends in intervals.items()}
+    return {**report, "beside_baselines": {"queries": scores.queries, "metrics": scores.metrics.result()}}
+
+
+def _baselines(data: DataLayout, training_data: Data, scorer: SplitScorer) -> Iterator[tuple[str, Any]]:
+    """Yield the most frequent labels and, if rows have tokens, the labels of similar texts and a linear ranker's."""
     from trainer.evaluation.tfidf import NearestTexts  # imports SciPy, which a trainer does not load
 
-    training_data = training_data or Data()
-    statistics = label_statistics(data, training_data)
-    table, share = open_split(data, split, training_data)
-    tokens = [_TOKENS] if _TOKENS in table.columns else []
-    groups = list(share.batches(table, scored_columns(table, tokens), queries))
-    baselines: dict[str, Baseline] = {"popular labels": functools.partial(rank_popular, statistics.frequency)}
-    if tokens:
-        vocabulary = DataSizes.of(data).vocabulary
-        trained_on = open_queries(data, training_data.split)
-        points = list(training_data.training_rows.batches(trained_on, [_TOKENS, "label_ids"], TEXTS))
-        texts, labels = _joined(points, _TOKENS), _joined(points, "label_ids")
-        baselines["nearest queries by TF-IDF"] = NearestTexts.of(texts, labels, vocabulary).rank
-        words = LinearRanker.of(data, training_data, tokens)
-        if words is not None:
-            baselines["linear ranker"] = lambda texts, k: words.rank(Inputs(texts), k)
-        texts = _joined(ALL_ROWS.batches(Table.open(data.labels, "labels"), [_TOKENS], TEXTS), _TOKENS)
-        labels = Ragged.from_matrix(np.arange(texts.rows)[:, None])  # each text has its own label
-        if len(texts.entries):
-            baselines["nearest label texts by TF-IDF"] = NearestTexts.of(texts, labels, vocabulary).rank
-    return {
-        name: _score(baseline, groups, Metrics(KS, statistics.inverse_propensity), filter)
-        for name, baseline in baselines.items()
-    }
-
-
-def _score(baseline: Baseline, groups: Iterable[pa.Table], metrics: Metrics, filter: bool = True) -> dict[str, float]:
-    depth = max(metrics.ks)
-    for rows in groups:
-        filters = filters_of(rows) if filter else Ragged.empty(rows.num_rows)
-        texts = list_column(rows, _TOKENS) if _TOKENS in rows.column_names else Ragged.empty(rows.num_rows)
-        scores, ids = baseline(texts, depth + filters.longest)
-        top, _ = filters.filter_ranking(ids, scores, depth)
-        metrics.update(top, list_column(rows, "label_ids"))
-    return metrics.result()
+    yield "popular labels", _popularity(scorer.statistics)
+    if _TOKENS not in scorer.queries.columns:
+        return
+    vocabulary, labels = DataSizes.of(data).vocabulary, len(scorer.statistics.frequency)
+    trained_on = open_queries(data, training_data.split)
+    points = list(training_data.training_rows.batches(trained_on, [_TOKENS, "label_ids"], TEXTS))
+    nearest = NearestTexts.chosen(_joined(points, _TOKENS), _joined(points, "label_ids"), vocabulary)
+    choice = {name: getattr(nearest, name) for name in ("ngrams", "neighbours", "temperature")}
+    yield "nearest queries by TF-IDF", Baseline(nearest.rank, labels, [_TOKENS], choice)
+    words = LinearRanker.of(data, training_data, [_TOKENS])
+    if words is not None:
+        yield "linear ranker", Baseline(words.rank, labels, [_TOKENS])
+    texts = _joined(ALL_ROWS.batches(scorer.labels, [_TOKENS], TEXTS), _TOKENS)
+    own = Ragged.from_matrix(np.arange(texts.rows)[:, None])  # each text has its own label
+    if len(texts.entries):
+        yield "nearest label texts by TF-IDF", Baseline(NearestTexts.of(texts, own, vocabulary).rank, labels, [_TOKENS])
 
 
 def _joined(groups: Iterable[pa.Table], column: str) -> Ragged:

@@ -168,11 +168,13 @@ class ZeroShot:
         rows = np.flatnonzero(unseen.counts)
         return rows, unseen.take(rows)
 
-    def update(self, alone: np.ndarray, among_all: np.ndarray, positives: Ragged) -> None:
-        """Count n queries: both rankings [n, K], best first, and the zero-shot positives."""
+    def update(
+        self, alone: np.ndarray, among_all: np.ndarray, positives: Ragged, texts: np.ndarray | None = None
+    ) -> None:
+        """Count n queries: both rankings [n, K], best first, the zero-shot positives, and a number of each text [n]."""
         self._queries += positives.rows
-        self._alone.update(alone, positives)
-        self._among_all.update(among_all, positives)
+        self._alone.update(alone, positives, texts)
+        self._among_all.update(among_all, positives, texts)
 
     def report(self, resamples: int = 1000) -> dict[str, Any]:
         """Return metrics x 100 with intervals, for both rankings; no metrics if no query has a zero-shot positive."""

@@ -3,6 +3,10 @@
 scikit-learn fits the curve on held-out rows; NumPy evaluates the curve. A second curve, of the queries' best labels
 alone, gives the score below which none of the labels counts as correct: at the same score, a best label is more often
 correct than a label at a later rank.
+
+Both speak of texts like the held-out texts. A text of another language or field may score as high. Its words are not
+among the tokens, and fall into fragments: a text with a greater share of fragments than FAMILIAR of the held-out texts
+counts as "none of these" at any score.
 """
 
 from dataclasses import dataclass, replace
@@ -14,6 +18,7 @@ from schemas.errors import InputError, MissingExtra, TableError
 from trainer.evaluation.thresholds import ScoredPredictions
 
 BINS = 15
+FAMILIAR = 0.99
 NONE_THRESHOLD = 0.5  # a query whose best label is correct with a lower probability counts as "none of these"
 
 
@@ -21,16 +26,22 @@ NONE_THRESHOLD = 0.5  # a query whose best label is correct with a lower probabi
 class Calibration:
     """Linear interpolation through `scores` and `probabilities`, both ascending [n]; constant outside this range.
 
-    `none_below`: if a query's best label has a lower score, the query counts as "none of these".
+    A query counts as "none of these" if its best label has a score below `none_below`, or if more than the fraction
+    `most_fragments` of its tokens are fragments.
     """
 
     scores: np.ndarray
     probabilities: np.ndarray
     none_below: float = np.inf
+    most_fragments: float = 1.0
 
     @classmethod
-    def fit(cls, scores: np.ndarray, hits: np.ndarray, is_best: np.ndarray) -> "Calibration":
+    def fit(
+        cls, scores: np.ndarray, hits: np.ndarray, is_best: np.ndarray, fragments: np.ndarray | None = None
+    ) -> "Calibration":
         """Fit to predictions with `scores` [n]; bool [n]: `hits`, correct predictions; `is_best`, a query's best label.
+
+        `fragments` [n]: the share of fragments in the predictions' queries.
 
         Raises InputError if all or no predictions are correct, or if scikit-learn is not installed.
         """
@@ -49,7 +60,9 @@ class Calibration:
             return cls(curve.X_thresholds_, curve.y_thresholds_)
 
         none_below = fit(is_best).score_of(NONE_THRESHOLD)
-        return replace(fit(slice(None)), none_below=np.inf if none_below is None else none_below)
+        most = 1.0 if fragments is None else float(np.quantile(fragments[is_best], FAMILIAR, method="higher"))
+        none_below = np.inf if none_below is None else none_below
+        return replace(fit(slice(None)), none_below=none_below, most_fragments=most)
 
     def __call__(self, scores: np.ndarray) -> np.ndarray:
         """Return the probabilities of labels with `scores` of any shape, float32."""
@@ -63,9 +76,12 @@ class Calibration:
         ends = slice(max(0, place - 1), place + 1)
         return float(np.interp(probability, self.probabilities[ends], self.scores[ends]))
 
-    def numbers(self) -> dict[str, list[float]]:
-        """Return the curve as lists of numbers."""
-        return {"scores": self.scores.tolist(), "probabilities": self.probabilities.tolist()}
+    def described(self, measured: dict[str, Any]) -> dict[str, Any]:
+        """Return the result of `measure` with the curve and the limits of "none of these", as `read` reads them."""
+        score = self.none_below if np.isfinite(self.none_below) else None
+        limits = {"probability": NONE_THRESHOLD, "score": score, "fragments": self.most_fragments}
+        curve = {"scores": self.scores.tolist(), "probabilities": self.probabilities.tolist()}
+        return {**measured, "curve": curve, "none_of_these": {**measured["none_of_these"], **limits}}
 
     @classmethod
     def read(cls, facts: Any, place: str) -> "Calibration":
@@ -74,12 +90,17 @@ class Calibration:
             x, y = (np.array(facts["curve"][name], float) for name in ("scores", "probabilities"))
             none_below = facts["none_of_these"]["score"]
             none_below = np.inf if none_below is None else float(none_below)
+            most_fragments = float(facts["none_of_these"]["fragments"])
             rising = x.shape == y.shape == (len(x),) and np.isfinite(x).all() and (np.diff([x, y]) >= 0).all()
             if not (rising and len(x) and 0 <= y[0] <= y[-1] <= 1):
                 raise ValueError("the probabilities do not increase")
         except (ValueError, KeyError, TypeError) as error:
             raise TableError(f"{place}: not a calibration file: {error}. Export the run again.") from None
-        return cls(x, y, none_below)
+        return cls(x, y, none_below, most_fragments)
+
+    def is_none(self, scores: np.ndarray, fragments: np.ndarray | float) -> np.ndarray:
+        """Return which queries count as "none of these", by the scores and shares of fragments, both of any shape."""
+        return (scores < self.none_below) | (fragments > self.most_fragments)
 
 
 def calibrate(held_out: ScoredPredictions) -> tuple[Calibration, dict[str, Any]]:
@@ -88,13 +109,13 @@ def calibrate(held_out: ScoredPredictions) -> tuple[Calibration, dict[str, Any]]
     Raises the same errors as `Calibration.fit`.
     """
     scores, hits, query = held_out.pairs()
-    is_best = _is_best(query)
+    is_best, fragments = _is_best(query), held_out.fragments[query]
     found, is_none = np.zeros(len(scores)), np.zeros(len(scores), bool)
     for half in (0, 1):
         own = query % 2 == half
-        curve = Calibration.fit(scores[~own], hits[~own], is_best[~own])
-        found[own], is_none[own] = curve(scores[own]), scores[own] < curve.none_below
-    return Calibration.fit(scores, hits, is_best), _measure(found, is_none, scores, hits, is_best)
+        curve = Calibration.fit(scores[~own], hits[~own], is_best[~own], fragments[~own])
+        found[own], is_none[own] = curve(scores[own]), curve.is_none(scores[own], fragments[own])
+    return Calibration.fit(scores, hits, is_best, fragments), _measure(found, is_none, scores, hits, is_best)
 
 
 def measure(curve: Calibration, predictions: ScoredPredictions) -> dict[str, Any]:
@@ -104,7 +125,8 @@ def measure(curve: Calibration, predictions: ScoredPredictions) -> dict[str, Any
     queries that are in fact incorrect.
     """
     scores, hits, query = predictions.pairs()
-    return _measure(curve(scores), scores < curve.none_below, scores, hits, _is_best(query))
+    is_none = curve.is_none(scores, predictions.fragments[query])
+    return _measure(curve(scores), is_none, scores, hits, _is_best(query))
 
 
 def _is_best(query: np.ndarray) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Scores a model on a split: exact search with filters, and all metrics with intervals and deciles."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.table import Table
 from trainer.evaluation.breakdowns import Breakdowns, Deciles, Weakest, ZeroShot
+from trainer.evaluation.fragments import share_of_fragments
 from trainer.evaluation.metrics import Metrics, with_intervals
 from trainer.evaluation.ranking import Ranking
 from trainer.evaluation.split import LabelStatistics, label_statistics, open_split
@@ -79,6 +81,7 @@ class SplitScorer:
     group: Group
     ranking: Ranking
     share: RowShare
+    fragments: np.ndarray | None = None  # [V] bool: the tokens that `share_of_fragments` counts for a calibration
 
     @classmethod
     def open(
@@ -132,20 +135,22 @@ class SplitScorer:
         metrics, weakest = Metrics(ks, self.statistics.inverse_propensity), Weakest()
         deciles = Deciles(frequency, ks) if frequency.sum() else None
         breakdowns = Breakdowns(self.queries, self.labels, frequency, ks)
-        counters: list[Metrics | Breakdowns | Deciles] = [metrics, breakdowns, *([] if deciles is None else [deciles])]
+        counters: list[Breakdowns | Deciles] = [breakdowns, *([] if deciles is None else [deciles])]
         counted, predictions = [np.zeros(0, np.int64)], ScoredPredictions()
         seen = filtered = 0
-        columns = scored_columns(self.queries, self.model.columns)
+        tokens = {"input_ids"} & {*self.queries.columns}
+        columns = sorted({*scored_columns(self.queries, self.model.columns), *tokens})
         for group in self.share.batches(self.queries, columns):
             rows = group if limit is None else group.slice(0, max(0, limit - seen))
             if rows.num_rows == 0:
                 break
             filters = filters_of(rows) if filter else Ragged.empty(rows.num_rows)
             filtered += len(filters.values)
-            x, inputs = self._embed(rows), Inputs.of(rows)
+            x, inputs = self._embed(rows), Inputs.of(rows.select(self.model.columns))
             scores, top = self.ranking.top_k(x, max(ks), filters, candidates, inputs)
             positives = list_column(rows, "label_ids")
             numbers = seen + np.arange(rows.num_rows)
+            texts = _number(list_column(rows, "input_ids")) if tokens else None
             retired = self.statistics.retired
             if retired is not None:
                 positives = positives.keep(~retired[positives.values])
@@ -154,16 +159,19 @@ class SplitScorer:
                 labelled = np.flatnonzero(positives.counts)
                 numbers, x, top, scores = numbers[labelled], x[labelled], top[labelled], scores[labelled]
                 filters, positives = filters.take(labelled), positives.take(labelled)
-                inputs = inputs.take(labelled)
+                inputs, texts = inputs.take(labelled), texts[labelled] if texts is not None else None
             counted.append(numbers)
-            predictions.add(top[:, :DEPTH], scores[:, :DEPTH], positives)
+            fragments = share_of_fragments(inputs.tokens, self.fragments)
+            predictions.add(top[:, :DEPTH], scores[:, :DEPTH], positives, fragments)
+            metrics.update(top, positives, texts)
             for counter in counters:
                 counter.update(top, positives)
             if unseen is not None:
                 selected, unseen_positives = unseen.select(positives)
                 unseen_search = x[selected], max(ks), filters.take(selected), unseen.labels, inputs.take(selected)
                 _, top_unseen = self.ranking.top_k(*unseen_search)
-                unseen.update(top_unseen, top[selected], unseen_positives)
+                of_selected = texts[selected] if texts is not None else None
+                unseen.update(top_unseen, top[selected], unseen_positives, of_selected)
             seen += rows.num_rows
             if on_rows is not None:
                 on_rows(seen)
@@ -179,3 +187,10 @@ class SplitScorer:
         start, stop = parts[group.rank]
         part = self.model.embed_table(rows.slice(start, stop - start))
         return group.all_gather(part, [stop - start for start, stop in parts])
+
+
+def _number(texts: Ragged) -> np.ndarray:
+    """Return a number of each text, uint64 [B], by which equal texts are known."""
+    rows = np.split(texts.entries, texts.offsets[1:-1] - texts.offsets[0])
+    digests = b"".join(hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in rows)
+    return np.frombuffer(digests, "<u8")

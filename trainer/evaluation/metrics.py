@@ -13,7 +13,7 @@ I_i = sum_{r <= min(k, |P_i|)} 1/log2(r+1):
 PSP and PSnDCG are ratios of sums over points, so a point is weighted by the greatest sum that the point can achieve. A
 point without positives counts as 0 in every mean, and adds nothing to the sums of a ratio.
 
-Intervals come from the percentile bootstrap over points (Efron, 1979).
+Intervals come from the percentile bootstrap over distinct texts (Efron, 1979): points with one text are drawn together.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,14 +53,17 @@ class Metrics:
             raise InputError(f"metrics need at least one k, and every k must be at least 1; got {list(self.ks)}.")
         self._inverse_propensity = inverse_propensity
         self._batches: list[dict[str, Contributions]] = []
+        self.texts: np.ndarray | None = None  # a number of each point's text, if known
 
-    def update(self, top: np.ndarray, positives: Ragged) -> None:
+    def update(self, top: np.ndarray, positives: Ragged, texts: np.ndarray | None = None) -> None:
         """Count one batch: `top` [B, K] int64 distinct label ids, best first, padded with -1; any K is allowed.
 
-        `positives`: distinct label ids of B rows. Raises InputError for a repeated label and for a label id of L or
-        more, ValueError for unequal rows.
+        `positives`: distinct label ids of B rows; `texts` [B]: a number of each row's text. Raises InputError for a
+        repeated label and for a label id of L or more, ValueError for unequal rows.
         """
         weights = self._inverse_propensity
+        if texts is not None:
+            self.texts = texts if self.texts is None else np.append(self.texts, texts)
         rankings = Rankings(top[:, : max(self.ks)], positives, np.asarray(self.ks), weights)
         _refuse_repeats(rankings.top)
         if weights is not None:
@@ -218,37 +221,46 @@ def half_interval(metric: float, queries: int) -> float:
 
 def with_intervals(metrics: Metrics, resamples: int = 1000) -> dict[str, Any]:
     """Return metrics x 100, and the bounds of the 95 % intervals. Raises InputError if no point was counted."""
-    ends = bootstrap(metrics.contributions(), resamples)
+    ends = bootstrap(metrics.contributions(), resamples, texts=metrics.texts)
     return {"metrics": metrics.result(), "intervals": {name: list(pair) for name, pair in ends.items()}}
 
 
 def bootstrap(
-    contributions: Mapping[str, Contributions], resamples: int = 1000, level: float = 0.95, seed: int = 0
+    contributions: Mapping[str, Contributions],
+    resamples: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
+    texts: np.ndarray | None = None,
+    part: np.ndarray | None = None,
 ) -> dict[str, tuple[float, float]]:
     """Return a dict from metric to interval x 100: the (1 - level)/2 and (1 + level)/2 quantiles over resamples.
 
-    `contributions`: [N] each, as `Metrics.contributions()` returns them. Each resample draws N of the N points, for all
-    metrics; a ratio of sums is computed per resample. The same seed gives the same intervals on any machine. Raises
-    InputError for a level outside (0, 1), no resamples or no points.
+    `contributions`: [N] each, as `Metrics.contributions()` returns them. Each resample draws as many texts as there are
+    distinct `texts` [N] (None: all differ), each with all its points, for all metrics; a quotient of sums is computed
+    per resample. `part` [N] bool: intervals of the metric on these points minus the metric on the others. The same seed
+    gives the same intervals on any machine. Raises InputError for a level outside (0, 1), no resamples or no points.
     """
     if not 0 < level < 1 or resamples < 1:
         raise InputError(
             f"a bootstrap needs 0 < level < 1 and resamples >= 1; got level {level}, {resamples} resamples."
         )
-    achieved = np.stack([part.achieved for part in contributions.values()], axis=1).astype(np.float64)
-    ratios = [part.achievable for part in contributions.values() if part.achievable is not None]
-    is_ratio = np.array([part.achievable is not None for part in contributions.values()])
-    achievable = np.stack(ratios, axis=1).astype(np.float64) if ratios else np.empty((len(achieved), 0))
-    if not len(achieved):
+    points = len(next(iter(contributions.values())).achieved)
+    if not points:
         raise InputError("no point was evaluated, so nothing can be resampled. Is the split empty?")
-
-    values = np.empty((resamples, len(is_ratio)))
-    for start, weights in _weights(len(achieved), resamples, seed):
-        below = np.full((len(weights), len(is_ratio)), float(len(achieved)))
-        below[:, is_ratio] = weights @ achievable
+    ones = np.ones(points)
+    columns = [(each.achieved, ones if each.achievable is None else each.achievable) for each in contributions.values()]
+    parts = ones[:, None] if part is None else np.stack([part, ~part], axis=1)
+    sums = parts[:, :, None, None] * np.array(columns, np.float64).transpose(2, 1, 0)[:, None]  # [N, parts, 2, metrics]
+    if texts is not None:
+        distinct, text_of = np.unique(texts, return_inverse=True)
+        of_points, sums = sums, np.zeros((len(distinct), *sums.shape[1:]))
+        np.add.at(sums, text_of, of_points)
+    values = np.empty((resamples, len(columns)))
+    for start, weights in _weights(len(sums), resamples, seed):
+        achieved, below = np.tensordot(weights, sums, 1).transpose(2, 1, 0, 3)
         # A resample in which nothing could be achieved counts as 0, as in the metric itself.
-        np.divide(weights @ achieved, below, out=(chunk := np.zeros_like(below)), where=below > 0)
-        values[start : start + len(weights)] = 100 * chunk
+        found = np.divide(100 * achieved, below, out=np.zeros_like(below), where=below > 0)
+        values[start : start + len(weights)] = found[0] - found[1:].sum(0)
     ends = np.quantile(values, [(1 - level) / 2, (1 + level) / 2], axis=0)
     return {name: (float(low), float(high)) for name, low, high in zip(contributions, *ends, strict=True)}
 

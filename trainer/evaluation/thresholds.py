@@ -40,11 +40,16 @@ class ScoredPredictions:
         self._scores: list[np.ndarray] = []
         self._hits: list[np.ndarray] = []
         self._counts: list[np.ndarray] = []
+        self.fragments = np.zeros(0)  # share of fragments in each query
         self.queries = self.positives = 0
 
-    def add(self, top: np.ndarray, scores: np.ndarray, positives: Ragged) -> None:
-        """Count `top` [B, K] label ids with `scores` [B, K] against the positives of B rows."""
+    def add(self, top: np.ndarray, scores: np.ndarray, positives: Ragged, fragments: np.ndarray | float = 0.0) -> None:
+        """Count `top` [B, K] label ids with `scores` [B, K] against the positives of B rows.
+
+        `fragments` [B]: the result of `share_of_fragments`.
+        """
         predicted = top != PAD
+        self.fragments = np.append(self.fragments, np.broadcast_to(fragments, len(top)))
         self._scores.append(scores[predicted])
         self._hits.append(positives.contains(top)[predicted])
         self._counts.append(predicted.sum(axis=1))

@@ -31,7 +31,8 @@ from search.factory import AUTO
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.device import open_device
 from trainer.encoders.torch_inference import TorchInference
-from trainer.evaluation.calibration import NONE_THRESHOLD, calibrate
+from trainer.evaluation.calibration import calibrate
+from trainer.evaluation.fragments import open_fragments, share_of_fragments
 from trainer.evaluation.fusion import Reranker, Scorers
 from trainer.evaluation.fusion_files import RunFusion, open_fusion, scores_of
 from trainer.evaluation.memory import FACTS
@@ -383,10 +384,15 @@ def _measure_thresholds(plan: _Plan, serving: Serving, say: Say) -> dict[str, An
         serving = replace(serving, fused=replace(serving.fused, scorers=unseen))
     table, share = open_split(plan.data, split, plan.recipe.data)
     columns = scored_columns(table, serving.columns)
-    predictions = ScoredPredictions()
+    predictions, fragments = ScoredPredictions(), open_fragments(plan.data, serving.columns)
     for rows in share.batches(table, columns):
-        scores, ids = serving.rank(Inputs.of(rows.select(serving.columns)), DEPTH, filters_of(rows))
-        predictions.add(ids, scores, list_column(rows, "label_ids"))
+        inputs, positives = Inputs.of(rows.select(serving.columns)), list_column(rows, "label_ids")
+        scores, ids = serving.rank(inputs, DEPTH, filters_of(rows))
+        shares = np.broadcast_to(share_of_fragments(inputs.tokens, fragments), len(ids))
+        if serving.retired is not None:
+            positives = positives.keep(~serving.retired[positives.values])
+        labelled = np.flatnonzero(positives.counts)  # all rows, unless labels are retired
+        predictions.add(ids[labelled], scores[labelled], positives.take(labelled), shares[labelled])
     facts: dict[str, Any] = {
         "split": split,
         "depth": DEPTH,
@@ -396,9 +402,7 @@ def _measure_thresholds(plan: _Plan, serving: Serving, say: Say) -> dict[str, An
     }
     if plan.options.calibrate:
         curve, measured = calibrate(predictions)
-        none_below = curve.none_below if np.isfinite(curve.none_below) else None
         for row in facts["thresholds"]:
             row["probability"] = float(curve(np.array(row["score"])))
-        measured["none_of_these"] |= {"probability": NONE_THRESHOLD, "score": none_below}
-        facts["calibration"] = {"queries": predictions.queries, **measured, "curve": curve.numbers()}
+        facts["calibration"] = {"queries": predictions.queries, **curve.described(measured)}
     return facts

@@ -25,6 +25,7 @@ from schemas.version import require_needed_exports, resolve_export
 from search.nearest import CPU
 from trainer.config.load import restore_encoder
 from trainer.evaluation.calibration import NONE_THRESHOLD, Calibration
+from trainer.evaluation.fragments import FILE, fragments_of, share_of_fragments
 from trainer.evaluation.fusion import Fusion, FusionWeights, Reranker, Scorers
 from trainer.evaluation.memory import Memory
 from trainer.evaluation.thresholds import require_fractions
@@ -48,12 +49,18 @@ class Answer(NamedTuple):
     """Best labels of B rows: `scores` float32 and `ids` int64 [B, k], best first; padded with -inf and -1.
 
     `probabilities` float32 [B, k] and `none_of_these` bool [B] (as in a `Calibration`), if the export is calibrated.
+    `unfamiliar` [B] bool: texts with more fragments than the held-out texts, whose scores say nothing.
     """
 
     scores: np.ndarray
     ids: np.ndarray
     probabilities: np.ndarray | None
     none_of_these: np.ndarray | None
+    unfamiliar: np.ndarray
+
+    def reaching(self, lowest: float) -> np.ndarray:
+        """Return which labels [B, k] score at least `lowest`; with such a limit, unfamiliar texts have no labels."""
+        return (self.ids != PAD) & (self.scores >= lowest) & ~(self.unfamiliar[:, None] & (lowest > -np.inf))
 
 
 class Embedder(Protocol):
@@ -256,7 +263,8 @@ class Exported:
         k = min(k, self.table.rows)
         scores, ids = self.serving.rank(inputs, k, filters)
         curve = self.calibration
-        found, is_none = (None, None) if curve is None else (curve(scores), scores[:, 0] < curve.none_below)
+        share = np.broadcast_to(share_of_fragments(inputs.tokens, self._fragments), len(ids))
+        found, is_none = (None, None) if curve is None else (curve(scores), curve.is_none(scores[:, 0], share))
         blank = np.flatnonzero(known == 0) if known is not None else np.empty(0, np.int64)
         if len(blank):
             labels, odds = self.prior
@@ -266,7 +274,15 @@ class Exported:
             if found is not None and is_none is not None:
                 found[blank] = np.exp(-np.logaddexp(0, -scores[blank]))
                 is_none[blank] = found[blank, 0] < NONE_THRESHOLD
-        return Answer(scores, ids, found, is_none)
+        unfamiliar = np.zeros(len(ids), bool) if curve is None else share > curve.most_fragments
+        return Answer(scores, ids, found, is_none, unfamiliar)
+
+    @cached_property
+    def _fragments(self) -> np.ndarray | None:
+        """Return `fragments_of` the tokenizer; None without a calibration, or for an encoder that reads no tokens."""
+        if self.calibration is None or "input_ids" not in self.serving.columns:
+            return None
+        return fragments_of((self.files.folder / ENCODER / FILE).read_bytes())
 
     @cached_property
     def prior(self) -> tuple[np.ndarray, np.ndarray]:

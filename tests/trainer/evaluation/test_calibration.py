@@ -21,7 +21,8 @@ def curve_of(scores: tuple[float, ...], probabilities: tuple[float, ...]) -> Cal
 
 
 def stored(curve: Calibration, **change: object) -> dict:
-    return {"curve": {**curve.numbers(), **change}, "none_of_these": {"score": curve.none_below}}
+    described = curve.described({"none_of_these": {}})
+    return {**described, "curve": {**described["curve"], **change}}
 
 
 def made(queries: int, seed: int = 0, head_start: float = 0.0) -> ScoredPredictions:
