@@ -25,7 +25,7 @@ from schemas.shard_files.parquet import matrix_column
 from schemas.table import Table
 from search.block import Block
 from search.candidates import merge, unpack
-from search.exclusions import Exclusions, positive_scores, start_search
+from search.exclusions import Exclusions, ScoreRule, positive_scores, start_search
 
 _QUANTILES = {"p01": 0.01, "p10": 0.10, "p50": 0.50, "p90": 0.90, "p99": 0.99}
 
@@ -42,9 +42,11 @@ class Audit(NamedTuple):
     positive_scores: np.ndarray
 
 
-def audit_block(block: Block, queries: np.ndarray, exclusions: Exclusions, width: int) -> Audit:
+def audit_block(
+    block: Block, queries: np.ndarray, exclusions: Exclusions, width: int, rule: ScoreRule | None = None
+) -> Audit:
     """Search one block exactly for sampled queries [S, D], and score their positives in this block."""
-    exact = start_search(block.exact, queries, exclusions, width)()
+    exact = start_search(block.exact, queries, exclusions, width, rule=rule)()
     rows, scores = positive_scores(block, queries, exclusions)
     return Audit(exact, rows, scores)
 

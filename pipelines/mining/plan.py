@@ -13,7 +13,7 @@ from pipelines.common.dumps import require_unused
 from pipelines.common.progress import Meter
 from pipelines.common.vectors import EmbeddedSource, equal_ranges
 from pipelines.mining.aliases import find_aliases
-from pipelines.mining.candidates import fetch_count
+from pipelines.mining.candidates import fetch_count, has_margin
 from pipelines.mining.inputs import MineInputs
 from pipelines.mining.memory import BlockPlan, plan_blocks, sizes_of
 from pipelines.options import MineOptions
@@ -116,6 +116,15 @@ class MinePlan(BlockPlan):
         """Return the URL of one group's candidates for one shard; the file exists until the end of the pass."""
         folder = shard_name(group, len(self.groups), "group")
         return join(self.inputs.candidates_root, folder, self._shard_path(source_shard, "keys"))
+
+    @property
+    def scores_positives(self) -> bool:
+        """Whether positives are scored in all groups before the search: a margin needs a row's lowest positive."""
+        return has_margin(self.options) and not self.has_one_group
+
+    def weakest_url(self, source_shard: SourceShard, group: int) -> str:
+        """Return the URL of the lowest score among each row's positives in one group, float32; see `candidates_url`."""
+        return f"{self.candidates_url(source_shard, group)}.weakest"
 
     @property
     def alias_url(self) -> str:

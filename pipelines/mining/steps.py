@@ -31,9 +31,18 @@ from pipelines.mining.audit import (
     stack,
     weakest_positives,
 )
-from pipelines.mining.candidates import Chunks, has_margin, read_chunk, rows_of_table, select_negatives, write_chunks
+from pipelines.mining.candidates import (
+    Chunks,
+    has_margin,
+    make_rule,
+    read_chunk,
+    rows_of_table,
+    select_negatives,
+    write_chunks,
+)
 from pipelines.mining.plan import REMEDY, MinePlan, SourceShard, Task
 from pipelines.mining.records import read_record, write_record
+from schemas import storage
 from schemas.errors import TableError
 from schemas.layout import shard_name
 from schemas.manifest import Shard
@@ -50,7 +59,7 @@ from search.nearest import CPU, find_device
 
 _TUNING_QUERIES = 512
 _SUBBATCH = 512  # queries that a thread searches at a time: enough queries that many use the same inverted lists
-INDEX, SEARCH, MERGE = "index vectors", "search", "merge"  # steps
+INDEX, POSITIVES, SEARCH, MERGE = "index vectors", "score positives", "search", "merge"  # steps
 DROPS = (
     *("positives_dropped", "filtered_dropped", "same_text_dropped", "skipped_top", "beyond_window"),
     *("above_margin", "above_max_score", "below_min_score", "not_drawn"),
@@ -58,7 +67,8 @@ DROPS = (
 # Runners may give a worker process several threads; the planned memory suffices for one work item at a time.
 _TASK_LOCK = threading.Lock()
 T = TypeVar("T")
-AuditedQueries = tuple[np.ndarray, Exclusions]  # queries of a batch's audited rows, and the labels to drop
+# Queries of a batch's audited rows, the labels to drop, and the weakest positive of each row.
+AuditedQueries = tuple[np.ndarray, Exclusions, np.ndarray]
 # Query ids [B], keys [B, F] by label range, weakest positive [B].
 CandidateRows = tuple[pa.Array, list[np.ndarray], np.ndarray]
 
@@ -112,6 +122,28 @@ def search_group(task: Task, plan: MinePlan) -> Iterator[tuple[SourceShard, Grou
                 _finish(plan, source_shard, [offer])
             else:
                 yield source_shard, offer
+        del blocks
+        release_memory()
+
+
+def score_group(task: Task, plan: MinePlan) -> None:
+    """Write the lowest score among each row's positives in a group, for all shards of the task.
+
+    A margin needs these scores of all groups before the search. Raises TableError, StorageError.
+    """
+    group, _, source_shards = task
+    plan.meter.start(POSITIVES)
+    with _TASK_LOCK:
+        blocks = [
+            Block(start, read_block(plan.inputs.vectors, start, stop, plan.dimension, plan.inputs.drop_bias))
+            for start, stop in plan.bounds[slice(*plan.groups[group])]
+        ]
+        for source_shard in source_shards:
+            parts = [np.empty(0, np.float32)]
+            for batch in _batches(plan, source_shard):
+                parts.append(_score_weakest(blocks, batch))
+                plan.meter.count(POSITIVES, len(batch.queries))
+            storage.write_sealed(plan.weakest_url(source_shard, group), np.concatenate(parts).tobytes())
         del blocks
         release_memory()
 
@@ -213,8 +245,13 @@ def _finish(plan: MinePlan, source_shard: SourceShard, candidates: Iterable[Grou
     with profile.stage("merge"):
         if isinstance(written, Chunks):
             ids = rechunk(source.queries.batches_of(shard, [source.queries.id_column]), plan.batch)
+            weakest = _read_weakest(plan, source_shard)
             chunks = (
-                (some.column(0).combine_chunks(), *_merge_chunk(plan, source_shard, groups, number))
+                (
+                    some.column(0).combine_chunks(),
+                    _merge_chunk(plan, source_shard, groups, number),
+                    weakest[number * plan.batch :][: len(some)],
+                )
                 for number, some in enumerate(ids)
             )
             written = _write_shard(plan, source_shard, chunks, counts)
@@ -261,19 +298,22 @@ def _search_shard(
         else:
             url = plan.candidates_url(source_shard, group)
             size = int(plan.rows([source_shard]) * plan.candidate_bytes(group))
-            packed = ((np.stack(keys), weakest if has_margin(plan.options) else None) for _, keys, weakest in rows)
+            packed = (np.stack(keys) for _, keys, _ in rows)
             with with_room(url, "candidates", size, REMEDY):
                 content = write_chunks(url, blocks[0].block.start, packed)
             plan.meter.count(SEARCH, 0, content.edges[-1])
     # Exact search costs as much for a few rows as for a hundred, so the audited rows are searched together.
-    queries = np.concatenate([np.empty((0, plan.dimension), np.float32), *(some for some, _ in held)])
-    exclusions = reduce(Exclusions.concat, (some for _, some in held), Exclusions.empty())
+    queries = np.concatenate([np.empty((0, plan.dimension), np.float32), *(some for some, _, _ in held)])
+    exclusions = reduce(Exclusions.concat, (some for _, some, _ in held), Exclusions.empty())
+    weakest = np.concatenate([np.empty(0, np.float32), *(some for _, _, some in held)])
     some_rows = np.split(np.arange(len(queries)), range(plan.batch, len(queries), plan.batch))
 
     def audit(each: LoadedBlock) -> Iterator[Audit]:
-        return each.subbatches.run(
-            lambda some: audit_block(each.block, queries[some], exclusions.take(some), plan.fetch), some_rows
-        )
+        def search_some(some: np.ndarray) -> Audit:
+            rule = make_rule(plan.options, weakest[some], plan.width)
+            return audit_block(each.block, queries[some], exclusions.take(some), plan.fetch, rule)
+
+        return each.subbatches.run(search_some, some_rows)
 
     audits = [audit(each) for each in blocks]
 
@@ -298,24 +338,46 @@ def _search_batches(
 ) -> Iterator[CandidateRows]:
     """Search a shard, reading its batches once for all blocks; append the queries of audited rows to `held`."""
     plan.meter.start(SEARCH)
-    audited = _sampled_rows(plan, source_shard)
-    searches = (
-        (batch, each, start_search(each.block, *batch[2:], plan.fetch, counts, each.params.factor, each.subbatches))
-        for batch in _batches(plan, source_shard)
-        for each in blocks
-    )
+    audited, known = _sampled_rows(plan, source_shard), _read_weakest(plan, source_shard)
+
+    def searches() -> Iterator[tuple[QueryBatch, np.ndarray, LoadedBlock, Callable[[], np.ndarray]]]:
+        for batch in _batches(plan, source_shard):
+            weakest = known[batch.first :][: len(batch.queries)]
+            if has_margin(plan.options) and plan.has_one_group:
+                weakest = _score_weakest([each.block for each in blocks], batch)
+            rule = make_rule(plan.options, weakest, plan.width)
+            for each in blocks:
+                how = each.params.factor, each.subbatches, rule
+                yield batch, weakest, each, start_search(each.block, *batch[2:], plan.fetch, counts, *how)
+
     ranges: dict[int, np.ndarray] = {}
-    for batch, each, wait in _look_ahead(searches):
+    for batch, weakest, each, wait in _look_ahead(searches()):
         if each is blocks[0]:
-            ranges, weakest = {}, np.full(len(batch.queries), np.inf, np.float32)
+            ranges = {}
         _merge_range(ranges, plan.range_of[each.number], wait(), plan.fetch)
-        if has_margin(plan.options):
-            np.minimum.at(weakest, *positive_scores(each.block, batch.queries, batch.exclusions))
         plan.meter.count(SEARCH, len(batch.queries))
         if each is blocks[-1]:
             yield batch.ids, list(ranges.values()), weakest
             rows = _within(audited, batch.first, len(batch.queries))
-            held.append((batch.queries[rows], batch.exclusions.take(rows)))
+            held.append((batch.queries[rows], batch.exclusions.take(rows), weakest[rows]))
+
+
+def _score_weakest(blocks: Iterable[Block], batch: QueryBatch) -> np.ndarray:
+    """Return the lowest score among each row's positives in `blocks`: float32 [B], infinity without positives."""
+    weakest = np.full(len(batch.queries), np.inf, np.float32)
+    for block in blocks:
+        np.minimum.at(weakest, *positive_scores(block, batch.queries, batch.exclusions))
+    return weakest
+
+
+def _read_weakest(plan: MinePlan, source_shard: SourceShard) -> np.ndarray:
+    """Return the lowest score among each row's positives, float32 [rows]; infinity if the search needs no scores."""
+    weakest = np.full(plan.rows([source_shard]), np.inf, np.float32)
+    if plan.scores_positives:
+        for group in range(len(plan.groups)):
+            content = storage.read_sealed(plan.weakest_url(source_shard, group), "Run the same command again.")
+            np.minimum(weakest, np.frombuffer(content, np.float32), out=weakest)
+    return weakest
 
 
 def _batches(plan: MinePlan, source_shard: SourceShard) -> Iterator[QueryBatch]:
@@ -368,23 +430,17 @@ def _write_shard(
 
 def _merge_chunk(
     plan: MinePlan, source_shard: SourceShard, groups: list[GroupCandidates], number: int
-) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return, for one chunk, the keys [B, F] of each label range and the lowest positive scores [B].
-
-    The candidates of at most two groups are in memory at a time.
-    """
+) -> list[np.ndarray]:
+    """Return, for one chunk, the keys [B, F] of each label range; at most two groups are in memory at a time."""
     ranges: dict[int, np.ndarray] = {}
-    weakest = np.array(np.inf, np.float32)
     for offer in groups:
         assert isinstance(offer.content, Chunks)
         first, stop = plan.groups[offer.group]
         start = plan.bounds[first][0]
-        keys, lowest = read_chunk(plan.candidates_url(source_shard, offer.group), offer.content, number, start)
+        keys = read_chunk(plan.candidates_url(source_shard, offer.group), offer.content, number, start)
         for of, some in zip(dict.fromkeys(plan.range_of[first:stop]), keys, strict=True):
             _merge_range(ranges, of, some, plan.fetch)
-        if lowest is not None:
-            weakest = np.minimum(weakest, lowest)
-    return list(ranges.values()), weakest
+    return list(ranges.values())
 
 
 def _exact_rows(plan: MinePlan, groups: list[GroupCandidates], ids: np.ndarray) -> Audit:
