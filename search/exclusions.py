@@ -1,7 +1,7 @@
 """Filter search results: remove a row's positives, labels with the same text as a positive, and filtered labels."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ import pyarrow as pa
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
 from search.block import Block, score, search
-from search.candidates import EMPTY, best, unpack
+from search.candidates import EMPTY, best, merge, unpack
 
 
 class Subbatches(NamedTuple):
@@ -140,6 +140,16 @@ def start_search(
         return keys
 
     return finish
+
+
+def merge_passed(
+    blocks: Sequence[np.ndarray], width: int, rule: ScoreRule | None, counts: Counter[str] | None = None
+) -> np.ndarray:
+    """Merge keys [B, F] of different blocks, as `merge` does, after dropping keys that do not pass `rule`."""
+    if rule is None:
+        return merge(blocks, width)
+    keys = np.sort(np.concatenate(blocks, axis=1), axis=1)
+    return best(rule.drop(keys, np.arange(len(keys)), Counter() if counts is None else counts), width)
 
 
 def positive_scores(block: Block, queries: np.ndarray, exclusions: Exclusions) -> tuple[np.ndarray, np.ndarray]:

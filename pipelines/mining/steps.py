@@ -52,8 +52,8 @@ from schemas.sizes import with_room
 from schemas.storage import join
 from schemas.table import rechunk
 from search.block import Block, configure_faiss
-from search.candidates import EMPTY, merge
-from search.exclusions import Exclusions, Subbatches, positive_scores, start_search
+from search.candidates import EMPTY
+from search.exclusions import Exclusions, ScoreRule, Subbatches, merge_passed, positive_scores, start_search
 from search.index import SearchParams, build, read_index, set_params, tune, write_index
 from search.nearest import CPU, find_device
 
@@ -249,10 +249,11 @@ def _finish(plan: MinePlan, source_shard: SourceShard, candidates: Iterable[Grou
             chunks = (
                 (
                     some.column(0).combine_chunks(),
-                    _merge_chunk(plan, source_shard, groups, number),
-                    weakest[number * plan.batch :][: len(some)],
+                    _merge_chunk(plan, source_shard, groups, number, lowest, counts),
+                    lowest,
                 )
                 for number, some in enumerate(ids)
+                for lowest in [weakest[number * plan.batch :][: len(some)]]
             )
             written = _write_shard(plan, source_shard, chunks, counts)
     rows, previous = _sampled_rows(plan, source_shard), plan.previous.get(source.name)
@@ -322,7 +323,8 @@ def _search_shard(
         with profile.stage("audit"):
             for each, parts in zip(blocks, audits, strict=True):
                 by_range.setdefault(plan.range_of[each.number], []).append(stack(list(parts), plan.fetch))
-        merged = {of: merge_audits(some, plan.fetch) for of, some in by_range.items()}
+        rule = make_rule(plan.options, weakest, plan.width)
+        merged = {of: merge_audits(some, plan.fetch, rule) for of, some in by_range.items()}
         tuned = {each.number: each.params for each in blocks}
         return GroupCandidates(group, content, counts, merged, tuned, profile)
 
@@ -340,7 +342,7 @@ def _search_batches(
     plan.meter.start(SEARCH)
     audited, known = _sampled_rows(plan, source_shard), _read_weakest(plan, source_shard)
 
-    def searches() -> Iterator[tuple[QueryBatch, np.ndarray, LoadedBlock, Callable[[], np.ndarray]]]:
+    def searches() -> Iterator[tuple[QueryBatch, np.ndarray, ScoreRule | None, LoadedBlock, Callable[[], np.ndarray]]]:
         for batch in _batches(plan, source_shard):
             weakest = known[batch.first :][: len(batch.queries)]
             if has_margin(plan.options) and plan.has_one_group:
@@ -348,13 +350,13 @@ def _search_batches(
             rule = make_rule(plan.options, weakest, plan.width)
             for each in blocks:
                 how = each.params.factor, each.subbatches, rule
-                yield batch, weakest, each, start_search(each.block, *batch[2:], plan.fetch, counts, *how)
+                yield batch, weakest, rule, each, start_search(each.block, *batch[2:], plan.fetch, counts, *how)
 
     ranges: dict[int, np.ndarray] = {}
-    for batch, weakest, each, wait in _look_ahead(searches()):
+    for batch, weakest, rule, each, wait in _look_ahead(searches()):
         if each is blocks[0]:
             ranges = {}
-        _merge_range(ranges, plan.range_of[each.number], wait(), plan.fetch)
+        _merge_range(ranges, plan.range_of[each.number], wait(), plan.fetch, rule, counts)
         plan.meter.count(SEARCH, len(batch.queries))
         if each is blocks[-1]:
             yield batch.ids, list(ranges.values()), weakest
@@ -387,9 +389,16 @@ def _batches(plan: MinePlan, source_shard: SourceShard) -> Iterator[QueryBatch]:
         yield batch._replace(exclusions=aliases.add_to(batch.exclusions)) if aliases else batch
 
 
-def _merge_range(ranges: dict[int, np.ndarray], of: int, keys: np.ndarray, fetch: int) -> None:
+def _merge_range(
+    ranges: dict[int, np.ndarray],
+    of: int,
+    keys: np.ndarray,
+    fetch: int,
+    rule: ScoreRule | None,
+    counts: Counter[str],
+) -> None:
     """Merge keys [B, F] of label range `of` into the keys of `ranges`."""
-    ranges[of] = merge([ranges[of], keys], fetch) if of in ranges else keys
+    ranges[of] = merge_passed([ranges[of], keys], fetch, rule, counts) if of in ranges else keys
 
 
 def _look_ahead(items: Iterable[T]) -> Iterator[T]:
@@ -429,31 +438,36 @@ def _write_shard(
 
 
 def _merge_chunk(
-    plan: MinePlan, source_shard: SourceShard, groups: list[GroupCandidates], number: int
+    plan: MinePlan,
+    source_shard: SourceShard,
+    groups: list[GroupCandidates],
+    number: int,
+    weakest: np.ndarray,
+    counts: Counter[str],
 ) -> list[np.ndarray]:
     """Return, for one chunk, the keys [B, F] of each label range; at most two groups are in memory at a time."""
     ranges: dict[int, np.ndarray] = {}
+    rule = make_rule(plan.options, weakest, plan.width)
     for offer in groups:
         assert isinstance(offer.content, Chunks)
         first, stop = plan.groups[offer.group]
         start = plan.bounds[first][0]
         keys = read_chunk(plan.candidates_url(source_shard, offer.group), offer.content, number, start)
         for of, some in zip(dict.fromkeys(plan.range_of[first:stop]), keys, strict=True):
-            _merge_range(ranges, of, some, plan.fetch)
+            _merge_range(ranges, of, some, plan.fetch, rule, counts)
     return list(ranges.values())
 
 
 def _exact_rows(plan: MinePlan, groups: list[GroupCandidates], ids: np.ndarray) -> Audit:
     """Return the exact search results for the table's sampled rows, which have the query ids `ids` [S]."""
+    whole = merge_audits([audit for offer in groups for audit in offer.audits.values()], plan.fetch)
+    weakest = weakest_positives(len(ids), whole)
+    rule = make_rule(plan.options, weakest, plan.width)
     by_range = [
-        merge_audits([offer.audits[of] for offer in groups if of in offer.audits], plan.fetch)
+        merge_audits([offer.audits[of] for offer in groups if of in offer.audits], plan.fetch, rule).exact
         for of in range(plan.options.ranges)
     ]
-    whole = merge_audits(by_range, plan.fetch)
-    weakest = weakest_positives(len(ids), whole)
-    return whole._replace(
-        exact=select_negatives(ids, [audit.exact for audit in by_range], weakest, plan.options, plan.width)
-    )
+    return whole._replace(exact=select_negatives(ids, by_range, weakest, plan.options, plan.width))
 
 
 def _sampled_rows(plan: MinePlan, source_shard: SourceShard) -> np.ndarray:
