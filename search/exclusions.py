@@ -95,9 +95,9 @@ def start_search(
     """Start a search of the block for the best labels of queries float32 [B, D], without excluded labels.
 
     Call the returned function to wait for the keys [B, width]. The search fetches one extra candidate for each
-    candidate that a row can lose, so `width` labels remain if the block has enough labels. Rows in which `rule` leaves too few
-    of these labels are searched again, four times as deep each time, up to the DEEPEST best labels. `counts` is updated
-    with the number of fetched candidates, and of dropped candidates per reason.
+    candidate that a row can lose, so `width` labels remain if the block has enough labels. Rows in which `rule` leaves
+    too few of these labels are searched again, four times as deep each time, up to the DEEPEST best labels. `counts` is
+    updated with the number of fetched candidates, and of dropped candidates per reason.
     """
     keys = np.full((len(queries), width), EMPTY)
     losses = exclusions.count_in(block.start, block.stop)

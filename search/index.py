@@ -1,7 +1,9 @@
 """Build the Faiss index of one block, store the index in a file, and tune its search to a target recall."""
 
 import contextlib
-from dataclasses import dataclass, replace
+import math
+import re
+from dataclasses import asdict, dataclass, replace
 
 import faiss
 import numpy as np
@@ -9,18 +11,17 @@ import numpy as np
 from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.manifest import Shard, describe_file, verify_shard
-from schemas.ragged import Ragged
 from schemas.randomness import sample_rows
 from schemas.storage import join
 from search.block import Block, one_thread, pad_vectors, search_exactly, search_index
-from search.candidates import unpack
+from search.candidates import EMPTY, scores_of
 from search.factory import Factory
 from search.nearest import iterate_float32
 
 _AT_ONCE = 1 << 20  # bytes of an index file that are read or written at a time
 MOST_REFINE = 16
 _RECALL_MARGIN = 0.005  # added to the target, because other queries may have a slightly lower recall than the sample
-_FIRST_NPROBE = 4
+FIRST_NPROBE = 4
 _FIRST_EF = 16
 _MIN_RECALL_GAIN = 0.002  # smallest gain in recall: tuning stops if two doublings in a row gain less in total
 
@@ -132,16 +133,23 @@ def load_index(path: str) -> faiss.Index:
 
 @dataclass(frozen=True)
 class SearchParams:
-    """Values of `nprobe` (inverted lists), `ef_search` (graphs) and `refine` (labels fetched, as a multiple of K)."""
+    """Values of `nprobe` (inverted lists), `ef_search` (graphs) and `refine` (labels fetched, as a multiple of K).
+
+    `recall`: the fraction of the nearest vectors that these values find for sampled queries; None: not measured.
+    """
 
     nprobe: int | None = None
     ef_search: int | None = None
     refine: int | None = None
+    recall: float | None = None
 
     @property
     def factor(self) -> int:
         """Number of labels to fetch per requested label."""
         return self.refine or 1
+
+
+_TUNED = SearchParams()
 
 
 def require_applicable(factory: Factory, params: SearchParams) -> None:
@@ -171,14 +179,20 @@ def set_params(index: faiss.Index | None, params: SearchParams) -> None:
 
 
 def tune(
-    block: Block, fixed: SearchParams, lossy: bool, queries: np.ndarray, width: int, target: float
+    block: Block,
+    fixed: SearchParams,
+    lossy: bool,
+    queries: np.ndarray,
+    width: int,
+    target: float,
+    first_nprobe: int = FIRST_NPROBE,
 ) -> SearchParams:
     """Return `fixed` with unset parameters tuned to a recall `target` for the `width` best labels of `queries` [S, D].
 
-    Chooses the smallest refine that reaches the target, and the smallest power of two for other parameters. If no
-    values reach the target, the values with the highest recall are chosen. For a block without an index, `fixed` is
-    returned unchanged. Without queries, nothing is measured: the middle nprobe or ef_search and the smallest refine are
-    chosen.
+    Chooses the smallest refine that reaches the target, and the smallest power of two for other parameters, with
+    nprobe >= `first_nprobe`. If no values reach the target, the values with the highest recall are chosen. For a block
+    without an index, `fixed` is returned unchanged. Without queries, nothing is measured: the middle nprobe or
+    ef_search and the smallest refine are chosen.
     """
     if block.index is None:
         return fixed
@@ -186,7 +200,7 @@ def tune(
     lists, graph = faiss.try_extract_index_ivf(block.index), find_graph(block.index)
     refines = [fixed.refine] if fixed.refine else ([2, 4, 8, MOST_REFINE] if lossy else [1])
     if lists is not None:
-        levels = [fixed.nprobe] if fixed.nprobe else _powers(_FIRST_NPROBE, lists.nlist)
+        levels = [fixed.nprobe] if fixed.nprobe else _powers(first_nprobe, lists.nlist)
         steps = [SearchParams(nprobe=level) for level in levels]
     elif graph is not None:
         levels = [fixed.ef_search] if fixed.ef_search else _powers(_FIRST_EF, max(_FIRST_EF, len(block.vectors)))
@@ -195,32 +209,69 @@ def tune(
         steps = [SearchParams()]
     if len(queries) == 0:
         return replace(steps[len(steps) // 2], refine=refines[0])
-    exact, _ = unpack(search_exactly(block, queries, width))
+    exact = search_exactly(block, queries, width)
     best, highest = replace(steps[0], refine=refines[0]), -1.0
     for refine in refines:
         before: list[float] = []
         for step in steps:
             params = replace(step, refine=refine)
-            share = measure_recall(block, params, queries, exact, width)
+            share = measure_recall(block, params, queries, exact)
+            params = replace(params, recall=share)
             if share > highest:
                 best, highest = params, share
             if share >= min(1.0, target + _RECALL_MARGIN):
                 return params
-            if len(before) >= 2 and share - before[-2] < _MIN_RECALL_GAIN:
-                break  # larger values do not help: the codes have lost the missing labels
+            if (lossy or graph) and len(before) >= 2 and share - before[-2] < _MIN_RECALL_GAIN:
+                break  # larger values do not help: codes have lost the missing labels, or no link leads to them
             before.append(share)
     return best
 
 
-def measure_recall(block: Block, params: SearchParams, queries: np.ndarray, exact: np.ndarray, width: int) -> float:
-    """Return the fraction of the ids `exact` [S, width] that a search with `params` finds.
+def measure_recall(block: Block, params: SearchParams, queries: np.ndarray, exact: np.ndarray) -> float:
+    """Return the fraction of the best labels (keys `exact` [S, width]) that a search with `params` finds.
 
-    Only the index is measured; `search` would also search rows with too few candidates exactly, which costs more.
+    A label that ties with the last of the best labels counts as found. Only the index is measured; `search` would also
+    search rows with too few candidates exactly, which costs more.
     """
     set_params(block.index, params)
-    label_ids, _ = unpack(search_index(block, queries, width, params.factor)[0])
-    hits = Ragged.from_matrix(np.sort(label_ids, axis=1)).contains(exact)
-    return float(hits.sum() / max(1, (exact >= 0).sum()))
+    keys, _ = search_index(block, queries, exact.shape[1], params.factor)
+    hits = (keys != EMPTY) & (scores_of(keys) >= scores_of(exact[:, -1:]))
+    return float(hits.sum() / max(1, exact.size))
+
+
+def require_recall(
+    factory: Factory,
+    params: SearchParams,
+    target: float,
+    option: str | None = "--target-recall",
+    fixed: SearchParams = _TUNED,
+) -> None:
+    """Raise InputError, with advice for this kind of index, if `params.recall` is known and less than `target`.
+
+    `option` sets the target, None if nothing does; `fixed`: parameters that the user has set with options.
+    """
+    if params.recall is None or params.recall >= target:
+        return
+    names = [f"--{name.replace('_', '-')}" for name, value in asdict(fixed).items() if value is not None]
+    links = re.search(r"HNSW(\d+)", factory.spec)
+    if names:
+        advice = f"Raise {' and '.join(names)}, or leave the option out, so that it is tuned"
+    elif factory.lossy:
+        coarse = "more or larger PQ codes, SQ8, or OPQ before PQ" if "PQ" in factory.spec else "SQ8 or SQfp16"
+        advice = f"The codes are too coarse: give {coarse}, or Flat, which stores whole vectors"
+    elif factory.has_graph and not factory.lists:
+        more = f"HNSW{2 * int(links[1])}" if links else "more links"
+        advice = (
+            "By inner product, links do not lead to every label, and a larger efSearch does not help: give more links "
+            f"({more}), or inverted lists (IVF256,Flat)"
+        )
+    else:
+        advice = f"Searching more lists (nprobe) does not help: give fewer than {factory.lists} lists, or IVF256,Flat"
+    accept = f"; or accept this recall with {option} {math.floor(100 * params.recall) / 100:g}" if option else ""
+    raise InputError(
+        f"index {factory.spec!r}: finds {params.recall:.4f} of the nearest labels of sampled queries, expected "
+        f"{option or 'a recall of'} {target:g}. {advice}{accept}."
+    )
 
 
 def _powers(first: int, last: int) -> list[int]:

@@ -144,9 +144,31 @@ def _has_vectors(places: list[str], arguments: dict[str, Any]) -> bool:
     return has_vectors
 
 
+def _explain(manifest: Any) -> str:
+    """Return why rows stay short, and what to do."""
+    from search.exclusions import DEEPEST
+
+    window, counters = manifest.parameters["window"], manifest.counters
+    limits = {
+        "beyond_window": f"a larger --window than {window}",
+        "above_margin": "a smaller --margin or --relative-margin",
+        "above_max_score": "a larger --max-score",
+        "below_min_score": "a smaller --min-score",
+    }
+    looser = [advice for rule, advice in limits.items() if counters[rule]]
+    if not looser:
+        return "their positives and filters leave no more labels"
+    bounded = window is None and manifest.parameters["labels"] > DEEPEST
+    searched = f" (the best {DEEPEST:,} labels of each block were searched; --window W searches W)" if bounded else ""
+    return f"give {' or '.join(looser)}{searched}"
+
+
 def _report(name: str, manifest: Any, target_recall: float) -> dict[str, Any]:
-    recall = manifest.quality.get("recall_at_k")
-    say(f"{name}: {manifest.rows:,} rows, recall " + ("not measured" if recall is None else f"{recall:.4f}"))
+    recall, tuned = manifest.quality.get("recall_at_k"), manifest.quality.get("index_recall")
+    index = f" (index {manifest.parameters['index']} when tuned: {tuned['least']:.4f})" if tuned else ""
+    say(f"{name}: {manifest.rows:,} rows, recall " + ("not measured" if recall is None else f"{recall:.4f}") + index)
     if recall is not None and recall < target_recall:
-        say(f"{name}: recall is below --target-recall {target_recall}: raise --nprobe or --refine, or leave both out")
+        say(f"{name}: recall is below --target-recall {target_recall}: give a higher --target-recall, or --index exact")
+    if short := manifest.counters["padded_rows"]:
+        say(f"{name}: {short:,} rows have fewer than {manifest.parameters['width']} negatives: {_explain(manifest)}")
     return {"digest": manifest.digest, **manifest.model_dump(include={"rows", "counters", "quality"})}

@@ -206,9 +206,9 @@ def rows_of_table(query_ids: pa.Array, keys: np.ndarray, schema: pa.Schema, *mor
     for each in (scores, *more):
         for row, column in np.argwhere((label_ids != PAD) & ~np.isfinite(each))[:1]:
             raise InputError(
-                f"query_id {query_ids[row]}, label {label_ids[row, column]}: the score is {each[row, column]}, expected "
-                "a finite float32. The vectors are too large, or the model is damaged: scale the vectors (--metric "
-                "cosine), or make them again."
+                f"query_id {query_ids[row]}, label {label_ids[row, column]}: the score is {each[row, column]}, not a "
+                "finite float32. The model is damaged, or its vectors are too large: use another checkpoint, or scale "
+                "the vectors to length 1."
             )
         columns.append(matrix_array(np.where(label_ids == PAD, -np.inf, each), pa.float32()))
     return pa.Table.from_arrays(columns, schema=schema)

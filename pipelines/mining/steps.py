@@ -43,7 +43,7 @@ from pipelines.mining.candidates import (
 from pipelines.mining.plan import REMEDY, MinePlan, SourceShard, Task
 from pipelines.mining.records import read_record, write_record
 from schemas import storage
-from schemas.errors import TableError
+from schemas.errors import InputError, TableError
 from schemas.layout import shard_name
 from schemas.manifest import Shard
 from schemas.randomness import sample_rows
@@ -54,7 +54,7 @@ from schemas.table import rechunk
 from search.block import Block, configure_faiss
 from search.candidates import EMPTY
 from search.exclusions import Exclusions, ScoreRule, Subbatches, merge_passed, positive_scores, start_search
-from search.index import SearchParams, build, read_index, set_params, tune, write_index
+from search.index import SearchParams, build, read_index, require_recall, set_params, tune, write_index
 from search.nearest import CPU, find_device
 
 _TUNING_QUERIES = 512
@@ -173,8 +173,11 @@ def load_block(plan: MinePlan, number: int, profile: Profile, keep: bool = False
         block = replace(exact, index=build(plan.factory, vectors, plan.options.seed))
     with profile.stage("tune"):
         tuned = _tune(plan, block)
-    if plan.by_cost and not plan.factory.saves_time(len(vectors), plan.fetch, tuned.nprobe, plan.dimension):
+    target = plan.options.target_recall
+    saves_time = plan.factory.saves_time(len(vectors), plan.fetch, tuned.nprobe, plan.dimension)
+    if plan.by_cost and (not saves_time or (tuned.recall or 0.0) < target):
         block, tuned = block.exact, SearchParams()
+    require_recall(plan.factory, tuned, target, fixed=plan.params)
     set_params(block.index, tuned)
     plan.meter.count(INDEX, stop - start)
     loaded = LoadedBlock(number, block, tuned)
@@ -276,13 +279,9 @@ def funnel(counts: Counter[str]) -> dict[str, int]:
 def _tune(plan: MinePlan, block: Block) -> SearchParams:
     if block.index is None:
         return SearchParams()
-    lossy, fixed = plan.factory.lossy, plan.params
-    level = fixed.nprobe if plan.factory.lists else fixed.ef_search
-    if level is not None and (fixed.refine or not lossy):
-        return fixed
     queries = plan.inputs.sources[0].sample_queries(_TUNING_QUERIES, plan.options.seed, plan.dimension)
     queries = queries[:_TUNING_QUERIES]
-    return tune(block, fixed, lossy, queries, plan.fetch, plan.options.target_recall)
+    return tune(block, plan.params, plan.factory.lossy, queries, plan.fetch, plan.options.target_recall)
 
 
 def _search_shard(
@@ -349,8 +348,11 @@ def _search_batches(
                 weakest = _score_weakest([each.block for each in blocks], batch)
             rule = make_rule(plan.options, weakest, plan.width)
             for each in blocks:
-                how = each.params.factor, each.subbatches, rule
-                yield batch, weakest, rule, each, start_search(each.block, *batch[2:], plan.fetch, counts, *how)
+                _require_finite_scores(each.block, batch)
+                wait = start_search(
+                    each.block, *batch[2:], plan.fetch, counts, each.params.factor, each.subbatches, rule
+                )
+                yield batch, weakest, rule, each, wait
 
     ranges: dict[int, np.ndarray] = {}
     for batch, weakest, rule, each, wait in _look_ahead(searches()):
@@ -362,6 +364,17 @@ def _search_batches(
             yield batch.ids, list(ranges.values()), weakest
             rows = _within(audited, batch.first, len(batch.queries))
             held.append((batch.queries[rows], batch.exclusions.take(rows), weakest[rows]))
+
+
+def _require_finite_scores(block: Block, batch: QueryBatch) -> None:
+    """Raise InputError if scores may overflow: sums of infinite numbers of both signs are lost in a ranking."""
+    norms = np.linalg.norm(batch.queries, axis=1)
+    for row in np.flatnonzero(~np.isfinite(norms * np.float32(block.longest)))[:1]:
+        raise InputError(
+            f"query_id {batch.ids[row]}: its vector has the length {norms[row]:.3g}, and the longest vector of a label "
+            f"{block.longest:.3g}, so that scores may be infinite or NaN. Scale the vectors (--metric cosine), or make "
+            "them again."
+        )
 
 
 def _score_weakest(blocks: Iterable[Block], batch: QueryBatch) -> np.ndarray:

@@ -249,7 +249,8 @@ def test_recall_and_scores_are_measured_truthfully(tmp_path):
     """The audit of all rows equals figures computed here from the table and brute force."""
     world = random_world(str(tmp_path), rows=200, labels=300, dimension=8, width=10)
     world.write_dump()
-    manifest = mine(world.data, world.run, options=MineOptions(index="IVF20,Flat", nprobe=2, block_rows=150))["queries"]
+    options = MineOptions(index="IVF20,Flat", nprobe=2, block_rows=150, target_recall=0.1)
+    manifest = mine(world.data, world.run, options=options)["queries"]
     _, label_ids, _ = read_negatives(world.layout.negatives(5, "queries"), manifest)
     scores = world.scores("queries")
     expected = brute_force(scores, world.excluded("queries"), 10)
@@ -276,7 +277,7 @@ def test_recall_and_scores_are_measured_truthfully(tmp_path):
 def test_a_sample_measures_about_what_all_rows_do(tmp_path):
     world = random_world(str(tmp_path), rows=600, labels=200, dimension=8, width=10)
     world.write_dump()
-    options = MineOptions(index="IVF16,Flat", nprobe=2, audit_queries=200)
+    options = MineOptions(index="IVF16,Flat", nprobe=2, audit_queries=200, target_recall=0.1)
     sampled = mine(world.data, world.run, options=options)["queries"].quality
     storage.remove(world.layout.negatives_root, recursive=True)
     whole = mine(world.data, world.run, options=options.model_copy(update={"audit_queries": 600}))["queries"].quality

@@ -44,7 +44,7 @@ TRAINED = "memory_trained"  # parameter in earlier versions: number of points th
 BUDGET = 4 << 30  # bytes in memory
 ROWS_A_FILE = 1 << 20
 TARGET_RECALL = 0.95
-TUNED = 512  # number of queries to tune an index on; recall is measured on up to 2 * TUNED other queries
+TUNED = 512  # an index is tuned, and its recall measured, on up to 3 * TUNED queries
 _GROUP_ROWS = 1 << 14
 _LABEL_BYTES, _OFFSET_BYTES = 4, 8
 _SEED = 0
@@ -155,30 +155,32 @@ class Memory:
     def indexed(self, queries: Any, budget: int = BUDGET) -> "Memory":
         """Return this memory with an index, tuned on `queries` [S, D or more] that are not points of the memory.
 
-        Returns a memory without an index if exact search is cheaper and fits into `budget`.
+        Returns a memory without an index if exact search fits into `budget`, and is cheaper or the index finds too
+        little. Raises InputError if the index finds too little, and exact search does not fit.
         """
         rows = self._unit(queries)
         if self.factory.exact or not len(rows):
             return replace(self, factory=_EXACT)._measure(queries)
-        from search.block import Block, configure_faiss, search_exactly
-        from search.candidates import unpack
-        from search.index import SearchParams, build, measure_recall, set_params, tune
+        from search.block import Block, configure_faiss
+        from search.index import SearchParams, build, set_params, tune
 
         configure_faiss(None)
         block = Block(0, self.vectors, build(self.factory, self.vectors, _SEED))
-        params = tune(block, SearchParams(), self.factory.lossy, rows[:TUNED], NEIGHBOURS, TARGET_RECALL)
-        exact = replace(self, factory=_EXACT)
-        if (
-            not self.factory.saves_time(len(self.vectors), NEIGHBOURS, params.nprobe, self._wide)
-            and exact.bytes <= budget
-        ):
+        params = tune(block, SearchParams(), self.factory.lossy, rows[: 3 * TUNED], NEIGHBOURS, TARGET_RECALL)
+        exact, recall = replace(self, factory=_EXACT), params.recall or 0.0
+        cheaper = self.factory.saves_time(len(self.vectors), NEIGHBOURS, params.nprobe, self._wide)
+        if exact.bytes <= budget and not (cheaper and recall >= TARGET_RECALL):
             return exact._measure(queries)
-        others = slice(TUNED, 3 * TUNED) if len(rows) >= 2 * TUNED else slice(None)
-        nearest, _ = unpack(search_exactly(block, rows[others], self._voters))
-        share = measure_recall(block, params, rows[others], nearest, self._voters)
+        if recall < TARGET_RECALL:
+            raise InputError(
+                f"memory: index {self.factory.spec} finds {recall:.4f} of the nearest points of sampled queries, "
+                f"expected {TARGET_RECALL}: its PQ codes are too coarse. Give "
+                f"--memory {say_bytes(1.05 * exact.bytes).replace(' ', '')} for exact search of these points, or a "
+                "smaller --memory for fewer points."
+            )
         set_params(block.index, params)
-        measured = {"nprobe": params.nprobe, "recall": round(share, 4)}
-        return replace(self, index=block.index, refine=params.factor, measured=measured)._measure(queries[others])
+        measured = {"nprobe": params.nprobe, "recall": round(recall, 4)}
+        return replace(self, index=block.index, refine=params.factor, measured=measured)._measure(queries)
 
     def extended(self, whole: "Memory") -> "Memory":
         """Return the memory `whole`, which starts with this memory's points, with this memory's index."""
