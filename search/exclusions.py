@@ -142,14 +142,12 @@ def start_search(
     return finish
 
 
-def merge_passed(
-    blocks: Sequence[np.ndarray], width: int, rule: ScoreRule | None, counts: Counter[str] | None = None
-) -> np.ndarray:
-    """Merge keys [B, F] of different blocks, as `merge` does, after dropping keys that do not pass `rule`."""
+def merge_passed(blocks: Sequence[np.ndarray], width: int, rule: ScoreRule | None) -> np.ndarray:
+    """Merge keys [B, F] of different blocks, as `merge` does, without keys that do not pass `rule`."""
     if rule is None:
         return merge(blocks, width)
     keys = np.sort(np.concatenate(blocks, axis=1), axis=1)
-    return best(rule.drop(keys, np.arange(len(keys)), Counter() if counts is None else counts), width)
+    return best(rule.drop(keys, np.arange(len(keys)), Counter()), width)
 
 
 def positive_scores(block: Block, queries: np.ndarray, exclusions: Exclusions) -> tuple[np.ndarray, np.ndarray]:

@@ -21,7 +21,7 @@ from search.nearest import iterate_float32
 _AT_ONCE = 1 << 20  # bytes of an index file that are read or written at a time
 MOST_REFINE = 16
 _RECALL_MARGIN = 0.005  # added to the target, because other queries may have a slightly lower recall than the sample
-FIRST_NPROBE = 4
+_FIRST_NPROBE = 4
 _FIRST_EF = 16
 _MIN_RECALL_GAIN = 0.002  # smallest gain in recall: tuning stops if two doublings in a row gain less in total
 
@@ -150,6 +150,14 @@ class SearchParams:
 
 
 _TUNED = SearchParams()
+_COARSE = "Its codes are too coarse: give "
+_ADVICE = {  # by the first pattern that a factory string matches
+    "PQ": f"{_COARSE}more PQ codes, OPQ before PQ, SQ8, or Flat, which stores whole vectors",
+    "SQ|LSH|LSQ|RQ|AQ|PCA|ITQ|RaBitQ|RR": f"{_COARSE}SQ8, SQfp16, or Flat, which stores whole vectors",
+    "IVF|IMI": "More nprobe does not help: give fewer lists, or lists without a graph, as in IVF256,Flat",
+    "": "The links of HNSW do not lead to every label by inner product, with any efSearch: double the links, or give "
+    "lists, as in IVF256,Flat",
+}
 
 
 def require_applicable(factory: Factory, params: SearchParams) -> None:
@@ -179,20 +187,14 @@ def set_params(index: faiss.Index | None, params: SearchParams) -> None:
 
 
 def tune(
-    block: Block,
-    fixed: SearchParams,
-    lossy: bool,
-    queries: np.ndarray,
-    width: int,
-    target: float,
-    first_nprobe: int = FIRST_NPROBE,
+    block: Block, fixed: SearchParams, lossy: bool, queries: np.ndarray, width: int, target: float
 ) -> SearchParams:
     """Return `fixed` with unset parameters tuned to a recall `target` for the `width` best labels of `queries` [S, D].
 
-    Chooses the smallest refine that reaches the target, and the smallest power of two for other parameters, with
-    nprobe >= `first_nprobe`. If no values reach the target, the values with the highest recall are chosen. For a block
-    without an index, `fixed` is returned unchanged. Without queries, nothing is measured: the middle nprobe or
-    ef_search and the smallest refine are chosen.
+    Chooses the smallest refine that reaches the target, and the smallest power of two for other parameters. If no
+    values reach the target, the values with the highest recall are chosen. For a block without an index, `fixed` is
+    returned unchanged. Without queries, nothing is measured: the middle nprobe or ef_search and the smallest refine are
+    chosen.
     """
     if block.index is None:
         return fixed
@@ -200,7 +202,7 @@ def tune(
     lists, graph = faiss.try_extract_index_ivf(block.index), find_graph(block.index)
     refines = [fixed.refine] if fixed.refine else ([2, 4, 8, MOST_REFINE] if lossy else [1])
     if lists is not None:
-        levels = [fixed.nprobe] if fixed.nprobe else _powers(first_nprobe, lists.nlist)
+        levels = [fixed.nprobe] if fixed.nprobe else _powers(_FIRST_NPROBE, lists.nlist)
         steps = [SearchParams(nprobe=level) for level in levels]
     elif graph is not None:
         levels = [fixed.ef_search] if fixed.ef_search else _powers(_FIRST_EF, max(_FIRST_EF, len(block.vectors)))
@@ -252,21 +254,10 @@ def require_recall(
     """
     if params.recall is None or params.recall >= target:
         return
-    names = [f"--{name.replace('_', '-')}" for name, value in asdict(fixed).items() if value is not None]
-    links = re.search(r"HNSW(\d+)", factory.spec)
-    if names:
-        advice = f"Raise {' and '.join(names)}, or leave the option out, so that it is tuned"
-    elif factory.lossy:
-        coarse = "more or larger PQ codes, SQ8, or OPQ before PQ" if "PQ" in factory.spec else "SQ8 or SQfp16"
-        advice = f"The codes are too coarse: give {coarse}, or Flat, which stores whole vectors"
-    elif factory.has_graph and not factory.lists:
-        more = f"HNSW{2 * int(links[1])}" if links else "more links"
-        advice = (
-            "By inner product, links do not lead to every label, and a larger efSearch does not help: give more links "
-            f"({more}), or inverted lists (IVF256,Flat)"
-        )
-    else:
-        advice = f"Searching more lists (nprobe) does not help: give fewer than {factory.lists} lists, or IVF256,Flat"
+    fixed_by = [f"--{name.replace('_', '-')}" for name, value in asdict(fixed).items() if value is not None]
+    advice = next(text for pattern, text in _ADVICE.items() if re.search(pattern, factory.spec))
+    if fixed_by:
+        advice = f"Raise {' and '.join(fixed_by)}, or leave the option out, so that it is tuned"
     accept = f"; or accept this recall with {option} {math.floor(100 * params.recall) / 100:g}" if option else ""
     raise InputError(
         f"index {factory.spec!r}: finds {params.recall:.4f} of the nearest labels of sampled queries, expected "

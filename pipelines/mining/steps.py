@@ -31,19 +31,11 @@ from pipelines.mining.audit import (
     stack,
     weakest_positives,
 )
-from pipelines.mining.candidates import (
-    Chunks,
-    has_margin,
-    make_rule,
-    read_chunk,
-    rows_of_table,
-    select_negatives,
-    write_chunks,
-)
+from pipelines.mining.candidates import Chunks, has_margin, read_chunk, rows_of_table, select_negatives, write_chunks
 from pipelines.mining.plan import REMEDY, MinePlan, SourceShard, Task
 from pipelines.mining.records import read_record, write_record
 from schemas import storage
-from schemas.errors import InputError, TableError
+from schemas.errors import TableError
 from schemas.layout import shard_name
 from schemas.manifest import Shard
 from schemas.randomness import sample_rows
@@ -127,23 +119,20 @@ def search_group(task: Task, plan: MinePlan) -> Iterator[tuple[SourceShard, Grou
 
 
 def score_group(task: Task, plan: MinePlan) -> None:
-    """Write the lowest score among each row's positives in a group, for all shards of the task.
+    """Write the lowest score among each row's positives in a group, which a margin needs before the search.
 
-    A margin needs these scores of all groups before the search. Raises TableError, StorageError.
+    Raises TableError, StorageError.
     """
     group, _, source_shards = task
-    plan.meter.start(POSITIVES)
     with _TASK_LOCK:
-        blocks = [
-            Block(start, read_block(plan.inputs.vectors, start, stop, plan.dimension, plan.inputs.drop_bias))
-            for start, stop in plan.bounds[slice(*plan.groups[group])]
-        ]
+        how = plan.dimension, plan.inputs.drop_bias
+        bounds = plan.bounds[slice(*plan.groups[group])]
+        blocks = [Block(start, read_block(plan.inputs.vectors, start, stop, *how)) for start, stop in bounds]
         for source_shard in source_shards:
-            parts = [np.empty(0, np.float32)]
-            for batch in _batches(plan, source_shard):
-                parts.append(_score_weakest(blocks, batch))
+            weakest = np.full(plan.rows([source_shard]), np.inf, np.float32)
+            for batch in _batches(plan, source_shard, weakest, blocks):
                 plan.meter.count(POSITIVES, len(batch.queries))
-            storage.write_sealed(plan.weakest_url(source_shard, group), np.concatenate(parts).tobytes())
+            storage.write_sealed(f"{plan.candidates_url(source_shard, group)}.weakest", weakest.tobytes())
         del blocks
         release_memory()
 
@@ -250,13 +239,8 @@ def _finish(plan: MinePlan, source_shard: SourceShard, candidates: Iterable[Grou
             ids = rechunk(source.queries.batches_of(shard, [source.queries.id_column]), plan.batch)
             weakest = _read_weakest(plan, source_shard)
             chunks = (
-                (
-                    some.column(0).combine_chunks(),
-                    _merge_chunk(plan, source_shard, groups, number, lowest, counts),
-                    lowest,
-                )
+                (some.column(0).combine_chunks(), *_merge_chunk(plan, source_shard, groups, number, weakest))
                 for number, some in enumerate(ids)
-                for lowest in [weakest[number * plan.batch :][: len(some)]]
             )
             written = _write_shard(plan, source_shard, chunks, counts)
     rows, previous = _sampled_rows(plan, source_shard), plan.previous.get(source.name)
@@ -309,11 +293,10 @@ def _search_shard(
     some_rows = np.split(np.arange(len(queries)), range(plan.batch, len(queries), plan.batch))
 
     def audit(each: LoadedBlock) -> Iterator[Audit]:
-        def search_some(some: np.ndarray) -> Audit:
-            rule = make_rule(plan.options, weakest[some], plan.width)
-            return audit_block(each.block, queries[some], exclusions.take(some), plan.fetch, rule)
-
-        return each.subbatches.run(search_some, some_rows)
+        return each.subbatches.run(
+            lambda at: audit_block(each.block, queries[at], exclusions.take(at), plan.fetch, plan.rule(weakest[at])),
+            some_rows,
+        )
 
     audits = [audit(each) for each in blocks]
 
@@ -322,7 +305,7 @@ def _search_shard(
         with profile.stage("audit"):
             for each, parts in zip(blocks, audits, strict=True):
                 by_range.setdefault(plan.range_of[each.number], []).append(stack(list(parts), plan.fetch))
-        rule = make_rule(plan.options, weakest, plan.width)
+        rule = plan.rule(weakest)
         merged = {of: merge_audits(some, plan.fetch, rule) for of, some in by_range.items()}
         tuned = {each.number: each.params for each in blocks}
         return GroupCandidates(group, content, counts, merged, tuned, profile)
@@ -340,49 +323,28 @@ def _search_batches(
     """Search a shard, reading its batches once for all blocks; append the queries of audited rows to `held`."""
     plan.meter.start(SEARCH)
     audited, known = _sampled_rows(plan, source_shard), _read_weakest(plan, source_shard)
-
-    def searches() -> Iterator[tuple[QueryBatch, np.ndarray, ScoreRule | None, LoadedBlock, Callable[[], np.ndarray]]]:
-        for batch in _batches(plan, source_shard):
-            weakest = known[batch.first :][: len(batch.queries)]
-            if has_margin(plan.options) and plan.has_one_group:
-                weakest = _score_weakest([each.block for each in blocks], batch)
-            rule = make_rule(plan.options, weakest, plan.width)
-            for each in blocks:
-                _require_finite_scores(each.block, batch)
-                wait = start_search(
-                    each.block, *batch[2:], plan.fetch, counts, each.params.factor, each.subbatches, rule
-                )
-                yield batch, weakest, rule, each, wait
-
+    scored = [each.block for each in blocks] if has_margin(plan.options) and plan.has_one_group else []
+    searches = (
+        (
+            batch,
+            rule,
+            each,
+            start_search(each.block, *batch[2:4], plan.fetch, counts, each.params.factor, each.subbatches, rule),
+        )
+        for batch in _batches(plan, source_shard, known, scored)
+        for rule in [plan.rule(batch.weakest)]
+        for each in blocks
+    )
     ranges: dict[int, np.ndarray] = {}
-    for batch, weakest, rule, each, wait in _look_ahead(searches()):
+    for batch, rule, each, wait in _look_ahead(searches):
         if each is blocks[0]:
             ranges = {}
-        _merge_range(ranges, plan.range_of[each.number], wait(), plan.fetch, rule, counts)
+        _merge_range(ranges, plan.range_of[each.number], wait(), plan.fetch, rule)
         plan.meter.count(SEARCH, len(batch.queries))
         if each is blocks[-1]:
-            yield batch.ids, list(ranges.values()), weakest
+            yield batch.ids, list(ranges.values()), batch.weakest
             rows = _within(audited, batch.first, len(batch.queries))
-            held.append((batch.queries[rows], batch.exclusions.take(rows), weakest[rows]))
-
-
-def _require_finite_scores(block: Block, batch: QueryBatch) -> None:
-    """Raise InputError if scores may overflow: sums of infinite numbers of both signs are lost in a ranking."""
-    norms = np.linalg.norm(batch.queries, axis=1)
-    for row in np.flatnonzero(~np.isfinite(norms * np.float32(block.longest)))[:1]:
-        raise InputError(
-            f"query_id {batch.ids[row]}: its vector has the length {norms[row]:.3g}, and the longest vector of a label "
-            f"{block.longest:.3g}, so that scores may be infinite or NaN. Scale the vectors (--metric cosine), or make "
-            "them again."
-        )
-
-
-def _score_weakest(blocks: Iterable[Block], batch: QueryBatch) -> np.ndarray:
-    """Return the lowest score among each row's positives in `blocks`: float32 [B], infinity without positives."""
-    weakest = np.full(len(batch.queries), np.inf, np.float32)
-    for block in blocks:
-        np.minimum.at(weakest, *positive_scores(block, batch.queries, batch.exclusions))
-    return weakest
+            held.append((batch.queries[rows], batch.exclusions.take(rows), batch.weakest[rows]))
 
 
 def _read_weakest(plan: MinePlan, source_shard: SourceShard) -> np.ndarray:
@@ -390,28 +352,30 @@ def _read_weakest(plan: MinePlan, source_shard: SourceShard) -> np.ndarray:
     weakest = np.full(plan.rows([source_shard]), np.inf, np.float32)
     if plan.scores_positives:
         for group in range(len(plan.groups)):
-            content = storage.read_sealed(plan.weakest_url(source_shard, group), "Run the same command again.")
+            content = storage.read_sealed(f"{plan.candidates_url(source_shard, group)}.weakest", "Mine again.")
             np.minimum(weakest, np.frombuffer(content, np.float32), out=weakest)
     return weakest
 
 
-def _batches(plan: MinePlan, source_shard: SourceShard) -> Iterator[QueryBatch]:
-    """Read a shard in batches with the labels to exclude, including labels that share their text with a positive."""
+def _batches(
+    plan: MinePlan, source_shard: SourceShard, weakest: np.ndarray, blocks: Sequence[Block]
+) -> Iterator[QueryBatch]:
+    """Read a shard in batches with the labels to exclude, including labels that share their text with a positive.
+
+    `weakest` float32 [rows] is the lowest score among each row's positives, lowered here by positives in `blocks`.
+    """
     for batch in plan.sources[source_shard[0]].batches(source_shard[1], plan.batch, plan.dimension):
+        lowest = weakest[batch.first :][: len(batch.queries)]
+        for block in blocks:
+            np.minimum.at(lowest, *positive_scores(block, batch.queries, batch.exclusions))
         aliases = read_aliases(plan.alias_url) if plan.aliases else None
-        yield batch._replace(exclusions=aliases.add_to(batch.exclusions)) if aliases else batch
+        exclusions = aliases.add_to(batch.exclusions) if aliases else batch.exclusions
+        yield batch._replace(exclusions=exclusions, weakest=lowest)
 
 
-def _merge_range(
-    ranges: dict[int, np.ndarray],
-    of: int,
-    keys: np.ndarray,
-    fetch: int,
-    rule: ScoreRule | None,
-    counts: Counter[str],
-) -> None:
+def _merge_range(ranges: dict[int, np.ndarray], of: int, keys: np.ndarray, fetch: int, rule: ScoreRule | None) -> None:
     """Merge keys [B, F] of label range `of` into the keys of `ranges`."""
-    ranges[of] = merge_passed([ranges[of], keys], fetch, rule, counts) if of in ranges else keys
+    ranges[of] = merge_passed([ranges[of], keys], fetch, rule) if of in ranges else keys
 
 
 def _look_ahead(items: Iterable[T]) -> Iterator[T]:
@@ -451,31 +415,30 @@ def _write_shard(
 
 
 def _merge_chunk(
-    plan: MinePlan,
-    source_shard: SourceShard,
-    groups: list[GroupCandidates],
-    number: int,
-    weakest: np.ndarray,
-    counts: Counter[str],
-) -> list[np.ndarray]:
-    """Return, for one chunk, the keys [B, F] of each label range; at most two groups are in memory at a time."""
+    plan: MinePlan, source_shard: SourceShard, groups: list[GroupCandidates], number: int, weakest: np.ndarray
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return, for one chunk, the keys [B, F] of each label range and the lowest positive scores [B].
+
+    The candidates of at most two groups are in memory at a time.
+    """
     ranges: dict[int, np.ndarray] = {}
-    rule = make_rule(plan.options, weakest, plan.width)
+    weakest = weakest[number * plan.batch :][: plan.batch]
+    rule = plan.rule(weakest)
     for offer in groups:
         assert isinstance(offer.content, Chunks)
         first, stop = plan.groups[offer.group]
         start = plan.bounds[first][0]
         keys = read_chunk(plan.candidates_url(source_shard, offer.group), offer.content, number, start)
         for of, some in zip(dict.fromkeys(plan.range_of[first:stop]), keys, strict=True):
-            _merge_range(ranges, of, some, plan.fetch, rule, counts)
-    return list(ranges.values())
+            _merge_range(ranges, of, some, plan.fetch, rule)
+    return list(ranges.values()), weakest
 
 
 def _exact_rows(plan: MinePlan, groups: list[GroupCandidates], ids: np.ndarray) -> Audit:
     """Return the exact search results for the table's sampled rows, which have the query ids `ids` [S]."""
     whole = merge_audits([audit for offer in groups for audit in offer.audits.values()], plan.fetch)
     weakest = weakest_positives(len(ids), whole)
-    rule = make_rule(plan.options, weakest, plan.width)
+    rule = plan.rule(weakest)
     by_range = [
         merge_audits([offer.audits[of] for offer in groups if of in offer.audits], plan.fetch, rule).exact
         for of in range(plan.options.ranges)

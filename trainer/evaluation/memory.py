@@ -6,7 +6,7 @@ rescore the points that the index finds. Without an index, all embeddings are re
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +20,7 @@ from schemas.layout import DataLayout
 from schemas.manifest import Shard, describe_file, find_shard, verify_shard
 from schemas.mapped import MappedFile, ScratchFile
 from schemas.ragged import Ragged, SparseRows
-from schemas.shard_files.parquet import list_array, list_column, matrix_column, write_shard
+from schemas.shard_files.parquet import list_array, list_column, write_shard
 from schemas.sizes import say_bytes
 from schemas.storage import join
 from schemas.table import Table
@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from trainer.model import Model
 
 FOLDER = "memory"
-VECTORS, INDEX = f"{FOLDER}/vectors.float16", f"{FOLDER}/index.faiss"  # memories from earlier versions lack both files
+VECTORS, INDEX = f"{FOLDER}/vectors.float16", f"{FOLDER}/index.faiss"
 FACTS = "memory"  # parameter of the manifest that lists the files
-TRAINED = "memory_trained"  # parameter in earlier versions: number of points that the run was trained on
 BUDGET = 4 << 30  # bytes in memory
 ROWS_A_FILE = 1 << 20
 TARGET_RECALL = 0.95
@@ -201,17 +200,10 @@ class Memory:
         tables = [n for n, p in enumerate(files) if p.startswith(f"{FOLDER}/") and p not in (VECTORS, INDEX)]
         if not tables:
             return None
-
-        def column(name: str, read: Callable[[pa.Table, str], Any]) -> Iterator[Any]:
-            return (read(rows, name) for number in tables for rows in table.batches_of(number))
-
-        facts, file, index = table.parameters.get(FACTS) or {}, None, None
-        if VECTORS in files:
-            vectors, file = _open(table.url, files[VECTORS])
-        else:  # earlier versions kept labels and vectors in one table
-            vectors = _mapped(column("vector", matrix_column))
-        labels = _join(column("label_ids", list_column))
-        factory = Factory(facts.get("index", EXACT))
+        facts: dict[str, Any] = table.parameters.get(FACTS) or {}
+        vectors, file = _open(table.url, files[VECTORS])
+        labels = _join(list_column(rows, "label_ids") for number in tables for rows in table.batches_of(number))
+        factory, index = Factory(facts.get("index", EXACT)), None
         if INDEX in files:
             from search.block import configure_faiss
             from search.index import read_index, truncate
@@ -223,7 +215,7 @@ class Memory:
             raise TableError(
                 f"{table.url}: the labels, vectors and index of this memory are inconsistent. Fit the fusion again."
             )
-        count = int(facts.get("trained", table.parameters.get(TRAINED, rows)))
+        count = int(facts.get("trained", rows))
         measured = facts.get("measured", {})
         memory = cls(vectors, labels, count, factory, index, facts.get("refine", 1), measured, file=file, coded=coded)
         if coded and index is None:

@@ -111,15 +111,18 @@ class CopiedIndex(NegativeSource):
     def _build(self, vectors: np.ndarray, queries: np.ndarray) -> "tuple[Block, SearchParams]":
         """Index the `vectors` [n, D] float32 of the rank's labels; no other code may change the array."""
         from search.block import Block, configure_faiss, pad_vectors
-        from search.index import FIRST_NPROBE, SearchParams, build, set_params, tune
+        from search.index import SearchParams, build, set_params, tune
 
         configure_faiss(None)
         rows, start, factory = len(vectors), self._vectors.start, self._factory(len(vectors))
         vectors = pad_vectors(vectors, factory.dimension(vectors.shape[1]))
         block = Block(start, vectors, build(factory, vectors, self._seed), str(self._vectors.vectors.device))
         wide = pad_vectors(queries, vectors.shape[1])
-        first = PROBED if self._kind == MIPS else FIRST_NPROBE
-        params = tune(block, SearchParams(), factory.lossy, wide, self._width, TARGET_RECALL, first)
+        fixed = [SearchParams(nprobe=min(PROBED, factory.lists))] if self._kind == MIPS else []
+        for each in (*fixed, SearchParams()):  # more lists than the paper's only where its lists find too little
+            params = tune(block, each, factory.lossy, wide, self._width, TARGET_RECALL)
+            if params.recall is None or params.recall >= TARGET_RECALL:
+                break
         if self._kind == AUTO and not factory.saves_time(rows, self._width, params.nprobe, vectors.shape[1]):
             return replace(block, index=None), SearchParams()
         set_params(block.index, params)
