@@ -215,7 +215,7 @@ class Memory:
             raise TableError(
                 f"{table.url}: the labels, vectors and index of this memory are inconsistent. Fit the fusion again."
             )
-        count = int(facts.get("trained", rows))
+        count = int(facts["trained"])
         measured = facts.get("measured", {})
         memory = cls(vectors, labels, count, factory, index, facts.get("refine", 1), measured, file=file, coded=coded)
         if coded and index is None:
