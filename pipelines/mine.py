@@ -162,6 +162,11 @@ def _run_passes(plan: MinePlan, runner: Runner, watch: Watch, here: bool, say: P
         plan.require_room(*find_unfinished(plan), here)
         watch.expect(expected)
         keep = number == 0 and (plan.index_url is not None or (len(passes) > 1 and not plan.factory.exact))
+        if plan.scores_positives:
+            flow = Flow()
+            flow.create("Groups", plan.tasks(source_shards)).map("Score positives", steps.score_group, plan)
+            runner.run(flow, watch)
+            watch.expect(expected)
         flow = Flow()
         groups = flow.create("Groups", plan.tasks(source_shards, keep))
         candidates = groups.flat_map("Search groups", steps.search_group, plan)
@@ -172,11 +177,12 @@ def _run_passes(plan: MinePlan, runner: Runner, watch: Watch, here: bool, say: P
 
 
 def _steps(plan: MinePlan, passes: Sequence[Sequence[SourceShard]]) -> dict[str, int | None]:
-    """Return the steps with their row counts: vectors, queries times blocks, and queries."""
+    """Return the steps with their row counts: queries times groups, vectors, queries times blocks, and queries."""
     rows = plan.rows(source_shard for source_shards in passes for source_shard in source_shards)
     groups = [plan.bounds[stop - 1][1] - plan.bounds[first][0] for first, stop in plan.groups]
     indexed = sum(groups[group] for source_shards in passes for group, _, _ in plan.tasks(source_shards))
-    return {steps.INDEX: indexed, steps.SEARCH: rows * len(plan.bounds), steps.MERGE: rows}
+    positives = {steps.POSITIVES: rows * len(plan.groups)} if plan.scores_positives else {}
+    return {**positives, steps.INDEX: indexed, steps.SEARCH: rows * len(plan.bounds), steps.MERGE: rows}
 
 
 def _describe(plan: MinePlan, source: EmbeddedSource, made: dict[str, Any]) -> Manifest:

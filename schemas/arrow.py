@@ -79,9 +79,9 @@ def negatives(width: int, labels: pa.DataType, *, teacher: bool = False) -> pa.S
     """Negatives, aligned with the queries. `label_ids` [K] is best first, padded at the end with -1; `scores` is [K].
 
     With label ranges, the K columns form G equal groups, one per range. `teacher` [K] contains a cross-encoder's
-    scores.
+    scores. Scores are float32: in float16, neighbours tie (docs/decisions/0048).
     """
-    scores = pa.list_(pa.float16(), width)
+    scores = pa.list_(pa.float32(), width)
     types = {"query_id": pa.int64(), "label_ids": pa.list_(labels, width), "scores": scores}
     return without_nulls(types | ({"teacher": scores} if teacher else {}))
 

@@ -1,7 +1,7 @@
 """Filter search results: remove a row's positives, labels with the same text as a positive, and filtered labels."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ import pyarrow as pa
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
 from search.block import Block, score, search
-from search.candidates import EMPTY, best, unpack
+from search.candidates import EMPTY, best, merge, unpack
 
 
 class Subbatches(NamedTuple):
@@ -24,6 +24,8 @@ class Subbatches(NamedTuple):
 
 
 WHOLE_BATCH = Subbatches()
+DEEPEST = 8192  # ranks of a block that are searched at most for rows that a rule leaves short
+_DEEPER = 4  # factor from one search of such rows to the next
 _USUAL = 64  # usual number of labels that a row may lose; rows that fetch more are searched in sub-batches
 
 
@@ -69,6 +71,17 @@ class Exclusions(NamedTuple):
         return Exclusions(*map(Ragged.join, zip(self, other, strict=True)))
 
 
+class ScoreRule(NamedTuple):
+    """A rule about scores that lets `enough` labels of every row pass, if a deeper search finds them.
+
+    `drop(keys, rows, counts)` returns the keys [b, F] of `rows` [b], best first, with EMPTY for labels that do not
+    pass, and counts these labels.
+    """
+
+    drop: Callable[[np.ndarray, np.ndarray, Counter[str]], np.ndarray]
+    enough: int
+
+
 def start_search(
     block: Block,
     queries: np.ndarray,
@@ -77,30 +90,48 @@ def start_search(
     counts: Counter[str] | None = None,
     refine: int = 1,
     subbatches: Subbatches = WHOLE_BATCH,
+    rule: ScoreRule | None = None,
 ) -> Callable[[], np.ndarray]:
     """Start a search of the block for the best labels of queries float32 [B, D], without excluded labels.
 
     Call the returned function to wait for the keys [B, width]. The search fetches one extra candidate for each
-    candidate that a row can lose, so `width` labels remain if the block has enough labels. `counts` is updated with the
-    number of fetched candidates, and of dropped candidates per reason.
+    candidate that a row can lose, so `width` labels remain if the block has enough labels. Rows in which `rule` leaves
+    too few of these labels are searched again, four times as deep each time, up to the DEEPEST best labels. `counts` is
+    updated with the number of fetched candidates, and of dropped candidates per reason.
     """
     keys = np.full((len(queries), width), EMPTY)
     losses = exclusions.count_in(block.start, block.stop)
+    most = subbatches.max_rows or max(1, len(queries))
 
-    def search_rows(part: tuple[np.ndarray, int]) -> Counter[str]:
-        rows, fetch = part
-        fetched = search(block, queries[rows], fetch, refine)
+    def split(rows: np.ndarray, depth: int, loss: int) -> list[tuple[np.ndarray, int, int]]:
+        fetch = min(len(block.vectors), depth + loss)
+        step = max(1, most * min(fetch, width + _USUAL) // max(1, fetch))
+        return [(rows[at : at + step], depth, loss) for at in range(0, len(rows), step)]
+
+    def search_rows(part: tuple[np.ndarray, int, int]) -> Counter[str]:
+        rows, depth, loss = part
+        fetched = search(block, queries[rows], min(len(block.vectors), depth + loss), refine)
         left, dropped = drop_excluded(fetched, exclusions.take(rows))
-        keys[rows] = best(left, width)
+        if rule is None:
+            keys[rows] = best(left, width)
+            return dropped
+        left, by_rule = best(left, depth), Counter[str]()
+        passed = rule.drop(left, rows, by_rule)
+        short = ((passed != EMPTY).sum(axis=1) < rule.enough) & (left[:, -1] != EMPTY)
+        if depth < min(DEEPEST, len(block.vectors)) and short.any():
+            done = rows[~short]
+            dropped, by_rule = drop_excluded(fetched[~short], exclusions.take(done))[1], Counter()
+            keys[done] = best(rule.drop(left[~short], done, by_rule), width)
+            for deeper in split(rows[short], min(_DEEPER * depth, DEEPEST), loss):
+                dropped.update(search_rows(deeper))
+        else:
+            keys[rows] = best(passed, width)
+        dropped.update(by_rule)
         return dropped
 
     # The number to fetch depends on the whole batch, so that a search in sub-batches finds the same labels.
-    tiers = ((rows, min(len(block.vectors), width + int(losses[rows].max()))) for rows in _tiers(losses))
-    most = subbatches.max_rows or max(1, len(queries))
-    pieces = ((rows, n, max(1, most * min(n, width + _USUAL) // n)) for rows, n in tiers)
-    drops = subbatches.run(
-        search_rows, [(rows[at : at + step], n) for rows, n, step in pieces for at in range(0, len(rows), step)]
-    )
+    tiers = ((rows, int(losses[rows].max())) for rows in _tiers(losses))
+    drops = subbatches.run(search_rows, [piece for rows, loss in tiers for piece in split(rows, width, loss)])
 
     def finish() -> np.ndarray:
         for dropped in drops:
@@ -109,6 +140,14 @@ def start_search(
         return keys
 
     return finish
+
+
+def merge_passed(blocks: Sequence[np.ndarray], width: int, rule: ScoreRule | None) -> np.ndarray:
+    """Merge keys [B, F] of different blocks, as `merge` does, without keys that do not pass `rule`."""
+    if rule is None:
+        return merge(blocks, width)
+    keys = np.sort(np.concatenate(blocks, axis=1), axis=1)
+    return best(rule.drop(keys, np.arange(len(keys)), Counter()), width)
 
 
 def positive_scores(block: Block, queries: np.ndarray, exclusions: Exclusions) -> tuple[np.ndarray, np.ndarray]:

@@ -1,7 +1,9 @@
 """Build the Faiss index of one block, store the index in a file, and tune its search to a target recall."""
 
 import contextlib
-from dataclasses import dataclass, replace
+import math
+import re
+from dataclasses import asdict, dataclass, replace
 
 import faiss
 import numpy as np
@@ -9,11 +11,10 @@ import numpy as np
 from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.manifest import Shard, describe_file, verify_shard
-from schemas.ragged import Ragged
 from schemas.randomness import sample_rows
 from schemas.storage import join
 from search.block import Block, one_thread, pad_vectors, search_exactly, search_index
-from search.candidates import unpack
+from search.candidates import EMPTY, scores_of
 from search.factory import Factory
 from search.nearest import iterate_float32
 
@@ -132,16 +133,31 @@ def load_index(path: str) -> faiss.Index:
 
 @dataclass(frozen=True)
 class SearchParams:
-    """Values of `nprobe` (inverted lists), `ef_search` (graphs) and `refine` (labels fetched, as a multiple of K)."""
+    """Values of `nprobe` (inverted lists), `ef_search` (graphs) and `refine` (labels fetched, as a multiple of K).
+
+    `recall`: the fraction of the nearest vectors that these values find for sampled queries; None: not measured.
+    """
 
     nprobe: int | None = None
     ef_search: int | None = None
     refine: int | None = None
+    recall: float | None = None
 
     @property
     def factor(self) -> int:
         """Number of labels to fetch per requested label."""
         return self.refine or 1
+
+
+_TUNED = SearchParams()
+_COARSE = "Its codes are too coarse: give "
+_ADVICE = {  # by the first pattern that a factory string matches
+    "PQ": f"{_COARSE}more PQ codes, OPQ before PQ, SQ8, or Flat, which stores whole vectors",
+    "SQ|LSH|LSQ|RQ|AQ|PCA|ITQ|RaBitQ|RR": f"{_COARSE}SQ8, SQfp16, or Flat, which stores whole vectors",
+    "IVF|IMI": "More nprobe does not help: give fewer lists, or lists without a graph, as in IVF256,Flat",
+    "": "The links of HNSW do not lead to every label by inner product, with any efSearch: double the links, or give "
+    "lists, as in IVF256,Flat",
+}
 
 
 def require_applicable(factory: Factory, params: SearchParams) -> None:
@@ -195,32 +211,58 @@ def tune(
         steps = [SearchParams()]
     if len(queries) == 0:
         return replace(steps[len(steps) // 2], refine=refines[0])
-    exact, _ = unpack(search_exactly(block, queries, width))
+    exact = search_exactly(block, queries, width)
     best, highest = replace(steps[0], refine=refines[0]), -1.0
     for refine in refines:
         before: list[float] = []
         for step in steps:
             params = replace(step, refine=refine)
-            share = measure_recall(block, params, queries, exact, width)
+            share = measure_recall(block, params, queries, exact)
+            params = replace(params, recall=share)
             if share > highest:
                 best, highest = params, share
             if share >= min(1.0, target + _RECALL_MARGIN):
                 return params
-            if len(before) >= 2 and share - before[-2] < _MIN_RECALL_GAIN:
-                break  # larger values do not help: the codes have lost the missing labels
+            if (lossy or graph) and len(before) >= 2 and share - before[-2] < _MIN_RECALL_GAIN:
+                break  # larger values do not help: codes have lost the missing labels, or no link leads to them
             before.append(share)
     return best
 
 
-def measure_recall(block: Block, params: SearchParams, queries: np.ndarray, exact: np.ndarray, width: int) -> float:
-    """Return the fraction of the ids `exact` [S, width] that a search with `params` finds.
+def measure_recall(block: Block, params: SearchParams, queries: np.ndarray, exact: np.ndarray) -> float:
+    """Return the fraction of the best labels (keys `exact` [S, width]) that a search with `params` finds.
 
-    Only the index is measured; `search` would also search rows with too few candidates exactly, which costs more.
+    A label that ties with the last of the best labels counts as found. Only the index is measured; `search` would also
+    search rows with too few candidates exactly, which costs more.
     """
     set_params(block.index, params)
-    label_ids, _ = unpack(search_index(block, queries, width, params.factor)[0])
-    hits = Ragged.from_matrix(np.sort(label_ids, axis=1)).contains(exact)
-    return float(hits.sum() / max(1, (exact >= 0).sum()))
+    keys, _ = search_index(block, queries, exact.shape[1], params.factor)
+    hits = (keys != EMPTY) & (scores_of(keys) >= scores_of(exact[:, -1:]))
+    return float(hits.sum() / max(1, exact.size))
+
+
+def require_recall(
+    factory: Factory,
+    params: SearchParams,
+    target: float,
+    option: str | None = "--target-recall",
+    fixed: SearchParams = _TUNED,
+) -> None:
+    """Raise InputError, with advice for this kind of index, if `params.recall` is known and less than `target`.
+
+    `option` sets the target, None if nothing does; `fixed`: parameters that the user has set with options.
+    """
+    if params.recall is None or params.recall >= target:
+        return
+    fixed_by = [f"--{name.replace('_', '-')}" for name, value in asdict(fixed).items() if value is not None]
+    advice = next(text for pattern, text in _ADVICE.items() if re.search(pattern, factory.spec))
+    if fixed_by:
+        advice = f"Raise {' and '.join(fixed_by)}, or leave the option out, so that it is tuned"
+    accept = f"; or accept this recall with {option} {math.floor(100 * params.recall) / 100:g}" if option else ""
+    raise InputError(
+        f"index {factory.spec!r}: finds {params.recall:.4f} of the nearest labels of sampled queries, expected "
+        f"{option or 'a recall of'} {target:g}. {advice}{accept}."
+    )
 
 
 def _powers(first: int, last: int) -> list[int]:

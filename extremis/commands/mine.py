@@ -15,6 +15,12 @@ from schemas.errors import InputError, StorageError
 
 _ARRAY_OPTIONS = ("positives", "metric", "fields", "same_key", "query_texts", "document_texts")
 _RUN_OPTIONS = ("epoch", "watch", "queries", "vectors", "for_epoch", "by")
+_LOOSER = {  # advice for rows that lack negatives, by the counter of a rule
+    "beyond_window": "a larger --window",
+    "above_margin": "a smaller --margin or --relative-margin",
+    "above_max_score": "a larger --max-score",
+    "below_min_score": "a smaller --min-score",
+}
 
 
 @command(ArrayOptions)
@@ -146,8 +152,17 @@ def _has_vectors(places: list[str], arguments: dict[str, Any]) -> bool:
 
 
 def _report(name: str, manifest: Any, target_recall: float) -> dict[str, Any]:
-    recall = manifest.quality.get("recall_at_k")
-    say(f"{name}: {manifest.rows:,} rows, recall " + ("not measured" if recall is None else f"{recall:.4f}"))
+    from search.exclusions import DEEPEST
+
+    recall, tuned = manifest.quality.get("recall_at_k"), manifest.quality.get("index_recall")
+    index = f" (index {manifest.parameters['index']} when tuned: {tuned['least']:.4f})" if tuned else ""
+    say(f"{name}: {manifest.rows:,} rows, recall " + ("not measured" if recall is None else f"{recall:.4f}") + index)
     if recall is not None and recall < target_recall:
-        say(f"{name}: recall is below --target-recall {target_recall}: raise --nprobe or --refine, or leave both out")
+        say(f"{name}: recall is below --target-recall {target_recall}: give a higher --target-recall, or --index exact")
+    if short := manifest.counters["padded_rows"]:
+        looser = [advice for rule, advice in _LOOSER.items() if manifest.counters[rule]]
+        advice = f"give {' or '.join(looser)}" if looser else "no other label may be a negative"
+        if looser and manifest.parameters["window"] is None and manifest.parameters["labels"] > DEEPEST:
+            advice += f" (the best {DEEPEST:,} labels of each block were searched; --window W searches W)"
+        say(f"{name}: {short:,} rows have fewer than {manifest.parameters['width']} negatives: {advice}")
     return {"digest": manifest.digest, **manifest.model_dump(include={"rows", "counters", "quality"})}

@@ -19,14 +19,20 @@ from schemas.table import Table, rechunk
 from search.block import pad_vectors
 from search.exclusions import Exclusions
 
+_MOST = np.float32(1e17)  # bound on the numbers of vectors, so that scores are finite in float32
+
 
 class QueryBatch(NamedTuple):
-    """Rows [first, first + B) of a shard: `ids`, `queries` float32 [B, D], and the labels to exclude for each row."""
+    """Rows [first, first + B) of a shard: `ids`, `queries` float32 [B, D], and the labels to exclude for each row.
+
+    `weakest` float32 [B]: the lowest score among each row's positives, if a margin needs it.
+    """
 
     first: int
     ids: pa.Array
     queries: np.ndarray
     exclusions: Exclusions
+    weakest: np.ndarray = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True)
@@ -121,11 +127,12 @@ def read_block(table: Table, start: int, stop: int, dimension: int, drop_bias: b
 
 
 def require_finite(vectors: np.ndarray, first_row: int, url: str) -> None:
-    """Raise TableError that names `url` and the first row of `vectors` [n, D] that contains an infinity or a NaN."""
-    if np.isfinite(vectors).all():
+    """Raise TableError that names `url` and the first row of `vectors` [n, D] whose scores may not be finite."""
+    if np.abs(vectors).max(initial=0) < _MOST:  # False for NaN
         return
-    row = first_row + int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
+    row = first_row + int(np.flatnonzero(~(np.abs(vectors).max(axis=1) < _MOST))[0])
     raise TableError(
-        f"{url}: the vector of row {row} is not finite, so it has no nearest neighbours. The training has diverged: "
-        "lower the learning rate, and resume from an earlier checkpoint."
+        f"{url}: the vector of row {row} is not finite, or contains {_MOST:.0e} or more, so that scores may be "
+        "infinite or NaN. If training has diverged, lower the learning rate, and resume from an earlier checkpoint; "
+        "otherwise scale the vectors to length 1."
     )

@@ -24,8 +24,8 @@ from schemas.run_tables import run_tables
 from schemas.shard_files.parquet import matrix_column
 from schemas.table import Table
 from search.block import Block
-from search.candidates import merge, unpack
-from search.exclusions import Exclusions, positive_scores, start_search
+from search.candidates import unpack
+from search.exclusions import Exclusions, ScoreRule, merge_passed, positive_scores, start_search
 
 _QUANTILES = {"p01": 0.01, "p10": 0.10, "p50": 0.50, "p90": 0.90, "p99": 0.99}
 
@@ -42,9 +42,11 @@ class Audit(NamedTuple):
     positive_scores: np.ndarray
 
 
-def audit_block(block: Block, queries: np.ndarray, exclusions: Exclusions, width: int) -> Audit:
+def audit_block(
+    block: Block, queries: np.ndarray, exclusions: Exclusions, width: int, rule: ScoreRule | None = None
+) -> Audit:
     """Search one block exactly for sampled queries [S, D], and score their positives in this block."""
-    exact = start_search(block.exact, queries, exclusions, width)()
+    exact = start_search(block.exact, queries, exclusions, width, rule=rule)()
     rows, scores = positive_scores(block, queries, exclusions)
     return Audit(exact, rows, scores)
 
@@ -58,10 +60,10 @@ def stack(audits: Sequence[Audit], width: int) -> Audit:
     return Audit(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def merge_audits(blocks: Sequence[Audit], width: int) -> Audit:
+def merge_audits(blocks: Sequence[Audit], width: int, rule: ScoreRule | None = None) -> Audit:
     """Merge audits of the same rows against different blocks into one audit against all labels."""
     exact, rows, scores = zip(*blocks, strict=True)
-    return Audit(merge(exact, width), np.concatenate(rows), np.concatenate(scores))
+    return Audit(merge_passed(exact, width, rule), np.concatenate(rows), np.concatenate(scores))
 
 
 def weakest_positives(rows: int, audit: Audit) -> np.ndarray:

@@ -4,14 +4,13 @@ A file contains the candidates of one group for one shard, in consecutive chunks
 contains keys [R, n, F] for R label ranges and n rows. The keys are split into eight byte planes, which are compressed
 separately without loss: four planes of the label minus the group's first label, and four planes of the score's bits
 minus the bits of the previous candidate's score. Successive scores of a row are close, and all labels are in the group,
-so each plane compresses well. If a margin is set, the chunk ends with a float32 array [n]: for each row, the lowest
-score among its positives in this group, or infinity if the row has no positives. Numbers are little-endian, as on
-every machine that Faiss supports.
+so each plane compresses well. Numbers are little-endian, as on every machine that Faiss supports.
 
 Filters for false negatives (NV-Retriever, arXiv:2407.15831: Top-k shifted by N, TopK-Abs, TopK-MarginPos,
 TopK-PercPos): a row uses the ranks [skip_top, window), where rank 0 is the best of all labels that are not excluded.
 With a margin, a negative is kept if its score < p - margin - relative_margin · |p|, where p is the lowest score among
 the row's positives; rows without positives keep all candidates. Absolute bounds apply to every row, and are inclusive.
+Without a window, rows that an upper bound leaves short are searched deeper, up to the DEEPEST labels of each block.
 A row keeps the K best remaining candidates, or K candidates drawn without replacement: uniformly, or by softmax with
 Gumbel noise (Kool, van Hoof, Welling 2019, arXiv:1903.06059).
 """
@@ -27,14 +26,14 @@ from pipelines.options import MarginOptions, MineOptions
 from pipelines.sharding.hashing import combine
 from schemas import PAD, storage
 from schemas.checksums import crc32
-from schemas.errors import StorageError
+from schemas.errors import InputError, StorageError
 from schemas.randomness import Purpose
 from schemas.shard_files.parquet import matrix_array
 from search.candidates import EMPTY, best, unpack
+from search.exclusions import ScoreRule
 
 _LOW = np.uint64(0xFFFFFFFF)
 _PLANES = 8
-_LARGEST_SCORE = float(np.finfo(np.float16).max)
 _CODEC = pa.Codec("zstd", compression_level=1)
 
 
@@ -47,19 +46,19 @@ class Chunks:
     checksums: tuple[int, ...]
 
 
-def pack_chunk(keys: np.ndarray, start: int, weakest: np.ndarray | None = None) -> bytes:
-    """Compress keys uint64 [R, n, F] and `weakest` float32 [n] for `unpack_chunk`; `start`: the group's first label."""
+def pack_chunk(keys: np.ndarray, start: int) -> bytes:
+    """Compress keys uint64 [R, n, F] for `unpack_chunk`; `start`: the group's first label."""
     labels = (keys & _LOW).astype("<u4") - np.uint32(start)  # modulo 2^32, like all the following arithmetic
     scores = (keys >> np.uint64(32)).astype("<u4")
     scores[..., 1:] -= scores[..., :-1].copy()
     planes = [np.ascontiguousarray(half.reshape(-1, 1).view(np.uint8).T) for half in (labels, scores)]
     parts = [_CODEC.compress(plane, asbytes=True) for half in planes for plane in half]
     sizes = np.array([len(part) for part in parts], "<u4").tobytes()
-    return b"".join([sizes, *parts, b"" if weakest is None else weakest.astype("<f4").tobytes()])
+    return b"".join([sizes, *parts])
 
 
-def unpack_chunk(data: bytes, shape: tuple[int, int, int], start: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the input of `pack_chunk`: keys uint64 of shape `shape`, and `weakest` float32 [n] or None."""
+def unpack_chunk(data: bytes, shape: tuple[int, int, int], start: int) -> np.ndarray:
+    """Return the input of `pack_chunk`: keys uint64 of shape `shape`."""
     sizes = np.frombuffer(data, "<u4", _PLANES)
     edges = np.cumsum([sizes.nbytes, *sizes])
     count, view = int(np.prod(shape)), memoryview(data)
@@ -70,18 +69,15 @@ def unpack_chunk(data: bytes, shape: tuple[int, int, int], start: int) -> tuple[
     labels, scores = planes.view("<u4").reshape(2, *shape)
     keys = np.cumsum(scores, axis=-1, dtype="<u4").astype(np.uint64) << np.uint64(32)
     keys |= labels + np.uint32(start)
-    return keys, np.frombuffer(data, "<f4", offset=edges[-1]) if edges[-1] < len(data) else None
+    return keys
 
 
-def write_chunks(url: str, start: int, chunks: Iterable[tuple[np.ndarray, np.ndarray | None]]) -> Chunks:
-    """Write chunks (keys uint64 [R, n, F], weakest float32 [n] or None) to `url` atomically.
-
-    Raises StorageError.
-    """
+def write_chunks(url: str, start: int, chunks: Iterable[np.ndarray]) -> Chunks:
+    """Write chunks (keys uint64 [R, n, F]) to `url` atomically. Raises StorageError."""
     shapes, edges, checksums = [], [0], []
     with storage.writing(url, durable=False) as path, open(path, "wb") as file:
-        for keys, weakest in chunks:
-            data = pack_chunk(keys, start, weakest)
+        for keys in chunks:
+            data = pack_chunk(keys, start)
             file.write(data)
             shapes.append(keys.shape)
             edges.append(edges[-1] + len(data))
@@ -89,7 +85,7 @@ def write_chunks(url: str, start: int, chunks: Iterable[tuple[np.ndarray, np.nda
     return Chunks(tuple(shapes), tuple(edges), tuple(checksums))
 
 
-def read_chunk(url: str, chunks: Chunks, number: int, start: int) -> tuple[np.ndarray, np.ndarray | None]:
+def read_chunk(url: str, chunks: Chunks, number: int, start: int) -> np.ndarray:
     """Read chunk `number` of a file. Damaged bytes are read again.
 
     Raises StorageError if the file is missing or permanently damaged.
@@ -107,10 +103,29 @@ def has_margin(options: MarginOptions) -> bool:
     return options.margin is not None or options.relative_margin is not None
 
 
+def is_bounded(options: MineOptions) -> bool:
+    """Return whether the options leave out high-scoring labels, so that a row may need labels of any rank."""
+    return has_margin(options) or options.max_score is not None
+
+
 def fetch_count(options: MineOptions, width: int) -> int:
     """Return how many candidates to fetch per row and label range, so that usually `width` of them pass the filters."""
-    bounded = has_margin(options) or options.max_score is not None
-    return options.window or options.skip_top + width * (2 if bounded else 1)
+    return options.window or options.skip_top + width * (2 if is_bounded(options) else 1)
+
+
+def make_rule(options: MineOptions, weakest: np.ndarray, width: int) -> ScoreRule | None:
+    """Return the rule for a search that drops labels above the upper score limits of rows, after the top-ranked labels.
+
+    None if any rank may be a negative, or `window` limits the ranks. `weakest` [B] as in `select_negatives`.
+    """
+    if options.window is not None or not is_bounded(options):
+        return None
+    top = options.skip_top
+
+    def drop(keys: np.ndarray, rows: np.ndarray, counts: Counter[str]) -> np.ndarray:
+        return np.hstack([keys[:, :top], _drop_above(keys[:, top:], options, weakest[rows], counts)])
+
+    return ScoreRule(drop, top + width)
 
 
 def score_limits(options: MarginOptions, weakest: np.ndarray) -> np.ndarray:
@@ -144,21 +159,25 @@ def select_negatives(
     if options.window is not None:
         last = _key_at(ranked, options.window - 1)
         ranges = [_drop(keys, keys > last[:, None], counts, "beyond_window") for keys in ranges]
-    if has_margin(options):
-        highest = score_limits(options, weakest)
-        ranges = [_drop(keys, unpack(keys)[1] >= highest[:, None], counts, "above_margin") for keys in ranges]
-    for rule, bound, beyond in (
-        ("above_max_score", options.max_score, np.greater),
-        ("below_min_score", options.min_score, np.less),
-    ):
-        if bound is not None:
-            ranges = [_drop(keys, beyond(unpack(keys)[1], np.float64(bound)), counts, rule) for keys in ranges]
+    ranges = [_drop_above(keys, options, weakest, counts) for keys in ranges]
+    if options.min_score is not None:
+        least = np.float64(options.min_score)
+        ranges = [_drop(keys, unpack(keys)[1] < least, counts, "below_min_score") for keys in ranges]
     if options.sample != "top":
         drawn = [_draw(keys, ids, options, width) for keys in ranges]
         ranges = [_drop(keys, ~some, counts, "not_drawn") for keys, some in zip(ranges, drawn, strict=True)]
     kept = np.concatenate([best(keys, width) for keys in ranges], axis=1)
     counts["kept"] += int((kept != EMPTY).sum())
     return kept
+
+
+def _drop_above(keys: np.ndarray, options: MineOptions, weakest: np.ndarray, counts: Counter[str]) -> np.ndarray:
+    if has_margin(options):
+        highest = score_limits(options, weakest)
+        keys = _drop(keys, unpack(keys)[1] >= highest[:, None], counts, "above_margin")
+    if options.max_score is not None:
+        keys = _drop(keys, unpack(keys)[1] > np.float64(options.max_score), counts, "above_max_score")
+    return keys
 
 
 def _draw(keys: np.ndarray, ids: np.ndarray, options: MineOptions, width: int) -> np.ndarray:
@@ -178,12 +197,20 @@ def _draw(keys: np.ndarray, ids: np.ndarray, options: MineOptions, width: int) -
 
 
 def rows_of_table(query_ids: pa.Array, keys: np.ndarray, schema: pa.Schema, *more: np.ndarray) -> pa.Table:
-    """Build rows of a negatives table from query ids [B], their keys [B, K], and additional scores `more` [B, K]."""
+    """Build rows of a negatives table from query ids [B], their keys [B, K], and additional scores `more` [B, K].
+
+    Raises InputError for a score that is not finite.
+    """
     label_ids, scores = unpack(keys)
     columns = [query_ids, matrix_array(label_ids, schema.field("label_ids").type.value_type)]
     for each in (scores, *more):
-        clipped = np.where(label_ids == PAD, -np.inf, np.clip(each, -_LARGEST_SCORE, _LARGEST_SCORE))
-        columns.append(matrix_array(clipped.astype(np.float16), pa.float16()))
+        for row, column in np.argwhere((label_ids != PAD) & ~np.isfinite(each))[:1]:
+            raise InputError(
+                f"query_id {query_ids[row]}, label {label_ids[row, column]}: the score is {each[row, column]}, not a "
+                "finite float32. The model is damaged, or its vectors are too large: use another checkpoint, or scale "
+                "the vectors to length 1."
+            )
+        columns.append(matrix_array(np.where(label_ids == PAD, -np.inf, each), pa.float32()))
     return pa.Table.from_arrays(columns, schema=schema)
 
 

@@ -85,7 +85,7 @@ def make_derived(
         make,
         beam_options,
         say or silent,
-        needs={"tables": rows.rows * 6 * plan.width},
+        needs={"tables": rows.rows * 8 * plan.width},
         urls=[rows.url, plan.out],
         reads=[table.shard_url(0) for table in plan.tables if table.shards],
     )

@@ -7,13 +7,14 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from pipelines.common.dumps import require_unused
 from pipelines.common.progress import Meter
 from pipelines.common.vectors import EmbeddedSource, equal_ranges
 from pipelines.mining.aliases import find_aliases
-from pipelines.mining.candidates import fetch_count
+from pipelines.mining.candidates import fetch_count, has_margin, make_rule
 from pipelines.mining.inputs import MineInputs
 from pipelines.mining.memory import BlockPlan, plan_blocks, sizes_of
 from pipelines.options import MineOptions
@@ -27,6 +28,7 @@ from schemas.storage import join
 from schemas.table import Table
 from search import index
 from search.candidates import MOST_LABELS
+from search.exclusions import ScoreRule
 from search.factory import AUTO
 from search.index import SearchParams
 
@@ -116,6 +118,15 @@ class MinePlan(BlockPlan):
         """Return the URL of one group's candidates for one shard; the file exists until the end of the pass."""
         folder = shard_name(group, len(self.groups), "group")
         return join(self.inputs.candidates_root, folder, self._shard_path(source_shard, "keys"))
+
+    @property
+    def scores_positives(self) -> bool:
+        """Whether positives are scored in all groups before the search: a margin needs a row's lowest positive."""
+        return has_margin(self.options) and not self.has_one_group
+
+    def rule(self, weakest: np.ndarray) -> ScoreRule | None:
+        """Return the rule about scores for a search; `weakest` [B]: the lowest scores of positives."""
+        return make_rule(self.options, weakest, self.width)
 
     @property
     def alias_url(self) -> str:

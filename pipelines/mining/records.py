@@ -113,10 +113,9 @@ def summarize(plan: MinePlan, source: EmbeddedSource) -> dict[str, Any]:
     audit = stack([Audit(*(each[name] for name in Audit._fields)) for each in arrays], plan.columns)
     quality = measure(np.concatenate([each["sampled"] for each in arrays]), audit)
     tuned = {block: params for each in facts for block, params in each["params"].items()}
-    for name in ("nprobe", "ef_search", "refine"):
-        values = [params[name] for params in tuned.values()]
-        if any(value is not None for value in values):
-            quality[name] = {"least": min(values), "most": max(values)}
+    for name in ("nprobe", "ef_search", "refine", "recall"):
+        if values := [params[name] for params in tuned.values() if params[name] is not None]:
+            quality["index_recall" if name == "recall" else name] = {"least": min(values), "most": max(values)}
     return {
         "shards": entries,
         "counters": Counter({name: sum(each["counters"][name] for each in facts) for name in facts[0]["counters"]}),

@@ -34,6 +34,7 @@ from pipelines.mining.audit import (
 from pipelines.mining.candidates import Chunks, has_margin, read_chunk, rows_of_table, select_negatives, write_chunks
 from pipelines.mining.plan import REMEDY, MinePlan, SourceShard, Task
 from pipelines.mining.records import read_record, write_record
+from schemas import storage
 from schemas.errors import TableError
 from schemas.layout import shard_name
 from schemas.manifest import Shard
@@ -43,14 +44,14 @@ from schemas.sizes import with_room
 from schemas.storage import join
 from schemas.table import rechunk
 from search.block import Block, configure_faiss
-from search.candidates import EMPTY, merge
-from search.exclusions import Exclusions, Subbatches, positive_scores, start_search
-from search.index import SearchParams, build, read_index, set_params, tune, write_index
+from search.candidates import EMPTY
+from search.exclusions import Exclusions, ScoreRule, Subbatches, merge_passed, positive_scores, start_search
+from search.index import SearchParams, build, read_index, require_recall, set_params, tune, write_index
 from search.nearest import CPU, find_device
 
 _TUNING_QUERIES = 512
 _SUBBATCH = 512  # queries that a thread searches at a time: enough queries that many use the same inverted lists
-INDEX, SEARCH, MERGE = "index vectors", "search", "merge"  # steps
+INDEX, POSITIVES, SEARCH, MERGE = "index vectors", "score positives", "search", "merge"  # steps
 DROPS = (
     *("positives_dropped", "filtered_dropped", "same_text_dropped", "skipped_top", "beyond_window"),
     *("above_margin", "above_max_score", "below_min_score", "not_drawn"),
@@ -58,7 +59,8 @@ DROPS = (
 # Runners may give a worker process several threads; the planned memory suffices for one work item at a time.
 _TASK_LOCK = threading.Lock()
 T = TypeVar("T")
-AuditedQueries = tuple[np.ndarray, Exclusions]  # queries of a batch's audited rows, and the labels to drop
+# Queries of a batch's audited rows, the labels to drop, and the weakest positive of each row.
+AuditedQueries = tuple[np.ndarray, Exclusions, np.ndarray]
 # Query ids [B], keys [B, F] by label range, weakest positive [B].
 CandidateRows = tuple[pa.Array, list[np.ndarray], np.ndarray]
 
@@ -116,6 +118,25 @@ def search_group(task: Task, plan: MinePlan) -> Iterator[tuple[SourceShard, Grou
         release_memory()
 
 
+def score_group(task: Task, plan: MinePlan) -> None:
+    """Write the lowest score among each row's positives in a group, which a margin needs before the search.
+
+    Raises TableError, StorageError.
+    """
+    group, _, source_shards = task
+    with _TASK_LOCK:
+        how = plan.dimension, plan.inputs.drop_bias
+        bounds = plan.bounds[slice(*plan.groups[group])]
+        blocks = [Block(start, read_block(plan.inputs.vectors, start, stop, *how)) for start, stop in bounds]
+        for source_shard in source_shards:
+            weakest = np.full(plan.rows([source_shard]), np.inf, np.float32)
+            for batch in _batches(plan, source_shard, weakest, blocks):
+                plan.meter.count(POSITIVES, len(batch.queries))
+            storage.write_sealed(f"{plan.candidates_url(source_shard, group)}.weakest", weakest.tobytes())
+        del blocks
+        release_memory()
+
+
 def merge_shard(element: tuple[SourceShard, Iterable[GroupCandidates]], plan: MinePlan) -> None:
     """Write a shard of a table and its record from ((source, shard), candidates of each group)."""
     with _TASK_LOCK:
@@ -141,8 +162,11 @@ def load_block(plan: MinePlan, number: int, profile: Profile, keep: bool = False
         block = replace(exact, index=build(plan.factory, vectors, plan.options.seed))
     with profile.stage("tune"):
         tuned = _tune(plan, block)
-    if plan.by_cost and not plan.factory.saves_time(len(vectors), plan.fetch, tuned.nprobe, plan.dimension):
+    target = plan.options.target_recall
+    saves_time = plan.factory.saves_time(len(vectors), plan.fetch, tuned.nprobe, plan.dimension)
+    if plan.by_cost and (not saves_time or (tuned.recall or 0.0) < target):
         block, tuned = block.exact, SearchParams()
+    require_recall(plan.factory, tuned, target, fixed=plan.params)
     set_params(block.index, tuned)
     plan.meter.count(INDEX, stop - start)
     loaded = LoadedBlock(number, block, tuned)
@@ -213,8 +237,9 @@ def _finish(plan: MinePlan, source_shard: SourceShard, candidates: Iterable[Grou
     with profile.stage("merge"):
         if isinstance(written, Chunks):
             ids = rechunk(source.queries.batches_of(shard, [source.queries.id_column]), plan.batch)
+            weakest = _read_weakest(plan, source_shard)
             chunks = (
-                (some.column(0).combine_chunks(), *_merge_chunk(plan, source_shard, groups, number))
+                (some.column(0).combine_chunks(), *_merge_chunk(plan, source_shard, groups, number, weakest))
                 for number, some in enumerate(ids)
             )
             written = _write_shard(plan, source_shard, chunks, counts)
@@ -238,13 +263,9 @@ def funnel(counts: Counter[str]) -> dict[str, int]:
 def _tune(plan: MinePlan, block: Block) -> SearchParams:
     if block.index is None:
         return SearchParams()
-    lossy, fixed = plan.factory.lossy, plan.params
-    level = fixed.nprobe if plan.factory.lists else fixed.ef_search
-    if level is not None and (fixed.refine or not lossy):
-        return fixed
     queries = plan.inputs.sources[0].sample_queries(_TUNING_QUERIES, plan.options.seed, plan.dimension)
     queries = queries[:_TUNING_QUERIES]
-    return tune(block, fixed, lossy, queries, plan.fetch, plan.options.target_recall)
+    return tune(block, plan.params, plan.factory.lossy, queries, plan.fetch, plan.options.target_recall)
 
 
 def _search_shard(
@@ -261,18 +282,20 @@ def _search_shard(
         else:
             url = plan.candidates_url(source_shard, group)
             size = int(plan.rows([source_shard]) * plan.candidate_bytes(group))
-            packed = ((np.stack(keys), weakest if has_margin(plan.options) else None) for _, keys, weakest in rows)
+            packed = (np.stack(keys) for _, keys, _ in rows)
             with with_room(url, "candidates", size, REMEDY):
                 content = write_chunks(url, blocks[0].block.start, packed)
             plan.meter.count(SEARCH, 0, content.edges[-1])
     # Exact search costs as much for a few rows as for a hundred, so the audited rows are searched together.
-    queries = np.concatenate([np.empty((0, plan.dimension), np.float32), *(some for some, _ in held)])
-    exclusions = reduce(Exclusions.concat, (some for _, some in held), Exclusions.empty())
+    queries = np.concatenate([np.empty((0, plan.dimension), np.float32), *(some for some, _, _ in held)])
+    exclusions = reduce(Exclusions.concat, (some for _, some, _ in held), Exclusions.empty())
+    weakest = np.concatenate([np.empty(0, np.float32), *(some for _, _, some in held)])
     some_rows = np.split(np.arange(len(queries)), range(plan.batch, len(queries), plan.batch))
 
     def audit(each: LoadedBlock) -> Iterator[Audit]:
         return each.subbatches.run(
-            lambda some: audit_block(each.block, queries[some], exclusions.take(some), plan.fetch), some_rows
+            lambda at: audit_block(each.block, queries[at], exclusions.take(at), plan.fetch, plan.rule(weakest[at])),
+            some_rows,
         )
 
     audits = [audit(each) for each in blocks]
@@ -282,7 +305,8 @@ def _search_shard(
         with profile.stage("audit"):
             for each, parts in zip(blocks, audits, strict=True):
                 by_range.setdefault(plan.range_of[each.number], []).append(stack(list(parts), plan.fetch))
-        merged = {of: merge_audits(some, plan.fetch) for of, some in by_range.items()}
+        rule = plan.rule(weakest)
+        merged = {of: merge_audits(some, plan.fetch, rule) for of, some in by_range.items()}
         tuned = {each.number: each.params for each in blocks}
         return GroupCandidates(group, content, counts, merged, tuned, profile)
 
@@ -298,36 +322,60 @@ def _search_batches(
 ) -> Iterator[CandidateRows]:
     """Search a shard, reading its batches once for all blocks; append the queries of audited rows to `held`."""
     plan.meter.start(SEARCH)
-    audited = _sampled_rows(plan, source_shard)
+    audited, known = _sampled_rows(plan, source_shard), _read_weakest(plan, source_shard)
+    scored = [each.block for each in blocks] if has_margin(plan.options) and plan.has_one_group else []
     searches = (
-        (batch, each, start_search(each.block, *batch[2:], plan.fetch, counts, each.params.factor, each.subbatches))
-        for batch in _batches(plan, source_shard)
+        (
+            batch,
+            rule,
+            each,
+            start_search(each.block, *batch[2:4], plan.fetch, counts, each.params.factor, each.subbatches, rule),
+        )
+        for batch in _batches(plan, source_shard, known, scored)
+        for rule in [plan.rule(batch.weakest)]
         for each in blocks
     )
     ranges: dict[int, np.ndarray] = {}
-    for batch, each, wait in _look_ahead(searches):
+    for batch, rule, each, wait in _look_ahead(searches):
         if each is blocks[0]:
-            ranges, weakest = {}, np.full(len(batch.queries), np.inf, np.float32)
-        _merge_range(ranges, plan.range_of[each.number], wait(), plan.fetch)
-        if has_margin(plan.options):
-            np.minimum.at(weakest, *positive_scores(each.block, batch.queries, batch.exclusions))
+            ranges = {}
+        _merge_range(ranges, plan.range_of[each.number], wait(), plan.fetch, rule)
         plan.meter.count(SEARCH, len(batch.queries))
         if each is blocks[-1]:
-            yield batch.ids, list(ranges.values()), weakest
+            yield batch.ids, list(ranges.values()), batch.weakest
             rows = _within(audited, batch.first, len(batch.queries))
-            held.append((batch.queries[rows], batch.exclusions.take(rows)))
+            held.append((batch.queries[rows], batch.exclusions.take(rows), batch.weakest[rows]))
 
 
-def _batches(plan: MinePlan, source_shard: SourceShard) -> Iterator[QueryBatch]:
-    """Read a shard in batches with the labels to exclude, including labels that share their text with a positive."""
+def _read_weakest(plan: MinePlan, source_shard: SourceShard) -> np.ndarray:
+    """Return the lowest score among each row's positives, float32 [rows]; infinity if the search needs no scores."""
+    weakest = np.full(plan.rows([source_shard]), np.inf, np.float32)
+    if plan.scores_positives:
+        for group in range(len(plan.groups)):
+            content = storage.read_sealed(f"{plan.candidates_url(source_shard, group)}.weakest", "Mine again.")
+            np.minimum(weakest, np.frombuffer(content, np.float32), out=weakest)
+    return weakest
+
+
+def _batches(
+    plan: MinePlan, source_shard: SourceShard, weakest: np.ndarray, blocks: Sequence[Block]
+) -> Iterator[QueryBatch]:
+    """Read a shard in batches with the labels to exclude, including labels that share their text with a positive.
+
+    `weakest` float32 [rows] is the lowest score among each row's positives, lowered here by positives in `blocks`.
+    """
     for batch in plan.sources[source_shard[0]].batches(source_shard[1], plan.batch, plan.dimension):
+        lowest = weakest[batch.first :][: len(batch.queries)]
+        for block in blocks:
+            np.minimum.at(lowest, *positive_scores(block, batch.queries, batch.exclusions))
         aliases = read_aliases(plan.alias_url) if plan.aliases else None
-        yield batch._replace(exclusions=aliases.add_to(batch.exclusions)) if aliases else batch
+        exclusions = aliases.add_to(batch.exclusions) if aliases else batch.exclusions
+        yield batch._replace(exclusions=exclusions, weakest=lowest)
 
 
-def _merge_range(ranges: dict[int, np.ndarray], of: int, keys: np.ndarray, fetch: int) -> None:
+def _merge_range(ranges: dict[int, np.ndarray], of: int, keys: np.ndarray, fetch: int, rule: ScoreRule | None) -> None:
     """Merge keys [B, F] of label range `of` into the keys of `ranges`."""
-    ranges[of] = merge([ranges[of], keys], fetch) if of in ranges else keys
+    ranges[of] = merge_passed([ranges[of], keys], fetch, rule) if of in ranges else keys
 
 
 def _look_ahead(items: Iterable[T]) -> Iterator[T]:
@@ -367,37 +415,35 @@ def _write_shard(
 
 
 def _merge_chunk(
-    plan: MinePlan, source_shard: SourceShard, groups: list[GroupCandidates], number: int
+    plan: MinePlan, source_shard: SourceShard, groups: list[GroupCandidates], number: int, weakest: np.ndarray
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """Return, for one chunk, the keys [B, F] of each label range and the lowest positive scores [B].
 
     The candidates of at most two groups are in memory at a time.
     """
     ranges: dict[int, np.ndarray] = {}
-    weakest = np.array(np.inf, np.float32)
+    weakest = weakest[number * plan.batch :][: plan.batch]
+    rule = plan.rule(weakest)
     for offer in groups:
         assert isinstance(offer.content, Chunks)
         first, stop = plan.groups[offer.group]
         start = plan.bounds[first][0]
-        keys, lowest = read_chunk(plan.candidates_url(source_shard, offer.group), offer.content, number, start)
+        keys = read_chunk(plan.candidates_url(source_shard, offer.group), offer.content, number, start)
         for of, some in zip(dict.fromkeys(plan.range_of[first:stop]), keys, strict=True):
-            _merge_range(ranges, of, some, plan.fetch)
-        if lowest is not None:
-            weakest = np.minimum(weakest, lowest)
+            _merge_range(ranges, of, some, plan.fetch, rule)
     return list(ranges.values()), weakest
 
 
 def _exact_rows(plan: MinePlan, groups: list[GroupCandidates], ids: np.ndarray) -> Audit:
     """Return the exact search results for the table's sampled rows, which have the query ids `ids` [S]."""
+    whole = merge_audits([audit for offer in groups for audit in offer.audits.values()], plan.fetch)
+    weakest = weakest_positives(len(ids), whole)
+    rule = plan.rule(weakest)
     by_range = [
-        merge_audits([offer.audits[of] for offer in groups if of in offer.audits], plan.fetch)
+        merge_audits([offer.audits[of] for offer in groups if of in offer.audits], plan.fetch, rule).exact
         for of in range(plan.options.ranges)
     ]
-    whole = merge_audits(by_range, plan.fetch)
-    weakest = weakest_positives(len(ids), whole)
-    return whole._replace(
-        exact=select_negatives(ids, [audit.exact for audit in by_range], weakest, plan.options, plan.width)
-    )
+    return whole._replace(exact=select_negatives(ids, by_range, weakest, plan.options, plan.width))
 
 
 def _sampled_rows(plan: MinePlan, source_shard: SourceShard) -> np.ndarray:

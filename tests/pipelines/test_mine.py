@@ -193,24 +193,19 @@ def test_passes_and_groups_change_no_byte(tmp_path, index):
 @given(
     keys=npst.arrays(np.uint64, npst.array_shapes(min_dims=3, max_dims=3, max_side=5)),
     start=st.integers(0, 2**32 - 1),
-    with_margin=st.booleans(),
 )
-def test_packing_loses_nothing(keys, start, with_margin):
-    weakest = np.append(np.arange(keys.shape[1] - 1), np.inf).astype(np.float32) if with_margin else None
-    again, margin = unpack_chunk(pack_chunk(keys, start, weakest), keys.shape, start)
-    assert (again == keys).all()
-    assert (margin is None) is (weakest is None)
-    assert margin is None or margin.tobytes() == weakest.tobytes()
+def test_packing_loses_nothing(keys, start):
+    assert (unpack_chunk(pack_chunk(keys, start), keys.shape, start) == keys).all()
 
 
 def test_damaged_candidates_are_named(tmp_path):
     url, keys = str(tmp_path / "keys"), np.arange(24, dtype=np.uint64).reshape(1, 4, 6)
-    chunks = write_chunks(url, 0, [(keys, None), (keys[:, :1], None)])
-    assert (read_chunk(url, chunks, 1, 0)[0] == keys[:, :1]).all()
+    chunks = write_chunks(url, 0, [keys, keys[:, :1]])
+    assert (read_chunk(url, chunks, 1, 0) == keys[:, :1]).all()
     content = bytearray(Path(url).read_bytes())
     content[-1] ^= 1
     Path(url).write_bytes(content)
-    assert (read_chunk(url, chunks, 0, 0)[0] == keys).all()
+    assert (read_chunk(url, chunks, 0, 0) == keys).all()
     with pytest.raises(StorageError, match=r"keys after \d attempt.*are damaged"):
         read_chunk(url, chunks, 1, 0)
     Path(url).unlink()
@@ -254,7 +249,8 @@ def test_recall_and_scores_are_measured_truthfully(tmp_path):
     """The audit of all rows equals figures computed here from the table and brute force."""
     world = random_world(str(tmp_path), rows=200, labels=300, dimension=8, width=10)
     world.write_dump()
-    manifest = mine(world.data, world.run, options=MineOptions(index="IVF20,Flat", nprobe=2, block_rows=150))["queries"]
+    options = MineOptions(index="IVF20,Flat", nprobe=2, block_rows=150, target_recall=0.1)
+    manifest = mine(world.data, world.run, options=options)["queries"]
     _, label_ids, _ = read_negatives(world.layout.negatives(5, "queries"), manifest)
     scores = world.scores("queries")
     expected = brute_force(scores, world.excluded("queries"), 10)
@@ -281,7 +277,7 @@ def test_recall_and_scores_are_measured_truthfully(tmp_path):
 def test_a_sample_measures_about_what_all_rows_do(tmp_path):
     world = random_world(str(tmp_path), rows=600, labels=200, dimension=8, width=10)
     world.write_dump()
-    options = MineOptions(index="IVF16,Flat", nprobe=2, audit_queries=200)
+    options = MineOptions(index="IVF16,Flat", nprobe=2, audit_queries=200, target_recall=0.1)
     sampled = mine(world.data, world.run, options=options)["queries"].quality
     storage.remove(world.layout.negatives_root, recursive=True)
     whole = mine(world.data, world.run, options=options.model_copy(update={"audit_queries": 600}))["queries"].quality

@@ -6,7 +6,7 @@ rescore the points that the index finds. Without an index, all embeddings are re
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +20,7 @@ from schemas.layout import DataLayout
 from schemas.manifest import Shard, describe_file, find_shard, verify_shard
 from schemas.mapped import MappedFile, ScratchFile
 from schemas.ragged import Ragged, SparseRows
-from schemas.shard_files.parquet import list_array, list_column, matrix_column, write_shard
+from schemas.shard_files.parquet import list_array, list_column, write_shard
 from schemas.sizes import say_bytes
 from schemas.storage import join
 from schemas.table import Table
@@ -38,13 +38,12 @@ if TYPE_CHECKING:
     from trainer.model import Model
 
 FOLDER = "memory"
-VECTORS, INDEX = f"{FOLDER}/vectors.float16", f"{FOLDER}/index.faiss"  # memories from earlier versions lack both files
+VECTORS, INDEX = f"{FOLDER}/vectors.float16", f"{FOLDER}/index.faiss"
 FACTS = "memory"  # parameter of the manifest that lists the files
-TRAINED = "memory_trained"  # parameter in earlier versions: number of points that the run was trained on
 BUDGET = 4 << 30  # bytes in memory
 ROWS_A_FILE = 1 << 20
 TARGET_RECALL = 0.95
-TUNED = 512  # number of queries to tune an index on; recall is measured on up to 2 * TUNED other queries
+TUNED = 512  # an index is tuned, and its recall measured, on up to 3 * TUNED queries
 _GROUP_ROWS = 1 << 14
 _LABEL_BYTES, _OFFSET_BYTES = 4, 8
 _SEED = 0
@@ -155,30 +154,32 @@ class Memory:
     def indexed(self, queries: Any, budget: int = BUDGET) -> "Memory":
         """Return this memory with an index, tuned on `queries` [S, D or more] that are not points of the memory.
 
-        Returns a memory without an index if exact search is cheaper and fits into `budget`.
+        Returns a memory without an index if exact search fits into `budget`, and is cheaper or the index finds too
+        little. Raises InputError if the index finds too little, and exact search does not fit.
         """
         rows = self._unit(queries)
         if self.factory.exact or not len(rows):
             return replace(self, factory=_EXACT)._measure(queries)
-        from search.block import Block, configure_faiss, search_exactly
-        from search.candidates import unpack
-        from search.index import SearchParams, build, measure_recall, set_params, tune
+        from search.block import Block, configure_faiss
+        from search.index import SearchParams, build, set_params, tune
 
         configure_faiss(None)
         block = Block(0, self.vectors, build(self.factory, self.vectors, _SEED))
-        params = tune(block, SearchParams(), self.factory.lossy, rows[:TUNED], NEIGHBOURS, TARGET_RECALL)
-        exact = replace(self, factory=_EXACT)
-        if (
-            not self.factory.saves_time(len(self.vectors), NEIGHBOURS, params.nprobe, self._wide)
-            and exact.bytes <= budget
-        ):
+        params = tune(block, SearchParams(), self.factory.lossy, rows[: 3 * TUNED], NEIGHBOURS, TARGET_RECALL)
+        exact, recall = replace(self, factory=_EXACT), params.recall or 0.0
+        cheaper = self.factory.saves_time(len(self.vectors), NEIGHBOURS, params.nprobe, self._wide)
+        if exact.bytes <= budget and not (cheaper and recall >= TARGET_RECALL):
             return exact._measure(queries)
-        others = slice(TUNED, 3 * TUNED) if len(rows) >= 2 * TUNED else slice(None)
-        nearest, _ = unpack(search_exactly(block, rows[others], self._voters))
-        share = measure_recall(block, params, rows[others], nearest, self._voters)
+        if recall < TARGET_RECALL:
+            raise InputError(
+                f"memory: index {self.factory.spec} finds {recall:.4f} of the nearest points of sampled queries, "
+                f"expected {TARGET_RECALL}: its PQ codes are too coarse. Give "
+                f"--memory {say_bytes(1.05 * exact.bytes).replace(' ', '')} for exact search of these points, or a "
+                "smaller --memory for fewer points."
+            )
         set_params(block.index, params)
-        measured = {"nprobe": params.nprobe, "recall": round(share, 4)}
-        return replace(self, index=block.index, refine=params.factor, measured=measured)._measure(queries[others])
+        measured = {"nprobe": params.nprobe, "recall": round(recall, 4)}
+        return replace(self, index=block.index, refine=params.factor, measured=measured)._measure(queries)
 
     def extended(self, whole: "Memory") -> "Memory":
         """Return the memory `whole`, which starts with this memory's points, with this memory's index."""
@@ -199,17 +200,10 @@ class Memory:
         tables = [n for n, p in enumerate(files) if p.startswith(f"{FOLDER}/") and p not in (VECTORS, INDEX)]
         if not tables:
             return None
-
-        def column(name: str, read: Callable[[pa.Table, str], Any]) -> Iterator[Any]:
-            return (read(rows, name) for number in tables for rows in table.batches_of(number))
-
-        facts, file, index = table.parameters.get(FACTS) or {}, None, None
-        if VECTORS in files:
-            vectors, file = _open(table.url, files[VECTORS])
-        else:  # earlier versions kept labels and vectors in one table
-            vectors = _mapped(column("vector", matrix_column))
-        labels = _join(column("label_ids", list_column))
-        factory = Factory(facts.get("index", EXACT))
+        facts: dict[str, Any] = table.parameters.get(FACTS) or {}
+        vectors, file = _open(table.url, files[VECTORS])
+        labels = _join(list_column(rows, "label_ids") for number in tables for rows in table.batches_of(number))
+        factory, index = Factory(facts.get("index", EXACT)), None
         if INDEX in files:
             from search.block import configure_faiss
             from search.index import read_index, truncate
@@ -221,7 +215,7 @@ class Memory:
             raise TableError(
                 f"{table.url}: the labels, vectors and index of this memory are inconsistent. Fit the fusion again."
             )
-        count = int(facts.get("trained", table.parameters.get(TRAINED, rows)))
+        count = int(facts["trained"])
         measured = facts.get("measured", {})
         memory = cls(vectors, labels, count, factory, index, facts.get("refine", 1), measured, file=file, coded=coded)
         if coded and index is None:

@@ -164,7 +164,7 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
         target = Target(url, options.dtype, Path(scratch), plan.earlier)
         rows_of = _rows_to_score(model, layout, checkpoint, recipe, options.scores)
         written, serving = _write_serving(plan, model, converted, rows_of, target)
-        index_shards, index = _write_index(plan, serving, url)
+        index_shards, index = _write_index(plan, serving, url, say)
         thresholds = _measure_thresholds(plan, serving, say)
         agreement = converted[0].compare(serving, say) if converted else {}
     if serving.fused is not None and serving.fused.scorers.memory is not None:
@@ -342,7 +342,7 @@ def _write_keys(data: DataLayout, training_data: Data, points: int, out: str) ->
     return in_folder(POINTS, shard.entry)
 
 
-def _write_index(plan: _Plan, serving: Serving, out: str) -> tuple[list[Shard], dict[str, Any] | None]:
+def _write_index(plan: _Plan, serving: Serving, out: str, say: Say) -> tuple[list[Shard], dict[str, Any] | None]:
     """Write an index if the options request it; return the index files and the facts needed to open the files."""
     earlier = _earlier_index(plan.earlier)
     spec = choose_index(plan.options.index, len(serving.vectors))
@@ -356,6 +356,11 @@ def _write_index(plan: _Plan, serving: Serving, out: str) -> tuple[list[Shard], 
     width = DEPTH if serving.fused is None else serving.fused.shortlist
     recall = plan.options.target_recall
     shards, facts = write_indexes(spec, serving.vectors, queries, width, recall, join(out, INDEX), earlier)
+    found = min(
+        (effort["recall"] for effort in facts["efforts"] if effort and effort["recall"] is not None), default=None
+    )
+    said = "not measured: there are no training queries" if found is None else f"{found:.4f}"
+    say(f"index {spec}: recall {said} of the best {width} labels of {len(queries):,} training queries")
     return [shard if shard.view else in_folder(INDEX, shard) for shard in shards], facts
 
 

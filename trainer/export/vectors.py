@@ -151,11 +151,11 @@ def write_indexes(
     """Write indexes under `url`, tuned on `queries` [S, D] to recall `target` at `width`; return what opening needs.
 
     A range after the first gets no index if the range is small enough for exact search. Indexes of `earlier` are
-    updated if rows have changed. Raises InputError if `spec` is not a factory string, or if there are too few vectors
-    for the index.
+    updated if rows have changed, and built anew if their recall is too low now. Raises InputError if `spec` is not a
+    factory string, if there are too few vectors for the index, or if its recall is below the target.
     """
     from search.block import Block, configure_faiss, pad_vectors
-    from search.index import SearchParams, build, tune, write_index
+    from search.index import SearchParams, build, require_recall, tune, write_index
 
     configure_faiss(None)
     factory = Factory.parse(spec)
@@ -175,7 +175,12 @@ def write_indexes(
             continue
         index, count, entry = updated or (build(factory, wide, _SEED), 0, None)
         block = Block(start, wide, index)
-        efforts.append(asdict(tune(block, SearchParams(), factory.lossy, sampled, width, target)))
+        params = tune(block, SearchParams(), factory.lossy, sampled, width, target)
+        if updated is not None and params.recall is not None and params.recall < target:
+            count, entry, block = 0, None, Block(start, wide, build(factory, wide, _SEED))
+            params = tune(block, SearchParams(), factory.lossy, sampled, width, target)
+        require_recall(factory, params, target)
+        efforts.append(asdict(params))
         moved.append(count)
         shards.append(entry or write_index(url, shard_name(number, len(vectors.ranges), "faiss"), block))
     facts = {"factory": factory.spec, "metric": "inner product", "columns": columns, "efforts": efforts}

@@ -21,7 +21,7 @@ import torch
 from schemas import PAD
 from schemas.ragged import Ragged
 from search.candidates import best, merge, pack, unpack
-from search.factory import AUTO
+from search.factory import AUTO, Factory, choose
 from trainer.group import Group
 from trainer.negatives.base import MIPS, NegativeSource, Sampled, SourceContext
 from trainer.negatives.candidates import restrict_to_labels
@@ -43,8 +43,9 @@ _QUERIES = 512  # queries whose scores are in memory at a time
 class CopiedIndex(NegativeSource):
     """Index of a rank's labels, built when first used; a search finds `width` labels per query.
 
-    `kind`: a recipe's `refresh.index`. The index is rebuilt every `every` steps, and a new index is used
-    `lag` steps after its vectors were copied.
+    `kind`: a recipe's `refresh.index`, tuned to TARGET_RECALL: the run's first index must reach this recall, a later
+    index is only measured. The index is rebuilt every `every` steps, and a new index is used `lag` steps after its
+    vectors were copied.
     """
 
     name = "in-trainer"
@@ -62,17 +63,22 @@ class CopiedIndex(NegativeSource):
         self._current = self._next = None
 
     def figures(self) -> dict[str, float]:
-        """Return the age, in steps, of the copy of the vectors that the last step searched."""
-        return {"index_age": self._age - 1} if self._current else {}
+        """Return the age, in steps, of the copy of the vectors that the last step searched, and the index's recall."""
+        recall = self._current[1].recall if self._current else None
+        figures = {"index_age": float(self._age - 1)} if self._current else {}
+        return figures | ({} if recall is None else {"index_recall": recall})
 
     def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled:
         """Return the best labels [B, K] over all ranks for the queries x [B, D], without positives."""
         from search.block import pad_vectors
         from search.exclusions import Exclusions, start_search
+        from search.index import require_recall
 
         assert x is not None
         queries = x.cpu().numpy()
         block, params = self._index(queries)
+        if (batch.epoch, batch.step) == (self.first_epoch, 0):  # a run that goes on keeps going
+            require_recall(self._factory(len(block.vectors)), params, TARGET_RECALL, None)
         positives = Ragged(batch.positives, batch.positive_offsets)
         exclusions = Exclusions(positives, Ragged.empty(len(batch)), Ragged.empty(len(batch)))
         queries = pad_vectors(queries, block.vectors.shape[1])
@@ -94,6 +100,10 @@ class CopiedIndex(NegativeSource):
         self._age += 1
         return self._current
 
+    def _factory(self, rows: int) -> Factory:
+        """Return the index for `rows` vectors."""
+        return choose(f"IVF{max(1, int(rows**0.5))},Flat" if self._kind == MIPS else self._kind, rows)
+
     def _copy(self) -> np.ndarray:
         """Return a float32 copy [n, D] of the current vectors."""
         return self._vectors.vectors.to("cpu", torch.float32, copy=True).numpy()
@@ -101,21 +111,19 @@ class CopiedIndex(NegativeSource):
     def _build(self, vectors: np.ndarray, queries: np.ndarray) -> "tuple[Block, SearchParams]":
         """Index the `vectors` [n, D] float32 of the rank's labels; no other code may change the array."""
         from search.block import Block, configure_faiss, pad_vectors
-        from search.factory import choose
         from search.index import SearchParams, build, set_params, tune
 
         configure_faiss(None)
-        rows, start, kind = len(vectors), self._vectors.start, self._kind
-        spec = f"IVF{max(1, int(rows**0.5))},Flat" if kind == MIPS else kind
-        factory = choose(spec, rows)
+        rows, start, factory = len(vectors), self._vectors.start, self._factory(len(vectors))
         vectors = pad_vectors(vectors, factory.dimension(vectors.shape[1]))
         block = Block(start, vectors, build(factory, vectors, self._seed), str(self._vectors.vectors.device))
         wide = pad_vectors(queries, vectors.shape[1])
-        if kind == MIPS:
-            params = SearchParams(nprobe=min(PROBED, factory.lists))
-        else:
-            params = tune(block, SearchParams(), factory.lossy, wide, self._width, TARGET_RECALL)
-        if kind == AUTO and not factory.saves_time(rows, self._width, params.nprobe, vectors.shape[1]):
+        fixed = [SearchParams(nprobe=min(PROBED, factory.lists))] if self._kind == MIPS else []
+        for each in (*fixed, SearchParams()):  # more lists than the paper's only where its lists find too little
+            params = tune(block, each, factory.lossy, wide, self._width, TARGET_RECALL)
+            if params.recall is None or params.recall >= TARGET_RECALL:
+                break
+        if self._kind == AUTO and not factory.saves_time(rows, self._width, params.nprobe, vectors.shape[1]):
             return replace(block, index=None), SearchParams()
         set_params(block.index, params)
         return block, params

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipelines.common.vectors import equal_ranges
 from pipelines.mine import MineOptions, mine
 from pipelines.mining.aliases import find_aliases, near, normalized, read_aliases
-from pipelines.mining.candidates import select_negatives
+from pipelines.mining.candidates import is_bounded, select_negatives
 from pipelines.mining.steps import DROPS
 from schemas import storage
 from schemas.errors import InputError
@@ -26,7 +26,7 @@ from schemas.randomness import Purpose
 from schemas.storage import join
 from schemas.table import Table
 from search.candidates import pack, unpack
-from search.exclusions import Exclusions
+from search.exclusions import DEEPEST, Exclusions
 from tests.command import call, refused
 from tests.pipelines.mining.world import World, apart, brute_force, random_rows, random_world, read_negatives
 
@@ -214,7 +214,7 @@ def perhaps(strategy: st.SearchStrategy) -> st.SearchStrategy:
             "seed": st.sampled_from([0, 7, 2**62]),
         }
     ),
-    more=st.integers(0, 9),
+    more=perhaps(st.integers(0, 9)),
     cut=st.fixed_dictionaries(
         {
             "block_rows": st.integers(1, 30),
@@ -223,17 +223,34 @@ def perhaps(strategy: st.SearchStrategy) -> st.SearchStrategy:
         }
     ),
     together=st.integers(1, 3),
+    shallow=st.booleans(),
 )
-def test_all_rules_together_give_what_brute_force_does(tmp_path, seed, labels, choice, more, cut, together):
+def test_all_rules_together_give_what_brute_force_does(
+    tmp_path, monkeypatch, seed, labels, choice, more, cut, together, shallow
+):
+    """Also without a window, where score limits leave rows short; `shallow`: with a bound of a few ranks of a block."""
     shutil.rmtree(tmp_path, ignore_errors=True)
+    monkeypatch.setattr("search.exclusions.DEEPEST", 12 if shallow else DEEPEST)
     world = random_choice_world(str(tmp_path), seed, labels)
-    window = choice["skip_top"] + choice["width"] + more  # without one, bounds may leave a row short
+    if more is None:
+        choice["sample"] = "top"  # a draw needs a window
+    window = None if more is None else choice["skip_top"] + choice["width"] + more
     temperature = 3.0 if choice["sample"] == "softmax" else None
     options = check(MineOptions, {**choice, **cut, "window": window, "temperature": temperature, "index": "exact"})
     made = tables(world, **apart(world, options, together).model_dump(exclude={"out"}))
     assert sorted(made) == ["labels", "queries"]
+    fetched = max(12, options.skip_top + 2 * options.width)
     for source, (label_ids, manifest) in made.items():
-        assert label_ids.tolist() == chosen(world, source, options).tolist()
+        expected = chosen(world, source, options)
+        if shallow and window is None and is_bounded(options):
+            within = chosen(world, source, options.model_copy(update={"window": fetched}))
+            allowed = chosen(world, source, options.model_copy(update={"width": labels}))
+            for got, least, most in zip(label_ids, within, allowed, strict=True):
+                assert {*least} <= {*got} | {-1} <= {*most} | {-1}
+            assert manifest.parameters["blocks"] > 1 or label_ids.tolist() == within.tolist()
+        else:
+            assert label_ids.tolist() == expected.tolist()
+        assert manifest.counters["padded_rows"] == (label_ids < 0).any(axis=1).sum()
         assert manifest.quality["recall_at_k"] in (1.0, None)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import faiss
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
@@ -19,7 +18,6 @@ from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.manifest import Manifest, publish
 from schemas.ragged import Ragged
-from schemas.shard_files.parquet import list_array, matrix_array, write_shard
 from schemas.table import Table
 from search import block
 from search.factory import Factory
@@ -235,23 +233,6 @@ def test_points_that_were_held_out_are_left_out_where_they_are_asked_for(spec: s
     of_trained = read(memory, str(tmp_path / "out"), trained=True)
     assert len(of_trained.vectors) == of_trained.labels.rows == memory.trained
     assert 0 <= of_trained.nearest(x)[1].min() <= of_trained.nearest(x)[1].max() < memory.trained
-
-
-def test_a_memory_of_an_earlier_version_is_read(data: SmallData, model: Model, tmp_path: Path) -> None:
-    """It kept vectors and labels in one table, and the number of points that the run trained on by another name."""
-    memory, x, url = Memory.build(model, data.layout, Data()), embedded(data, model, "test"), str(tmp_path / "out")
-    columns = {
-        "vector": matrix_array(memory.vectors, pa.float16()),
-        "label_ids": list_array(memory.labels.entries, memory.labels.offsets, pa.int64()),
-    }
-    shard = write_shard(f"{url}/memory", 0, 1, pa.table(columns), 64)
-    shards = (shard.model_copy(update={"path": f"memory/{shard.path}"}),)
-    table = Table(url, publish(url, Manifest(kind="fusion", shards=shards, parameters={"memory_trained": 120})))
-    again, of_trained = Memory.read(table), Memory.read(table, trained_only=True)
-    assert again is not None
-    assert of_trained is not None
-    assert_equal(again.votes(x), memory.votes(x))
-    assert_equal(of_trained.votes(x), memory.first(120).votes(x))
 
 
 @given(st.integers(0, 10**9), st.integers(1, 1024), st.floats(0, 20), st.integers(0, 1 << 40))
