@@ -10,6 +10,7 @@ from schemas import PAD
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged, pad_columns
 from schemas.shard_files.parquet import filters_of, list_column
+from schemas.shares import ALL_ROWS
 from schemas.table import Table
 from trainer.evaluation.evaluate import KS
 from trainer.evaluation.metrics import Metrics
@@ -19,7 +20,6 @@ from trainer.linear.ranker import LinearRanker
 from trainer.methods.sections import Data
 from trainer.model import DataSizes
 from trainer.stream import open_queries
-from trainer.stream.sources import ALL_ROWS
 
 # Ranks labels without a model: texts of token ids -> (scores [B, k], label ids [B, k] best first, padded with -1).
 Baseline = Callable[[Ragged, int], tuple[np.ndarray, np.ndarray]]
@@ -48,7 +48,7 @@ def measure_popularity(
     Raises the same errors as `measure_baselines`.
     """
     statistics = label_statistics(data, training_data)
-    table, share = open_split(data, split, training_data, window)
+    table, share = open_split(data, split, training_data, window, queries)
     groups = share.batches(table, scored_columns(table, []), queries)
     popular = functools.partial(rank_popular, statistics.frequency)
     return _score(popular, groups, Metrics(ks, statistics.inverse_propensity))
@@ -80,8 +80,9 @@ def measure_baselines(
         words = LinearRanker.of(data, training_data, tokens)
         if words is not None:
             baselines["linear ranker"] = lambda texts, k: words.rank(Inputs(texts), k)
-        texts = _joined(ALL_ROWS.batches(Table.open(data.labels, "labels"), [_TOKENS], TEXTS), _TOKENS)
-        labels = Ragged.from_matrix(np.arange(texts.rows)[:, None])  # each text has its own label
+        named = Table.open(data.labels, "labels")
+        texts = _joined(ALL_ROWS.batches(named, [_TOKENS], TEXTS), _TOKENS)
+        labels = Ragged.from_matrix(ALL_ROWS.ids(named, TEXTS)[:, None])  # each text has its own label
         if len(texts.entries):
             baselines["nearest label texts by TF-IDF"] = NearestTexts.of(texts, labels, vocabulary).rank
     return {

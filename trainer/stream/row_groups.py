@@ -19,12 +19,13 @@ from schemas.shard_files.cache import LocalCache
 from schemas.shard_files.parquet import list_array
 from schemas.shard_files.ranges import Access, FetchedRanges, naming_damage
 from schemas.shard_files.shards import OpenShard, open_shard, read_group
+from schemas.shares import ALL_ROWS
 from schemas.table import Table
 from trainer.input_kinds import InputKind
 from trainer.inputs import columns_of
 from trainer.stream.order import WeightedGroups
 from trainer.stream.prefetch import DownloadQueue
-from trainer.stream.sources import ALL_ROWS, Source
+from trainer.stream.sources import Source
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class RowGroups:
         ]
         self.group_rows = np.concatenate([*(np.diff(groups.first) for _, groups in tables), np.empty(0, np.int64)])
         self.first_row = offsets_of(self.group_rows)  # [M + 1]
-        dealt = [source.share.bounds(groups.first) for source, groups in tables]
+        dealt = [source.share.bounds(source.table) for source in sources]
         # [M, 2] rows of each row group that are dealt; None if all rows are dealt.
         self.dealt = None if all(source.share == ALL_ROWS for source in sources) else np.concatenate(dealt)
         self.weighted_groups = tuple(WeightedGroups(len(groups), source.weight) for source, groups in tables)

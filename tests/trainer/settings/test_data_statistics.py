@@ -15,7 +15,7 @@ from tests.builders import Rows, SmallData, build_data
 from trainer.methods.rules import log_odds
 from trainer.settings.data_statistics import HEAPS, measure
 from trainer.stream import open_queries
-from trainer.stream.sources import ALL_ROWS, RowShare
+from schemas.shares import ALL_ROWS, RowShare
 
 
 @pytest.fixture(scope="module", params=["tokens", "features"])

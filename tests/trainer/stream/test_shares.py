@@ -25,7 +25,7 @@ from trainer.methods.recipe import Recipe
 from trainer.model import Model, load_model
 from trainer.stream import JoinedStream, open_queries, open_sources
 from trainer.stream.order import EpochOrder
-from trainer.stream.sources import ALL_ROWS, RowShare
+from schemas.shares import ALL_ROWS, RowShare
 
 SHARES = st.one_of(st.sampled_from([0.0, 0.05, 0.5, 0.95, 1.0]), st.floats(0, 1))
 GROUPS = st.lists(st.integers(0, 9), max_size=20).map(lambda sizes: np.asarray(sizes, np.int64))
