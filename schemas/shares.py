@@ -117,6 +117,11 @@ def hash_range(table: Table) -> tuple[float, float]:
     return (low, 1.0) if split == "train" else (0.0, 1.0)
 
 
+def seed_of(table: Table) -> int:
+    """Return the salt of the hashes of a table's keys."""
+    return int(table.parameters.get("seed", 0))
+
+
 def rows_below(table: Table, fraction: float) -> np.ndarray:
     """Return how many rows of each shard have hashes below `fraction` of the split's hashes, int64 [shards].
 
@@ -126,8 +131,7 @@ def rows_below(table: Table, fraction: float) -> np.ndarray:
     if not 0 < fraction < 1:
         return rows if fraction >= 1 else np.zeros_like(rows)
     low, high = hash_range(table)
-    threshold = math.ceil((low + (high - low) * fraction) * 2**_HALF)
-    seed = int(table.parameters.get("seed", 0))
+    threshold, seed = math.ceil((low + (high - low) * fraction) * 2**_HALF), seed_of(table)
 
     def below(shard: int) -> int:
         return _count_below(table.url, table.shards[shard], table.manifest.group_rows(shard), seed, threshold, fraction)

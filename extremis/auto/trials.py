@@ -24,7 +24,7 @@ from schemas.manifest import Manifest, is_published, publish
 from schemas.randomness import Purpose, generator
 from schemas.shard_files import shards
 from schemas.shard_files.parquet import list_array, list_column
-from schemas.shares import ALL_ROWS
+from schemas.shares import ALL_ROWS, seed_of
 from schemas.storage import join
 from schemas.table import PARTS, Table
 from schemas.version import VERSION
@@ -255,7 +255,7 @@ def _write_queries(data: DataLayout, layout: DataLayout, kept: np.ndarray) -> Ma
         group = group.set_column(columns.index("label_ids"), field, column)
         parts.append(group.filter(pa.array(labels.counts > 0)))
     rows = pa.concat_tables(parts)
-    in_order = np.argsort(hash_strings(rows["key"], int(queries.parameters["seed"])), kind="stable")
+    in_order = np.argsort(hash_strings(rows["key"], seed_of(queries)), kind="stable")
     parts, parameters = [rows.take(pa.array(in_order))], {**queries.parameters, "labels": int(kept.sum())}
     return _write_table(layout.queries(_SPLIT), "query_id", parts, queries, parameters)
 
