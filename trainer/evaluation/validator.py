@@ -33,8 +33,13 @@ class Validator:
         """
         if not self._split:
             return
-        table, _ = open_split(self.data, self._split, self.training_data, self.options.parts)
+        table, share = open_split(self.data, self._split, self.training_data, self.options.parts)
         require_inputs(table, inputs)
+        if not share.rows(table):
+            raise InputError(
+                f"{table.url}: no rows of {self._split} to validate on. Raise data.holdout, or set validation.split to "
+                "a split with rows."
+            )
         name = self.options.metric
         if name.startswith("PS") and Table.open(self.data.root, "data").parameters.get("propensity") is None:
             raise InputError(
