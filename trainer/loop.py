@@ -14,13 +14,13 @@ from schemas.owners.claim import Claim, Unclaimed
 from schemas.table import Table
 from schemas.waits import Say
 from trainer.checkpoints.checkpoint import latest_checkpoint
-from trainer.config.load import changed_versions, dump_config, load_config
+from trainer.config.load import changed_versions, dump_config, load_config, restore_recipe
 from trainer.device import denormals_flushed
 from trainer.epoch import EpochRunner, OnStep
 from trainer.evaluation.split import trained_frequency
 from trainer.group import ALONE, Group
 from trainer.methods.recipe import Recipe
-from trainer.model import SHARES, recipe_of_run, require_same_data
+from trainer.model import require_same_data
 from trainer.progress import NEGATIVES, EpochReport, Progress
 from trainer.refresh.adoption import discard_refreshes
 from trainer.setup import RunContext, initialise_model, require_room_for_run, require_same_recipe, set_up
@@ -76,11 +76,10 @@ class Trainer:
         layout = RunLayout(run)
         config = load_config(layout.config)
         require_same_data(config, Table.open(data, "data").manifest, data, run)
-        started = recipe_of_run(config, layout)
+        started = restore_recipe(config["recipe"], layout.config)
         checkpoint = group.decide(lambda: latest_checkpoint(layout))
         if checkpoint is not None:
             require_same_recipe(started, recipe, run)
-            _ = started.data.training_rows  # raises InputError for rows of an earlier rule
         threads = config.get("machine", {}).get("threads", 0)
         context = set_up(DataLayout(data), layout, recipe, say, group, claim or Unclaimed(), threads)
         if checkpoint is None:
@@ -137,8 +136,7 @@ class Trainer:
 
 
 def _write_config(context: RunContext) -> None:
-    counts = {"labels": context.labels, "queries": context.sources[0].rows}
-    made_from = {"digest": context.manifest.digest, **counts, "shares": SHARES}
+    made_from = {"digest": context.manifest.digest, "labels": context.labels, "queries": context.sources[0].rows}
     if context.group.first:
         machine = {"threads": torch.get_num_threads()}
         storage.write_bytes(context.run.config, dump_config(context.recipe, data=made_from, machine=machine))

@@ -23,7 +23,6 @@ from trainer.heads.label_encoder import LabelEncoderHead, open_label_texts
 from trainer.input_kinds import InputKind, input_names
 from trainer.inputs import Inputs, columns_of
 from trainer.methods.recipe import ClassifierRecipe, Recipe
-from trainer.methods.sections import RowsByPlace
 
 
 @dataclass
@@ -164,16 +163,7 @@ def find_checkpoint(
             f"{run.root}: this run has no checkpoint yet. Wait for the first checkpoint, or resume the run with "
             "--resume."
         )
-    return recipe_of_run(config, run), checkpoint
-
-
-def recipe_of_run(config: dict, run: RunLayout) -> Recipe:
-    """Restore the recipe in a run's `config`; its held-out rows raise InputError if an earlier rule chose them."""
-    recipe = restore_recipe(config["recipe"], run.config)
-    if (recipe.data.holdout or recipe.data.share < 1) and config.get("data", {}).get("shares") != SHARES:
-        by_place = RowsByPlace.model_construct(**dict(recipe.data), run=run.root)
-        return recipe.model_copy(update={"data": by_place})
-    return recipe
+    return restore_recipe(config["recipe"], run.config), checkpoint
 
 
 def find_earlier(data: DataLayout, run: RunLayout) -> tuple[Recipe, Checkpoint, list[str]]:
@@ -232,9 +222,6 @@ def open_texts(data: DataLayout, recipe: Recipe) -> Inputs | None:
 def has_bias(recipe: Recipe) -> bool:
     """Return whether the vectors have a bias, in a last column for which x has a constant 1."""
     return isinstance(recipe, ClassifierRecipe) and recipe.classifier.bias
-
-
-SHARES = "by the hash of the key"  # rule that chooses the rows of data.holdout and data.share; recorded in a run
 
 
 def trained_digest(config: dict) -> str | None:

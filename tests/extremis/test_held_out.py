@@ -24,10 +24,9 @@ from schemas.hashing import hash_strings
 from schemas.layout import DataLayout, RunLayout
 from schemas.ragged import Ragged
 from schemas.shares import RowShare
-from schemas.storage import write_bytes
 from schemas.table import Table
 from trainer.checkpoints.checkpoint import open_step
-from trainer.config.load import dump_config, load_config, restore_recipe
+from trainer.config.load import load_config, restore_recipe
 from trainer.evaluation import evaluate
 from trainer.evaluation.fusion_files import open_fusion
 from trainer.evaluation.memory import Memory
@@ -275,31 +274,3 @@ def test_train_counts_labels_without_a_row_that_it_trains_on(
     extremis.train("random", folder / "d2", tmp_path / "run", set=SET | {"data.share": 0.05, "train.epochs": 1})
     assert 0 < len(used) < labels
     assert f"{labels - len(used)} of {labels} labels have no row that this run trains on" in capsys.readouterr().err
-
-
-@pytest.fixture
-def by_place(folder: Path, tmp_path: Path) -> Path:
-    """run1 as commit 3ac11646 would have recorded it."""
-    run = Path(shutil.copytree(folder / "run1", tmp_path / "run"))
-    config = load_config(RunLayout(str(run)).config)
-    facts = {name: config[name] for name in ("data", "machine")}
-    del facts["data"]["shares"]
-    write_bytes(RunLayout(str(run)).config, dump_config(recipe_of(run), **facts))
-    (run / "finished.json").unlink(missing_ok=True)
-    return run
-
-
-def test_runs_of_the_rule_before_are_refused_where_it_matters(folder: Path, by_place: Path) -> None:
-    data, started = folder / "d1", SET | {"data.holdout": 0.2, "train.epochs": 2}
-    for act in (
-        lambda: extremis.evaluate(data, by_place, split="holdout", progress=False),
-        lambda: extremis.evaluate(data, by_place, split="test", calibrate=True, progress=False),
-        lambda: extremis.fuse(data, by_place, progress=False),
-        lambda: extremis.train("random", data, by_place, resume=True, set=started, progress=False),
-    ):
-        with pytest.raises(InputError, match=r"by their place in storage.* Use commit 3ac11646 for this run"):
-            act()
-    assert extremis.evaluate(data, by_place, split="test", scores="classifier", progress=False).queries > 0
-    with pytest.raises(InputError, match="it held out 0 of the rows"):
-        resolve("random", [f"train.start_from={by_place}", "data.holdout=0.1"], str(folder / "d2"))
-    assert resolve("random", [f"train.start_from={by_place}"], str(folder / "d2")).recipe.data.holdout == 0

@@ -157,23 +157,6 @@ class Data(Options):
         return self
 
 
-class RowsByPlace(Data):
-    """Rows of `run`, which chose rows by their place in storage, so that they can no longer be found."""
-
-    run: str = ""
-
-    @property
-    def training_rows(self) -> RowShare:
-        raise InputError(
-            f"{self.run}: this run chose the rows of data.holdout and data.share by their place in storage, and not by "
-            "the hash of the key. Use commit 3ac11646 for this run, or train again."
-        )
-
-    @property
-    def held_out_rows(self) -> RowShare:
-        return self.training_rows
-
-
 class Order(Options):
     """Order of the stream's rows."""
 

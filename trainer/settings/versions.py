@@ -12,7 +12,6 @@ from schemas.table import Table
 from trainer.methods.astra import Astra
 from trainer.methods.recipe import Recipe
 from trainer.methods.rules import Setting
-from trainer.methods.sections import RowsByPlace
 from trainer.model import find_earlier
 
 SPLIT = "val"  # the split that is scored
@@ -44,9 +43,7 @@ class EarlierRun:
         Raises InputError if there is no run, or if its data is neither DATA nor an ancestor of DATA; TableError.
         """
         recipe, _, parts = find_earlier(DataLayout(data), RunLayout(url))
-        return cls(
-            url, recipe.model_dump(), parts, 0.0 if isinstance(recipe.data, RowsByPlace) else recipe.data.holdout
-        )
+        return cls(url, recipe.model_dump(), parts, recipe.data.holdout)
 
     def settings_of_model(self, keys: Iterable[str]) -> dict[str, Setting]:
         """Return RUN1's values of those options in `keys` that define the model, by dotted key."""
