@@ -320,6 +320,10 @@ class Table:
             raise InputError(f"parts = {window!r}: {self.url} has no such part; it has {names}.")
         return named
 
+    def by_part(self) -> "list[Table]":
+        """Return the rows of each part as a table; only this table if it is not divided into parts."""
+        return [self.of_parts([part]) for part in self.parts] or [self]
+
     def of_parts(self, parts: Sequence[PartTable]) -> "Table":
         """Return the rows of some parts as a table, which has a subset of this table's shards and keeps the row ids.
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from schemas import PAD, arrow
+from schemas.hashing import hash_strings
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, publish
 from schemas.ragged import Ragged
@@ -86,7 +87,7 @@ def build_data(root: str, **sizes: Any) -> SmallData:
         chances = 1 / np.arange(1, shape.labels + 1) if shape.popular else None
         positives = [random_labels(draw, shape.labels, 1, shape.most_positives, chances) for _ in range(count)]
         points[split] = _random_points(draw, positives, shape)
-        shards = cut(_queries_table(points[split], schema), shape.shards)
+        shards = [in_hash_order(shard) for shard in cut(_queries_table(points[split], schema), shape.shards)]
         url = layout.queries(split)
         manifest = write_table(url, "queries", shards, shape.row_group_rows, shape.sink, parents=made_from)
         parents[f"queries/{split}"] = manifest.digest
@@ -176,6 +177,12 @@ def cut(table: pa.Table, shards: int) -> list[pa.Table]:
     """`table` in shards of nearly equal length."""
     edges = [table.num_rows * i // shards for i in range(shards + 1)]
     return [table.slice(low, high - low) for low, high in itertools.pairwise(edges)]
+
+
+def in_hash_order(shard: pa.Table, seed: int = 0) -> pa.Table:
+    """`shard` with its keys dealt anew to its rows, in the order of their hashes, as `extremis shard` writes rows."""
+    order = np.argsort(hash_strings(shard["key"], seed), kind="stable")
+    return shard.set_column(shard.schema.get_field_index("key"), "key", shard["key"].take(pa.array(order)))
 
 
 def _random_points(draw: np.random.Generator, positives: Rows, shape: Shape) -> Points:

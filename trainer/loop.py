@@ -17,6 +17,7 @@ from trainer.checkpoints.checkpoint import latest_checkpoint
 from trainer.config.load import changed_versions, dump_config, load_config, restore_recipe
 from trainer.device import denormals_flushed
 from trainer.epoch import EpochRunner, OnStep
+from trainer.evaluation.split import trained_frequency
 from trainer.group import ALONE, Group
 from trainer.methods.recipe import Recipe
 from trainer.model import require_same_data
@@ -53,6 +54,10 @@ class Trainer:
         context = set_up(DataLayout(data), layout, recipe, say, group, claim or Unclaimed(), threads)
         require_room_for_run(context)
         initialise_model(context)
+        if group.first and not (recipe.data.mix or recipe.data.label_texts):
+            unused = int((trained_frequency(context.data, recipe.data) == 0).sum())
+            if unused:
+                context.say(f"{unused:,} of {context.labels:,} labels have no row that this run trains on")
         context.tracker.start(0)
         _write_config(context)
         context.dump_writer.dump_first(context.sources, context.model)

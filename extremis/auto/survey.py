@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from extremis.inspecting.data_summary import repeated, texts_of
 from schemas.layout import DataLayout
+from schemas.shares import ALL_ROWS
 from schemas.table import Table
 from schemas.text_model import DENSE
 from trainer.input_kinds import InputKind, input_names, kind_of
@@ -16,7 +17,6 @@ from trainer.inputs import require_inputs
 from trainer.model import DataSizes
 from trainer.settings.data_statistics import DataStatistics, measure
 from trainer.stream import open_queries
-from trainer.stream.sources import ALL_ROWS
 
 _ROWS = 200_000  # rows of queries and of labels to compare
 _ONE_VS_ALL_LABELS = 8_000  # up to this many labels, scoring all labels costs about as much as a shared pool

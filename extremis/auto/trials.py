@@ -17,12 +17,14 @@ from extremis.auto.survey import Contender, Survey
 from extremis.console import output, say
 from extremis.supervisor import train
 from schemas import storage
+from schemas.hashing import hash_strings
 from schemas.json_files import read_json, write_json
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, is_published, publish
 from schemas.randomness import Purpose, generator
 from schemas.shard_files import shards
 from schemas.shard_files.parquet import list_array, list_column
+from schemas.shares import ALL_ROWS, seed_of
 from schemas.storage import join
 from schemas.table import PARTS, Table
 from schemas.version import VERSION
@@ -33,7 +35,6 @@ from trainer.progress import EpochReport
 from trainer.settings.data_statistics import measure
 from trainer.settings.resolve import resolve
 from trainer.stream import open_queries
-from trainer.stream.sources import ALL_ROWS
 
 METRIC = "nDCG@5"  # reflects P@1 and P@5 together
 SHOWN_METRICS = "P@1", "P@5", METRIC
@@ -253,7 +254,9 @@ def _write_queries(data: DataLayout, layout: DataLayout, kept: np.ndarray) -> Ma
         column = list_array(ids[labels.values], labels.offsets, field.type.value_type)
         group = group.set_column(columns.index("label_ids"), field, column)
         parts.append(group.filter(pa.array(labels.counts > 0)))
-    parameters = {**queries.parameters, "labels": int(kept.sum())}
+    rows = pa.concat_tables(parts)
+    in_order = np.argsort(hash_strings(rows["key"], seed_of(queries)), kind="stable")
+    parts, parameters = [rows.take(pa.array(in_order))], {**queries.parameters, "labels": int(kept.sum())}
     return _write_table(layout.queries(_SPLIT), "query_id", parts, queries, parameters)
 
 

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest
+from schemas.shares import ALL_ROWS
 from schemas.storage import join
 from schemas.table import Table
 
@@ -108,11 +109,11 @@ def repeated(texts: pa.Array, among: pa.Array) -> pa.Array:
 
 
 def texts_of(table: Table, rows: int | None = None) -> pa.Array:
-    """Return the token ids of the first `rows` rows as large binary [N]; empty if the table has no token ids."""
+    """Return the token ids of `rows` rows, from all parts, as large binary [N]; empty if the table has no token ids."""
     if "input_ids" not in table.columns:
         return pa.array([], pa.large_binary())
     parts = []
-    for group in table.batches(["input_ids"], stop=rows):
+    for group in ALL_ROWS.batches(table, ["input_ids"], rows):
         column = group["input_ids"].combine_chunks()
         values = column.values
         width = values.type.bit_width // 8

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from extremis.console import results, without_controls
-from pipelines.sharding.hashing import hash_strings
 from schemas import PAD
 from schemas.errors import InputError
+from schemas.hashing import hash_strings
 from schemas.layout import DataLayout, RunLayout
 from schemas.run_tables import run_tables
 from schemas.shard_files.parquet import matrix_column

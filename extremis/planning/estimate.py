@@ -98,7 +98,7 @@ class Workload:
     @property
     def trained_queries(self) -> int:
         """Number of training queries, without held-out queries."""
-        return self.recipe.data.training_rows.rows(self.queries)
+        return round(self.queries * self.recipe.data.training_rows.stop)
 
     @property
     def rows(self) -> int:

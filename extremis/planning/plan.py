@@ -8,6 +8,7 @@ from extremis.console import results, table
 from extremis.planning.estimate import Workload, estimate
 from schemas.errors import InputError
 from schemas.layout import DataLayout
+from schemas.shares import ALL_ROWS
 from schemas.sizes import parse_bytes, say_bytes
 from schemas.table import Table
 from trainer.config.load import read_recipe
@@ -17,7 +18,6 @@ from trainer.methods.recipe import Recipe
 from trainer.methods.rules import DataStatistics
 from trainer.settings.data_statistics import HEAPS, measure
 from trainer.settings.resolve import Resolved, apply_rules
-from trainer.stream.sources import ALL_ROWS
 
 PIPELINES = ("shard", "mine", "cluster")  # steps of a run that are pipelines
 # Options of `extremis plan` that are fields of a workload, in addition to its recipe, memory and rows.

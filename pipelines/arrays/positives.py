@@ -18,9 +18,9 @@ from pipelines.common.progress import Progress
 from pipelines.formats import lines
 from pipelines.formats.column_files import column_names, read_parquet
 from pipelines.formats.names import say_names
-from pipelines.sharding.hashing import hash_strings
 from schemas import storage
 from schemas.errors import InputError
+from schemas.hashing import hash_strings
 from schemas.ragged import Ragged
 from schemas.storage import join
 

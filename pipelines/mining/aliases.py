@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipelines.sharding.hashing import hash_strings
 from schemas import storage
 from schemas.errors import StorageError
+from schemas.hashing import hash_strings
 from schemas.ragged import Ragged, offsets_of
 from schemas.table import Table
 from search.exclusions import Exclusions

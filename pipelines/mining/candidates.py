@@ -23,10 +23,10 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.options import MarginOptions, MineOptions
-from pipelines.sharding.hashing import combine
 from schemas import PAD, storage
 from schemas.checksums import crc32
 from schemas.errors import InputError, StorageError
+from schemas.hashing import combine
 from schemas.randomness import Purpose
 from schemas.shard_files.parquet import matrix_array
 from search.candidates import EMPTY, best, unpack

@@ -19,7 +19,6 @@ from pipelines.common.flow import Collection, Flow, Tagged
 from pipelines.common.summary import SUMMARY, StagedBlock, Summary
 from pipelines.formats.base import LABELS, Reason, Reject
 from pipelines.sharding import resume, rows
-from pipelines.sharding.hashing import hash_strings
 from pipelines.sharding.plans import LabelsPlan
 from pipelines.sharding.steps import (
     ROWS,
@@ -32,6 +31,7 @@ from pipelines.sharding.steps import (
     report_rejects,
     store_packets,
 )
+from schemas.hashing import hash_strings
 from schemas.shard_files import parquet, shards
 from schemas.sizes import batch_by_size
 

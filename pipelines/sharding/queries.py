@@ -13,7 +13,6 @@ from pipelines.common.flow import Collection, Flow, Tagged, flatten
 from pipelines.common.summary import SUMMARY, StagedBlock, Summary
 from pipelines.formats.base import PAIRS, Reason, Reject
 from pipelines.sharding import resume, rows
-from pipelines.sharding.hashing import in_hash_range
 from pipelines.sharding.labels import count_labels, count_tokens, duplicates, known_ids, read_mentions
 from pipelines.sharding.plans import QueriesPlan
 from pipelines.sharding.steps import (
@@ -28,6 +27,7 @@ from pipelines.sharding.steps import (
 )
 from pipelines.sharding.versions.earlier import route_keys
 from schemas import storage
+from schemas.hashing import in_hash_range
 from schemas.shard_files import parquet, shards
 
 ENCODE = "tokenize"  # step

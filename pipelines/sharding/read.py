@@ -13,10 +13,10 @@ from pipelines.common.flow import Collection, Flow
 from pipelines.common.summary import INPUT, StagedBlock, Summary
 from pipelines.formats import lines
 from pipelines.formats.base import LABELS, PAIRS, SPLITS, Inputs, printable
-from pipelines.sharding.hashing import combine, hash_strings
 from pipelines.sharding.plans import ReadPlan
 from pipelines.sharding.resume import files_of
 from pipelines.sharding.steps import report_rejects
+from schemas.hashing import combine, hash_strings
 from schemas.shard_files import parquet
 
 BLOCK_ROWS = 1 << 14

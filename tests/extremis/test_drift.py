@@ -100,7 +100,7 @@ def test_each_is_kept_by_its_data(days: Path, scored: dict[str, Any]) -> None:
 
 
 def test_what_is_of_the_data_alone_is_refused(days: Path) -> None:
-    with pytest.raises(InputError, match="on the run's own data"):
+    with pytest.raises(InputError, match="trains on all rows of train"):
         extremis.evaluate(days / "data1", days / "run0", split="holdout", progress=False)
     with pytest.raises(InputError, match="trained on different data"):
         extremis.evaluate(days / "data0", days / "run1", split="train", progress=False)

@@ -13,6 +13,7 @@ from schemas import PAD
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged, pad_columns
 from schemas.shard_files.parquet import list_column
+from schemas.shares import ALL_ROWS
 from schemas.table import Table
 from trainer.evaluation.evaluate import SplitScorer, SplitScores
 from trainer.evaluation.metrics import bootstrap
@@ -23,7 +24,6 @@ from trainer.linear.ranker import LinearRanker
 from trainer.methods.sections import Data
 from trainer.model import DataSizes
 from trainer.stream import open_queries
-from trainer.stream.sources import ALL_ROWS
 
 TEXTS = 100_000  # maximum number of training points that a query is compared with
 _TOKENS = "input_ids"
@@ -83,7 +83,7 @@ def measure_popularity(
     Raises InputError if the split does not exist. Raises TableError.
     """
     statistics = label_statistics(data, training_data)
-    table, share = open_split(data, split, training_data, window)
+    table, share = open_split(data, split, training_data, window, queries)
     labels, popular = Table.open(data.labels, "labels"), _popularity(statistics)
     scorer = SplitScorer(popular, table, labels, statistics, ALONE, popular, share)
     return scorer.score(queries, ks=ks).metrics.result()
@@ -130,7 +130,7 @@ def _baselines(data: DataLayout, training_data: Data, scorer: SplitScorer) -> It
     if words is not None:
         yield "linear ranker", Baseline(words.rank, labels, [_TOKENS])
     texts = _joined(ALL_ROWS.batches(scorer.labels, [_TOKENS], TEXTS), _TOKENS)
-    own = Ragged.from_matrix(np.arange(texts.rows)[:, None])  # each text has its own label
+    own = Ragged.from_matrix(ALL_ROWS.ids(scorer.labels, TEXTS)[:, None])  # each text has its own label
     if len(texts.entries):
         yield "nearest label texts by TF-IDF", Baseline(NearestTexts.of(texts, own, vocabulary).rank, labels, [_TOKENS])
 

@@ -12,6 +12,7 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
+from schemas.shares import RowShare
 from schemas.table import Table
 from trainer.evaluation.breakdowns import Breakdowns, Deciles, Weakest, ZeroShot
 from trainer.evaluation.fragments import share_of_fragments
@@ -23,7 +24,6 @@ from trainer.group import ALONE, Group, label_range
 from trainer.inputs import Inputs, require_inputs, scored_columns
 from trainer.methods.sections import Data
 from trainer.model import Model
-from trainer.stream.sources import RowShare
 
 KS = (1, 3, 5, 10)
 
@@ -39,8 +39,8 @@ class SplitScores:
     weakest: Weakest
     zero_shot: ZeroShot | None
     breakdowns: Breakdowns
-    first: int  # first row of the split
-    counted: np.ndarray  # rows [n], counted from `first`, of the queries in the metrics
+    ids: np.ndarray  # rows [n] of the table that have the queries in the metrics
+    counted: np.ndarray  # places [n] of these queries among the rows that were read
     predictions: ScoredPredictions  # predictions for the same queries
 
     @property
@@ -61,7 +61,7 @@ class SplitScores:
             **with_intervals(self.metrics, resamples),
             "deciles": None if self.deciles is None else self.deciles.result(),
             "weakest": self.weakest.report(),
-            **self.breakdowns.report(self.metrics, self.first + self.counted),
+            **self.breakdowns.report(self.metrics, self.ids),
         }
         return report if self.zero_shot is None else {**report, "zero_shot": self.zero_shot.report(resamples)}
 
@@ -94,22 +94,23 @@ class SplitScorer:
         statistics: LabelStatistics | None = None,
         training_data: Data | None = None,
         window: str | Sequence[str] = "",
+        queries: int | None = None,
     ) -> "SplitScorer":
         """Open a split. `ranking`: by default, the model's vectors. `statistics`: label statistics, if already read.
 
-        `training_data`: the rows that the model was trained on, which determine the held-out rows. `window`: parts of a
-        version, as in `open_split`. Raises InputError for a missing split, or a split without the columns that the
+        `training_data`: the rows that the model was trained on, which determine the held-out rows. `window` and
+        `queries`: as in `open_split`. Raises InputError for a missing split, or a split without the columns that the
         model reads; TableError if the split is damaged.
         """
-        queries, share = open_split(data, split, training_data or Data(), window)
-        require_inputs(queries, model.inputs)
+        table, share = open_split(data, split, training_data or Data(), window, queries)
+        require_inputs(table, model.inputs)
         labels, statistics = Table.open(data.labels, "labels"), statistics or label_statistics(data, training_data)
-        return cls(model, queries, labels, statistics, group, ranking or Ranking.of(model, group), share)
+        return cls(model, table, labels, statistics, group, ranking or Ranking.of(model, group), share)
 
     @property
     def rows(self) -> int:
         """Number of queries of the split."""
-        return self.share.rows(self.queries.rows)
+        return self.share.rows(self.queries)
 
     def score(
         self,
@@ -120,7 +121,7 @@ class SplitScorer:
         seen_only: bool = False,
         zero_shot: bool = False,
     ) -> SplitScores:
-        """Score the first `limit` queries (by default all) at each k of KS and `ks`; `filter=False` applies no filter.
+        """Score `limit` queries of all parts (by default all) at each k of KS and `ks`; `filter=False`: without filter.
 
         `seen_only`: labels without training points are not candidates. `zero_shot`: also report metrics for labels
         without training points. Raises InputError if both options are given, and for `zero_shot` if every label has
@@ -140,10 +141,7 @@ class SplitScorer:
         seen = filtered = 0
         tokens = {"input_ids"} & {*self.queries.columns}
         columns = sorted({*scored_columns(self.queries, self.model.columns), *tokens})
-        for group in self.share.batches(self.queries, columns):
-            rows = group if limit is None else group.slice(0, max(0, limit - seen))
-            if rows.num_rows == 0:
-                break
+        for rows in self.share.batches(self.queries, columns, limit):
             filters = filters_of(rows) if filter else Ragged.empty(rows.num_rows)
             filtered += len(filters.values)
             x, inputs = self._embed(rows), Inputs.of(rows.select(self.model.columns))
@@ -175,10 +173,10 @@ class SplitScorer:
             seen += rows.num_rows
             if on_rows is not None:
                 on_rows(seen)
-        first, _ = self.share.range(self.queries.rows)
         counted_rows = np.concatenate(counted)
+        ids = self.share.ids(self.queries, limit)[counted_rows]
         return SplitScores(
-            metrics, deciles, seen, filtered, weakest, unseen, breakdowns, first, counted_rows, predictions
+            metrics, deciles, seen, filtered, weakest, unseen, breakdowns, ids, counted_rows, predictions
         )
 
     def _embed(self, rows: pa.Table) -> torch.Tensor:

@@ -24,7 +24,7 @@ from trainer.evaluation.memory import BUDGET, FACTS, TUNED, Memory, describe_mem
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.ranking import embed_label_texts
 from trainer.evaluation.search import LabelRows, filtered_top_k
-from trainer.evaluation.split import label_statistics, open_held_out
+from trainer.evaluation.split import HOLDOUT, label_statistics, open_held_out
 from trainer.evaluation.tree import DEPTH, FusionTree, ShortlistScores
 from trainer.inputs import Inputs, columns_of, scored_columns
 from trainer.linear.ranker import BUDGET as RANKER_BUDGET
@@ -133,8 +133,9 @@ def fit_weights(
 def carry_fusion(data: str, run: str, earlier: str, device: str = "auto", budget: int = BUDGET) -> Manifest | None:
     """Copy the fusion of the run `earlier` that `run` continues: weights and linear ranker, but with a new memory.
 
-    Nothing is fitted, so no rows need to be held out; the memory's index is tuned on the memory's own points. Returns
-    None if `earlier` has no fusion, or if `run` already has a fusion. Raises the same errors as `fit_weights`.
+    Nothing is fitted; the ranker is the one without the rows that `earlier` held out, and the memory's index is tuned
+    on the memory's own points. Returns None if `earlier` has no fusion, or if `run` already has a fusion. Raises the
+    same errors as `fit_weights`.
     """
     layout = DataLayout(data)
     _, before, _ = find_earlier(layout, RunLayout(earlier))
@@ -144,12 +145,13 @@ def carry_fusion(data: str, run: str, earlier: str, device: str = "auto", budget
     recipe, model, checkpoint = load_model(layout, RunLayout(run), step, device=open_device(device))
     if is_published(RunLayout(run).fusion(checkpoint.step)):
         return None
-    fusion, table = open_fusion(data, earlier, before)
+    carried = open_fusion(data, earlier, before)
+    fusion, table = carried
     memory = None
     if isinstance(fusion, FusionWeights) and fusion.votes and not recipe.data.mix:
         memory = Memory.build(model, layout, recipe.data, budget)
         memory = memory.indexed(torch.from_numpy(memory.vectors[: 3 * TUNED].astype(np.float32)), budget)
-    ranker = LinearRanker.read(table)
+    ranker = carried.ranker(HOLDOUT)  # no row that `run` holds out has trained this ranker
     rankers = {FILE: ranker} if ranker else {}
     measured = table.parameters.get("carried_from", earlier)  # the run that fitted the fusion
     facts = {**table.parameters, "carried_from": measured, FACTS: memory.facts if memory else None}

@@ -4,7 +4,6 @@ Labels are in RAM, as are the codes of an index if an index makes search faster.
 rescore the points that the index finds. Without an index, all embeddings are read for each batch of queries.
 """
 
-import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -117,8 +116,9 @@ class Memory:
     def build(cls, model: "Model", data: DataLayout, training_data: "Data", budget: int = BUDGET) -> "Memory":
         """Embed the training rows of the run, followed by the held-out rows, without an index.
 
-        The memory contains as many of the first points as fit into `budget` bytes; rows are in random order. Embeddings
-        are in a scratch file. Raises InputError if the run mixes splits. Raises TableError, StorageError.
+        The memory contains as many points as fit into `budget` bytes, from all parts of a version; a part's rows are in
+        random order. Embeddings are in a scratch file. Raises InputError if the run mixes splits. Raises TableError,
+        StorageError.
         """
         if training_data.mix:
             raise InputError(
@@ -126,23 +126,28 @@ class Memory:
             )
         table, dimension = open_queries(data, training_data.split), model.encoder.dimension
 
-        def read(*columns: str) -> Iterator[pa.Table]:
-            shares = (training_data.training_rows, training_data.held_out_rows)
-            return itertools.chain.from_iterable(share.batches(table, [*columns, "label_ids"]) for share in shares)
-
-        counts = np.concatenate([np.zeros(0, np.int64), *(list_column(rows, "label_ids").counts for rows in read())])
-        factory = plan_index(len(counts), dimension, counts.mean() if len(counts) else 0.0, budget).factory
-        ends = np.cumsum(_point_bytes(factory, dimension) + _LABEL_BYTES * counts)
-        points = int(np.searchsorted(ends, budget - _fixed_bytes(factory, dimension), side="right"))
+        shares = (training_data.training_rows, training_data.held_out_rows)
+        of_rows = [
+            [list_column(rows, "label_ids").counts for rows in of.batches(table, ["label_ids"])] for of in shares
+        ]
+        counts = [np.concatenate([np.zeros(0, np.int64), *each]) for each in of_rows]
+        both = np.concatenate(counts)
+        factory = plan_index(len(both), dimension, both.mean() if len(both) else 0.0, budget).factory
+        left, points = float(budget - _fixed_bytes(factory, dimension)), list[int]()
+        for share, lengths in zip(shares, counts, strict=True):
+            costs = _point_bytes(factory, dimension) + _LABEL_BYTES * lengths
+            points.append(share.fitting(table, costs, left))
+            left = left - float(costs.sum()) if points[-1] == len(costs) else 0.0
         labels: list[Ragged] = []
 
         def embed() -> Iterator[np.ndarray]:
-            for rows in _first(read(*model.columns), points):
-                labels.append(list_column(rows, "label_ids"))
-                yield unit(model.embed_table(rows)[:, :dimension].float().cpu().numpy()).astype(np.float16)
+            for share, limit in zip(shares, points, strict=True):
+                for rows in share.batches(table, [*model.columns, "label_ids"], limit):
+                    labels.append(list_column(rows, "label_ids"))
+                    yield unit(model.embed_table(rows)[:, :dimension].float().cpu().numpy()).astype(np.float16)
 
         vectors = _mapped(embed()).reshape(-1, dimension)
-        return cls(vectors, _join(labels), min(points, training_data.training_rows.rows(table.rows)), factory)
+        return cls(vectors, _join(labels), points[0], factory)
 
     def first(self, points: int) -> "Memory":
         """Return a memory of only the first `points` points, without an index."""
@@ -374,12 +379,3 @@ def _open(url: str, shard: Shard) -> tuple[np.ndarray, MappedFile | None]:
 def _join(labels: Iterable[Ragged]) -> Ragged:
     joined = Ragged.join([Ragged.empty(0), *labels])
     return joined._replace(values=joined.values.astype(np.int32, copy=False))
-
-
-def _first(groups: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """Yield only the first `rows` rows of `groups`."""
-    for group in groups:
-        if rows <= 0:
-            return
-        yield group.slice(0, rows)
-        rows -= group.num_rows

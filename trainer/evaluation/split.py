@@ -12,22 +12,22 @@ from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
 from schemas.shard_files.parquet import list_column
 from schemas.shard_files.viewed import RETIRED
+from schemas.shares import ALL_ROWS, RowShare
 from schemas.table import Table
 from schemas.version import Version
 from trainer.methods.sections import Data, Train
 from trainer.stream import open_queries
-from trainer.stream.sources import ALL_ROWS, RowShare
 
 HOLDOUT = "holdout"
 
 
 def open_split(
-    data: DataLayout, split: str, training_data: Data, window: str | Sequence[str] = ""
+    data: DataLayout, split: str, training_data: Data, window: str | Sequence[str] = "", queries: int | None = None
 ) -> tuple[Table, RowShare]:
     """Open the queries of `split`, and the share of rows to score; `training_data`: the training rows of the run.
 
-    `window`: score only these parts of a version. Raises InputError if the split does not exist, or if no rows were
-    held out. Raises TableError.
+    `window`: score only these parts of a version. `queries`: of the held-out rows, about this number. Raises
+    InputError if the split does not exist, or if no rows were held out. Raises TableError.
     """
     if split != HOLDOUT:
         table = open_queries(data, split)
@@ -37,7 +37,9 @@ def open_split(
             f"split {HOLDOUT!r}: this run trains on all rows of {training_data.split}. Name a split of {data.root}, or "
             "train with --set data.holdout=0.02."
         )
-    return open_queries(data, training_data.split), training_data.held_out_rows
+    table, share = open_queries(data, training_data.split), training_data.held_out_rows
+    table = table.of_parts(table.choose_parts(training_data.parts)) if training_data.parts else table
+    return table, share if queries is None else share.first(table, queries)
 
 
 def open_held_out(data: DataLayout, split: str | None, training_data: Data, what: str) -> tuple[str, Table, RowShare]:
@@ -54,7 +56,7 @@ def open_held_out(data: DataLayout, split: str | None, training_data: Data, what
             f"{error} {what} is fitted on queries that the run was not trained on. Train with --set data.holdout=0.02, "
             "create a split val with `extremis shard --validation 0.05`, or name another split."
         ) from None
-    if not share.rows(table.manifest.rows):
+    if not share.rows(table):
         raise InputError(f"{table.url}: this split has no queries to fit {what.lower()} on. Name another split.")
     return split, table, share
 
@@ -149,6 +151,19 @@ def label_statistics(data: DataLayout, training_data: Data | None = None) -> Lab
     except (KeyError, TypeError, ValueError) as error:
         raise TableError(f"{data.root}: cannot read the propensity constants: {error}. Shard the data again.") from None
     return LabelStatistics(frequency, inverse_propensity(frequency, points, a, b), retired)
+
+
+def trained_frequency(data: DataLayout, training_data: Data) -> np.ndarray:
+    """Count the points of each label that a run on `training_data` trains on, int64 [L]. Raises InputError, TableError.
+
+    Reads the labels of the rows that the run leaves out.
+    """
+    frequency, stop = label_statistics(data, training_data).frequency, training_data.training_rows.stop
+    table = open_queries(data, training_data.split)
+    table = table.of_parts(table.choose_parts(training_data.parts)) if training_data.parts else table
+    for rows in RowShare(stop, 1.0).batches(table, ["label_ids"]):
+        frequency = frequency - np.bincount(list_column(rows, "label_ids").entries, minlength=len(frequency))
+    return frequency
 
 
 def positive_weights(

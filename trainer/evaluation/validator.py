@@ -33,8 +33,13 @@ class Validator:
         """
         if not self._split:
             return
-        table, _ = open_split(self.data, self._split, self.training_data, self.options.parts)
+        table, share = open_split(self.data, self._split, self.training_data, self.options.parts)
         require_inputs(table, inputs)
+        if not share.rows(table):
+            raise InputError(
+                f"{table.url}: no rows of {self._split} to validate on. Raise data.holdout, or set validation.split to "
+                "a split with rows."
+            )
         name = self.options.metric
         if name.startswith("PS") and Table.open(self.data.root, "data").parameters.get("propensity") is None:
             raise InputError(
@@ -48,11 +53,11 @@ class Validator:
 
     def measure(self, model: Model) -> dict[str, float]:
         """Return metrics on the split's first rows, the same on every rank. Raises InputError for a missing split."""
-        window = self.options.parts
+        window, queries = self.options.parts, self.options.queries
         scorer = SplitScorer.open(
-            self.data, model, self._split, self.group, training_data=self.training_data, window=window
+            self.data, model, self._split, self.group, training_data=self.training_data, window=window, queries=queries
         )
-        return self.group.broadcast(scorer.score(self.options.queries, ks=[self._k]).metrics.result())
+        return self.group.broadcast(scorer.score(queries, ks=[self._k]).metrics.result())
 
     def fell(self, metric: float, best: float | None) -> str:
         """Return a description if `metric` is below `best` by more than the 95 % interval of `metric`; else ""."""
@@ -77,8 +82,9 @@ class Validator:
 
     @functools.cached_property
     def _rows(self) -> int:
-        table, share = open_split(self.data, self._split, self.training_data, self.options.parts)
-        return min(share.rows(table.rows), self.options.queries)
+        queries = self.options.queries
+        table, share = open_split(self.data, self._split, self.training_data, self.options.parts, queries)
+        return min(share.rows(table), queries)
 
     @functools.cached_property
     def _popular(self) -> dict[str, float]:

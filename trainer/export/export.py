@@ -168,7 +168,8 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
         thresholds = _measure_thresholds(plan, serving, say)
         agreement = converted[0].compare(serving, say) if converted else {}
     if serving.fused is not None and serving.fused.scorers.memory is not None:
-        written.append(_write_keys(layout, recipe.data, len(serving.fused.scorers.memory.vectors), url))
+        memory = serving.fused.scorers.memory
+        written.append(_write_keys(layout, recipe.data, memory.trained, len(memory.vectors), url))
     body = json.dumps(thresholds, indent=1, sort_keys=True).encode()
     shards += [*written, *index_shards, write_file(url, THRESHOLDS, body)]
     return Manifest(
@@ -332,13 +333,13 @@ def _write_serving(
     return shards, Serving(*by_model, vectors, model.head.bias, fused=fused, retired=retired_labels(data))
 
 
-def _write_keys(data: DataLayout, training_data: Data, points: int, out: str) -> Shard:
-    """Write the keys of the first `points` training points, in the order of the memory."""
+def _write_keys(data: DataLayout, training_data: Data, trained: int, points: int, out: str) -> Shard:
+    """Write the keys of a memory's `points` points, of which the first `trained` are training rows of the run."""
     table = open_queries(data, training_data.split)
     with writing_shard(join(out, POINTS), 0, 1, pa.schema({"key": pa.string()}), _KEYS) as shard:
-        for share in (training_data.training_rows, training_data.held_out_rows):
-            for rows in share.batches(table, ["key"]):
-                shard.write(rows.slice(0, points - shard.rows))
+        for share, count in ((training_data.training_rows, trained), (training_data.held_out_rows, points - trained)):
+            for rows in share.batches(table, ["key"], count):
+                shard.write(rows)
     return in_folder(POINTS, shard.entry)
 
 

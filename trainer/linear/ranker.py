@@ -103,9 +103,9 @@ class LinearRanker:
     ) -> "LinearRanker | None":
         """Fit to the training rows of a run, in the `columns` that the run's encoder reads, and to the label texts.
 
-        The fit uses the first rows that fit into `budget` bytes; rows are in random order. As long as the fit would
-        take more than `seconds`, the number of rows is halved. Returns None if no rows fit, or if rows have only dense
-        vectors. With `held_out`, the rows that the run held out are used as well. Raises TableError.
+        The fit uses the first rows of each part of a version that fit into the part's share of `budget` bytes. As long
+        as the fit would take more than `seconds`, the number of rows is halved. Returns None if no rows fit, or if rows
+        have only dense vectors. With `held_out`, the rows that the run held out are used as well. Raises TableError.
         """
         labels, table = Table.open(data.labels, "labels"), open_queries(data, training_data.split)
         columns = [name for name in columns if name != DENSE]
@@ -113,8 +113,15 @@ class LinearRanker:
             return None
         vocabulary = Table.open(data.tokenizer, "tokenizer").parameters["vocabulary"] if "input_ids" in columns else 0
         shares = [training_data.training_rows, *([training_data.held_out_rows] if held_out else [])]
-        rows = itertools.chain.from_iterable(share.batches(table, [*columns, "label_ids"]) for share in shares)
-        points = [*_first(rows, vocabulary, budget)]
+        left, points = budget, list[Points]()
+        for share in shares:
+            parts = [(part, share.rows(part)) for part in table.by_part()]
+            for number, (part, rows) in enumerate(parts):
+                to_come = sum(rows for _, rows in parts[number:])
+                groups = share.batches(part, [*columns, "label_ids"])
+                taken = [*_first(groups, vocabulary, left * rows // max(1, to_come))]
+                left -= _ENTRY_BYTES * sum(len(each.rows.ids) for each in taken)
+                points += taken
         queries = sum(part.rows.rows for part in points)
         entries = sum(len(part.rows.ids) for part in points)
         if not entries:

@@ -15,7 +15,7 @@ from trainer.methods.rules import FromData
 from trainer.schedule import MOST_WEIGHT, SINGLE_ROWS, ClusterSchedule
 
 if TYPE_CHECKING:
-    from trainer.stream.sources import RowShare
+    from schemas.shares import RowShare
 
 LEAD = 2  # epochs between a dump and the first use of its table
 _RESERVED = {"queries", "vectors"}  # name of the source without a mix; a folder next to the embeddings in a dump
@@ -42,7 +42,10 @@ class Data(Options):
 
     split: str = Field("train", description="split to train on")
     holdout: float = Field(
-        0.0, ge=0, le=0.5, description="fraction of the rows that is held out of training, as split `holdout`"
+        0.0,
+        ge=0,
+        le=0.5,
+        description="fraction of the rows, by the hash of the key, that is held out of training, as split `holdout`",
     )
     share: float = Field(
         1.0, gt=0, le=1, description=("fraction of the rows to train on; rows that are held out are never used")
@@ -97,14 +100,14 @@ class Data(Options):
     @property
     def training_rows(self) -> RowShare:
         """Rows of `split` to train on."""
-        from trainer.stream.sources import RowShare  # imported late, because the stream needs torch
+        from schemas.shares import RowShare  # imported late, so that a typo in a recipe is reported quickly
 
         return RowShare(0.0, min(self.share, 1 - self.holdout))
 
     @property
     def held_out_rows(self) -> RowShare:
         """Rows of `split` that are held out."""
-        from trainer.stream.sources import RowShare
+        from schemas.shares import RowShare
 
         return RowShare(1 - self.holdout, 1.0)
 
@@ -120,10 +123,9 @@ class Data(Options):
 
     @model_validator(mode="after")
     def _check(self) -> Data:
-        if self.by_parts and (self.mix or self.holdout or self.share < 1):
+        if self.by_parts and self.mix:
             raise ValueError(
-                "data.parts, data.half_life and data.replay choose rows of a single split: leave out data.mix, "
-                "data.holdout and data.share"
+                "data.parts, data.half_life and data.replay choose rows of a single split: leave out data.mix"
             )
         if self.by_shares and not self.mix:
             raise ValueError("data.mix_by and data.temperature need sources: set data.mix, which names the sources")

@@ -8,13 +8,13 @@ import numpy as np
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.shard_files.parquet import list_column
+from schemas.shares import RowShare
 from schemas.table import Table
 from trainer.encoders.features import count_ngrams
 from trainer.evaluation.split import label_statistics
 from trainer.methods.rules import DataStatistics
 from trainer.methods.sections import Data
 from trainer.stream import open_queries
-from trainer.stream.sources import RowShare
 
 SAMPLED_ROWS = 200_000  # number of rows in which n-grams are counted
 HEAPS = 0.7  # the number of distinct n-grams of n texts grows like n ** 0.7
@@ -40,7 +40,7 @@ def _measure(
     queries, labels = open_queries(data, split), Table.open(data.labels, "labels")
     if window:
         queries = queries.of_parts(queries.choose_parts(window))
-    rows = part.rows(queries.rows)
+    rows = part.rows(queries)
     if not rows:
         raise InputError(f"{queries.url}: this split has no rows to train on.")
     training_data = Data(split=split, parts=window if isinstance(window, str) else list(window))
@@ -58,7 +58,7 @@ def _measure(
 
 
 def _sample(table: Table, part: RowShare) -> tuple[int, int, int, int]:
-    """Count rows, pairs, tokens and n-grams in the first SAMPLED_ROWS rows of a part."""
+    """Count rows, pairs, tokens and n-grams in SAMPLED_ROWS rows of a share, from all parts of a version."""
     has_tokens = "input_ids" in table.columns
     columns = ["label_ids", *(["input_ids"] if has_tokens else [])]
     rows = pairs = tokens = 0

@@ -45,7 +45,9 @@ def resolve(source: str, overrides: Iterable[str], data: str) -> Resolved:
     body = read_recipe(source, overrides)
     run = body.get("train", {}).get("start_from")
     earlier = EarlierRun.open(data, run) if run else None
-    earlier_settings = earlier.settings_of_model(options_left_to_data(body)) if earlier else {}
+    earlier_settings = (
+        earlier.settings_of_model(options_left_to_data(body)) | earlier.settings_of_holdout(body) if earlier else {}
+    )
     body = with_values(body, values_of(earlier_settings))
     if options_left_to_data(body):
         resolved = apply_rules(body, measure_rows(validate(without_auto(body), source), data), source)
@@ -53,8 +55,9 @@ def resolve(source: str, overrides: Iterable[str], data: str) -> Resolved:
         resolved = Resolved(validate(body, source))
     settings = settings_of_validation(resolved.recipe, data, body)
     if earlier is not None:
+        earlier.require_unseen(resolved.recipe)
         settings |= settings_of_refresh(resolved.recipe, data, earlier, overrides)
-    if not settings:
+    if not settings | earlier_settings:
         return resolved
     recipe = validate(with_values(resolved.recipe.model_dump(), values_of(settings)), source)
     return Resolved(recipe, {**earlier_settings, **resolved.settings, **settings})

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.table import Table
 from trainer.methods.astra import Astra
@@ -25,11 +26,15 @@ FEW_PASSES = 2  # with fewer passes over old rows, label vectors do not recover 
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """The earlier run RUN1 at `url`: its recipe's options by section, and the `parts` added to DATA since then."""
+    """The earlier run RUN1 at `url`: its recipe's options by section, and the `parts` added to DATA since then.
+
+    `holdout`: the fraction of rows that has not trained RUN1, nor the runs before RUN1.
+    """
 
     url: str
     options: Mapping[str, Any]
     parts: list[str]
+    holdout: float
 
     @classmethod
     def open(cls, data: str, url: str) -> "EarlierRun":
@@ -38,7 +43,7 @@ class EarlierRun:
         Raises InputError if there is no run, or if its data is neither DATA nor an ancestor of DATA; TableError.
         """
         recipe, _, parts = find_earlier(DataLayout(data), RunLayout(url))
-        return cls(url, recipe.model_dump(), parts)
+        return cls(url, recipe.model_dump(), parts, recipe.data.holdout)
 
     def settings_of_model(self, keys: Iterable[str]) -> dict[str, Setting]:
         """Return RUN1's values of those options in `keys` that define the model, by dotted key."""
@@ -48,6 +53,24 @@ class EarlierRun:
             if section in _MODEL and key not in RATES:
                 settings[key] = Setting(self.options.get(section, {}).get(option), f"as in {self.url}")
         return settings
+
+    def settings_of_holdout(self, body: Mapping[str, Any]) -> dict[str, Setting]:
+        """Return RUN1's `data.holdout`, unless the `body` of a recipe sets this option or mixes splits."""
+        stated = body.get("data", {})
+        if not self.holdout or "holdout" in stated or stated.get("mix"):
+            return {}
+        return {"data.holdout": Setting(self.holdout, f"as in {self.url}")}
+
+    def require_unseen(self, recipe: Recipe) -> None:
+        """Refuse a recipe that holds out rows that RUN1 was trained on. Raises InputError."""
+        rows = recipe.data
+        most = self.holdout if rows.split == self.options["data"]["split"] else 0.0
+        if rows.holdout > most:
+            raise InputError(
+                f"data.holdout = {rows.holdout:g}: {self.url} was trained on rows that this would hold out, because it "
+                f"held out {most:g} of the rows of {rows.split}. Set data.holdout to at most {most:g}, or leave out "
+                "--from."
+            )
 
     def share_of_new(self, data: str, split: str) -> float:
         """Return the fraction of a split's rows that are in parts that RUN1 did not have. Raises TableError."""
@@ -75,7 +98,7 @@ def _epochs(recipe: Recipe, run: str, share: float, stated: set[str]) -> dict[st
     epochs, replay, settings = max(1, math.ceil(time * whole)), recipe.data.replay, dict[str, Setting]()
     times = (time / NEW_ROW_PASSES - share) / (1 - share) if share < 1 else 1.0
     rows = recipe.data
-    is_bound = rows.by_parts or rows.mix or rows.holdout or rows.share < 1 or _needs_whole_epochs(recipe, stated)
+    is_bound = rows.by_parts or rows.mix or _needs_whole_epochs(recipe, stated)
     if times < 1 and not is_bound and not any(key in stated for key in ("train.epochs", "data.replay")):
         epochs, replay = math.ceil(NEW_ROW_PASSES * whole), round(times, 3)
         settings["data.replay"] = Setting(replay, f"for {time:.0%} of the time of a run from scratch")

@@ -31,7 +31,7 @@ from trainer.stream.sources import Source, count_clusters
 STATE_VERSION = 1
 THREAD = "extremis-stream"
 PIECES_AHEAD = 1  # pieces (a few batches each) beyond the pieces that threads work on
-_OPTIONAL = {"batches", "clusters", "parts"}  # keys of a state that may be missing
+_OPTIONAL = {"batches", "clusters", "parts", "shares"}  # keys of a state that may be missing
 WINDOWS_AHEAD = 1  # windows that threads decode ahead; meanwhile a remote store is asked for the next window
 
 Plan = Callable[[Batch], Candidates | None]
@@ -216,7 +216,7 @@ class JoinedStream(IterableDataset):
             "mix": [[source.name, source.weight] for source in self._sources],
             **({} if self._options.batches == "mixed" else {"batches": self._options.batches}),
             **({} if self._options.clusters == SINGLE_ROWS else {"clusters": [*self._options.clusters]}),
-            **({} if self._groups.dealt is None else {"parts": {s.name: [*s.share] for s in self._sources}}),
+            **({} if self._groups.dealt is None else {"shares": {s.name: [*s.share] for s in self._sources}}),
             "tables": {s.name: s.table.manifest.digest for s in self._sources},
             "negatives": {s.name: s.negatives.manifest.digest for s in self._sources if s.negatives is not None},
         }

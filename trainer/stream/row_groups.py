@@ -19,12 +19,13 @@ from schemas.shard_files.cache import LocalCache
 from schemas.shard_files.parquet import list_array
 from schemas.shard_files.ranges import Access, FetchedRanges, naming_damage
 from schemas.shard_files.shards import OpenShard, open_shard, read_group
+from schemas.shares import ALL_ROWS
 from schemas.table import Table
 from trainer.input_kinds import InputKind
 from trainer.inputs import columns_of
 from trainer.stream.order import WeightedGroups
 from trainer.stream.prefetch import DownloadQueue
-from trainer.stream.sources import ALL_ROWS, Source
+from trainer.stream.sources import Source
 from trainer.stream.window import FILTERED
 
 
@@ -82,6 +83,7 @@ class RowGroups:
         label_type: pa.DataType,
         inputs: InputKind = "tokens",
         reading: ReadOptions | None = None,
+        dealt: np.ndarray | None = None,
     ) -> None:
         self._arguments = (sources, label_type, inputs, reading)
         self.sources = sources
@@ -99,9 +101,9 @@ class RowGroups:
         ]
         self.group_rows = np.concatenate([*(np.diff(groups.first) for _, groups in tables), np.empty(0, np.int64)])
         self.first_row = offsets_of(self.group_rows)  # [M + 1]
-        dealt = [source.share.bounds(groups.first) for source, groups in tables]
-        # [M, 2] rows of each row group that are dealt; None if all rows are dealt.
-        self.dealt = None if all(source.share == ALL_ROWS for source in sources) else np.concatenate(dealt)
+        if dealt is None and any(source.share != ALL_ROWS for source in sources):
+            dealt = np.concatenate([source.share.bounds(source.table) for source in sources])
+        self.dealt = dealt  # [M, 2] rows of each row group that are dealt; None if all rows are dealt
         self.weighted_groups = tuple(WeightedGroups(len(groups), source.weight) for source, groups in tables)
         # Empty if every row is dealt once.
         self.mix = () if all(source.weight == 1 for source in sources) else self.weighted_groups
@@ -111,7 +113,7 @@ class RowGroups:
         self._reset()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RowGroups, self._arguments
+        return RowGroups, (*self._arguments, self.dealt)  # a copy in a worker does not look for the rows again
 
     def request(self, groups: Iterable[int]) -> None:
         """Start downloads of `groups` for `read`; pass each group once for each time that it will be read.

@@ -1,56 +1,22 @@
-"""Sources of training rows: a table of points, or a fraction of its rows, joined with negatives."""
+"""Sources of training rows: a table of points, or a share of its rows, joined with negatives."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import CLUSTERS, LABEL_TEXTS, DataLayout, RunLayout, source_of_part
 from schemas.options import is_number
 from schemas.run_tables import run_tables
+from schemas.shares import ALL_ROWS, RowShare
 from schemas.table import PartTable, Table
 from trainer.input_kinds import InputKind
 from trainer.inputs import open_queries, require_inputs
 from trainer.schedule import MOST_WEIGHT
-
-
-class RowShare(NamedTuple):
-    """Rows of a table between the fractions `start` and `stop`, in storage order; other rows are not read."""
-
-    start: float = 0.0
-    stop: float = 1.0
-
-    def bounds(self, first_row: np.ndarray) -> np.ndarray:
-        """Return the rows [first, last) within each row group, [M, 2] int64; `first_row` [M + 1] of the table."""
-        start, stop = self.range(int(first_row[-1]))
-        edges = np.clip([start - first_row[:-1], stop - first_row[:-1]], 0, np.diff(first_row))
-        return edges.T.astype(np.int64)
-
-    def range(self, total: int) -> tuple[int, int]:
-        """Return the rows [start, stop) for a table of `total` rows."""
-        start, stop = (min(total, math.floor(total * share + 1e-9)) for share in self)
-        return start, stop
-
-    def rows(self, total: int) -> int:
-        """Return the number of rows for a table of `total` rows."""
-        start, stop = self.range(total)
-        return stop - start
-
-    def batches(
-        self, table: Table, columns: Sequence[str] | None = None, limit: int | None = None
-    ) -> Iterator[pa.Table]:
-        """Yield the first `limit` of these rows, one row group at a time in storage order. Raises TableError."""
-        start, stop = self.range(table.rows)
-        return table.batches(columns, start, stop if limit is None else min(stop, start + limit))
-
-
-ALL_ROWS = RowShare()
-
 
 _WITHOUT_LABELS = (
     "set data.label_texts = false (and leave labels out of data.mix), or shard data that has these columns for labels"
@@ -163,7 +129,7 @@ def by_shares(sources: Sequence[Source], temperature: float = math.inf) -> list[
     """
     if not (is_number(temperature) and temperature > 0):
         raise InputError(f"temperature = {temperature!r:.80}: expected a number above 0.")
-    rows = [max(1, source.share.rows(source.rows)) for source in sources]
+    rows = [max(1, source.share.rows(source.table)) for source in sources]
     times = [source.weight * count ** (1 / temperature - 1) for source, count in zip(sources, rows, strict=True)]
     least = min(times, default=1.0)
     for source, count, each in zip(sources, rows, times, strict=True):
@@ -212,7 +178,8 @@ def select_window(
 def _source_of(source: Source, part: PartTable, weight: float, replay: Replay | None) -> Source:
     """Return the rows of one part as a source."""
     times = replay.times if replay and part.name in replay.trained else 1.0
-    return Source(source_of_part(source.name, part.name), source.table.of_parts([part]), weight=weight * times)
+    name, table = source_of_part(source.name, part.name), source.table.of_parts([part])
+    return Source(name, table, weight=weight * times, share=source.share)
 
 
 def clusters_per_group(group_rows: np.ndarray, rows: int, halvings: int) -> np.ndarray:

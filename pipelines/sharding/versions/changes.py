@@ -16,7 +16,6 @@ from pipelines.common.flow import Collection, Flow, Tagged
 from pipelines.common.summary import SUMMARY, Patched, StagedBlock, Summary
 from pipelines.formats.base import LABELS
 from pipelines.sharding import resume, rows
-from pipelines.sharding.hashing import hash_strings
 from pipelines.sharding.labels import KEYS, ORDER, Ordered, count_labels, duplicates, send_ordered, sum_counts
 from pipelines.sharding.plans import LabelsPlan, QueriesPlan
 from pipelines.sharding.queries import BEFORE_SCHEMA, FREQUENCIES, names_of
@@ -24,6 +23,7 @@ from pipelines.sharding.read import CONTENT, with_hashes
 from pipelines.sharding.steps import ROWS, SIZES, by_shard, encode, first_ids, open_column_tokenizer, store_packets
 from pipelines.sharding.versions.earlier import EarlierData, route_keys
 from schemas import storage
+from schemas.hashing import hash_strings
 from schemas.manifest import Patch
 from schemas.ragged import offsets_of
 from schemas.shard_files.parquet import encode as encode_shard

@@ -10,10 +10,10 @@ from extremis.auto.trials import draw_labels, write_excerpt
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.shard_files.parquet import list_column
+from schemas.shares import ALL_ROWS
 from schemas.table import Table
 from tests.builders import SmallData, build_data
 from trainer.settings.data_statistics import measure
-from trainer.stream.sources import ALL_ROWS
 
 
 def rows_of(url: str, kind: str) -> pa.Table:

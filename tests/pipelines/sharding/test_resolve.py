@@ -4,10 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.common.exchange import FileExchange, receive
-from pipelines.sharding.hashing import hash_strings
 from pipelines.sharding.labels import known_ids, look_up
 from pipelines.sharding.read import split_mentions
 from pipelines.sharding.steps import first_ids
+from schemas.hashing import hash_strings
 
 KEYS = st.text("abé", max_size=3)
 BLOCK = st.lists(st.lists(KEYS, max_size=4, unique=True).map(sorted), max_size=6)

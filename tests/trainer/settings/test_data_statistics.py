@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from schemas.errors import InputError
 from schemas.manifest import open_manifest
+from schemas.shares import ALL_ROWS, RowShare
 from tests.builders import Rows, SmallData, build_data
 from trainer.methods.rules import log_odds
 from trainer.settings.data_statistics import HEAPS, measure
 from trainer.stream import open_queries
-from trainer.stream.sources import ALL_ROWS, RowShare
 
 
 @pytest.fixture(scope="module", params=["tokens", "features"])

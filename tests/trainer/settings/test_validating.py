@@ -38,7 +38,7 @@ def test_the_newest_part_with_rows_is_scored(days: list[str]) -> None:
         recipe = resolve("random", (), data).recipe
         assert recipe.validation.split == "val"
         table, part = open_split(DataLayout(data), "val", Data(), recipe.validation.parts)
-        assert part.rows(table.manifest.rows) == 2
+        assert part.rows(table) == 2
 
 
 @pytest.mark.parametrize("stated", ["validation.split=", "validation.split=train", "data.holdout=0.2"])

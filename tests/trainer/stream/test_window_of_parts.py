@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout, source_of_part
+from schemas.shares import ALL_ROWS
 from schemas.table import PARTS, PartTable, Table
 from tests.builders import SmallData, build_data
 from tests.laws import assert_dealt_by_age, assert_exact_resume, assert_same_global_batches
@@ -20,7 +21,7 @@ from trainer.evaluation.split import label_statistics
 from trainer.methods.sections import Data
 from trainer.settings.data_statistics import measure
 from trainer.stream import JoinedStream, Source, open_sources
-from trainer.stream.sources import ALL_ROWS, Replay, select_window
+from trainer.stream.sources import Replay, select_window
 
 SHARDS = 12
 

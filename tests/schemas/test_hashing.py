@@ -3,7 +3,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.sharding.hashing import combine, hash_strings
+from schemas.hashing import combine, hash_strings
 
 MASK = (1 << 64) - 1
 
