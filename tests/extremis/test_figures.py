@@ -135,7 +135,9 @@ def test_metrics_and_their_groups_are_those_of_the_predictions(
     same(report, expected)
     for name, interval in plain.intervals(top, labels, weights, of.texts).items():
         alike(report["intervals"][name], interval, name)
-    for name, interval in plain.intervals_of_difference(top, *groups.values(), weights, of.texts).items():
+    for name, interval in plain.intervals_of_difference(
+        top, groups["seen"], groups["unseen"], weights, of.texts
+    ).items():
         alike(report["gain_of_seen"][name], interval, name)
     assert report["weakest"]["queries"] == plain.weakest_queries(top, labels)
     keys = [label for label, _ in measured.counts]
