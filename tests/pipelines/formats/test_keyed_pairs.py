@@ -15,12 +15,12 @@ def block(lines: list[bytes]) -> pa.RecordBatch:
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(KEY, KEY, WEIGHT), max_size=8), st.integers(1, 1000))
+@given(st.lists(st.tuples(KEY, KEY.filter(str.strip), WEIGHT), max_size=8), st.integers(1, 1000))
 def test_pairs_against_plain_reading(pairs: list[tuple[str, str, float | None]], first: int) -> None:
     lines = [("\t".join([q, p] + ([] if w is None else [str(w)]))).encode() for q, p, w in pairs]
     parsed = parse_tabbed_pairs(block(lines), first, "f")
     assert parsed.rejects == []
-    expected = [(first + i, q, p) for i, (q, p, w) in enumerate(pairs) if w is None or w > 0]
+    expected = [(first + i, q, p.strip()) for i, (q, p, w) in enumerate(pairs) if w is None or w > 0]
     assert [tuple(row.values()) for row in parsed.batch.to_pylist()] == expected
 
 
