@@ -245,14 +245,14 @@ def draw_labels(data: DataLayout, rows: int) -> np.ndarray:
 
 def _write_queries(data: DataLayout, layout: DataLayout, kept: np.ndarray) -> Manifest:
     queries = open_queries(data, _SPLIT)
-    columns = [name for name in queries.columns if name != "filter_label_ids"]
-    ids, parts = np.cumsum(kept) - 1, []
+    columns, ids, parts = [*queries.columns], np.cumsum(kept) - 1, []
     for group in ALL_ROWS.batches(queries, columns, SCANNED_ROWS):
-        labels = list_column(group, "label_ids")
-        labels = labels.keep(kept[labels.values])
-        field = group.schema.field("label_ids")
-        column = list_array(ids[labels.values], labels.offsets, field.type.value_type)
-        group = group.set_column(columns.index("label_ids"), field, column)
+        for name in (name for name in ("filter_label_ids", "label_ids") if name in columns):
+            labels = list_column(group, name)
+            labels = labels.keep(kept[labels.values])
+            field = group.schema.field(name)
+            column = list_array(ids[labels.values], labels.offsets, field.type.value_type)
+            group = group.set_column(columns.index(name), field, column)
         parts.append(group.filter(pa.array(labels.counts > 0)))
     rows = pa.concat_tables(parts)
     in_order = np.argsort(hash_strings(rows["key"], seed_of(queries)), kind="stable")

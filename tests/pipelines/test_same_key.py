@@ -11,6 +11,7 @@ import pytrec_eval
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from extremis.auto.trials import write_excerpt
 from pipelines.options import ShardOptions
 from pipelines.shard import shard
 from schemas.layout import DataLayout
@@ -53,7 +54,7 @@ def lines_of(rows: list[dict[str, object]]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(st.integers(0, 10**6), st.booleans())
 def test_the_filter_pairs_are_equal_keys_except_positives(
     tmp_path_factory: pytest.TempPathFactory, seed: int, pairs: bool
@@ -110,6 +111,13 @@ def test_no_stage_gives_a_query_to_itself(data: Path, tmp_path: Path) -> None:
     seen = {int(row): filters for batch in stream for row, filters in enumerate_filters(batch)}
     assert {row: labels for row, labels in seen.items() if row < 30} == {n: [label] for n, label in enumerate(queries)}
     assert all(seen[row] == [] for row in seen if row >= 30)  # texts of labels
+    excerpt = tmp_path / "excerpt"  # for the trials of `run auto`
+    write_excerpt(DataLayout(str(data)), str(excerpt), 15)
+    drawn = {*keys_of(excerpt, "labels")}
+    filters = {key: filtered for key, (_, filtered) in own_filters(excerpt, "train").items()}
+    assert filters == {key: [key] if key in drawn else [] for key in filters}
+    assert [] in filters.values()
+    assert any(filters.values())
     np.save(tmp_path / "q.npy", np.eye(40, dtype=np.float32)[queries])
     np.save(tmp_path / "d.npy", np.eye(40, dtype=np.float32))  # each query is the best match of itself
     vectors = tmp_path / "q.npy", tmp_path / "d.npy"

@@ -92,8 +92,11 @@ def without_filtered(candidates: Candidates, filtered: Ragged | None) -> Candida
     if (drawn := candidates.drawn) is not None:
         gone = np.isin((drawn.use >> 1).astype(np.int64) * base + drawn.label, codes) & (drawn.weight > 0)
         return candidates._replace(drawn=replace(drawn, weight=np.where(gone, np.float32(0), drawn.weight)))
-    query, ids, drawn_ids = candidates.pair_query, candidates.ids, candidates.ids[: len(candidates.pool_weight)]
-    kept = candidates.pair_positive | ~np.isin(query.astype(np.int64) * base + ids[candidates.pair_label], codes)
+    ids, drawn_ids = candidates.ids, candidates.ids[: len(candidates.pool_weight)]
+    some = np.flatnonzero(np.isin(ids, filtered.entries)[candidates.pair_label] & ~candidates.pair_positive)
+    gone = np.isin(candidates.pair_query[some].astype(np.int64) * base + ids[candidates.pair_label[some]], codes)
+    kept = np.ones(len(candidates.pair_label), bool)
+    kept[some[gone]] = False
     pairs = {name: getattr(candidates, name)[kept] for name in candidates._fields if name.startswith("pair_")}
     masked = candidates.masked_query.astype(np.int64) * base + drawn_ids[candidates.masked_pool]
     new = np.setdiff1d(codes[np.isin(codes % base, drawn_ids)], masked)

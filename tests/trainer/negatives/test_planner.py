@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.common.vectors import equal_ranges
@@ -126,6 +126,7 @@ def filters_of(positives: list[list[int]], seed: int) -> Ragged:
     return Ragged.from_counts(np.concatenate(rows).astype(np.int32), np.array([len(row) for row in rows]))
 
 
+@settings(max_examples=20)
 @given(tables(), st.sampled_from(["own", "shared", "batch", "all"]), st.integers(0, 99))
 def test_filtered_labels_are_no_negatives_whatever_brings_them(
     table: tuple[list[list[int]], np.ndarray], pool: str, seed: int
