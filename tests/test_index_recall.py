@@ -162,6 +162,7 @@ def test_an_option_that_the_user_has_set_is_named(tmp_path: Path) -> None:
     assert re.search(r"queries: 60 rows, recall 0\.\d+ \(index IVF16,Flat when tuned: 0\.\d+\)", done.err), done.err
 
 
+@pytest.mark.slow
 def test_an_export_with_a_poor_graph_is_refused(tmp_path: Path) -> None:
     data, run, out = tmp_path / "data", tmp_path / "run", tmp_path / "out"
     assert call("shard", CASE / "raw", data, "--format", "xc").status == 0
