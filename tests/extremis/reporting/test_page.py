@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from extremis.inspecting.inspect import sharding_command
-from schemas.json_files import read_json, write_json
+from schemas.json_files import write_json
 from schemas.manifest import open_manifest
 from tests.browser import WAIT_SECONDS, browser, console_messages, requests
 from tests.command import Done, call, refused, sets
@@ -141,7 +141,7 @@ def test_what_stands_for_a_run_comes_first(page: Any, folder: Path) -> None:
     first, second = (p.text for p in page.find_elements("css selector", ".representative"))
     assert f"Step {step} with fused scores represents {folder.name}/<b>run (astra): vectors + " in first
     assert f"with classifier scores represents {folder.name}/alone (random)." in second
-    facts = read_json(f"{folder}/<b>run/fusion/step-{step:08d}/_manifest.json")["parameters"]
+    facts = json.loads((folder / f"<b>run/fusion/step-{step:08d}/_manifest.json").read_text())["parameters"]
     fitted = {title.split(" alone")[0]: [float(value) for value in values] for title, *values in cells(page, "scores-")}
     assert fitted == {name: [metrics["P@1"], metrics["P@5"]] for name, metrics in facts["metrics"].items()}
     assert f"{facts['queries']} queries of holdout" in page.find_element("id", "metrics").text
