@@ -201,7 +201,7 @@ class TestDataAndRun:
         data = shutil.copytree(tiny_data, tmp_path / "data")
         place = data / "labels" / "_manifest.json"
         place.write_text(json.dumps({**json.loads(place.read_text()), "version": 99}))
-        refused(call("train", "astra", data, tmp_path / "run"), str(place), "format version 99", "reads 1", "again")
+        refused(call("train", "astra", data, tmp_path / "run"), str(place), "format version 99", "reads 2", "again")
 
     def test_data_that_holds_something_else(self, tiny: Path, tiny_data: Path) -> None:
         before = visible(tiny_data)
