@@ -123,7 +123,7 @@ def write_negatives(url: str, queries: Manifest, table: np.ndarray, labels: int,
         {
             "query_id": pa.array(np.arange(len(table))),
             "label_ids": matrix_array(table, kind),
-            "scores": matrix_array(np.zeros(table.shape, np.float16), pa.float16()),
+            "scores": matrix_array(np.zeros(table.shape, np.float32), pa.float32()),
         },
         schema=arrow.negatives(table.shape[1], kind),
     )

@@ -130,7 +130,7 @@ class JoinedTables:
         negatives = {
             "query_id": pa.array(ids),
             "label_ids": matrix_array(labels[:, POSITIVES:], label_type),
-            "scores": matrix_array(scores.astype(np.float16), pa.float16()),
+            "scores": matrix_array(scores.astype(np.float32), pa.float32()),
         }
         return (
             pa.table(queries, schema=arrow.queries(pa.uint16(), label_type)),

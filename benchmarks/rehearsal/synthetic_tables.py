@@ -62,7 +62,7 @@ def write_negatives(url: str, table: Table, sizes: Sizes) -> None:
 
     def columns(draw: Draw, count: int) -> list[Any]:
         ids = _labels(draw, count * sizes.width, sizes.labels).reshape(count, -1)
-        scores = -np.sort(draw.random(ids.shape, np.float32)).astype(np.float16)
+        scores = -np.sort(draw.random(ids.shape, np.float32))
         return [matrix_array(values, schema.types[n].value_type) for n, values in enumerate((ids, scores), 1)]
 
     group = table.manifest.row_group_rows or 1

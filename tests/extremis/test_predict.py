@@ -420,7 +420,21 @@ def test_thresholds(data: Path, exported: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("index", "dtype"), [("IVF16,Flat", "float32"), ("IVF8,PQ3x4", "float16")])
 def test_an_index_finds_what_exact_search_does(data: Path, run: Path, tmp_path: Path, index: str, dtype: str) -> None:
     out = tmp_path / "exported"
-    done = call("export", data, run, out, "--index", index, "--dtype", dtype, "--threshold-split", "none", "--json")
+    done = call(
+        "export",
+        data,
+        run,
+        out,
+        "--index",
+        index,
+        "--target-recall",
+        0.95,
+        "--dtype",
+        dtype,
+        "--threshold-split",
+        "none",
+        "--json",
+    )
     assert done.status == 0, done.err
     assert done.json["index"]["factory"] == index
     assert done.json["thresholds"] is None
