@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from extremis.commands.evaluate import _show_seen
+from schemas.json_files import write_json
 from tests import plain_figures as plain
 from tests.command import Done, call, sets
 from trainer.evaluation.metrics import Contributions, bootstrap
@@ -241,7 +242,7 @@ def test_a_later_evaluation_keeps_what_it_does_not_measure(
     if split == "test":
         before["metrics"]["P@1"] += 1  # other scores, as of another fusion
         del before["crc32"], before["calibration"]
-        kept.write_text(json.dumps(before))
+        write_json(str(kept), before)
         renewed = done(*command).json
         assert renewed["gains"] == report["gains"]
         assert "zero_shot" not in renewed
