@@ -17,6 +17,8 @@ from schemas import storage
 from schemas.errors import ExtremisError, StorageError
 from schemas.layout import RunLayout
 from trainer.checkpoints.stopping import GRACE, stopping_on_signal
+from trainer.evaluation.fitting import carry_fusion
+from trainer.evaluation.memory import FACTS, describe_memory
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
@@ -88,6 +90,15 @@ def train(
             with contextlib.suppress(StorageError):  # the run is finished even if files of its miner remain
                 discard_unfinished_tables(RunLayout(run))
     return {"epochs": epochs, "table_versions": {row["epoch"]: row["table_epoch"] for row in epochs}}
+
+
+def carry(data: str, run: str, earlier: str, device: str) -> None:
+    """If the earlier run has a fusion, carry it over to the refreshed run. Raises ExtremisError."""
+    fusion = carry_fusion(data, run, earlier, device)
+    if fusion is not None:
+        memory = fusion.parameters.get(FACTS)
+        own = f", with the training points of this run: {describe_memory(memory)}" if memory else ""
+        say(f"scores are fused with the weights of {earlier}{own}")
 
 
 def _describe(report: EpochReport) -> dict[str, Any]:

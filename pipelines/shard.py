@@ -75,6 +75,11 @@ def shard(
     if options.onto is not None:
         options = options.model_copy(update={"onto": for_workers(beam_options, options.onto)})
     form = formats.choose(source, options.format, options.fields)
+    if options.onto is not None and options.fields is None and isinstance(form, Keyed):
+        if named := open_data(options.onto)[0].parameters["options"]["fields"]:
+            say(f"fields as in {options.onto}: {named}; --fields gives other names")
+        options = options.model_copy(update={"fields": named})
+        form = formats.choose(source, options.format, named)
     if options.onto is not None and isinstance(form, Keyed):
         form = replace(form, labels_needed=False)
     inputs = form.find(source)

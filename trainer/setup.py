@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from schemas.errors import InputError
-from schemas.layout import DataLayout, RunLayout
+from schemas.layout import LABEL_TEXTS, DataLayout, RunLayout
 from schemas.manifest import Manifest, code_version
 from schemas.owners.claim import Claim
 from schemas.sizes import require_room
@@ -38,6 +38,7 @@ from trainer.negatives.planner import Planner
 from trainer.refresh.dump import DumpWriter
 from trainer.refresh.neighbours import Neighbours
 from trainer.rows.threads import set_threads
+from trainer.settings.data_statistics import describe_textless_labels
 from trainer.step import Clock, GlobalBatches, StepContext, plan_for_device
 from trainer.stream import Batch, JoinedStream, ReadOptions, Source, by_shares, open_sources
 from trainer.stream.batch import Candidates
@@ -94,6 +95,7 @@ def set_up(
         sources = by_shares(sources, rows.temperature or math.inf)
     sources = select_window(sources, rows.parts, rows.half_life, open_replay(data, recipe))
     require_whole_epochs(recipe)
+    require_label_texts(data, recipe, say)
     require_streamable(recipe, sources, data.root, group)
     validator = Validator(recipe.validation, recipe.data, data, group)
     validator.check(recipe.encoder.inputs)
@@ -194,6 +196,27 @@ def require_whole_epochs(recipe: Recipe) -> None:
             "mined. Use an index inside the trainer (refresh.source = 'in-trainer'), or random negatives only "
             "(negatives.hard = 0)."
         )
+
+
+def require_label_texts(data: DataLayout, recipe: Recipe, say: Say) -> None:
+    """Report labels without a text if the recipe encodes texts, and refuse many. Raises InputError, TableError."""
+    uses = {
+        f"method = {recipe.method!r}": recipe.encodes_labels,
+        "data.label_texts = true": recipe.data.label_texts,
+        f"data.mix.{LABEL_TEXTS}": LABEL_TEXTS in recipe.data.mix,
+        "refresh.by = 'labels'": not recipe.encodes_labels and recipe.table_parameters.get("by") == "labels",
+        "train.new_labels = 'texts'": recipe.train.start_from and recipe.train.new_labels == "texts",
+        "classifier.initial = 'labels'": isinstance(recipe, ClassifierRecipe) and recipe.classifier.initial == "labels",
+    }
+    used = ", ".join(name for name, value in uses.items() if value)
+    described, too_many = describe_textless_labels(data, recipe.encoder.inputs, recipe.data) if used else ("", False)
+    if too_many:
+        raise InputError(
+            f"{data.labels}: {described}. These settings need the texts: {used}. Add the texts and shard again, or "
+            "train without texts of labels, for example astra with --set data.label_texts=false."
+        )
+    if described:
+        say(f"odd: {described}. These settings use the texts of labels: {used}")
 
 
 def open_replay(data: DataLayout, recipe: Recipe) -> Replay | None:

@@ -14,20 +14,23 @@ from extremis.auto.trials import METRIC, Trial, TrialData, best_trial, holdout_s
 from extremis.console import output, say
 from extremis.remaining_time import RemainingTime
 from extremis.spinner import show_activity
-from extremis.supervisor import logged, train
+from extremis.supervisor import carry, logged, train
 from schemas import storage
 from schemas.errors import InputError
 from schemas.json_files import read_json, write_json
 from schemas.layout import DataLayout, RunLayout, epoch_folder, list_numbers
+from schemas.manifest import is_published
 from schemas.owners.claim import Claim, claimed
 from schemas.owners.outputs import require_output_folder
 from schemas.storage import join
+from schemas.table import Table
 from trainer.checkpoints.checkpoint import best_step, drop_old_checkpoints
-from trainer.config.load import applicable_overrides, load_config, restore_recipe
+from trainer.config.load import applicable_overrides, load_config, read_recipe, restore_recipe
 from trainer.device import open_device
 from trainer.encoders.token_vectors import find_token_vectors
 from trainer.evaluation.fitting import REFIT_HOLDOUT, FitOptions, describe_weights, fit_ranker, fit_weights
 from trainer.methods.recipe import Recipe
+from trainer.model import find_earlier
 from trainer.settings.resolve import Resolved, measure_rows, resolve
 from trainer.stream import ranks_of_environment
 
@@ -52,10 +55,12 @@ def run_auto(
     resume: bool = False,
     began: float | None = None,
     pretrained: str = "",
+    earlier: str = "",
     **process: Any,
 ) -> dict[str, Any]:
     """Choose a recipe for DATA, and train with it in RUN. `minutes` limits the total time; 0: no limit.
 
+    `earlier`: a run whose recipe is trained instead, as an update of this run; its fusion is fitted again.
     `pretrained`: a model whose token vectors are also tried, as `encoder.pretrained`.
     `began`: reading of `time.perf_counter` at which the time limit starts; None: now. `process`: options for training
     the final run, as in `extremis.supervisor:train`.
@@ -72,27 +77,32 @@ def run_auto(
             say(line)
         if pretrained:
             find_token_vectors(pretrained, DataLayout(data))  # refuses a model with another tokenizer before any trial
+        report, epoch, again = dict[str, Any](), 0.0, dict[str, Any]()
         if run_exists:
             recipe = restore_recipe(load_config(RunLayout(run).config)["recipe"], run)
-            report, epoch = read_json(join(run, AUTO_REPORT)), 0.0
+            report = read_json(join(run, AUTO_REPORT))
         else:
-            report, resolved, epoch = _choose(data, run, survey, pretrained, overrides, minutes, remaining)
+            if earlier:
+                again, resolved = _continue(data, earlier, overrides)
+            else:
+                report, resolved, epoch = _choose(data, run, survey, pretrained, overrides, minutes, remaining)
             facts = measure_rows(resolved.recipe, data)
             say(f"training on {facts.described_points}; {survey.facts.queries - facts.queries:,} points are held out")
             for line in resolved.reasons:
                 say(line)
             recipe = resolved.recipe
         spent = time.perf_counter() - began
+        fits = not recipe.train.start_from or _refits_fusion(data, recipe)
         show_activity("fitting a linear ranker on words")
         training = epoch * recipe.train.epochs
         remaining.begin(epoch * _RANKER_EPOCHS, lambda own: training + epoch * _FUSION_EPOCHS)
         seconds = max(0.0, 60 * minutes - spent) * _RANKER_SHARE if minutes else math.inf
-        ranker = fit_ranker(data, recipe, seconds=seconds)
+        ranker = fit_ranker(data, recipe, seconds=seconds) if fits else None
         if not run_exists:
             recipe = _limit_training(
                 recipe, minutes, epoch, time.perf_counter() - began, time.perf_counter() - began - spent
             )
-            _write_choice(run, report, recipe, claim)
+            _write_choice(run, report, again or recipe.model_dump(mode="json"), claim)
         remaining.begin(training, lambda own: epoch * _FUSION_EPOCHS)
         if storage.exists(RunLayout(run).finished):  # the newest checkpoint of a finished run may be gone
             outcome: dict[str, Any] = {"epochs": [], "table_versions": {}}
@@ -100,11 +110,15 @@ def run_auto(
             outcome = train(data, run, recipe, resume=resume, beam_options=beam_options, **process)
         best = best_step(RunLayout(run))
         _remove_leftovers(RunLayout(run), best, claim)
+        if not fits:
+            carry(data, run, recipe.train.start_from, recipe.train.device)
+            say(f"{run}: trained; next: extremis evaluate {data} {run}")
+            return {**outcome, "seconds": round(time.perf_counter() - began, 1)}
         to_fit = FitOptions(step=best, device=recipe.train.device)
         show_activity("learning the weights of the scores")
         remaining.begin(epoch * _FUSION_EPOCHS, lambda own: 0.0)
         fusion = fit_weights(data, run, to_fit, ranker=ranker, seconds=seconds).parameters
-        say(f"{describe_weights(fusion)}; now: extremis evaluate {data} {run}")
+        say(f"{describe_weights(fusion)}; next: extremis evaluate {data} {run}")
         return {**report, **outcome, "fusion": fusion, "seconds": round(time.perf_counter() - began, 1)}
 
 
@@ -220,6 +234,39 @@ def _resolve(data: str, contender: Contender, rows: int, overrides: Sequence[str
     return resolve(contender.recipe, changes, data)
 
 
+def _continue(data: str, earlier: str, overrides: Sequence[str]) -> tuple[dict[str, Any], Resolved]:
+    """Return the recipe of the run `earlier`, from scratch and as an update. Raises InputError, TableError."""
+    recipe, _, _ = find_earlier(DataLayout(data), RunLayout(earlier))
+    source = _find_recipe(earlier)
+    resolved = resolve(source, ["train.minutes=0", f"data.holdout={recipe.data.holdout}", *overrides], data)
+    say(f"continues {earlier} with its recipe, {recipe.title}, without trials")
+    return read_recipe(source), resolved
+
+
+def _find_recipe(run: str) -> str:
+    """Return the file with the recipe of a run, or of the first run that it continues. Raises InputError."""
+    kept, config = join(run, RECIPE_FILE), RunLayout(run).config
+    if storage.exists(kept):
+        return kept
+    if not storage.exists(config):
+        raise InputError(f"{run}: this run began the series, and is gone with its recipe. Give the recipe, not auto.")
+    earlier = load_config(config)["recipe"]["train"].get("start_from")
+    return _find_recipe(earlier) if earlier else config
+
+
+def _refits_fusion(data: str, recipe: Recipe) -> bool:
+    """Return whether the fusion of the earlier run is fitted again: it needs rows that the run is not trained on."""
+    earlier = recipe.train.start_from
+    _, before, _ = find_earlier(DataLayout(data), RunLayout(earlier))
+    if not is_published(RunLayout(earlier).fusion(before.step)):
+        say(f"{earlier} has no fusion, so no fusion is fitted")
+        return False
+    refits = bool(recipe.data.holdout) or "queries/val" in Table.open(data, "data").parents
+    kept = "is kept, because no rows are held out and there is no split val"
+    say(f"the fusion of {earlier} {'is fitted again, with ranker and memory' if refits else kept}")
+    return refits
+
+
 def _limit_training(recipe: Recipe, minutes: float, epoch: float, spent: float, of_ranker: float) -> Recipe:
     """Limit training so that time for the fusion remains within `minutes`; `spent` seconds have passed.
 
@@ -249,9 +296,9 @@ def _remove_leftovers(run: RunLayout, best: int | None, claim: Claim) -> None:
         storage.remove(epoch_folder(run.negatives_root, epoch), recursive=True)
 
 
-def _write_choice(run: str, report: dict[str, Any], recipe: Recipe, claim: Claim) -> None:
+def _write_choice(run: str, report: dict[str, Any], recipe: dict[str, Any], claim: Claim) -> None:
     """Write the chosen recipe and the reasons for the choice; the recipe file can be used like any other recipe."""
     claim.require()
     write_json(join(run, AUTO_REPORT), report, indent=1)
-    storage.write_bytes(join(run, RECIPE_FILE), tomli_w.dumps(recipe.model_dump(mode="json")).encode())
+    storage.write_bytes(join(run, RECIPE_FILE), tomli_w.dumps(recipe).encode())
     storage.remove(join(run, TRIALS_FOLDER), recursive=True)

@@ -14,8 +14,9 @@ from schemas.table import Table
 from schemas.text_model import DENSE
 from trainer.input_kinds import InputKind, input_names, kind_of
 from trainer.inputs import require_inputs
+from trainer.methods.sections import Data
 from trainer.model import DataSizes
-from trainer.settings.data_statistics import DataStatistics, measure
+from trainer.settings.data_statistics import DataStatistics, describe_textless_labels, measure
 from trainer.stream import open_queries
 
 _ROWS = 200_000  # rows of queries and of labels to compare
@@ -37,12 +38,14 @@ class Survey:
     """Statistics of DATA, and the `inputs` that an encoder can read.
 
     `texts`: fraction of labels that have a text. `symmetric`: fraction of these texts that are also queries.
+    `textless`: trained labels without a text, in words, and whether there are too many for a recipe with texts.
     """
 
     facts: DataStatistics
     inputs: InputKind
     texts: float = 0.0
     symmetric: float = 0.0
+    textless: tuple[str, bool] = "", False
 
     @classmethod
     def of(cls, data: DataLayout) -> "Survey":
@@ -59,12 +62,12 @@ class Survey:
         filled = pc.sum(pc.greater(pc.binary_length(labels), 0)).as_py() or 0
         too = pc.sum(repeated(labels, queries)).as_py() or 0
         texts, symmetric = filled / max(1, len(labels)), too / max(1, filled)
-        return cls(facts, inputs, texts, symmetric)
+        return cls(facts, inputs, texts, symmetric, describe_textless_labels(data, inputs, Data()))
 
     @property
     def labels_have_texts(self) -> bool:
-        """True if most labels can be encoded."""
-        return self.texts > 0.5
+        """True if most labels can be encoded, and a recipe that encodes texts is not refused."""
+        return self.texts > 0.5 and not self.textless[1]
 
     @property
     def is_symmetric(self) -> bool:
@@ -82,6 +85,8 @@ class Survey:
         yield f"{self.texts:.0%} of the labels have a text" + (
             f", {self.symmetric:.0%} of these texts are also queries" if self.texts else ""
         )
+        if self.textless[1]:
+            yield f"odd: {self.textless[0]}: recipes that encode texts of labels are not tried"
 
 
 class Contender(NamedTuple):

@@ -43,10 +43,10 @@ def export(
             onnx-int8, a graph with 8-bit numbers. Default: the format of EXPORT (--onto), else torch.
         index: none, auto (none up to 131,072 labels, else inverted lists), or a Faiss factory string such as HNSW32.
         target_recall: Recall for which the index is tuned.
-        precision: Precisions for which thresholds are measured.
-        threshold_split: Split to measure thresholds on, or none. Default: val, if DATA has this split.
-        calibrate: Learn to convert scores to probabilities, on the threshold split, or, if there is no val, on the
-            held-out rows of RUN. Needs scikit-learn (extra fusion).
+        precision: Precisions for which thresholds are measured, in addition to those of EXPORT (--onto).
+        threshold_split: Split to measure thresholds on, or none. Default: val, else the held-out rows of RUN.
+        calibrate: Learn to convert scores to probabilities, on the same rows. Needs scikit-learn (extra fusion).
+            Default: as in EXPORT (--onto).
         scores: sum adds the embeddings of the labels' texts to the vectors; fused uses the result of `extremis fuse`.
             Default: fused, if the checkpoint has a fusion.
         onto: Earlier export that OUT refers to; for a folder of exports, its current export.
@@ -84,7 +84,7 @@ def export(
     by = parameters["options"].get("scores", "classifier")
     step, dimension = parameters["step"], parameters["dimension"]
     say(f"{out}: step {step:,}, scores {by}, {manifest.rows:,} labels of {dimension} dimensions")
-    if calibrate:
+    if parameters["options"].get("calibrate"):
         split, measured = parameters["thresholds"]["split"], parameters["thresholds"]["calibration"]
         halves = f"each half of {measured['queries']:,} queries of {split} by a curve fitted to the other half"
         say(describe_calibration(measured, f"({halves}; the exported curve is fitted to both)"))

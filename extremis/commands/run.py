@@ -36,7 +36,7 @@ def run(
 
     RECIPE is a name (see `extremis recipes`) or a TOML file. `auto` tries a few recipes on part of DATA, trains the
     best recipe, and learns to combine its scores with scores of label texts, nearby training points and a linear
-    ranker.
+    ranker. With --from RUN1, `auto` continues with the recipe of RUN1, without trials.
 
     If a table of hard negatives is late, a later epoch uses the table, unless the recipe waits for tables
     (refresh.stale = "wait"). Options after -- are passed to the miner's Beam pipeline.
@@ -51,7 +51,7 @@ def run(
     Examples:
       extremis run auto data/ runs/1 --minutes 10
       extremis run astra data/ runs/2 --set train.epochs=20
-      extremis run astra data/2026-11-20/ runs/2026-11-20 --from runs/2026-11-19
+      extremis run auto data/2026-11-20/ runs/2026-11-20 --from runs/2026-11-19
     """
     began = time.perf_counter()  # PyTorch takes seconds to load
     recipe, data, run = fspath(recipe), fspath(data), fspath(run)
@@ -73,10 +73,11 @@ def run(
             )
         waits = applicable_overrides(recipe, [WAIT_FOR_TABLES]) if deterministic else []
         return training.train_recipe(recipe, data, run, (*overrides, *waits), process, beam_options)
-    if from_run is not None:
-        raise InputError("--from needs a recipe, not auto. Give the recipe of RUN1: RUN1/recipe.toml, or its name.")
+    if from_run is not None and pretrained is not None:
+        raise InputError("--pretrained is for trials, and --from makes no trials. Give only one of the two.")
     from extremis.auto.run_auto import run_auto
 
     overrides = (*overrides, WAIT_FOR_TABLES) if deterministic else overrides
     process["pretrained"] = fspath(pretrained or "")
-    return run_auto(data, run, minutes or 0.0, overrides, beam_options, began=began, **process)
+    earlier = fspath(from_run or "")
+    return run_auto(data, run, minutes or 0.0, overrides, beam_options, began=began, earlier=earlier, **process)

@@ -83,6 +83,6 @@ def shard(
     summary = summarize(data)
     for line in summary_lines(data, summary):
         say(line)
-    say(f"next: extremis run auto {data} RUN")
+    say(f"next: extremis run auto {data} {'RUN' if onto is None else 'RUN2 --from RUN1'}")
     facts = {"data": data, "digest": manifest.digest, "tables": manifest.parents}
     return {**facts, **manifest.parameters, "summary": summary}

@@ -92,6 +92,7 @@ def train_recipe(
     check_keys(recipe, overrides)  # a typo is reported before PyTorch is loaded
 
     from extremis.ranks import joined_ranks
+    from extremis.supervisor import carry
     from extremis.supervisor import train as train_watched
     from trainer.settings.resolve import resolve
 
@@ -106,15 +107,3 @@ def train_recipe(
         carry(data, run, earlier, resolved.recipe.train.device)
     say(f"{run}: trained; next: extremis evaluate {data} {run}")
     return {"run": run, **outcome}
-
-
-def carry(data: str, run: str, earlier: str, device: str) -> None:
-    """If the earlier run has a fusion, carry it over to the refreshed run. Raises ExtremisError."""
-    from trainer.evaluation.fitting import carry_fusion
-    from trainer.evaluation.memory import FACTS, describe_memory
-
-    fusion = carry_fusion(data, run, earlier, device)
-    if fusion is not None:
-        memory = fusion.parameters.get(FACTS)
-        own = f", with the training points of this run: {describe_memory(memory)}" if memory else ""
-        say(f"scores are fused with the weights of {earlier}{own}")

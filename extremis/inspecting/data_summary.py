@@ -45,6 +45,7 @@ def summarize(data: str) -> dict[str, Any]:
             "labels": labels.rows,
             "merged": 0 if derived else labels.manifest.counters.get("rows_merged", 0),
             "without_training_points": labels.manifest.counters.get("without_training_points", 0),
+            "without_text": labels.manifest.counters.get("empty_texts", 0),
         },
         "rejected": {name: reasons for name, reasons in rejected.items() if reasons},
     }
@@ -72,6 +73,7 @@ _COUNT_TEXTS = {
     "empty_texts": "with an empty text (kept)",
     "in_train": "with a text that is also in train (same tokens): evaluate measures these apart",
     "without_training_points": "without a training point",
+    "without_text": "without a text",
 }
 
 

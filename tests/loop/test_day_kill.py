@@ -185,8 +185,7 @@ def test_a_part_that_is_deleted_is_named_by_each_command(days: Days, tmp_path: P
 @pytest.mark.slow
 def test_the_script_of_the_page_makes_a_day_and_goes_on_after_a_failed_one(before: Path, tmp_path: Path) -> None:
     (script,) = blocks(DOCS / "versions.md", "sh")
-    sets = shlex.join(SETS)
-    script = script.replace("run astra", f"run random {sets}").replace("evaluate", "evaluate --split train")
+    script = script.replace("evaluate", "evaluate --split train")
     script = script.replace("extremis ", f"{shlex.quote(sys.executable)} -m extremis ")
     root = shutil.copytree(before, tmp_path / "root")
     (tmp_path / "day.sh").write_text(script)

@@ -74,7 +74,7 @@ def days(draw: st.DrawFn) -> list[Day]:
     for number in range(draw(st.integers(2, 3))):
         whole = number == 0 or draw(st.booleans())
         some = draw(st.sets(st.sampled_from(NAMES), min_size=1 if number == 0 else 0, max_size=9))
-        labels = {key: f"{key} {draw(st.sampled_from(['old', 'new']))}" for key in sorted(some)}
+        labels = {key: draw(st.sampled_from([f"{key} old", f"{key} new", "", " \t"])) for key in sorted(some)}
         given_file = number == 0 or bool(labels)
         listed |= some
         keys = draw(st.sets(st.integers(0, 14), min_size=1, max_size=10))
@@ -137,6 +137,8 @@ def check_version(data: str, model: Model) -> None:
         assert row["text"] == model.texts[key]
         assert bool(row.get("retired")) == (key in model.retired)
         assert row["frequency"] == model.frequency[key]
+    blank = sum(not text.strip() for text in model.texts.values())
+    assert open_manifest(DataLayout(data).labels).counters["empty_texts"] == blank
     names = {number: key for key, number in model.ids.items()}
     points = rows_of(DataLayout(data).queries("train"))
     assert [row["query_id"] for row in points] == list(range(len(points)))

@@ -191,7 +191,12 @@ def _read_bodies(source: str) -> list[dict[str, Any]]:
         source = str(base)
         if source in bodies:
             raise InputError(f"recipe {source}: extends itself, through {[*bodies][-1]}. Fix one of the two recipes.")
-        bodies[source] = _parse(_read_text(source), source)
+        body = bodies[source] = _parse(_read_text(source), source)
+        if "versions" in body and isinstance(body.get("recipe"), dict):  # the config of a run
+            body = bodies[source] = body["recipe"]
+            scored = body.get("validation")
+            if isinstance(scored, dict) and (scored.get("parts") or not scored.get("split")):  # chosen for its data
+                body["validation"] = {name: scored[name] for name in scored.keys() - {"split", "parts"}}
         base = bodies[source].pop("extends", None)
         if str(base).endswith(".toml") and not str(base).startswith("~"):
             from schemas.storage import resolve

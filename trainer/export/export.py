@@ -64,8 +64,8 @@ Embed = Callable[[Model, DataLayout, int, int], Iterator[tuple[int, torch.Tensor
 class ExportOptions:
     """Options of an export. `index`: none, auto, or a factory string. `step`: as in `open_step`.
 
-    `split`: the split for thresholds; None means `val`, if DATA has `val`. `calibrate`: fit probabilities on the same
-    split or, without `val`, on the run's held-out rows. `scores`: "classifier"; "sum" adds the embedding of the label's
+    `split`: the split for thresholds; None means `val` or, without `val`, the run's held-out rows. `calibrate`: fit
+    probabilities on the same rows. `scores`: "classifier"; "sum" adds the embedding of the label's
     text to each label vector; "fused" uses the run's fusion and the fusion's data; None: "fused" if the run has a
     fusion. `device`: the device that computes the vectors, which the export does not record. `onto`: an earlier export,
     or a folder with a current export; the new export refers to files of the earlier export instead of copying the
@@ -103,7 +103,6 @@ def export(data: str, run: str, out: str, options: ExportOptions, say: Say = pri
     layout = DataLayout(data)
     recipe, checkpoint = find_checkpoint(layout, RunLayout(run), options.step)
     options = replace(options, step=checkpoint.step, scores=options.scores or scores_of(run, checkpoint.step))
-    split = _threshold_split(layout, options, recipe)
     parents = {"data": Table.open(data, "data").digest, "checkpoint": checkpoint.table.digest}
     if options.scores == "sum" and recipe.encodes_labels:
         raise InputError(
@@ -115,6 +114,10 @@ def export(data: str, run: str, out: str, options: ExportOptions, say: Say = pri
     earlier = None if options.onto is None else EarlierExport.open(options.onto, out, layout)
     before = None if earlier is None else earlier.table.parameters["options"]
     options = replace(options, form=choose_form(options.form or AUTO_FORM, recipe.encoder, before))
+    if before is not None:  # an update of an export keeps what a service may ask the export for
+        precisions = tuple(dict.fromkeys([*options.precisions, *before["precisions"]]))
+        options = replace(options, calibrate=options.calibrate or "calibrate" in before, precisions=precisions)
+    split = _threshold_split(layout, options, recipe)
     described = {**_describe(options), "threshold_split": split}
     require_output_folder(out, "exported", [data, run, None if earlier is None else earlier.table.url])
     plan = _Plan(layout, RunLayout(run), options, recipe, checkpoint, fusion, split, earlier)
@@ -238,7 +241,7 @@ def _threshold_split(data: DataLayout, options: ExportOptions, recipe: Recipe) -
     if split is not None:
         open_split(data, split, recipe.data)
         return split
-    return "val" if has_val else None
+    return "val" if has_val else HOLDOUT if recipe.data.holdout else None
 
 
 def _limit_tokens(layout: DataLayout, data: Manifest, recipe: Recipe, say: Say) -> int:
@@ -381,8 +384,8 @@ def _measure_thresholds(plan: _Plan, serving: Serving, say: Say) -> dict[str, An
     split = plan.split
     if split is None:
         say(
-            f"no thresholds, because {plan.data.root} has no split val. Create val with extremis shard --validation, "
-            "or name another split with --threshold-split"
+            f"no thresholds, because {plan.data.root} has no split val and no rows were held out. Create val with "
+            "extremis shard --validation, or name another split with --threshold-split"
         )
         return None
     if split == HOLDOUT and plan.fusion is not None and serving.fused is not None:  # a row would find itself

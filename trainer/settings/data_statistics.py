@@ -10,13 +10,16 @@ from schemas.layout import DataLayout
 from schemas.shard_files.parquet import list_column
 from schemas.shares import RowShare
 from schemas.table import Table
+from schemas.text_model import DENSE_MODEL
 from trainer.encoders.features import count_ngrams
 from trainer.evaluation.split import label_statistics
+from trainer.input_kinds import InputKind, input_names
 from trainer.methods.rules import DataStatistics
 from trainer.methods.sections import Data
 from trainer.stream import open_queries
 
 SAMPLED_ROWS = 200_000  # number of rows in which n-grams are counted
+MOST_TEXTLESS = 0.01  # largest fraction of the trained labels that may lack a text, for recipes that encode texts
 HEAPS = 0.7  # the number of distinct n-grams of n texts grows like n ** 0.7
 _HASHES = 1 << 31
 
@@ -74,3 +77,24 @@ def _sample(table: Table, part: RowShare) -> tuple[int, int, int, int]:
             hashes.append(ids[ids >= vocabulary] - vocabulary)  # hashes of the distinct bigrams of a text
     _, counts = np.unique(np.concatenate([np.empty(0, np.int64), *hashes]), return_counts=True)
     return rows, pairs, tokens, int((counts > 1).sum())
+
+
+def describe_textless_labels(data: DataLayout, inputs: InputKind, rows: Data) -> tuple[str, bool]:
+    """Describe the labels of training `rows` that have no text, or a text without tokens; "" if there are none.
+
+    Also returns whether they are too many for a recipe that encodes texts. A dense vector counts as a text if `inputs`
+    include it and no model computed it. Labels are read only if `extremis shard` counted some. Raises TableError.
+    """
+    table, parameters = Table.open(data.labels, "labels"), Table.open(data.root, "data").parameters
+    own_vectors = "dense" in input_names(inputs) and DENSE_MODEL not in parameters
+    if own_vectors or not table.manifest.counters.get("empty_texts"):  # an excerpt has no counters
+        return "", False
+    trained = label_statistics(data, rows).frequency > 0
+    columns = [name for name in ("input_ids", "feature_ids") if name in table.columns]
+    counts = [sum(list_column(group, name).counts for name in columns) for group in table.batches(columns)]
+    empty, of = np.flatnonzero(trained & (np.concatenate(counts) == 0)), int(trained.sum())
+    if not len(empty):
+        return "", False
+    (example,) = table.rows_at(empty[:1], ["key"])["key"].to_pylist()
+    described = f"{len(empty):,} of the {of:,} trained labels have no text, for example {example!r}"
+    return described, len(empty) > MOST_TEXTLESS * of

@@ -15,7 +15,7 @@ from pipelines.common.exchange import FileExchange, Packet, gather, receive, sen
 from pipelines.common.flow import Collection, Flow, Tagged
 from pipelines.common.summary import SUMMARY, Patched, StagedBlock, Summary
 from pipelines.formats.base import LABELS
-from pipelines.sharding import resume, rows
+from pipelines.sharding import labels, resume, rows
 from pipelines.sharding.labels import KEYS, ORDER, Ordered, count_labels, duplicates, send_ordered, sum_counts
 from pipelines.sharding.plans import LabelsPlan, QueriesPlan
 from pipelines.sharding.queries import BEFORE_SCHEMA, FREQUENCIES, names_of
@@ -249,15 +249,18 @@ def patch_labels(element: tuple[int, dict[str, Any]], earlier: EarlierData, buil
     retired[states["label_id"].to_numpy() - first] = states[RETIRED].to_numpy()
     columns = pa.table({"frequency": frequency, RETIRED: retired})
     patched = [write_patch(built, LABELS, number, "columns", columns)]
+    more = Counter(without_training_points=int((frequency == 0).sum()) - int((was == 0).sum()))
     changed = [pa.Table.from_batches([batch]) for batch in receive(parts["changed"])]
     if changed:
         rows = pa.concat_tables(changed)
+        counted = [name for name in ("input_ids", "feature_ids") if name in rows.column_names]
+        old = pa.concat_tables(iterate_shard(url, entry, counted)).take(pc.subtract(rows["label_id"], first))
+        more["empty_texts"] = labels.count_tokens(rows)["empty_texts"] - labels.count_tokens(old)["empty_texts"]
         place = rows.column_names.index("label_id")
         rows = rows.set_column(place, POSITION, pc.subtract(rows["label_id"], first)).sort_by(POSITION)
         with open_shard(url, entry) as file:
             assert isinstance(file, ViewedShard)
             patched.append(write_patch(built, LABELS, number, "changed", _merge_changed(file.changed, rows)))
-    more = Counter(without_training_points=int((frequency == 0).sum()) - int((was == 0).sum()))
     return Summary(counters={LABELS: more}, patched=tuple(patched))
 
 
