@@ -14,6 +14,7 @@ from pipelines.mining.kept_index import KeptIndex
 from pipelines.mining.steps import DROPS
 from schemas import storage
 from schemas.errors import InputError, TableError
+from schemas.json_files import write_json
 from schemas.manifest import open_manifest
 from schemas.options import check
 from schemas.storage import join
@@ -160,12 +161,12 @@ class TestOtherTables:
     def test_a_table_that_an_epoch_trains_on_is_not_replaced(self, world):
         manifest = mine(world.data, world.run)["queries"]
         body = {"epoch": 5, "table_epoch": 5, "digests": {"queries": manifest.digest}, "late": False}
-        storage.write_bytes(world.layout.adoption(5), json.dumps(body).encode())
+        write_json(world.layout.adoption(5), body)
         options = MineOptions(width=3, overwrite=True)
         with pytest.raises(InputError, match="epoch 5 of this run trains on this table"):
             mine(world.data, world.run, options=options)
         assert open_manifest(world.layout.negatives(5, "queries")) == manifest
-        storage.write_bytes(world.layout.finished, b"{}")
+        write_json(world.layout.finished, {})
         assert mine(world.data, world.run, options=options)["queries"].parameters["width"] == 3
 
 

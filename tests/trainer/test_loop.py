@@ -163,7 +163,7 @@ def test_a_resume_keeps_the_threads_that_the_run_began_with(data: SmallData, run
         set_threads(before)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["bfloat16"])
 def test_narrow_vectors_in_a_file_are_resumed_to_the_same_bits(
     dtype: str, data: SmallData, runs: Iterator[RunLayout], tmp_path: Path
 ) -> None:
