@@ -425,7 +425,8 @@ def move_files(source: str, target: str, names: Sequence[str]) -> None:
     if not isinstance(fs, LocalFileSystem):
         with ThreadPoolExecutor(MOVE_THREADS, thread_name_prefix="extremis-move") as pool:
             copy = functools.partial(_call_with_timeout, fs, "cp_file", seconds=FILE_SECONDS)
-            list(pool.map(lambda pair: _retry(lambda: copy(*pair), "copy to", pair[1]), pairs))
+            urls = [join(target, name) for name in names]
+            list(pool.map(lambda pair, url: _retry(lambda: copy(*pair), "copy to", url), pairs, urls))
         return
     folders = {os.path.dirname(place) for _, place in pairs}
 

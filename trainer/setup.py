@@ -204,7 +204,9 @@ def require_label_texts(data: DataLayout, recipe: Recipe, say: Say) -> None:
         f"method = {recipe.method!r}": recipe.encodes_labels,
         "data.label_texts = true": recipe.data.label_texts,
         f"data.mix.{LABEL_TEXTS}": LABEL_TEXTS in recipe.data.mix,
-        "refresh.by = 'labels'": not recipe.encodes_labels and recipe.table_parameters.get("by") == "labels",
+        "refresh.by = 'labels'": not recipe.encodes_labels
+        and recipe.tables is not None
+        and recipe.table_parameters.get("by") == "labels",
         "train.new_labels = 'texts'": recipe.train.start_from and recipe.train.new_labels == "texts",
         "classifier.initial = 'labels'": isinstance(recipe, ClassifierRecipe) and recipe.classifier.initial == "labels",
     }

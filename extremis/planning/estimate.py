@@ -29,7 +29,7 @@ from trainer.stream.dataset import WINDOWS_AHEAD
 _TOKEN_FACTOR = 1.3  # relative to the entropy: 1.1 for titles (Tate), 1.6 for random words
 _LABEL_FACTOR = 1.7  # 1.7 for Tate, 2.0 if labels are independent
 _NEGATIVE_FACTOR = 1.3  # for mined tables: 1.0 to 1.6, rising during a run
-_SCORE_BYTES = 1.5  # for a float16 score in a table of negatives, sorted
+_SCORE_BYTES = 2.5  # for a float32 score in a table of negatives, sorted
 _VECTOR_FACTOR = 0.925  # for a vector, relative to its bytes in memory: float16 and float32, D from 24 to 256
 _CHARACTER_BYTES = 0.7  # for keys and texts: 0.4 to 0.8 on Tate and made-up keys
 _ROW_ID_BYTES = 2.5  # for a row's ids and frequency: 1.1 for queries, 3.3 for labels

@@ -63,7 +63,7 @@ def make_shards(source: Path, out: Path, flags: Flags) -> None:
 
 def make_tables(world: World, out: Path, flags: Flags) -> None:
     shutil.copytree(world.run, out)
-    options = MineOptions(block_rows=100, index="IVF16,Flat", nprobe=2, tasks_per_block=2, threads=1)
+    options = MineOptions(block_rows=100, index="IVF16,Flat", nprobe=2, target_recall=0.4, tasks_per_block=2, threads=1)
     mine(world.data, str(out), options=options, beam_options=flags)
 
 

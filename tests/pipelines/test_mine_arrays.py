@@ -209,7 +209,7 @@ def test_vectors_of_the_rows_of_a_version_are_joined_by_its_stream(tmp_path, arr
     own = list_column(rows.table.read(), "label_ids")
     positives = [{*own.values[a:b].tolist()} for a, b in itertools.pairwise(own.offsets)]
     expected = brute_force(sides[0].astype(np.float64) @ sides[1].astype(np.float64).T, positives, 3)
-    stream = JoinedStream([rows.with_negatives(str(out / "queries"))], len(sides[1]), batch=5, streams=2)
+    stream = JoinedStream([rows.with_negatives(str(out / "queries"))], len(sides[1]), batch=6, streams=2)
     stream.set_epoch(0)
     batches = list(stream)
     assert sorted(np.concatenate([batch.rows for batch in batches]).tolist()) == list(range(rows.rows))

@@ -189,7 +189,7 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
             "features": facts.features,
             **_dense_facts(facts, recipe, layout),
             "max_tokens": tokens,
-            "texts": {name: facts.manifest.parameters["options"].get(name) for name in ("fields", "text")},
+            "texts": {name: facts.manifest.parameters.get("options", {}).get(name) for name in ("fields", "text")},
             "training_points": Table.open(layout.labels, "labels").parameters.get("training_points"),
             "dimension": serving.vectors.shape[1],
             "bias": has_bias(recipe),

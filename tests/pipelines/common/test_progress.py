@@ -21,7 +21,7 @@ COUNTS = st.builds(Count, st.integers(0, 9), st.integers(0, 9), st.floats(0, 9),
 def work(number: int, meter: Meter, seconds: float) -> int:
     meter.start("work")
     time.sleep(seconds)
-    packets = dict(meter.count_bytes("work", [(number, b"12345")]))
+    packets = dict(meter.count_bytes("work", [(number, ("url", 0, 5, 0))]))
     meter.count("work", number)
     return len(packets)
 
