@@ -1,7 +1,6 @@
 """Assertions of laws that several parts promise, each written once."""
 
 import gc
-import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -123,26 +122,6 @@ def assert_every_row_by_weight(
             for start in range(0, len(more), block):
                 assert more[start : start + block].sum(0).max(initial=0) <= 1
         first += count
-
-
-def assert_dealt_by_age(
-    epochs: Sequence[Sequence[np.ndarray]], counts: Sequence[int], half_life: float, times: Sequence[float] = ()
-) -> None:
-    """Check that rows of a part come 2 ** (-age / half_life) times an epoch; the last of `counts` is the newest part.
-
-    `half_life` 0: each once. `times`: a factor for each part, where there is one. Ids of rows count the oldest part's
-    first.
-    """
-    ages = range(len(counts) - 1, -1, -1)
-    weights = [0.5 ** (age / half_life) if half_life else 1.0 for age in ages]
-    factors = times or [1.0] * len(weights)
-    assert_every_row_by_weight(epochs, counts, [w * f for w, f in zip(weights, factors, strict=True)])
-    # Over many epochs: the sum of what is dealt is that of the shares, but for what rounding leaves in each epoch.
-    dealt = np.concatenate([*itertools.chain.from_iterable(epochs), np.empty(0, np.int64)])
-    edges = np.cumsum([0, *counts])
-    for part, (weight, factor) in enumerate(zip(weights, factors, strict=True)):
-        shown = int(((dealt >= edges[part]) & (dealt < edges[part + 1])).sum())
-        assert abs(shown - len(epochs) * weight * factor * counts[part]) <= 0.5 * len(epochs) + 1e-6
 
 
 def assert_no_thread_is_left(name: str, before: set[int], iterate: Callable[[], Iterator[Any]]) -> None:

@@ -31,7 +31,7 @@ def test_the_recipes_on_the_page_are_recipes() -> None:
     shown = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     weights, shares = (validate(tomllib.loads(each), "the page").data for each in shown)
     assert weights.mix == {"train": 1.0, "val": 0.5, "labels": 2.0}
-    assert (shares.by_shares, shares.mix) == (True, {"train": 0.7, "val": 0.3})
+    assert (shares.mix_by, shares.mix) == ("shares", {"train": 0.7, "val": 0.3})
 
 
 def test_the_example_trains(data: Path, tmp_path: Path) -> None:

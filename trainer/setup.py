@@ -1,7 +1,6 @@
 """Setup of a run: open and build what the recipe requires, or refuse the recipe."""
 
 import itertools
-import math
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -91,9 +90,9 @@ def set_up(
     sizes = DataSizes.of(data)
     rows = recipe.data
     sources = open_sources(data, rows.split, rows.label_texts, recipe.encoder.inputs, rows.mix, rows.training_rows)
-    if rows.by_shares:
-        sources = by_shares(sources, rows.temperature or math.inf)
-    sources = select_window(sources, rows.parts, rows.half_life, open_replay(data, recipe))
+    if rows.mix_by == "shares":
+        sources = by_shares(sources)
+    sources = select_window(sources, rows.parts, open_replay(data, recipe))
     require_whole_epochs(recipe)
     require_label_texts(data, recipe, say)
     require_streamable(recipe, sources, data.root, group)
@@ -190,11 +189,10 @@ def require_whole_epochs(recipe: Recipe) -> None:
         return
     if recipe.is_clustered:
         raise InputError("order.cluster needs all rows of a split: leave out the keys that select or weight parts.")
-    if recipe.data.half_life or recipe.data.replay < 1:
+    if recipe.data.replay < 1:
         raise InputError(
-            "data.half_life and data.replay leave rows out of an epoch, so the embeddings of the epoch cannot be "
-            "mined. Use an index inside the trainer (refresh.source = 'in-trainer'), or random negatives only "
-            "(negatives.hard = 0)."
+            "data.replay leaves rows out of an epoch, so the embeddings of the epoch cannot be mined. Use an index "
+            "inside the trainer (refresh.source = 'in-trainer'), or random negatives only (negatives.hard = 0)."
         )
 
 
@@ -374,7 +372,7 @@ def require_same_recipe(started: Recipe, recipe: Recipe, run: str) -> None:
         if value != before.get(key)
         and key not in _RESUMABLE_OPTIONS
         and not key.startswith("storage.")  # how data are read, not which data
-        and not (same_sources and key.startswith(("data.mix", "data.temperature")))
+        and not (same_sources and key.startswith("data.mix"))
         and (key, value) != ("train.threads", 0)  # the run keeps its number of threads
     ]
     if differing:

@@ -37,7 +37,7 @@ from trainer.model import load_model
 from trainer.settings import data_statistics
 from trainer.settings.resolve import resolve
 from trainer.stream import JoinedStream, open_queries, open_sources
-from trainer.stream.sources import select_window
+from trainer.stream.sources import Replay, select_window
 
 
 def place(key: str, salt: int = 0) -> float:
@@ -193,10 +193,10 @@ def test_the_ranker_that_an_update_carries_has_not_seen_what_it_holds_out(folder
 
 @pytest.mark.parametrize("parts", ["0002", "", "last 1"])
 def test_a_window_of_parts_trains_on_all_but_what_is_held_out(folder: Path, parts: str) -> None:
-    rows = Data(holdout=0.2, parts=parts, half_life=0.0 if parts else 50.0)
+    rows = Data(holdout=0.2, parts=parts)
     layout = DataLayout(f"{folder}/d2")
     sources = open_sources(layout, "train", label_texts=False, share=rows.training_rows)
-    sources = select_window(sources, parts, rows.half_life)
+    sources = select_window(sources, parts, None if parts else Replay(frozenset(["0001"]), 0.9))
     stream = JoinedStream(sources, Table.open(layout.labels).rows, batch=16, streams=4)
     ids = np.concatenate([batch.rows for batch in stream])
     dealt = [key for source in sources for batch in source.table.batches(["key"]) for key in batch["key"].to_pylist()]

@@ -187,7 +187,7 @@ def test_a_refreshed_dual_encoder_has_a_table_by_the_run_before_from_the_first_s
     model = TrainedModel.build(recipe, facts.vocabulary, facts.labels, texts=texts)
     assert initialise_from_run(model, layout, recipe, silent)
     of_run = RunLayout(str(tmp_path / "run2"))
-    for source in select_window(open_sources(layout, "train", True), "", 0.0, open_replay(layout, recipe)):
+    for source in select_window(open_sources(layout, "train", True), "", open_replay(layout, recipe)):
         rows, table = source.table.read(), Table.open(of_run.negatives(0, source.name), "negatives").read()
         own = rows.column("label_ids" if "label_ids" in rows.column_names else "label_id").to_pylist()
         scores = (model.embed_table(rows).half().float() @ model.head.vectors.float().T).numpy()

@@ -100,18 +100,7 @@ def test_an_unknown_key_near_nothing_names_the_known_ones() -> None:
         (["data.mix={train = 0.0, labels = 1.0}"], "data.mix.train: .*greater than 0, got 0"),
         (["data.mix={train = inf, labels = 1.0}"], "data.mix.train: .*finite number, got inf"),
         (["data.mix={train = 1e4, labels = 1.0}"], "data.mix.train: .*less than or equal to 1000, got 10000"),
-        (
-            ["data.mix_by=shares"],
-            "data.mix_by and data.temperature need sources: set data.mix, which names the sources",
-        ),
-        (
-            ["data.mix={train = 1.0, labels = 1.0}", "data.temperature=0.5"],
-            "data.temperature = 0.5: expected 1 or more",
-        ),
-        (
-            ["data.mix={train = 1.0, labels = 1.0}", "data.mix_by=shares", "data.temperature=2"],
-            "leave out data.mix_by",
-        ),
+        (["data.mix_by=shares"], "data.mix_by needs sources: set data.mix, which names the sources"),
         (["data.mix={vectors = 1.0, labels = 1.0}"], "data.mix.vectors: .*give the split another name"),
         (
             ["data.mix={train = 2.0, labels = 0.5}"],
@@ -140,7 +129,7 @@ def test_a_mix_is_weights_by_name(tmp_path: Path) -> None:
     assert thin.data.mix == {"train": 0.25, "labels": 1.0}
     assert load_recipe("astra").data.mix == {}
     # Of shares every row comes once at least, so that they go with mined tables.
-    assert load_recipe("astra", ["data.mix={train = 0.7, labels = 0.3}", "data.mix_by=shares"]).data.by_shares
+    assert load_recipe("astra", ["data.mix={train = 0.7, labels = 0.3}", "data.mix_by=shares"]).data.mix
 
 
 def test_all_faults_are_told_at_once() -> None:

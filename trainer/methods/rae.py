@@ -46,7 +46,7 @@ class Rae(DualEncoder):
     @model_validator(mode="after")
     def _check_memory(self) -> Rae:
         if self.data.mix or self.data.label_texts or self.data.by_parts:
-            others = "data.mix, data.label_texts, data.parts, data.half_life and data.replay"
+            others = "data.mix, data.label_texts, data.parts and data.replay"
             raise ValueError(f"method = 'rae' needs all points of a single split: leave out {others}")
         if not self.encoder.normalize:
             raise ValueError("method = 'rae' needs unit vectors: set encoder.normalize = true")

@@ -240,7 +240,7 @@ class Recipe(OneOfKinds):
                 f"{LEAD}. Set {LEAD} or more, or 0 with train.start_from, which mines the earlier run before epoch 0"
             )
         thin = [f"{name} = {weight:g}" for name, weight in self.data.mix.items() if weight < 1]
-        if self.tables and thin and not self.data.by_shares:
+        if self.tables and thin and self.data.mix_by == "rows":
             raise ValueError(
                 f"data.mix: {', '.join(thin)} is below 1, so a dump would lack embeddings of some rows: multiply all "
                 "weights by a factor that makes each at least 1 (and divide train.epochs by the factor), or set "

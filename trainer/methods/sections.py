@@ -53,14 +53,6 @@ class Data(Options):
     parts: str | list[str] = Field(
         "", description="parts of a data version to train on: `last N`, a pattern such as 2026-11-*, or a list"
     )
-    half_life: float = Field(
-        0.0,
-        ge=0,
-        description=(
-            "half-life, in parts of a data version: rows of the newest part are used once per epoch, and rows that are "
-            "this many parts older are used half as often; 0: all rows are used equally often"
-        ),
-    )
     replay: float = Field(
         1.0,
         gt=0,
@@ -88,14 +80,6 @@ class Data(Options):
             "rows that come from the sources, where each row of the least used source is used once"
         ),
     )
-    temperature: float = Field(
-        0.0,
-        ge=0,
-        description=(
-            "temperature T of mix, at least 1: the number of rows that an epoch takes from a source with N rows is "
-            "proportional to its number in mix times N^(1/T). 1: in proportion to size; 0: no temperature"
-        ),
-    )
 
     @property
     def training_rows(self) -> RowShare:
@@ -112,29 +96,16 @@ class Data(Options):
         return RowShare(1 - self.holdout, 1.0)
 
     @property
-    def by_shares(self) -> bool:
-        """Whether the weights of sources are computed from shares."""
-        return bool(self.mix_by == "shares" or self.temperature)
-
-    @property
     def by_parts(self) -> bool:
         """Whether the part of a data version that contains a row determines how often the row is used."""
-        return bool(self.parts or self.half_life or self.replay < 1)
+        return bool(self.parts or self.replay < 1)
 
     @model_validator(mode="after")
     def _check(self) -> Data:
         if self.by_parts and self.mix:
-            raise ValueError(
-                "data.parts, data.half_life and data.replay choose rows of a single split: leave out data.mix"
-            )
-        if self.by_shares and not self.mix:
-            raise ValueError("data.mix_by and data.temperature need sources: set data.mix, which names the sources")
-        if 0 < self.temperature < 1:
-            raise ValueError(f"data.temperature = {self.temperature:g}: expected 1 or more, or 0 for no temperature")
-        if self.temperature and self.mix_by == "shares":
-            raise ValueError(
-                "data.temperature computes shares from sizes: leave out data.mix_by, which specifies shares"
-            )
+            raise ValueError("data.parts and data.replay choose rows of a single split: leave out data.mix")
+        if self.mix_by == "shares" and not self.mix:
+            raise ValueError("data.mix_by needs sources: set data.mix, which names the sources")
         if not self.mix:
             return self
         if self.holdout or self.share < 1:

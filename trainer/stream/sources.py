@@ -1,6 +1,5 @@
 """Sources of training rows: a table of points, or a share of its rows, joined with negatives."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -120,17 +119,14 @@ def open_sources(
     return sources
 
 
-def by_shares(sources: Sequence[Source], temperature: float = math.inf) -> list[Source]:
+def by_shares(sources: Sequence[Source]) -> list[Source]:
     """Return `sources` with new weights, so that the numbers of dealt rows are in proportion to the current weights.
 
-    With a `temperature` T, the number of dealt rows of a source with N rows is proportional to weight * N ** (1 / T),
-    so T = 1 gives proportions by size. An epoch deals each row of the least dealt source once. Raises InputError if
-    rows of another source would be dealt too often, or for a temperature that is no number above 0.
+    An epoch deals each row of the least dealt source once. Raises InputError if rows of another source would be dealt
+    too often.
     """
-    if not (is_number(temperature) and temperature > 0):
-        raise InputError(f"temperature = {temperature!r:.80}: expected a number above 0.")
     rows = [max(1, source.share.rows(source.table)) for source in sources]
-    times = [source.weight * count ** (1 / temperature - 1) for source, count in zip(sources, rows, strict=True)]
+    times = [source.weight * count**-1.0 for source, count in zip(sources, rows, strict=True)]
     least = min(times, default=1.0)
     for source, count, each in zip(sources, rows, times, strict=True):
         if each > MOST_WEIGHT * least:
@@ -143,9 +139,6 @@ def by_shares(sources: Sequence[Source], temperature: float = math.inf) -> list[
     return [replace(source, weight=each / least) for source, each in zip(sources, times, strict=True)]
 
 
-_LEAST = 1e-12  # weight so small that no row of any part is dealt
-
-
 class Replay(NamedTuple):
     """Parts that an earlier run was trained on, and how often an epoch deals their rows; other rows are dealt once."""
 
@@ -153,33 +146,25 @@ class Replay(NamedTuple):
     times: float
 
 
-def select_window(
-    sources: list[Source], window: str | Sequence[str], half_life: float, replay: Replay | None = None
-) -> list[Source]:
-    """Return `sources` with the parts of the window in place of the queries, oldest first, each with its weight.
+def select_window(sources: list[Source], window: str | Sequence[str], replay: Replay | None = None) -> list[Source]:
+    """Return `sources` with the parts of the window in place of the queries, oldest first.
 
-    With a half-life, a part that is n parts older than the window's newest part is dealt 2 ** (-n / half_life) times
-    per epoch. Rows of an earlier run, including label texts, are dealt `replay.times` times as often. Raises InputError
-    if no part is in the window.
+    Rows of an earlier run, including label texts, are dealt `replay.times` times as often. Raises InputError if no part
+    is in the window.
     """
-    if not window and not half_life and replay is None:
+    if not window and replay is None:
         return sources
+
+    def of_part(source: Source, part: PartTable) -> Source:
+        times = replay.times if replay and part.name in replay.trained else 1.0
+        name, table = source_of_part(source.name, part.name), source.table.of_parts([part])
+        return Source(name, table, weight=source.weight * times, share=source.share)
+
     queries, *others = sources
-    parts = queries.table.choose_parts(window)
-    ages = range(len(parts) - 1, -1, -1)
-    weights = [max(_LEAST, 0.5 ** (age / half_life)) if half_life else 1.0 for age in ages]
-    dealt = [_source_of(queries, part, weight, replay) for part, weight in zip(parts, weights, strict=True)]
+    dealt = [of_part(queries, part) for part in queries.table.choose_parts(window)]
     for source in others:
-        parts = list(source.table.parts) if replay else []
-        dealt += [_source_of(source, part, source.weight, replay) for part in parts] or [source]
+        dealt += [of_part(source, part) for part in source.table.parts if replay] or [source]
     return [source for source in dealt if source.rows] or dealt[:1]
-
-
-def _source_of(source: Source, part: PartTable, weight: float, replay: Replay | None) -> Source:
-    """Return the rows of one part as a source."""
-    times = replay.times if replay and part.name in replay.trained else 1.0
-    name, table = source_of_part(source.name, part.name), source.table.of_parts([part])
-    return Source(name, table, weight=weight * times, share=source.share)
 
 
 def clusters_per_group(group_rows: np.ndarray, rows: int, halvings: int) -> np.ndarray:

@@ -15,6 +15,7 @@ from tests.training import silent, train, with_sections
 from trainer.checkpoints.checkpoint import latest_checkpoint
 from trainer.loop import Trainer
 from trainer.progress import EpochReport
+from trainer.setup import require_whole_epochs
 
 WINDOW: dict[str, dict] = {
     "data": {"parts": "last 2", "label_texts": True},
@@ -69,10 +70,10 @@ def all_rows(url: str) -> list:
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"data": {"half_life": 2.0}}, "leave rows out of an epoch"),
+        ({"data": {"replay": 0.5}}, "leaves rows out of an epoch"),
         ({"method": "ngame", "order": {"cluster": 2}, "data": {"label_texts": False}}, "all rows of a split"),
     ],
 )
-def test_what_leaves_rows_out_has_no_tables(data: str, tmp_path: Path, sections: dict[str, dict], message: str) -> None:
+def test_what_leaves_rows_out_has_no_tables(sections: dict[str, dict], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Trainer.start(data, str(tmp_path / "run"), with_sections(WINDOW, sections), silent)
+        require_whole_epochs(with_sections(WINDOW, sections))

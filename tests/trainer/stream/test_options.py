@@ -13,7 +13,7 @@ from tests.builders import SmallData, build_data
 from tests.laws import assert_every_row_once
 from trainer.methods.astra import Negatives
 from trainer.negatives.planner import Planner
-from trainer.stream import JoinedStream, Source, by_shares, open_sources
+from trainer.stream import JoinedStream, Source, open_sources
 from trainer.stream.sources import RowShare
 
 ROWS = 41
@@ -98,7 +98,6 @@ WRONG: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
         ((0.9, 0.1), (-1, 1), (0, 2), (0, float("nan")), ("a", 1), (None, 1), (False, True)),
         "0 <= start <= stop <= 1",
     ),
-    "temperature": (lambda stream, value: by_shares([], value), (None, True, "x", float("nan"), 0, -1), "temperature"),
     "planner": (lambda stream, value: Planner(Negatives(), value), (*NO_NUMBERS, 0, -1), "labels"),
 }
 

@@ -203,21 +203,18 @@ def test_a_state_of_other_batches_is_refused(data: SmallData) -> None:
 # Shares
 
 
-@given(
-    st.lists(st.tuples(st.integers(20, 5000), st.floats(0.05, 5)), min_size=1, max_size=5),
-    st.sampled_from([1.0, 2.0, 5.0, math.inf]),
-)
-def test_rows_of_an_epoch_come_in_the_shares_that_are_asked(sizes: list[tuple[int, float]], temperature: float) -> None:
+@given(st.lists(st.tuples(st.integers(20, 5000), st.floats(0.05, 5)), min_size=1, max_size=5))
+def test_rows_of_an_epoch_come_in_the_shares_that_are_asked(sizes: list[tuple[int, float]]) -> None:
     given = [Source(f"s{n}", _Sized(rows), weight=weight) for n, (rows, weight) in enumerate(sizes)]  # type: ignore[arg-type]
     try:
-        weighed = by_shares(given, temperature)
+        weighed = by_shares(given)
     except InputError as error:
         assert "once; expected at most 1000 times" in str(error)  # noqa: PT017
         return
     assert min(source.weight for source in weighed) == 1
     mix = tuple(WeightedGroups(1, source.weight) for source in weighed)
     order = OrderBySource(np.array([rows for rows, _ in sizes]), 4, 2, 1, 0, 0, mix=mix)
-    wanted = np.array([weight * rows ** (1 / temperature) for rows, weight in sizes])
+    wanted = np.array([weight for _, weight in sizes])
     got = np.bincount(order.turns, minlength=len(sizes))
     # Of rows to one row each; of batches to one batch each.
     dealt = np.array([source.weight * source.rows for source in weighed])
@@ -230,11 +227,6 @@ class _Sized:
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
-
-
-def test_temperature_one_is_by_size(data: SmallData) -> None:
-    ones = sources_with(data, dict.fromkeys(MIX, 1.0))
-    assert [source.weight for source in by_shares(ones, 1.0)] == [1.0, 1.0, 1.0]
 
 
 def test_a_share_that_deals_rows_too_often_is_refused(data: SmallData) -> None:

@@ -15,7 +15,7 @@ from schemas.layout import DataLayout, source_of_part
 from schemas.shares import ALL_ROWS
 from schemas.table import PARTS, PartTable, Table
 from tests.builders import SmallData, build_data
-from tests.laws import assert_dealt_by_age, assert_exact_resume, assert_same_global_batches
+from tests.laws import assert_every_row_by_weight, assert_exact_resume, assert_same_global_batches
 from tests.pipelines.test_versions import SEQUENCE, make, rows_of
 from trainer.evaluation.split import label_statistics
 from trainer.methods.sections import Data
@@ -57,7 +57,7 @@ def test_a_window_names_parts(sources: list[Source], window: str | list[str], na
 )
 def test_a_window_without_a_part_is_refused(sources: list[Source], window: str | list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        select_window(sources, window, 0.0)
+        select_window(sources, window)
 
 
 @pytest.mark.parametrize(("window", "names"), WINDOWS)
@@ -83,7 +83,7 @@ def test_rows_of_parts_are_a_table(version: DataLayout, window: str | list[str],
 
 def test_sources_of_a_window_are_parts_by_name(sources: list[Source]) -> None:
     table = sources[0].table
-    for source in select_window(sources, "last 2", 0.0):
+    for source in select_window(sources, "last 2"):
         (part,) = (part for part in table.parts if source_of_part("queries", part.name) == source.name)
         assert table.of_parts([part]).digest == source.table.digest
 
@@ -101,7 +101,6 @@ class Case(NamedTuple):
 
     starts: list[int]
     window: str | list[str]
-    half_life: float
     trained: list[str] | None
     times: float
     batch: int
@@ -113,9 +112,8 @@ def cases(draw: st.DrawFn) -> Case:
     names = [f"d{number}" for number in range(len(starts))]
     some = st.lists(st.sampled_from(names), min_size=1, unique=True)
     windows = st.one_of(st.just(""), st.integers(1, 9).map("last {}".format), some, st.just("d[02468]"))
-    half_life = draw(st.one_of(st.just(0.0), st.floats(0.3, 20)))
     trained = draw(st.one_of(st.none(), some))
-    return Case(starts, draw(windows), half_life, trained, draw(st.floats(0.05, 1)), 8 * draw(st.integers(1, 3)))
+    return Case(starts, draw(windows), trained, draw(st.floats(0.05, 1)), 8 * draw(st.integers(1, 3)))
 
 
 def dealt_by(data: SmallData, case: Case) -> tuple[list[Source], list[PartTable]]:
@@ -136,7 +134,7 @@ def dealt_by(data: SmallData, case: Case) -> tuple[list[Source], list[PartTable]
         named = parts[-int(case.window.split()[1]) :]
     else:
         named = [part for part in parts if fnmatch.fnmatch(part.name, case.window or "*")]
-    return select_window([source], case.window, case.half_life, replay), named
+    return select_window([source], case.window, replay), named
 
 
 def stream(data: SmallData, sources: list[Source], epoch: int, batch: int, **options: int) -> JoinedStream:
@@ -147,12 +145,12 @@ def stream(data: SmallData, sources: list[Source], epoch: int, batch: int, **opt
 
 
 @given(cases())
-def test_rows_of_a_window_are_dealt_by_age(data: SmallData, case: Case) -> None:
+def test_rows_of_a_window_are_dealt_once_and_those_of_an_earlier_run_less_often(data: SmallData, case: Case) -> None:
     sources, parts = dealt_by(data, case)
     epochs = [[batch.rows for batch in stream(data, sources, epoch, case.batch)] for epoch in range(4)]
     trained = case.trained or ()
     times = [case.times if part.name in trained else 1.0 for part in parts]
-    assert_dealt_by_age(epochs, [part.rows for part in parts], case.half_life, times)
+    assert_every_row_by_weight(epochs, [part.rows for part in parts], times)
 
 
 @settings(max_examples=6)  # the laws themselves are tested on more of them in test_dataset, test_mixing, test_shares
