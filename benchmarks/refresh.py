@@ -66,7 +66,7 @@ def main() -> None:
         out.mkdir(parents=True, exist_ok=True)
         # With --set a refresh would keep the number of epochs, so the epochs are in a separate recipe.
         recipe = out / "recipe.toml"
-        recipe.write_text(tomli_w.dumps(read_recipe(arguments.recipe, arguments.overrides, light=True)))
+        recipe.write_text(tomli_w.dumps(read_recipe(arguments.recipe, arguments.overrides)))
         years = list(measure(out, str(recipe), arguments))
     below = [year["retrained"]["all"]["P@5"] - year["refreshed"]["all"]["P@5"] for year in years]
     all_years = sum(below) / len(below)

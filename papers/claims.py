@@ -271,7 +271,7 @@ def _digest(facts: object) -> str:
 @cache
 def digest_recipe(source: str, settings: tuple[str, ...]) -> str:
     """Return the digest of a recipe with settings, without comments and defaults. Raises InputError."""
-    return _digest(read_recipe(source, settings, light=True))
+    return _digest(read_recipe(source, settings))
 
 
 @cache

@@ -14,7 +14,7 @@ from schemas.owners.claim import Claim, Unclaimed
 from schemas.table import Table
 from schemas.waits import Say
 from trainer.checkpoints.checkpoint import latest_checkpoint
-from trainer.config.load import changed_versions, dump_config, load_config, restore_recipe
+from trainer.config.load import changed_versions, dump_config, load_config, validate
 from trainer.device import denormals_flushed
 from trainer.epoch import EpochRunner, OnStep
 from trainer.evaluation.split import trained_frequency
@@ -76,7 +76,7 @@ class Trainer:
         layout = RunLayout(run)
         config = load_config(layout.config)
         require_same_data(config, Table.open(data, "data").manifest, data, run)
-        started = restore_recipe(config["recipe"], layout.config)
+        started = validate(config["recipe"], layout.config)
         checkpoint = group.decide(lambda: latest_checkpoint(layout))
         if checkpoint is not None:
             require_same_recipe(started, recipe, run)

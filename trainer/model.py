@@ -13,7 +13,7 @@ from schemas.table import Table
 from schemas.text_model import DENSE
 from schemas.version import open_data, parts_since
 from trainer.checkpoints.checkpoint import Checkpoint, open_step
-from trainer.config.load import load_config, restore_recipe
+from trainer.config.load import load_config, validate
 from trainer.device import CPU
 from trainer.encoders.base import Encoder
 from trainer.group import ALONE, Group
@@ -163,7 +163,7 @@ def find_checkpoint(
             f"{run.root}: this run has no checkpoint yet. Wait for the first checkpoint, or resume the run with "
             "--resume."
         )
-    return restore_recipe(config["recipe"], run.config), checkpoint
+    return validate(config["recipe"], run.config), checkpoint
 
 
 def find_earlier(data: DataLayout, run: RunLayout) -> tuple[Recipe, Checkpoint, list[str]]:

@@ -25,7 +25,7 @@ from schemas.owners.outputs import require_output_folder
 from schemas.storage import join
 from schemas.table import Table
 from trainer.checkpoints.checkpoint import best_step, drop_old_checkpoints
-from trainer.config.load import applicable_overrides, load_config, read_recipe, restore_recipe
+from trainer.config.load import applicable_overrides, load_config, read_recipe, validate
 from trainer.device import open_device
 from trainer.encoders.token_vectors import find_token_vectors
 from trainer.evaluation.fitting import REFIT_HOLDOUT, FitOptions, describe_weights, fit_ranker, fit_weights
@@ -79,7 +79,7 @@ def run_auto(
             find_token_vectors(pretrained, DataLayout(data))  # refuses a model with another tokenizer before any trial
         report, epoch, again = dict[str, Any](), 0.0, dict[str, Any]()
         if run_exists:
-            recipe = restore_recipe(load_config(RunLayout(run).config)["recipe"], run)
+            recipe = validate(load_config(RunLayout(run).config)["recipe"], run)
             report = read_json(join(run, AUTO_REPORT))
         else:
             if earlier:

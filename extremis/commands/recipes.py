@@ -63,7 +63,7 @@ def _show(recipe: str, overrides: tuple[str, ...], out: str | None) -> dict[str,
     from schemas.owners.outputs import require_output_file
     from trainer.config.load import read_recipe
 
-    keys = read_recipe(recipe, overrides, light=True)
+    keys = read_recipe(recipe, overrides)
     text = tomli_w.dumps(keys)
     if out is None:
         results.print(text, end="")
@@ -77,7 +77,7 @@ def _show(recipe: str, overrides: tuple[str, ...], out: str | None) -> dict[str,
 def _list() -> dict[str, Any]:
     from trainer.config.load import AUTO_RECIPE, read_recipe, recipe_names
 
-    by_name = {name: read_recipe(name, light=True) for name in recipe_names()}
+    by_name = {name: read_recipe(name) for name in recipe_names()}
     rows = [[AUTO_RECIPE, *["by trials"] * 2, *[""] * 3]]
     for name, recipe in by_name.items():
         cells = {n: str(recipe.get(section, {}).get(key, default)) for n, (section, key, default) in _SHOWN.items()}

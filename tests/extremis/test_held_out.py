@@ -27,7 +27,7 @@ from schemas.shares import RowShare
 from schemas.table import Table
 from tests.schemas.test_hashing import plain
 from trainer.checkpoints.checkpoint import open_step
-from trainer.config.load import load_config, restore_recipe
+from trainer.config.load import load_config, validate
 from trainer.evaluation import evaluate
 from trainer.evaluation.fusion_files import open_fusion
 from trainer.evaluation.memory import Memory
@@ -135,7 +135,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recipe_of(run: Path) -> Any:
-    return restore_recipe(load_config(RunLayout(str(run)).config)["recipe"], str(run))
+    return validate(load_config(RunLayout(str(run)).config)["recipe"], str(run))
 
 
 def test_an_update_holds_out_as_much_as_its_run_and_no_more(folder: Path) -> None:

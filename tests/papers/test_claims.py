@@ -19,8 +19,6 @@ from papers.page import DIFFERS, HOLDS, NOT_RUN, UNCLEAR, judge, page, summary
 from papers.results import LEVELS, Result, difference, pack, place_of
 from tests.command import ROOT
 from tests.pipelines.raw import read_lines, write_tiny
-from tests.recipes import PAPER_RECIPES
-from trainer.config.load import PAPER_RECIPES as TOLD
 from trainer.config.load import load_recipe
 from trainer.evaluation.metrics import Contributions
 
@@ -70,11 +68,6 @@ def test_the_page_is_made_of_the_json(name: str) -> None:
 
 def test_the_readme_counts_what_the_pages_say() -> None:
     assert summary() in (ROOT / "README.md").read_text()
-
-
-def test_every_recipe_of_a_paper_is_told_where_it_is() -> None:
-    told = {name: f"papers/{folder}/{name}.toml" for folder, names in TOLD.items() for name in names}
-    assert {name: str(Path(path).relative_to(ROOT)) for name, path in PAPER_RECIPES.items()} == told
 
 
 def result_of(

@@ -167,11 +167,6 @@ def test_an_unknown_recipe_names_the_nearest_and_all() -> None:
         load_recipe("autoo")
     with pytest.raises(InputError, match=r"auto is not a recipe.* Run `extremis run auto DATA RUN`"):
         load_recipe("auto")
-    for name, path in (("w-hard", "astra/w-hard"), ("random+theta-hard", "astra/random-theta-hard")):
-        with pytest.raises(
-            InputError, match=rf"unknown recipe .*a table in a paper.* give the path papers/{path}\.toml"
-        ):
-            load_recipe(name)
 
 
 def test_a_recipe_from_a_file(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from schemas.errors import InputError
-from trainer.config.merging import applies, explain, merge, section_of, without_auto, without_foreign
+from trainer.config.merging import applies, explain, merge, section_of, without_auto
 from trainer.methods.kinds import EncoderSection, KindSection
 from trainer.methods.recipe import Recipe
 
@@ -22,14 +22,6 @@ else:
     import tomli as tomllib
 
 MAX_CHARACTERS, MAX_DEPTH = 1 << 20, 32  # limits of a TOML file
-# Recipes in papers/, by folder; only a checkout contains these recipes.
-PAPER_RECIPES = {
-    "astra": ("astra-paper", "curriculum", "random-theta-hard", "theta-curriculum", "theta-hard", "w-hard"),
-    "dexml": ("dexml-paper",),
-    "lns": ("lns-paper",),
-    "mips_s": ("mips-a", "mips-s-paper"),
-    "ngame": ("ance", "dpr", "ngame-paper", "tas"),
-}
 AUTO_RECIPE = "auto"  # instead of a recipe: `extremis run` chooses a recipe
 _SEAL_MARK = b"# CRC-32 of all above: "  # start of the last line of a config
 _SEAL = _SEAL_MARK + b"%08x\n"
@@ -49,7 +41,7 @@ def check_keys(source: str, overrides: Iterable[str] = ()) -> None:
 
     Only `load_recipe` checks encoders, losses, and rules that involve several sections. Raises InputError.
     """
-    body = read_recipe(source, overrides, light=True)
+    body = read_recipe(source, overrides)
     try:
         options = Recipe.options_of(Recipe.kind_in(body))
     except ValueError as error:
@@ -68,13 +60,12 @@ def check_keys(source: str, overrides: Iterable[str] = ()) -> None:
                 raise InputError(f"recipe {source}: {'; '.join(explain(fault, body) for fault in faults)}.") from None
 
 
-def read_recipe(source: str, overrides: Iterable[str] = (), light: bool = False) -> dict[str, Any]:
+def read_recipe(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """Read the recipe `source` (a name under recipes/ or a URL of a TOML file) with `section.key=value` overrides.
 
     With `extends = "astra"`, or `extends = "base.toml"` for a file in the same folder, a recipe sets only the keys that
     differ from the extended recipe. If the recipe or an override changes the method or the kind of a section, options
-    that extended recipes set for other kinds are dropped. `light`: do not check encoders and losses, because a bare
-    installation lacks some of their modules. Raises InputError if the recipe does not exist or is not TOML.
+    that extended recipes set for other kinds are dropped. Raises InputError if the recipe does not exist or is no TOML.
     """
     top: dict[str, Any] = {"name": source.rsplit("/", 1)[-1].removesuffix(".toml")}
     bodies = _read_bodies(source)
@@ -82,7 +73,7 @@ def read_recipe(source: str, overrides: Iterable[str] = (), light: bool = False)
         top["name"] = bodies[-1].get("name", top["name"])
         for override in overrides:
             _override(top, override)
-        return merge([*bodies, top], light)
+        return merge([*bodies, top])
     except ValueError as error:
         raise InputError(f"recipe {source}: {error}.") from None
 
@@ -99,18 +90,13 @@ def applicable_overrides(source: str, overrides: Iterable[str]) -> list[str]:
     ]
 
 
-def restore_recipe(body: Mapping[str, Any], source: str) -> Recipe:
-    """Read the recipe of a run or an export. Drops options of other kinds. Raises InputError."""
-    return validate(without_foreign(body), source)
-
-
 def restore_encoder(body: Mapping[str, Any], source: str) -> EncoderSection:
     """Read only the `encoder` section of a run's or an export's recipe; reading other sections may load PyTorch."""
     section = body.get("encoder")
     try:
         if not isinstance(section, Mapping):
             raise InputError(f"recipe {source}: encoder = {section!r:.80}: expected a section.")
-        return EncoderSection.model_validate(without_foreign(section, EncoderSection))
+        return EncoderSection.model_validate(section)
     except ValidationError as error:
         faults = [{**fault, "loc": ("encoder", *fault["loc"])} for fault in error.errors()]
         raise InputError(f"recipe {source}: {'; '.join(explain(fault, body) for fault in faults)}.") from None
@@ -211,12 +197,6 @@ def _read_text(source: str) -> str:
     if source == AUTO_RECIPE:
         raise InputError("auto is not a recipe, but chooses a recipe for your data. Run `extremis run auto DATA RUN`.")
     if not source.endswith(".toml"):
-        for paper, names in PAPER_RECIPES.items():
-            if (name := source.replace("+", "-")) in names:
-                raise InputError(
-                    f"unknown recipe {source!r}. This recipe reproduces a table in a paper and is not part of the "
-                    f"package. In a checkout, give the path papers/{paper}/{name}.toml."
-                )
         known = [AUTO_RECIPE, *recipe_names()]
         near = difflib.get_close_matches(source, known, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""

@@ -14,18 +14,13 @@ Body = Mapping[str, Any]  # options of a recipe or of one of its sections, from 
 Classes = Callable[[], list[type[Options]]]  # called only when needed, because the class of an encoder loads a module
 
 
-def merge(bodies: Sequence[Body], light: bool = False) -> dict[str, Any]:
+def merge(bodies: Sequence[Body]) -> dict[str, Any]:
     """Merge a chain of recipes in which each recipe extends the recipe before.
 
-    If a recipe changes the method or the kind of a section, options that only the previous kind has are dropped.
-    `light`: ignore the classes of encoders and losses, so that their modules are not loaded.
+    If a recipe changes the method or the kind of a section, options that only the previous kind has are dropped. For
+    encoders and losses, whose modules are not loaded here, these are the options that not all kinds have.
     """
-    return _merge_section(Recipe, bodies, kept_from=0, others=list, light=light)
-
-
-def without_foreign(body: Body, section: type[OneOfKinds] = Recipe) -> dict[str, Any]:
-    """Return the options `body` of a section, without the options that only other kinds of the section have."""
-    return _merge_section(section, [body], kept_from=1, others=list, light=False)
+    return _merge_section(Recipe, bodies, kept_from=0, others=list)
 
 
 def flatten(options: Body, prefix: str = "") -> dict[str, Any]:
@@ -42,9 +37,7 @@ def section_of(options: type[Options], name: str) -> type[Options] | None:
     return kind if isinstance(kind, type) and issubclass(kind, Options) else None
 
 
-def _merge_section(
-    section: type[Options], bodies: Sequence[Body], kept_from: int, others: Classes, light: bool
-) -> dict[str, Any]:
+def _merge_section(section: type[Options], bodies: Sequence[Body], kept_from: int, others: Classes) -> dict[str, Any]:
     """Merge the section of all `bodies`; the last body that names a kind determines the kind.
 
     An option is foreign if only the classes of other kinds, of this section or among `others`, have the option. Foreign
@@ -52,24 +45,27 @@ def _merge_section(
     changes the kind, `kept_from` is raised to the index of the body.
     """
     if not issubclass(section, OneOfKinds):
-        return _merge_options(section, bodies, kept_from, others, light)
+        return _merge_options(section, bodies, kept_from, others)
     kind, key = section.kind_in({}), section.KIND_KEY.rpartition(".")[2]
+    if issubclass(section, KindSection):  # all methods have the same encoders and losses, and not all load everywhere
+        kinds = [kind := body.get(key, kind) for body in bodies]
+        pairs = zip(kinds, bodies, strict=True)
+        return _merged(
+            [{k: v for k, v in body.items() if of == kind or k in section.model_fields} for of, body in pairs]
+        )
     for number, body in enumerate(bodies):
         if body.get(key, kind) != kind:
             kind, kept_from = body[key], max(kept_from, number)
-    is_known = isinstance(kind, str) and kind in section.KINDS  # otherwise the kind depends on the data, or is invalid
-    if not is_known or (light and issubclass(section, KindSection)):
+    if not (isinstance(kind, str) and kind in section.KINDS):  # the kind depends on the data, or is invalid
         return _merged(bodies)
 
     def of_other_kinds() -> list[type[Options]]:
         return [*others(), *(section.options_of(each) for each in section.KINDS if each != kind)]
 
-    return _merge_options(section.options_of(kind), bodies, kept_from, of_other_kinds, light)
+    return _merge_options(section.options_of(kind), bodies, kept_from, of_other_kinds)
 
 
-def _merge_options(
-    options: type[Options], bodies: Sequence[Body], kept_from: int, others: Classes, light: bool
-) -> dict[str, Any]:
+def _merge_options(options: type[Options], bodies: Sequence[Body], kept_from: int, others: Classes) -> dict[str, Any]:
     """Merge the options in `bodies` for the class `options`, section by section, without foreign options."""
     merged = _merged(bodies)
     kept = {key for body in bodies[kept_from:] for key in body}
@@ -78,7 +74,7 @@ def _merge_options(
         if section is not None and isinstance(value, dict):
             stated = [body[key] if isinstance(body.get(key), Mapping) else {} for body in bodies]
             classes = functools.partial(_sections_of, others, key)
-            merged[key] = _merge_section(section, stated, kept_from, classes, light)
+            merged[key] = _merge_section(section, stated, kept_from, classes)
         elif not (key in kept or _takes(options, key, value)) and any(_takes(each, key, value) for each in others()):
             del merged[key]
     return merged
@@ -176,7 +172,7 @@ def _without_kinds_of_data(body: dict[str, Any], keys: Mapping[str, Any]) -> dic
     for name in {key.partition(".")[0] for key in keys}:
         section = section_of(Recipe.options_of(Recipe.kind_in(body)), name)
         if section is not None and issubclass(section, OneOfKinds) and section.KIND_KEY in keys:
-            body[name] = without_foreign(body[name], section)
+            body[name] = _merge_section(section, [body[name]], kept_from=1, others=list)
     return body
 
 

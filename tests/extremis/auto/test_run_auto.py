@@ -19,7 +19,7 @@ from tests.command import Done, call, refused
 from tests.forks import start
 from tests.owners import held_elsewhere
 from tests.pipelines.raw import write_tiny
-from trainer.config.load import load_config, load_recipe, read_recipe, restore_recipe
+from trainer.config.load import load_config, load_recipe, read_recipe, validate
 from trainer.config.merging import options_left_to_data
 from trainer.evaluation.split import HOLDOUT, open_split
 
@@ -91,7 +91,7 @@ def test_the_recipe_in_run_is_an_ordinary_one_and_that_of_the_run(data: Path, ru
     recipe = load_recipe(path)
     assert options_left_to_data(read_recipe(path)) == {}
     config = load_config(str(run / "config.toml"))["recipe"]
-    assert recipe == restore_recipe(config, str(run))
+    assert recipe == validate(config, str(run))
     assert recipe.model_dump(mode="json") == config
     assert (recipe.encoder.dimension, recipe.train.epochs, recipe.data.holdout) == (8, 2, 0.1)
     assert recipe.name == report_of(run)["chosen"]

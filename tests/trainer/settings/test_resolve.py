@@ -9,7 +9,7 @@ from schemas.layout import RunLayout
 from tests.builders import SmallData, build_data
 from tests.recipes import RECIPES
 from tests.training import silent, train
-from trainer.config.load import load_config, load_recipe, read_recipe, restore_recipe
+from trainer.config.load import load_config, load_recipe, read_recipe, validate
 from trainer.config.merging import options_left_to_data, without_auto
 from trainer.inputs import open_queries
 from trainer.loop import Trainer
@@ -147,7 +147,7 @@ def test_the_numbers_land_in_the_config_of_a_run(data: SmallData) -> None:
     train(Trainer.start(data.layout.root, run.root, resolved.recipe, silent))
     config = load_config(run.config)["recipe"]
     assert options_left_to_data(config) == {}
-    assert restore_recipe(config, run.root) == resolved.recipe
+    assert validate(config, run.root) == resolved.recipe
     for key, setting in resolved.settings.items():
         section, _, name = key.partition(".")
         assert config[section].get(name, setting.value) == setting.value
