@@ -115,7 +115,8 @@ class Ours:
         self._encoder = encoder
         texts: Any = LabelTexts(batch.labels)
         head = LabelEncoderHead(recipe, encoder, len(batch.labels), texts)
-        planner, queries = Planner(recipe.negatives, len(batch.labels)), SubBatches(encoder, size)
+        planner = Planner(recipe.negatives, len(batch.labels))
+        queries = SubBatches(encoder, -(-len(batch.queries) // size))
         self._context = StepContext(Model(encoder, head), planner, queries)
         rows = np.arange(len(batch.queries))
         hard = rows[:, None] + len(rows) * np.arange(1, batch.mined + 1) if batch.mined else None

@@ -152,7 +152,7 @@ class DualEncoder:
         )
         self._encoder = recipe.encoder.build(vocabulary, seed)
         self._head = LabelEncoderHead(recipe, self._encoder, len(labels), Texts(labels))  # type: ignore[arg-type]
-        planner, queries = Planner(recipe.negatives, len(labels)), SubBatches(self._encoder)
+        planner, queries = Planner(recipe.negatives, len(labels)), SubBatches(self._encoder, 1)
         self._context = StepContext(Model(self._encoder, self._head), planner, queries)
 
     def step(

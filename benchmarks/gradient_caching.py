@@ -137,7 +137,7 @@ def step(model: str, batch: int, labels: int, size: int, chunk: int) -> dict[str
     encoder = recipe.encoder.build(VOCABULARY, 0)
     for warm in (256, labels):
         head = LabelEncoderHead(recipe, encoder, warm, RandomTexts(warm))  # type: ignore[arg-type]
-        queries = SubBatches(encoder, QUERY_BATCH)
+        queries = SubBatches(encoder, -(-batch // QUERY_BATCH))
         context = StepContext(Model(encoder, head), Planner(recipe.negatives, warm), queries)
         rows = random_batch(batch, warm)
         before = reset_peak()

@@ -122,7 +122,6 @@ def _cells(result: Mapping[str, Any], shown: Sequence[str]) -> list[str]:
 
 
 def _write_comparison(out: str, report: Mapping[str, Any], split: str, shown: Sequence[str]) -> None:
-    """Write the comparison so far, as JSON and as a page."""
     storage.write_bytes(join(out, ABLATION_RESULT), json.dumps(report, indent=1, sort_keys=True).encode())
     lines = [f"Split {split}: metrics in %, ± half of the 95 % bootstrap interval over queries.", ""]
     lines += ["| recipe | " + " | ".join([*shown, "train s"]) + " |", "|---" * (len(shown) + 2) + "|"]

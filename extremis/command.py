@@ -243,8 +243,6 @@ def _unwrap_type(kind: Any) -> tuple[Any, list[Any]]:
 
 
 class _ParsedType(click.ParamType):
-    """A parameter type whose values are parsed by a function."""
-
     name = "value"
 
     def __init__(self, parse: Callable[[str], Any]) -> None:
@@ -298,7 +296,6 @@ def _complete(
 
 
 def _run(function: Callable[..., Any], values: dict[str, Any]) -> None:
-    """Run a command in a terminal."""
     as_json, quiet, verbose = (values.pop(name) for name in _SHELL_ONLY)
     arguments, options = _split_arguments(function, values)
     with output(quiet=quiet, verbose=verbose, results="stderr" if as_json else "stdout"):
@@ -422,6 +419,5 @@ def name_arguments(message: str) -> str:
 
 
 def _literal(word: str) -> str:
-    """Format a command-line value as a Python literal."""
     number = re.fullmatch(r"\d+(\.\d+)?(e-?\d+)?", word)
     return word if number else {"true": "True", "false": "False"}.get(word, json.dumps(word))

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -32,13 +31,13 @@ def require_own_packages() -> None:
         sys.exit(2)
 
 
-def check_own_packages(names: Sequence[str] = OWN_PACKAGES) -> None:
+def check_own_packages() -> None:
     """Check that each package comes from this folder, not from another distribution or folder with the same name.
 
     A folder without `__init__.py` is harmless. Raises ImportError that names both files and a remedy.
     """
     root = Path(__file__).resolve().parents[1]
-    for name in names:
+    for name in OWN_PACKAGES:
         spec, ours = find_spec(name), root / name / "__init__.py"
         places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
         files = [Path(place).resolve() for place in places if place not in ("", "namespace")]

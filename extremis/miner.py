@@ -112,7 +112,6 @@ class Miner:
 
 
 def _describe(status: int) -> str:
-    """Describe how a process ended."""
     if status >= 0:
         return f"ended with status {status}"
     name = signal.Signals(-status).name if -status in {*signal.Signals} else f"signal {-status}"

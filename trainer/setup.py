@@ -282,7 +282,7 @@ def open_queries(recipe: Recipe, model: Model, group: Group, clock: Clock) -> Qu
     if recipe.train.freeze_encoder:
         return FrozenQueries(model.encoder)
     if recipe.train.accumulate > 1 or recipe.encodes_labels:
-        return SubBatches(model.encoder, parts=recipe.train.accumulate)
+        return SubBatches(model.encoder, recipe.train.accumulate)
     return WholeBatch(model.encoder, group, clock.lap)
 
 

@@ -145,7 +145,6 @@ def _show_baselines(split: str, report: dict[str, Any]) -> None:
 
 
 def _show_zero_shot(report: dict[str, Any]) -> None:
-    """Print the tables of `ZeroShot.report`."""
     labels, queries = f"{report['labels']:,}", report["queries"]
     if not queries:
         say(f"no query of the split has any of the {labels} labels without training points")

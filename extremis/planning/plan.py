@@ -210,7 +210,6 @@ def show(plan: dict[str, Any]) -> None:
 
 
 def _show_engine(plan: dict[str, Any]) -> None:
-    """Print what the pipelines need on an engine."""
     results.print(f"pipelines on {plan['engine']} with {plan['workers']:,} worker(s)")
     worker, slot, staging, network, read = (
         say_bytes(plan[f"{name}_bytes"]) for name in ("worker", "slot", "staging", "network", "input")

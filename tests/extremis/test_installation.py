@@ -98,10 +98,11 @@ def test_workers_have_the_modules_of_the_process_that_starts_them(programs: Path
     assert (tmp_path / "data" / "_manifest.json").exists()
 
 
-def test_a_package_that_is_nowhere_is_named() -> None:
+def test_a_package_that_is_nowhere_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     check_own_packages()
+    monkeypatch.setattr("extremis.installation.OWN_PACKAGES", ["no_such_package"])
     with pytest.raises(ImportError, match=r"`no_such_package`.* is not on Python's path"):
-        check_own_packages(["no_such_package"])
+        check_own_packages()
 
 
 def test_what_an_extra_brings_is_said_with_how_to_install_it() -> None:

@@ -158,7 +158,6 @@ def load_config(url: str) -> dict[str, Any]:
 
 
 def _matches_seal(data: bytes) -> bool:
-    """Return whether a config matches the checksum in its last line."""
     text, mark, checksum = data.rpartition(_SEAL_MARK)
     return bool(mark) and checksum.strip() == b"%08x" % crc32(text)
 

@@ -89,7 +89,6 @@ def _takes(options: type[Options], key: str, value: Any) -> bool:
 
 
 def _sections_of(others: Classes, key: str) -> list[type[Options]]:
-    """Return the classes of the section `key` in each class of `others`."""
     found = (section_of(other, key) for other in others())
     return [each for section in found if section is not None for each in _variants(section)]
 
@@ -204,7 +203,6 @@ def explain(fault: Any, body: Body) -> str:
 
 
 def _has(options: type[Options], path: Sequence[str]) -> bool:
-    """Return whether `options` has an option at `path`."""
     if len(path) == 1:
         return path[0] in options.model_fields
     section = section_of(options, path[0])

@@ -143,8 +143,6 @@ def export(data: str, run: str, out: str, options: ExportOptions, say: Say = pri
 
 @dataclass(frozen=True)
 class _Plan:
-    """What an export is built from: a run's checkpoint, a fusion, and the split for thresholds."""
-
     data: DataLayout
     run: RunLayout
     options: ExportOptions
@@ -369,7 +367,6 @@ def _write_index(plan: _Plan, serving: Serving, out: str, say: Say) -> tuple[lis
 
 
 def _earlier_index(earlier: EarlierExport | None) -> EarlierIndex | None:
-    """Return the indexes of the earlier export; None if there are no indexes."""
     facts = None if earlier is None else earlier.table.parameters["index"]
     if earlier is None or facts is None:
         return None

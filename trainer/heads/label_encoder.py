@@ -69,10 +69,10 @@ class LabelEncoderHead(Head):
         assert self._texts is not None, "this model was loaded without label texts"
         return self._texts
 
-    def label_inputs(self, size: int = 1024) -> Iterator[Inputs]:
+    def label_inputs(self) -> Iterator[Inputs]:
         most = -(-self.labels // self._group.ranks)
-        for piece in range(0, most, size):
-            low, high = (min(self.start + piece + end, self.stop) for end in (0, size))
+        for piece in range(0, most, 1024):
+            low, high = (min(self.start + piece + end, self.stop) for end in (0, 1024))
             yield self.texts.take(np.arange(low, high))
 
     def drop_cached_vectors(self) -> None:

@@ -135,13 +135,13 @@ class WholeBatch(QueryEmbeddings):
 
 
 class SubBatches(QueryEmbeddings):
-    """Encodes queries in `parts` sub-batches or in sub-batches of `size` rows (0: all), with one graph at a time."""
+    """Encodes queries in `parts` sub-batches, with one graph at a time."""
 
-    def __init__(self, encoder: Encoder, size: int = 0, parts: int = 0) -> None:
-        self._encoder, self._size, self._parts = encoder, size, parts
+    def __init__(self, encoder: Encoder, parts: int) -> None:
+        self._encoder, self._parts = encoder, parts
 
     def embed(self, batch: Batch, first: int) -> torch.Tensor:
-        size = -(-len(batch) // self._parts) if self._parts else self._size
+        size = -(-len(batch) // self._parts)
         key = partial(dropout_key, batch, QUERY_DROPOUT, first)
         self._cached = CachedEmbeddings(self._encoder, batch.inputs.slice, len(batch), size, key)
         return self._cached.embed().detach()

@@ -86,7 +86,6 @@ class CopiedIndex(NegativeSource):
         return best_of_ranks(keys, self._width, self._group)
 
     def _index(self, queries: np.ndarray) -> "tuple[Block, SearchParams]":
-        """Return the index for this step."""
         if self._current is None:
             self._current, self._age = self._build(self._copy(), queries), 0
         elif self._lag and self._age == self._every:
@@ -101,7 +100,6 @@ class CopiedIndex(NegativeSource):
         return self._current
 
     def _factory(self, rows: int) -> Factory:
-        """Return the index for `rows` vectors."""
         return choose(f"IVF{max(1, int(rows**0.5))},Flat" if self._kind == MIPS else self._kind, rows)
 
     def _copy(self) -> np.ndarray:

@@ -230,7 +230,6 @@ def _newest(run: RunLayout, recipe: Recipe, sources: list[Source], epoch: int) -
 
 
 def _url(run: RunLayout, recipe: Recipe, epoch: int, source: Source) -> str:
-    """Return the URL of the table built for `source` and `epoch`."""
     return run.clusters(epoch, source.name) if recipe.is_clustered else run.negatives(epoch, source.name)
 
 

@@ -79,7 +79,7 @@ def context_of(recipe: Recipe, data: SmallData, group: Group = ALONE) -> StepCon
     of_labels = encoder if recipe.encoders == 1 else recipe.encoder.build(VOCABULARY, 1)
     head = LabelEncoderHead(recipe, of_labels, LABELS, open_label_texts(data.layout, "tokens"), group)
     planner = Planner(recipe.negatives, LABELS, recipe.train.seed)
-    return StepContext(Model(encoder, head), planner, SubBatches(encoder, 2), group)
+    return StepContext(Model(encoder, head), planner, SubBatches(encoder, QUERIES // 2 // group.ranks), group)
 
 
 def head_of(recipe: Recipe, data: SmallData) -> LabelEncoderHead:
