@@ -100,12 +100,16 @@ def _reason(error: RuntimeError) -> str:
     return str(error).rsplit(": ", 1)[-1].strip()
 
 
-def write_index(url: str, name: str, index: faiss.Index) -> Shard:
-    """Write an index as the file `name` under `url`. Raises StorageError."""
+def write_index(url: str, name: str, block: Block) -> Shard:
+    """Write the block's index (a flat index if there is none) as the file `name` under `url`. Raises StorageError."""
+    index = block.index
+    if index is None:
+        index = faiss.IndexFlatIP(block.vectors.shape[1])
+        index.add(block.vectors)
     with storage.writing(join(url, name)) as path:
         with open(path, "wb") as file:  # Faiss's own writer may lose the end of a file on a full disk without an error
             faiss.write_index(index, faiss.PyCallbackIOWriter(file.write, _AT_ONCE))  # type: ignore[attr-defined]
-        return describe_file(path, name, index.ntotal)
+        return describe_file(path, name, len(block.vectors))
 
 
 def read_index(url: str, shard: Shard) -> faiss.Index:

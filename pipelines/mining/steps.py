@@ -179,10 +179,10 @@ def load_block(plan: MinePlan, number: int, profile: Profile, keep: bool = False
 def keep_block(plan: MinePlan, loaded: LoadedBlock) -> None:
     """Write the block's index, if it has one, and its record for later passes. Raises RoomError, StorageError."""
     name, size = shard_name(loaded.number, len(plan.bounds), "faiss"), plan.index_bytes() // len(plan.bounds)
-    index, entry = loaded.block.index, None
-    if index is not None:
+    entry = None
+    if loaded.block.index is not None:
         with with_room(plan.indexes_root, "an index", size, REMEDY):
-            entry = write_index(plan.indexes_root, name, index)
+            entry = write_index(plan.indexes_root, name, loaded.block)
     write_record(plan.index_record_url(loaded.number), entry, {"params": asdict(loaded.params)})
 
 

@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import faiss
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -22,6 +21,7 @@ from schemas.mapped import ScratchFile
 from schemas.shard_files.parquet import writing_shard
 from schemas.sizes import with_room
 from schemas.table import Table
+from search.block import Block
 from search.index import write_index
 from tests.builders import build_data
 from tests.command import ROOT, call, refused, sets
@@ -107,8 +107,6 @@ def test_a_disk_that_fills_while_mining(tmp_path: Path, small_disk: Path) -> Non
 def test_whoever_writes_more_than_a_disk_has_names_it(small_disk: Path) -> None:
     """Files, shards and indexes alike: what Faiss writes by itself may end early in silence."""
     vectors = np.ones((4000, 8), np.float32)
-    flat = faiss.IndexFlatIP(8)
-    flat.add(vectors)
     column = {"a": np.random.default_rng(0).integers(0, 1 << 40, 9000)}
 
     def bytes_of(url: str) -> None:
@@ -120,7 +118,7 @@ def test_whoever_writes_more_than_a_disk_has_names_it(small_disk: Path) -> None:
             out.write(pa.table(column))
 
     def index(url: str) -> None:
-        write_index(url, "index", flat)
+        write_index(url, "index", Block(0, vectors))
 
     full = r"file: the disk is full: the command writes about 1.0 KiB of bytes\. Remove some\."
     for write in (bytes_of, shard, index):

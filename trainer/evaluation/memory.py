@@ -249,7 +249,7 @@ class Memory:
         if self.index is not None:
             from search.index import write_index
 
-            yield write_index(url, INDEX, self.index)
+            yield write_index(url, INDEX, self._block)
 
     def to(self, device: "torch.device") -> "Memory":
         """Return this memory with its vectors on `device`, for exact search, if the vectors fit."""

@@ -182,7 +182,7 @@ def write_indexes(
         require_recall(factory, params, target)
         efforts.append(asdict(params))
         moved.append(count)
-        shards.append(entry or write_index(url, shard_name(number, len(vectors.ranges), "faiss"), block.index))
+        shards.append(entry or write_index(url, shard_name(number, len(vectors.ranges), "faiss"), block))
     facts = {"factory": factory.spec, "metric": "inner product", "columns": columns, "efforts": efforts}
     return shards, {**facts, "moved": moved}
 
