@@ -19,7 +19,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from benchmarks.common.report import report
-from pipelines.clustering.balanced import balanced_clusters
+from pipelines.clustering.balanced import balanced_order
 
 TATE = Path(__file__).parents[1] / "examples" / "tate"
 DIMENSION, BATCH, SIZE = 64, 512, 32
@@ -39,10 +39,12 @@ def main() -> None:
     radii = np.quantile(np.linalg.norm(x[row] - z[column], axis=1), QUANTILES).tolist()
 
     start = time.process_time()
-    clusters = balanced_clusters(x, SIZE)
+    near, starts = balanced_order(x, SIZE, SIZE)
     seconds = time.process_time() - start
     draw = np.random.default_rng(0)
-    sizes = np.bincount(clusters)
+    sizes = np.diff(starts)
+    clusters = np.empty(len(x), np.int64)
+    clusters[near] = np.repeat(np.arange(len(sizes)), sizes)
     order = np.argsort(draw.permutation(len(sizes))[clusters], kind="stable")
     orders = {"clustered": order, "random": draw.permutation(len(x))}
     figures: dict[str, Any] = {

@@ -7,7 +7,6 @@ published, and an interrupted run continues from these shards. In ASTRA's Algori
 runs during training: `watch` mines each dump as soon as the trainer completes it.
 """
 
-import contextlib
 import functools
 import json
 import time
@@ -24,7 +23,6 @@ from pipelines.mining import steps
 from pipelines.mining.aliases import find_aliases
 from pipelines.mining.audit import find_previous
 from pipelines.mining.inputs import complete_dumps, open_inputs
-from pipelines.mining.kept_index import describe_index, find_index
 from pipelines.mining.plan import MinePlan, SourceShard, make_plan
 from pipelines.mining.records import find_unfinished, summarize, take_over
 from pipelines.options import MineOptions
@@ -35,7 +33,7 @@ from schemas.manifest import Manifest
 from schemas.owners.build import Build, building, clean_up
 from schemas.owners.outputs import require_output_folder
 from schemas.reuse import Request, find_by_parents
-from schemas.sizes import require_room, say_bytes
+from schemas.sizes import say_bytes
 from schemas.storage import join
 
 __all__ = ["MineOptions", "mine", "watch"]
@@ -59,32 +57,21 @@ def mine(
     say, place = progress or silent, functools.partial(for_workers, beam_options)
     data, run, options = place(data), place(run), (options or MineOptions()).for_workers(place)
     inputs = open_inputs(data, run, epoch, options)
-    for out, doing in ((options.out, "mined"), (options.keep_index, "indexed")):
-        if out is not None:
-            require_output_folder(out, doing, [data, run])
+    if options.out is not None:
+        require_output_folder(options.out, "mined", [data, run])
     previous = {source.name: find_previous(run, source, inputs.use_from) for source in inputs.sources}
     plan = make_plan(inputs, options, {name: table for name, table in previous.items() if table is not None})
     finished = plan.finished_tables(run)
-    index_url, here = options.keep_index, is_local(beam_options)
-    left = plan.without_sources(finished)
-    left.require_room(*find_unfinished(left), here)
-    if index_url is not None and find_index(plan, index_url) is not None:
-        index_url = None
-    if index_url is not None:
-        require_room(index_url, {"indexes": plan.index_bytes(flat=True)}, "Give another --keep-index.")
-    if len(finished) == len(plan.sources) and index_url is None:
+    if len(finished) == len(plan.sources):
         clean_up(inputs.root, "mined")
         say(f"{inputs.name}: already mined{say_use(inputs.use_from)}")
         return finished
-    with contextlib.ExitStack() as held:
-        runner = held.enter_context(choose_runner(beam_options))
-        build = held.enter_context(building(inputs.root, "mined", say, in_phases=True))
+    left, here = plan.without_sources(finished), is_local(beam_options)
+    left.require_room(*find_unfinished(left), here)
+    with choose_runner(beam_options) as runner, building(inputs.root, "mined", say, in_phases=True) as build:
         finished = plan.finished_tables(run)  # the previous owner may have made some tables
         left = plan.without_sources(finished).for_attempt(build.claim.attempt)
-        index = held.enter_context(building(index_url, "indexed", say)) if index_url is not None else None
-        if left.sources or index is not None:
-            finished |= _make(left, build, index, runner, here, say)
-        return finished
+        return finished | _make(left, build, runner, here, say) if left.sources else finished
 
 
 def watch(
@@ -113,10 +100,8 @@ def watch(
     return watch_dumps(run, lambda: complete_dumps(run), make, say)
 
 
-def _make(
-    plan: MinePlan, build: Build, index: Build | None, runner: Runner, here: bool, say: Progress
-) -> dict[str, Manifest]:
-    """Mine and publish the tables of the plan's sources, and the index if one is to be stored."""
+def _make(plan: MinePlan, build: Build, runner: Runner, here: bool, say: Progress) -> dict[str, Manifest]:
+    """Mine and publish the tables of the plan's sources."""
     started = time.monotonic()
     inputs = plan.inputs
     for line in plan.describe():
@@ -125,12 +110,10 @@ def _make(
     reads = [join(table.url, MANIFEST) for table in (inputs.vectors, *(source.queries for source in plan.sources))]
     runner.check(reads, build.url, say)
     watch = Watch(inputs.scratch, say)
-    plan = replace(plan, meter=watch.meter, index_url=index.url if index is not None else None)
+    plan = replace(plan, meter=watch.meter)
     if (aliases := find_aliases(inputs.texts, plan.options.equal_texts)) is not None:
         aliases.write(plan.alias_url)
     _run_passes(plan, runner, watch, here, say)
-    if index is not None:
-        index.publish(describe_index(plan))
     summaries = {source.name: summarize(plan, source) for source in plan.sources}
     # `queries` is published last: a reader that sees its table also sees the other tables.
     ordered = sorted(plan.sources, key=lambda source: source.name == "queries")
@@ -139,11 +122,10 @@ def _make(
         Build(inputs.table_url(source), plan.staged_table_url(source), build.claim).publish(made[source.name])
     seconds = time.monotonic() - started
     profiles = {name: summary["profile"] for name, summary in summaries.items()}
-    if profiles:
-        body = {"seconds": round(seconds, 3), "estimated_bytes": plan.estimate.total, "tables": profiles}
-        storage.write_bytes(join(inputs.root, MINING_COST), json.dumps(body, indent=1, sort_keys=True).encode())
+    body = {"seconds": round(seconds, 3), "estimated_bytes": plan.estimate.total, "tables": profiles}
+    storage.write_bytes(join(inputs.root, MINING_COST), json.dumps(body, indent=1, sort_keys=True).encode())
     watch.summarize()
-    peak = max((profile["peak_bytes"] for profile in profiles.values()), default=0)
+    peak = max(profile["peak_bytes"] for profile in profiles.values())
     memory = f", at most {say_bytes(peak)} in one process" if peak else ""
     say(f"{inputs.name}: mined in {seconds:.1f} s{memory}{say_use(inputs.use_from)}")
     return made
@@ -154,14 +136,14 @@ def _run_passes(plan: MinePlan, runner: Runner, watch: Watch, here: bool, say: P
     left, _ = find_unfinished(plan)
     if done := len(plan.source_shards) - len(left):
         say(f"{plan.inputs.name}: resuming, {done:,} of {len(plan.source_shards):,} shards are finished")
-    passes = plan.passes(left) or ([[]] if plan.index_url else [])
+    passes = plan.passes(left)
     expected = _steps(plan, passes)
     for number, source_shards in enumerate(passes):
         if number:
             say(f"{plan.inputs.name}: pass {number + 1} of {len(passes)}")
         plan.require_room(*find_unfinished(plan), here)
         watch.expect(expected)
-        keep = number == 0 and (plan.index_url is not None or (len(passes) > 1 and not plan.factory.exact))
+        keep = number == 0 and len(passes) > 1 and not plan.factory.exact
         if plan.scores_positives:
             flow = Flow()
             flow.create("Groups", plan.tasks(source_shards)).map("Score positives", steps.score_group, plan)

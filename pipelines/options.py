@@ -169,7 +169,7 @@ class DumpOptions(Options):
 
     def for_workers(self, place: Callable[[str], str]) -> "Self":
         """Return these options, in which each URL that is sent to workers is replaced by `place(url)`."""
-        places = ("queries", "out", "vectors", "keep_index", "positives", "query_texts", "document_texts")
+        places = ("queries", "out", "vectors", "positives", "query_texts", "document_texts")
         urls = {name: getattr(self, name, None) for name in places}
         return self.model_copy(update={name: place(url) for name, url in urls.items() if url is not None})
 
@@ -228,8 +228,6 @@ class MineOptions(DumpOptions, TextOptions, MarginOptions):
     audit_queries: int | None = _unset(
         "Rows that are also searched exactly, to measure recall. Default: 200 to 1000.", ge=0
     )
-    # The output.
-    keep_index: str | None = _unset("Store the Faiss index of every block under URL, for serving.")
 
     @model_validator(mode="after")
     def _agree(self) -> "Self":

@@ -90,8 +90,6 @@ def check_folder(name: str) -> str:
 
 
 class _Subpath:
-    """Path `name` below the root of a layout."""
-
     def __init__(self, name: str) -> None:
         self._name = name
 

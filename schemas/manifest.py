@@ -23,7 +23,7 @@ FORMAT = "extremis-table"
 FORMAT_VERSION = 2
 # Kinds of tables whose shards contain all rows.
 _KINDS_WITH_ROWS = "queries", "labels", "embeddings", "vectors", "negatives"
-KINDS = (*_KINDS_WITH_ROWS, "tokenizer", "checkpoint", "data", "rejects", "index", "export", "fusion", "tuples")
+KINDS = (*_KINDS_WITH_ROWS, "tokenizer", "checkpoint", "data", "rejects", "export", "fusion", "tuples")
 MAX_BYTES = 1 << 30  # size of a manifest: enough for a million shards with their checksums
 
 _LONGEST_PATH = 4096  # characters

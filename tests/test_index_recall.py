@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from pipelines.mine import MineOptions, mine
-from pipelines.mining.kept_index import KeptIndex
+from pipelines.mining.audit import Profile
+from pipelines.mining.steps import load_block
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged
@@ -78,13 +79,14 @@ def by_mining(spec: str, target: float, folder: Path, monkeypatch: pytest.Monkey
     rows, queries = world()
     made = World(str(folder / "data"), str(folder / "run"), queries, rows, [[] for _ in queries], shards=1)
     made.write_dump()
-    options = MineOptions(index=spec, target_recall=target, width=K, threads=1, keep_index=str(folder / "index"))
+    options = MineOptions(index=spec, target_recall=target, width=K, threads=1)
     manifest = mine(made.data, made.run, options=options)["queries"]
-    kept = KeptIndex(str(folder / "index"))
-    params = SearchParams(**kept.manifest.parameters["efforts"][0])
+    plan = plan_of(made, options)
+    loaded = load_block(plan, 0, Profile())
+    params = loaded.params
     assert manifest.quality["index_recall"] == {"least": params.recall, "most": params.recall}
-    sample = plan_of(made, options).inputs.sources[0].sample_queries(512, 0, D)
-    return kept.load(0), params, params.recall, sample, rows, K
+    sample = plan.inputs.sources[0].sample_queries(512, 0, D)
+    return loaded.block.index, params, params.recall, sample, rows, K
 
 
 def by_export(spec: str, target: float, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Made:

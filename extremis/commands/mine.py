@@ -66,7 +66,6 @@ def mine(
     threads: int | None = None,
     device: Device | None = None,
     audit_queries: int | None = None,
-    keep_index: Url | None = None,
     start_timeout: StartTimeout | None = None,
     beam_options: BeamOptions = (),
     progress: Progress = True,

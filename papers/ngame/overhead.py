@@ -16,7 +16,7 @@ import torch
 from transformers import DistilBertConfig, DistilBertModel
 
 from benchmarks.common.report import report
-from pipelines.clustering.balanced import balanced_clusters
+from pipelines.clustering.balanced import balanced_order
 
 DIMENSION, TOKENS, BATCH, ROUNDS = 768, 32, 64, 3
 SIZE, EVERY = 320, 5  # final C, and tau (Table 9)
@@ -36,7 +36,7 @@ def main() -> None:
     of_text = min(seconds(step) for _ in range(ROUNDS)) / BATCH
     x = np.random.default_rng(0).standard_normal((queries, DIMENSION), np.float32)
     x /= np.linalg.norm(x, axis=1, keepdims=True)
-    clusters = seconds(lambda: cluster(x))
+    clusters = seconds(lambda: balanced_order(x, SIZE, SIZE))
     epochs = EVERY * 2 * queries * of_text  # a query and one of its positives
     report(
         "clusters add little to epochs of a transformer",
@@ -46,12 +46,7 @@ def main() -> None:
     )
 
 
-def cluster(x: np.ndarray) -> None:
-    """Make clusters of SIZE of x [N, D]."""
-    balanced_clusters(x, SIZE)
-
-
-def seconds(action: Callable[[], None]) -> float:
+def seconds(action: Callable[[], object]) -> float:
     """Return the processor seconds of an action."""
     before = resource.getrusage(resource.RUSAGE_SELF)
     action()

@@ -20,30 +20,14 @@ _ROUNDS = 8  # rounds of 2-means per level; most parts converge in fewer rounds
 _ROWS = 1 << 15  # points whose scores are computed at a time
 
 
-def balanced_clusters(vectors: np.ndarray, size: int, seed: int = 0, rounds: int = _ROUNDS) -> np.ndarray:
-    """Return the cluster number, in [0, K), of each vector in `vectors` [N, D] as int64 [N], with K = ceil(N / size).
+def balanced_order(vectors: np.ndarray, size: int, smallest: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return point indices ordered by cluster, int64 [N], and the boundaries [K + 1] of K = ceil(N / size) clusters.
 
-    Clusters have floor(N / K) or ceil(N / K) points. Clusters are numbered in the order of the tree's leaves, so
-    clusters with adjacent numbers are close in space. The result depends only on (vectors, size, seed). Raises
-    ValueError for a size below 1.
+    Clusters of `vectors` [N, D] have floor(N / K) or ceil(N / K) points, the larger ones first. They are in the order
+    of the tree's leaves, so neighbouring clusters are close in space. Within each cluster, points are ordered as if the
+    tree divided the cluster further, down to `smallest` points. If a cluster of n points is divided into m equal parts,
+    part i is the range [i n // m, (i + 1) n // m). Both sizes are 1 or more.
     """
-    order, starts = balanced_order(vectors, size, size, seed, rounds)
-    clusters = np.empty(len(vectors), np.int64)
-    clusters[order] = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    return clusters
-
-
-def balanced_order(
-    vectors: np.ndarray, size: int, smallest: int, seed: int = 0, rounds: int = _ROUNDS
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return point indices ordered by cluster, int64 [N], and the cluster boundaries [K + 1]; see `balanced_clusters`.
-
-    Clusters of ceil(N / K) points come before smaller clusters. Within each cluster, points are ordered as if the tree
-    divided the cluster further, down to `smallest` points. If a cluster of n points is divided into m equal parts, part
-    i is the range [i n // m, (i + 1) n // m).
-    """
-    if size < 1 or smallest < 1:
-        raise ValueError(f"cluster size {size} and smallest part {smallest}; expected 1 or more")
     count = len(vectors)
     vectors = np.ascontiguousarray(vectors, np.float32)
     order = np.arange(count)  # points, ordered by part
@@ -53,7 +37,7 @@ def balanced_order(
         left = (clusters + 1) // 2
         base, larger = np.divmod(np.diff(starts), clusters)  # sizes of a part's leaves differ by at most one
         sizes = base * left + np.minimum(larger, left)
-        order = order[halve(vectors[order], starts, sizes, clusters > 1, seed, rounds)[0]]
+        order = order[halve(vectors[order], starts, sizes, clusters > 1, seed)[0]]
         middle = starts[:-1] + sizes
         halves = np.stack([middle, starts[1:]], axis=1).reshape(-1)
         counts = np.stack([left, clusters - left], axis=1).reshape(-1)
@@ -65,13 +49,13 @@ def balanced_order(
         inner = starts[:-1, None] + np.arange(parts) * points // parts
         finer = np.append(inner.reshape(-1), count)
         sizes = np.diff(finer)[0::2]
-        order = order[halve(vectors[order], edges, sizes, np.diff(edges) > 1, seed, rounds)[0]]
+        order = order[halve(vectors[order], edges, sizes, np.diff(edges) > 1, seed)[0]]
         parts, edges = 2 * parts, finer
     return order, starts
 
 
 def halve(
-    vectors: np.ndarray, starts: np.ndarray, left: np.ndarray, divided: np.ndarray, seed: int, rounds: int
+    vectors: np.ndarray, starts: np.ndarray, left: np.ndarray, divided: np.ndarray, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Apply balanced 2-means in every part; return the order [N] with each part's left half before its right half.
 
@@ -89,7 +73,7 @@ def halve(
     two = np.minimum(two, max(0, len(part) - 1))  # for a part without points
     lines = vectors[two[:, 0]] - vectors[two[:, 1]]
     order, scores = np.arange(len(part)), np.empty(len(part), np.float32)
-    for last in range(rounds - 1, -1, -1):
+    for last in range(_ROUNDS - 1, -1, -1):
         for number, (low, high) in enumerate(itertools.pairwise(starts.tolist())):
             np.einsum("nd,d->n", vectors[low:high], lines[number], out=scores[low:high])
         # Ties keep their order, and so do all points of a part that is not divided.
@@ -148,7 +132,7 @@ def grow_tree(sample: np.ndarray, parts: int, seed: int) -> PartTree:
     while len(starts) <= parts:
         sizes = np.diff(starts)
         left = (sizes + 1) // 2
-        order, across = halve(vectors, starts, left, sizes > 1, seed, _ROUNDS)
+        order, across = halve(vectors, starts, left, sizes > 1, seed)
         vectors = vectors[order]
         scores = _project(vectors, across, np.repeat(np.arange(len(sizes)), sizes))
         middle = starts[:-1] + left

@@ -88,7 +88,6 @@ def _with_names(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterato
 
 
 def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
-    """Return the class names of each column that contains class labels."""
     named = {}
     try:
         features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]

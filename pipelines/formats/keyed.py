@@ -190,7 +190,6 @@ class KeyedFiles(Keyed):
         return _table(names, _STEMS[LABELS], self.extension) or _table(names, _STEMS[LABELS], _ANY)
 
     def _unsplit_files(self, names: Sequence[str]) -> list[str]:
-        """List the files of a saved data set without splits."""
         return [name for name in names if self.unsplit_pattern and re.fullmatch(self.unsplit_pattern, name)]
 
 

@@ -26,7 +26,6 @@ _THREADS = 16  # requests to storage at the same time
 
 
 def _pieces(file: Any) -> Generator[bytes]:
-    """Yield the content of an open file."""
     yield from iter(lambda: file.read(_CHUNK), b"")
 
 

@@ -85,11 +85,9 @@ class _Array:
 
     @property
     def length(self) -> int:
-        """Number of entries."""
         return self.shape[0] if self.shape else 1
 
     def take(self, count: int) -> np.ndarray:
-        """Read the next `count` entries."""
         parts = []
         missing = count * self.dtype.itemsize
         while missing:

@@ -108,10 +108,10 @@ class BlockPlan:
         """Estimate the size in bytes of the finished tables for `rows` rows."""
         return int(rows * self.sizes.columns * (math.log2(max(2, self.bounds[-1][1])) / 8 + _TABLE_SCORE))
 
-    def index_bytes(self, flat: bool = False) -> int:
-        """Estimate the storage in bytes for all indexes; for exact search 0, or with `flat` the size of the vectors."""
+    def index_bytes(self) -> int:
+        """Estimate the storage in bytes for all indexes; 0 for exact search."""
         if self.factory.exact:
-            return 4 * self.sizes.dimension * self.bounds[-1][1] * flat
+            return 0
         dimension = self.factory.dimension(self.sizes.dimension)
         return sum(self.factory.stored_bytes(stop - start, dimension) for start, stop in self.bounds)
 

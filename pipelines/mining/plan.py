@@ -34,9 +34,9 @@ from search.index import SearchParams
 
 _FEWEST_AUDITED = 200
 _MOST_AUDITED = 1000
-# Options that determine the content of a table; the search options also determine the content of a kept index.
-SEARCH_OPTIONS = ("nprobe", "ef_search", "refine", "target_recall", "seed")
-_RANK_OPTIONS = (
+# Options that determine the content of a table.
+_OPTIONS = (
+    *("nprobe", "ef_search", "refine", "target_recall", "seed"),
     *("skip_top", "window", "margin", "relative_margin", "max_score", "min_score", "temperature"),
     "audit_queries",
 )
@@ -57,8 +57,7 @@ class MinePlan(BlockPlan):
     """Plan of one run: its search and the locations of its tables.
 
     `width` is the number K of negatives per label range, `fetch` the number of candidates per row and block. `aliases`
-    is the number of labels that share their text with another label. `index_url`: URL for a permanent copy of every
-    block's index; None: no copy.
+    is the number of labels that share their text with another label.
     """
 
     inputs: MineInputs
@@ -69,7 +68,6 @@ class MinePlan(BlockPlan):
     previous: dict[str, Table]
     options: MineOptions
     aliases: int = 0
-    index_url: str | None = None
     meter: Meter = field(default=Meter(), compare=False)
 
     @property
@@ -155,13 +153,13 @@ class MinePlan(BlockPlan):
         return join(_INDEXES, shard_name(block, len(self.bounds), RECORD))
 
     def index_record_url(self, block: int) -> str:
-        """Return the URL of the record for a block's index. Permanent indexes are rebuilt in each attempt."""
-        return join(self.inputs.scratch if self.index_url else self.finished_root, self.index_record_path(block))
+        """Return the URL of the record for a block's index."""
+        return join(self.finished_root, self.index_record_path(block))
 
     @property
     def indexes_root(self) -> str:
-        """Prefix of the indexes that are stored permanently or between passes."""
-        return self.index_url or join(self.finished_root, _INDEXES)
+        """Prefix of the indexes that are stored between passes."""
+        return join(self.finished_root, _INDEXES)
 
     @property
     def source_shards(self) -> list[SourceShard]:
@@ -188,7 +186,7 @@ class MinePlan(BlockPlan):
 
         A group has `tasks_per_block` tasks, or fewer if there are fewer shards.
         """
-        splits = max(1, min(self.options.tasks_per_block, len(source_shards)))
+        splits = min(self.options.tasks_per_block, len(source_shards))
         return [
             (group, keep and split == 0, source_shards[split::splits])
             for group in range(len(self.groups))
@@ -199,7 +197,7 @@ class MinePlan(BlockPlan):
         """Return the parameters of a table's manifest: everything that determines its content, except its parents."""
         options, inputs = self.options, self.inputs
         return {
-            **options.model_dump(include={*SEARCH_OPTIONS, *_RANK_OPTIONS}),
+            **options.model_dump(include={*_OPTIONS}),
             # None for "top", as in tables from versions without other draws.
             "sample": None if options.sample == "top" else options.sample,
             "by": inputs.by,
@@ -222,12 +220,11 @@ class MinePlan(BlockPlan):
     def needs_of(self, source_shards: Sequence[SourceShard], indexed: int = 0) -> dict[str, int]:
         """Estimate the bytes, by use, that mining these shards writes to the tables' storage; see `needs`.
 
-        indexed: number of blocks whose indexes already exist. Permanent indexes are stored elsewhere and are not
-        counted.
+        indexed: number of blocks whose indexes already exist.
         """
         rows = [self.rows(some) for some in self.passes(source_shards)]
         needs = self.needs(sum(rows), max(rows, default=0))
-        left = 0 if self.index_url else len(self.bounds) - indexed
+        left = len(self.bounds) - indexed
         return needs | {what: size * left // len(self.bounds) for what, size in needs.items() if what == "indexes"}
 
     def require_room(self, source_shards: Sequence[SourceShard], indexed: int = 0, here: bool = True) -> None:

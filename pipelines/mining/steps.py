@@ -177,12 +177,13 @@ def load_block(plan: MinePlan, number: int, profile: Profile, keep: bool = False
 
 
 def keep_block(plan: MinePlan, loaded: LoadedBlock) -> None:
-    """Write the block's index, permanently or for later passes, and its record. Raises RoomError, StorageError."""
-    name, size = shard_name(loaded.number, len(plan.bounds), "faiss"), plan.index_bytes(flat=True) // len(plan.bounds)
-    exact = loaded.block.index is None
-    with with_room(plan.indexes_root, "an index", size, REMEDY):
-        entry = None if exact and not plan.index_url else write_index(plan.indexes_root, name, loaded.block)
-    write_record(plan.index_record_url(loaded.number), entry, {"exact": exact, "params": asdict(loaded.params)})
+    """Write the block's index, if it has one, and its record for later passes. Raises RoomError, StorageError."""
+    name, size = shard_name(loaded.number, len(plan.bounds), "faiss"), plan.index_bytes() // len(plan.bounds)
+    entry = None
+    if loaded.block.index is not None:
+        with with_room(plan.indexes_root, "an index", size, REMEDY):
+            entry = write_index(plan.indexes_root, name, loaded.block)
+    write_record(plan.index_record_url(loaded.number), entry, {"params": asdict(loaded.params)})
 
 
 def _find_kept(plan: MinePlan, number: int, exact: Block, profile: Profile) -> LoadedBlock | None:
@@ -192,7 +193,7 @@ def _find_kept(plan: MinePlan, number: int, exact: Block, profile: Profile) -> L
     with contextlib.suppress(FileNotFoundError, TableError), profile.stage("read index"):
         note = read_record(plan.index_record_url(number))
         params = SearchParams(**note.facts["params"])
-        index = None if note.facts["exact"] or note.entry is None else read_index(plan.indexes_root, note.entry)
+        index = None if note.entry is None else read_index(plan.indexes_root, note.entry)
         set_params(index, params)
         return LoadedBlock(number, replace(exact, index=index), params)
     return None
@@ -391,7 +392,6 @@ def _look_ahead(items: Iterable[T]) -> Iterator[T]:
 def _write_shard(
     plan: MinePlan, source_shard: SourceShard, batches: Iterable[CandidateRows], counts: Counter[str]
 ) -> WrittenShard:
-    """Write a shard of the table."""
     plan.meter.start(MERGE)
     source, shard = plan.sources[source_shard[0]], source_shard[1]
     audited, sampled = _sampled_rows(plan, source_shard), [np.empty((0, plan.columns), np.uint64)]

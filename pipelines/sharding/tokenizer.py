@@ -290,7 +290,6 @@ class _NormalizedTexts(NamedTuple):
     texts: list[tuple[np.ndarray, np.ndarray]]
 
     def iterate(self) -> Iterator[str]:
-        """Yield the normalised texts."""
         import pyarrow.compute as pc
 
         for index, offsets in self.texts:

@@ -17,13 +17,7 @@ from schemas.table import Table
 KIND_FILE = ".kind"
 _OTHER = "other files"
 # Work of an owner, by the kind of the table that the owner makes.
-_WORK_BY_KIND = {
-    "data": "sharded",
-    "export": "exported",
-    "negatives": "mined",
-    "index": "indexed",
-    "tuples": "handed over",
-}
+_WORK_BY_KIND = {"data": "sharded", "export": "exported", "negatives": "mined", "tuples": "handed over"}
 _WORK_BY_KIND |= dict.fromkeys(("embeddings", "vectors"), "embedded")
 _COMPANION_FILES = (MINING_COST, ABLATION_RESULT)  # files beside tables, and in failed runs
 _NAMES = {"sharded": "a data set", "trained": "a run", "exported": "an export", "embedded": "embeddings"}
@@ -97,8 +91,7 @@ def _kind_at(url: str, names: list[str]) -> str | None:
         return None
     if KIND_FILE in names:
         return storage.read_bytes(join(url, KIND_FILE)).decode(errors="replace").strip()
-    below = {_kind_of(join(url, name)) if is_published(join(url, name)) else _OTHER for name in visible}
-    made = below - {"indexed"} or below  # an index may be in the folder of the tables that were made with it
+    made = {_kind_of(join(url, name)) if is_published(join(url, name)) else _OTHER for name in visible}
     return _OTHER if len(made) > 1 else made.pop() if made else None
 
 

@@ -95,15 +95,17 @@ def read_end(source: Source, length: int, footer: struct.Struct, magic: bytes) -
 
 
 @contextlib.contextmanager
-def naming_damage(place: str, remedy: str = "Make the table again.") -> Iterator[None]:
+def naming_damage(place: str) -> Iterator[None]:
     """Turn any decoding error of Arrow into a one-line TableError that names `place`."""
     try:
         yield
     except FileNotFoundError:
-        raise TableError(f"{place}: the manifest names this shard, but the file is missing. {remedy}") from None
+        raise TableError(
+            f"{place}: the manifest names this shard, but the file is missing. Make the table again."
+        ) from None
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
-        raise TableError(f"{place}: damaged: {reason}. {remedy}") from error
+        raise TableError(f"{place}: damaged: {reason}. Make the table again.") from error
 
 
 class FetchedRanges:
@@ -142,11 +144,11 @@ class FetchedRangesFile(AbstractBufferedFile):
         return self.pieces.read(start, end).to_pybytes()
 
 
-def merged(ranges: Iterable[Range], gap: int = GAP) -> list[Range]:
-    """Sort ranges, and join neighbours that are at most `gap` bytes apart."""
+def merged(ranges: Iterable[Range]) -> list[Range]:
+    """Sort ranges, and join neighbours that are at most GAP bytes apart."""
     joined: list[Range] = []
     for start, stop in sorted(ranges):
-        if joined and start - joined[-1][1] <= gap:
+        if joined and start - joined[-1][1] <= GAP:
             joined[-1] = joined[-1][0], max(stop, joined[-1][1])
         else:
             joined.append((start, stop))

@@ -23,7 +23,6 @@ COMMANDS: dict[str, Arguments] = {
     "run auto": (("run", "auto", "data", "OUT", "--minutes", "0.1"), True, ("--resume",)),
     "embed": (("embed", "data", "run", "OUT"), True, ()),
     "mine": (("mine", "data", "run", "--out", "OUT"), True, ("--overwrite",)),
-    "keep-index": (("mine", "data", "run", "--keep-index", "OUT"), True, ("--overwrite",)),
     "cluster": (
         ("cluster", "data", "run", "--queries", "vectors", "--size", "4", "--out", "OUT"),
         True,
@@ -101,7 +100,7 @@ def test_an_absent_place_and_what_is_there_then(world: Path, out: Path, name: st
         path: body for path, body in made.items() if "ablation" not in path
     }
     for other in FOLDERS:
-        if other not in (name, *(("keep-index",) if name == "mine" else ())) and MADE.get(other) != name:
+        if other != name and MADE.get(other) != name:
             refuse(world, other, out, *COMMANDS[other][2])
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipelines import cluster as clustering
 from pipelines.cluster import ClusterOptions, cluster, watch
-from pipelines.clustering.balanced import assign_parts, balanced_clusters, balanced_order, grow_tree
+from pipelines.clustering.balanced import assign_parts, balanced_order, grow_tree
 from pipelines.clustering.inputs import open_clustering
 from pipelines.clustering.plan import _SAMPLE_GROUPS, _SAMPLE_ROWS, make_layout
 from schemas import arrow, storage
@@ -342,9 +342,10 @@ def test_the_order_has_the_clusters_and_their_halves_gather_near_points(
     smallest = max(1, size >> halvings)
     order, starts = balanced_order(x, size, smallest, seed)
     assert sorted(order) == list(range(count))
-    clusters = balanced_clusters(x, size, seed)
-    for number in range(len(starts) - 1):
-        assert set(order[starts[number] : starts[number + 1]]) == set(np.flatnonzero(clusters == number))
+    whole, edges = balanced_order(x, size, size, seed)
+    assert starts.tolist() == edges.tolist()
+    for low, high in itertools.pairwise(starts.tolist()):
+        assert {*order[low:high].tolist()} == {*whole[low:high].tolist()}
 
 
 def test_halves_of_a_cluster_are_nearer_than_its_rows_at_random() -> None:

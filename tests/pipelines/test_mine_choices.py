@@ -10,10 +10,9 @@ import pytest
 
 from pipelines.common.vectors import equal_ranges
 from pipelines.mine import MineOptions, mine
-from pipelines.mining.kept_index import KeptIndex
 from pipelines.mining.steps import DROPS
 from schemas import storage
-from schemas.errors import InputError, TableError
+from schemas.errors import InputError
 from schemas.json_files import write_json
 from schemas.manifest import open_manifest
 from schemas.options import check
@@ -168,53 +167,6 @@ class TestOtherTables:
         assert open_manifest(world.layout.negatives(5, "queries")) == manifest
         write_json(world.layout.finished, {})
         assert mine(world.data, world.run, options=options)["queries"].parameters["width"] == 3
-
-
-class TestKeptIndex:
-    @pytest.mark.parametrize("spec", ["exact", "IVF4,PQ3x4fs", "HNSW8"])
-    def test_it_finds_what_the_table_holds(self, world, spec):
-        url = f"{world.run}-index"
-        options = {"index": spec, "keep_index": url, "block_rows": 20, "target_recall": 1.0, "width": 5}
-        first, _ = table(world, one_by_one=True, query_batch=16, **options)
-        manifest = open_manifest(url, "index")
-        Table(url, manifest).verify()
-        assert manifest.parameters["metric"] == "inner product"
-        assert manifest.parameters["blocks"] == [[0, 16], [16, 33], [33, 50]]
-        assert manifest.parents == {"vectors": open_manifest(world.layout.vectors(3)).digest}
-        queries = world.queries.astype(np.float16).astype(np.float32)
-        label_ids, scores = KeptIndex(url, world.layout.vectors(3)).search(queries, 50)
-        own = world.excluded("queries")
-        mined = [
-            [label for label in row if label not in gone and label >= 0][:5]
-            for row, gone in zip(label_ids.tolist(), own, strict=True)
-        ]
-        assert mined == first.tolist()
-        assert np.allclose(scores[:, 0], world.scores("queries").max(axis=1), atol=1e-3)
-        if spec != "IVF4,PQ3x4fs":  # codes alone score roughly
-            bare, _ = KeptIndex(url).search(queries, 5)
-            assert (bare == label_ids[:, :5]).mean() > 0.95
-
-    def test_it_is_made_for_a_table_that_is_there_and_kept_with_the_same_bytes(self, world):
-        url = f"{world.run}-index"
-        mine(world.data, world.run)
-        assert storage.list_names(url) == []
-        mine(world.data, world.run, options=MineOptions(keep_index=url))
-        made = open_manifest(url, "index")
-        assert mine(world.data, world.run, options=MineOptions(keep_index=url)).keys() == {"queries", "labels"}
-        storage.remove(url, recursive=True)
-        mine(world.data, world.run, options=MineOptions(keep_index=url))
-        assert open_manifest(url, "index") == made
-        with pytest.raises(InputError, match=r"index: contains a finished index table .*--keep-index"):
-            mine(world.data, world.run, options=MineOptions(keep_index=url, width=3, out=f"{world.run}-other"))
-
-    def test_damage_is_named(self, world):
-        url = f"{world.run}-index"
-        mine(world.data, world.run, options=MineOptions(keep_index=url))
-        place = Path(url, open_manifest(url).shards[0].path)
-        content = place.read_bytes()
-        place.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        with pytest.raises(TableError, match=r"part-00000-of-00001\.faiss: damaged"):
-            KeptIndex(url).load(0)
 
 
 def test_the_command_line_takes_every_option(world):

@@ -5,7 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.clustering.balanced import balanced_clusters
+from pipelines.clustering import balanced
+from pipelines.clustering.balanced import balanced_order
+
+
+def clusters_of(vectors: np.ndarray, size: int, seed: int = 0) -> np.ndarray:
+    """The cluster number of each vector."""
+    order, starts = balanced_order(vectors, size, size, seed)
+    clusters = np.empty(len(vectors), np.int64)
+    clusters[order] = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    return clusters
 
 
 @settings(deadline=None)
@@ -15,7 +24,7 @@ def test_clusters_are_as_many_as_they_should_be_and_equal_within_one(
 ) -> None:
     # Few values, so that many points are the same.
     vectors = np.random.default_rng(seed).integers(0, 3, (count, dimension)).astype(np.float32)
-    clusters = balanced_clusters(vectors, size, seed)
+    clusters = clusters_of(vectors, size, seed)
     sizes = np.bincount(clusters)
     assert len(sizes) == -(-count // size)
     assert sizes.max(initial=0) <= size
@@ -29,7 +38,7 @@ def test_groups_that_lie_apart_are_found(size: int) -> None:
     centres = 20 * np.linalg.qr(draw.standard_normal((16, 16)))[0][:8]
     vectors = centres[group] + draw.standard_normal((8 * size, 16))
     shuffled = draw.permutation(8 * size)
-    clusters = balanced_clusters(vectors[shuffled], size)
+    clusters = clusters_of(vectors[shuffled], size)
     pure = [len(set(group[shuffled][clusters == number])) == 1 for number in range(8)]
     assert np.mean(pure) >= 0.75
 
@@ -40,24 +49,20 @@ def spread(vectors: np.ndarray, clusters: np.ndarray) -> float:
     return float(((vectors - centres[clusters]) ** 2).sum(1).mean())
 
 
-def test_clusters_are_closer_than_random_ones_and_rounds_bring_them_closer() -> None:
+def test_clusters_are_closer_than_random_ones_and_rounds_bring_them_closer(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = np.random.default_rng(1)
     vectors = draw.standard_normal((40, 8))[draw.integers(0, 40, 3000)] + 0.4 * draw.standard_normal((3000, 8))
     vectors = vectors.astype(np.float32)
-    clusters = balanced_clusters(vectors, 25, seed=3)
+    clusters = clusters_of(vectors, 25, seed=3)
     assert spread(vectors, clusters) < 0.35 * spread(vectors, draw.permutation(clusters))
-    assert spread(vectors, clusters) < 0.9 * spread(vectors, balanced_clusters(vectors, 25, seed=3, rounds=1))
     # Neighbours in the tree are near: clusters of twice the size are pairs of them.
     assert spread(vectors, clusters // 2) < 0.5 * spread(vectors, draw.permutation(clusters) // 2)
+    monkeypatch.setattr(balanced, "_ROUNDS", 1)
+    assert spread(vectors, clusters) < 0.9 * spread(vectors, clusters_of(vectors, 25, seed=3))
 
 
 def test_the_same_input_gives_the_same_clusters_and_another_seed_others() -> None:
     vectors = np.random.default_rng(2).standard_normal((500, 6)).astype(np.float32)
-    first = balanced_clusters(vectors, 9, seed=1)
-    np.testing.assert_array_equal(first, balanced_clusters(vectors.astype(np.float64), 9, seed=1))
-    assert not np.array_equal(first, balanced_clusters(vectors, 9, seed=2))
-
-
-def test_a_size_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected 1 or more"):
-        balanced_clusters(np.zeros((3, 2)), 0)
+    first = clusters_of(vectors, 9, seed=1)
+    np.testing.assert_array_equal(first, clusters_of(vectors.astype(np.float64), 9, seed=1))
+    assert not np.array_equal(first, clusters_of(vectors, 9, seed=2))
