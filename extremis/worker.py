@@ -1,3 +1,3 @@
-"""`extremis-worker`: checks that `pipelines` belongs to Extremis, then runs the program of `pipelines.runners.boot`."""
+"""`extremis-worker`: checks that `pipelines` is ours, then runs the program of `pipelines.runners.worker`."""
 
-from pipelines.runners.boot import main as main
+from pipelines.runners.worker import main as main

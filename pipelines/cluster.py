@@ -19,14 +19,12 @@ from pipelines.clustering.balanced import assign_parts, balanced_order
 from pipelines.clustering.inputs import dumps_for_clusters, open_clustering
 from pipelines.clustering.plan import ROW, VECTOR, ClusterPlan, LayoutPlan, make_layout, make_plan
 from pipelines.common.dumps import watch_dumps
-from pipelines.common.exchange import FileExchange, Packet, gather, receive, split_by, to_record_batch
-from pipelines.common.flow import Collection, Flow
 from pipelines.common.progress import Progress, say_use, silent
-from pipelines.common.summary import Summary, describe
 from pipelines.common.vectors import require_finite
-from pipelines.job import Job, make_table
+from pipelines.flow import Collection, FileExchange, Flow, Packet, gather, receive, split_by, to_record_batch
+from pipelines.job import Job, Summary, describe, make_table
 from pipelines.options import ClusterOptions
-from pipelines.runners.runner import for_workers
+from pipelines.runners.local import for_workers
 from schemas.layout import CLUSTERS, MANIFEST
 from schemas.manifest import Manifest
 from schemas.owners.outputs import require_output_folder

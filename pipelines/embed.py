@@ -21,16 +21,15 @@ import numpy as np
 import pyarrow as pa
 from pydantic import TypeAdapter
 
-from pipelines.common.exchange import FileExchange, receive, to_record_batch
 from pipelines.common.progress import Meter, Progress, silent
-from pipelines.common.summary import Summary, describe, written_schema
+from pipelines.flow import FileExchange, receive, to_record_batch
 from pipelines.formats import lines
 from pipelines.formats.names import parse_fields
 from pipelines.formats.texts import STANDARD, Texts
-from pipelines.job import REMEDY, Job, make_table
+from pipelines.job import REMEDY, Job, Summary, describe, make_table, written_schema
 from pipelines.models import load_texts_model, narrow, once_a_process
 from pipelines.options import EmbedOptions, EmbedTextsOptions
-from pipelines.runners.runner import choose_runner, for_workers
+from pipelines.runners.local import choose_runner, for_workers
 from pipelines.sharding.resume import Phases
 from schemas import arrow, storage
 from schemas.cores import cores

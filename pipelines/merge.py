@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.common.progress import Progress
-from pipelines.common.summary import Summary
+from pipelines.job import Summary
 from pipelines.mining.aliases import find_aliases, read_aliases
 from pipelines.mining.candidates import rows_of_table
 from pipelines.mining.derived import DerivedPlan, first_positions, make_derived, open_tables, write_derived
 from pipelines.options import MergeOptions
-from pipelines.runners.runner import for_workers
+from pipelines.runners.local import for_workers
 from schemas.errors import InputError
 from schemas.manifest import Manifest
 from schemas.owners.outputs import require_output_folder

@@ -15,10 +15,10 @@ from dataclasses import replace
 from typing import Any
 
 from pipelines.common.dumps import watch_dumps
-from pipelines.common.flow import Flow
 from pipelines.common.progress import Progress, Watch, say_use, silent
-from pipelines.common.summary import Summary, describe
 from pipelines.common.vectors import EmbeddedSource
+from pipelines.flow import Flow
+from pipelines.job import Summary, describe
 from pipelines.mining import steps
 from pipelines.mining.aliases import find_aliases
 from pipelines.mining.audit import find_previous
@@ -26,7 +26,7 @@ from pipelines.mining.inputs import complete_dumps, open_inputs
 from pipelines.mining.plan import MinePlan, SourceShard, make_plan
 from pipelines.mining.records import find_unfinished, summarize, take_over
 from pipelines.options import MineOptions
-from pipelines.runners.runner import Runner, choose_runner, for_workers, is_local
+from pipelines.runners.local import Runner, choose_runner, for_workers, is_local
 from schemas import storage
 from schemas.layout import MANIFEST, MINING_COST
 from schemas.manifest import Manifest

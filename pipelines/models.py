@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from pipelines.runners.runner import for_workers
+from pipelines.runners.local import for_workers
 from schemas.arrow import dense_type
 from schemas.cores import cores
 from schemas.errors import InputError

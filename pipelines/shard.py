@@ -16,18 +16,15 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pipelines import formats
-from pipelines.common.exchange import FileExchange, Packet
-from pipelines.common.flow import Collection, Flow, flatten
 from pipelines.common.progress import Progress, silent
-from pipelines.common.summary import SUMMARY, Summary
+from pipelines.flow import Collection, FileExchange, Flow, Packet, flatten
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs
 from pipelines.formats.keyed import Beir, Keyed
 from pipelines.formats.lines import unchanged
 from pipelines.formats.names import notes_on
-from pipelines.job import Job, make_table
+from pipelines.job import SUMMARY, Job, Summary, make_table
 from pipelines.options import ShardOptions, vocabulary_size
-from pipelines.runners.local import LocalRunner
-from pipelines.runners.runner import absolute_path, choose_runner, for_workers
+from pipelines.runners.local import LocalRunner, absolute_path, choose_runner, for_workers
 from pipelines.sharding import dataset, plans, read, resume, tokenizer
 from pipelines.sharding import labels as label_steps
 from pipelines.sharding import queries as query_steps

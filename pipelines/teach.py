@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.common.progress import Progress
-from pipelines.common.summary import Summary
+from pipelines.job import Summary
 from pipelines.mining.candidates import has_margin, rows_of_table, score_limits
 from pipelines.mining.derived import DerivedPlan, first_positions, make_derived, open_tables, write_derived
 from pipelines.models import once_a_process
 from pipelines.options import TeachOptions
-from pipelines.runners.runner import for_workers
+from pipelines.runners.local import for_workers
 from schemas import arrow
 from schemas.errors import InputError, TableError
 from schemas.manifest import Manifest

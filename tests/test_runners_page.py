@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from extremis.cli import cli
-from pipelines.runners.runner import choose_runner
+from pipelines.runners.local import choose_runner
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "runners.md").read_text()

@@ -22,15 +22,14 @@ import pyarrow as pa
 
 from pipelines.arrays.files import KEY, TEXT, VECTOR, ColumnNames, RowFiles, open_files
 from pipelines.arrays.positives import KeyLookup, list_pair_files, read_positives
-from pipelines.common.exchange import FileExchange, Packet, receive
 from pipelines.common.progress import Meter, Progress, silent
-from pipelines.common.summary import Summary, describe
+from pipelines.flow import FileExchange, Packet, receive
 from pipelines.formats import lines
 from pipelines.formats.names import parse_fields_by_table
-from pipelines.job import Job, make_table
+from pipelines.job import Job, Summary, describe, make_table
 from pipelines.mine import mine
 from pipelines.options import ArrayOptions, default_row_group_rows, default_shards
-from pipelines.runners.runner import choose_runner, for_workers
+from pipelines.runners.local import choose_runner, for_workers
 from schemas import arrow, storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout

@@ -1,1 +1,1 @@
-"""Code shared by several pipelines: dumps, flows, exchange of bulk data, vectors from tables, progress, summaries."""
+"""Code shared by several pipelines: dumps, vectors from tables, progress."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from pipelines.common.exchange import Packet
+from pipelines.flow import Packet
 from schemas import storage
 from schemas.errors import ExtremisError
 from schemas.sizes import say_bytes, say_count

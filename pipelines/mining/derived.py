@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.common.progress import Meter, Progress, silent
-from pipelines.common.summary import Summary, describe
-from pipelines.job import REMEDY, Job, make_table
+from pipelines.job import REMEDY, Job, Summary, describe, make_table
 from pipelines.mining.aliases import Aliases
 from schemas import arrow, storage
 from schemas.errors import TableError

@@ -6,10 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.common.exchange import FileExchange, Packet, gather, receive, send_together, split_by
-from pipelines.common.flow import group_by_key
-from pipelines.common.summary import Summary, describe
+from pipelines.flow import FileExchange, Packet, gather, group_by_key, receive, send_together, split_by
 from pipelines.formats.base import LABELS, Inputs, Reason
+from pipelines.job import Summary, describe
 from pipelines.sharding.plans import LabelsPlan, QueriesPlan, say_table, tokenizer_url
 from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
 from schemas import arrow, storage

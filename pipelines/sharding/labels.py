@@ -14,10 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.common.exchange import Packet, gather, receive, split_by, to_record_batch
-from pipelines.common.flow import Collection, Flow, Tagged
-from pipelines.common.summary import SUMMARY, StagedBlock, Summary
+from pipelines.flow import Collection, Flow, Packet, Tagged, gather, receive, split_by, to_record_batch
 from pipelines.formats.base import LABELS, Reason, Reject
+from pipelines.job import SUMMARY, StagedBlock, Summary
 from pipelines.sharding import resume, rows
 from pipelines.sharding.plans import LabelsPlan
 from pipelines.sharding.steps import (

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.exchange import FileExchange
 from pipelines.common.progress import Meter
-from pipelines.common.summary import Summary
+from pipelines.flow import FileExchange
 from pipelines.formats import lines
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs, Text
+from pipelines.job import Summary
 from pipelines.options import MIN_SHARDS, ShardOptions, default_row_group_rows, default_shards
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from schemas import arrow, storage

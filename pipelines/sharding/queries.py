@@ -8,10 +8,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.common.exchange import Packet, gather, read_locations, receive, send_together, to_record_batch
-from pipelines.common.flow import Collection, Flow, Tagged, flatten
-from pipelines.common.summary import SUMMARY, StagedBlock, Summary
+from pipelines.flow import (
+    Collection,
+    Flow,
+    Packet,
+    Tagged,
+    flatten,
+    gather,
+    read_locations,
+    receive,
+    send_together,
+    to_record_batch,
+)
 from pipelines.formats.base import PAIRS, Reason, Reject
+from pipelines.job import SUMMARY, StagedBlock, Summary
 from pipelines.sharding import resume, rows
 from pipelines.sharding.labels import count_labels, count_tokens, duplicates, known_ids, read_mentions
 from pipelines.sharding.plans import QueriesPlan

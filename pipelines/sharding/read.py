@@ -8,11 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.common.exchange import Packet, receive
-from pipelines.common.flow import Collection, Flow
-from pipelines.common.summary import INPUT, StagedBlock, Summary
+from pipelines.flow import Collection, Flow, Packet, receive
 from pipelines.formats import lines
 from pipelines.formats.base import LABELS, PAIRS, SPLITS, Inputs, printable
+from pipelines.job import INPUT, StagedBlock, Summary
 from pipelines.sharding.plans import ReadPlan
 from pipelines.sharding.resume import files_of
 from pipelines.sharding.steps import report_rejects

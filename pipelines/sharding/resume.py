@@ -15,11 +15,11 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from pipelines.common.flow import group_by_key
 from pipelines.common.progress import Progress
-from pipelines.common.summary import Summary
+from pipelines.flow import group_by_key
 from pipelines.formats import lines
 from pipelines.formats.base import Inputs
+from pipelines.job import Summary
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from schemas import storage
 from schemas.errors import TableError

@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.exchange import (
+from pipelines.flow import (
+    Collection,
     FileExchange,
+    Flow,
     Packet,
     pack_locations,
     read_locations,
     send_together,
     split_by,
 )
-from pipelines.common.flow import Collection, Flow
-from pipelines.common.summary import REJECTED, SHOWN, Summary
 from pipelines.formats.base import Reject, rejects_batch
+from pipelines.job import REJECTED, SHOWN, Summary
 from pipelines.sharding import tokenizer
 from pipelines.sharding.plans import TablePlan
 from pipelines.sharding.tokenizer import ColumnTokenizer

@@ -52,8 +52,8 @@ def test_a_place_that_a_worker_does_not_reach(flink: Cluster, tmp_path: Path, wo
     """A place that is another for each process, as a disk is for each machine."""
     program = """
 import sys
-from pipelines.common.flow import Flow
-from pipelines.runners.runner import choose_runner
+from pipelines.flow import Flow
+from pipelines.runners.local import choose_runner
 from schemas.errors import ExtremisError
 flow = Flow()
 flow.create("One", [1]).map("Text", str)

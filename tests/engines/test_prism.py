@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.common.flow import Flow
-from pipelines.runners.runner import choose_runner
+from pipelines.flow import Flow
+from pipelines.runners.local import choose_runner
 from schemas.errors import ExtremisError, InputError, StorageError
 from tests.engines.clusters import Cluster
 from tests.pipelines.runners.test_runner import require_everything, run_on

@@ -21,7 +21,7 @@ import os, sys, time
 os.environ.update({environment!r})
 sys.path.insert(0, {checkout!r})
 {before}
-from pipelines.runners.boot import main
+from pipelines.runners.worker import main
 main()
 """
 

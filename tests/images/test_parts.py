@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from extremis.cli import cli
-from pipelines.runners.boot import POOL_PORT, parse
-from pipelines.runners.runner import choose_runner
+from pipelines.runners.local import choose_runner
+from pipelines.runners.worker import POOL_PORT, parse
 from tests.command import ROOT
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from pipelines.common import exchange
-from pipelines.common.exchange import Packet
-from pipelines.common.flow import Flow
 from pipelines.common.progress import Watch
+from pipelines.flow import Flow, Packet
 from pipelines.formats import choose
 from pipelines.runners.local import LocalRunner
 from pipelines.shard import ShardOptions, shard
@@ -107,7 +105,7 @@ def test_bytes_are_the_same_on_every_run_whatever_arrives_first(tiny: Path, tmp_
     shard(str(tiny), str(tmp_path / "a"), options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(queries, "read_locations", read_shuffled)
-        patch.setattr(exchange, "_HELD_BYTES", 1)
+        patch.setattr("pipelines.flow._HELD_BYTES", 1)
         patch.setattr(read, "BLOCK_ROWS", 4)
         shard(str(tiny), str(tmp_path / "b"), options)
     workers = ["--direct_num_workers=2", "--direct_running_mode=multi_processing"]

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from pipelines.common import exchange
 from pipelines.shard import ShardOptions, shard
 from pipelines.sharding import labels, queries, read
 from schemas import storage
@@ -134,7 +133,7 @@ def test_however_blocks_are_grouped_and_rows_held_back_the_bytes_are_the_same(ra
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(read, "BLOCK_ROWS", 4)
         patch.setattr(labels, "_REFERENCES", 3)
-        patch.setattr(exchange, "_HELD_BYTES", 500)
+        patch.setattr("pipelines.flow._HELD_BYTES", 500)
         shard(str(raw), str(tmp_path / "other"), lenient())
     assert contents(tmp_path / "whole") == contents(tmp_path / "other")
 

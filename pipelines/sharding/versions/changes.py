@@ -11,10 +11,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.common.exchange import FileExchange, Packet, gather, receive, send_together, split_by, to_record_batch
-from pipelines.common.flow import Collection, Flow, Tagged
-from pipelines.common.summary import SUMMARY, Patched, StagedBlock, Summary
+from pipelines.flow import (
+    Collection,
+    FileExchange,
+    Flow,
+    Packet,
+    Tagged,
+    gather,
+    receive,
+    send_together,
+    split_by,
+    to_record_batch,
+)
 from pipelines.formats.base import LABELS
+from pipelines.job import SUMMARY, Patched, StagedBlock, Summary
 from pipelines.sharding import labels, resume, rows
 from pipelines.sharding.labels import KEYS, ORDER, Ordered, count_labels, duplicates, send_ordered, sum_counts
 from pipelines.sharding.plans import LabelsPlan, QueriesPlan

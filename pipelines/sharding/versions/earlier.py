@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.exchange import split_by
+from pipelines.flow import split_by
 from pipelines.formats.base import LABELS, Inputs
 from pipelines.options import Again, ShardOptions
 from pipelines.sharding.plans import OlderShards

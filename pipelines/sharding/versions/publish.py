@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.common.summary import Patched, Summary
 from pipelines.formats.base import LABELS
+from pipelines.job import Patched, Summary
 from pipelines.sharding.dataset import describe_table
 from pipelines.sharding.plans import LabelsPlan, QueriesPlan
 from pipelines.sharding.versions.earlier import EarlierData, renumbered, views_of

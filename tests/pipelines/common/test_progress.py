@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.common.flow import Flow
 from pipelines.common.progress import Count, Meter, StepProgress, Watch, say_seconds
-from pipelines.runners.runner import choose_runner
+from pipelines.flow import Flow
+from pipelines.runners.local import choose_runner
 from tests.command import PROCESSES
 
 COUNTS = st.builds(Count, st.integers(0, 9), st.integers(0, 9), st.floats(0, 9), st.floats(0, 9))

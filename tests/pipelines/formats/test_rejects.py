@@ -1,11 +1,10 @@
 import random
 from collections import Counter
 
-from pipelines.common.exchange import FileExchange
-from pipelines.common.flow import Flow
-from pipelines.common.summary import REJECTED, SHOWN, StagedBlock, Summary, read_summary, write_sum
+from pipelines.flow import FileExchange, Flow
 from pipelines.formats.base import Reason, Reject
-from pipelines.runners.runner import choose_runner
+from pipelines.job import REJECTED, SHOWN, StagedBlock, Summary, read_summary, write_sum
+from pipelines.runners.local import choose_runner
 from pipelines.sharding.steps import report_rejects
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from apache_beam.options import pipeline_options as options
 
-from pipelines.runners.beam_runner import BeamRunner
-from pipelines.runners.check import OPTION, Question, answer, compare_versions, versions
-from pipelines.runners.engine import StartOptions, require_job_server
-from pipelines.runners.runner import choose_runner, for_workers
+from pipelines.runners.beam import BeamRunner
+from pipelines.runners.engines import StartOptions, require_job_server
+from pipelines.runners.local import choose_runner, for_workers
+from pipelines.runners.worker import OPTION, Question, answer, compare_versions, versions
 from schemas import storage
 from schemas.errors import InputError
 from tests.pipelines.runners.test_runner import run_on

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.runners.engine_errors import explain, failure, first_cause, python_cause
+from pipelines.runners.engines import explain, failure, first_cause, python_cause
 from schemas.errors import ExtremisError, InputError
 
 NETWORK = (

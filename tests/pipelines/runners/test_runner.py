@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.common.flow import Flow
-from pipelines.runners.beam_runner import BeamRunner, find_worker_error
-from pipelines.runners.runner import choose_runner
+from pipelines.flow import Flow
+from pipelines.runners.beam import BeamRunner, find_worker_error
+from pipelines.runners.local import choose_runner
 from schemas.errors import ExtremisError, InputError, StorageError
 from tests.command import PROCESSES, ROOT, environment
 from tests.pipelines.runners.work import EVERYTHING, crash, die, everything, fail, slow, staying
@@ -104,7 +104,7 @@ def test_worker_processes_say_nothing_and_end_with_a_killed_run(tmp_path: Path) 
     program = f"""
 import sys
 from pathlib import Path
-from pipelines.runners.runner import choose_runner
+from pipelines.runners.local import choose_runner
 from tests.command import PROCESSES
 from tests.pipelines.runners.work import staying
 with choose_runner(PROCESSES) as runner:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pipelines.common.flow import Collection, Flow, Tagged, flatten
+from pipelines.flow import Collection, Flow, Tagged, flatten
 from schemas.errors import InputError, StorageError
 
 

@@ -3,7 +3,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.common.exchange import split_by
+from pipelines.flow import split_by
 from pipelines.options import default_row_group_rows, default_shards
 from pipelines.sharding.labels import count_labels, count_tokens, sum_counts
 

@@ -3,7 +3,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.common.exchange import FileExchange, receive
+from pipelines.flow import FileExchange, receive
 from pipelines.sharding.labels import known_ids, look_up
 from pipelines.sharding.read import split_mentions
 from pipelines.sharding.steps import first_ids

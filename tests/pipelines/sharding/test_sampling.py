@@ -3,8 +3,8 @@ import random
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.exchange import FileExchange
-from pipelines.common.summary import StagedBlock
+from pipelines.flow import FileExchange
+from pipelines.job import StagedBlock
 from pipelines.sharding.read import SAMPLED_SHARE, sample_position, sample_texts, split_sample, with_hashes
 
 ROWS = 4000

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.common import exchange
-from pipelines.common.exchange import FileExchange, gather
+from pipelines.flow import FileExchange, gather
 from pipelines.formats.base import Reason, Reject, rejects_batch
 from pipelines.sharding import dataset
 from schemas import arrow
@@ -25,7 +24,7 @@ def test_order_and_bytes(messages: list[tuple[str, list[Reject]]], lines: int, h
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(dataset, "_LINES", lines)
         patch.setattr(dataset, "_GROUP_ROWS", 4)
-        patch.setattr(exchange, "_HELD_BYTES", held)
+        patch.setattr("pipelines.flow._HELD_BYTES", held)
         sent = list(FileExchange(f"{folder}/sent").send((table, rejects_batch(rows)) for table, rows in messages))
         made = dataset.write_rejects(f"{folder}/data", sent, FileExchange(f"{folder}/sorted"))
         names = sorted({table for table, _ in messages})

@@ -18,12 +18,11 @@ from apache_beam.runners.portability.portable_runner import PortableRunner
 from apache_beam.runners.runner import create_runner
 from apache_beam.transforms.window import GlobalWindows
 
-from pipelines.common.flow import MAIN, Elements, Flow, Output, Tagged, Work
 from pipelines.common.progress import Count, Progress, add_listener, sum_counts
-from pipelines.runners import engine_errors
-from pipelines.runners.check import Question, answer
-from pipelines.runners.engine import Engine
+from pipelines.flow import MAIN, Elements, Flow, Output, Tagged, Work
+from pipelines.runners.engines import Engine, failure
 from pipelines.runners.local import Runner, silence_loggers
+from pipelines.runners.worker import Question, answer
 from schemas.errors import ExtremisError, InputError
 
 _NAMESPACE = "extremis"  # namespace of metrics
@@ -98,7 +97,7 @@ class BeamRunner(Runner):
                 cause = find_worker_error(error)
                 if cause is not None:
                     raise cause from None
-                raise engine_errors.failure(str(error), service=engine is None) from error
+                raise failure(str(error), service=engine is None) from error
 
 
 def translate(flow: Flow, pipeline: beam.Pipeline, question: Question | None = None) -> None:

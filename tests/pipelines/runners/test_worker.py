@@ -15,9 +15,9 @@ import pytest
 from apache_beam.portability.api import beam_provision_api_pb2, beam_provision_api_pb2_grpc
 from apache_beam.runners.job.utils import dict_to_struct
 
-from pipelines.common.flow import Flow
-from pipelines.runners import boot
-from pipelines.runners.runner import choose_runner
+from pipelines.flow import Flow
+from pipelines.runners import worker
+from pipelines.runners.local import choose_runner
 from tests.command import ROOT, environment
 from tests.engines.worker import pool, write_worker
 from tests.processes import wait_until_none, with_word
@@ -52,7 +52,7 @@ def service() -> Iterator[tuple[Provision, str]]:
 def test_a_worker_is_told_what_the_runner_says(service: tuple[Provision, str]) -> None:
     provision, endpoint = service
     words = ["--id=1-1", f"--provision_endpoint={endpoint}", "--control_endpoint=own:3", "--artifact_endpoint=x:4"]
-    own, sibling = boot.worker_environments(boot.parse(words)[1])
+    own, sibling = worker.worker_environments(worker.parse(words)[1])
     assert provision.metadata["worker_id"] == "1-1"
     assert (own["WORKER_ID"], sibling["WORKER_ID"]) == ("1-1", "1-2")
     assert own["CONTROL_API_SERVICE_DESCRIPTOR"] == 'url: "own:3"\n'
@@ -95,7 +95,7 @@ def test_a_worker_with_another_beam_says_so_where_the_launcher_looks(tmp_path: P
 import os, sys
 from pathlib import Path
 from schemas.errors import InputError
-from tests.pipelines.runners.test_boot import run_on
+from tests.pipelines.runners.test_worker import run_on
 try:
     run_on(sys.argv[2:], Path(sys.argv[1]))
 except InputError as error:
@@ -129,7 +129,7 @@ def test_runners_that_share_a_pool_and_call_their_workers_alike_stop_none_of_eac
             time.sleep(0.05)
         return thread
 
-    with boot.serve_pool() as port:
+    with worker.serve_pool() as port:
         flags = ["--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=EXTERNAL"]
         flags.append(f"--environment_config=localhost:{port}")
         for thread in [start(3.0), start(6.0)]:
@@ -138,7 +138,7 @@ def test_runners_that_share_a_pool_and_call_their_workers_alike_stop_none_of_eac
 
 
 def test_by_hand_it_says_what_it_is_for() -> None:
-    command = [sys.executable, "-m", "pipelines.runners.boot"]
+    command = [sys.executable, "-m", "pipelines.runners.worker"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=ROOT, check=False)
     assert done.returncode == 2
     assert "Did you mean --worker_pool?" in done.stderr

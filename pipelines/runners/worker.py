@@ -10,6 +10,13 @@ uses no threads and no gRPC, because threads and gRPC do not survive a fork. The
 which serves requests with the same program, modules and environment, and ends soon after its last worker. A worker ends
 when the process that requested it ends. `extremis-worker` does not install packages: the environment must already
 contain the packages of `--requirements_file`.
+
+The start-up check of an engine's workers: do their versions match, can they read INPUT, and can they write?
+
+    launcher.json ─▶ each worker, as it starts (versions) and at its first work (access) ─▶ HOST-PROCESS.json
+
+The check runs with the first flow. A problem is reported in one message that names the worker and the remedy. Without
+the check, a flow would fail late or wait forever.
 """
 
 import argparse
@@ -21,6 +28,7 @@ import importlib
 import json
 import logging
 import os
+import platform
 import select
 import signal
 import socket
@@ -30,10 +38,13 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from schemas.errors import ExtremisError, InputError, StorageError
 from schemas.processes import end_with_parent, python_command
 
 _PROVISION_SECONDS = 60.0  # timeout for the runner to describe this worker
@@ -43,13 +54,16 @@ _IMPORTED = (
     "apache_beam.runners.worker.sdk_worker_main",
     "pipelines.shard",
     "pipelines.mine",
-    "pipelines.runners.check",
+    "schemas.manifest",
 )
 _PACKAGES = ("schemas", "search", "trainer", "pipelines")  # a change in these packages makes a warm parent stale
 _LONGEST = 60  # characters of the path of a folder for sockets; the path of a socket has at most 107 characters
 _CHUNK = 1 << 16  # bytes of an order that are read at a time
 _FORKED = b"f"
 POOL_PORT = 50000  # the port of Beam's image
+OPTION = "extremis_question"  # Beam option that gives a worker the question before its work
+_ANSWERED: set[str] = set()  # on a worker: ids of the questions that the worker has answered
+_LAUNCHER = "launcher.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -137,8 +151,6 @@ def _work(order: Mapping[str, Any]) -> None:
     logging.getLogger().addHandler(logging.NullHandler())
     from apache_beam.runners.worker import sdk_worker_main
 
-    from pipelines.runners.check import compare_versions
-
     compare_versions(json.loads(own["PIPELINE_OPTIONS"]))
     sdk_worker_main.main([])
     del beside
@@ -210,7 +222,7 @@ def _order_worker(order: Mapping[str, Any], places: tuple[int, int]) -> socket.s
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(str(place))
                 listener.listen()
-                program = f"from pipelines.runners.boot import serve_warm; serve_warm({listener.fileno()})"
+                program = f"from pipelines.runners.worker import serve_warm; serve_warm({listener.fileno()})"
                 nothing = subprocess.DEVNULL
                 subprocess.Popen(
                     python_command(program),
@@ -314,6 +326,132 @@ def _end_with(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connection.recv(1)
     os._exit(1)
+
+
+def versions() -> str:
+    """Return the versions of Extremis, Beam and Python (such as 3.10), which must match on launcher and workers."""
+    from apache_beam import version
+
+    from schemas.manifest import code_version
+
+    python = ".".join(platform.python_version_tuple()[:2])
+    return f"Extremis {code_version()}, Beam {version.__version__}, Python {python}"
+
+
+@dataclass(frozen=True)
+class Question:
+    """Question to every worker: does it have these versions, can it read `reads`, and write below `folder`?"""
+
+    id: str
+    versions: str
+    reads: Sequence[str]
+    folder: str
+    asked: float  # seconds since 1970 by the launcher's clock
+
+    @staticmethod
+    def ask(reads: Sequence[str], folder: str) -> "Question":
+        """Write a question for the workers below `folder`, and return it. Raises StorageError."""
+        from schemas import storage
+
+        question = Question(uuid.uuid4().hex, versions(), reads, f"{folder.rstrip('/')}/check", time.time())
+        storage.write_bytes(question.place(_LAUNCHER), str(question).encode(), durable=False)
+        return question
+
+    def __str__(self) -> str:
+        return json.dumps(asdict(self))
+
+    def place(self, name: str) -> str:
+        """Return the URL of a file of the question or of an answer."""
+        return f"{self.folder}/{name}"
+
+    def answers(self) -> list[dict[str, Any]]:
+        """Return the workers' answers so far. Raises StorageError, and InputError if a worker reports a problem."""
+        from schemas import storage
+
+        answers = []
+        for name in storage.list_names(self.folder):
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                answers.append(json.loads(storage.read_bytes(self.place(name))))
+        for refusal in (each["lacks"] for each in answers if "lacks" in each):
+            raise InputError(refusal)
+        return sorted((each for each in answers if "worker" in each), key=lambda each: str(each["worker"]))
+
+    def summarize(self, say: Callable[[str], None]) -> None:
+        """Report which workers have answered. Raises InputError if the work is done, but no answer has arrived."""
+        from schemas.sizes import say_bytes
+
+        workers = self.answers()
+        if not workers:
+            raise InputError(
+                f"the workers answered, but their files are not in {self.folder}: on the workers, this path is a "
+                "different folder. Use a shared file system or an object store for DATA, RUN and OUT."
+            )
+        machines = {str(each["host"]): f"{each['cores']} cores, {say_bytes(each['memory'])}" for each in workers}
+        last = max(each["seconds"] for each in workers)
+        hosts = "; ".join(f"{host}: {facts}" for host, facts in sorted(machines.items()))
+        say(f"{len(workers)} worker{'s' * (len(workers) > 1)} answered, the last after {last:.1f} s ({hosts})")
+
+
+def compare_versions(beam_options: Mapping[str, Any]) -> None:
+    """Compare a worker's versions with the versions in the runner's options. Raises InputError.
+
+    This check runs before Beam's own check, which reports different versions only in a log.
+    """
+    asked = beam_options.get(f"beam:option:{OPTION}:v1")
+    if asked:
+        _answer(Question(**json.loads(asked)), write=False)
+
+
+def answer(question: Question) -> None:
+    """Answer the question on a worker, once per process. Raises InputError that names the worker and the problem."""
+    if question.id not in _ANSWERED:
+        _answer(question, write=True)
+        _ANSWERED.add(question.id)
+
+
+def _answer(question: Question, write: bool) -> None:
+    from schemas import storage
+    from schemas.cores import cores
+
+    host, here = socket.gethostname(), versions()
+    worker = f"{host}, process {os.getpid()}"
+    url = question.place(f"{host}-{os.getpid()}.json")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    seconds = time.time() - question.asked
+    facts = {"worker": worker, "host": host, "cores": cores(), "memory": memory, "seconds": seconds}
+    try:
+        if here != question.versions:
+            raise InputError(
+                f"the worker {worker} has {here}; the launching process has {question.versions}. Install the same "
+                "versions on every machine of the engine, or in the image of its workers."
+            )
+        if write:
+            for read in (question.place(_LAUNCHER), *question.reads):
+                _require_readable(worker, read)
+            storage.write_bytes(url, json.dumps(facts).encode(), durable=False)
+    except InputError as error:
+        with contextlib.suppress(ExtremisError, OSError):  # the launcher may read this before the engine's error
+            storage.write_bytes(url, json.dumps({"lacks": str(error)}).encode(), durable=False)
+        raise
+    except (StorageError, OSError) as error:
+        raise InputError(
+            f"the worker {worker} cannot write to {question.folder}: {error} Give the worker permission, or use "
+            "another location."
+        ) from None
+
+
+def _require_readable(worker: str, url: str) -> None:
+    from schemas import storage
+
+    remedy = "Use a shared file system or an object store that every machine can access at the same URL."
+    try:
+        if storage.exists(url):
+            with storage.open_read(url) as file:
+                file.read(1)
+            return
+    except (ExtremisError, OSError) as error:
+        raise InputError(f"the worker {worker} cannot read {url}: {error} {remedy}") from None
+    raise InputError(f"the worker {worker} cannot see the file {url}, which the launching process can see. {remedy}")
 
 
 if __name__ == "__main__":
