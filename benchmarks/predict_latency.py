@@ -42,7 +42,7 @@ from trainer.export.exported import Serving
 from trainer.export.vectors import Vectors, choose_index, open_indexes, write_indexes
 from trainer.inputs import Inputs
 from trainer.model import Model
-from trainer.rows.threads import set_threads
+from trainer.threads import set_threads
 
 K = 10
 WORDS = 12

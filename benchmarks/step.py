@@ -29,9 +29,9 @@ from trainer.losses.binary import binary_cross_entropy
 from trainer.methods.sections import Classifier as Config
 from trainer.negatives.candidates import own_pool, range_candidates, shared_pool
 from trainer.negatives.draws import RandomPool
-from trainer.rows.threads import map_ranges
 from trainer.stream import Batch
 from trainer.stream.batch import Candidates
+from trainer.threads import map_ranges
 
 B, D = 512, 64
 POSITIVES, HARD, RANDOM = 10, 100, 400

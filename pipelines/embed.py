@@ -45,8 +45,8 @@ from trainer.device import describe_device, open_device
 from trainer.encoders.texts import TextFiles, choose_compute
 from trainer.inputs import require_inputs
 from trainer.model import Model, find_checkpoint, has_bias, load_encoder
-from trainer.rows.threads import one_thread
 from trainer.stream import open_queries
+from trainer.threads import one_thread
 
 KIND = "embeddings"
 BLOCK_ROWS = 1 << 13

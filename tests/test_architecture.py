@@ -86,7 +86,7 @@ def test_only_pipelines_know_beam_and_only_the_trainer_knows_torch() -> None:
 
 def test_one_place_maps_files() -> None:
     mapping = {name for name, path in MODULES.items() if "mmap" in imports_of(name) or "memmap(" in path.read_text()}
-    memory = {"trainer.rows.allocation", "trainer.stream.processes"}  # these map memory
+    memory = {"trainer.rows.matrix", "trainer.stream.processes"}  # these map memory
     assert mapping == {"schemas.mapped", *memory}, "map files by schemas.mapped"
 
 

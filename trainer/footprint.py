@@ -13,8 +13,7 @@ from trainer.encoders.base import Size, tensor_bytes
 from trainer.methods.rae import Rae
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.model import DataSizes
-from trainer.rows.allocation import IN_MEMORY, ON_HOST
-from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
+from trainer.rows.matrix import DTYPES, IN_MEMORY, ON_HOST, RowMatrix, RowOptimizer
 
 _CGROUP = Path("/sys/fs/cgroup")
 

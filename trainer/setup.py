@@ -36,12 +36,12 @@ from trainer.negatives.base import NegativeSource, NegativeSources, SourceContex
 from trainer.negatives.planner import Planner
 from trainer.refresh.dump import DumpWriter
 from trainer.refresh.neighbours import Neighbours
-from trainer.rows.threads import set_threads
 from trainer.settings.data_statistics import describe_textless_labels
 from trainer.step import Clock, GlobalBatches, StepContext, plan_for_device
 from trainer.stream import Batch, JoinedStream, ReadOptions, Source, by_shares, open_sources
 from trainer.stream.batch import Candidates
 from trainer.stream.sources import Replay, select_window
+from trainer.threads import set_threads
 from trainer.tracking.tracker import NoTracker, Tracker
 
 # Options that may change when a run is resumed, because they do not change the training itself.

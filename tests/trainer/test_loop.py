@@ -24,8 +24,8 @@ from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
 from trainer.model import load_model
 from trainer.refresh.dump import dump_is_published
-from trainer.rows.threads import set_threads
 from trainer.stream import open_sources
+from trainer.threads import set_threads
 from trainer.tracking.tracker import read_metrics
 
 BASE = {

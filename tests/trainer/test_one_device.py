@@ -17,7 +17,6 @@ from trainer.config.load import applicable_overrides, load_recipe, validate
 from trainer.device import CPU
 from trainer.heads.base import HeadStep
 from trainer.methods.recipe import Recipe
-from trainer.rows import host_matrix
 from trainer.step import StepContext
 
 SMALL = {
@@ -118,7 +117,7 @@ class MetaGradient:
 def test_of_vectors_on_the_host_only_rows_and_gradients_travel(
     loss: str, pool: str, storage: str, data: DataLayout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(host_matrix, "AsyncCopy", MetaGradient)
+    monkeypatch.setattr("trainer.rows.matrix.AsyncCopy", MetaGradient)
     vectors = {"storage": "host" if storage == "host" else str(tmp_path), "dtype": "bfloat16"}
     step_on_meta(data, combination("classifier", loss, pool, classifier=vectors), rows=CPU)
 

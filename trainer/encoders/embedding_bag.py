@@ -13,7 +13,7 @@ from trainer.device import CPU
 from trainer.group import ALONE, Group
 from trainer.rows.matrix import RowMatrix
 from trainer.rows.numba_kernels import by_row
-from trainer.rows.sparse_products import SPAN, sparse_product, split_rows, sum_entries
+from trainer.rows.torch_kernels import SPAN, sparse_product, split_rows, sum_entries
 from trainer.stream.transfer import send
 
 PIECE = 1 << 14  # number of bags that a rank sends at a time

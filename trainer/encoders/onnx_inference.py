@@ -11,7 +11,7 @@ from schemas.mapped import MapFile
 from schemas.ragged import batches_by_length
 from trainer.encoders.transformer import TransformerSection
 from trainer.inputs import Inputs
-from trainer.rows.threads import RANGES, map_ranges
+from trainer.threads import RANGES, map_ranges
 
 FILE = "model.onnx"
 INPUTS, OUTPUT = ["input_ids", "attention_mask"], "sentence_embedding"  # input names as in Optimum

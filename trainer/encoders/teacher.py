@@ -9,7 +9,7 @@ import torch
 
 from schemas.errors import InputError
 from trainer.encoders.texts import VECTOR_FILES, digest_of, require_files
-from trainer.rows.threads import one_thread
+from trainer.threads import one_thread
 
 _AT_ONCE = 1 << 14  # number of pairs with tokens in memory at a time
 

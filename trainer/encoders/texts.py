@@ -28,8 +28,8 @@ from schemas.waits import Wait
 from trainer.device import CPU
 from trainer.encoders.base import WEIGHTS
 from trainer.encoders.transformer_encoder import MODES, load_model, pool
-from trainer.rows.threads import one_thread
 from trainer.stream.batch import pad_rows
+from trainer.threads import one_thread
 
 _INPUT_MODULES = ("Transformer", "StaticEmbedding")
 _OUTPUT_MODULES = ("Pooling", "Normalize", "Dense", "Dropout")

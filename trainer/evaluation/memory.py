@@ -27,7 +27,7 @@ from search.factory import AUTO, EXACT, Factory, choose, list_factories
 from trainer.encoders.bag import unit
 from trainer.evaluation.votes import NEIGHBOURS, count_votes
 from trainer.inputs import open_queries
-from trainer.rows.threads import map_ranges
+from trainer.threads import map_ranges
 
 if TYPE_CHECKING:
     import torch

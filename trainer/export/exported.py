@@ -36,7 +36,7 @@ from trainer.input_kinds import InputKind
 from trainer.inputs import Inputs, columns_of
 from trainer.linear.ranker import LinearRanker
 from trainer.methods.kinds import EncoderSection, import_name
-from trainer.rows.threads import set_threads
+from trainer.threads import set_threads
 
 KIND = "export"
 ENCODER, VECTORS, LABELS, INDEX, THRESHOLDS = "encoder", "vectors", "labels", "index", "thresholds.json"

@@ -12,9 +12,7 @@ from trainer.losses.base import Loss
 from trainer.losses.binary import Merged, binary_cross_entropy, binary_step, merge_ahead
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.methods.sections import Classifier as ClassifierConfig
-from trainer.rows.allocation import IN_MEMORY, zeros
-from trainer.rows.host_matrix import HostMatrix
-from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
+from trainer.rows.matrix import DTYPES, IN_MEMORY, HostMatrix, RowMatrix, RowOptimizer, zeros
 from trainer.stream.batch import Candidates
 
 _FILLED = 1 << 16  # number of labels with initial vectors drawn at a time

@@ -15,7 +15,7 @@ import numpy as np
 from schemas.ragged import Ragged, SparseRows
 from schemas.randomness import Purpose, generator
 from trainer.rows.numba_kernels import by_row
-from trainer.rows.threads import map_ranges
+from trainer.threads import map_ranges
 
 COST = 1.0  # C
 ROUNDS = 5  # maximum number of rounds

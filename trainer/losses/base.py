@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from trainer.device import autocast
 from trainer.group import ALONE, Group
 from trainer.methods.kinds import LossSection
-from trainer.rows.sparse_products import pair_scores, sparse_product
+from trainer.rows.torch_kernels import pair_scores, sparse_product
 from trainer.stream.batch import Candidates
 from trainer.stream.transfer import send
 

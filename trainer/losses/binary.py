@@ -10,12 +10,11 @@ from trainer.device import CPU, product, products_with
 from trainer.losses.base import Loss, LossParts, Scores, masked_scores
 from trainer.methods.kinds import LossSection
 from trainer.rows import numba_kernels, torch_kernels
-from trainer.rows.host_matrix import HostMatrix
-from trainer.rows.matrix import RowMatrix, operations_of
-from trainer.rows.threads import RANGES, map_ranges
+from trainer.rows.matrix import HostMatrix, RowMatrix, operations_of
 from trainer.rows.torch_kernels import DevicePairs, merge_labels, order_pairs
 from trainer.stream.batch import Candidates
 from trainer.stream.transfer import on_copy_stream, send
+from trainer.threads import RANGES, map_ranges
 
 Merged = tuple[torch.Tensor, DevicePairs]
 

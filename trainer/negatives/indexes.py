@@ -25,7 +25,7 @@ from search.factory import AUTO, Factory, choose
 from trainer.group import Group
 from trainer.negatives.base import MIPS, NegativeSource, Sampled, SourceContext
 from trainer.negatives.candidates import restrict_to_labels
-from trainer.rows.allocation import zeros
+from trainer.rows.matrix import zeros
 from trainer.stream.batch import Batch
 from trainer.stream.transfer import send
 

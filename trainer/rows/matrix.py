@@ -1,21 +1,32 @@
 """A matrix in which a step changes only a few rows, such as classifier vectors or an embedding table."""
 
+import contextlib
 import importlib.util
-from dataclasses import dataclass
+import math
+import mmap
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from schemas.errors import InputError, StorageError
+from schemas.mapped import ScratchFile
 from schemas.randomness import Purpose, torch_seed
+from schemas.sizes import say_bytes
 from trainer.device import CPU
 from trainer.rows import codes, numba_kernels, torch_kernels
-from trainer.rows.allocation import IN_MEMORY, zeros
-from trainer.rows.codes import Matrix, Rule
-from trainer.rows.threads import map_ranges
-from trainer.stream.transfer import send
+from trainer.rows.codes import SGD, Matrix, Rule
+from trainer.stream.transfer import AsyncCopy, send, send_tensor
+from trainer.threads import map_ranges
 
+IN_MEMORY, ON_HOST = "memory", "host"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_MOST_PENDING = 2  # steps, or chunks of a step, whose gradients are on their way back
+# An optimizer step that sets rows of zeros to their gradient.
+_GRADIENT_RULE = Rule(
+    SGD, np.array(-1, np.float32), np.array(1, np.float32), np.float32(0), np.float32(0), np.float32(0), 0
+)
 _NO_ROWS, _NO_NUMBERS = np.empty((0, 0), np.float32), np.empty(0, np.float32)
 
 
@@ -37,7 +48,7 @@ class RowOptimizer:
     @property
     def method(self) -> int:
         """Code of the optimizer method in the compiled loops. Raises ValueError for an unknown name."""
-        sgd = codes.MOMENTUM if self.momentum else codes.SGD
+        sgd = codes.MOMENTUM if self.momentum else SGD
         methods = {"sgd": sgd, "adagrad": codes.ADAGRAD, "adam": codes.ADAM}
         if self.name not in methods:
             raise ValueError(f"unknown row optimizer {self.name!r}; expected one of {tuple(methods)}")
@@ -58,7 +69,7 @@ class RowMatrix:
 
     Rows are in float32 or bfloat16. Computation is in float32, and bfloat16 rows are rounded stochastically;
     the state is float32. Row 0 is row `first` of a larger matrix; results do not depend on the split. `storage`: where
-    the state is stored (allocation.py). On a CPU, compiled loops do the work and ids are arrays; on other devices
+    the state is stored (`zeros`). On a CPU, compiled loops do the work and ids are arrays; on other devices
     kernels do the work, and ids may be tensors.
     """
 
@@ -187,7 +198,7 @@ def operations_of(device: torch.device) -> Any:
 def _initial_state(weight: torch.Tensor, optimizer: RowOptimizer, storage: str) -> dict[str, torch.Tensor]:
     whole, by_row = tuple(weight.shape), (len(weight),)
     shapes: dict[int, dict[str, tuple[int, ...]]] = {
-        codes.SGD: {},
+        SGD: {},
         codes.MOMENTUM: {"momentum": whole},
         codes.ADAGRAD: {"square": by_row},
         codes.ADAM: {"first": whole, "second": whole, "count": by_row},
@@ -195,3 +206,160 @@ def _initial_state(weight: torch.Tensor, optimizer: RowOptimizer, storage: str) 
     return {
         name: zeros(shape, storage=storage, device=weight.device) for name, shape in shapes[optimizer.method].items()
     }
+
+
+@dataclass(frozen=True)
+class _PendingStep:
+    """Optimizer step on rows `ids` [C], all distinct, that has not been applied yet."""
+
+    ids: np.ndarray
+    gradient: AsyncCopy
+    lr: float
+    step: int
+    normalize: bool = False
+
+    def may_touch(self, ids: np.ndarray) -> bool:
+        """Return whether the step's range of ids overlaps the range of `ids`; chunks have disjoint ranges."""
+        return bool(len(ids) and len(self.ids) and self.ids.min() <= ids.max() and ids.min() <= self.ids.max())
+
+
+class HostMatrix:
+    """`rows` [R, D] on the host; the rows of a step are sent to `device`, and their gradient is copied back.
+
+    All pending steps are applied before the rows or their state are read.
+    """
+
+    def __init__(self, rows: RowMatrix, device: torch.device) -> None:
+        self._rows, self._device = rows, device
+        self._rule = send(_GRADIENT_RULE, device)
+        self._pending: list[_PendingStep] = []
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The rows [R, D], on the host."""
+        self._apply_pending()
+        return self._rows.weight
+
+    @property
+    def state(self) -> dict[str, torch.Tensor]:
+        """The optimizer's state of every row, on the host."""
+        self._apply_pending()
+        return self._rows.state
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._rows.shape
+
+    @property
+    def device(self) -> torch.device:
+        """The device that computes with the rows."""
+        return self._device
+
+    def prepare(self, ids: np.ndarray) -> np.ndarray:
+        """Return `ids` [C] in the form that `gather` and `update` accept."""
+        return ids
+
+    def gather(self, ids: np.ndarray | torch.Tensor) -> torch.Tensor:
+        """Return rows `ids` [C] on the device, as a float32 leaf that requires a gradient, [C, D]."""
+        assert isinstance(ids, np.ndarray)
+        return self._fetch(ids).float().requires_grad_()
+
+    def update(self, ids: np.ndarray | torch.Tensor, gathered: torch.Tensor, lr: float, step: int = 0) -> None:
+        """Make one optimizer step on distinct rows `ids` [C], like `RowMatrix.update`, but deferred."""
+        gradient = gathered.grad
+        assert gradient is not None, "`update` needs a gradient from a backward pass"
+        assert isinstance(ids, np.ndarray)
+        self._defer(ids, gradient, lr, step)
+
+    def normalize(self, ids: np.ndarray) -> None:
+        """Scale rows `ids` [C] of the last step to length 1."""
+        self._pending[-1] = replace(self._pending[-1], normalize=True)
+
+    def begin(self, ids: np.ndarray, lr: float, step: int) -> DeviceStep:
+        """Return rows `ids` [C] for the kernels that score the rows, and rows of zeros that accumulate the gradient."""
+        rows = self._fetch(ids)
+        gradient = torch.zeros(rows.shape, device=rows.device)
+        scored, updated = (
+            Matrix(values, torch_kernels.DTYPE_CODES[values.dtype], None, None, None, 0) for values in (rows, gradient)
+        )
+        return DeviceStep(np.arange(len(ids)), scored, updated, self._rule)
+
+    def end(self, ids: np.ndarray, device_step: DeviceStep, lr: float, step: int) -> None:
+        """Take the gradient of rows `ids` [C], which the kernels have added to the result of `begin`."""
+        self._defer(ids, device_step.updated.vectors, lr, step)
+
+    def _fetch(self, ids: np.ndarray) -> torch.Tensor:
+        """Return a copy of rows `ids` [C] on the device, in the dtype of the stored rows."""
+        self._apply_pending(ids)
+        weight, pinned = self._rows.weight, self._device.type == "cuda"
+        rows = torch.empty(len(ids), weight.shape[1], dtype=weight.dtype, pin_memory=pinned)
+        torch.index_select(weight, 0, torch.from_numpy(ids), out=rows)
+        return send_tensor(rows, self._device)
+
+    def _defer(self, ids: np.ndarray, gradient: torch.Tensor, lr: float, step: int) -> None:
+        self._pending.append(_PendingStep(ids, AsyncCopy(gradient), lr, step))
+        while len(self._pending) > _MOST_PENDING:
+            self._apply(self._pending.pop(0))
+
+    def _apply_pending(self, ids: np.ndarray | None = None) -> None:
+        """Apply the pending steps in order: all steps, or those up to the last step that may touch rows `ids` [C]."""
+        last = max((n for n, step in enumerate(self._pending, 1) if ids is None or step.may_touch(ids)), default=0)
+        for _ in range(last):
+            self._apply(self._pending.pop(0))
+
+    def _apply(self, pending: _PendingStep) -> None:
+        w = self._rows.gather(pending.ids)
+        w.grad = torch.from_numpy(pending.gradient.take())
+        self._rows.update(pending.ids, w, pending.lr, pending.step)
+        if pending.normalize:
+            self._rows.normalize(pending.ids)
+
+
+def zeros(
+    shape: tuple[int, ...], dtype: torch.dtype = torch.float32, storage: str = IN_MEMORY, device: torch.device = CPU
+) -> torch.Tensor:
+    """Return zeros of `shape` on `device`; on a CPU in memory, or in a new file in the directory `storage`.
+
+    The file has no name, so it disappears however the process ends. Its space is reserved in advance, because a disk
+    that fills up later would kill the process. Raises InputError if the directory does not exist, or if the matrix does
+    not fit.
+    """
+    if device != CPU:
+        return _on_device(shape, dtype, device)
+    count = math.prod(shape)
+    size = count * dtype.itemsize
+    if not size:
+        return torch.zeros(shape, dtype=dtype)
+    memory = _anonymous(size) if storage in (IN_MEMORY, ON_HOST) else _file(size, storage)
+    return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
+
+
+def _on_device(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    try:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    except torch.OutOfMemoryError:
+        free, _ = torch.cuda.mem_get_info(device)
+        raise InputError(
+            f"{device}: {shape[0]:,} rows need {say_bytes(math.prod(shape) * dtype.itemsize)}, and {say_bytes(free)} "
+            "are free. Keep the classifier in main memory (classifier.storage = 'host'), or use a narrower "
+            "classifier.dtype, a smaller encoder.dimension, or more GPUs (torchrun)."
+        ) from None
+
+
+def _anonymous(size: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # Rows are far apart in memory: with pages of 4 KiB, each row costs a page table walk that no cache can serve.
+        with contextlib.suppress(OSError):  # for kernels without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def _file(size: int, directory: str) -> mmap.mmap:
+    try:
+        memory = ScratchFile("rows of labels", directory).reserve(size)
+    except StorageError as error:
+        raise InputError(f"classifier.storage = {error} Or use 'memory', 'host', or a narrower dtype.") from error
+    if hasattr(mmap, "MADV_RANDOM"):
+        memory.madvise(mmap.MADV_RANDOM)  # do not read the pages around a row
+    return memory

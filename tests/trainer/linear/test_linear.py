@@ -22,7 +22,7 @@ from trainer.linear import ranker, solver
 from trainer.linear.ranker import FILE, LinearRanker, Points, RowFeatures, count_features
 from trainer.linear.solver import COST, best_labels
 from trainer.methods.sections import Data
-from trainer.rows.threads import set_threads
+from trainer.threads import set_threads
 
 ROWS, WORDS, LABELS = 300, 60, 40
 

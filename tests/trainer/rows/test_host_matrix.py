@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.rows.test_matrix import OPTIMIZERS, step
 from trainer.device import CPU
-from trainer.rows import host_matrix
-from trainer.rows.host_matrix import HostMatrix
-from trainer.rows.matrix import RowMatrix, RowOptimizer, operations_of
+from trainer.rows.matrix import HostMatrix, RowMatrix, RowOptimizer, operations_of
 from trainer.stream.transfer import AsyncCopy
 
 ROWS, D = 12, 5
@@ -76,7 +74,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[AsyncCopy]:
             copies.append(self)
             return super().take()
 
-    monkeypatch.setattr(host_matrix, "AsyncCopy", Noted)
+    monkeypatch.setattr("trainer.rows.matrix.AsyncCopy", Noted)
     return copies
 
 
