@@ -21,11 +21,10 @@ from schemas.errors import InputError
 from schemas.options import whole_number
 from schemas.ragged import Ragged, counts_of, offsets_of
 from schemas.text_model import DENSE
-from schemas.version import resolve_export
 from search.nearest import find_device
 from trainer.evaluation.fusion import FusionWeights
 from trainer.evaluation.votes import shares_of
-from trainer.export.exported import ENCODER, Exported, use_threads
+from trainer.export.exported import ENCODER, Exported, resolve_export, use_threads
 from trainer.inputs import Inputs
 
 _BATCH = 512  # texts per batch

@@ -86,7 +86,7 @@ def predict(
     from pipelines.formats.names import parse_fields
     from pipelines.formats.texts import Texts
     from schemas.owners.outputs import require_output_file
-    from schemas.version import resolve_export
+    from trainer.export.exported import resolve_export
 
     named = None if fields is None else parse_fields(format_argument(fields))
     data = None if data is None else fspath(data)

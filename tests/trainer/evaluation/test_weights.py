@@ -220,7 +220,7 @@ def test_a_run_is_fused_on_what_it_held_out(data: SmallData, tmp_path: Path, hea
     assert fit_weights(root, run, FitOptions()).parameters["metrics"] == facts["metrics"]
     scores = {}
     for name, fused in (("alone", None), ("fused", open_fused(root, run, checkpoint, model, "holdout"))):
-        ranking = Ranking.of(model, fused=fused)
+        ranking = Ranking.of(model, rerank=fused)
         scores[name] = SplitScorer.open(
             data.layout, model, "holdout", ranking=ranking, training_data=recipe.data
         ).score()
