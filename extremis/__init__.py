@@ -37,12 +37,12 @@ if TYPE_CHECKING:  # for type checkers; the code below loads the same names on f
     from extremis.commands.train import train as train
     from extremis.commands.tuples import tuples as tuples
     from extremis.console import Event as Event
+    from extremis.loading import Model as Model
+    from extremis.loading import load as load
     from extremis.model import Label as Label
     from extremis.model import Labels as Labels
-    from extremis.model import Model as Model
     from extremis.model import Prediction as Prediction
     from extremis.model import Predictions as Predictions
-    from extremis.model import load as load
     from extremis.result import Result as Result
     from schemas.errors import ExtremisError as ExtremisError
     from schemas.errors import InputError as InputError
@@ -78,7 +78,8 @@ COMMANDS = {
 }
 
 _PLACES = {
-    **dict.fromkeys(("Label", "Labels", "Model", "Prediction", "Predictions", "load"), "extremis.model"),
+    **dict.fromkeys(("Label", "Labels", "Prediction", "Predictions"), "extremis.model"),
+    **dict.fromkeys(("Model", "load"), "extremis.loading"),
     **dict.fromkeys(("ExtremisError", "InputError", "StorageError", "TableError"), "schemas.errors"),
     "Event": "extremis.console",
     "Result": "extremis.result",

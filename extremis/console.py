@@ -5,7 +5,6 @@ import functools
 import io
 import json
 import os
-import re
 import shutil
 import sys
 import time
@@ -15,21 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from extremis.spinner import clear_spinner, hidden_spinner, run_spinner
 from schemas.errors import StorageError
-from schemas.secrets import redact
+from schemas.secrets import redact, without_controls
 from schemas.sizes import say_count
 from schemas.waits import add_listener
 
 if TYPE_CHECKING:
     from extremis.bars import SafeConsole
 
-# Control characters: they move the cursor, change colours, or turn the direction of writing.
-_CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
 _NOT_SHOWN = dict.fromkeys((7, 8, 11, 12, 13))  # bells, returns and feeds, which rich also removes
-
-
-def without_controls(text: str) -> str:
-    """Replace each control character in `text`, except tabs and line ends, with a replacement character."""
-    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 class _Channel:

@@ -19,10 +19,11 @@ from trainer.evaluation.baselines import compare_baselines
 from trainer.evaluation.calibration import calibrate, measure
 from trainer.evaluation.evaluate import SplitScorer, SplitScores
 from trainer.evaluation.fragments import open_fragments
-from trainer.evaluation.fusion_files import open_fused, scores_of
+from trainer.evaluation.fusion_files import open_fused, scored_step, scores_of
 from trainer.evaluation.metrics import bootstrap
 from trainer.evaluation.ranking import By, Ranking
 from trainer.evaluation.split import label_statistics, open_held_out
+from trainer.evaluation.thresholds import ScoredPredictions
 from trainer.group import ALONE, Group
 from trainer.model import Model, load_model, trained_digest, trained_labels
 
@@ -32,7 +33,7 @@ class EvaluateOptions:
     """Options of an evaluation.
 
     `limit`, `filter`, `ks`, `seen_only` and `zero_shot` are arguments of `SplitScorer.score`. `step` has the same
-    meaning as in `open_step`, and `scores` as in `scores_of`. `baseline`: also score baselines on the same
+    meaning as in `scored_step`, and `scores` as in `scores_of`. `baseline`: also score baselines on the same
     queries. `calibrate`: also evaluate the probabilities that an export has; the curve is fitted to the split `val`
     or, without `val`, to the held-out rows.
     """
@@ -68,9 +69,9 @@ def evaluate(
     standard report in the run, for `extremis report`.
     """
     show_activity("evaluate: reading the model")
-    later = group.decide(lambda: _later(data, run))
     layouts = DataLayout(data), RunLayout(run)
-    recipe, model, checkpoint = load_model(*layouts, options.step, group, open_device(device), earlier=True)
+    later, step = group.decide(lambda: (_later(data, run), scored_step(layouts[1], options.step)))
+    recipe, model, checkpoint = load_model(*layouts, step, group, open_device(device), earlier=True)
     own: By = group.decide(lambda: scores_of(run, checkpoint.step))
     by = options.scores or own
     statistics = label_statistics(DataLayout(data), recipe.data)
@@ -79,25 +80,28 @@ def evaluate(
 
     def open_scorer(split: str) -> SplitScorer:
         ranking = _ranking(data, run, checkpoint, model, group, by, split)
-        scorer = SplitScorer.open(layouts[0], model, split, group, ranking, statistics, recipe.data)
-        return replace(scorer, fragments=open_fragments(layouts[0], model.columns)) if options.calibrate else scorer
+        return SplitScorer.open(layouts[0], model, split, group, ranking, statistics, recipe.data)
 
-    held_out = None
+    held_out, fragments = None, None
     if options.calibrate:
         named = "val" if "queries/val" in Table.open(data, "data").parents else None  # as in an export
         held_out, _, _ = group.decide(lambda: open_held_out(layouts[0], named, recipe.data, "A calibration"))
-    scorer = open_scorer(options.split)
+        fragments = open_fragments(layouts[0], model.columns)
+    scorer, predictions = open_scorer(options.split), ScoredPredictions(fragments)
     choices: dict[str, Any] = {"filter": options.filter, "ks": options.ks, "seen_only": options.seen_only}
     with Bar(f"evaluate {options.split}", scorer.rows, quiet=not group.first) as bar:
-        scores = scorer.score(options.limit, bar.update, zero_shot=options.zero_shot, **choices)
+        collect = predictions.collect if options.calibrate else None
+        scores = scorer.score(options.limit, bar.update, zero_shot=options.zero_shot, collect=collect, **choices)
     calibration = {}
     if held_out:
         show_activity(f"evaluate: calibrating on {held_out}")
-        is_same = held_out == options.split and options.is_standard
-        learned_from = scores if is_same else open_scorer(held_out).score()
-        curve, facts = calibrate(learned_from.predictions)
+        learned_from = predictions
+        if held_out != options.split or not options.is_standard:
+            learned_from = ScoredPredictions(fragments)
+            open_scorer(held_out).score(collect=learned_from.collect)
+        curve, facts = calibrate(learned_from)
         if held_out != options.split:
-            facts = measure(curve, scores.predictions)
+            facts = measure(curve, predictions)
         calibration = {"split": held_out, "queries": learned_from.queries, **curve.described(facts)}
     show_activity("evaluate: computing intervals")
     version = Version.of(Table.open(data, "data").manifest)

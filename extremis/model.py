@@ -4,28 +4,25 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from os import PathLike
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer
 
-from extremis.command import naming_arguments
-from extremis.console import say, without_controls
-from extremis.objects import input_url, items_of, require_texts
-from extremis.result import html_table
+from extremis.objects import html_table, input_url, items_of, require_texts
 from pipelines.formats.names import Fields, parse_fields_by_table
 from pipelines.sharding.tokenizer import FILE, encode_texts, open_tokenizer
 from schemas.errors import InputError
 from schemas.options import whole_number
 from schemas.ragged import Ragged, counts_of, offsets_of
+from schemas.secrets import without_controls
 from schemas.text_model import DENSE
-from schemas.version import resolve_export
+from schemas.waits import Say
 from search.nearest import find_device
 from trainer.evaluation.fusion import FusionWeights
 from trainer.evaluation.votes import shares_of
-from trainer.export.exported import ENCODER, Exported, use_threads
+from trainer.export.exported import ENCODER, Exported, resolve_export, use_threads
 from trainer.inputs import Inputs
 
 _BATCH = 512  # texts per batch
@@ -139,8 +136,8 @@ class Labels(Sequence[Label]):
 class Model:
     """An open export with `predict`, `embed` and `labels`. It stays the same when another export becomes current."""
 
-    def __init__(self, exported: Exported, place: str, embedder: str | None = None) -> None:
-        self._exported, self._place = exported, place
+    def __init__(self, exported: Exported, place: str, embedder: str | None = None, say: Say = print) -> None:
+        self._exported, self._place, self._say = exported, place, say
         columns, self._embed = exported.serving.columns, open_embedder(exported, embedder)
         if "feature_ids" in columns or (self._embed is None and DENSE in columns):
             needed = "sparse features" if "feature_ids" in columns else "your own vectors"
@@ -166,7 +163,6 @@ class Model:
         """All labels, by id."""
         return Labels(self._exported.label_table(("key", "text")))
 
-    @naming_arguments()
     def predict(
         self,
         texts: Any,
@@ -192,7 +188,7 @@ class Model:
                 f"filter: expected keys of labels, or a list of keys for each of the {len(texts):,} texts, got "
                 f"{len(left_out):,} items."
             )
-        exported = leave_out(self._exported, self.labels, left_out) if is_shared else self._exported
+        exported = leave_out(self._exported, self.labels, left_out, self._say) if is_shared else self._exported
         predictions = Predictions()
         for part, inputs, known in self._batches(texts):
             filters = None if is_shared else self._filters(left_out, len(predictions), len(predictions) + len(part))
@@ -234,7 +230,6 @@ class Model:
                 explained.points.extend(zip(keys, cosines[0, voting].tolist(), added.tolist(), strict=True))
         return explained
 
-    @naming_arguments()
     def embed(self, texts: Any) -> np.ndarray:
         """Embed texts for products with the labels' vectors: float32 [N, D], or [N, D + 1] with a last column of 1.
 
@@ -285,32 +280,12 @@ def text_fields(exported: Exported) -> tuple[Fields, bool]:
     return parse_fields_by_table(made_with["fields"] or "")[0], made_with["text"] == "title"
 
 
-def leave_out(exported: Exported, labels: Labels, keys: Sequence[str]) -> Exported:
-    """Return the export without the labels `keys`; a message counts keys that are not labels."""
+def leave_out(exported: Exported, labels: Labels, keys: Sequence[str], say: Say) -> Exported:
+    """Return the export without the labels `keys`; `say` gets a message that counts keys that are not labels."""
     ids = labels.known_ids(keys)
     if len(ids) < len(keys):
         say(f"filter: {len(keys) - len(ids):,} of {len(keys):,} keys are not labels of {exported.table.url}")
     return exported.without(ids)
-
-
-@naming_arguments()
-def load(
-    export: str | PathLike[str],
-    *,
-    exact: bool = False,
-    threads: int | None = None,
-    embedder: str | PathLike[str] | None = None,
-) -> Model:
-    """Open the export at `export`, a directory or an object-store prefix; for a folder, open its current export.
-
-    `exact`: score every label, without an index. `threads`: number of threads; None: all cores. `embedder`: a different
-    path or hub name of the model that computed the dense vectors of DATA.
-    Raises TableError if the export is missing or damaged, InputError if the model is missing or different or `threads`
-    is no whole number above 0, and StorageError.
-    """
-    place = None if embedder is None else str(embedder)
-    threads = None if threads is None else whole_number("threads", threads, 1)
-    return Model(open_export(str(export), exact, threads), str(export), place)
 
 
 def open_export(url: str, exact: bool = False, threads: int | None = None, device: str = "auto") -> Exported:

@@ -1,6 +1,7 @@
-"""Texts and rows that Python programs hold, in lists, arrays, Series, frames and tables of any library."""
+"""Texts and rows that Python programs hold, in lists, arrays, Series, frames and tables of any library; and HTML."""
 
 import contextlib
+import html
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -122,3 +123,9 @@ def _of_columns(columns: Sequence[tuple[str, Any]]) -> "pa.Table":
                 "values of one type: texts, whole numbers, or lists of these."
             ) from None
     return pa.table(arrays, [name for name, _ in columns])
+
+
+def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in columns)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table>{f'<thead><tr>{head}</tr></thead>' if head else ''}<tbody>{body}</tbody></table>"

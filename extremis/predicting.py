@@ -8,9 +8,6 @@ import csv
 import functools
 import itertools
 import json
-import os
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from extremis.console import Bar, print_file
 from extremis.model import TextTokenizer, open_embedder
 from pipelines.formats.texts import Texts
 from schemas import PAD, arrow, storage
@@ -32,8 +28,6 @@ from schemas.text_model import DENSE
 from trainer.export.exported import Answer, Exported
 from trainer.inputs import Inputs, open_queries, require_inputs
 
-STANDARD_OUTPUT = "-"  # standard output
-_BINARY = ("parquet", "npz")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # first characters of cells that spreadsheets read as formulas
 _TAG = "extremis"
 KNOWN_TOKENS = "known_tokens"
@@ -55,12 +49,12 @@ def write_predictions(
     to: str | None = None,
     safe_cells: bool = False,
     filter: bool = True,
-    total: int | None = None,
+    on_rows: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """Write the best `k` labels of every row that score at least `lowest`, except labels in the row's filter pairs.
 
     `to`: format of the file; None: depends on the name. `safe_cells`: no CSV cell starts like a formula.
-    Raises ExtremisError.
+    `on_rows` gets the number of rows that are done. Raises ExtremisError.
     """
     labels = exported.label_table(("key", "text"))
     done = predictions = 0
@@ -71,7 +65,7 @@ def write_predictions(
     schema = arrow.without_nulls(
         {**_COLUMNS, **{name: _EXTRA_COLUMNS[name] for name in _EXTRA_COLUMNS if name in extra}}
     )
-    with Bar("predict", total) as bar, open_writer(out, to, len(labels), safe_cells, schema) as write:
+    with open_writer(out, to, len(labels), safe_cells, schema) as write:
         for table in itertools.chain(first, rows):
             known = table[KNOWN_TOKENS].to_numpy() if KNOWN_TOKENS in table.column_names else None
             inputs = Inputs.of(table.select(exported.serving.columns))
@@ -80,7 +74,8 @@ def write_predictions(
             write(prediction_table(table, answer, labels, schema))
             done += table.num_rows
             predictions += int((answer.ids != PAD).sum())
-            bar.update(done)
+            if on_rows is not None:
+                on_rows(done)
     seconds = time.perf_counter() - began
     counts = {"queries": done, "predictions": predictions, "seconds": round(seconds, 3)}
     return {"out": out, "export": exported.table.url, **counts}
@@ -140,20 +135,6 @@ def open_writer(
     `schema`: the schema of the predictions. `safe_cells`: no CSV cell starts like a formula. Raises StorageError, and
     InputError if neither `form` nor the name specifies the format, or if the format does not fit `out` or `safe_cells`.
     """
-    if out == STANDARD_OUTPUT:
-        if sys.stdout is None:
-            raise InputError("standard output is closed. Open it, or give a file for the predictions.")
-        if form in _BINARY and sys.stdout.isatty():
-            raise InputError(
-                f"OUT -: {form} is a binary format, and standard output is a terminal. Give a file, or redirect "
-                "standard output."
-            )
-        with tempfile.TemporaryDirectory(prefix="extremis-output-") as folder:
-            path = os.path.join(folder, f"out.{form or 'jsonl'}")
-            with open_writer(path, form, labels, safe_cells, schema) as write:
-                yield write
-            print_file(path)
-        return
     form = form or next((form for end, form in _FORMS_BY_ENDING.items() if out.endswith(end)), None)
     if form is None:
         raise InputError(

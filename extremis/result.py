@@ -1,10 +1,12 @@
 """Results of commands: mappings whose keys are also attributes, with a readable display in a prompt or notebook."""
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from extremis.console import format_value, metric_grid, without_controls
+from extremis.console import format_value, metric_grid
+from extremis.objects import html_table
+from schemas.secrets import without_controls
 
 _SHOWN_ROWS = 12  # rows of a list that are shown
 _SHOWN_NUMBERS = 5  # numbers of a mapping that are shown
@@ -73,9 +75,3 @@ def _format_cell(value: Any) -> str:
     if isinstance(value, Mapping | list | tuple):
         return f"{len(value):,} values"
     return format_value(value)
-
-
-def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in columns)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table>{f'<thead><tr>{head}</tr></thead>' if head else ''}<tbody>{body}</tbody></table>"

@@ -11,7 +11,8 @@ from schemas.manifest import unpublish
 from schemas.owners.claim import claimed
 from schemas.storage import join, relative, resolve
 from schemas.table import Table
-from schemas.version import ExportVersion, Version, find_current, require_needed_exports, require_parts
+from schemas.version import Version, require_parts
+from trainer.export.exported import ExportVersion, find_current, require_needed_exports
 
 if TYPE_CHECKING:
     from typing_extensions import Self

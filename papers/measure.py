@@ -23,7 +23,7 @@ from schemas.errors import ExtremisError
 from schemas.layout import DataLayout, RunLayout
 from schemas.table import Table
 from trainer.evaluation.evaluate import SplitScorer
-from trainer.evaluation.fusion_files import open_fused
+from trainer.evaluation.fusion_files import open_fused, scored_step
 from trainer.evaluation.metrics import Contributions
 from trainer.evaluation.ranking import Ranking
 from trainer.evaluation.split import label_statistics
@@ -167,14 +167,14 @@ def train_run(paper: Paper, key: RunKey, settings: list[str], data: str, run: st
 def score(paper: Paper, key: RunKey, data: str, run: str) -> tuple[dict[str, float], dict[str, Contributions], int]:
     """Score the run on test; return metrics, contributions per query, and the number of queries."""
     options, layout = paper.runs[key.run], DataLayout(data)
-    recipe, model, checkpoint = load_model(layout, RunLayout(run))
+    recipe, model, checkpoint = load_model(layout, RunLayout(run), scored_step(RunLayout(run)))
     if options.fuse == "tree":
         from trainer.evaluation import fitting
 
         fitting.fit_tree(data, run, fitting.FitOptions("val"))
     ranking = Ranking.of(model)
     if options.scores == "fused":
-        ranking = Ranking.of(model, fused=open_fused(data, run, checkpoint, model, "test"))
+        ranking = Ranking.of(model, rerank=open_fused(data, run, checkpoint, model, "test"))
     elif options.scores:
         ranking = Ranking.by_texts(model, layout, add=options.scores == "sum")
     ks = {int(name.partition("@")[2]) for name in paper.metrics_of(key)}

@@ -303,7 +303,7 @@ class EmbedOptions(Options):
 
     what: Literal["queries", "labels"] = Field("queries", description="Texts to embed.")
     split: str = Field("test", description="Split of the queries.")
-    step: int | None = _unset("Step of the checkpoint. Default: the step that `extremis evaluate` scores.", ge=0)
+    step: int | None = _unset("Step of the checkpoint. Default: the best on validation, else the newest.", ge=0)
     dtype: Literal["float16", "float32"] = Field("float16", description="Number type of the embeddings.")
     batch: int = Field(1024, ge=1, description="Rows that are encoded at once.")
 

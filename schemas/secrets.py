@@ -1,4 +1,4 @@
-"""Removes passwords, signatures and tokens from the URLs in errors, logs and pages."""
+"""Removes passwords, signatures and tokens from the URLs in errors, logs and pages; and control characters."""
 
 import re
 
@@ -12,6 +12,8 @@ _QUERY = re.compile(
     r"(?i)(?<=[?&])((?:x-(?:amz|goog)-(?:signature|credential|security-token)|signature|sig|token|access_token|"
     r"awsaccesskeyid|googleaccessid|api_?key|secret|password|key)=)[^&\s'\"<>#]+"
 )
+# Control characters: they move the cursor, change colours, or turn the direction of writing.
+_CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
 
 
 def redact(text: str) -> str:
@@ -19,6 +21,11 @@ def redact(text: str) -> str:
     if "://" not in text:
         return text
     return _QUERY.sub(r"\1***", _USER.sub("***@", _BUCKET.sub(_hide_bucket, text)))
+
+
+def without_controls(text: str) -> str:
+    """Replace each control character in `text`, except tabs and line ends, with a replacement character."""
+    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def redact_known(text: str, url: str) -> str:

@@ -18,10 +18,9 @@ from schemas.shard_files.parquet import list_column
 from schemas.table import Table
 from schemas.waits import Say
 from trainer.checkpoints.checkpoint import Checkpoint
-from trainer.evaluation.ranking import embed_texts
 from trainer.inputs import Inputs
 from trainer.methods.recipe import ClassifierRecipe, Recipe
-from trainer.model import Model, find_checkpoint, find_earlier
+from trainer.model import Model, embed_texts, find_checkpoint, find_earlier
 from trainer.stream import open_queries
 
 _BATCH = 1024  # queries embedded at a time

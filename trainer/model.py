@@ -1,10 +1,11 @@
 """Model: encoder and head, built from a recipe and DATA, saved to and loaded from a checkpoint."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import torch
+from torch.nn.functional import normalize
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
@@ -21,7 +22,7 @@ from trainer.heads.base import Head
 from trainer.heads.classifier import Classifier
 from trainer.heads.label_encoder import LabelEncoderHead, open_label_texts
 from trainer.input_kinds import InputKind, input_names
-from trainer.inputs import Inputs, columns_of
+from trainer.inputs import Inputs, columns_of, require_inputs
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 
 
@@ -126,6 +127,26 @@ class Model:
         self.head.drop_cached_vectors()
 
 
+@torch.no_grad()
+def embed_labels(model: Model, data: DataLayout, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield (l, embeddings [n, D] of labels [l, l + n)) for all of [start, stop), one row group at a time.
+
+    Raises InputError if the labels lack columns that the encoder reads. Raises TableError.
+    """
+    table = Table.open(data.labels, "labels")
+    require_inputs(table, model.inputs)
+    first = start
+    for rows in table.batches(model.columns, start, stop):
+        yield first, model.embed_table(rows, labels=True)
+        first += rows.num_rows
+
+
+def embed_texts(model: Model, data: DataLayout, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield the output of `embed_labels`, scaled to length 1: float32 [n, D], without a bias column."""
+    for first, z in embed_labels(model, data, start, stop):
+        yield first, normalize(z[:, : model.encoder.dimension].float())
+
+
 @dataclass(frozen=True)
 class DataSizes:
     """DATA's manifest, and the numbers of labels, vocabulary tokens, sparse features and dense features; 0: none."""
@@ -166,12 +187,14 @@ def find_checkpoint(
     return validate(config["recipe"], run.config), checkpoint
 
 
-def find_earlier(data: DataLayout, run: RunLayout) -> tuple[Recipe, Checkpoint, list[str]]:
+def find_earlier(
+    data: DataLayout, run: RunLayout, step: int | str | None = None
+) -> tuple[Recipe, Checkpoint, list[str]]:
     """Open the recipe and checkpoint of a run on DATA or an earlier version; also return the parts added since.
 
     Raises InputError if there is no run or no checkpoint, or if the run used different data; TableError.
     """
-    recipe, checkpoint = find_checkpoint(data, run, earlier=True)
+    recipe, checkpoint = find_checkpoint(data, run, step, earlier=True)
     trained = str(trained_digest(load_config(run.config)))
     return recipe, checkpoint, parts_since(Table.open(data.root, "data").manifest, trained) or []
 

@@ -21,7 +21,7 @@ def contributions(data: str, run: str) -> dict[str, Contributions]:
     _, model, checkpoint = load_model(layout, RunLayout(run), best_step(RunLayout(run)))
     fused = open_fused(data, run, checkpoint, model, "test") if scores_of(run, checkpoint.step) == "fused" else None
     found = (
-        SplitScorer.open(layout, model, "test", ranking=Ranking.of(model, fused=fused)).score().metrics.contributions()
+        SplitScorer.open(layout, model, "test", ranking=Ranking.of(model, rerank=fused)).score().metrics.contributions()
     )
     return {name: found[name] for name in COMPARED_METRICS}
 

@@ -29,6 +29,7 @@ from trainer.config.load import applicable_overrides, load_config, read_recipe, 
 from trainer.device import open_device
 from trainer.encoders.token_vectors import find_token_vectors
 from trainer.evaluation.fitting import REFIT_HOLDOUT, FitOptions, describe_weights, fit_ranker, fit_weights
+from trainer.evaluation.fusion_files import scored_step
 from trainer.methods.recipe import Recipe
 from trainer.model import find_earlier
 from trainer.settings.resolve import Resolved, measure_rows, resolve
@@ -257,7 +258,7 @@ def _find_recipe(run: str) -> str:
 def _refits_fusion(data: str, recipe: Recipe) -> bool:
     """Return whether the fusion of the earlier run is fitted again: it needs rows that the run is not trained on."""
     earlier = recipe.train.start_from
-    _, before, _ = find_earlier(DataLayout(data), RunLayout(earlier))
+    _, before, _ = find_earlier(DataLayout(data), RunLayout(earlier), scored_step(RunLayout(earlier)))
     if not is_published(RunLayout(earlier).fusion(before.step)):
         say(f"{earlier} has no fusion, so no fusion is fitted")
         return False

@@ -63,6 +63,9 @@ def embed(
     from pipelines import embed as embedding
 
     if is_run:
+        from trainer.evaluation.fusion_files import scored_step
+
+        arguments["step"] = scored_step(RunLayout(fspath(input)), step)
         table_options = build_options(EmbedOptions, arguments)
         manifest = embedding.embed(fspath(model), fspath(input), out, table_options, beam_options, say, device)
     else:

@@ -1,12 +1,17 @@
 """`extremis predict`: predicts the best labels for texts, or for a split of DATA, with an exported run."""
 
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from os import PathLike, fspath
 from typing import Annotated, Any, Literal
 
 from extremis.command import Option, Progress, command, format_argument
 from extremis.commands.shared import Device, Fields, Place, Positive, Text
-from extremis.console import current_output, say
+from extremis.console import Bar, current_output, print_file, say
 from schemas.errors import InputError
 
 
@@ -86,7 +91,7 @@ def predict(
     from pipelines.formats.names import parse_fields
     from pipelines.formats.texts import Texts
     from schemas.owners.outputs import require_output_file
-    from schemas.version import resolve_export
+    from trainer.export.exported import resolve_export
 
     named = None if fields is None else parse_fields(format_argument(fields))
     data = None if data is None else fspath(data)
@@ -104,18 +109,38 @@ def predict(
         lowest = opened.lowest_score(threshold, precision)
         if left_out is not None:
             keys = [key for lines in left_out.batches(batch, False) for key in lines["text"].to_pylist() if key]
-            opened = leave_out(opened, Labels(opened.label_table(("key", "text"))), keys)
+            opened = leave_out(opened, Labels(opened.label_table(("key", "text"))), keys, say)
         if texts is None:
             rows, total = rows_of_split(opened, str(data), split)
         else:
             made_with, title_only = text_fields(opened)
             texts = replace(texts, made_with=made_with, title_only=text == "title" if text else title_only)
             rows, total = rows_of_texts(opened, texts, batch, None if embedder is None else fspath(embedder)), None
-        report = write_predictions(
-            opened, rows, out, k=k, lowest=lowest, to=to, safe_cells=safe_cells, filter=not no_filter, total=total
-        )
+        choices: dict[str, Any] = {"k": k, "lowest": lowest, "to": to, "safe_cells": safe_cells}
+        with Bar("predict", total) as bar, _file(out, to) as path:
+            report = write_predictions(opened, rows, path, **choices, filter=not no_filter, on_rows=bar.update)
+        report["out"] = out
     say(
         f"{report['out']}: {report['predictions']:,} labels for {report['queries']:,} queries, "
         f"{1000 * report['seconds'] / max(1, report['queries']):.2f} ms per query"
     )
     return report
+
+
+@contextlib.contextmanager
+def _file(out: str, form: str | None) -> Iterator[str]:
+    """Yield OUT; for -, yield a temporary file, which is printed when the block ends without error."""
+    if out != "-":
+        yield out
+        return
+    if sys.stdout is None:
+        raise InputError("standard output is closed. Open it, or give a file for the predictions.")
+    if form in ("parquet", "npz") and sys.stdout.isatty():
+        raise InputError(
+            f"OUT -: {form} is a binary format, and standard output is a terminal. Give a file, or redirect standard "
+            "output."
+        )
+    with tempfile.TemporaryDirectory(prefix="extremis-output-") as folder:
+        path = os.path.join(folder, f"out.{form or 'jsonl'}")
+        yield path
+        print_file(path)

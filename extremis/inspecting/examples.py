@@ -12,12 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from extremis.console import results, without_controls
+from extremis.console import results
 from schemas import PAD
 from schemas.errors import InputError
 from schemas.hashing import hash_strings
 from schemas.layout import DataLayout, RunLayout
 from schemas.run_tables import run_tables
+from schemas.secrets import without_controls
 from schemas.shard_files.parquet import matrix_column
 from schemas.table import Table
 

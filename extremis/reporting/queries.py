@@ -158,13 +158,13 @@ def _score(data: DataLayout, run: Run, examples: list[Example], label_ids: list[
 
     All results are computed with the checkpoint and the kind of scores that represent the run.
     """
-    from trainer.evaluation.fusion_files import open_fused
+    from trainer.evaluation.fusion_files import open_fused, scored_step
     from trainer.evaluation.ranking import nearest_labels, score_rows
     from trainer.evaluation.split import label_statistics
     from trainer.inputs import scored_columns
     from trainer.model import load_model, trained_labels
 
-    _, model, checkpoint = load_model(data, run.layout, earlier=True)
+    _, model, checkpoint = load_model(data, run.layout, scored_step(run.layout), earlier=True)
     trained, root = trained_labels(model, checkpoint), run.layout.root
     candidates = replace(label_statistics(data), trained_labels=trained).candidates()
     assert run.representative is not None, "it has a checkpoint"

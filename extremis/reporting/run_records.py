@@ -19,7 +19,7 @@ from schemas.table import Table
 from trainer.checkpoints.checkpoint import Checkpoint, open_step
 from trainer.config.load import load_config
 from trainer.config.merging import flatten
-from trainer.evaluation.fusion_files import KIND, scores_of
+from trainer.evaluation.fusion_files import KIND, scored_step, scores_of
 from trainer.model import trained_digest
 from trainer.tracking.tracker import read_metrics
 
@@ -90,7 +90,7 @@ def open_run(url: str, name: str, data: Manifest | None = None) -> Run:
     layout = RunLayout(url)
     config = load_config(layout.config)
     later = data.digest if data is not None and trained_digest(config) != data.digest else None
-    recipe, checkpoint = config.get("recipe", {}), open_step(layout)
+    recipe, checkpoint = config.get("recipe", {}), open_step(layout, scored_step(layout))
     records: dict[str, list[dict[str, Any]]] = {}
     for record in read_metrics(layout):
         records.setdefault(str(record.get("kind")), []).append(record)

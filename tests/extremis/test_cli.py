@@ -17,7 +17,7 @@ from tests.command import ROOT, Done, call, command, environment, refused, sets
 from tests.forks import extremis
 from tests.pipelines.raw import write_tiny
 from trainer.config.load import recipe_names
-from trainer.evaluation.baselines import measure_popularity
+from trainer.evaluation.evaluate import measure_popularity
 from trainer.methods.sections import Data
 
 SHARD = ("--tokenizer", "train:300", "--shards", "2", "--row-group-rows", "8", "--propensity", "0.55,1.5")

@@ -21,10 +21,9 @@ from trainer.checkpoints.checkpoint import latest_checkpoint
 from trainer.config.load import load_recipe
 from trainer.evaluation.fusion_files import open_fusion
 from trainer.evaluation.memory import Memory
-from trainer.evaluation.ranking import embed_texts
 from trainer.group import ALONE, Group
 from trainer.initialisation import initialise_from_run
-from trainer.model import DataSizes, find_checkpoint, load_encoder, load_model, open_texts
+from trainer.model import DataSizes, embed_texts, find_checkpoint, load_encoder, load_model, open_texts
 from trainer.model import Model as TrainedModel
 from trainer.settings.resolve import resolve
 from trainer.settings.versions import FEW_PASSES, MIN_TIME

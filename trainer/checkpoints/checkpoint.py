@@ -128,15 +128,13 @@ NEWEST = "newest"  # value of `step` for the newest checkpoint
 
 
 def open_step(run: RunLayout, step: int | str | None = None) -> Checkpoint | None:
-    """Open the checkpoint of step `step`, by default the best checkpoint; return None if there is no checkpoint.
+    """Open the checkpoint of step `step`, by default of `best_step`; return None if there is no checkpoint.
 
-    With NEWEST, open the newest checkpoint. The default is the newest checkpoint with a fitted fusion, else the best
-    checkpoint on the validation split, else the newest checkpoint.
+    With NEWEST, open the newest checkpoint.
     """
     if step == NEWEST:
         return latest_checkpoint(run)
-    if step is None:
-        step = max(list_numbers(run.fusions), default=best_step(run))
+    step = best_step(run) if step is None else step
     return None if step is None else Checkpoint.open(run.checkpoint(int(step)))
 
 

@@ -30,7 +30,6 @@ class BagSection(EncoderSection):
     }
 
     BUILT_BY = "trainer.encoders.bag_encoder:BagEncoder"
-    INFERENCE_CLASSES = {"numpy": "trainer.encoders.bag:BagInference"}
 
     kind: Literal["bag"] = "bag"
     optimizer: Literal["sgd", "adagrad", "adam"] = Field(

@@ -13,10 +13,6 @@ class TransformerSection(EncoderSection):
     FREE = EncoderSection.FREE | {"max_tokens", "precision", "compile"}
 
     BUILT_BY = "trainer.encoders.transformer_encoder:TransformerEncoder"
-    INFERENCE_CLASSES = EncoderSection.INFERENCE_CLASSES | {
-        "onnx": "trainer.encoders.onnx_inference:OnnxInference",
-        "onnx-int8": "trainer.encoders.onnx_inference:OnnxInt8Inference",
-    }
 
     kind: Literal["transformer"] = "transformer"
     model: str = Field("", description="the model: a local directory or hub name")

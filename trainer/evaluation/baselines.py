@@ -1,8 +1,7 @@
 """Baselines that a model should outperform, scored on the same queries and candidates as the model."""
 
-import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,11 @@ import torch
 
 from schemas import PAD
 from schemas.layout import DataLayout
-from schemas.ragged import Ragged, pad_columns
+from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
 from schemas.shares import ALL_ROWS
-from schemas.table import Table
-from trainer.evaluation.evaluate import SplitScorer, SplitScores
+from trainer.evaluation.evaluate import PopularLabels, SplitScorer, SplitScores
 from trainer.evaluation.metrics import bootstrap
-from trainer.evaluation.split import LabelStatistics, label_statistics, open_split
 from trainer.group import ALONE
 from trainer.inputs import Inputs
 from trainer.linear.ranker import LinearRanker
@@ -39,8 +36,7 @@ class Baseline:
 
     rank: Callable[[Inputs, int], tuple[np.ndarray, np.ndarray]]
     labels: int
-    columns: Sequence[str] = ()
-    choice: Mapping[str, float] = field(default_factory=dict)  # settings that were chosen on the training points
+    columns: Sequence[str]
 
     def embed_table(self, rows: pa.Table) -> torch.Tensor:
         """Return no numbers for each row, [B, 0]: `rank` reads the rows' inputs."""
@@ -50,43 +46,12 @@ class Baseline:
         self, x: torch.Tensor, k: int, filters: Ragged, candidates: np.ndarray | None, inputs: Inputs
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the same as `Ranking.top_k`."""
-        inputs = inputs if inputs.rows else Inputs(Ragged.empty(len(x)))
         left_out = 0 if candidates is None else self.labels - len(candidates)
         scores, ids = self.rank(inputs, min(self.labels, k + filters.longest + left_out))
         if candidates is not None:
             ids = np.where(np.isin(ids, candidates), ids, PAD)
         ids, scores = filters.filter_ranking(ids, scores, k)
         return scores, ids
-
-
-def rank_popular(frequency: np.ndarray, inputs: Inputs, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rank labels by `frequency` [L], identically for each row: `Baseline.rank`."""
-    order = np.argsort(-frequency, kind="stable")[:k]
-    order = pad_columns(np.tile(order, (inputs.rows, 1)), k, PAD)
-    return np.where(order == PAD, -np.inf, frequency[order]), order
-
-
-def _popularity(statistics: LabelStatistics) -> Any:
-    return Baseline(functools.partial(rank_popular, statistics.frequency), len(statistics.frequency))
-
-
-def measure_popularity(
-    data: DataLayout,
-    split: str,
-    training_data: Data,
-    queries: int,
-    ks: Sequence[int] = (),
-    window: str | Sequence[str] = "",
-) -> dict[str, float]:
-    """Return metrics of predicting the most frequent labels, on the first `queries` of `split` or of parts in `window`.
-
-    Raises InputError if the split does not exist. Raises TableError.
-    """
-    statistics = label_statistics(data, training_data)
-    table, share = open_split(data, split, training_data, window, queries)
-    labels, popular = Table.open(data.labels, "labels"), _popularity(statistics)
-    scorer = SplitScorer(popular, table, labels, statistics, ALONE, popular, share)
-    return scorer.score(queries, ks=ks).metrics.result()
 
 
 def compare_baselines(
@@ -100,10 +65,10 @@ def compare_baselines(
     """
     report: dict[str, Any] = {"baselines": {}, "gains": {}, "choices": {}}
     own = scores.metrics.contributions()
-    for name, baseline in _baselines(data, training_data, scorer):
+    for name, baseline, choice in _baselines(data, training_data, scorer):
         scored = replace(scorer, model=baseline, ranking=baseline, group=ALONE).score(scores.rows, **choices).metrics
         report["baselines"][name] = scored.result()
-        report["choices"] |= {name: baseline.choice} if baseline.choice else {}
+        report["choices"] |= {name: choice} if choice else {}
         gains = {
             metric: part._replace(achieved=own[metric].achieved - part.achieved)
             for metric, part in scored.contributions().items()
@@ -113,11 +78,14 @@ def compare_baselines(
     return {**report, "beside_baselines": {"queries": scores.queries, "metrics": scores.metrics.result()}}
 
 
-def _baselines(data: DataLayout, training_data: Data, scorer: SplitScorer) -> Iterator[tuple[str, Any]]:
-    """Yield the most frequent labels and, if rows have tokens, the labels of similar texts and a linear ranker's."""
+def _baselines(data: DataLayout, training_data: Data, scorer: SplitScorer) -> Iterator[tuple[str, Any, dict]]:
+    """Yield the most frequent labels and, if rows have tokens, the labels of similar texts and a linear ranker's.
+
+    Each has a name, and the settings that were chosen on the training points.
+    """
     from trainer.evaluation.tfidf import NearestTexts  # imports SciPy, which a trainer does not load
 
-    yield "popular labels", _popularity(scorer.statistics)
+    yield "popular labels", PopularLabels(scorer.statistics.frequency), {}
     if _TOKENS not in scorer.queries.columns:
         return
     vocabulary, labels = DataSizes.of(data).vocabulary, len(scorer.statistics.frequency)
@@ -125,14 +93,15 @@ def _baselines(data: DataLayout, training_data: Data, scorer: SplitScorer) -> It
     points = list(training_data.training_rows.batches(trained_on, [_TOKENS, "label_ids"], TEXTS))
     nearest = NearestTexts.chosen(_joined(points, _TOKENS), _joined(points, "label_ids"), vocabulary)
     choice = {name: getattr(nearest, name) for name in ("ngrams", "neighbours", "temperature")}
-    yield "nearest queries by TF-IDF", Baseline(nearest.rank, labels, [_TOKENS], choice)
+    yield "nearest queries by TF-IDF", Baseline(nearest.rank, labels, [_TOKENS]), choice
     words = LinearRanker.of(data, training_data, [_TOKENS])
     if words is not None:
-        yield "linear ranker", Baseline(words.rank, labels, [_TOKENS])
+        yield "linear ranker", Baseline(words.rank, labels, [_TOKENS]), {}
     texts = _joined(ALL_ROWS.batches(scorer.labels, [_TOKENS], TEXTS), _TOKENS)
     own = Ragged.from_matrix(ALL_ROWS.ids(scorer.labels, TEXTS)[:, None])  # each text has its own label
     if len(texts.entries):
-        yield "nearest label texts by TF-IDF", Baseline(NearestTexts.of(texts, own, vocabulary).rank, labels, [_TOKENS])
+        by_texts = Baseline(NearestTexts.of(texts, own, vocabulary).rank, labels, [_TOKENS])
+        yield "nearest label texts by TF-IDF", by_texts, {}
 
 
 def _joined(groups: Iterable[pa.Table], column: str) -> Ragged:

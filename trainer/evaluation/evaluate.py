@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +16,11 @@ from schemas.shard_files.parquet import filters_of, list_column
 from schemas.shares import RowShare
 from schemas.table import Table
 from trainer.evaluation.breakdowns import Breakdowns, Deciles, Weakest, ZeroShot
-from trainer.evaluation.fragments import share_of_fragments
 from trainer.evaluation.metrics import Metrics, with_intervals
 from trainer.evaluation.ranking import Ranking
 from trainer.evaluation.split import LabelStatistics, label_statistics, open_split
-from trainer.evaluation.thresholds import DEPTH, ScoredPredictions
 from trainer.group import ALONE, Group, label_range
+from trainer.input_kinds import InputKind
 from trainer.inputs import Inputs, require_inputs, scored_columns
 from trainer.methods.sections import Data
 from trainer.model import Model
@@ -41,7 +41,6 @@ class SplitScores:
     breakdowns: Breakdowns
     ids: np.ndarray  # rows [n] of the table that have the queries in the metrics
     counted: np.ndarray  # places [n] of these queries among the rows that were read
-    predictions: ScoredPredictions  # predictions for the same queries
 
     @property
     def queries(self) -> int:
@@ -81,7 +80,6 @@ class SplitScorer:
     group: Group
     ranking: Ranking
     share: RowShare
-    fragments: np.ndarray | None = None  # [V] bool: the tokens that `share_of_fragments` counts for a calibration
 
     @classmethod
     def open(
@@ -120,12 +118,14 @@ class SplitScorer:
         ks: Sequence[int] = (),
         seen_only: bool = False,
         zero_shot: bool = False,
+        collect: Callable[[np.ndarray, np.ndarray, Ragged, Inputs], None] | None = None,
     ) -> SplitScores:
         """Score `limit` queries of all parts (by default all) at each k of KS and `ks`; `filter=False`: without filter.
 
         `seen_only`: labels without training points are not candidates. `zero_shot`: also report metrics for labels
-        without training points. Raises InputError if both options are given, and for `zero_shot` if every label has
-        training points.
+        without training points. `collect` gets the best labels and their scores [B, K], the positives and the inputs of
+        each batch of queries in the metrics. Raises InputError if `seen_only` and `zero_shot` are given, and for
+        `zero_shot` if every label has training points.
         """
         frequency = self.statistics.frequency
         ks = sorted({*KS, *ks})
@@ -137,7 +137,7 @@ class SplitScorer:
         deciles = Deciles(frequency, ks) if frequency.sum() else None
         breakdowns = Breakdowns(self.queries, self.labels, frequency, ks)
         counters: list[Breakdowns | Deciles] = [breakdowns, *([] if deciles is None else [deciles])]
-        counted, predictions = [np.zeros(0, np.int64)], ScoredPredictions()
+        counted = [np.zeros(0, np.int64)]
         seen = filtered = 0
         tokens = {"input_ids"} & {*self.queries.columns}
         columns = sorted({*scored_columns(self.queries, self.model.columns), *tokens})
@@ -159,8 +159,8 @@ class SplitScorer:
                 filters, positives = filters.take(labelled), positives.take(labelled)
                 inputs, texts = inputs.take(labelled), texts[labelled] if texts is not None else None
             counted.append(numbers)
-            fragments = share_of_fragments(inputs.tokens, self.fragments)
-            predictions.add(top[:, :DEPTH], scores[:, :DEPTH], positives, fragments)
+            if collect is not None:
+                collect(top, scores, positives, inputs)
             metrics.update(top, positives, texts)
             for counter in counters:
                 counter.update(top, positives)
@@ -175,9 +175,7 @@ class SplitScorer:
                 on_rows(seen)
         counted_rows = np.concatenate(counted)
         ids = self.share.ids(self.queries, limit)[counted_rows]
-        return SplitScores(
-            metrics, deciles, seen, filtered, weakest, unseen, breakdowns, ids, counted_rows, predictions
-        )
+        return SplitScores(metrics, deciles, seen, filtered, weakest, unseen, breakdowns, ids, counted_rows)
 
     def _embed(self, rows: pa.Table) -> torch.Tensor:
         group = self.group
@@ -185,6 +183,47 @@ class SplitScorer:
         start, stop = parts[group.rank]
         part = self.model.embed_table(rows.slice(start, stop - start))
         return group.all_gather(part, [stop - start for start, stop in parts])
+
+
+@dataclass(frozen=True, eq=False)
+class PopularLabels:
+    """Ranks labels by `frequency` [L], alike for every row; takes the places of a model and of its `Ranking`."""
+
+    frequency: np.ndarray
+    inputs: ClassVar[InputKind] = "none"
+    columns: ClassVar[tuple[str, ...]] = ()
+
+    def embed_table(self, rows: pa.Table) -> torch.Tensor:
+        """Return no numbers for each row, [B, 0]."""
+        return torch.zeros(rows.num_rows, 0)
+
+    def top_k(
+        self, x: torch.Tensor, k: int, filters: Ragged, candidates: np.ndarray | None = None, *_: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the same as `Ranking.top_k`."""
+        labels = np.arange(len(self.frequency)) if candidates is None else candidates
+        best = labels[np.argsort(-self.frequency[labels], kind="stable")[: k + filters.longest]]
+        ranking = np.tile(best, (len(x), 1))
+        ids, scores = filters.filter_ranking(ranking, self.frequency[ranking].astype(np.float64), k)
+        return scores, ids
+
+
+def measure_popularity(
+    data: DataLayout,
+    split: str,
+    training_data: Data,
+    queries: int,
+    ks: Sequence[int] = (),
+    window: str | Sequence[str] = "",
+) -> dict[str, float]:
+    """Return metrics of predicting the most frequent labels, on the first `queries` of `split` or of parts in `window`.
+
+    Raises InputError if the split does not exist. Raises TableError.
+    """
+    statistics = label_statistics(data, training_data)
+    popular: Any = PopularLabels(statistics.frequency)
+    scorer = SplitScorer.open(data, popular, split, ALONE, popular, statistics, training_data, window, queries)
+    return scorer.score(queries, ks=ks).metrics.result()
 
 
 def _number(texts: Ragged) -> np.ndarray:

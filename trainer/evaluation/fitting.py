@@ -19,7 +19,7 @@ from trainer.checkpoints.checkpoint import Checkpoint, best_step
 from trainer.device import open_device
 from trainer.evaluation import QUERIES, SHORTLIST
 from trainer.evaluation.fusion import FusionWeights, Scorers
-from trainer.evaluation.fusion_files import TREE, WEIGHTS, open_fusion, publish_fusion
+from trainer.evaluation.fusion_files import TREE, WEIGHTS, open_fusion, publish_fusion, scored_step
 from trainer.evaluation.memory import BUDGET, FACTS, TUNED, Memory, describe_memory
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.ranking import embed_label_texts
@@ -138,7 +138,7 @@ def carry_fusion(data: str, run: str, earlier: str, device: str = "auto", budget
     same errors as `fit_weights`.
     """
     layout = DataLayout(data)
-    _, before, _ = find_earlier(layout, RunLayout(earlier))
+    _, before, _ = find_earlier(layout, RunLayout(earlier), scored_step(RunLayout(earlier)))
     if not is_published(RunLayout(earlier).fusion(before.step)):
         return None
     step = best_step(RunLayout(run))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from schemas.errors import InputError, TableError
-from schemas.layout import DataLayout, RunLayout
+from schemas.layout import DataLayout, RunLayout, list_numbers
 from schemas.manifest import Manifest, is_published, read_shard, write_file
 from schemas.owners.build import building
 from schemas.storage import join
@@ -84,6 +84,11 @@ def open_fused(data: str, run: str, checkpoint: Checkpoint, model: Model, split:
     memory = opened.memory(split)
     scorers = Scorers(texts, memory and memory.to(model.device), opened.ranker(split))
     return Reranker(opened.fusion, scorers, frequency, opened.shortlist)
+
+
+def scored_step(run: RunLayout, step: int | str | None = None) -> int | str | None:
+    """Return `step`, by default the newest step with a fusion; None without a fusion: `open_step` takes the best."""
+    return max(list_numbers(run.fusions), default=None) if step is None else step
 
 
 def scores_of(run: str, step: int) -> Literal["fused", "classifier"]:

@@ -1,8 +1,8 @@
 """Rankings of labels by the classifier's scores, by the scores of labels' texts, by the sum, or by fused scores."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -13,48 +13,50 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of
-from schemas.table import Table
-from trainer.evaluation.fusion import Reranker
 from trainer.evaluation.search import LabelRows, filtered_top_k
 from trainer.group import ALONE, Group
-from trainer.inputs import Inputs, require_inputs
-from trainer.model import Model
-
-
-def embed_texts(model: Model, data: DataLayout, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the output of `embed_labels`, scaled to length 1: float32 [n, D], without a bias column."""
-    for first, z in embed_labels(model, data, start, stop):
-        yield first, normalize(z[:, : model.encoder.dimension].float())
-
-
-@torch.no_grad()
-def embed_labels(model: Model, data: DataLayout, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield (l, embeddings [n, D] of labels [l, l + n)) for all of [start, stop), one row group at a time.
-
-    Raises InputError if the labels lack columns that the encoder reads. Raises TableError.
-    """
-    table = Table.open(data.labels, "labels")
-    require_inputs(table, model.inputs)
-    first = start
-    for rows in table.batches(model.columns, start, stop):
-        yield first, model.embed_table(rows, labels=True)
-        first += rows.num_rows
-
+from trainer.inputs import Inputs
+from trainer.model import Model, embed_texts
 
 By = Literal["classifier", "labels", "sum", "fused"]
 
 
+class Rerank(Protocol):
+    """Other scores of the `shortlist` best labels of each query."""
+
+    @property
+    def shortlist(self) -> int:
+        """Number of labels to rerank."""
+
+    def rank(
+        self,
+        x: Any,
+        labels: LabelRows,
+        shortlisted: tuple[np.ndarray, np.ndarray],
+        k: int,
+        filters: Ragged,
+        candidates: np.ndarray | None,
+        inputs: Inputs | None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Rerank `shortlisted`, the scores and ids [B, S] of `labels` for x: the result of `Ranking.top_k`."""
+
+    def scores(
+        self, x: Any, labels: LabelRows, listed: tuple[np.ndarray, np.ndarray], inputs: Inputs | None
+    ) -> np.ndarray:
+        """Score only the labels in `listed`, scores and ids [B, S]: float32 [B, S]."""
+
+
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """Ranks labels by the scores of x with `labels`; `fused` reranks the best labels."""
+    """Ranks labels by the scores of x with `labels`; `rerank` reranks the best labels."""
 
     labels: LabelRows
-    fused: Reranker | None = None
+    rerank: Rerank | None = None
 
     @classmethod
-    def of(cls, model: Model, group: Group = ALONE, fused: Reranker | None = None) -> "Ranking":
+    def of(cls, model: Model, group: Group = ALONE, rerank: Rerank | None = None) -> "Ranking":
         """Rank by the vectors that the model was trained with."""
-        return cls(LabelRows(model.head.vectors, model.head.start, group), fused)
+        return cls(LabelRows(model.head.vectors, model.head.start, group), rerank)
 
     @classmethod
     def by_texts(cls, model: Model, data: DataLayout, group: Group = ALONE, add: bool = False) -> "Ranking":
@@ -77,16 +79,16 @@ class Ranking:
         `filters`: labels to exclude for each query. `candidates` [C] ascending: the candidates; None: all labels.
         `inputs`: the inputs that x was computed from, which a linear ranker reads.
         """
-        depth = max(k, self.fused.shortlist) if self.fused else k
+        depth = max(k, self.rerank.shortlist) if self.rerank else k
         scores, ids = filtered_top_k(x, self.labels, depth, filters, candidates)
-        if self.fused is None:
+        if self.rerank is None:
             return scores, ids
-        return self.fused.rank(x, self.labels, (scores, ids), k, filters, candidates, inputs)
+        return self.rerank.rank(x, self.labels, (scores, ids), k, filters, candidates, inputs)
 
     def scores(self, x: torch.Tensor, ids: np.ndarray, inputs: Inputs | None = None) -> np.ndarray:
         """Return the scores float32 [B, S] of labels `ids` [B, S]; padded with -1. Arguments as in `top_k`."""
         pairs = self.labels.score(x, ids)
-        return pairs if self.fused is None else self.fused.scores(x, self.labels, (pairs, ids), inputs)
+        return pairs if self.rerank is None else self.rerank.scores(x, self.labels, (pairs, ids), inputs)
 
 
 def embed_label_texts(model: Model, data: DataLayout) -> torch.Tensor:
@@ -113,14 +115,14 @@ def score_rows(
     named: Sequence[Sequence[int]],
     k: int,
     candidates: np.ndarray | None = None,
-    fused: Reranker | None = None,
+    rerank: Rerank | None = None,
 ) -> tuple[np.ndarray, np.ndarray, list[list[float]]]:
     """Return (scores [B, k], ids [B, k] best first, padded with -1, scores of `named[i]` for each row i).
 
     `rows` contain the columns that the model reads, and filter pairs, if any. `candidates` [C]: labels that may be
     predicted, ascending; None: all.
     """
-    x, inputs, ranking = model.embed_table(rows), Inputs.of(rows), Ranking.of(model, fused=fused)
+    x, inputs, ranking = model.embed_table(rows), Inputs.of(rows), Ranking.of(model, rerank=rerank)
     scores, ids = ranking.top_k(x, k, filters_of(rows), candidates, inputs)
     counts = np.array([len(labels) for labels in named], np.int64)
     listed = Ragged.from_counts(np.array([label for labels in named for label in labels], np.int64), counts).padded()

@@ -8,6 +8,8 @@ import numpy as np
 from schemas import PAD
 from schemas.errors import InputError
 from schemas.ragged import Ragged
+from trainer.evaluation.fragments import share_of_fragments
+from trainer.inputs import Inputs
 
 DEPTH = 10  # number of predictions per query for thresholds and calibrations
 
@@ -34,14 +36,22 @@ def require_fractions(precisions: Sequence[float]) -> None:
 
 
 class ScoredPredictions:
-    """Predictions on a split with scores and hits, collected batch by batch."""
+    """Predictions on a split with scores and hits, collected batch by batch.
 
-    def __init__(self) -> None:
+    `tokens` [V] bool: the tokens that are fragments, for a calibration.
+    """
+
+    def __init__(self, tokens: np.ndarray | None = None) -> None:
+        self._tokens = tokens
         self._scores: list[np.ndarray] = []
         self._hits: list[np.ndarray] = []
         self._counts: list[np.ndarray] = []
         self.fragments = np.zeros(0)  # share of fragments in each query
         self.queries = self.positives = 0
+
+    def collect(self, top: np.ndarray, scores: np.ndarray, positives: Ragged, inputs: Inputs) -> None:
+        """Count the best DEPTH of `top` [B, K], for B rows with `inputs`."""
+        self.add(top[:, :DEPTH], scores[:, :DEPTH], positives, share_of_fragments(inputs.tokens, self._tokens))
 
     def add(self, top: np.ndarray, scores: np.ndarray, positives: Ragged, fragments: np.ndarray | float = 0.0) -> None:
         """Count `top` [B, K] label ids with `scores` [B, K] against the positives of B rows.

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.table import Table
-from trainer.evaluation.baselines import measure_popularity
-from trainer.evaluation.evaluate import SplitScorer
+from trainer.evaluation.evaluate import SplitScorer, measure_popularity
 from trainer.evaluation.metrics import half_interval
 from trainer.evaluation.split import HOLDOUT, open_split
 from trainer.group import Group

@@ -26,21 +26,31 @@ from schemas.sizes import require_room
 from schemas.storage import join, relative
 from schemas.table import Table
 from schemas.text_model import DENSE, DENSE_MODEL, DenseModel
-from schemas.version import VERSION, ExportVersion, Version
+from schemas.version import VERSION, Version
 from search.factory import AUTO
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.device import open_device
 from trainer.encoders.torch_inference import TorchInference
 from trainer.evaluation.calibration import calibrate
-from trainer.evaluation.fragments import open_fragments, share_of_fragments
+from trainer.evaluation.fragments import open_fragments
 from trainer.evaluation.fusion import Reranker, Scorers
-from trainer.evaluation.fusion_files import RunFusion, open_fusion, scores_of
+from trainer.evaluation.fusion_files import RunFusion, open_fusion, scored_step, scores_of
 from trainer.evaluation.memory import FACTS
-from trainer.evaluation.ranking import embed_labels, embed_texts
 from trainer.evaluation.split import HOLDOUT, label_statistics, open_held_out, open_split, retired_labels
 from trainer.evaluation.thresholds import DEPTH, ScoredPredictions, require_fractions
 from trainer.evaluation.tree import FusionTree
-from trainer.export.exported import INDEX, KIND, POINTS, TEXTS, THRESHOLDS, TREE, VECTORS, WEIGHTS, Serving
+from trainer.export.exported import (
+    INDEX,
+    KIND,
+    POINTS,
+    TEXTS,
+    THRESHOLDS,
+    TREE,
+    VECTORS,
+    WEIGHTS,
+    ExportVersion,
+    Serving,
+)
 from trainer.export.forms import AUTO_FORM, ConvertedEncoder, choose_form
 from trainer.export.vectors import DTYPES, EarlierIndex, choose_index, write_indexes
 from trainer.export.writer import EarlierExport, ReadLabelRows, Target, in_folder, write_label_files, write_vector_files
@@ -48,7 +58,7 @@ from trainer.input_kinds import input_names
 from trainer.inputs import Inputs, scored_columns
 from trainer.methods.recipe import Recipe
 from trainer.methods.sections import Data
-from trainer.model import DataSizes, Model, find_checkpoint, has_bias, load_encoder
+from trainer.model import DataSizes, Model, embed_labels, embed_texts, find_checkpoint, has_bias, load_encoder
 from trainer.stream import open_queries
 
 _TUNING_QUERIES = 512
@@ -62,7 +72,7 @@ Embed = Callable[[Model, DataLayout, int, int], Iterator[tuple[int, torch.Tensor
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Options of an export. `index`: none, auto, or a factory string. `step`: as in `open_step`.
+    """Options of an export. `index`: none, auto, or a factory string. `step`: as in `scored_step`.
 
     `split`: the split for thresholds; None means `val` or, without `val`, the run's held-out rows. `calibrate`: fit
     probabilities on the same rows. `scores`: "classifier"; "sum" adds the embedding of the label's
@@ -101,7 +111,7 @@ def export(data: str, run: str, out: str, options: ExportOptions, say: Say = pri
     TableError, StorageError.
     """
     layout = DataLayout(data)
-    recipe, checkpoint = find_checkpoint(layout, RunLayout(run), options.step)
+    recipe, checkpoint = find_checkpoint(layout, RunLayout(run), scored_step(RunLayout(run), options.step))
     options = replace(options, step=checkpoint.step, scores=options.scores or scores_of(run, checkpoint.step))
     parents = {"data": Table.open(data, "data").digest, "checkpoint": checkpoint.table.digest}
     if options.scores == "sum" and recipe.encodes_labels:
@@ -390,15 +400,14 @@ def _measure_thresholds(plan: _Plan, serving: Serving, say: Say) -> dict[str, An
         serving = replace(serving, fused=replace(serving.fused, scorers=unseen))
     table, share = open_split(plan.data, split, plan.recipe.data)
     columns = scored_columns(table, serving.columns)
-    predictions, fragments = ScoredPredictions(), open_fragments(plan.data, serving.columns)
+    predictions = ScoredPredictions(open_fragments(plan.data, serving.columns))
     for rows in share.batches(table, columns):
         inputs, positives = Inputs.of(rows.select(serving.columns)), list_column(rows, "label_ids")
         scores, ids = serving.rank(inputs, DEPTH, filters_of(rows))
-        shares = np.broadcast_to(share_of_fragments(inputs.tokens, fragments), len(ids))
         if serving.retired is not None:
             positives = positives.keep(~serving.retired[positives.values])
         labelled = np.flatnonzero(positives.counts)  # all rows, unless labels are retired
-        predictions.add(ids[labelled], scores[labelled], positives.take(labelled), shares[labelled])
+        predictions.collect(ids[labelled], scores[labelled], positives.take(labelled), inputs.take(labelled))
     facts: dict[str, Any] = {
         "split": split,
         "depth": DEPTH,

@@ -4,7 +4,7 @@ NumPy and Faiss run the bag-of-embeddings encoder and compute all scores, from m
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -13,15 +13,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas import PAD
+from schemas import PAD, storage
 from schemas.errors import ExtremisError, InputError, MissingExtra, TableError
+from schemas.layout import check_folder, check_name
+from schemas.manifest import Manifest, is_published
 from schemas.options import is_number
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import number_column
 from schemas.shard_files.viewed import RETIRED
+from schemas.storage import join, relative, resolve
 from schemas.table import Table
 from schemas.text_model import DENSE, DenseModel
-from schemas.version import require_needed_exports, resolve_export
+from schemas.version import VERSION, part_name, require_tables
 from search.nearest import CPU
 from trainer.config.load import restore_encoder
 from trainer.evaluation.calibration import NONE_THRESHOLD, Calibration
@@ -42,7 +45,114 @@ KIND = "export"
 ENCODER, VECTORS, LABELS, INDEX, THRESHOLDS = "encoder", "vectors", "labels", "index", "thresholds.json"
 POINTS = "points"  # keys of a memory's training points
 TEXTS, TREE, WEIGHTS = "label-texts", "fusion.json", "fusion-weights.json"  # files of a fusion
+CURRENT = "CURRENT"  # file in a folder of exports that names the current export; replaced as a whole
+_LONGEST = 1024  # longest content of CURRENT in bytes
 _BATCH = 1024  # number of rows encoded at a time
+
+# Places of classes by kind of encoder and form, the default form first. `open` of a class reads the encoder's files.
+_TORCH = {"torch": "trainer.encoders.torch_inference:TorchInference"}  # for any encoder
+FORMS: Mapping[str, Mapping[str, str]] = {
+    "bag": {"numpy": "trainer.encoders.bag:BagInference"},
+    "transformer": {
+        **_TORCH,
+        "onnx": "trainer.encoders.onnx_inference:OnnxInference",
+        "onnx-int8": "trainer.encoders.onnx_inference:OnnxInt8Inference",
+    },
+}
+
+
+def forms_of(section: EncoderSection) -> Mapping[str, str]:
+    """Return the forms that an encoder can be exported in, as in FORMS."""
+    return FORMS.get(section.kind, _TORCH)
+
+
+@dataclass(frozen=True)
+class ExportVersion:
+    """Version of an export: the name of the newest part in the exported data, and the predecessor of the export.
+
+    `onto`, `digest`: path and digest of the predecessor; None if there is none. `needs`: (part, path, digest) for all
+    exports whose files this export uses.
+    """
+
+    part: str
+    onto: str | None = None
+    digest: str | None = None
+    needs: tuple[tuple[str, str, str], ...] = ()
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> "ExportVersion":
+        """Read the version from an export's manifest."""
+        stated = manifest.parameters.get(VERSION)
+        if stated is None:
+            return cls(part_name(1))
+        return cls(**{**stated, "needs": tuple((part, place, digest) for part, place, digest in stated["needs"])})
+
+    def moved(self, before: str, after: str) -> tuple[tuple[str, str, str], ...]:
+        """Return `needs` of the export at `before`, with paths relative to `after`."""
+        return tuple((part, relative(after, resolve(before, place)), digest) for part, place, digest in self.needs)
+
+
+def require_needed_exports(table: Table) -> None:
+    """Raise TableError, which names the exports, if needed exports are missing or were rebuilt."""
+    needs = ExportVersion.of(table.manifest).needs
+    needed = {(resolve(table.url, place), digest): part for part, place, digest in needs}
+    require_tables(table, needed, "use another version, or export the run again without --onto")
+
+
+def resolve_export(url: str) -> str:
+    """Return `url` itself, or the current export if `url` is a folder of exports.
+
+    Raises InputError if no export is current; TableError if CURRENT names no export; StorageError.
+    """
+    if is_published(url):
+        return url
+    current = find_current(url)
+    if current is None and any(is_published(join(url, name)) for name in storage.list_names(url)):
+        raise InputError(
+            f"{url}: no export in this folder is current. Name an export in the folder, or make an export current with "
+            "extremis export --current."
+        )
+    return current or url
+
+
+def find_current(url: str) -> str | None:
+    """Return the URL of the export that CURRENT names in the folder `url`; None if there is no such file.
+
+    Raises TableError if CURRENT names no export; StorageError.
+    """
+    place = join(url, CURRENT)
+    try:
+        content = storage.read_bytes(place)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        return join(url, check_folder(content[:_LONGEST].decode().strip()))
+    except (InputError, UnicodeDecodeError):
+        raise TableError(
+            f"{place}: expected the name of a folder next to this file, got {content[:60]!r}. Write the name of an "
+            "export into the file, or export again with --current."
+        ) from None
+
+
+def export_name(url: str) -> str:
+    """Return the name of the export at `url`, as written to CURRENT.
+
+    Raises InputError if CURRENT cannot contain this name.
+    """
+    return check_name("--current: the folder", relative(resolve(url, ".."), resolve(url, ".")))
+
+
+def make_current(url: str) -> str:
+    """Make the export at `url` the current export in its folder, and return the URL of CURRENT.
+
+    A process that opens the folder meanwhile gets either this export or the previous export. Raises InputError,
+    StorageError.
+    """
+    if not is_published(url):
+        raise InputError(f"{url}: no finished table here, so it cannot be made current.")
+    parent, name = resolve(url, ".."), export_name(url)
+    storage.write_bytes(join(parent, CURRENT), f"{name}\n".encode())
+    return join(parent, CURRENT)
 
 
 class Answer(NamedTuple):
@@ -193,8 +303,8 @@ class Exported:
         with _naming_damage(url):
             try:
                 encoder = restore_encoder(table.parameters["recipe"], url)
-                form = table.parameters["options"].get("form", next(iter(encoder.INFERENCE_CLASSES)))
-                served = import_name(encoder.INFERENCE_CLASSES[form])
+                form = table.parameters["options"].get("form", next(iter(forms_of(encoder))))
+                served = import_name(forms_of(encoder)[form])
             except ImportError as error:
                 extra = "onnx" if error.name == "onnxruntime" else "trainer"
                 raise MissingExtra(f"{url}: the encoder needs {error.name}", extra) from None

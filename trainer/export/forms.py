@@ -14,7 +14,7 @@ from schemas.mapped import MappedFile
 from schemas.ragged import Ragged
 from trainer.encoders.bag import unit
 from trainer.encoders.torch_inference import TorchInference
-from trainer.export.exported import Embedder, Serving
+from trainer.export.exported import Embedder, Serving, forms_of
 from trainer.inputs import Inputs
 from trainer.methods.kinds import EncoderSection, import_name
 
@@ -33,8 +33,8 @@ def choose_form(stated: str, section: EncoderSection, earlier: Mapping[str, Any]
     Raises InputError if this kind of encoder does not have the form, or if the form needs a missing package.
     """
     form = (earlier or {}).get("form") if stated == AUTO_FORM else stated
-    first, *others = section.INFERENCE_CLASSES
-    if stated != AUTO_FORM and not (others and stated in section.INFERENCE_CLASSES):
+    first, *others = forms_of(section)
+    if stated != AUTO_FORM and not (others and stated in forms_of(section)):
         raise InputError(
             f"--form {stated}: encoder.kind = {section.kind!r} has only the form {first}. Leave --form out."
         )
@@ -79,9 +79,7 @@ class ConvertedEncoder:
             raise InputError(
                 f"--form {form}: this model cannot be written as a graph: {reason}. Leave --form out."
             ) from error
-        served = import_name(section.INFERENCE_CLASSES[form]).open(
-            section, folder, lambda name: MappedFile(str(folder / name))
-        )
+        served = import_name(forms_of(section)[form]).open(section, folder, lambda name: MappedFile(str(folder / name)))
         plain = TorchInference(encoder)
         return cls(folder, served, plain, rows, _require_near(form, served.embed(rows), plain.embed(rows)))
 

@@ -24,9 +24,9 @@ from schemas.shard_files.shards import iterate_shard
 from schemas.shard_files.viewed import POSITION, RETIRED
 from schemas.storage import join, relative, resolve
 from schemas.table import Table
-from schemas.version import ExportVersion, move_view, parts_since, require_needed_exports, resolve_export
+from schemas.version import move_view, parts_since
 from trainer.checkpoints.checkpoint import save_tensors
-from trainer.export.exported import KIND, LABELS
+from trainer.export.exported import KIND, LABELS, ExportVersion, require_needed_exports, resolve_export
 from trainer.export.files import ExportFiles
 from trainer.export.vectors import NAME, POSITIONS, Vectors, changed_rows, map_vectors
 

@@ -102,8 +102,6 @@ class EncoderSection(KindSection):
 
     KIND_KEY = "encoder.kind"
     KINDS = ENCODERS
-    # By export format, the default first: a class with a method `open`, which reads the encoder's files.
-    INFERENCE_CLASSES: ClassVar[dict[str, str]] = {"torch": "trainer.encoders.torch_inference:TorchInference"}
     # Options that may differ between an encoder and the encoder that initialises its parameters.
     FREE: ClassVar[set[str]] = {"dropout", "normalize", "scale", "lr", "weight_decay"}
 

@@ -13,6 +13,7 @@ from schemas.ragged import SparseRows
 from tests.builders import ragged, random_features, tokens_of, value_of
 from tests.trainer.encoders.test_bag_encoder import FORMS, KEY, VOCABULARY, batch
 from trainer.encoders.bag_encoder import BagEncoder
+from trainer.export.exported import forms_of
 from trainer.footprint import parameter_bytes
 from trainer.heads.queries import CachedEmbeddings
 from trainer.input_kinds import input_names
@@ -131,13 +132,13 @@ def test_numpy_computes_the_same_x_from_the_files(inputs: str, form: dict[str, o
     features = SparseRows(ids, np.float32([value for row in drawn for value in value_of(row)]), offsets)
     rows = Inputs(batch(ROWS), features, vectors(WIDE))
     file = MappedFile(str(tmp_path / "model.safetensors"))
-    served = import_name(section.INFERENCE_CLASSES["numpy"]).open(
+    served = import_name(forms_of(section)["numpy"]).open(
         section, tmp_path, lambda _: file, (VOCABULARY, 12, WIDE), "cpu"
     )
     expected = encoder.encode(encoder.prepare(rows)).numpy()
     np.testing.assert_allclose(served.embed(rows), expected, atol=1e-5, rtol=1e-5)
     np.testing.assert_allclose(served.embed(rows.slice(4, 5)), expected[4:5], atol=1e-5, rtol=1e-5)
     with pytest.raises(ValueError, match="do not match the encoder"):
-        import_name(section.INFERENCE_CLASSES["numpy"]).open(
+        import_name(forms_of(section)["numpy"]).open(
             section.model_copy(update={"dimension": D + 1}), tmp_path, lambda _: file, (VOCABULARY, 12, WIDE), "cpu"
         )

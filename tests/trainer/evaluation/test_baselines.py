@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.feature_extraction.text import TfidfVectorizer
@@ -22,8 +23,8 @@ from schemas.shard_files.shards import write_table
 from schemas.table import Table
 from tests.builders import Rows, SmallData, build_data, ragged
 from trainer.evaluation import tfidf
-from trainer.evaluation.baselines import compare_baselines, measure_popularity, rank_popular
-from trainer.evaluation.evaluate import KS, SplitScorer
+from trainer.evaluation.baselines import compare_baselines
+from trainer.evaluation.evaluate import KS, PopularLabels, SplitScorer, measure_popularity
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.split import label_statistics
 from trainer.evaluation.tfidf import NearestTexts
@@ -106,7 +107,7 @@ def test_of_many_texts_only_the_nearest_vote(monkeypatch: pytest.MonkeyPatch) ->
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=9), st.integers(1, 12))
 def test_popular_labels_are_the_same_for_every_query(frequency: list[int], k: int) -> None:
-    scores, ids = rank_popular(np.array(frequency), Inputs(Ragged.empty(3)), k)
+    scores, ids = PopularLabels(np.array(frequency)).top_k(torch.zeros(3, 0), k, Ragged.empty(3))
     best = sorted(range(len(frequency)), key=lambda label: (-frequency[label], label))[:k]
     assert ids.tolist() == [best + [-1] * (k - len(best))] * 3
     assert scores.tolist() == [[frequency[label] for label in best] + [-math.inf] * (k - len(best))] * 3

@@ -67,7 +67,7 @@ def test_fused_scores_rank_the_shortlist(data: SmallData, shortlist: int) -> Non
     filters = ragged(data.points["test"].positives)
     vector_scores[filters.contains(np.tile(np.arange(data.labels), (len(x), 1)))] = -np.inf
     fused = Reranker(tree(), Scorers(embed_label_texts(model, data.layout)), frequency, shortlist)
-    scores, ids = Ranking.of(model, fused=fused).top_k(x, k, filters)
+    scores, ids = Ranking.of(model, rerank=fused).top_k(x, k, filters)
     for row in range(len(x)):
         listed = [
             label
@@ -143,7 +143,7 @@ class TestFit:
             model,
             "val",
             ranking=Ranking.of(
-                model, fused=Reranker(tree, Scorers(embed_label_texts(model, data.layout)), frequency, 4)
+                model, rerank=Reranker(tree, Scorers(embed_label_texts(model, data.layout)), frequency, 4)
             ),
         )
         scorers = scorer, SplitScorer.open(data.layout, model, "val")

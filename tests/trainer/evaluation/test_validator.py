@@ -7,7 +7,7 @@ import pytest
 from schemas.layout import DataLayout
 from tests.builders import build_data
 from trainer.evaluation import validator as validation
-from trainer.evaluation.baselines import measure_popularity
+from trainer.evaluation.evaluate import measure_popularity
 from trainer.evaluation.validator import Validator
 from trainer.group import Group
 from trainer.methods.sections import Data, Validation

@@ -28,7 +28,7 @@ from tests.training import silent, train, with_sections
 from trainer.evaluation.evaluate import SplitScorer
 from trainer.evaluation.fitting import FitOptions, describe_weights, fit_weights
 from trainer.evaluation.fusion import FusionWeights, Reranker, Scorers
-from trainer.evaluation.fusion_files import open_fused, open_fusion, scores_of
+from trainer.evaluation.fusion_files import open_fused, open_fusion, scored_step, scores_of
 from trainer.evaluation.memory import Memory
 from trainer.evaluation.ranking import Ranking, embed_label_texts
 from trainer.evaluation.split import label_statistics
@@ -37,7 +37,7 @@ from trainer.group import ALONE, Group
 from trainer.inputs import open_queries
 from trainer.loop import Trainer
 from trainer.methods.sections import Data
-from trainer.model import Model, find_checkpoint, load_model
+from trainer.model import Model, load_model
 
 
 def loss(weights: FusionWeights, scored: ShortlistScores, relevant: Rows) -> float:
@@ -202,7 +202,8 @@ def test_a_run_is_fused_on_what_it_held_out(data: SmallData, tmp_path: Path, hea
     assert (facts["split"], facts["queries"]) == ("holdout", held_out)
     assert head == "classifier" or facts["texts"] == 0
     assert scores_of(run, checkpoint.step) == "fused"
-    assert find_checkpoint(data.layout, RunLayout(run))[1].step == checkpoint.step
+    asked = (None, "newest", 7)
+    assert [scored_step(RunLayout(run), step) for step in asked] == [checkpoint.step, "newest", 7]
     Table.open(RunLayout(run).fusion(checkpoint.step)).verify()
     opened = open_fusion(root, run, checkpoint)
     memory = opened.memory("test")
@@ -220,7 +221,7 @@ def test_a_run_is_fused_on_what_it_held_out(data: SmallData, tmp_path: Path, hea
     assert fit_weights(root, run, FitOptions()).parameters["metrics"] == facts["metrics"]
     scores = {}
     for name, fused in (("alone", None), ("fused", open_fused(root, run, checkpoint, model, "holdout"))):
-        ranking = Ranking.of(model, fused=fused)
+        ranking = Ranking.of(model, rerank=fused)
         scores[name] = SplitScorer.open(
             data.layout, model, "holdout", ranking=ranking, training_data=recipe.data
         ).score()

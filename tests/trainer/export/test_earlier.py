@@ -17,19 +17,21 @@ from schemas.errors import InputError, TableError
 from schemas.manifest import Manifest, Shard, publish
 from schemas.storage import join, relative
 from schemas.table import Table
-from schemas.version import (
+from schemas.version import VERSION
+from tests.pipelines.test_versions import contents
+from trainer.evaluation.search import top_k
+from trainer.export import writer
+from trainer.export.exported import (
     CURRENT,
-    VERSION,
+    INDEX,
+    KIND,
+    VECTORS,
     ExportVersion,
     find_current,
     make_current,
     require_needed_exports,
     resolve_export,
 )
-from tests.pipelines.test_versions import contents
-from trainer.evaluation.search import top_k
-from trainer.export import writer
-from trainer.export.exported import INDEX, KIND, VECTORS
 from trainer.export.files import ExportFiles
 from trainer.export.vectors import EarlierIndex, Vectors, open_indexes, search_indexes, write_indexes
 from trainer.export.writer import EarlierExport, Target, write_vector_files

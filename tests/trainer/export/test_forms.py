@@ -25,7 +25,7 @@ from trainer.encoders.bag import BagSection
 from trainer.encoders.onnx_export import write_onnx
 from trainer.encoders.torch_inference import TorchInference
 from trainer.export import forms
-from trainer.export.exported import Exported
+from trainer.export.exported import Exported, forms_of
 from trainer.inputs import Inputs
 from trainer.methods.kinds import EncoderSection, import_name
 
@@ -116,7 +116,7 @@ def test_a_graph_gives_x_of_any_rows(tmp_path: Path) -> None:
     write_onnx(encoder, tmp_path, int8=False)
 
     def opened(section: EncoderSection) -> Any:
-        files = import_name(section.INFERENCE_CLASSES["onnx"])
+        files = import_name(forms_of(section)["onnx"])
         return files.open(section, tmp_path, lambda name: MappedFile(str(tmp_path / name)))
 
     served, rows = opened(section), some_rows()

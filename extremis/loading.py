@@ -1,0 +1,35 @@
+"""`extremis.load`: a model whose errors name Python's arguments, and whose messages go where those of commands go."""
+
+from os import PathLike
+
+from extremis import model
+from extremis.command import naming_arguments
+from extremis.console import say
+from schemas.options import whole_number
+
+
+class Model(model.Model):
+    __doc__ = model.Model.__doc__
+
+    predict = naming_arguments()(model.Model.predict)
+    embed = naming_arguments()(model.Model.embed)
+
+
+@naming_arguments()
+def load(
+    export: str | PathLike[str],
+    *,
+    exact: bool = False,
+    threads: int | None = None,
+    embedder: str | PathLike[str] | None = None,
+) -> Model:
+    """Open the export at `export`, a directory or an object-store prefix; for a folder, open its current export.
+
+    `exact`: score every label, without an index. `threads`: number of threads; None: all cores. `embedder`: a different
+    path or hub name of the model that computed the dense vectors of DATA.
+    Raises TableError if the export is missing or damaged, InputError if the model is missing or different or `threads`
+    is no whole number above 0, and StorageError.
+    """
+    place = None if embedder is None else str(embedder)
+    threads = None if threads is None else whole_number("threads", threads, 1)
+    return Model(model.open_export(str(export), exact, threads), str(export), place, say)
