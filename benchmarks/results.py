@@ -22,8 +22,7 @@ For readers who choose or tune recipes: what was measured, with which command, a
 
 `python -m benchmarks.results` generates this page from `benchmarks/results/*.json`: change a record, not the page.
 Compare ratios: seconds depend on the machine. P@k, PSP@k and R@k are percentages on test splits, with propensity
-constants A = 0.55 and B = 1.5. Brackets contain a 95 % interval, or a bar (a limit set before measuring). In a
-checkout, `papers/` contains measurements of papers' claims.
+constants A = 0.55 and B = 1.5. Brackets contain a 95 % interval, or a bar (a limit set before measuring).
 """
 OLD = """## Measured before the code changed
 
@@ -135,7 +134,7 @@ def page(records: Sequence[Mapping[str, Any]], root: Path = ROOT) -> str:
     for section in SECTIONS:
         own = [_shown(record) for record in records if record["section"] == section]
         parts += [f"## {section}\n", *own] if own else []
-    old = ";\n".join(_origin(record) for record in stale(records, root))
+    old = ", ".join(record["name"] for record in stale(records, root))
     parts += [f"{OLD}\n{old}.\n"] if old else []
     return "\n".join(parts)
 

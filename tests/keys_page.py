@@ -1,6 +1,6 @@
 """Generates docs/keys.md, the page of all recipe keys: `python -m tests.keys_page > docs/keys.md`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
@@ -14,11 +14,10 @@ from trainer.methods.sections import Classifier
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 _HEAD = """# Keys of a recipe
 
-For anyone who changes a recipe: the meaning, type, default and range of every key. `python -m
-tests.keys_page` writes this page from the code. The sections that all methods share come first, then the
-sections of each method: a recipe with `method = "astra"` contains the shared keys and the keys of `astra`. `extremis
-run astra data/ runs/1 --set train.epochs=5` sets a key; `extremis recipes show astra` prints the keys of a recipe. If a
-key is set to `"auto"`, Extremis computes the value from the data
+For anyone who changes a recipe: the meaning, type, default and range of every key, written by
+`python -m tests.keys_page`. The sections that all methods share come first, then those of each method: a recipe with
+`method = "astra"` contains the shared keys and the keys of `astra`. `--set train.epochs=5` sets a key;
+`extremis recipes show astra` prints those of a recipe. A key may be `"auto"`
 ([recipes](recipes.md#settings-that-come-from-the-data)).
 """
 
@@ -30,34 +29,47 @@ def page() -> str:
 
 def _sections() -> Iterator[str]:
     shared = {name: section_of(Recipe, name) for name in Recipe.model_fields if name != "negatives"}
+    shown: dict[str, str] = {}  # the place of each row: a second place names it
     for name, section in shared.items():
         if section is not None:
-            yield from _section(name, f"## `[{name}]`", section)
-    yield from _section("classifier", "## `[classifier]`, for methods that learn a vector for each label", Classifier)
+            yield from _section(name, f"## `[{name}]`", section, "", shown)
+    title = "## `[classifier]`, for methods that learn a vector for each label"
+    yield from _section("classifier", title, Classifier, "", shown)
     for method in Recipe.KINDS:
         yield from (f'## `method = "{method}"`', "")
         options = Recipe.options_of(method)
         for name in options.model_fields:
             own = section_of(options, name)
             if own is not None and own not in (*shared.values(), Classifier):
-                yield from _section(name, f"### `[{name}]` of `{method}`", own, shared.get(name))
+                yield from _section(name, f"### `[{name}]` of `{method}`", own, f"`{method}`", shown, shared.get(name))
 
 
-def _section(name: str, title: str, section: type[Options], known: type[Options] | None = None) -> Iterator[str]:
+def _section(
+    name: str, title: str, section: type[Options], place: str, shown: dict[str, str], known: type[Options] | None = None
+) -> Iterator[str]:
     """Yield a table of a section's keys, except the keys of `known`, and then a table for each kind of the section."""
-    seen = {*known.model_fields} if known else set()
-    yield from _table(name, title, section, seen)
+    yield from _table(title, place, shown, _rows(name, section, {*known.model_fields} if known else set()))
     if issubclass(section, OneOfKinds):
         for kind in section.KINDS:
             own = section.options_of(kind)
             if {*own.model_fields} - {*section.model_fields}:
-                yield from _table(name, f'### `{section.KIND_KEY} = "{kind}"`', own, {*section.model_fields})
+                which = f'`{section.KIND_KEY} = "{kind}"`'
+                yield from _table(
+                    f"### {which}", f"{place}, {which}".lstrip(", "), shown, _rows(name, own, {*section.model_fields})
+                )
 
 
-def _table(name: str, title: str, section: type[Options], shown: set[str]) -> Iterator[str]:
-    rows = [*_rows(name, section, shown)]
-    if rows:
-        yield from (title, "", "| key | meaning | type | default | range |", "|---|---|---|---|---|", *rows, "")
+def _table(title: str, place: str, shown: dict[str, str], rows: Iterable[str]) -> Iterator[str]:
+    """Yield the rows that no earlier table has, and the places of the others."""
+    places = {row: shown.setdefault(row, place) for row in rows}
+    if places:
+        yield from (title, "")
+    if own := [row for row in places if places[row] == place]:
+        yield from ("| key | meaning | type | default | range |", "|---|---|---|---|---|", *own, "")
+    for other in dict.fromkeys(places.values()):
+        if other != place:
+            keys = [row.split(" | ")[0].removeprefix("| ") for row in places if places[row] == other]
+            yield from (f"As for {other}: {', '.join(keys)}.", "")
 
 
 def _rows(name: str, section: type[Options], shown: set[str]) -> Iterator[str]:
