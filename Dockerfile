@@ -22,6 +22,7 @@ COPY schemas schemas
 COPY search search
 COPY pipelines pipelines
 COPY trainer trainer
+COPY scoring scoring
 COPY extremis extremis
 COPY recipes recipes
 COPY examples/tate examples/tate

@@ -19,7 +19,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from benchmarks.common.report import report
-from pipelines.clustering.balanced import balanced_order
+from pipelines.cluster import balanced_order
 
 TATE = Path(__file__).parents[1] / "examples" / "tate"
 DIMENSION, BATCH, SIZE = 64, 512, 32

@@ -37,7 +37,7 @@ import psutil
 
 from benchmarks.common.report import report
 from benchmarks.stream_soak import ROOT, store
-from schemas.owners.claim import LEASE_SECONDS
+from schemas.owners import LEASE_SECONDS
 from tests.command import command, environment, sets
 from tests.faults import Faults, paused
 from tests.pipelines.raw import write_tate

@@ -40,10 +40,10 @@ from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column, matrix_column
 from schemas.sizes import parse_bytes
 from schemas.table import Table
-from trainer.checkpoints.stopping import StoppedError
 from trainer.evaluation.metrics import Contributions, bootstrap
+from trainer.stopping import StoppedError
 from trainer.stream import open_queries
-from trainer.tracking.tracker import read_metrics
+from trainer.tracking import read_metrics
 
 LABELS, QUERIES = 100_000_000, 10_000_000
 QUICK_LABELS, QUICK_QUERIES = 100_000, 40_000

@@ -27,8 +27,7 @@ import torch
 from benchmarks.common.report import interleave, medians, report
 from schemas.ragged import Ragged
 from trainer.encoders.transformer_encoder import TransformerEncoder
-from trainer.heads.label_encoder import LabelEncoderHead
-from trainer.heads.queries import SubBatches
+from trainer.heads import LabelEncoderHead, SubBatches
 from trainer.inputs import Inputs
 from trainer.methods.recipe import Recipe
 from trainer.model import Model

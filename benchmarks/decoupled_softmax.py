@@ -23,9 +23,8 @@ import torch
 
 from benchmarks.common.report import Bar, report
 from schemas.ragged import Ragged
-from trainer.evaluation.search import top_k
-from trainer.heads.label_encoder import LabelEncoderHead
-from trainer.heads.queries import SubBatches
+from trainer.evaluation.ranking import top_k
+from trainer.heads import LabelEncoderHead, SubBatches
 from trainer.inputs import Inputs
 from trainer.methods.recipe import Recipe
 from trainer.model import Model

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.report import interleave, medians, report, require
-from schemas.cores import cores, limit_openmp_threads
+from schemas.process import cores, limit_openmp_threads
 
 TEXTS, ROUNDS = {False: 5_000, True: 500}, 3
 
@@ -87,9 +87,9 @@ def main() -> None:
 
 def read_texts(source: str, field: str | None) -> list[str]:
     """Read texts from JSON lines, up to the number that is embedded."""
-    from pipelines.formats import lines
+    from pipelines.formats import base
 
-    records = (json.loads(line) for some in lines.read_lines(source) for line in some if line.strip())
+    records = (json.loads(line) for some in base.read_lines(source) for line in some if line.strip())
     texts = (row[field] if field else " ".join(filter(None, (row.get("title"), row.get("content")))) for row in records)
     return [*itertools.islice(texts, max(TEXTS.values()))]
 

@@ -38,9 +38,10 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import is_published
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
-from trainer.evaluation import fitting, fusion, memory, ranking, search
-from trainer.evaluation.fusion_files import open_fusion
-from trainer.linear.ranker import LinearRanker
+from scoring import fitting, fusion, memory
+from scoring.fitting import open_fusion
+from scoring.linear import LinearRanker
+from trainer.evaluation import ranking
 from trainer.model import Model, find_checkpoint, load_model
 from trainer.settings.resolve import resolve
 from trainer.stream import open_queries
@@ -134,7 +135,7 @@ PARTS = {
     "memory, made": (memory.Memory, "build"),
     "linear ranker": (LinearRanker, "votes"),
     "linear ranker, fitted": (LinearRanker, "of"),
-    "texts and classifier of pairs": (search.LabelRows, "score"),
+    "texts and classifier of pairs": (ranking.LabelRows, "score"),
     "texts of labels": (fitting, "embed_label_texts"),
     "weights": (fusion.FusionWeights, "fit"),
     "fused": (fusion.Reranker, "rank"),

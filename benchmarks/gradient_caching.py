@@ -113,8 +113,7 @@ def child(model: str, batch: int, labels: int, size: int, chunk: int) -> dict[st
 
 def step(model: str, batch: int, labels: int, size: int, chunk: int) -> dict[str, float]:
     """Return the additional peak bytes of a step, and its seconds."""
-    from trainer.heads.label_encoder import LabelEncoderHead
-    from trainer.heads.queries import SubBatches
+    from trainer.heads import LabelEncoderHead, SubBatches
     from trainer.methods.recipe import Recipe
     from trainer.model import Model
     from trainer.negatives.planner import Planner

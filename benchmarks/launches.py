@@ -28,13 +28,11 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.common.report import report
 from benchmarks.gpu.random_queries import plan, random_batch
 from trainer.group import ALONE
-from trainer.heads.classifier import Classifier
-from trainer.heads.queries import WholeBatch
+from trainer.heads import Classifier, WholeBatch
 from trainer.methods.recipe import Recipe
 from trainer.methods.sections import Classifier as Config
 from trainer.model import Model
-from trainer.negatives.candidates import range_candidates
-from trainer.negatives.planner import Planner
+from trainer.negatives.planner import Planner, range_candidates
 from trainer.rows import triton_kernels
 from trainer.step import Clock, StepContext, plan_for_device, take_step
 from trainer.stream import Batch
@@ -112,7 +110,7 @@ def counting() -> Iterator[Counting]:
     with contextlib.ExitStack() as patches:
         for name in kernels:
             patches.enter_context(mock.patch.object(triton_kernels, name, _Kernel(name, count)))
-        for module in ("trainer.losses.binary", "trainer.rows.matrix"):
+        for module in ("trainer.losses", "trainer.rows.matrix"):
             patches.enter_context(mock.patch(f"{module}.operations_of", return_value=triton_kernels))
         with count:
             yield count

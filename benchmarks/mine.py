@@ -151,10 +151,10 @@ def bare(setting: Setting, root: str) -> dict:
     """Run Faiss alone: train on the same sample, add, and search in batches with refinement."""
     import faiss
 
-    from pipelines.common.vectors import open_source, read_block
+    from pipelines.mining.inputs import open_source, read_block
     from schemas.table import Table
     from search.block import configure_faiss
-    from search.factory import Factory
+    from search.index import Factory
 
     configure_faiss(setting.threads)
     run = RunLayout(join(root, "run"))

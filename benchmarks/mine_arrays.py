@@ -183,9 +183,9 @@ def bare_faiss(folder: Path) -> dict[str, float]:
     """Train, add and search directly on the files, with the index, probes and refinement of the table."""
     import faiss
 
-    from schemas.cores import cores
+    from schemas.process import cores
     from search.block import configure_faiss
-    from search.factory import Factory
+    from search.index import Factory
 
     configure_faiss(cores())
     table = open_manifest(str(folder / "mined" / "queries"))

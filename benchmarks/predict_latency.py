@@ -35,11 +35,11 @@ from benchmarks.common.report import interleave, medians, report
 from benchmarks.mine import DIMENSION, noisy, unit
 from pipelines.sharding.tokenizer import encode_texts, train_wordpiece
 from schemas.ragged import Ragged
+from scoring.encoders import TorchInference
+from scoring.exported import Serving
+from scoring.vectors import Vectors, choose_index, open_indexes, write_indexes
 from search.block import configure_faiss
 from trainer.config.load import load_recipe
-from trainer.encoders.torch_inference import TorchInference
-from trainer.export.exported import Serving
-from trainer.export.vectors import Vectors, choose_index, open_indexes, write_indexes
 from trainer.inputs import Inputs
 from trainer.model import Model
 from trainer.threads import set_threads

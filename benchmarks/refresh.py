@@ -32,8 +32,8 @@ from benchmarks.common.report import report
 from extremis.evaluation import EvaluateOptions, evaluate
 from extremis.supervisor import train
 from pipelines.shard import ShardOptions, shard
+from scoring.fitting import FitOptions, carry_fusion, fit_weights
 from trainer.config.load import read_recipe
-from trainer.evaluation.fitting import FitOptions, carry_fusion, fit_weights
 from trainer.settings.resolve import resolve
 
 Point = dict[str, Any]

@@ -23,14 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.report import interleave, medians, report
-from schemas.cores import cores
+from schemas.process import cores
 
 BUSY = (0, 1, 2)
 BAR = "<1.15"
 _OWN = "own"
 _PREDICT = """
 import json, sys, time
-from schemas.cores import limit_openmp_threads
+from schemas.process import limit_openmp_threads
 limit_openmp_threads()
 import extremis
 model = extremis.load(sys.argv[1])

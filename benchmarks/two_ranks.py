@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.common.report import report
-from extremis.miner import start_miner
+from extremis.supervisor import start_miner
 from schemas.layout import DataLayout, RunLayout
 from trainer.evaluation.evaluate import SplitScorer
 from trainer.group import Group
@@ -27,7 +27,7 @@ from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
 from trainer.settings.resolve import resolve
 from trainer.stream import Batch
-from trainer.tracking.tracker import read_metrics
+from trainer.tracking import read_metrics
 
 RANKS = 2
 SIDES = {"one rank": (1, 1), "one rank, two threads": (1, 2), "two ranks": (RANKS, 1)}  # (ranks, threads per rank)

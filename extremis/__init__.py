@@ -39,17 +39,17 @@ if TYPE_CHECKING:  # for type checkers; the code below loads the same names on f
     from extremis.console import Event as Event
     from extremis.loading import Model as Model
     from extremis.loading import load as load
-    from extremis.model import Label as Label
-    from extremis.model import Labels as Labels
-    from extremis.model import Prediction as Prediction
-    from extremis.model import Predictions as Predictions
     from extremis.result import Result as Result
     from schemas.errors import ExtremisError as ExtremisError
     from schemas.errors import InputError as InputError
     from schemas.errors import StorageError as StorageError
     from schemas.errors import TableError as TableError
     from schemas.manifest import code_version
-    from trainer.tuples.stream import TupleStream as TupleStream
+    from scoring.predict import Label as Label
+    from scoring.predict import Labels as Labels
+    from scoring.predict import Prediction as Prediction
+    from scoring.predict import Predictions as Predictions
+    from scoring.tuples import TupleStream as TupleStream
 
     version = code_version
 
@@ -78,12 +78,12 @@ COMMANDS = {
 }
 
 _PLACES = {
-    **dict.fromkeys(("Label", "Labels", "Prediction", "Predictions"), "extremis.model"),
+    **dict.fromkeys(("Label", "Labels", "Prediction", "Predictions"), "scoring.predict"),
     **dict.fromkeys(("Model", "load"), "extremis.loading"),
     **dict.fromkeys(("ExtremisError", "InputError", "StorageError", "TableError"), "schemas.errors"),
     "Event": "extremis.console",
     "Result": "extremis.result",
-    "TupleStream": "trainer.tuples.stream",
+    "TupleStream": "scoring.tuples",
     "version": "schemas.manifest",
 }  # the module of a command has the command's name
 __all__ = sorted([*COMMANDS, *_PLACES])

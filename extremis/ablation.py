@@ -9,14 +9,13 @@ from typing import Any, TypeAlias
 
 from extremis.console import format_metric, say, table
 from extremis.evaluation import EvaluateOptions, evaluate
-from extremis.reporting.build import build
+from extremis.reporting.page import build
 from extremis.supervisor import train
 from schemas import storage
 from schemas.errors import ExtremisError, InputError
-from schemas.json_files import read_json, write_json
 from schemas.layout import ABLATION_PAGE, ABLATION_RESULT, RunLayout, check_name
-from schemas.owners.outputs import require_output_folder
-from schemas.storage import join
+from schemas.owners import require_output_folder
+from schemas.storage import join, read_json, write_json
 from schemas.table import Table
 from trainer.config.load import applicable_overrides, recipe_names
 from trainer.methods.recipe import Recipe

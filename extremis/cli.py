@@ -15,8 +15,8 @@ import click
 import extremis
 from extremis.console import ClosedPipe, messages, open_streams, output
 from extremis.installation import extra_of
-from schemas.cores import limit_openmp_threads
 from schemas.errors import ExtremisError, MissingExtra, lack_of_memory, lack_of_room
+from schemas.process import limit_openmp_threads
 
 TRACEBACK = "EXTREMIS_TRACEBACK"  # environment variable: show tracebacks
 

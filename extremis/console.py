@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from extremis.spinner import clear_spinner, hidden_spinner, run_spinner
-from schemas.errors import StorageError
-from schemas.secrets import redact, without_controls
+from schemas.errors import StorageError, redact, without_controls
+from schemas.process import add_listener
 from schemas.sizes import say_count
-from schemas.waits import add_listener
 
 if TYPE_CHECKING:
     from extremis.bars import SafeConsole
@@ -282,7 +281,7 @@ class StepBars:
     """Progress of a pipeline: a bar per step on a terminal, events for a listener, otherwise no output.
 
     A context manager that yields a function. Call the function with the steps that have begun
-    (`pipelines.common.progress.StepProgress`). It shows these steps, and returns whether they were shown.
+    (`pipelines.progress.StepProgress`). It shows these steps, and returns whether they were shown.
     """
 
     def __enter__(self) -> Callable[[Sequence[Any]], bool]:

@@ -4,26 +4,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from extremis.console import Bar
-from extremis.inspecting.data_summary import seen_queries
-from extremis.ranks import record_command
+from extremis.inspecting import seen_queries
 from extremis.spinner import show_activity
+from extremis.supervisor import record_command
 from schemas import storage
-from schemas.json_files import read_json, write_json
 from schemas.layout import DataLayout, RunLayout
+from schemas.storage import read_json, write_json
 from schemas.table import Table
-from schemas.version import Version
-from trainer.checkpoints.checkpoint import Checkpoint
+from schemas.versions import Version
+from scoring.baselines import compare_baselines
+from scoring.calibration import ScoredPredictions, calibrate, measure, open_fragments
+from scoring.fitting import open_fused, scored_step, scores_of
+from trainer.checkpoints import Checkpoint
 from trainer.config.load import load_config
 from trainer.device import open_device
-from trainer.evaluation.baselines import compare_baselines
-from trainer.evaluation.calibration import calibrate, measure
-from trainer.evaluation.evaluate import SplitScorer, SplitScores
-from trainer.evaluation.fragments import open_fragments
-from trainer.evaluation.fusion_files import open_fused, scored_step, scores_of
+from trainer.evaluation.evaluate import SplitScorer, SplitScores, label_statistics, open_held_out
 from trainer.evaluation.metrics import bootstrap
 from trainer.evaluation.ranking import By, Ranking
-from trainer.evaluation.split import label_statistics, open_held_out
-from trainer.evaluation.thresholds import ScoredPredictions
 from trainer.group import ALONE, Group
 from trainer.model import Model, load_model, trained_digest, trained_labels
 

@@ -5,7 +5,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-OWN_PACKAGES = ("schemas", "search", "trainer", "pipelines", "recipes")
+OWN_PACKAGES = ("schemas", "search", "trainer", "pipelines", "scoring", "recipes")
 # Modules that only extras install, by the smallest extra that installs the module.
 _EXTRAS = {
     "pipelines": ("apache_beam", "faiss", "huggingface_hub", "orjson", "tokenizers"),

@@ -2,17 +2,17 @@
 
 from os import PathLike
 
-from extremis import model
 from extremis.command import naming_arguments
 from extremis.console import say
 from schemas.options import whole_number
+from scoring import predict as prediction
 
 
-class Model(model.Model):
-    __doc__ = model.Model.__doc__
+class Model(prediction.Model):
+    __doc__ = prediction.Model.__doc__
 
-    predict = naming_arguments()(model.Model.predict)
-    embed = naming_arguments()(model.Model.embed)
+    predict = naming_arguments()(prediction.Model.predict)
+    embed = naming_arguments()(prediction.Model.embed)
 
 
 @naming_arguments()
@@ -32,4 +32,4 @@ def load(
     """
     place = None if embedder is None else str(embedder)
     threads = None if threads is None else whole_number("threads", threads, 1)
-    return Model(model.open_export(str(export), exact, threads), str(export), place, say)
+    return Model(prediction.open_export(str(export), exact, threads), str(export), place, say)

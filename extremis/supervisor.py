@@ -1,29 +1,318 @@
-"""Training of a run, including the claim, a miner process, metrics, progress, the log, and signals."""
+"""A run with its miner, its ranks, their signals, and its metrics for Prometheus."""
 
 import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
 from extremis.console import Bar, current_output, output, say
-from extremis.miner import start_miner
-from extremis.ranks import claimed_by_first_rank, record_command
-from extremis.run_metrics import RunMetrics, serve_metrics
 from extremis.spinner import show_activity
+from pipelines.options import DumpOptions
 from schemas import storage
-from schemas.errors import ExtremisError, StorageError
+from schemas.errors import ExtremisError, InputError, StorageError, redact
 from schemas.layout import RunLayout
-from trainer.checkpoints.stopping import GRACE, stopping_on_signal
-from trainer.evaluation.fitting import carry_fusion
-from trainer.evaluation.memory import FACTS, describe_memory
+from schemas.owners import Claim, Unclaimed, claimed, require_output_folder
+from schemas.process import Wait, end_with_parent, python_command, waiting
+from schemas.storage import read_json, write_json
+from scoring.fitting import carry_fusion
+from scoring.memory import FACTS, describe_memory
 from trainer.group import ALONE, Group
-from trainer.loop import Trainer
+from trainer.loop import EpochReport, Trainer
 from trainer.methods.recipe import Recipe
-from trainer.progress import EpochReport
 from trainer.refresh.adoption import Interrupts, discard_unfinished_tables
+from trainer.stopping import GRACE, stopping_on_signal
+
+_RATE_SECONDS = 10.0  # seconds over which a rate is averaged
+_HELP = {
+    "step": "Optimizer steps done.",
+    "steps_total": "Optimizer steps of the whole run.",
+    "loss": "Loss of the last step.",
+    "rows_per_second": "Rows trained per second, averaged over the last seconds.",
+}
+_RECORD = "Newest value in metrics.jsonl of the run."
+
+
+class RunMetrics(Collector):
+    """Metrics of one run by name. The trainer calls `step` and `record`; any thread may call the other methods."""
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+        self._lock = threading.Lock()
+        self._values: dict[str, float] = {}
+        self._rate_start: tuple[float, int] | None = None  # second and step at which the rate starts
+
+    def step(self, step: int, total: int, loss: float) -> None:
+        """Record a training step."""
+        second = time.monotonic()
+        with self._lock:
+            self._values |= {"step": step, "steps_total": total, "loss": loss}
+            if self._rate_start is None:
+                self._rate_start = second, step
+            seconds = second - self._rate_start[0]
+            if seconds > 0.5:
+                self._values["rows_per_second"] = (step - self._rate_start[1]) * self._batch / seconds
+            if seconds >= _RATE_SECONDS:
+                self._rate_start = second, step
+
+    def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        """Process a record of the run: numbers set the metric `<kind>_<name>`, and other values remove the metric."""
+        with self._lock:
+            for name, value in values.items():
+                metric = re.sub(r"\W+", "_", f"{kind}_{name}".replace("@", "_at_"))
+                if isinstance(value, int | float):
+                    self._values[metric] = float(value)
+                else:
+                    self._values.pop(metric, None)
+
+    def note(self) -> str:
+        """Describe the loss, the rate, and the table in use."""
+        with self._lock:
+            values = dict(self._values)
+        rate = values.get("rows_per_second")
+        loss = f"loss {values['loss']:.3f}" if "loss" in values else ""
+        return "  ".join(filter(None, [loss, f"{rate:,.0f} rows/s" if rate else "", _table_of(values)]))
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield all metrics; Prometheus' client calls this."""
+        with self._lock:
+            values = sorted(self._values.items())
+        for name, value in values:
+            yield GaugeMetricFamily(f"extremis_{name}", _HELP.get(name, _RECORD), value)
+
+
+def _table_of(values: Mapping[str, float]) -> str:
+    """Describe the table in use by the table's epoch, and by the delay if the next table is late."""
+    made_for, late = values.get("adoption_table_epoch"), values.get("adoption_late")
+    if made_for is None:
+        return "waiting for the first table" if late else ""
+    overdue = f", {values['adoption_epoch'] - made_for:.0f} epoch(s) late" if late else ""
+    return f"table {made_for:.0f}{overdue}{', stale' if values.get('adoption_stale') else ''}"
+
+
+@contextlib.contextmanager
+def serve_metrics(
+    collector: Collector, place: tuple[str, int] | None, say: Callable[[str], None]
+) -> Iterator[int | None]:
+    """Serve the metrics of `collector` until the block ends; yield the port.
+
+    `place`: host and port (0: any free port); None: no server.
+    Raises InputError if the port cannot be opened.
+    """
+    if place is None:
+        yield None
+        return
+    host, port = place
+    registry = CollectorRegistry()
+    registry.register(collector)
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except (OSError, OverflowError) as error:
+        raise InputError(f"--metrics-port {port}: cannot listen on {host}: {error}. Choose another port.") from None
+    metrics: Any = server.get_app()
+
+    def respond(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == "/metrics":
+            return metrics(environ, start_response)
+        start_response("404 Not Found", [("Content-Type", "text/plain")])
+        return [b"metrics are at /metrics\n"]
+
+    server.set_app(respond)
+    try:
+        say(f"metrics for Prometheus at http://{host}:{server.server_port}/metrics")
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextlib.contextmanager
+def joined_ranks() -> Iterator[Group]:
+    """Join this process's group until the block ends. The first rank that fails raises its error; other ranks exit.
+
+    Raises ExtremisError, SystemExit.
+    """
+    group = Group.of_environment()
+    try:
+        yield group
+        group.barrier()
+    except ExtremisError as error:
+        if not group.first_to_report():
+            sys.exit(error.exit_status)
+        raise
+    except BaseException:
+        group.first_to_report()
+        raise
+    group.close()
+
+
+@contextlib.contextmanager
+def claimed_by_first_rank(run: str, group: Group, data: str) -> Iterator[Claim]:
+    """Let rank 0 hold the claim on RUN for all ranks until the block ends. Raises InputError on every rank."""
+    with contextlib.ExitStack() as held:
+        claim: Claim = Unclaimed()
+        refused: ExtremisError | None = None
+        if group.first:
+            try:
+                require_output_folder(run, "trained", [data])
+                claim = held.enter_context(claimed(run, "trained", say))
+            except ExtremisError as error:
+                refused = error
+        refused = group.broadcast(refused)
+        if refused is not None:
+            raise refused
+        yield claim
+
+
+def record_command(run: RunLayout) -> None:
+    """Append the current command line, if any, to the command lines of RUN. Raises TableError, StorageError."""
+    if line := redact(current_output().command):
+        write_json(run.commands, {"commands": [*read_commands(run), line]}, indent=1)
+
+
+def read_commands(run: RunLayout) -> list[str]:
+    """Return the command lines that created RUN, oldest first. Raises TableError if the file is damaged."""
+    return list(read_json(run.commands)["commands"]) if storage.exists(run.commands) else []
+
+
+RESTART_PAUSES = 2.0, 10.0, 30.0  # seconds before the restarts of a dead miner
+_POLL_SECONDS = 0.2
+TRAINER_PID = "EXTREMIS_ATTACHED"  # environment variable of a miner: the trainer's pid
+
+
+def start_miner(
+    data: str,
+    run: str,
+    log: Callable[[str], object],
+    beam_options: Sequence[str],
+    verb: str = "mine",
+    ended: threading.Event | None = None,
+) -> "Miner":
+    """Start `extremis mine --watch` (or `cluster`) as a process; its output goes to `log`. Raises ExtremisError."""
+    words = (verb, "--watch", "--", data, run, *beam_options)  # a name may begin with a dash
+    command = python_command("from extremis.cli import main; main()", *words)
+    return Miner(command, log, ended)
+
+
+class Miner:
+    """A miner process that is watched. If it dies, this is reported at once, and it is restarted after a pause.
+
+    RESTART_PAUSES limits the number of restarts. `ended` is set when the miner has ended and is not restarted.
+    """
+
+    def __init__(
+        self, command: Sequence[str], log: Callable[[str], object], ended: threading.Event | None = None
+    ) -> None:
+        self._command, self._log, self._last = command, log, ""
+        self._stopping, self._ended = threading.Event(), ended or threading.Event()
+        self.process = self._start()
+        self._thread = threading.Thread(target=self._watch, name="extremis-miner", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the miner if it is still running after the end of the run; no epoch would use its unfinished table."""
+        self._stopping.set()
+        self._thread.join()
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                with Wait("the miner to end", seconds=10):
+                    self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+    def _start(self) -> subprocess.Popen:
+        try:
+            process = subprocess.Popen(
+                self._command,
+                env={**os.environ, TRAINER_PID: str(os.getpid())},
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+            )
+        except OSError as error:
+            raise ExtremisError(f"cannot start the miner ({self._command[0]}): {error}.") from error
+        self._reader = threading.Thread(target=self._read, args=(process,), name="extremis-miner-log", daemon=True)
+        self._reader.start()
+        return process
+
+    def _read(self, process: subprocess.Popen) -> None:
+        """Write the output of a process to the log, and remember the last line."""
+        assert process.stderr is not None
+        for line in process.stderr:
+            self._last = line.rstrip()
+            self._log(f"miner: {self._last}")
+
+    def _watch(self) -> None:
+        self._watch_and_restart()
+        self._ended.set()
+
+    def _watch_and_restart(self) -> None:
+        for number, pause in enumerate([*RESTART_PAUSES, None], 1):
+            for _ in waiting("", every=_POLL_SECONDS, stop=self._stopping):
+                if self.process.poll() is not None:
+                    break
+            if self._stopping.is_set() or self.process.returncode == 0:
+                return
+            self._reader.join(_POLL_SECONDS)
+            ended = _describe_miner(self.process.returncode) + (f": {self._last}" if self._last else "")
+            if pause is None or self.process.returncode == InputError.exit_status:
+                say(
+                    f"the miner {ended} and is not started again: later epochs use older tables, or only random "
+                    "negatives"
+                )
+                return
+            say(f"the miner {ended}; restart in {pause:g} s ({number} of {len(RESTART_PAUSES)})")
+            if self._stopping.wait(pause):
+                return
+            try:
+                self.process = self._start()
+            except ExtremisError as error:
+                say(f"{error}")
+                return
+
+
+def _describe_miner(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    name = signal.Signals(-status).name if -status in {*signal.Signals} else f"signal {-status}"
+    return f"was killed by {name}" + (" (perhaps out of memory)" if -status == signal.SIGKILL else "")
+
+
+def end_with_trainer() -> None:
+    """End this process when the trainer that started it ends, even by `kill -9`; without a trainer do nothing.
+
+    A miner that outlived its trainer could write the same files as the miner of the resumed run. Ctrl-C is left to the
+    trainer, which stops its miner.
+    """
+    if TRAINER_PID in os.environ:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        end_with_parent(int(os.environ[TRAINER_PID]))
+
+
+def require_watchable(watch: bool, options: DumpOptions, epoch: int | None) -> None:
+    """Check that --watch is not combined with options for a single dump or output. Raises InputError."""
+    one_dump = {"epoch": epoch, "queries": options.queries, "out": options.out, "for-epoch": options.for_epoch}
+    flags = [f"--{name}" for name, value in one_dump.items() if value is not None]
+    flags += ["--overwrite"] if options.overwrite else []
+    if watch and flags:
+        stated = " ".join(flags)
+        raise InputError(f"--watch processes every dump and publishes each table in RUN. Leave out {stated}.")
 
 
 def train(

@@ -8,11 +8,11 @@ from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, staging
 from schemas.manifest import unpublish
-from schemas.owners.claim import claimed
+from schemas.owners import claimed
 from schemas.storage import join, relative, resolve
 from schemas.table import Table
-from schemas.version import Version, require_parts
-from trainer.export.exported import ExportVersion, find_current, require_needed_exports
+from schemas.versions import Version, require_parts
+from scoring.exported import ExportVersion, find_current, require_needed_exports
 
 if TYPE_CHECKING:
     from typing_extensions import Self

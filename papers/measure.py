@@ -22,11 +22,10 @@ from schemas import storage
 from schemas.errors import ExtremisError
 from schemas.layout import DataLayout, RunLayout
 from schemas.table import Table
-from trainer.evaluation.evaluate import SplitScorer
-from trainer.evaluation.fusion_files import open_fused, scored_step
+from scoring.fitting import open_fused, scored_step
+from trainer.evaluation.evaluate import SplitScorer, label_statistics
 from trainer.evaluation.metrics import Contributions
 from trainer.evaluation.ranking import Ranking
-from trainer.evaluation.split import label_statistics
 from trainer.methods.recipe import Recipe
 from trainer.model import load_model
 from trainer.settings.resolve import resolve
@@ -169,7 +168,7 @@ def score(paper: Paper, key: RunKey, data: str, run: str) -> tuple[dict[str, flo
     options, layout = paper.runs[key.run], DataLayout(data)
     recipe, model, checkpoint = load_model(layout, RunLayout(run), scored_step(RunLayout(run)))
     if options.fuse == "tree":
-        from trainer.evaluation import fitting
+        from scoring import fitting
 
         fitting.fit_tree(data, run, fitting.FitOptions("val"))
     ranking = Ranking.of(model)

@@ -1,38 +1,491 @@
-"""`extremis cluster`: sort queries by clusters of their embeddings (NGAME, section 3, algorithm 1).
+"""Balanced hierarchical k-means: halve the points repeatedly until clusters of equal size remain (NGAME, appendix C).
 
-    shards ─▶ count rows of each part of the tree's top            (only if one worker cannot hold all queries)
-    shards ─▶ deal rows to parts ─▶ cluster each part ─▶ deal to shards of the new table ─▶ write ─▶ sum up ─▶ publish
+All parts of one level are halved together, in a few passes over the points. There are log2(N / C) levels, so the cost
+is O(N D log(N / C)). The results do not depend on the number of threads.
 
-The result is an ordinary table of queries. The trainer reads the table sequentially; the row counts of the row groups
-show where each cluster starts.
+If the points do not fit into memory, the points are first divided into parts by a tree that is built on a sample. A
+point's part depends only on the point itself, so workers can process the shards in any order. The parts have equal
+sizes in the sample, and approximately equal sizes in the full data. The cluster sizes within a part still differ by at
+most one, because any number of points n >= C (C - 1) is a sum of terms C and C - 1.
 """
 
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from pipelines.clustering.balanced import assign_parts, balanced_order
-from pipelines.clustering.inputs import dumps_for_clusters, open_clustering
-from pipelines.clustering.plan import ROW, VECTOR, ClusterPlan, LayoutPlan, make_layout, make_plan
-from pipelines.common.dumps import watch_dumps
-from pipelines.common.progress import Progress, say_use, silent
-from pipelines.common.vectors import require_finite
+from pipelines.dumps import require_unused, watch_dumps
 from pipelines.flow import Collection, FileExchange, Flow, Packet, gather, receive, split_by, to_record_batch
 from pipelines.job import Job, Summary, describe, make_table
+from pipelines.mining.inputs import EmbeddedSource, open_source, require_finite
 from pipelines.options import ClusterOptions
+from pipelines.progress import Meter, Progress, say_use, silent
 from pipelines.runners.local import for_workers
-from schemas.layout import CLUSTERS, MANIFEST
-from schemas.manifest import Manifest
-from schemas.owners.outputs import require_output_folder
-from schemas.reuse import Request, find_by_parents
+from schemas.errors import InputError, TableError
+from schemas.layout import CLUSTERS, MANIFEST, DataLayout, RunLayout, list_numbers
+from schemas.manifest import Manifest, is_published
+from schemas.owners import require_output_folder
+from schemas.randomness import Purpose, generator
 from schemas.shard_files import parquet
 from schemas.shard_files.parquet import matrix_column
+from schemas.sizes import say_bytes
 from schemas.storage import join
-from schemas.table import rechunk
+from schemas.table import Request, Table, find_by_parents, find_reusable, rechunk
+
+_ROUNDS = 8  # rounds of 2-means per level; most parts converge in fewer rounds
+_SAMPLED = 1 << 15  # points whose scores are computed at a time
+
+
+def balanced_order(vectors: np.ndarray, size: int, smallest: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return point indices ordered by cluster, int64 [N], and the boundaries [K + 1] of K = ceil(N / size) clusters.
+
+    Clusters of `vectors` [N, D] have floor(N / K) or ceil(N / K) points, the larger ones first. They are in the order
+    of the tree's leaves, so neighbouring clusters are close in space. Within each cluster, points are ordered as if the
+    tree divided the cluster further, down to `smallest` points. If a cluster of n points is divided into m equal parts,
+    part i is the range [i n // m, (i + 1) n // m). Both sizes are 1 or more.
+    """
+    count = len(vectors)
+    vectors = np.ascontiguousarray(vectors, np.float32)
+    order = np.arange(count)  # points, ordered by part
+    # The start of each part, and the number of clusters that the part is divided into.
+    starts, clusters = np.array([0, count]), np.array([-(-count // size)])
+    while clusters.max(initial=0) > 1:
+        left = (clusters + 1) // 2
+        base, larger = np.divmod(np.diff(starts), clusters)  # sizes of a part's leaves differ by at most one
+        sizes = base * left + np.minimum(larger, left)
+        order = order[halve(vectors[order], starts, sizes, clusters > 1, seed)[0]]
+        middle = starts[:-1] + sizes
+        halves = np.stack([middle, starts[1:]], axis=1).reshape(-1)
+        counts = np.stack([left, clusters - left], axis=1).reshape(-1)
+        kept = counts > 0  # a part that is already one cluster has no right half
+        starts, clusters = np.concatenate([[0], halves[kept]]), counts[kept]
+    parts, edges = 2, starts
+    while parts * smallest <= size and count:
+        points = np.diff(starts)[:, None]
+        inner = starts[:-1, None] + np.arange(parts) * points // parts
+        finer = np.append(inner.reshape(-1), count)
+        sizes = np.diff(finer)[0::2]
+        order = order[halve(vectors[order], edges, sizes, np.diff(edges) > 1, seed)[0]]
+        parts, edges = 2 * parts, finer
+    return order, starts
+
+
+def halve(
+    vectors: np.ndarray, starts: np.ndarray, left: np.ndarray, divided: np.ndarray, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Apply balanced 2-means in every part; return the order [N] with each part's left half before its right half.
+
+    `vectors` [N, D] are ordered by part. A point x is assigned to a half by its rank along the line through both
+    centroids, c1 and c2. For halves of given sizes this assignment is optimal: the sum of squared distances to the
+    centroids is smallest if the points with the largest x.(c1 - c2) are assigned to c1. Also returns the lines [P, D].
+    """
+    sizes = np.diff(starts)
+    part = np.repeat(np.arange(len(sizes)), sizes)
+    within = np.arange(len(part)) - starts[:-1][part]
+    goes_left = within < left[part]
+    # The first line of a part is the difference of two points that are drawn from the part.
+    draw = generator(seed, Purpose.CLUSTER_LINES, len(sizes))
+    two = starts[:-1, None] + (draw.random((len(sizes), 2)) * sizes[:, None]).astype(np.int64)
+    two = np.minimum(two, max(0, len(part) - 1))  # for a part without points
+    lines = vectors[two[:, 0]] - vectors[two[:, 1]]
+    order, scores = np.arange(len(part)), np.empty(len(part), np.float32)
+    for last in range(_ROUNDS - 1, -1, -1):
+        for number, (low, high) in enumerate(itertools.pairwise(starts.tolist())):
+            np.einsum("nd,d->n", vectors[low:high], lines[number], out=scores[low:high])
+        # Ties keep their order, and so do all points of a part that is not divided.
+        scores[~divided[part]] = 0
+        new = np.lexsort((-scores, part))
+        moved = np.zeros(len(part), bool)
+        moved[new[goes_left]] = True
+        before = np.zeros(len(part), bool)
+        before[order[goes_left]] = True
+        order = new
+        if not last or np.array_equal(moved, before):
+            break
+        lines = _centroid_differences(vectors, order, starts, left)
+    return order, lines
+
+
+def _centroid_differences(vectors: np.ndarray, order: np.ndarray, starts: np.ndarray, left: np.ndarray) -> np.ndarray:
+    """Return the difference c1 - c2 of the centroids of each part's halves in `order`, float32 [P, D]."""
+    edges = np.append(np.stack([starts[:-1], starts[:-1] + left], axis=1).reshape(-1), starts[-1])
+    means = np.zeros((len(edges) - 1, vectors.shape[1]))
+    for half, (low, high) in enumerate(itertools.pairwise(edges.tolist())):
+        if high > low:  # `np.add.reduceat` over all halves takes ten times as long
+            np.add.reduce(vectors[order[low:high]], axis=0, dtype=np.float64, out=means[half])
+            means[half] /= high - low
+    return (means[0::2] - means[1::2]).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class PartTree:
+    """A binary tree of `depth` levels with 2**depth parts.
+
+    `lines` [2**depth - 1, D] float32 and `thresholds` [2**depth - 1] float32 describe the nodes level by level. A point
+    goes left if its dot product with the node's line is above the threshold.
+    """
+
+    lines: np.ndarray
+    thresholds: np.ndarray
+
+    @property
+    def parts(self) -> int:
+        """Number of leaves."""
+        return len(self.thresholds) + 1
+
+
+def grow_tree(sample: np.ndarray, parts: int, seed: int) -> PartTree:
+    """Grow a tree that divides `sample` [S, D] into `parts` parts (a power of two), whose sizes differ by at most one.
+
+    Each node is split by balanced 2-means. Raises ValueError if `parts` is not a power of two.
+    """
+    if parts < 1 or parts & (parts - 1):
+        raise ValueError(f"{parts} parts; expected a power of two")
+    vectors = np.ascontiguousarray(sample, np.float32)
+    lines = [np.empty((0, vectors.shape[1]), np.float32)]
+    thresholds = [np.empty(0, np.float32)]
+    starts = np.array([0, len(vectors)])
+    while len(starts) <= parts:
+        sizes = np.diff(starts)
+        left = (sizes + 1) // 2
+        order, across = halve(vectors, starts, left, sizes > 1, seed)
+        vectors = vectors[order]
+        scores = _project(vectors, across, np.repeat(np.arange(len(sizes)), sizes))
+        middle = starts[:-1] + left
+        last, first = (np.clip(place, 0, max(0, len(scores) - 1)) for place in (middle - 1, middle))
+        between = (scores[last] + scores[first]) / 2 if len(scores) else np.zeros(len(sizes))
+        lines.append(across)
+        thresholds.append(between.astype(np.float32))
+        starts = np.append(np.stack([starts[:-1], middle], axis=1).reshape(-1), len(vectors))
+    return PartTree(np.concatenate(lines), np.concatenate(thresholds))
+
+
+def assign_parts(tree: PartTree, vectors: np.ndarray, first: int) -> np.ndarray:
+    """Return the part of each of `vectors` [n, D], the points [first, first + n), as int64 [n] in [0, parts).
+
+    If a point lies exactly on a boundary, a bit of its number selects the side, so that equal points are spread over
+    the parts.
+    """
+    vectors = np.ascontiguousarray(vectors, np.float32)
+    node = np.zeros(len(vectors), np.int64)
+    number = np.arange(first, first + len(vectors))
+    level = 0
+    while (1 << level) < tree.parts:
+        above = _project(vectors, tree.lines, node) - tree.thresholds[node]
+        right = (above < 0) | ((above == 0) & ((number >> level) & 1 == 1))
+        node = 2 * node + 1 + right
+        level += 1
+    return node - (tree.parts - 1)
+
+
+def _project(vectors: np.ndarray, lines: np.ndarray, part: np.ndarray) -> np.ndarray:
+    """Return the dot product x . lines[part of x] for every point, float32 [N]."""
+    scores = np.empty(len(vectors), np.float32)
+    for start in range(0, len(vectors), _SAMPLED):
+        rows = slice(start, start + _SAMPLED)
+        scores[rows] = np.einsum("nd,nd->n", vectors[rows], lines[part[rows]])
+    return scores
+
+
+SOURCE = "queries"  # a run clusters one split only
+
+
+@dataclass(frozen=True)
+class ClusterInputs:
+    """`source`: the rows to be reordered and their embeddings. `origin`: the digest of DATA's table of these rows.
+
+    `epoch`: the epoch of the dump, or None. `out`: the URL of the table.
+    """
+
+    source: EmbeddedSource
+    origin: str
+    epoch: int | None
+    use_from: int | None
+    out: str
+
+    @property
+    def name(self) -> str:
+        """Name of the dump in messages."""
+        return f"epoch {self.epoch}" if self.epoch is not None else "embeddings"
+
+    @property
+    def requested(self) -> dict[str, int]:
+        """The sizes that the trainer requests: `size` and `smallest`."""
+        sizes: dict[str, int] = self.source.embeddings.parameters.get(CLUSTERS, {})
+        return sizes
+
+    @property
+    def parents(self) -> dict[str, str]:
+        """Digests of the parent tables; `order` is an earlier table in cluster order, if the rows come from it."""
+        rows, embeddings = self.source.queries.digest, self.source.embeddings.digest
+        return {SOURCE: self.origin, "embeddings": embeddings, **({} if rows == self.origin else {"order": rows})}
+
+
+def open_clustering(data: str, run: str, epoch: int | None, options: ClusterOptions) -> ClusterInputs:
+    """Open the dump of `epoch` (the newest by default), or the embeddings in `options`, and the table of the queries.
+
+    Raises InputError if there is no dump or no location for the new table; TableError if the embeddings are unfinished,
+    damaged, computed from other data, or not aligned with the queries.
+    """
+    layout, queries, out = RunLayout(run), options.queries, options.out
+    if queries is not None and epoch is not None:
+        raise InputError(
+            f"--epoch {epoch} chooses a dump, but --queries replaces the dump. Leave out --epoch or --queries."
+        )
+    if queries is None:
+        epoch = _newest(run) if epoch is None else epoch
+        queries = layout.embeddings(epoch, SOURCE)
+    embeddings = Table.open(queries, "embeddings")
+    rows, origin = _rows_of(data, layout, embeddings)
+    use_from = options.for_epoch
+    if use_from is None and epoch is not None:
+        use_from = int(embeddings.parameters.get("use_from", epoch + 2))
+    if out is None and use_from is None:
+        raise InputError("--queries needs a location for the table: give --for-epoch E or --out URL.")
+    out = out or layout.clusters(use_from or 0, SOURCE)
+    return ClusterInputs(open_source(SOURCE, rows, embeddings), origin, epoch, use_from, out)
+
+
+def dumps_for_clusters(run: str) -> dict[int, str]:
+    """Map the epoch of every dump of `run` that requests clusters to the digest of its embeddings, oldest first."""
+    layout = RunLayout(run)
+    digests: dict[int, str] = {}
+    for epoch in list_numbers(layout.dumps):
+        embeddings = Table.find(layout.embeddings(epoch, SOURCE), "embeddings")
+        if embeddings is not None and CLUSTERS in embeddings.parameters:
+            digests[epoch] = embeddings.digest
+    return digests
+
+
+def _newest(run: str) -> int:
+    layout = RunLayout(run)
+    epochs = [epoch for epoch in list_numbers(layout.dumps) if is_published(layout.embeddings(epoch, SOURCE))]
+    if not epochs:
+        raise InputError(
+            f"{layout.dumps}: no query embeddings to cluster. A run with order.cluster > 1 writes the first embeddings "
+            "two epochs before refresh.start. Check the path of the run, or make embeddings with `extremis embed "
+            "DATA RUN URL --split train`, and give --queries URL."
+        )
+    return epochs[-1]
+
+
+def _rows_of(data: str, layout: RunLayout, embeddings: Table) -> tuple[Table, str]:
+    """Return the table of the embedded rows (DATA's, or the run's in cluster order) and the digest of DATA's table.
+
+    Raises TableError if the embeddings belong to neither table.
+    """
+    rows = Table.open(DataLayout(data).queries(str(embeddings.parameters.get("split", "train"))), "queries")
+    embedded = embeddings.parents.get("queries")
+    if embedded == rows.digest:
+        return rows, rows.digest
+    for number in reversed(list_numbers(layout.clusters_root)):
+        clustered = Table.find(layout.clusters(number, SOURCE), "queries")
+        if clustered and clustered.digest == embedded and clustered.parents.get("queries") == rows.digest:
+            return clustered, rows.digest
+    raise TableError(
+        f"{embeddings.url}: these embeddings belong to queries with digest {str(embedded)[:12]}…, but {rows.url} has "
+        f"digest {rows.digest[:12]}…, and no table under {layout.clusters_root} matches. Give the data and the run "
+        "that the embeddings were computed from."
+    )
+
+
+_GROUP_CLUSTERS = 16  # fewest clusters in a row group
+
+
+@dataclass(frozen=True)
+class ClusterLayout:
+    """Layout of a table. `rows` is C, the number of rows of a full cluster.
+
+    `full` and `short` [parts] are the numbers of clusters with C rows and with C - 1 rows in each part. Row groups have
+    `row_group_rows` rows, and shards of full clusters have `shard_rows` rows. Both numbers are multiples of C.
+    """
+
+    rows: int
+    full: tuple[int, ...]
+    short: tuple[int, ...]
+    row_group_rows: int
+    shard_rows: int
+    seed: int
+
+    @property
+    def clusters(self) -> int:
+        """Number of all clusters."""
+        return sum(self.full) + sum(self.short)
+
+    @cached_property
+    def first(self) -> np.ndarray:
+        """First row of each shard, followed by N, int64 [shards + 1]; shards with clusters of C rows come first."""
+        full, short = sum(self.full) * self.rows, sum(self.short) * (self.rows - 1)
+        clusters = max(1, min(self.row_group_rows // max(1, self.rows - 1), self.rows - 1))  # clusters of C - 1
+        edges = range(0, full, self.shard_rows), range(full, full + short, max(1, clusters * (self.rows - 1)))
+        return np.array([*edges[0], *edges[1], full + short])
+
+    def positions(self, part: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return (shard, row in the shard), int64 [n], for a part's rows in cluster order; clusters of C rows first."""
+        full = self._slots[0][sum(self.full[:part]) : sum(self.full[: part + 1])]
+        short = self._slots[1][sum(self.short[:part]) : sum(self.short[: part + 1])]
+        short = sum(self.full) * self.rows + short * (self.rows - 1)
+        rows = np.concatenate([_expand_ranges(full * self.rows, self.rows), _expand_ranges(short, self.rows - 1)])
+        shard = np.searchsorted(self.first, rows, side="right") - 1
+        return shard, rows - self.first[shard]
+
+    @cached_property
+    def _slots(self) -> tuple[np.ndarray, np.ndarray]:
+        """Positions of the clusters, ordered by part: first the clusters of C rows, then the clusters of C - 1 rows."""
+        draw = generator(self.seed, Purpose.SAMPLE)
+        return draw.permutation(sum(self.full)), draw.permutation(sum(self.short))
+
+
+def make_layout(points: list[int], size: int, row_group_rows: int, shard_rows: int, seed: int) -> ClusterLayout:
+    """Divide parts of `points` points into clusters of at most `size` points whose sizes differ by at most one overall.
+
+    `row_group_rows` and `shard_rows` are the sizes in the old table; the new table uses about the same sizes. Raises
+    InputError if a part has too few points for clusters of C and C - 1 points.
+    """
+    counts = [-(-count // size) for count in points]
+    rows = max((-(-count // clusters) for count, clusters in zip(points, counts, strict=True) if clusters), default=1)
+    short = [clusters * rows - count for count, clusters in zip(points, counts, strict=True)]
+    for lacking, clusters, count in zip(short, counts, points, strict=True):
+        if lacking > clusters:
+            raise InputError(
+                f"--size {size}: a part of {count:,} queries is too small for clusters of {rows} and {rows - 1}. Give "
+                "a smaller --size, or larger parts (--memory, --part-rows)."
+            )
+    full = [clusters - lacking for clusters, lacking in zip(counts, short, strict=True)]
+    group = max(_GROUP_CLUSTERS, round(row_group_rows / rows)) * rows
+    return ClusterLayout(rows, tuple(full), tuple(short), group, -(-shard_rows // group) * group, seed)
+
+
+def _expand_ranges(starts: np.ndarray, length: int) -> np.ndarray:
+    """Return the concatenated ranges [start, start + length) for all starts."""
+    return (starts[:, None] + np.arange(length)).reshape(-1)
+
+
+ROW, VECTOR = "row", "vector"
+_PROCESS = 280 << 20  # bytes of a process with Python, Beam and Arrow at work
+_UNPACKED = 8  # bytes of a row in memory and in transfer, per byte in the shard
+_SPARE = 1.25  # because parts are not quite equal
+_SAMPLE_ROWS, _SAMPLE_GROUPS = 1 << 16, 64
+_SMALLEST_SIZE = 8  # queries; halving ends at this size, unless the options request smaller clusters
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """The clustering of one table: its inputs, sizes and parts."""
+
+    inputs: ClusterInputs
+    size: int
+    smallest: int
+    seed: int
+    tree: PartTree
+    meter: Meter = field(default=Meter(), compare=False)
+
+    @property
+    def queries(self) -> Table:
+        """Table of the rows to reorder."""
+        return self.inputs.source.queries
+
+    def first_row(self, shard: int) -> int:
+        """Return the number of the first row of source shard `shard`."""
+        return sum(entry.rows for entry in self.queries.shards[:shard])
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the table's parameters, except parameters that depend on the number of rows in each part."""
+        embeddings = self.inputs.source.embeddings.parameters
+        kept = {name: value for name, value in self.queries.parameters.items() if name != CLUSTERS}
+        clusters = {
+            "size": self.size,
+            "smallest": self.smallest,
+            "parts": self.tree.parts,
+            "seed": self.seed,
+            "epoch": self.inputs.epoch,
+        }
+        return {**kept, CLUSTERS: clusters, "step": embeddings.get("step")}
+
+    def finished_table(self, options: ClusterOptions, run: str) -> Manifest | None:
+        """Return the manifest of the table if it exists, else None. Raises InputError if a different table exists."""
+        epoch = self.inputs.epoch
+        return find_reusable(
+            self.inputs.out,
+            Request("queries", self.inputs.parents, self.parameters()[CLUSTERS], section=CLUSTERS),
+            "Give the same options, another location with --out, or --overwrite to replace the table.",
+            overwrite=options.overwrite,
+            # The trainer has rewritten the dump since then.
+            is_stale=lambda old: epoch is not None and old["epoch"] == epoch and options.queries is None,
+            check_replaceable=functools.partial(require_unused, run),
+        )
+
+
+@dataclass(frozen=True)
+class LayoutPlan:
+    """A plan with the row counts of all parts: the layout of the clusters, and the schema of the rows."""
+
+    plan: ClusterPlan
+    layout: ClusterLayout
+    schema: pa.Schema
+
+
+def make_plan(inputs: ClusterInputs, options: ClusterOptions) -> ClusterPlan:
+    """Plan a clustering run. Raises InputError if the size is missing or invalid or memory is too small; TableError."""
+    size = options.size or inputs.requested.get("size")
+    if size is None:
+        raise InputError(f"{inputs.source.embeddings.url}: the recipe of this run has no cluster size. Give --size C.")
+    smallest = (
+        options.smallest or (inputs.requested.get("smallest") if options.size is None else None) or _smallest_size(size)
+    )
+    if smallest > size or size % smallest or (size // smallest) & (size // smallest - 1):
+        raise InputError(
+            f"--smallest {smallest}: clusters of {size} are halved repeatedly, so expected {size} divided by a power "
+            "of two."
+        )
+    rows, part_rows = inputs.source.queries.rows, options.part_rows or _fit_part_rows(inputs, options.memory)
+    if not rows:
+        raise InputError(f"{inputs.source.queries.url}: this table has no queries to cluster.")
+    parts = 1
+    while parts * part_rows < rows:
+        parts *= 2
+    dimension = inputs.source.embeddings.dimension
+    sample = np.empty((0, dimension), np.float32)
+    if parts > 1:
+        sample = inputs.source.sample_queries(_SAMPLE_ROWS, options.seed, dimension, _SAMPLE_GROUPS)
+    return ClusterPlan(inputs, size, smallest, options.seed, grow_tree(sample, parts, options.seed))
+
+
+def worker_bytes(queries: int, dimension: int, stored: float, memory: int) -> int:
+    """Estimate the memory of a worker for `queries` queries of `stored` bytes each, in parts that fit into `memory`."""
+    return min(memory, _PROCESS + int(_SPARE * _bytes_per_query(dimension, stored) * queries))
+
+
+def _bytes_per_query(dimension: int, stored: float) -> float:
+    """Estimate the memory per query: the vector as read, as reordered and in float64 for means, and the row itself."""
+    return 20 * dimension + _UNPACKED * stored + 64
+
+
+def _smallest_size(size: int) -> int:
+    while size % 2 == 0 and size // 2 >= _SMALLEST_SIZE:
+        size //= 2
+    return size
+
+
+def _fit_part_rows(inputs: ClusterInputs, memory: int) -> int:
+    """Return the largest number of queries in a part that fits into `memory`."""
+    queries = inputs.source.queries
+    stored = sum(entry.bytes for entry in queries.shards) / max(1, queries.rows)
+    each = _bytes_per_query(inputs.source.embeddings.dimension, stored)
+    rows = int((memory - _PROCESS) / each / _SPARE)
+    if rows < 1 << 10:
+        raise InputError(
+            f"--memory {say_bytes(memory)}: a worker needs {say_bytes(_PROCESS)} plus {each:,.0f} bytes per query. "
+            f"Give --memory {say_bytes(_PROCESS + int(each * (1 << 20))).replace(' ', '')}."
+        )
+    return rows
+
 
 __all__ = ["ClusterOptions", "cluster", "watch"]
 

@@ -21,26 +21,25 @@ import numpy as np
 import pyarrow as pa
 from pydantic import TypeAdapter
 
-from pipelines.common.progress import Meter, Progress, silent
 from pipelines.flow import FileExchange, receive, to_record_batch
-from pipelines.formats import lines
-from pipelines.formats.names import parse_fields
-from pipelines.formats.texts import STANDARD, Texts
+from pipelines.formats import base
+from pipelines.formats.base import parse_fields
+from pipelines.formats.keyed import STANDARD, Texts
 from pipelines.job import REMEDY, Job, Summary, describe, make_table, written_schema
 from pipelines.models import load_texts_model, narrow, once_a_process
 from pipelines.options import EmbedOptions, EmbedTextsOptions
+from pipelines.progress import Meter, Progress, silent
 from pipelines.runners.local import choose_runner, for_workers
-from pipelines.sharding.resume import Phases
+from pipelines.sharding.publish import Phases
 from schemas import arrow, storage
-from schemas.cores import cores
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout, phases
 from schemas.manifest import Manifest, Shard, code_version, is_published, shard_url
-from schemas.owners.outputs import require_output_folder
-from schemas.reuse import Request, find_reusable
+from schemas.owners import require_output_folder
+from schemas.process import cores
 from schemas.shard_files.parquet import matrix_array, writing_shard
 from schemas.storage import join
-from schemas.table import Table, rechunk
+from schemas.table import Request, Table, find_reusable, rechunk
 from trainer.device import describe_device, open_device
 from trainer.encoders.texts import TextFiles, choose_compute
 from trainer.inputs import require_inputs
@@ -318,7 +317,7 @@ def _open_input(source: str, options: EmbedTextsOptions) -> tuple[Texts | Table,
                 "INPUT -: embed reads the texts more than once. Write standard input to a file, and give that file."
             )
         texts = Texts(source, fields=parse_fields(options.fields or ""))
-        digests = [lines.identify(url)[1] for url in texts.places()]
+        digests = [base.identify(url)[1] for url in texts.places()]
         return texts, "input", storage.sha256("".join(digests).encode())
     layout = DataLayout(source)
     labels = options.what in ("labels", "documents")

@@ -23,10 +23,9 @@ import numpy as np
 import pyarrow as pa
 
 from schemas import storage
-from schemas.checksums import crc32
 from schemas.errors import StorageError
 from schemas.sizes import batch_by_size
-from schemas.storage import join
+from schemas.storage import crc32, join
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
 _HELD_BYTES = 32 << 20

@@ -13,18 +13,17 @@ import numpy as np
 import pyarrow as pa
 from pydantic import TypeAdapter
 
-from pipelines.common.progress import Progress, Watch
 from pipelines.flow import Collection, Flow, Packet, receive
 from pipelines.formats.base import Reject
+from pipelines.progress import Progress, Watch
 from pipelines.runners.local import Runner, choose_runner
 from schemas import storage
 from schemas.layout import staging
 from schemas.manifest import Manifest, Patch, Shard, columns_of
-from schemas.owners.build import Build, building, clean_up
-from schemas.reuse import Request
+from schemas.owners import Build, building, clean_up
 from schemas.shard_files.parquet import open_shard
-from schemas.sizes import require_room
-from schemas.storage import join
+from schemas.storage import join, require_room
+from schemas.table import Request
 
 REMEDY = "Give another OUT, or remove the existing table first."
 SUMMARY = "summary"  # tag of the collections of Summary

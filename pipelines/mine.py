@@ -14,27 +14,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipelines.common.dumps import watch_dumps
-from pipelines.common.progress import Progress, Watch, say_use, silent
-from pipelines.common.vectors import EmbeddedSource
+from pipelines.dumps import watch_dumps
 from pipelines.flow import Flow
 from pipelines.job import Summary, describe
-from pipelines.mining import steps
-from pipelines.mining.aliases import find_aliases
+from pipelines.mining import search
 from pipelines.mining.audit import find_previous
-from pipelines.mining.inputs import complete_dumps, open_inputs
+from pipelines.mining.filters import find_aliases
+from pipelines.mining.inputs import EmbeddedSource, complete_dumps, open_inputs
 from pipelines.mining.plan import MinePlan, SourceShard, make_plan
-from pipelines.mining.records import find_unfinished, summarize, take_over
+from pipelines.mining.search import find_unfinished, summarize, take_over
 from pipelines.options import MineOptions
+from pipelines.progress import Progress, Watch, say_use, silent
 from pipelines.runners.local import Runner, choose_runner, for_workers, is_local
 from schemas import storage
 from schemas.layout import MANIFEST, MINING_COST
 from schemas.manifest import Manifest
-from schemas.owners.build import Build, building, clean_up
-from schemas.owners.outputs import require_output_folder
-from schemas.reuse import Request, find_by_parents
+from schemas.owners import Build, building, clean_up, require_output_folder
 from schemas.sizes import say_bytes
 from schemas.storage import join
+from schemas.table import Request, find_by_parents
 
 __all__ = ["MineOptions", "mine", "watch"]
 
@@ -146,14 +144,14 @@ def _run_passes(plan: MinePlan, runner: Runner, watch: Watch, here: bool, say: P
         keep = number == 0 and len(passes) > 1 and not plan.factory.exact
         if plan.scores_positives:
             flow = Flow()
-            flow.create("Groups", plan.tasks(source_shards)).map("Score positives", steps.score_group, plan)
+            flow.create("Groups", plan.tasks(source_shards)).map("Score positives", search.score_group, plan)
             runner.run(flow, watch)
             watch.expect(expected)
         flow = Flow()
         groups = flow.create("Groups", plan.tasks(source_shards, keep))
-        candidates = groups.flat_map("Search groups", steps.search_group, plan)
+        candidates = groups.flat_map("Search groups", search.search_group, plan)
         if not plan.has_one_group:
-            candidates.group("Group by shard").map("Merge shards", steps.merge_shard, plan)
+            candidates.group("Group by shard").map("Merge shards", search.merge_shard, plan)
         runner.run(flow, watch)
         storage.remove(plan.inputs.candidates_root, recursive=True)
 
@@ -163,8 +161,8 @@ def _steps(plan: MinePlan, passes: Sequence[Sequence[SourceShard]]) -> dict[str,
     rows = plan.rows(source_shard for source_shards in passes for source_shard in source_shards)
     groups = [plan.bounds[stop - 1][1] - plan.bounds[first][0] for first, stop in plan.groups]
     indexed = sum(groups[group] for source_shards in passes for group, _, _ in plan.tasks(source_shards))
-    positives = {steps.POSITIVES: rows * len(plan.groups)} if plan.scores_positives else {}
-    return {**positives, steps.INDEX: indexed, steps.SEARCH: rows * len(plan.bounds), steps.MERGE: rows}
+    positives = {search.POSITIVES: rows * len(plan.groups)} if plan.scores_positives else {}
+    return {**positives, search.INDEX: indexed, search.SEARCH: rows * len(plan.bounds), search.MERGE: rows}
 
 
 def _describe(plan: MinePlan, source: EmbeddedSource, made: dict[str, Any]) -> Manifest:

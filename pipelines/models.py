@@ -10,11 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.runners.local import for_workers
-from schemas.arrow import dense_type
-from schemas.cores import cores
+from schemas.arrow import DenseModel, TextEmbedder, dense_type
 from schemas.errors import InputError
+from schemas.process import cores
 from schemas.shard_files.parquet import matrix_array
-from schemas.text_model import DenseModel, TextEmbedder
 from trainer.device import open_device
 from trainer.encoders.texts import TextFiles, TextModel, choose_compute
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from schemas.errors import InputError
+from schemas.layout import Sink
 from schemas.options import DEVICES, Options
-from schemas.shard_files.sinks import Sink
 from schemas.sizes import parse_bytes
 
 if TYPE_CHECKING:

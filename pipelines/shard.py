@@ -16,36 +16,33 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pipelines import formats
-from pipelines.common.progress import Progress, silent
 from pipelines.flow import Collection, FileExchange, Flow, Packet, flatten
-from pipelines.formats.base import LABELS, PAIRS, Format, Inputs
+from pipelines.formats.base import LABELS, PAIRS, Format, Inputs, notes_on, unchanged
 from pipelines.formats.keyed import Beir, Keyed
-from pipelines.formats.lines import unchanged
-from pipelines.formats.names import notes_on
 from pipelines.job import SUMMARY, Job, Summary, make_table
 from pipelines.options import ShardOptions, vocabulary_size
+from pipelines.progress import Progress, silent
 from pipelines.runners.local import LocalRunner, absolute_path, choose_runner, for_workers
-from pipelines.sharding import dataset, plans, read, resume, tokenizer
-from pipelines.sharding import labels as label_steps
-from pipelines.sharding import queries as query_steps
+from pipelines.sharding import plans, publish, read, tokenizer, versions
+from pipelines.sharding import rows as label_steps
+from pipelines.sharding import rows as query_steps
+from pipelines.sharding.earlier import EarlierData, older_shards
 from pipelines.sharding.plans import DenseVectors, LabelsPlan, PlanInputs, QueriesPlan, ReadPlan
-from pipelines.sharding.queries import FREQUENCIES, REPEATED_KEYS, ResolvedBlocks
-from pipelines.sharding.resume import Finished, Phases
-from pipelines.sharding.steps import load_packets, store_packets
+from pipelines.sharding.publish import Finished, Phases
+from pipelines.sharding.read import load_packets, store_packets
+from pipelines.sharding.rows import FREQUENCIES, REPEATED_KEYS, ResolvedBlocks
 from pipelines.sharding.tokenizer import FrozenTokenizer
-from pipelines.sharding.versions import changes
-from pipelines.sharding.versions.earlier import EarlierData, older_shards
-from pipelines.sharding.versions.publish import publish_version, require_most_labels
+from pipelines.sharding.versions import publish_version, require_most_labels
 from schemas import storage
-from schemas.cores import cores
+from schemas.arrow import DENSE, DENSE_MODEL, DenseModel
 from schemas.errors import ExtremisError, InputError
 from schemas.layout import parts_prefix
 from schemas.layout import phases as phases_of
 from schemas.manifest import Manifest, is_published
-from schemas.owners.outputs import require_output_folder
+from schemas.owners import require_output_folder
+from schemas.process import cores
 from schemas.storage import join
-from schemas.text_model import DENSE, DENSE_MODEL, DenseModel
-from schemas.version import open_data
+from schemas.versions import open_data
 
 __all__ = ["ShardOptions", "shard"]
 _WORTH_A_JOB = 32 << 20  # bytes of a phase; a smaller phase is done here before a remote job would start
@@ -80,7 +77,7 @@ def shard(
     if options.onto is not None and isinstance(form, Keyed):
         form = replace(form, labels_needed=False)
     inputs = form.find(source)
-    files = resume.files_of(inputs)
+    files = publish.files_of(inputs)
     for line in notes_on(source, files):
         say(line)
     require_output_folder(data, "sharded", [options.onto])
@@ -101,19 +98,19 @@ def shard(
     def find() -> Manifest | None:
         if overwrite or not is_published(data):
             return None
-        files = resume.identity(inputs, resume.read_files(inputs))
-        finished = dataset.open_finished(data, files, recorded, described)
+        files = publish.identity(inputs, publish.read_files(inputs))
+        finished = publish.open_finished(data, files, recorded, described)
         say(f"{data}: up to date: built from this input with these options")
         return finished
 
     def make(job: Job) -> Manifest:
         nonlocal made
-        dataset.clear(data)
-        phases = Phases(absolute_path(phases_of(data)), resume.digest(inputs, recorded, described), job.build.claim)
+        publish.clear(data)
+        phases = Phases(absolute_path(phases_of(data)), publish.digest(inputs, recorded, described), job.build.claim)
         own = source, data, form, inputs, options, recorded, say, phases, overwrite, base, dense
         attempt = Attempt(job.build, job.runner, job.watch, *own)
         with _kept_for_later(phases, data, say):
-            manifest = dataset.move_to_data(job.build, _make(attempt, frozen))
+            manifest = publish.move_to_data(job.build, _make(attempt, frozen))
         made = True
         return manifest
 
@@ -226,26 +223,26 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     """Read, plan, shard and publish. Raises InputError, StorageError."""
     inputs, options, data, say = attempt.inputs, attempt.options, attempt.build.url, attempt.say
     base, phases = attempt.base, attempt.phases
-    with unchanged(resume.files_of(inputs)):
-        finished = None if attempt.anew else resume.find_finished(phases, inputs, attempt.data, say)
+    with unchanged(publish.files_of(inputs)):
+        finished = None if attempt.anew else publish.find_finished(phases, inputs, attempt.data, say)
         raw = _read(attempt) if finished is None else finished.raw
         filter_pairs = plans.stage_filters(inputs, raw, data)
     say(f"{attempt.source} ({inputs.format}): {_counted(inputs, raw)}")
     for table in ("train", f"{PAIRS}train", LABELS):
         if line := read.describe_first(raw, inputs, table):
             say(line)
-    dataset.check_rejects(inputs, raw, raw, options.max_reject_share)
+    publish.check_rejects(inputs, raw, raw, options.max_reject_share)
     if finished is None:
-        finished = Finished(resume.READ, raw, Summary())
-        resume.record_phase(phases, finished)
-    if finished.phase != resume.READ:
+        finished = Finished(publish.READ, raw, Summary())
+        publish.record_phase(phases, finished)
+    if finished.phase != publish.READ:
         frozen = finished.frozen
     elif base is None:
         frozen = _choose_tokenizer(attempt, raw, frozen)
     source = {"source": attempt.recorded["tokenizer"]}
-    tokenizer_manifest = dataset.write_tokenizer(data, frozen, source) if frozen else None
+    tokenizer_manifest = publish.write_tokenizer(data, frozen, source) if frozen else None
     before = (base.labels, len(base.views[LABELS])) if base else (0, 0)
-    files = {kind: attempt.files(kind) for kind in (resume.LABELS, resume.IDS, resume.ROWS, resume.REJECTS)}
+    files = {kind: attempt.files(kind) for kind in (publish.LABELS_DONE, publish.IDS, publish.ROWS, publish.REJECTS)}
     in_process = isinstance(attempt.runner, LocalRunner) and attempt.runner.in_process
     meter, threads = attempt.watch.meter, cores() if in_process else 1
     made = _open_dense(attempt, raw)
@@ -258,21 +255,21 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
         queries = [replace(plan, older=older_shards(base.views[plan.name])) for plan in queries]
     say(f"sharding into {', '.join(f'{plan.shards} shards of {plan.split}' for plan in queries)}")
     tables, steps = TablePlans(queries, labels), _steps(raw, queries, labels)
-    if finished.phase == resume.READ:
+    if finished.phase == publish.READ:
         small = base is None and _size_of_join(raw) < _WORTH_A_JOB
         where = replace(attempt, runner=LocalRunner()) if small and attempt.runner.far else attempt
         joined = where.run("join", steps[0], lambda flow: join_labels(flow, where, tables, raw))
-        finished = Finished(resume.JOINED, raw, joined, frozen)
-        resume.record_phase(phases, finished)
-    if finished.phase == resume.JOINED:
+        finished = Finished(publish.JOINED, raw, joined, frozen)
+        publish.record_phase(phases, finished)
+    if finished.phase == publish.JOINED:
         joined = finished.later
         tokenized = attempt.run("tokenize", steps[1], lambda flow: tokenize(flow, attempt, tables, raw, joined))
-        finished = Finished(resume.TOKENIZED, raw, Summary.sum_of([joined, tokenized]), frozen)
-        resume.record_phase(phases, finished)
+        finished = Finished(publish.TOKENIZED, raw, Summary.sum_of([joined, tokenized]), frozen)
+        publish.record_phase(phases, finished)
     later = finished.later
     written = attempt.run("write", steps[2], lambda flow: write(flow, attempt, tables, later))
     summary = Summary.sum_of([raw, later, written])
-    dataset.check_rejects(inputs, raw, summary, options.max_reject_share)
+    publish.check_rejects(inputs, raw, summary, options.max_reject_share)
     if base is not None:
         require_most_labels(base, summary)
     elif not summary.count("queries/train", "rows_out"):
@@ -282,20 +279,20 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     if options.same_key == "filter":
         own = sum(summary.count(plan.name, "filter_pairs_applied") for plan in queries)
         say(f"{own:,} queries have the key of a label, which is never their negative or prediction (--same-key filter)")
-    rejects = dataset.write_rejects(data, summary.rejected, attempt.files("sorted"))
+    rejects = publish.write_rejects(data, summary.rejected, attempt.files("sorted"))
     parameters = _parameters(attempt, summary, queries, filter_pairs, max(plan.dense for plan in (*queries, labels)))
     if base is not None:
         say(_changes(base, summary))
         if open_data(base.url)[0].digest != base.manifest.digest:
             raise InputError(f"{base.url}: another command has just rebuilt this data set. Run the command again.")
         return publish_version(data, base, summary, queries, labels, rejects, parameters)
-    return dataset.publish(data, summary, tokenizer_manifest, queries, labels, rejects, parameters)
+    return publish.publish(data, summary, tokenizer_manifest, queries, labels, rejects, parameters)
 
 
 def _read(attempt: Attempt) -> Summary:
     """Run the first flow, which writes rows as blocks to staging."""
     options, meter, same_key = attempt.options, attempt.watch.meter, attempt.options.same_key == "filter"
-    channels = attempt.exchange, attempt.files(resume.BLOCKS), attempt.files(resume.REJECTS)
+    channels = attempt.exchange, attempt.files(publish.BLOCKS), attempt.files(publish.REJECTS)
     reading = ReadPlan(
         attempt.form, attempt.inputs, options.text, *channels, options.seed, read.BLOCK_ROWS, same_key, meter
     )
@@ -324,15 +321,15 @@ def join_labels(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary) 
     if base is None:
         ordered = label_steps.order_labels(flow, labels, blocks)
     else:
-        ordered = changes.order_labels_onto(flow, labels, base, blocks)
-        kept = changes.STATES, changes.CHANGED
-        summaries += [store_packets(ordered[name], name, labels.files[resume.LABELS]) for name in kept]
+        ordered = versions.order_labels_onto(flow, labels, base, blocks)
+        kept = versions.STATES, versions.CHANGED
+        summaries += [store_packets(ordered[name], name, labels.files[publish.LABELS_DONE]) for name in kept]
     summaries.append(label_steps.keep_labels(ordered, labels))
     for table, groups in tables.groups(raw).items():
         if any(block.mentions for _, blocks in groups for block in blocks):
             named = flow.create(f"Blocks of {table}", groups)
             resolved = label_steps.resolve_labels(named, ordered, labels, attempt.options.seed)
-            summaries.append(store_packets(resolved, label_steps.ids_of_table(table), labels.files[resume.IDS]))
+            summaries.append(store_packets(resolved, label_steps.ids_of_table(table), labels.files[publish.IDS]))
     return flatten(summaries)
 
 
@@ -353,7 +350,7 @@ def tokenize(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary, joi
     summaries = [query_steps.assemble_queries(flow, plan, groups) for plan in tables.queries]
     if (base := attempt.base) and base.again == "merge":
         growing = [plan for plan in tables.queries if plan.older]
-        summaries += [changes.keep_labels_before(flow, plan, base, raw.blocks_of(plan.source)) for plan in growing]
+        summaries += [versions.keep_labels_before(flow, plan, base, raw.blocks_of(plan.source)) for plan in growing]
     return flatten(summaries)
 
 
@@ -365,15 +362,17 @@ def write(flow: Flow, attempt: Attempt, tables: TablePlans, assembled: Summary) 
     counts = written["train"][FREQUENCIES]
     for plan in tables.queries:
         if plan.older and base is not None:
-            left = changes.remove_replaced(written[plan.split][REPEATED_KEYS], plan, base, built, assembled.label_sizes)
+            left = versions.remove_replaced(
+                written[plan.split][REPEATED_KEYS], plan, base, built, assembled.label_sizes
+            )
             summaries.append(left[SUMMARY])
             if plan.split == "train":
                 counts += left[FREQUENCIES]
     if base is not None:
-        kept = {name: load_packets(flow, assembled, name) for name in (changes.STATES, changes.CHANGED)}
+        kept = {name: load_packets(flow, assembled, name) for name in (versions.STATES, versions.CHANGED)}
         older = counts.flat_map("Of labels before", _of_labels, labels.shards_before, False)
         patched = flow.join("Join what changes", {"counts": older, **kept})
-        summaries.append(patched.map("Patch labels", changes.patch_labels, base, built))
+        summaries.append(patched.map("Patch labels", versions.patch_labels, base, built))
         counts = counts.flat_map("Of new labels", _of_labels, labels.shards_before, True)
     return flatten([*summaries, label_steps.write_labels(counts, labels, assembled)])
 
@@ -398,10 +397,10 @@ def _steps(raw: Summary, queries: Sequence[QueriesPlan], labels: LabelsPlan) -> 
         round(raw.count_input(plan.source, "rows") * (min(plan.hash_range[1], 1.0) - plan.hash_range[0]))
         for plan in queries
     )
-    joining: dict[str, int | None] = dict.fromkeys((label_steps.ENCODE, label_steps.ORDER), labels.rows)
-    writing: dict[str, int | None] = dict.fromkeys((query_steps.ORDER, query_steps.WRITE), rows)
+    joining: dict[str, int | None] = dict.fromkeys((label_steps.ENCODE_LABELS, label_steps.ORDER_LABELS), labels.rows)
+    writing: dict[str, int | None] = dict.fromkeys((query_steps.ORDER_QUERIES, query_steps.WRITE_QUERIES), rows)
     joining |= dict.fromkeys((label_steps.SEND, label_steps.LOOK_UP))  # rows are distinct keys per block
-    return joining, {query_steps.ENCODE: rows}, {**writing, label_steps.WRITE: labels.rows}
+    return joining, {query_steps.ENCODE_QUERIES: rows}, {**writing, label_steps.WRITE_LABELS: labels.rows}
 
 
 def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | None) -> FrozenTokenizer | None:
@@ -468,7 +467,7 @@ def _parameters(
     return {
         **part,
         "format": inputs.format,
-        "input": resume.identity(inputs, summary.files),
+        "input": publish.identity(inputs, summary.files),
         "options": attempt.recorded,
         "propensity": {"a": options.propensity_a, "b": options.propensity_b} if has_propensity else None,
         "filters": filters,

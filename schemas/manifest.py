@@ -13,7 +13,7 @@ import pyarrow as pa
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_serializer, model_validator
 
-from schemas import checksums, storage
+from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import MANIFEST, RUN_FILE
 from schemas.storage import join, resolve
@@ -138,7 +138,7 @@ class Column(_Section):
 class Shard(_Section):
     """One immutable file: path relative to the manifest, rows, bytes, SHA-256.
 
-    `checksums` (schemas/checksums.py): CRC-32 of the end of the file and, in Parquet, of each column chunk; older
+    `checksums` (schemas/storage.py): CRC-32 of the end of the file and, in Parquet, of each column chunk; older
     tables have no checksums. `groups`: number of rows in each row group, if it differs from the table's
     `row_group_rows`. `view`: the file belongs to another table.
     """
@@ -169,7 +169,7 @@ class Shard(_Section):
     @classmethod
     def _unpacks(cls, text: str | None) -> str | None:
         if text is not None:
-            checksums.unpack(text)
+            storage.unpack(text)
         return text
 
 

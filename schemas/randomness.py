@@ -19,7 +19,7 @@ class Purpose(IntEnum):
     WINDOW = 3  # (epoch, stream, window)
     RANDOM_POOL = 4  # (epoch, step, RandomPoolStream)
     HARD_COLUMNS = 5  # (epoch, step)
-    # (epoch, step), and the number of the piece (trainer.heads.queries) if a batch is encoded in pieces.
+    # (epoch, step), and the number of the piece (trainer.heads) if a batch is encoded in pieces.
     FEATURE_DROPOUT = 6
     DROPOUT = 7
     MODEL_DROPOUT = 9  # without pieces (epoch, step, first row)

@@ -5,11 +5,13 @@ no function takes `*`, `?`, `[` or `]` for a pattern.
 """
 
 import asyncio
+import base64
 import contextlib
 import errno
 import functools
 import hashlib
 import io
+import json
 import os
 import posixpath
 import re
@@ -18,22 +20,32 @@ import stat
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, TypeVar
 from zlib import crc32
 
 import fsspec
+import numpy as np
 import tenacity
 from fsspec.core import url_to_fs
 from fsspec.exceptions import FSTimeoutError
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
 
-from schemas.errors import ExtremisError, InputError, MissingBucketError, MissingExtra, StorageError, TableError
-from schemas.forking import survive_forks
-from schemas.secrets import has_credentials, redact_known
-from schemas.waits import Wait
+from schemas.errors import (
+    ExtremisError,
+    InputError,
+    MissingBucketError,
+    MissingExtra,
+    RoomError,
+    StorageError,
+    TableError,
+    has_credentials,
+    redact_known,
+)
+from schemas.process import Wait, survive_forks
+from schemas.sizes import say_bytes
 
 ATTEMPTS = 5
 DEADLINE_SECONDS = 300.0  # no further attempt starts after this time
@@ -753,3 +765,101 @@ def _client_errors() -> tuple[Any, ...]:
     except ImportError:
         return ()
     return BotoCoreError, ClientError, asyncio.TimeoutError
+
+
+try:
+    from zlib_ng.zlib_ng import (
+        crc32,
+    )  # ten times as fast as zlib's CRC-32
+except ImportError:  # for machines where the package cannot be installed
+    from zlib import crc32
+
+__all__ = ["crc32", "pack", "unpack"]
+_TYPE = np.dtype("<u4")
+
+
+def pack(checksums: Iterable[int]) -> str:
+    """Encode checksums for a manifest."""
+    return base64.b64encode(np.fromiter(checksums, _TYPE).tobytes()).decode()
+
+
+def unpack(text: str) -> np.ndarray:
+    """Decode checksums uint32 [n], n >= 1. Raises ValueError for a text that `pack` did not produce."""
+    data = base64.b64decode(text, validate=True)
+    if not data or len(data) % _TYPE.itemsize:
+        raise ValueError(f"checksums of {len(data)} bytes, expected a multiple of {_TYPE.itemsize}")
+    return np.frombuffer(data, _TYPE)
+
+
+MAX_BYTES = 1 << 28  # size of the largest record that is parsed
+_FIELD = "crc32"  # checksum of the other fields
+
+
+def write_json(url: str, body: Mapping[str, Any], indent: int | None = None) -> None:
+    """Publish `body` at `url`. Raises StorageError."""
+    text = json.dumps({**body, _FIELD: _checksum(body)}, indent=indent, sort_keys=True)
+    write_bytes(url, text.encode())
+
+
+def read_json(url: str, remedy: str = "Remove the file, and rerun the command that made it.") -> dict[str, Any]:
+    """Read a JSON object; the file is read again if the checksum differs.
+
+    Raises FileNotFoundError, StorageError; TableError, with `remedy` at the end of the message, if the object is
+    damaged.
+    """
+    body = read_matching(lambda: parse_object(read_bytes(url)), _matches)
+    if body is None or not _matches(body):
+        fault = "not a JSON object" if body is None else "its content does not match its checksum"
+        raise TableError(f"{url}: damaged: {fault}. {remedy}")
+    del body[_FIELD]
+    return body
+
+
+def parse_object(data: bytes) -> dict[str, Any] | None:
+    """Return the JSON object in `data`; None if `data` contains no object, or more than MAX_BYTES."""
+    try:
+        body = json.loads(data) if len(data) <= MAX_BYTES else None
+    except (ValueError, RecursionError):
+        return None
+    return body if isinstance(body, dict) else None
+
+
+def _matches(body: dict[str, Any] | None) -> bool:
+    return body is not None and body.get(_FIELD) == _checksum(body)
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    rest = {name: value for name, value in body.items() if name != _FIELD}
+    return f"{crc32(json.dumps(rest, sort_keys=True).encode()):08x}"
+
+
+def require_room(url: str, needs: Mapping[str, int], remedy: str) -> None:
+    """Refuse to write more than fits into the free space at `url`; `needs`: lower bounds in bytes per kind of content.
+
+    Only local disks report their free space. Raises RoomError, with `remedy` at the end of the message.
+    """
+    free = free_bytes(url)
+    if free is None or sum(needs.values()) <= free:
+        return
+    parts = " and ".join(f"{say_bytes(size)} of {what}" for what, size in needs.items())
+    raise RoomError(f"{url}: the command writes at least {parts}, and {say_bytes(free)} are free. {remedy}")
+
+
+@contextlib.contextmanager
+def with_room(url: str, what: str, size: int, remedy: str) -> Iterator[None]:
+    """Check that there is space for the block to write about `size` bytes of `what` to a file at `url`.
+
+    The disk of `url` is checked, or of TMPDIR for uploads. Raises RoomError, with `remedy` at the end of the message:
+    before the block if space is missing, and inside the block if the disk becomes full.
+    """
+    place = url if is_local(url) else tempfile.gettempdir()
+    if place != url:
+        remedy = f"Set TMPDIR to a disk with more room. {remedy}"
+    require_room(place, {what: size}, remedy)
+    try:
+        yield
+    except StorageError as error:
+        if error.__cause__ is None or not is_full(error.__cause__):
+            raise
+        text = f"{place}: the disk is full: the command writes about {say_bytes(size)} of {what}. {remedy}"
+        raise RoomError(text) from error

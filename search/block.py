@@ -15,7 +15,7 @@ from typing import NamedTuple
 import faiss
 import numpy as np
 
-from schemas.forking import one_thread_in_children
+from schemas.process import one_thread_in_children
 from schemas.ragged import Ragged
 from search.candidates import best, pack, scores_of
 from search.nearest import CPU, DeviceVectors, iterate_float32, nearest

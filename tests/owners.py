@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from schemas.owners.claim import ClaimedError, claimed
+from schemas.owners import ClaimedError, claimed
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(
     [
-        *("extremis.cli", "pipelines.shard", "trainer.loop", "trainer.evaluation.evaluate", "trainer.export.export"),
+        *("extremis.cli", "pipelines.shard", "trainer.loop", "trainer.evaluation.evaluate", "scoring.export"),
         *("tests.forks", "tests.ranks", "pytest", "hypothesis", "pandas", "faiss"),
         *("torch.fx.experimental.symbolic_shapes", "torch._dynamo"),
     ]

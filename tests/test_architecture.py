@@ -25,7 +25,7 @@ MODULES = {
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 
-ENCODERS = {"pipelines.embed", "pipelines.models", "pipelines.teach"}  # they load models
+ENCODERS = {"pipelines.embed", "pipelines.models", "pipelines.mining.derived"}  # they load models
 BY_TEXT = {"import_module", "import_name", "__import__"}
 
 
@@ -99,7 +99,7 @@ def test_only_pipelines_know_beam_and_only_the_trainer_knows_torch() -> None:
 
 def test_one_place_maps_files() -> None:
     mapping = {name for name, path in MODULES.items() if "mmap" in imports_of(name) or "memmap(" in path.read_text()}
-    memory = {"trainer.rows.matrix", "trainer.stream.processes"}  # these map memory
+    memory = {"trainer.rows.matrix", "trainer.stream.dataset"}  # these map memory
     assert mapping == {"schemas.mapped", *memory}, "map files by schemas.mapped"
 
 
@@ -149,14 +149,14 @@ def test_a_cycle_is_seen() -> None:
 
 def test_one_place_waits_for_others() -> None:
     """A loop that sleeps elsewhere is a thread's rhythm, or a pause that was said."""
-    rhythms = {"schemas.owners.claim", "pipelines.common.progress", "extremis.spinner", "extremis.miner"}
+    rhythms = {"schemas.owners", "pipelines.progress", "extremis.spinner", "extremis.supervisor"}
     sleeping = set()
     for module in MODULES:
         loops = [node for node in ast.walk(tree_of(module)) if isinstance(node, ast.While | ast.For)]
         calls = [call.func for loop in loops for call in ast.walk(loop) if isinstance(call, ast.Call)]
         if any(isinstance(call, ast.Attribute) and call.attr in ("sleep", "wait") for call in calls):
             sleeping.add(module)
-    assert sleeping == {"schemas.waits", *rhythms}
+    assert sleeping == {"schemas.process", *rhythms}
 
 
 def test_nobody_asks_which_head_encoder_loss_or_source_there_is() -> None:
@@ -198,7 +198,7 @@ HEAVY = ("torch", "transformers", "apache_beam", "faiss")
         ("pipelines.mine", ("torch", "transformers", "trainer", "extremis")),
         ("trainer.loop, trainer.evaluation.evaluate", ("apache_beam", "faiss", "pipelines", "extremis")),
         ("extremis.cli", HEAVY),
-        ("extremis.model, extremis.predicting", ("torch", "transformers", "apache_beam", "numba", "scipy")),
+        ("scoring.predict", ("torch", "transformers", "apache_beam", "numba", "scipy")),
     ],
 )
 def test_a_process_loads_only_its_side(modules: str, absent: tuple[str, ...]) -> None:

@@ -11,21 +11,20 @@ import torch
 
 from pipelines.mine import MineOptions, mine
 from pipelines.mining.audit import Profile
-from pipelines.mining.steps import load_block
+from pipelines.mining.search import load_block
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged
 from schemas.table import Table
-from search.factory import Factory
-from search.index import SearchParams, load_index, set_params
+from scoring import memory
+from scoring.memory import NEIGHBOURS
+from scoring.vectors import Vectors, write_indexes
+from search.index import Factory, SearchParams, load_index, set_params
 from tests.builders import batch_of
 from tests.command import TINY, call
 from tests.pipelines.mining.world import World, plan_of
-from trainer.evaluation import memory
-from trainer.evaluation.votes import NEIGHBOURS
-from trainer.export.vectors import Vectors, write_indexes
 from trainer.group import ALONE
-from trainer.heads.classifier import Classifier
+from trainer.heads import Classifier
 from trainer.methods.sections import Classifier as ClassifierSection
 from trainer.negatives import indexes
 from trainer.negatives.base import SourceContext

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 import extremis
+from scoring.exported import make_current
 from tests.browser import browser, console_messages, requests
 from tests.command import ROOT, environment
-from trainer.export.exported import make_current
 
 pytest.importorskip("fastapi_offline", reason="the service needs the extra `http`")
 PATH = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scoring.tuples import TupleStream
 from tests.command import ROOT
 from tests.trainer.tuples.world import build
-from trainer.tuples.stream import TupleStream
 
 QUIET: dict[str, dict[str, Any]] = {
     "tuples_own_loop": {},

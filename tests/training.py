@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from trainer.config.merging import merge
-from trainer.loop import Trainer
+from trainer.loop import EpochReport, Trainer
 from trainer.methods.recipe import Recipe
-from trainer.progress import EpochReport
 
 
 class Killed(Exception):

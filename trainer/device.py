@@ -1,12 +1,16 @@
-"""The device of a run, settings of torch and of the process, and random number generators."""
+"""The device of a run, and the transfer of anything to it."""
 
 import contextlib
 import ctypes
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 
 from schemas.errors import InputError
 from schemas.randomness import Purpose, torch_seed
@@ -104,3 +108,184 @@ def denormals_flushed() -> Iterator[None]:
 def torch_generator(seed: int, purpose: Purpose, *counters: int) -> torch.Generator:
     """Return a torch CPU generator for up to three `counters`, with the same keys as `schemas.randomness.generator`."""
     return torch.Generator().manual_seed(torch_seed(seed, purpose, *counters))
+
+
+T = TypeVar("T")
+_ALIGNED = 64  # bytes
+_to_device: dict[torch.device, torch.cuda.Stream] = {}
+_from_device: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def as_tensor(array: np.ndarray | torch.Tensor) -> torch.Tensor:
+    """Return a tensor that shares the array's memory, or a copy if the memory is read-only (unsupported in torch)."""
+    if isinstance(array, torch.Tensor):
+        return array
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+class PackedArray(NamedTuple):
+    """Location of an array in a packed batch: its first byte, dtype and shape."""
+
+    start: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def map_arrays(value: T, change: Callable[[Any], Any], kinds: tuple[type, ...] = (np.ndarray, torch.Tensor)) -> T:
+    """Apply `change` to all parts of `value` with a type in `kinds`, in dataclasses and named tuples at any depth."""
+    if isinstance(value, kinds):
+        return change(value)  # type: ignore[no-any-return]
+    if isinstance(value, tuple):
+        parts = (map_arrays(part, change, kinds) for part in value)
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)  # type: ignore[return-value]
+    if is_dataclass(value) and not isinstance(value, type):
+        changed = {field.name: map_arrays(getattr(value, field.name), change, kinds) for field in fields(value)}
+        return type(value)(**changed)  # type: ignore[return-value]
+    return value
+
+
+def pack(value: T, pinned: bool = False) -> tuple[T, torch.Tensor] | None:
+    """Return `value` with a `PackedArray` instead of each NumPy array, and the uint8 tensor that contains the arrays.
+
+    Return None if there are no arrays, or if there is not enough shared memory.
+
+    In a DataLoader worker the tensor is in shared memory, so another process gets the arrays without a copy. With
+    `pinned`, the tensor is in page-locked memory, which a device can read directly.
+    """
+    arrays: list[np.ndarray] = []
+    places: list[PackedArray] = []
+    end = 0
+
+    def place(array: np.ndarray) -> PackedArray:
+        nonlocal end
+        arrays.append(array)
+        places.append(PackedArray(end, array.dtype.str, array.shape))
+        end += -(-array.nbytes // _ALIGNED) * _ALIGNED
+        return places[-1]
+
+    skeleton = map_arrays(value, place, (np.ndarray,))
+    if not arrays:
+        return None
+    if get_worker_info() is None:
+        buffer = torch.empty(end, dtype=torch.uint8, pin_memory=pinned)
+    else:
+        try:
+            storage = torch.UntypedStorage._new_shared(max(end, 1), device="cpu")
+        except RuntimeError:  # /dev/shm is full, or cannot be written
+            return None
+        buffer = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+    memory = buffer.numpy()
+    for position, array in zip(places, arrays, strict=True):
+        _array_at(memory, position)[...] = array
+    return skeleton, buffer
+
+
+def unpack(skeleton: T, buffer: torch.Tensor) -> T:
+    """Undo `pack`; the arrays are views of `buffer`."""
+    memory = buffer.numpy()
+    return map_arrays(skeleton, lambda position: _array_at(memory, position), (PackedArray,))
+
+
+def send(value: Any, device: torch.device) -> Any:
+    """Return `value` with tensors on `device` in place of all arrays; on a CPU, tensors share memory with the arrays.
+
+    For another device, one copy moves the arrays from pinned memory, on a separate stream, while the device works on
+    earlier input; tensors that are already on the device stay there. 64-bit and 32-bit arrays are treated alike;
+    unsigned arrays are not allowed.
+    """
+    if device == CPU:
+        return map_arrays(value, as_tensor)
+    arrays = map_arrays(value, lambda tensor: tensor if tensor.device == device else tensor.numpy(), (torch.Tensor,))
+    packed = pack(arrays, device.type == "cuda")
+    if packed is None:
+        return value
+    skeleton, buffer = packed
+    moved = send_tensor(buffer, device)
+    return map_arrays(skeleton, lambda place: _tensor_at(moved, place), (PackedArray,))
+
+
+class AsyncCopy:
+    """A copy of a tensor to the CPU, on a separate stream: `take` waits for the copy, but no step waits for it.
+
+    The tensor must not change before the copy is complete, unless the caller of `take` can handle a change.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        device = tensor.device
+        if device.type != "cuda":
+            self._copy = tensor.cpu()
+            return
+        self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        stream = _stream_of(device, _from_device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            self._copy.copy_(tensor, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+        tensor.record_stream(stream)
+
+    def wait(self) -> torch.Tensor:
+        """Wait, and return the values as a tensor."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._copy
+
+    def take(self) -> np.ndarray:
+        """Wait, and return the values as an array."""
+        return self.wait().numpy()
+
+
+def copy_before_change(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Copy a tensor to the CPU; return a function that waits for the copy and returns it. Later GPU work also waits."""
+    if tensor.device.type != "cuda":
+        copied = tensor.to("cpu", copy=True)
+        return lambda: copied
+    late = AsyncCopy(tensor)
+    torch.cuda.current_stream(tensor.device).wait_stream(_stream_of(tensor.device, _from_device))
+    return late.wait
+
+
+def send_tensor(buffer: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return `buffer` (pinned memory for a GPU) on `device`; the copy runs in parallel with other work."""
+    if device.type != "cuda":
+        return buffer.to(device)
+    with on_copy_stream(device) as hand_over:
+        # The memory of the copy is reused when both streams have finished with it.
+        return hand_over(buffer.to(device, non_blocking=True))
+
+
+@contextlib.contextmanager
+def on_copy_stream(device: torch.device) -> Iterator[Callable[[T], T]]:
+    """Run the block's work on the stream for incoming arrays, in parallel with the device's current work.
+
+    The block gets a function that hands tensors over to the current stream, so that later work waits for the tensors.
+    This has no effect without a GPU.
+    """
+    if device.type != "cuda":
+        yield lambda value: value
+        return
+    at_work, stream = torch.cuda.current_stream(device), _stream_of(device, _to_device)
+
+    def hand_over(value: T) -> T:
+        at_work.wait_stream(stream)
+        return map_arrays(value, lambda tensor: (tensor.record_stream(at_work), tensor)[1], (torch.Tensor,))
+
+    with torch.cuda.stream(stream):
+        yield hand_over
+
+
+def _stream_of(device: torch.device, streams: "dict[torch.device, torch.cuda.Stream]") -> "torch.cuda.Stream":
+    if device not in streams:
+        streams[device] = torch.cuda.Stream(device)
+    return streams[device]
+
+
+def _array_at(memory: np.ndarray, place: PackedArray) -> np.ndarray:
+    return np.ndarray(place.shape, place.dtype, memory.data, place.start)
+
+
+def _tensor_at(moved: torch.Tensor, place: PackedArray) -> torch.Tensor:
+    dtype = torch.from_numpy(np.empty(0, place.dtype)).dtype
+    stop = place.start + int(np.prod(place.shape)) * dtype.itemsize
+    return moved[place.start : stop].view(dtype).view(place.shape)

@@ -1,19 +1,47 @@
-"""Ranks of a training run, and messages between ranks: a thin layer over torch.distributed, unused for one rank."""
+"""Ranks."""
 
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from schemas.errors import ExtremisError, InputError
-from schemas.waits import Wait, waiting
-from trainer.stream.processes import Ranks, ranks_of_environment
+from schemas.process import Wait, waiting
+
+
+class Ranks(NamedTuple):
+    """`rank` in [0, `ranks`)."""
+
+    rank: int
+    ranks: int
+
+
+def ranks_of_environment(environment: Mapping[str, str] | None = None) -> Ranks:
+    """Return RANK and WORLD_SIZE from the environment, as set by `torchrun` and other launchers; default (0, 1).
+
+    Raises InputError if only one variable is set, or if a value is impossible.
+    """
+    variables = os.environ if environment is None else environment
+    rank, ranks = variables.get("RANK"), variables.get("WORLD_SIZE")
+    if rank is None and ranks is None:
+        return Ranks(0, 1)
+    try:
+        position = Ranks(int(rank or ""), int(ranks or ""))
+    except ValueError:
+        position = Ranks(-1, 0)
+    if not 0 <= position.rank < position.ranks:
+        raise InputError(
+            f"RANK = {rank!r}, WORLD_SIZE = {ranks!r} in the environment: expected both, with 0 <= RANK < WORLD_SIZE. "
+            "Launch with torchrun, which sets them, or unset both."
+        )
+    return position
+
 
 T = TypeVar("T")
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from schemas.arrow import DENSE
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged, SparseRows
 from schemas.shard_files.parquet import list_column, matrix_column
 from schemas.table import Table
-from schemas.text_model import DENSE
 from trainer.input_kinds import InputKind, InputName, input_names
 
 _COLUMNS: Mapping[InputName, tuple[str, ...]] = {

@@ -13,36 +13,40 @@ import torch
 from schemas.errors import InputError
 from schemas.layout import LABEL_TEXTS, DataLayout, RunLayout
 from schemas.manifest import Manifest, code_version
-from schemas.owners.claim import Claim
-from schemas.sizes import require_room
+from schemas.owners import Claim
+from schemas.process import Say
+from schemas.storage import require_room
 from schemas.table import Table
-from schemas.version import Version
-from schemas.waits import Say
-from trainer.checkpoints.writer import CheckpointWriter
+from schemas.versions import Version
+from trainer.checkpoints import CheckpointWriter
 from trainer.config.merging import flatten
 from trainer.device import CPU, describe_device, keep_freed_memory, open_device
-from trainer.evaluation.split import label_statistics, positive_weights, retired_labels
-from trainer.evaluation.validator import Validator
-from trainer.footprint import encoder_bytes, label_bytes, require_memory, require_scratch
+from trainer.evaluation.evaluate import Validator, label_statistics, positive_weights, retired_labels
 from trainer.group import SILENCE_SECONDS, Group, label_range
-from trainer.heads.classifier import merges_on
-from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch
-from trainer.initialisation import initialise_from_run, initialise_from_texts, load_encoder_of_run
-from trainer.label_ranges import label_bounds
+from trainer.heads import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch, merges_on
 from trainer.methods.rae import Rae
 from trainer.methods.recipe import ClassifierRecipe, Recipe
-from trainer.model import DataSizes, Model, find_earlier, open_texts
+from trainer.model import (
+    DataSizes,
+    Model,
+    find_earlier,
+    initialise_from_run,
+    initialise_from_texts,
+    load_encoder_of_run,
+    open_texts,
+)
 from trainer.negatives.base import NegativeSource, NegativeSources, SourceContext
 from trainer.negatives.planner import Planner
 from trainer.refresh.dump import DumpWriter
 from trainer.refresh.neighbours import Neighbours
 from trainer.settings.data_statistics import describe_textless_labels
+from trainer.sizes import encoder_bytes, label_bounds, label_bytes, require_memory, require_scratch
 from trainer.step import Clock, GlobalBatches, StepContext, plan_for_device
 from trainer.stream import Batch, JoinedStream, ReadOptions, Source, by_shares, open_sources
 from trainer.stream.batch import Candidates
 from trainer.stream.sources import Replay, select_window
 from trainer.threads import set_threads
-from trainer.tracking.tracker import NoTracker, Tracker
+from trainer.tracking import NoTracker, Tracker
 
 # Options that may change when a run is resumed, because they do not change the training itself.
 _RESUMABLE_OPTIONS = {"name", "classifier.storage", "train.device", "logging.wandb", "logging.mlflow"}

@@ -16,16 +16,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from trainer.device import send
 from trainer.group import ALONE, Group
-from trainer.heads.base import BeforeChange, HeadStep
-from trainer.heads.queries import QueryEmbeddings
+from trainer.heads import BeforeChange, HeadStep, QueryEmbeddings
 from trainer.model import Model
 from trainer.negatives.base import NegativeSources, Sampled
 from trainer.negatives.planner import GlobalBatch, Planner
 from trainer.refresh.neighbours import Neighbours
 from trainer.stream import Batch, JoinedStream
 from trainer.stream.batch import Candidates
-from trainer.stream.transfer import send
 
 _BATCHES_AHEAD = 1  # number of batches that are gathered in addition to the batches that threads plan
 # A hook gets the global batch, x [B, D] and the sampled negatives of the batch, before any parameter changes.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from schemas.forking import one_thread_in_children
+from schemas.process import one_thread_in_children
 
 RANGES = 8  # parts of one loop: a fixed number, so that sums of parts do not depend on the number of threads
 _MIN_ROWS = 2048  # rows below which a second thread does not pay off

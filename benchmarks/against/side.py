@@ -155,7 +155,7 @@ def step(folder: str, write: bool) -> Figures:
     """Measure the classifier's part of a step, with the candidates of `planning`."""
     import torch
 
-    classifier = _of("trainer.heads.classifier:Classifier", "trainer.classifier:Classifier")
+    classifier = _of("trainer.heads:Classifier", "trainer.classifier:Classifier")
     config = _of("trainer.methods.sections:Classifier", "trainer.config:Classifier")
     figures = {}
     for name in ("131K", "1.3M"):

@@ -10,7 +10,7 @@ import torch
 from schemas.layout import DataLayout, RunLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
-from trainer.evaluation.split import open_split
+from trainer.evaluation.evaluate import open_split
 from trainer.methods.recipe import Recipe
 from trainer.model import load_model
 from trainer.negatives.lsh import HashedNegatives

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from schemas.layout import DataLayout, RunLayout
-from trainer.checkpoints.checkpoint import best_step
+from scoring.fitting import open_fused, scores_of
+from trainer.checkpoints import best_step
 from trainer.evaluation.evaluate import SplitScorer
-from trainer.evaluation.fusion_files import open_fused, scores_of
 from trainer.evaluation.metrics import Contributions, bootstrap, value
 from trainer.evaluation.ranking import Ranking
 from trainer.model import load_model

@@ -6,7 +6,7 @@ import torch
 from schemas.layout import DataLayout, RunLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
-from trainer.checkpoints.checkpoint import latest_checkpoint
+from trainer.checkpoints import latest_checkpoint
 from trainer.model import load_encoder
 from trainer.stream import open_queries
 

@@ -11,11 +11,11 @@ import torch
 
 from benchmarks.common.joined_tables import LABELS, JoinedTables
 from schemas.ragged import Ragged
+from trainer.device import as_tensor
 from trainer.inputs import Inputs
 from trainer.methods.astra import Negatives
 from trainer.negatives.planner import Planner
 from trainer.stream import Batch
-from trainer.stream.transfer import as_tensor
 
 SIZE = 512
 POOL = 2_000

@@ -12,7 +12,7 @@ from benchmarks.gpu.bench import Bench, Measurement
 from benchmarks.gpu.classifier_step import SIZES
 from benchmarks.gpu.models import BAG, open_model, open_steps
 from schemas.layout import RunLayout
-from trainer.checkpoints.writer import CheckpointContents, CheckpointWriter
+from trainer.checkpoints import CheckpointContents, CheckpointWriter
 from trainer.stream.batch import Candidates
 
 STEPS = 20

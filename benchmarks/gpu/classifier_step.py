@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.gpu.bench import Bench, Measurement
 from benchmarks.gpu.random_queries import plan, random_batch
-from trainer.heads.classifier import Classifier
+from trainer.heads import Classifier
 from trainer.methods.sections import Classifier as Config
 from trainer.step import plan_for_device
 from trainer.stream import Batch

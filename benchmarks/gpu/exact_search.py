@@ -9,7 +9,7 @@ import torch
 from benchmarks.gpu.bench import Bench, Measurement
 from benchmarks.gpu.classifier_step import SIZES
 from search.nearest import DeviceVectors
-from trainer.evaluation.search import top_k
+from trainer.evaluation.ranking import top_k
 
 D, QUERIES, AUDITED, K = 64, 4096, 16, 100
 

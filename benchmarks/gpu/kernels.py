@@ -16,11 +16,10 @@ from benchmarks.gpu.bench import Bench, Measurement, SkippedError, require
 from schemas import PAD
 from tests.builders import batch_of
 from tests.trainer.rows.kernel_cases import CASES, LABELS, LR, SCALE, Case
-from trainer.device import CPU
-from trainer.negatives.candidates import own_pool
+from trainer.device import CPU, send
+from trainer.negatives.planner import own_pool
 from trainer.rows import torch_kernels
 from trainer.rows.torch_kernels import DevicePairs, order_pairs
-from trainer.stream.transfer import send
 
 REPEATS = 50
 FAR = 2**31  # elements before the rows, too many for 32 bits

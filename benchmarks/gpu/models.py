@@ -9,8 +9,7 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.classifier_step import BATCHES, plan_ahead
 from benchmarks.gpu.random_queries import HARD, RANDOM, random_batch
 from trainer.group import ALONE
-from trainer.heads.classifier import merges_on
-from trainer.heads.queries import WholeBatch
+from trainer.heads import WholeBatch, merges_on
 from trainer.methods.recipe import Recipe
 from trainer.model import Model
 from trainer.negatives.planner import Planner

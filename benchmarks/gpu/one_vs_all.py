@@ -12,7 +12,7 @@ from torch.nn.functional import softplus
 from benchmarks.gpu.bench import Bench, Measurement
 from benchmarks.gpu.classifier_step import SIZES, Shape, open_classifier
 from benchmarks.gpu.random_queries import HARD, POSITIVES, RANDOM, random_batch
-from trainer.negatives.candidates import range_candidates
+from trainer.negatives.planner import range_candidates
 
 B, CHUNK = 512, 1 << 16
 OURS = {"131K D=64": (SIZES["131K"], 64), "1.3M D=64": (SIZES["1.3M"], 64), "3M D=768": (3_000_000, 768)}

@@ -6,8 +6,8 @@ import torch
 from schemas.ragged import Ragged
 from trainer.device import CPU
 from trainer.inputs import Inputs
-from trainer.negatives.candidates import own_pool, shared_pool, unmerged_candidates
 from trainer.negatives.draws import RandomPool
+from trainer.negatives.planner import own_pool, shared_pool, unmerged_candidates
 from trainer.stream import Batch
 from trainer.stream.batch import Candidates
 

@@ -11,8 +11,7 @@ from benchmarks.gpu.bench import Bench, Measurement
 from benchmarks.gpu.random_queries import random_batch
 from trainer.device import CPU
 from trainer.group import ALONE
-from trainer.heads.classifier import merges_on
-from trainer.heads.queries import WholeBatch
+from trainer.heads import WholeBatch, merges_on
 from trainer.methods.recipe import Recipe
 from trainer.model import Model
 from trainer.negatives.planner import Planner

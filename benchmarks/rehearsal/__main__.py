@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.rehearsal.rehearse import Rehearsal, parse_speed, rehearse, show
+from extremis import planning as planning
 from extremis.cli import cli
 from extremis.commands.shared import with_settings
 from extremis.console import say
-from extremis.planning import plan as planning
 from schemas.errors import ExtremisError
 from schemas.sizes import parse_bytes
 from trainer.config.load import load_recipe

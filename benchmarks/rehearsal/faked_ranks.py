@@ -14,8 +14,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainer.group import Group, _Joined
-from trainer.stream.processes import Ranks
+from trainer.group import Group, Ranks, _Joined
 
 T = TypeVar("T")
 _BACKEND = "extremis_faked"

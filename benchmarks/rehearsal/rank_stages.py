@@ -17,11 +17,10 @@ from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Shard, publish
-from schemas.owners.claim import Unclaimed
-from schemas.processes import peak_bytes
+from schemas.owners import Unclaimed
+from schemas.process import peak_bytes, waiting
 from schemas.table import Table
-from schemas.waits import waiting
-from trainer.checkpoints.checkpoint import latest_checkpoint
+from trainer.checkpoints import latest_checkpoint
 from trainer.config.load import dump_config
 from trainer.device import open_device
 from trainer.group import ALONE, Group

@@ -16,9 +16,10 @@ from typing import Any
 
 from benchmarks.rehearsal.stage import Sizes, Stage, Task, removed_if_killed, run_in_process
 from extremis.console import results, table
-from extremis.planning.estimate import Estimate, Workload, estimate, saved_bytes
+from extremis.planning import Estimate, Workload, estimate, saved_bytes
 from schemas.errors import InputError
-from schemas.sizes import require_room, say_bytes
+from schemas.sizes import say_bytes
+from schemas.storage import require_room
 
 _DUMP_BYTES_PER_MINUTE = 500 << 20  # bytes of embeddings to dump per minute
 _COMPARED_SIZES = ("memory", "storage", "network")
@@ -98,7 +99,7 @@ def rehearse(work: Rehearsal, say: Callable[[str], None]) -> dict[str, Any]:
 
 def _require_possible(work: Rehearsal, dump_share: float) -> None:
     """Raise InputError for workloads that cannot be rehearsed on this machine."""
-    from trainer.footprint import free_memory
+    from trainer.sizes import free_memory
 
     workload, recipe = work.workload, work.workload.recipe
     if work.rank >= workload.ranks:

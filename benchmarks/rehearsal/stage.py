@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.errors import ExtremisError
-from schemas.processes import end_with_parent
+from schemas.process import end_with_parent
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from pipelines.options import MineOptions, ShardOptions, default_row_group_rows
 from pipelines.shard import shard as shard_input
 from schemas import arrow
 from schemas.layout import MINING_COST, DataLayout, RunLayout
-from schemas.processes import peak_bytes
+from schemas.process import peak_bytes
 from schemas.table import Table
-from search.factory import Factory
+from search.index import Factory
 
 _SECONDS_PER_ROW, _SECONDS_PER_PRODUCT = 60e-6, 14e-12  # to size samples; no result depends on these figures
 _ONE_WORKER = ("--direct_num_workers=1", "--direct_running_mode=in_memory")

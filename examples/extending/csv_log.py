@@ -3,7 +3,7 @@
 import csv
 from collections.abc import Mapping
 
-from trainer.tracking.watchers import RunFacts, Watcher
+from trainer.tracking import RunFacts, Watcher
 
 
 class CsvLog(Watcher):

@@ -9,9 +9,8 @@ from itertools import islice
 import orjson
 import pyarrow as pa
 
-from pipelines.formats import keyed, lines
-from pipelines.formats.base import LABELS, SPLITS, Inputs, Part
-from pipelines.formats.names import one_of
+from pipelines.formats import base, keyed
+from pipelines.formats.base import LABELS, SPLITS, Inputs, Part, one_of
 from schemas import storage
 
 
@@ -37,4 +36,4 @@ class CsvTable(keyed.Keyed):
             table = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", "replace", newline=""), restkey="", restval="")
             rows = enumerate({**row, "labels": row.get("labels", "").split(";")} for row in table)
             while block := [orjson.dumps({"key": f"{part.table}-{n}", **row}) for n, row in islice(rows, block_rows)]:
-                yield pa.record_batch([pa.array(block, pa.large_binary())], schema=lines.SCHEMA)
+                yield pa.record_batch([pa.array(block, pa.large_binary())], schema=base.SCHEMA)

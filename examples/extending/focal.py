@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch.nn.functional import softplus
 
-from trainer.losses.base import Loss, LossParts, Scores
+from trainer.losses import Loss, LossParts, Scores
 from trainer.methods.kinds import LossSection
 
 

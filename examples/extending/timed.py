@@ -4,8 +4,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from pipelines.common.progress import Progress, Watch
 from pipelines.flow import MAIN, Elements, Flow, Output, by_tag, group_by_key
+from pipelines.progress import Progress, Watch
 
 
 class TimedRunner:

@@ -17,7 +17,7 @@ def vectors(export: Place, out: Place, *, progress: Progress = True) -> dict[str
     import pyarrow.parquet as pq
 
     from schemas import storage
-    from trainer.export.exported import Exported
+    from scoring.exported import Exported
 
     exported = Exported.open(fspath(export), exact=True)
     keys, rows = exported.label_table(("key",))["key"].combine_chunks(), exported.serving.vectors

@@ -39,7 +39,7 @@ def demo(
     from pipelines.options import ShardOptions
     from pipelines.shard import shard
     from schemas import storage
-    from schemas.owners.outputs import require_output_folder
+    from schemas.owners import require_output_folder
     from schemas.storage import join
     from trainer.config.load import load_recipe
 
@@ -68,7 +68,7 @@ def demo(
 
 
 def _train(data: str, run: str, recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
-    from extremis.auto.run_auto import run_auto
+    from extremis.auto import run_auto
     from extremis.supervisor import train
     from trainer.settings.resolve import resolve
 

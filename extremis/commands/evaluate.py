@@ -63,8 +63,8 @@ def evaluate(
     """
     from extremis.evaluation import EvaluateOptions
     from extremis.evaluation import evaluate as evaluate_run
-    from extremis.ranks import joined_ranks
-    from trainer.evaluation.calibration import describe_calibration
+    from extremis.supervisor import joined_ranks
+    from scoring.calibration import describe_calibration
 
     data, run = fspath(data), fspath(run)
     options = EvaluateOptions(

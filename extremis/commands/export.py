@@ -57,13 +57,13 @@ def export(
       extremis export data/ runs/1 exported/
       extremis export data/2 runs/2 exports/2 --onto exports/1 --current
     """
-    from trainer.export.exported import export_name, make_current
+    from scoring.exported import export_name, make_current
 
     data, run, out = fspath(data), fspath(run), fspath(out)
     if current:
         export_name(out)
-    from trainer.evaluation.calibration import describe_calibration
-    from trainer.export import export as exporting
+    from scoring import export as exporting
+    from scoring.calibration import describe_calibration
 
     options = exporting.ExportOptions(
         step=step,

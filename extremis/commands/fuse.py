@@ -48,7 +48,7 @@ def fuse(
       extremis evaluate data/ runs/1
       extremis export data/ runs/1 exported/
     """
-    from trainer.evaluation import fitting
+    from scoring import fitting
 
     data, run = fspath(data), fspath(run)
     fit_options = fitting.FitOptions(split, step, shortlist, queries, device)

@@ -35,7 +35,7 @@ def inspect(
       extremis inspect runs/1/negatives/epoch-0005/queries
       extremis inspect data/ --run runs/1 --key N00012
     """
-    from extremis.inspecting.inspect import inspect_url
+    from extremis.inspecting import inspect_url
 
     run_url = None if run is None else fspath(run)
     return inspect_url(fspath(url), verify=verify, rows=rows, key=key, split=split, run=run_url)

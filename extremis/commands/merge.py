@@ -37,7 +37,7 @@ def merge(
       extremis merge data/ negatives/ours/queries negatives/both --others negatives/bm25
     """
     options, out = build_options(MergeOptions, locals()), fspath(out)
-    from pipelines import merge as merging
+    from pipelines.mining import derived as merging
 
     tables = [fspath(each) for each in (table, *others)]
     manifest = merging.merge(fspath(data), tables, out, options, beam_options, say)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from extremis.command import Progress, build_options, command, format_argument
 from extremis.commands.shared import BeamOptions, Device, Fields, NotNegative, Size, StartTimeout, Url
 from extremis.console import say, say_without_bars
-from extremis.miner import end_with_trainer, require_watchable
+from extremis.supervisor import end_with_trainer, require_watchable
 from pipelines.options import ArrayOptions, MineOptions, SameKey
 from schemas.errors import InputError, StorageError
 
@@ -92,7 +92,7 @@ def mine(
     arguments = {**locals(), "fields": fields and format_argument(fields)}
     with _as_files(data, run) as (data, run):
         if of_vectors := _has_vectors([data, run], arguments):
-            from pipelines.arrays.mine import mine_arrays
+            from pipelines.arrays import mine_arrays
 
             options: MineOptions = (array_options := build_options(ArrayOptions, arguments))
             manifests = mine_arrays(data, run, array_options, beam_options, say)
@@ -133,7 +133,7 @@ def _has_vectors(places: list[str], arguments: dict[str, Any]) -> bool:
 
     Raises InputError for options that need a dump.
     """
-    from pipelines.arrays.files import urls_of
+    from pipelines.arrays import urls_of
 
     has_vectors = any(arguments[name] for name in _ARRAY_OPTIONS)
     with contextlib.suppress(StorageError):  # --watch waits for storage

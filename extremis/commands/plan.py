@@ -75,7 +75,7 @@ def plan(
       extremis plan --queries 370e6 --labels 120e6 --tokens 10 --engine flink --workers 64
     """
     options = locals()
-    from extremis.planning import plan as planning
+    from extremis import planning as planning
     from trainer.config.load import load_recipe
 
     recipe, data = fspath(recipe), None if data is None else fspath(data)

@@ -85,13 +85,20 @@ def predict(
         raise InputError(f"expected {expected} after EXPORT, got {' '.join(map(str, [*inputs, out]))}.")
     if out == "-" and current_output().results == "stderr":
         raise InputError("OUT - and --json both write to standard output. Give only one of the two.")
-    from extremis.model import Labels, leave_out, open_export, text_fields
-    from extremis.objects import input_url
-    from extremis.predicting import rows_of_split, rows_of_texts, write_predictions
-    from pipelines.formats.names import parse_fields
-    from pipelines.formats.texts import Texts
-    from schemas.owners.outputs import require_output_file
-    from trainer.export.exported import resolve_export
+    from pipelines.formats.base import parse_fields
+    from pipelines.formats.keyed import Texts
+    from schemas.owners import require_output_file
+    from scoring.exported import resolve_export
+    from scoring.objects import input_url
+    from scoring.predict import (
+        Labels,
+        leave_out,
+        open_export,
+        rows_of_split,
+        rows_of_texts,
+        text_fields,
+        write_predictions,
+    )
 
     named = None if fields is None else parse_fields(format_argument(fields))
     data = None if data is None else fspath(data)

@@ -60,7 +60,7 @@ def _show(recipe: str, overrides: tuple[str, ...], out: str | None) -> dict[str,
     import tomli_w
 
     from schemas import storage
-    from schemas.owners.outputs import require_output_file
+    from schemas.owners import require_output_file
     from trainer.config.load import read_recipe
 
     keys = read_recipe(recipe, overrides)

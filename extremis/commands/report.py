@@ -31,7 +31,7 @@ def report(
       extremis report data/ runs/1
       extremis report data/ runs/1 runs/2 --out compared.html
     """
-    from extremis.reporting.build import build
+    from extremis.reporting.page import build
 
     body = build([fspath(url) for url in urls], None if out is None else fspath(out), say, queries, predictions)
     say(f"{body['out']}: {body['bytes']:,} bytes in {body['seconds']} s; open it in a browser")

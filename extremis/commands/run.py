@@ -8,7 +8,7 @@ from extremis.command import Option, Progress, command
 from extremis.commands import train as training
 from extremis.commands.shared import BeamOptions, Place, Recipe, Settings, StartTimeout
 from schemas.errors import InputError
-from trainer.checkpoints.stopping import GRACE
+from trainer.stopping import GRACE
 
 
 @command()
@@ -57,8 +57,7 @@ def run(
     recipe, data, run = fspath(recipe), fspath(data), fspath(run)
     process = training.process_options(resume, metrics_port, metrics_host, grace)
     overrides = training.overrides_of(set, device, threads, from_run)
-    from extremis.auto import WAIT_FOR_TABLES
-    from trainer.config.load import applicable_overrides
+    from trainer.config.load import WAIT_FOR_TABLES, applicable_overrides
 
     if deterministic and minutes is not None:
         raise InputError(
@@ -75,7 +74,7 @@ def run(
         return training.train_recipe(recipe, data, run, (*overrides, *waits), process, beam_options)
     if from_run is not None and pretrained is not None:
         raise InputError("--pretrained is for trials, and --from makes no trials. Give only one of the two.")
-    from extremis.auto.run_auto import run_auto
+    from extremis.auto import run_auto
 
     overrides = (*overrides, WAIT_FOR_TABLES) if deterministic else overrides
     process["pretrained"] = fspath(pretrained or "")

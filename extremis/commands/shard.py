@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 from extremis.command import Option, Progress, build_options, comma_list, command
 from extremis.commands.shared import BeamOptions, Fields, Place, StartTimeout, Text
 from extremis.console import say
-from extremis.objects import input_url
 from pipelines.options import Again, SameKey, ShardOptions
-from schemas.shard_files.sinks import SINKS
+from schemas.layout import SINKS
+from scoring.objects import input_url
 
 
 def _forms() -> list[str]:
@@ -74,7 +74,7 @@ def shard(
     """
     a, b = propensity or (None, None)
     options = build_options(ShardOptions, {**locals(), "propensity_a": a, "propensity_b": b})
-    from extremis.inspecting.data_summary import summarize, summary_lines
+    from extremis.inspecting import summarize, summary_lines
     from pipelines import shard as sharding
 
     data = fspath(data)

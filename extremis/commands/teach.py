@@ -36,7 +36,7 @@ def teach(
       extremis teach data/ negatives/queries cross-encoder/ negatives/sure --relative-margin 0.05 --width 20
     """
     options, out = build_options(TeachOptions, locals()), fspath(out)
-    from pipelines import teach as teaching
+    from pipelines.mining import derived as teaching
 
     place, model = fspath(table), fspath(teacher)
     manifest = teaching.teach(fspath(data), place, model, out, options, beam_options, say, device)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from extremis.command import Progress, build_options, command
 from extremis.commands.shared import NotNegative, Place, Positive
 from extremis.console import Bar, say
-from trainer.tuples.options import TupleOptions
+from scoring.tuples import TupleOptions
 
 
 @command(TupleOptions)
@@ -50,8 +50,7 @@ def tuples(
       extremis tuples mined/ train.jsonl --form flagembedding --scores search
     """
     options, out = build_options(TupleOptions, locals()), fspath(out)
-    from trainer.tuples.files import is_file, write_tuples
-    from trainer.tuples.stream import TupleStream
+    from scoring.tuples import TupleStream, is_file, write_tuples
 
     is_file(out)
     stream = TupleStream(table, data, **options.model_dump())

@@ -19,8 +19,8 @@ from benchmarks.common.report import report
 from schemas.layout import RunLayout, list_numbers
 from schemas.ragged import Ragged
 from trainer.inputs import Inputs
-from trainer.negatives.candidates import own_pool
 from trainer.negatives.draws import RandomPool
+from trainer.negatives.planner import own_pool
 from trainer.stream.batch import Batch
 
 HARD, RANDOM = 100, 400  # k_h and k_r per query

@@ -18,12 +18,12 @@ from benchmarks.common.collisions import FIRST, Probe, ProbedVectors, load_probe
 from benchmarks.common.report import report
 from schemas.layout import RunLayout
 from schemas.ragged import Ragged
-from trainer.checkpoints.checkpoint import latest_checkpoint
+from trainer.checkpoints import latest_checkpoint
+from trainer.loop import NEGATIVES
 from trainer.methods.lns import Lns
 from trainer.negatives.base import NegativeSources
 from trainer.negatives.lsh import HashedNegatives
 from trainer.negatives.lsh_section import LshSection
-from trainer.progress import NEGATIVES
 
 FUNCTIONS = 24  # sets of hash functions over which probabilities are taken
 WIDTH = 0.05  # width of a bin

@@ -16,7 +16,7 @@ import torch
 from transformers import DistilBertConfig, DistilBertModel
 
 from benchmarks.common.report import report
-from pipelines.clustering.balanced import balanced_order
+from pipelines.cluster import balanced_order
 
 DIMENSION, TOKENS, BATCH, ROUNDS = 768, 32, 64, 3
 SIZE, EVERY = 320, 5  # final C, and tau (Table 9)

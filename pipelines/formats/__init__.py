@@ -2,10 +2,8 @@
 
 from dataclasses import replace
 
-from pipelines.formats.attentionxml import AttentionXml
-from pipelines.formats.base import Format
-from pipelines.formats.keyed import CSV_FILES, DATASETS, JSON_LINES, PARQUET_FILES, Beir, Keyed
-from pipelines.formats.names import list_files, parse_fields_by_table, say_names
+from pipelines.formats.base import Format, list_files, parse_fields_by_table, say_names
+from pipelines.formats.keyed import CSV_FILES, DATASETS, JSON_LINES, PARQUET_FILES, AttentionXml, Beir, Keyed
 from pipelines.formats.xc import XC_RAW, XC_SPARSE, XC_TEXT, XcSingle
 from schemas import storage
 from schemas.errors import InputError

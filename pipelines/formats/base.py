@@ -1,19 +1,36 @@
-"""Interface of all input formats: find files, read raw blocks of rows, and parse them into normalised columns.
+"""What all formats share: parts of input, rejects, names of files and fields, lines and records."""
 
-A parser never raises an error for an invalid row: the row becomes a Reject. A parser raises InputError only if a file
-is unusable. The order of rejects does not depend on the workers.
-"""
-
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import bz2
+import codecs
+import contextlib
+import dataclasses
+import difflib
+import fnmatch
+import functools
+import gzip
+import hashlib
+import itertools
+import json
+import lzma
+import re
+import zlib
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+import orjson
 import pyarrow as pa
 
 from pipelines.options import Text as Text
-from schemas import arrow
+from schemas import arrow, storage
+from schemas.errors import InputError, StorageError
+from schemas.storage import join
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 class Reason(str, Enum):
@@ -235,3 +252,555 @@ def decode_column(column: pa.Array, note: Callable[[int, int], None]) -> pa.Stri
                 texts.append("")
                 note(row, error.start)
         return pa.array(texts, pa.string())
+
+
+MAX_LINE_BYTES = 1 << 26  # a longer line is not a record, and would not fit into memory next to other lines
+MAX_RATIO = 500  # largest ratio of content to compressed bytes, beyond _UNSUSPECTED bytes; no text compresses better
+_UNSUSPECTED = 1 << 28
+_CHUNK = 1 << 20
+_ZSTD, _XZ = b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\0"  # first bytes of a file
+_THREADS = 16  # requests to storage at the same time
+
+
+def _pieces(file: Any) -> Generator[bytes]:
+    yield from iter(lambda: file.read(_CHUNK), b"")
+
+
+def _streams(new: Callable[[], Any], padding: int, file: IO[bytes]) -> Generator[bytes]:
+    """Yield the content of all streams of a bzip2 or xz file; between streams, `padding` zero bytes may repeat.
+
+    The standard library's readers end at a damaged later stream without an error. Raises EOFError, OSError, LZMAError.
+    """
+    data = file.read(_CHUNK)
+    while True:
+        stream = new()
+        while not stream.eof:
+            if stream.needs_input and not data:
+                raise EOFError
+            yield stream.decompress(data, _CHUNK)
+            data = file.read(_CHUNK) if stream.needs_input else b""
+        data, zeros = stream.unused_data or file.read(_CHUNK), 0
+        while padding and data.startswith(b"\0"):
+            zeros += len(data) - len(data := data.lstrip(b"\0"))
+            data = data or file.read(_CHUNK)
+        if padding and zeros % padding:
+            raise lzma.LZMAError(f"{zeros} zero bytes between streams")
+        if not data:
+            return
+
+
+# By the end of the file name: the name of the format, and the function that yields the content of an open file.
+_CODECS: dict[str, tuple[str, Callable[[Any], Generator[bytes]]]] = {
+    ".gz": ("gzip", lambda file: _pieces(gzip.GzipFile(fileobj=file, mode="rb"))),
+    ".bz2": ("bzip2", functools.partial(_streams, bz2.BZ2Decompressor, 0)),
+    ".xz": ("xz", functools.partial(_streams, functools.partial(lzma.LZMADecompressor, lzma.FORMAT_XZ), 4)),
+    ".zst": ("zstd", lambda file: _pieces(pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd"))),
+}
+SUFFIXES = ("", *_CODECS)
+CODEC = rf"(?:{'|'.join(map(re.escape, _CODECS))})?"  # pattern of a suffix
+SCHEMA = pa.schema([pa.field("line", pa.large_binary(), nullable=False)])
+
+
+class LineBlocks:
+    """Lines of a file in batches: a binary column `line` [B] without line endings (LF or CRLF) or byte order mark.
+
+    Batches have `block_lines` lines (the last may be shorter); the first `skip` lines are omitted. After reading,
+    `ended` records whether the last line had a line ending, which is usually missing in incomplete files. Raises
+    InputError if the format does not match the suffix, the file is incomplete or empty, or a line is longer than
+    MAX_LINE_BYTES; StorageError.
+    """
+
+    def __init__(self, url: str, block_lines: int, skip: int = 0) -> None:
+        self._url, self._block_lines, self._skip = url, block_lines, skip
+        self.ended = True
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        skip, pending = self._skip, list[bytes]()
+        for lines, ended in _split(self._url):
+            self.ended = ended
+            pending += lines[skip:] if skip else lines
+            skip = max(skip - len(lines), 0)
+            while len(pending) >= self._block_lines:
+                yield _batch(pending[: self._block_lines])
+                pending = pending[self._block_lines :]
+        if pending:
+            yield _batch(pending)
+
+
+def read_lines(url: str) -> Generator[list[bytes]]:
+    """Yield, for each MiB of the file's content, the lines that end in it. Raises the errors of `LineBlocks`."""
+    yield from (lines for lines, _ in _split(url) if lines)
+
+
+def first_line(url: str) -> bytes:
+    """Read the first line of the file without reading the whole file. Raises the errors of `LineBlocks`."""
+    with contextlib.closing(read_lines(url)) as some:
+        return next(some, [b""])[0]
+
+
+def identify(url: str) -> tuple[int, str]:
+    """Return (bytes, SHA-256) of the stored file. Raises InputError, StorageError."""
+    with open_file(url) as file:
+        try:
+            digest = storage.stream_sha256(file)
+        except OSError as error:
+            raise _lost(url, file.tell(), error) from error
+        return file.tell(), digest
+
+
+def without_checksum(urls: Iterable[str]) -> list[str]:
+    """List the zstd and xz files that carry no checksum (in the first frame), so that damage may change the content."""
+
+    def carries_none(url: str) -> bool:
+        with open_file(url) as file:
+            head = file.read(8).ljust(8, b"\xff")
+        return (head[:4] == _ZSTD and not head[4] & 4) or (head[:6] == _XZ and not head[7] & 15)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        urls = [url for url in urls if url.endswith((".zst", ".xz"))]
+        return [url for url, none in zip(urls, pool.map(carries_none, urls), strict=True) if none]
+
+
+@contextlib.contextmanager
+def unchanged(urls: Collection[str]) -> Iterator[None]:
+    """Raise InputError after the block if one of the files has changed since its start. Raises StorageError."""
+    before = _states(urls)
+    yield
+    changed = [url for url, state in _states(before).items() if state != before[url]]
+    if changed:
+        raise InputError(
+            f"{changed[0]}: the file changed while it was read. Run the same command again when the file is complete."
+        )
+
+
+def _states(urls: Collection[str]) -> dict[str, tuple[str, ...]]:
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return dict(zip(urls, pool.map(storage.state, urls), strict=True))
+
+
+def _batch(lines: list[bytes]) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(lines, pa.large_binary())], schema=SCHEMA)
+
+
+def open_file(url: str) -> IO[bytes]:
+    """Open an input file without decompressing it. Raises InputError if there is no such file; StorageError."""
+    try:
+        return storage.open_read(url)
+    except FileNotFoundError:
+        raise InputError(f"{url}: file not found.") from None
+
+
+def _split(url: str) -> Iterator[tuple[list[bytes], bool]]:
+    """Yield, for each chunk, (the lines that end in the chunk, whether these lines have line endings)."""
+    pending = b""
+    empty = True
+    for chunk in read_chunks(url):
+        chunk = pending + chunk
+        *whole, pending = chunk.split(b"\n")
+        if max(map(len, [*whole, pending])) > MAX_LINE_BYTES:
+            raise InputError(f"{url}: a line is longer than {MAX_LINE_BYTES:,} bytes. Check the line endings.")
+        if empty and whole:
+            empty, whole[0] = False, _without_mark(url, whole[0])
+        yield [line.removesuffix(b"\r") for line in whole] if b"\r" in chunk else whole, True
+    if empty:
+        pending = _without_mark(url, pending)
+    if pending:
+        yield [pending.removesuffix(b"\r")], False
+    elif empty:
+        raise InputError(f"{url}: the file is empty. Copy the file again, or remove the file.")
+
+
+def _without_mark(url: str, line: bytes) -> bytes:
+    """Return the first line of a file without the UTF-8 byte order mark."""
+    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise InputError(f"{url}: text in UTF-16. Expected UTF-8: convert the file with `iconv -f UTF-16 -t UTF-8`.")
+    return line.removeprefix(codecs.BOM_UTF8)
+
+
+def read_chunks(url: str) -> Iterator[bytes]:
+    """Yield chunks of the content, decompressed according to the extension. Raises the errors of `LineBlocks`."""
+    suffix = next((suffix for suffix in _CODECS if url.endswith(suffix)), None)
+    name, unpack = _CODECS[suffix] if suffix else ("plain", _pieces)
+    with open_file(url) as file, contextlib.closing(unpack(file)) as content:
+        unpacked = 0
+        try:
+            for chunk in content:
+                unpacked += len(chunk)
+                if suffix and unpacked > max(_UNSUSPECTED, MAX_RATIO * file.tell()):
+                    raise InputError(
+                        f"{url}: {file.tell():,} bytes unpack to more than {unpacked:,}, which is unusual for text. "
+                        f"Expected at most {MAX_RATIO} times the compressed size. If the size is correct, unpack the "
+                        "file first."
+                    )
+                yield chunk
+        except EOFError:
+            raise _cut_off(url, name, file.tell()) from None
+        except (gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+            raise _damaged(url, name, error) from None
+        except OSError as error:
+            # bzip2 and zstd do not define their own errors.
+            if name == "zstd" and "Truncated compressed stream" in str(error):
+                raise _cut_off(url, name, file.tell()) from None
+            if name == "zstd" and "too much memory" in str(error):
+                raise InputError(
+                    f"{url}: zstd with a window of more than 128 MiB; expected at most 128 MiB. Write the file with a "
+                    "smaller window: zstd -dc -M2048MB FILE | zstd > NEW.zst."
+                ) from None
+            if (name, "data stream") == ("bzip2", str(error)[-11:]) or (name == "zstd" and "ZSTD" in str(error)):
+                raise _damaged(url, name, error) from None
+            raise _lost(url, file.tell(), error) from error
+
+
+def _lost(url: str, after: int, error: OSError) -> StorageError:
+    return StorageError(f"could not read {url} after {after:,} bytes: {error}; run the same command again.")
+
+
+def _cut_off(url: str, name: str, after: int) -> InputError:
+    return InputError(f"{url}: incomplete: the {name} stream stops after {after:,} bytes. Copy the file again.")
+
+
+def _damaged(url: str, name: str, error: Exception) -> InputError:
+    return InputError(
+        f"{url}: not a {name} file, or damaged ({error}). The file name indicates {name}: compress a plain file with "
+        f"`{name}`, and copy a damaged file again."
+    )
+
+
+_FILTERS = {
+    "train": ("filter_labels_train.txt", "trn_filter_labels.txt"),
+    "val": ("filter_labels_val.txt", "val_filter_labels.txt"),
+    "test": ("filter_labels_test.txt", "tst_filter_labels.txt", "filter_labels_text.txt"),
+}
+# Names of files with data; a folder also has other files, such as README.md.
+_DATA = re.compile(rf"\.(?:json\.gz|(?:jsonl|ndjson|csv|tsv|txt|text|parquet|arrow|npz){CODEC})$")
+
+
+def one_of(
+    source: str, names: Sequence[str], usual: Sequence[str], expected: str, *, required: bool = False
+) -> str | None:
+    """Return the `usual` name that exists, or None. Raises InputError for two names, or for none if `required`."""
+    present = [name for name in usual if name in names]
+    if len(present) > 1:
+        raise InputError(
+            f"{source}: both {present[0]} and {present[1]} are here, with the same content. Remove one of the two "
+            "files."
+        )
+    if not present and required:
+        raise one_missing(source, names, usual, expected)
+    return present[0] if present else None
+
+
+def one_missing(source: str, names: Sequence[str], usual: Sequence[str], expected: str) -> InputError:
+    """Return the error for a required file that is missing."""
+    return InputError(f"{source}: no {' or '.join(usual)} here; found: {say_names(names)}. Expected {expected}.")
+
+
+def filters_at(source: str, names: Sequence[str]) -> Mapping[str, str]:
+    """Return the URLs of the XC filter files among `names`, by split."""
+    stored = {split: [name + codec for name in usual for codec in SUFFIXES] for split, usual in _FILTERS.items()}
+    files = {split: one_of(source, names, usual, "") for split, usual in stored.items()}
+    return {split: join(source, name) for split, name in files.items() if name}
+
+
+def say_names(names: Sequence[str]) -> str:
+    """List the first names, for a message."""
+    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "") if names else "nothing"
+
+
+def is_pattern(source: str) -> bool:
+    """Return whether `source` is a pattern: it contains `*` or `?`, and no file or folder has exactly this name."""
+    if not set(source) & set("*?"):
+        return False
+    return not (storage.exists(source) or storage.is_folder(source) or storage.list_names(source))
+
+
+def single_file(source: str, kind: str) -> bool:
+    """Return whether `source` is a single file with the extension `kind` (a regex), not a folder or a pattern."""
+    named = re.search(rf"\.{kind}$", source) is not None
+    return named and not is_pattern(source) and not storage.list_names(source)
+
+
+def list_files(source: str) -> tuple[str, list[str]]:
+    """Return (prefix, sorted names below the prefix) of `source`, a prefix or a pattern (`is_pattern`).
+
+    For a prefix, the result contains the names directly under the prefix and, as `folder/name`, the names in its
+    folders; `folder/name/` is a folder in a folder. For a pattern, the result contains the matching names, relative to
+    the folders before the first wildcard; `[` and `{` stand for themselves. Names that begin with `.` or `_` are left
+    out.
+    """
+    if is_pattern(source):
+        parts = source.split("/")
+        wild = next(i for i, part in enumerate(parts) if "*" in part or "?" in part)
+        root = "/".join(parts[:wild]) or ("/" if source.startswith("/") else ".")
+        return root, _matching(root, parts[wild:])
+    types, names = storage.list_types(source), list[str]()
+    for name in visible(types):
+        inside = storage.list_types(join(source, name)) if types[name] != "file" else {}
+        names += [f"{name}/{each}{'/' * (inside[each] == 'directory')}" for each in visible(inside)]
+        names += [] if inside else [name]
+    return source, sorted(names)
+
+
+def visible(names: Iterable[str]) -> list[str]:
+    """Return the names that do not begin with `.` or `_`, which mark files of other programs, such as `._a.jsonl`."""
+    return [name for name in names if not name.startswith((".", "_"))]
+
+
+def notes_on(source: str, read: Sequence[str]) -> Iterator[str]:
+    """Yield lines to print about the files at `source`, of which the URLs `read` are read.
+
+    Raises InputError for a filter file that is not read.
+    """
+    root, names = list_files(source)
+    left = [name for name in names if join(root, name) not in read and (name.endswith("/") or _DATA.search(name))]
+    for name in left:
+        if "filter_labels" in name and (name.endswith("/") or storage.size(join(root, name))):
+            raise InputError(
+                f"{join(root, name)}: a filter file names points and labels by line number, so it works only beside "
+                "the points of an XC format. Give the data in the format xc-text, or remove the file: its pairs then "
+                "count as wrong predictions."
+            )
+    if left:
+        yield f"{source}: not read: {say_names(left)}"
+    if unchecked := without_checksum(read):
+        yield f"damage cannot be noticed, because these files have no checksums: {say_names(unchecked)}"
+
+
+def _matching(root: str, patterns: Sequence[str]) -> list[str]:
+    names = fnmatch.filter(visible(storage.list_names(root)), patterns[0].replace("[", "[[]"))
+    if len(patterns) == 1:
+        return sorted(names)
+    return sorted(f"{name}/{rest}" for name in names for rest in _matching(join(root, name), patterns[1:]))
+
+
+LABELS_PREFIX = "labels."  # prefix of a field of the table of labels
+ABSENT = "\x01absent"  # name of a field whose usual column is used for another field
+OF_PAIRS = ("query_key", "label_key", "weight")  # all other fields belong to points and labels
+OF_TEXTS = ("key", "text", "title", "content")
+OF_ROWS = (*OF_TEXTS, "feature_ids", "feature_values", "vector")  # fields of points and labels
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Name of each field in the data.
+
+    A point has a key, a text, and `labels` or one `label`. A label has a key and a text. A pair has a query key, a
+    label key and optionally a weight. If a record has `title`, the text is the title followed by `text` or `content`.
+    Features and a vector are optional.
+    """
+
+    key: str = "key"
+    text: str = "text"
+    labels: str = "labels"
+    label: str = "label"
+    title: str = "title"
+    content: str = "content"
+    feature_ids: str = "feature_ids"
+    feature_values: str = "feature_values"
+    vector: str = "vector"
+    query_key: str = "query_key"
+    label_key: str = "label_key"
+    weight: str = "weight"
+
+    @property
+    def texts(self) -> tuple[str, str, str]:
+        """Fields that may contain the text."""
+        return self.title, self.text, self.content
+
+    @property
+    def body(self) -> str:
+        """Field that contains the text if no other field does."""
+        return self.text if self.text != ABSENT else self.title
+
+    def within(self, columns: Sequence[str]) -> "Fields":
+        """Return the names of fields in rows with `columns`: these names if they have content, else the usual names."""
+        if not {*self.texts, self.feature_ids, self.vector} & {*columns}:
+            return Fields()
+        return self if self.key in columns else dataclasses.replace(self, key=Fields().key)
+
+
+Named = TypeVar("Named", bound="DataclassInstance")  # such as Fields: names of fields
+
+
+def in_use(*names: str) -> list[str]:
+    """Return the field names in use."""
+    return [name for name in names if name != ABSENT]
+
+
+class Shape(NamedTuple):
+    """Structure of points: field names, the parts of a text, whether features and labels exist, and vector length."""
+
+    fields: Fields
+    text: Text
+    features: bool
+    labels: bool
+    keyless: bool = False  # a point's key is a hash of its text
+    single: bool = False  # a row names one label, in the field `label`
+    dense: int = 0  # length of a row's vector; 0: no vector
+    of_labels: bool = False  # rows are labels, whose keys have no blanks around them
+
+    @property
+    def needs_text(self) -> bool:
+        """Whether a row without a text would be empty."""
+        return not (self.features or self.dense)
+
+
+def text_key(text: str) -> str:
+    """Return a key for a point without a key: a hash of its text, so that rows with the same text become one point."""
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def parse_fields_by_table(text: str, usual: Named = Fields()) -> tuple[Named, Named | None]:  # type: ignore[assignment]
+    """Parse `key=id,labels.key=code` into the field names of points and pairs, and the field names of labels.
+
+    Entries that start with `labels.` change only the field names of labels; without such entries, the second result is
+    None. Raises the errors of `parse_fields`.
+    """
+    items = [item.strip() for item in text.split(",") if item.strip()]
+    of_labels = [item.removeprefix(LABELS_PREFIX) for item in items if item.startswith(LABELS_PREFIX)]
+    fields = parse_fields(",".join(item for item in items if not item.startswith(LABELS_PREFIX)), usual)
+    return fields, parse_fields(",".join(of_labels), fields) if of_labels else None
+
+
+def parse_fields(text: str, usual: Named = Fields()) -> Named:  # type: ignore[assignment]
+    """Parse `key=id,text=query`, which gives the names of the fields that differ from the usual names.
+
+    A column belongs to one field: if an entry assigns a column to a field, the field that usually uses this column is
+    absent. Only the key and the text may share a column. Raises InputError if a field is unknown, a name is missing, or
+    one column is assigned to two fields.
+    """
+    names = [field.name for field in dataclasses.fields(usual)]
+    changes = dict[str, str]()
+    for item in filter(None, (item.strip() for item in text.split(","))):
+        name, equals, value = (part.strip() for part in item.partition("="))
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            raise InputError(f"--fields: unknown field {name!r}; {meant}known fields: {', '.join(names)}.")
+        if not equals or not value or name in changes:
+            raise InputError(f"--fields: expected {name}=NAME once, got {item!r}. For example: key=id,text=query.")
+        changes[name] = value
+    changed = vars(usual) | changes
+    for name, other in itertools.product(changes, names):
+        same = name != other and changed[name] == changed[other] and (name in OF_PAIRS) == (other in OF_PAIRS)
+        if same and {name, other} != {"key", "text"}:
+            if other in changes:
+                raise InputError(
+                    f"--fields: {name} and {other} both name the column {changed[name]!r}. Use each column once."
+                )
+            changed[other] = ABSENT
+    return dataclasses.replace(usual, **changed)
+
+
+_SHOWN = 80
+_WHOLE = {int}  # bool is excluded: JSON `true` is not a number
+
+T = TypeVar("T")
+Record = dict[str, Any]
+
+
+class InvalidRecord(Exception):
+    """Error for an invalid row: `reason` is the reason for rejecting the row, and the message gives details."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+def parse_lines(
+    lines: Sequence[bytes], first_row: int, file: str, read: Callable[[Record, int], T], skip_blank: bool = False
+) -> tuple[list[int], list[T], list[Reject]]:
+    """Read raw lines [B] that start at 0-based row `first_row`; return (rows, results of `read`, rejects).
+
+    `read` receives each record and its row number, and may raise InvalidRecord. Blank lines are skipped with
+    `skip_blank`, and rejected otherwise.
+    """
+    rows: list[int] = []
+    good: list[T] = []
+    rejects: list[Reject] = []
+    loads = orjson.loads
+    for row, line in enumerate(lines, start=first_row):
+        try:
+            try:
+                record = loads(line)
+            except orjson.JSONDecodeError:
+                if skip_blank and not line.strip():
+                    continue
+                record = _explain(line)  # the standard library accepts slightly more, and explains the fault
+            if type(record) is not dict:
+                raise InvalidRecord(Reason.NOT_OBJECT, f"expected a JSON object, got {shown(record)}")
+            good.append(read(record, row))
+            rows.append(row)
+        except InvalidRecord as bad:
+            rejects.append(Reject(file, row + 1, bad.reason, str(bad)))
+    return rows, good, rejects
+
+
+def field_names(line: bytes) -> list[str]:
+    """Return the field names of a raw line; empty if the line is not a record."""
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        try:
+            record = _explain(line)
+        except InvalidRecord:
+            return []
+    return list(record) if type(record) is dict else []
+
+
+def required(record: Record, name: str) -> Any:
+    """Return the field `name`. Raises InvalidRecord if the field is missing."""
+    if name not in record:
+        raise InvalidRecord(Reason.MISSING_FIELD, f"the field {name!r} is missing; found {shown(sorted(record))}")
+    return record[name]
+
+
+def string(value: Any, name: str) -> str:
+    """Return `value` if it is text that UTF-8 can encode. Raises InvalidRecord."""
+    if not isinstance(value, str):
+        raise InvalidRecord(Reason.WRONG_TYPE, f"{name} must be a string, got {shown(value)}")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRecord(
+                Reason.NOT_UNICODE, f"{name} contains half a surrogate pair at character {error.start}"
+            ) from None
+    return value
+
+
+def key(value: Any, name: str) -> str:
+    """Return a key: a string, or a whole number of up to 64 bits as its digits. Raises InvalidRecord."""
+    if type(value) is not int and not isinstance(value, float):
+        return string(value, name)
+    if type(value) is float or not -(1 << 63) <= value < 1 << 64:
+        bits = value.bit_length() if isinstance(value, int) else 0
+        got = f"a number of {bits:,} bits" if bits > 4 * _SHOWN else shown(value)  # Python prints no huge numbers
+        raise InvalidRecord(Reason.WRONG_TYPE, f"{name} must be a string or a whole number of up to 64 bits, got {got}")
+    return str(value)
+
+
+def whole_numbers(value: Any, name: str) -> list[int]:
+    """Return `value` if it is a list of whole numbers. Raises InvalidRecord."""
+    if not isinstance(value, list) or not {*map(type, value)} <= _WHOLE:
+        raise InvalidRecord(Reason.WRONG_TYPE, f"{name} must be a list of whole numbers, got {shown(value)}")
+    return value
+
+
+def shown(value: Any) -> str:
+    """Return `value` as text that is safe to print and truncated to the length of a line."""
+    try:
+        text = ascii(value[: _SHOWN + 1] if isinstance(value, str) else value)
+    except RecursionError:
+        text = f"a deeply nested {type(value).__name__}"
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+
+
+def _explain(line: bytes) -> Any:
+    try:
+        return json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise InvalidRecord(Reason.NOT_JSON, f"not JSON: byte {error.start} is not UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        text = shown(line[:_SHOWN].decode("utf-8", "replace"))
+        raise InvalidRecord(Reason.NOT_JSON, f"not JSON ({str(error)[:_SHOWN]}): {text}") from None

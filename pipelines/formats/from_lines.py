@@ -1,27 +1,357 @@
-"""Parse points, labels and pairs from lines: one JSON object per line, or tab-separated pairs. Blank lines are ignored.
+"""Points from lines of text and from sparse rows; cells that hold lists."""
 
-Arrow parses blocks in which all points have the simplest form, several times faster than a loop over records. If a
-block contains any other line (another type, a missing field, two objects on a line, bytes that are not text), each line
-of the block is parsed separately, so that a reject can explain the error.
-"""
-
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from pipelines.formats import records
-from pipelines.formats.base import Parsed, RawRows, Reason, decode_column, pairs_schema, points_schema
-from pipelines.formats.cells import split_cell
-from pipelines.formats.names import Fields, Shape, text_key
-from pipelines.formats.records import InvalidRecord, Record
-from pipelines.formats.sparse import MOST_FLOAT16, NOT_FLOAT16, WRONG_LENGTH, feature_columns, unite_keys, vector_column
+from pipelines.formats import base
+from pipelines.formats.base import (
+    Fields,
+    InvalidRecord,
+    Parsed,
+    RawRows,
+    Reason,
+    Record,
+    Shape,
+    decode_column,
+    pairs_schema,
+    points_schema,
+    shown,
+    text_key,
+)
 from schemas.ragged import SparseRows, offsets_of
+from schemas.shard_files import parquet
 from schemas.shard_files.parquet import string_bytes
+
+_ESCAPE = r"""\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4}|[nrtbf\\/'"])"""
+_ESCAPES = dict(zip("nrtbf\\/'\"", "\n\r\t\b\f\\/'\"", strict=True))
+_ANY = _ESCAPE.replace("(x", "(?:x")
+_QUOTED = rf"""(?:'([^'\\]*(?:{_ANY}[^'\\]*)*)'|"([^"\\]*(?:{_ANY}[^"\\]*)*)")"""
+_SIGNS = r"""[^\s"'()\[\]{},\\]"""  # of a word without quotes, as DuckDB writes it
+_ENTRY = re.compile(rf"(?:{_QUOTED}|(\((?:{_SIGNS}|\s)*\)|{_SIGNS}+(?:\s+{_SIGNS}+)*))(\s*,\s*|\s+|$)")
+_LIST = re.compile(rf"\[.*\]|[({{]\s*['\"].*[)}}]|{_QUOTED}(?:(?:\s*,\s*|\s+){_QUOTED})+", re.DOTALL)
+_VALUE = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|null|NULL|None|nan|NaN|<NA>|[tT]rue|[fF]alse|\.\.\.")
+_NULLS = {"null", "NULL", "None", "nan", "NaN", "<NA>"}
+_NEVER_LABELS = {"true", "True", "false", "False", "..."}
+_BY_DUCKDB = re.compile(r"""(?:|\s|\s.*|.*\s|null|.*["'(),:=\[\\\]{}].*)""", re.DOTALL | re.IGNORECASE)  # with quotes
+
+
+def split_cells(
+    column: pa.StringArray, name: str, reject: Callable[[int, Reason, str], None]
+) -> tuple[np.ndarray, pa.StringArray]:
+    """Return (offsets int64 [B + 1], labels) of cells [B] of the column `name`; `reject` cells that are not read."""
+    column = pc.utf8_trim_whitespace(column)
+    if not pc.any(pc.match_substring_regex(column, r"""^[\[({"']""")).as_py():  # no lists: read without a loop
+        parts = pc.split_pattern_regex(column, "[|;]")
+        flat = pc.utf8_trim_whitespace(parts.flatten())
+        kept = pc.greater(pc.binary_length(flat), 0)
+        starts = np.append(0, np.cumsum(kept.to_numpy(zero_copy_only=False)))
+        return starts[parts.offsets.to_numpy()], flat.filter(kept)
+    labels = list[list[str]]()
+    for row, cell in enumerate(column.to_pylist()):
+        labels.append([])
+        try:
+            labels[row] = split_cell(cell, name)
+        except InvalidRecord as bad:
+            reject(row, bad.reason, str(bad))
+    return offsets_of(np.array([*map(len, labels)], np.int64)), pa.array(chain.from_iterable(labels), pa.string())
+
+
+def split_cell(cell: str, name: str) -> list[str]:
+    """Return the labels in a cell of the column `name`. Raises InvalidRecord if the cell is a list that is not read."""
+    text = cell.strip()
+    if not _LIST.fullmatch(text):
+        return [label for part in re.split("[|;]", text) if (label := part.strip())]
+    try:
+        found = orjson.loads(text)  # the usual list, read quickly
+    except orjson.JSONDecodeError:
+        found = None
+    if isinstance(found, list) and {*map(type, found)} <= {str}:
+        return found
+    try:
+        return _read_list(text if text[0] in "'\"" else text[1:-1].strip())
+    except ValueError as bad:
+        why = "half a surrogate pair" if isinstance(bad, UnicodeDecodeError) else bad
+        detail = f'{name}: {shown(text)} is no list of labels: {why}. Write ["a", "b"]'
+        raise InvalidRecord(Reason.MALFORMED, detail) from None
+
+
+def _read_list(body: str) -> list[str]:
+    entries, place = list[re.Match[str]](), 0
+    while place < len(body) and (entry := _ENTRY.match(body, place)):
+        entries.append(entry)
+        place = entry.end()
+    if place < len(body):
+        raise ValueError(f"{shown(body[place : place + 20])} is neither a label nor a number")
+    commas = {"," in entry[4] for entry in entries if entry[4]}
+    if len(commas) > 1:
+        raise ValueError("there are commas between some entries only")
+    spaced, labels, nulls, by_duckdb = False in commas, list[str](), set[str](), False not in commas
+    for single, double, word, _ in map(re.Match.groups, entries):
+        if word is None:
+            labels.append(_unescape(single if double is None else double))
+            by_duckdb &= double is None and _BY_DUCKDB.fullmatch(labels[-1]) is not None
+            continue
+        words = word.split()
+        values = all(map(_VALUE.fullmatch, words))
+        if _NEVER_LABELS & {*words} or (len(words) > 1 and not commas) if values else spaced:
+            raise ValueError(f"{shown(word)} without quotes may mean several things")
+        found = words if spaced else [word]
+        nulls |= _NULLS & {*found}
+        labels += [label for label in found if label not in _NULLS]
+    doubtful = nulls - {"null", "NULL"} if by_duckdb else ()  # DuckDB writes labels of these two names with quotes
+    if labels and doubtful:
+        raise ValueError(f"{min(doubtful)} without quotes may mean several things")
+    return labels
+
+
+def _unescape(text: str) -> str:
+    if "\\" not in text:
+        return text
+    text = re.sub(_ESCAPE, lambda found: _ESCAPES.get(found[1]) or chr(int(found[1][1:], 16)), text)
+    return text.encode("utf-16", "surrogatepass").decode("utf-16")  # JSON writes two halves of a character
+
+
+MAX_DIGITS = 18  # digits of an index that int64 can always hold
+_SHOWN = 200
+_FIELD, _SPACE, _MARK, _OTHER = 0, 1, 2, 3
+_PAIR = re.compile(rb"[0-9]{1,18}:[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_INDEX = re.compile(rb"[0-9]{1,18}")
+
+
+def parse_sparse_pairs(lines: pa.LargeBinaryArray) -> tuple[SparseRows, dict[int, str]]:
+    """Parse lines [B] of `index:value` fields separated by spaces or tabs into (rows [B], errors of invalid lines).
+
+    An invalid line becomes an empty row. The order and repetitions of entries within a row are preserved.
+    """
+    ragged, wrong = _parse(lines, _pairs, _wrong_pair)
+    finite, beyond = only_finite(ragged)
+    return finite, wrong | beyond
+
+
+def parse_indices(lines: pa.LargeBinaryArray) -> tuple[SparseRows, dict[int, str]]:
+    """Parse lines [B] of comma-separated indices into (rows [B] in which all values are 1, errors of invalid lines)."""
+    return _parse(lines, _indices, _wrong_index)
+
+
+def only_finite(ragged: SparseRows) -> tuple[SparseRows, dict[int, str]]:
+    """Replace rows that contain a non-finite value with empty rows. Returns (rows, errors of invalid rows)."""
+    finite = np.isfinite(ragged.values)
+    if finite.all():
+        return ragged, {}
+    rows = ragged.row_of()
+    wrong = np.unique(rows[~finite])
+    kept = ragged.keep(~np.isin(rows, wrong))
+    return kept, dict.fromkeys(wrong.tolist(), "a value does not fit into a 32-bit float")
+
+
+def cut_at_space(lines: pa.LargeBinaryArray) -> tuple[pa.LargeBinaryArray, pa.LargeBinaryArray]:
+    """Split each line [B] at its first space."""
+    cut = pc.split_pattern(lines, " ", max_splits=1)
+    first = cut.offsets[:-1]
+    second = pc.if_else(pc.equal(cut.value_lengths(), 2), pc.add(first, 1), None)
+    return cut.values.take(first), cut.values.take(second).fill_null(b"")
+
+
+def sort_rows(ragged: SparseRows) -> SparseRows:
+    """Return the rows sorted by index; entries with equal indices keep their order."""
+    rows = ragged.row_of()
+    if not len(rows) or not ((np.diff(ragged.ids) <= 0) & (rows[1:] == rows[:-1])).any():
+        return ragged
+    order = np.lexsort((ragged.ids, rows))
+    return SparseRows(ragged.ids[order], ragged.values[order], ragged.offsets)
+
+
+def merge_labels(ragged: SparseRows) -> tuple[SparseRows, np.ndarray]:
+    """Return rows of distinct, sorted labels (values > 0), and the number of duplicates in each row, int32 [B]."""
+    ragged = sort_rows(ragged.keep(ragged.values > 0))
+    again = _again(ragged)
+    merged = np.bincount(ragged.row_of()[again], minlength=ragged.rows).astype(np.int32)
+    return ragged.keep(~again), merged
+
+
+def unite_keys(keys: pa.StringArray, offsets: np.ndarray) -> tuple[pa.ListArray, pa.Array]:
+    """Return the columns label_keys and merged for rows with label keys `keys` [V]; row i starts at `offsets[i]`."""
+    coded = keys.dictionary_encode()
+    order = pc.sort_indices(coded.dictionary)
+    rank = np.argsort(order.to_numpy())
+    once, merged = merge_labels(SparseRows(rank[coded.indices], np.ones(len(coded), np.float32), offsets))
+    named = coded.dictionary.take(order).take(pa.array(once.ids))
+    return pa.ListArray.from_arrays(pa.array(once.offsets.astype(np.int32)), named), pa.array(merged)
+
+
+def merge_features(ragged: SparseRows) -> SparseRows:
+    """Return rows of distinct, sorted features; the values of a repeated feature are summed in order."""
+    ragged = sort_rows(ragged)
+    again = _again(ragged)
+    if not again.any():
+        return ragged
+    first = np.flatnonzero(~again)
+    sums = np.add.reduceat(ragged.values.astype(np.float64), first)
+    limit = np.finfo(np.float32).max
+    once = ragged.keep(~again)
+    return once._replace(values=np.clip(sums, -limit, limit).astype(np.float32))
+
+
+def feature_columns(ragged: SparseRows) -> list[pa.Array]:
+    """Return the columns feature_ids and feature_values for rows of features."""
+    merged = merge_features(ragged)
+    return [
+        parquet.list_array(merged.ids.astype(np.int32), merged.offsets, pa.int32()),
+        parquet.list_array(merged.values, merged.offsets, pa.float32()),
+    ]
+
+
+MOST_FLOAT16 = float(np.finfo(np.float16).max)  # largest number in a dense vector
+WRONG_LENGTH = "{} has {:,} numbers, expected {:,} as in the other rows"
+NOT_FLOAT16 = "{} contains a value that a finite 16-bit float cannot hold"
+
+
+def vector_column(vectors: np.ndarray) -> pa.FixedSizeListArray:
+    """Return dense vectors [B, d] as a column; numbers above MOST_FLOAT16, which are in rejected rows, become zeros."""
+    kept = np.where(np.abs(vectors) <= MOST_FLOAT16, vectors, 0).astype(np.float16)
+    return parquet.matrix_array(kept, pa.float16())
+
+
+def _again(ragged: SparseRows) -> np.ndarray:
+    """Mark the entries [V] of sorted rows that have the same index as the previous entry in the same row."""
+    again = np.zeros(len(ragged.ids), bool)
+    rows = ragged.row_of()
+    again[1:] = (ragged.ids[1:] == ragged.ids[:-1]) & (rows[1:] == rows[:-1])
+    return again
+
+
+def _parse(
+    lines: pa.LargeBinaryArray,
+    fast: Callable[[np.ndarray, np.ndarray], SparseRows | None],
+    find_fault: Callable[[bytes], str | None],
+) -> tuple[SparseRows, dict[int, str]]:
+    ragged = fast(*parquet.string_bytes(lines))
+    if ragged is not None:
+        return ragged, {}
+    each = lines.to_pylist()
+    wrong = {row: detail for row, line in enumerate(each) if (detail := find_fault(line)) is not None}
+    for row in wrong:
+        each[row] = b""
+    ragged = fast(*parquet.string_bytes(pa.array(each, pa.large_binary())))
+    assert ragged is not None, "the fast pass reads every line that the slow pass accepts"
+    return ragged, wrong
+
+
+def _classes(fields: bytes, spaces: bytes, mark: bytes) -> np.ndarray:
+    table = np.full(256, _OTHER, np.uint8)
+    for some, kind in ((fields, _FIELD), (spaces, _SPACE), (mark, _MARK)):
+        table[list(some)] = kind
+    return table
+
+
+_PAIR_BYTES = _classes(b"0123456789.eE+-", b" \t", b":")
+_INDEX_BYTES = _classes(b"0123456789", b"", b",")
+
+
+@dataclass(frozen=True)
+class _Fields:
+    """Fields of lines; a field is a run of consecutive field bytes.
+
+    `text` [F]: fields as strings. `start` [F] and `lengths` [F]: positions in the data. `first` int64 [B + 1]: first
+    field of each line. `kind` [F]: class of the byte before each field (0 at the start of a line). `marks`: number of
+    colons or commas.
+    """
+
+    text: pa.StringArray
+    start: np.ndarray
+    lengths: np.ndarray
+    first: np.ndarray
+    kind: np.ndarray
+    marks: int
+
+
+def _fields(data: np.ndarray, offsets: np.ndarray, classes: np.ndarray) -> _Fields | None:
+    """Find the fields of lines; None if a byte does not belong to any class."""
+    kinds = classes[data]
+    if kinds.max(initial=0) == _OTHER:
+        return None
+    breaks = np.flatnonzero(kinds)
+    # Fields are between breaks. A break is a separator in the text (one byte), or the start of a line (zero bytes).
+    places = np.searchsorted(breaks, offsets[:-1])
+    before = np.insert(breaks, places, offsets[:-1])
+    start = np.insert(breaks + 1, places, offsets[:-1])
+    kind = np.insert(kinds[breaks], places, 0)
+    lengths = np.append(before[1:], len(data)) - start
+    full = lengths > 0
+    start, lengths, kind = start[full], lengths[full], kind[full]
+    buffers = [None, pa.py_buffer(offsets_of(lengths).astype(np.int32)), pa.py_buffer(data[kinds == _FIELD])]
+    text = pa.Array.from_buffers(pa.string(), len(lengths), buffers)
+    marks = int(np.count_nonzero(kinds == _MARK))
+    return _Fields(text, start, lengths, np.searchsorted(start, offsets), kind, marks)
+
+
+def _pairs(data: np.ndarray, offsets: np.ndarray) -> SparseRows | None:
+    fields = _fields(data, offsets, _PAIR_BYTES)
+    if fields is None or len(fields.kind) != 2 * fields.marks or (fields.first % 2).any():  # a line has half a pair
+        return None
+    of_value = fields.kind == _MARK
+    if of_value[::2].any() or not of_value[1::2].all() or fields.lengths[::2].max(initial=0) > MAX_DIGITS:
+        return None
+    if (fields.start[::2] + fields.lengths[::2] + 1 != fields.start[1::2]).any():  # there is a space before the colon
+        return None
+    even = np.arange(0, len(fields.kind), 2)
+    try:
+        indices = fields.text.take(pa.array(even)).cast(pa.uint64())
+        values = fields.text.take(pa.array(even + 1)).cast(pa.float32())
+    except pa.ArrowInvalid:
+        return None
+    return SparseRows(indices.to_numpy().astype(np.int64), values.to_numpy(), fields.first // 2)
+
+
+def _indices(data: np.ndarray, offsets: np.ndarray) -> SparseRows | None:
+    fields = _fields(data, offsets, _INDEX_BYTES)
+    if fields is None or (fields.kind == _SPACE).any() or fields.lengths.max(initial=0) > MAX_DIGITS:
+        return None
+    # A comma separates two fields of a line, so each non-empty line has one comma fewer than fields.
+    if (
+        fields.marks != np.count_nonzero(fields.kind == _MARK)
+        or (fields.kind[fields.first[:-1][np.diff(fields.first) > 0]] == _MARK).any()
+    ):
+        return None
+    indices = fields.text.cast(pa.uint64()).to_numpy().astype(np.int64)
+    return SparseRows(indices, np.ones(len(indices), np.float32), fields.first)
+
+
+def _wrong_pair(line: bytes) -> str | None:
+    for field in line.replace(b"\t", b" ").split(b" "):
+        if field and not _PAIR.fullmatch(field):
+            return f"expected fields index:value such as 12:1.0, got {shown_pair(field)}"
+    return None
+
+
+def _wrong_index(line: bytes) -> str | None:
+    if not line:
+        return None
+    for field in line.split(b","):
+        if not _INDEX.fullmatch(field):
+            return f"expected labels such as 3,17,20, got {shown_pair(field)}"
+    return None
+
+
+def whole_numbers(line: bytes) -> list[int]:
+    """Parse the space-separated whole numbers in `line`; empty if `line` contains anything else."""
+    fields = line.split()
+    return [int(field) for field in fields] if all(_INDEX.fullmatch(field) for field in fields) else []
+
+
+def shown_pair(field: bytes) -> str:
+    """Return `field` as text that is safe to print and truncated."""
+    return base.shown(field[:_SHOWN].decode("utf-8", "replace"))
+
 
 _ROW = "\x01row"  # added to each object, because Arrow alone would accept an object that ends in another line
 # First fields of a header: Extremis's, BEIR's, and other usual names.
@@ -42,23 +372,23 @@ def parse_points(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -
         vector = _vector(record, fields.vector, shape.dense) if shape.dense else None
         text = _text(record, shape)
         name = fields.key
-        key = text_key(text) if shape.keyless else _key(records.required(record, name), name, shape.of_labels)
+        key = text_key(text) if shape.keyless else _key(base.required(record, name), name, shape.of_labels)
         point = key, text, features, vector
         if not shape.labels:
             return (*point, [], 0)
         name = fields.label if shape.single else fields.labels
-        named = [records.required(record, name)] if shape.single else records.required(record, name)
+        named = [base.required(record, name)] if shape.single else base.required(record, name)
         if isinstance(named, str):
             named = split_cell(named, name)
         if not isinstance(named, list):
-            raise InvalidRecord(Reason.WRONG_TYPE, f"{name} must be a list of label keys, got {records.shown(named)}")
+            raise InvalidRecord(Reason.WRONG_TYPE, f"{name} must be a list of label keys, got {base.shown(named)}")
         keys = [_key(value, name, trim=True) for value in named if value is not None]  # a null is no label
         if not keys:
-            raise InvalidRecord(Reason.NO_LABELS, f"the point {records.shown(key)} has no labels ({name} is empty)")
+            raise InvalidRecord(Reason.NO_LABELS, f"the point {base.shown(key)} has no labels ({name} is empty)")
         once = sorted(set(keys))
         return (*point, once, len(keys) - len(once))
 
-    rows, good, rejects = records.parse_lines(lines, first_row, file, read, skip_blank=True)
+    rows, good, rejects = base.parse_lines(lines, first_row, file, read, skip_blank=True)
     keys, texts, features, vectors, named, merged = zip(*good, strict=True) if good else ((), (), (), (), (), ())
     columns: list[Any] = [rows, keys, texts, *(_features(features) if shape.features else [])]
     columns += [vector_column(np.array(vectors, np.float64).reshape(-1, shape.dense))] if shape.dense else []
@@ -73,19 +403,19 @@ def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) 
     def read(record: Record, row: int) -> tuple[str, str, bool]:
         weight = record.get(fields.weight, 1)
         if type(weight) not in (int, float) or weight != weight:
-            raise InvalidRecord(Reason.WRONG_TYPE, f"{fields.weight} must be a number, got {records.shown(weight)}")
-        query = _key(records.required(record, fields.query_key), fields.query_key)
-        label = _key(records.required(record, fields.label_key), fields.label_key, trim=True)
+            raise InvalidRecord(Reason.WRONG_TYPE, f"{fields.weight} must be a number, got {base.shown(weight)}")
+        query = _key(base.required(record, fields.query_key), fields.query_key)
+        label = _key(base.required(record, fields.label_key), fields.label_key, trim=True)
         return query, label, weight > 0
 
-    rows, good, rejects = records.parse_lines(raw["line"].to_pylist(), first_row, file, read, skip_blank=True)
+    rows, good, rejects = base.parse_lines(raw["line"].to_pylist(), first_row, file, read, skip_blank=True)
     kept = [(row, query, label) for row, (query, label, relevant) in zip(rows, good, strict=True) if relevant]
     columns = list(zip(*kept, strict=True)) if kept else [(), (), ()]
     return Parsed(pa.record_batch(columns, schema=pairs_schema()), rejects, len(rows) - len(kept))
 
 
 def _key(value: Any, name: str, trim: bool = False) -> str:
-    key = records.key(value, name)
+    key = base.key(value, name)
     key = key.strip() if trim else key
     if not key:
         raise InvalidRecord(Reason.MALFORMED, f"{name} contains an empty key")
@@ -99,22 +429,22 @@ def _text(record: Record, shape: Shape) -> str:
     body = record.get(name)
     if title is None:
         if body is None:
-            return records.string(records.required(record, fields.body), fields.body) if shape.needs_text else ""
-        return records.string(body, name)
-    title = records.string(title, fields.title)
+            return base.string(base.required(record, fields.body), fields.body) if shape.needs_text else ""
+        return base.string(body, name)
+    title = base.string(title, fields.title)
     if body is None or shape.text == "title":
         return title
-    body = records.string(body, name)
+    body = base.string(body, name)
     return f"{title} {body}" if title and body else title or body
 
 
 def _feature_pair(record: Record, fields: Fields) -> tuple[list[int], list[float]]:
-    ids = records.whole_numbers(record.get(fields.feature_ids) or [], fields.feature_ids)
+    ids = base.whole_numbers(record.get(fields.feature_ids) or [], fields.feature_ids)
     values = record.get(fields.feature_values)
     values = [1.0] * len(ids) if values is None else values
     if not isinstance(values, list) or not {*map(type, values)} <= {int, float}:
         raise InvalidRecord(
-            Reason.WRONG_TYPE, f"{fields.feature_values} must be a list of numbers, got {records.shown(values)}"
+            Reason.WRONG_TYPE, f"{fields.feature_values} must be a list of numbers, got {base.shown(values)}"
         )
     if len(ids) != len(values):
         raise InvalidRecord(
@@ -122,7 +452,7 @@ def _feature_pair(record: Record, fields: Fields) -> tuple[list[int], list[float
         )
     if ids and not 0 <= min(ids) <= max(ids) < 1 << 31:
         raise InvalidRecord(
-            Reason.FEATURE_OUT_OF_RANGE, f"{fields.feature_ids} must be in [0, 2^31), got {records.shown(ids)}"
+            Reason.FEATURE_OUT_OF_RANGE, f"{fields.feature_ids} must be in [0, 2^31), got {base.shown(ids)}"
         )
     if any(not abs(value) <= _LARGEST for value in values):
         raise InvalidRecord(
@@ -132,9 +462,9 @@ def _feature_pair(record: Record, fields: Fields) -> tuple[list[int], list[float
 
 
 def _vector(record: Record, name: str, dense: int) -> list[float]:
-    values = records.required(record, name)
+    values = base.required(record, name)
     if not isinstance(values, list) or not {*map(type, values)} <= {int, float}:
-        raise InvalidRecord(Reason.WRONG_TYPE, f"{name} must be a list of numbers, got {records.shown(values)}")
+        raise InvalidRecord(Reason.WRONG_TYPE, f"{name} must be a list of numbers, got {base.shown(values)}")
     if len(values) != dense:
         raise InvalidRecord(Reason.MALFORMED, WRONG_LENGTH.format(name, len(values), dense))
     if any(not abs(value) <= MOST_FLOAT16 for value in values):
@@ -187,7 +517,7 @@ def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed
     block, lines = RawRows(raw, first_row, file), raw["line"]
 
     def reject(row: int, reason: Reason, problem: str) -> None:
-        shown = records.shown(lines[row].as_py()[:200].decode("utf-8", "replace"))
+        shown = base.shown(lines[row].as_py()[:200].decode("utf-8", "replace"))
         block.reject(row, reason, f"{problem}{shown}")
 
     split = pc.split_pattern(lines, "\t")

@@ -1,41 +1,54 @@
-"""Formats with string keys: find the files of each table at a source, read the files, and parse rows into points.
-
-The file extension determines the reader, which yields blocks of lines or columns (`lines`, `column_files`). The names
-of the fields determine how a block becomes points, labels or pairs (`from_lines`, `from_columns`). The formats differ
-only in the kind of file, and in whether labels can be extracted from the points.
-"""
+"""Keyed data: JSON lines, CSV, Parquet, data sets, BEIR, AttentionXML; and texts to predict on."""
 
 import re
+import shutil
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice, zip_longest
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.formats import column_files, from_columns, from_lines, lines, records
-from pipelines.formats.base import LABELS, PAIRS, SPLITS, Inputs, Parsed, Part, RowContents, Text, labels_schema
-from pipelines.formats.column_files import ARROW, CSV, PARQUET, is_csv
-from pipelines.formats.names import (
+from pipelines.formats import base, from_columns, from_lines
+from pipelines.formats.base import (
     ABSENT,
+    LABELS,
     OF_PAIRS,
     OF_ROWS,
+    OF_TEXTS,
+    PAIRS,
+    SPLITS,
     Fields,
+    Inputs,
+    Parsed,
+    Part,
+    RowContents,
     Shape,
+    Text,
+    decode_column,
     in_use,
+    is_pattern,
+    labels_schema,
     list_files,
+    notes_on,
     one_of,
     say_names,
     single_file,
 )
+from pipelines.formats.from_columns import ARROW, CSV, PARQUET, check_columns, is_csv
+from schemas import storage
 from schemas.errors import InputError
 from schemas.manifest import MOST_DENSE
+from schemas.ragged import offsets_of
 from schemas.storage import join
 
 ROWS = "rows"  # the role of a part's only file
 _FIRST_ROWS = 1 << 10  # first rows, which show the length of vectors
-JSONL, TSV = rf"(?:jsonl|ndjson){lines.CODEC}", rf"tsv{lines.CODEC}"
+JSONL, TSV = rf"(?:jsonl|ndjson){base.CODEC}", rf"tsv{base.CODEC}"
 _ANY = rf"(?:{JSONL}|{PARQUET}|{CSV}|{ARROW})"  # pattern of the files of labels and pairs
 _STEMS = {"train": "train", "val": "(?:val|valid|validation|dev)", "test": "test", LABELS: "labels"}
 _QRELS = {"train": ("train",), "val": ("dev", "val"), "test": ("test",)}
@@ -70,12 +83,12 @@ class Keyed:
         (url,), fields = part.files.values(), self.fields_of(part)
         names = [name for name in vars(fields).values() if part.contents.dense or name != fields.vector]
         if is_csv(url) and not _is_tabbed(part):
-            return column_files.read_csv(url, block_rows)
+            return from_columns.read_csv(url, block_rows)
         if url.endswith(f".{ARROW}"):
-            return column_files.read_arrow(url, block_rows, names)
+            return from_columns.read_arrow(url, block_rows, names)
         if url.endswith(f".{PARQUET}"):
-            return column_files.read_parquet(url, block_rows, names)
-        return iter(lines.LineBlocks(url, block_rows))
+            return from_columns.read_parquet(url, block_rows, names)
+        return iter(base.LineBlocks(url, block_rows))
 
     def parse(self, raw: pa.RecordBatch, first_row: int, part: Part, text: Text) -> Parsed:
         (url,), fields, contents = part.files.values(), self.fields_of(part), part.contents
@@ -206,13 +219,13 @@ class Beir(Keyed):
     fields: Fields = field(default_factory=lambda: Fields(key="_id"))
 
     def recognises(self, source: str, names: Sequence[str]) -> bool:
-        return any(f"corpus.jsonl{codec}" in names for codec in lines.SUFFIXES)
+        return any(f"corpus.jsonl{codec}" in names for codec in base.SUFFIXES)
 
     def find(self, source: str) -> Inputs:
         root, names = list_files(source)
 
         def find_file(*plain: str, required: bool = True) -> str | None:
-            usual = [name + suffix for name in plain for suffix in lines.SUFFIXES]
+            usual = [name + suffix for name in plain for suffix in base.SUFFIXES]
             return one_of(source, names, usual, self.expects, required=required)
 
         corpus, queries = find_file("corpus.jsonl"), find_file("queries.jsonl")
@@ -287,9 +300,9 @@ def vector_length(urls: Sequence[str], fields: Fields) -> int:
             Keyed(fields).read(Part("", url, {ROWS: url}, contents=RowContents(dense=1)), _FIRST_ROWS), 1
         ):
             if name not in first.schema.names:
-                _, found, _ = records.parse_lines(first["line"].to_pylist(), 0, url, lambda record, _: record.get(name))
+                _, found, _ = base.parse_lines(first["line"].to_pylist(), 0, url, lambda record, _: record.get(name))
                 lengths = [len(value) for value in found if isinstance(value, list)]
-            elif column_files.is_list(first[name].type):
+            elif from_columns.is_list(first[name].type):
                 lengths = pc.list_value_length(first[name]).drop_null().to_pylist()
         if (length := next(filter(None, lengths), 0)) > MOST_DENSE:
             raise InputError(
@@ -313,11 +326,11 @@ def field_names(url: str) -> Sequence[str]:
 
     JSON lines are read one MiB at a time until a record with fields is found. Raises InputError, StorageError.
     """
-    columns = column_files.column_names(url)
+    columns = from_columns.column_names(url)
     if columns is not None:
         return columns
-    for some in lines.read_lines(url):
-        names = dict.fromkeys(name for line in some for name in records.field_names(line))  # in order of appearance
+    for some in base.read_lines(url):
+        names = dict.fromkeys(name for line in some for name in base.field_names(line))  # in order of appearance
         if names:
             return list(names)
     return []  # every line is rejected later, when it is parsed
@@ -329,7 +342,7 @@ def require_named_columns(url: str, fields: Fields, read: Sequence[str], usual: 
     names = field_names(url) if stated else ()
     for name, column in stated.items():
         if names and column not in names:
-            present = ", ".join(records.shown(name) for name in names[:20])
+            present = ", ".join(base.shown(name) for name in names[:20])
             raise InputError(
                 f"{url}: no column {column!r}, which --fields gives as {name}; found: {present}. Correct the name in "
                 "--fields, or leave it out."
@@ -398,5 +411,199 @@ def _parts(
     parts = [Part(table, name, {ROWS: url}, contents=contents) for name, url in zip(names, urls, strict=True)]
     for part in parts:
         if not _is_tabbed(part):
-            column_files.check_columns(part.files[ROWS], *groups, example=example)
+            from_columns.check_columns(part.files[ROWS], *groups, example=example)
     return parts
+
+
+TEXT = "text"
+
+
+@dataclass(frozen=True)
+class AttentionXml:
+    """Reads texts, and labels that are separated by blanks. Points without keys have a hash of the text as key."""
+
+    name: str = "attentionxml"
+    expects: str = "train_raw_texts.txt (or train_texts.txt), train_labels.txt, and optionally the same files of test"
+
+    def recognises(self, source: str, names: Sequence[str]) -> bool:
+        return any(name.startswith(("train_raw_texts.txt", "train_texts.txt")) for name in names)
+
+    def find(self, source: str) -> Inputs:
+        source, names = list_files(source)
+        parts = list[Part]()
+        for split in SPLITS:
+            raw, plain, named = (
+                [f"{split}_{stem}.txt{codec}" for codec in base.SUFFIXES] for stem in ("raw_texts", "texts", LABELS)
+            )
+            if split != "train" and not {*raw, *plain, *named} & {*names}:
+                continue
+            texts = one_of(source, names, raw, self.expects)
+            texts = texts or one_of(source, names, plain, self.expects, required=True)
+            labels = one_of(source, names, named, self.expects, required=True)
+            files, contents = {TEXT: join(source, str(texts)), LABELS: join(source, str(labels))}, RowContents()
+            parts.append(Part(split, str(texts), files, contents=contents))
+            parts.append(Part(LABELS, str(texts), files, contents=replace(contents, derived=True)))
+        return Inputs(self.name, tuple(parts), keyed=True)
+
+    def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield blocks with the columns TEXT and LABELS. Raises InputError if the files have different lengths."""
+        readers = (base.LineBlocks(part.files[role], block_rows) for role in (TEXT, LABELS))
+        for texts, labels in zip_longest(*readers):
+            if not texts or not labels or len(texts) != len(labels):
+                places = " and ".join(part.files.values())
+                raise InputError(f"{places}: expected the same number of lines. Do the files belong to the same split?")
+            yield pa.record_batch({TEXT: texts["line"], LABELS: labels["line"]})
+
+    def parse(self, raw: pa.RecordBatch, first_row: int, part: Part, text: Text) -> Parsed:
+        named = [line.split() for line in raw[LABELS].to_pylist()]
+        offsets = pa.array(offsets_of(np.array([len(keys) for keys in named])), pa.int32())
+        keys = pa.array(chain.from_iterable(named), pa.binary()).view(pa.string())  # checked when it is parsed
+        columns = {TEXT: raw[TEXT].view(pa.large_string()), LABELS: pa.ListArray.from_arrays(offsets, keys)}
+        shape = Shape(Fields(), text, features=False, labels=True, keyless=True)
+        parsed = from_columns.parse_points(pa.record_batch(columns), first_row, part.name, shape)
+        return labels_of(parsed) if part.contents.derived else parsed
+
+
+STANDARD = "-"  # standard input
+_NAMES = {"text": "input.txt", "jsonl": "input.jsonl", "csv": "input.csv"}  # names of a copy of standard input
+_ENDS = {
+    "text": r"\.(?:txt|text)(?:\.gz|\.bz2|\.xz|\.zst)?$",
+    "jsonl": rf"\.{JSONL}$",
+    "parquet": rf"\.{PARQUET}$",
+    "csv": rf"\.{CSV}$",
+    "arrow": rf"\.{ARROW}$",
+}
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Rows from files in format `form` (None: from the file name). `title_only`: like `extremis shard --text title`.
+
+    `fields`: names of the fields; None: those of `made_with` if a file has such texts, else the usual names.
+    """
+
+    source: str
+    form: str | None = None
+    fields: Fields | None = None
+    title_only: bool = False
+    made_with: Fields = field(default_factory=Fields)
+
+    def batches(self, rows: int, features: bool, dense: int = 0) -> Iterator[pa.RecordBatch]:
+        """Yield up to `rows` rows at a time: `key`, `text` and, with `features`, `feature_ids` and `feature_values`.
+
+        dense: length of the vectors in an additional column; 0: no vectors.
+
+        Raises InputError at the first invalid row, if there are no rows, and if a file changes while it is read;
+        StorageError.
+        """
+        if self.source == STANDARD:
+            with tempfile.TemporaryDirectory(prefix="extremis-input-") as folder:
+                yield from replace(self, source=_copy_of_standard_input(folder, self.form or "text")).batches(
+                    rows, features, dense
+                )
+            return
+        with base.unchanged(self.places()):
+            yield from self._read(rows, features, dense)
+
+    def _read(self, rows: int, features: bool, dense: int) -> Iterator[pa.RecordBatch]:
+        seen = 0
+        for url, form in self.files():
+            if form == "text" and (features or dense):
+                read = "sparse features" if features else "vectors"
+                raise InputError(
+                    f"{url}: these are lines of text, but this encoder reads {read}. Give JSON lines or Parquet."
+                )
+            names = () if form == "text" else field_names(url)
+            fields = self.fields or self.made_with.within(names)
+            if form != "text" and self.fields:
+                require_named_columns(url, fields, OF_TEXTS, Fields())
+            keyless = fields.key not in names
+            contents = RowContents(features, keys=not keyless, labels=False, dense=dense)
+            blocks = self._read_lines(url, rows) if form == "text" else self._read_records(url, rows, contents, fields)
+            for batch in blocks:
+                if keyless:  # row numbers identify rows
+                    numbers = pa.array(np.arange(seen, seen + batch.num_rows)).cast(pa.string())
+                    batch = batch.set_column(0, "key", numbers)
+                seen += batch.num_rows
+                if batch.num_rows:
+                    yield batch
+        if not seen:
+            raise InputError(f"{self.source}: the input has no rows.")
+
+    def notes(self) -> Iterator[str]:
+        """Yield lines to print about the files. Raises InputError like `files`."""
+        yield from () if self.source == STANDARD else notes_on(self.source, self.places())
+
+    def places(self) -> list[str]:
+        """List the URLs of all files; for standard input, its file descriptor. Raises InputError like `files`."""
+        return ["/dev/stdin"] if self.source == STANDARD else [url for url, _ in self.files()]
+
+    def files(self) -> list[tuple[str, str]]:
+        """List (URL, form) of all files by name. Raises InputError if there are no files or a format is unknown."""
+        if storage.exists(self.source):
+            return [(self.source, self._form_of(self.source))]
+        root, names = list_files(self.source)
+        wild = is_pattern(self.source)
+        names = [name for name in names if not name.endswith("/")]
+        kept = [name for name in names if wild or self.form or any(re.search(end, name) for end in _ENDS.values())]
+        if not kept:
+            raise InputError(
+                f"{self.source}: no input here; found: {say_names(names)}. Expected a file, a folder or a pattern: "
+                "text lines (.txt), JSON lines (.jsonl), CSV (.csv, .tsv), all of these also compressed, Parquet "
+                "(.parquet) or Arrow (.arrow)."
+            )
+        urls = [join(root, name) for name in kept]
+        return [(url, self._form_of(url)) for url in urls]
+
+    def _form_of(self, url: str) -> str:
+        form = self.form or next((form for form, end in _ENDS.items() if re.search(end, url)), None)
+        if form is None:
+            raise InputError(f"{url}: unknown file extension. Give the format with --form {'|'.join(_ENDS)}.")
+        return form
+
+    def _read_lines(self, url: str, rows: int) -> Iterator[pa.RecordBatch]:
+        first = 0
+
+        def refuse(row: int, byte: int) -> None:
+            raise InputError(f"{url}, line {first + row + 1:,}: byte {byte} is not UTF-8. Save the file as UTF-8.")
+
+        for block in base.LineBlocks(url, rows):
+            text = decode_column(block["line"], refuse)
+            yield pa.record_batch({"key": pa.nulls(len(block), pa.string()), "text": text})
+            first += len(block)
+
+    def _read_records(self, url: str, rows: int, contents: RowContents, fields: Fields) -> Iterator[pa.RecordBatch]:
+        keyed = Keyed(fields)
+        if not (contents.features or contents.dense):
+            check_columns(url, in_use(*fields.texts))
+        is_present = {fields.feature_ids: not contents.features or features_in([url], fields)}
+        is_present[fields.vector] = not contents.dense or vector_length([url], fields) > 0
+        for name in (name for name, present in is_present.items() if not present):
+            raise InputError(
+                f"{url}: no column {name}, which this encoder needs. Add the column, or give its name with --fields."
+            )
+        # As for a point with labels in pairs, only key, text, features and vector are read.
+        part = Part("test", url, {ROWS: url}, contents=contents)
+        first = 0
+        for raw in keyed.read(part, rows):
+            parsed = keyed.parse(raw, first, part, "title" if self.title_only else "title+content")
+            if parsed.rejects:
+                reject = parsed.rejects[0]
+                raise InputError(f"{reject.file}, line {reject.line}: {reject.detail}. Fix the row, or leave it out.")
+            first += raw.num_rows
+            kept = ("key", "text", "feature_ids", "feature_values", "dense")
+            yield parsed.batch.select([name for name in kept if name in parsed.batch.schema.names])
+
+
+def _copy_of_standard_input(folder: str, form: str) -> str:
+    """Copy standard input to a file in `folder`, named after its format. Raises InputError for Parquet."""
+    if form not in _NAMES:
+        raise InputError(
+            f"--form {form}: the format of standard input must be one of {', '.join(_NAMES)}. Give a file instead."
+        )
+    if sys.stdin is None:
+        raise InputError("standard input is closed. Open it, or give a file.")
+    path = Path(folder) / _NAMES[form]
+    with path.open("wb") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+    return str(path)

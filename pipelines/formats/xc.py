@@ -1,33 +1,218 @@
-"""XC formats: raw JSON, files aligned row by row, and the old single file. A label id is a 0-based line number."""
+"""Read a sparse matrix saved by SciPy's `save_npz` block by block, as three streams, and never as a whole.
 
+Nothing is unpickled. Only a matrix in CSR format can be streamed by row, so other formats are rejected.
+"""
+
+import ast
+import contextlib
+import errno
 import re
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 
-from pipelines.formats import lines, npz, records, sparse
+from pipelines.formats import base, from_lines
 from pipelines.formats.base import (
     LABELS,
     SPLITS,
     Inputs,
+    InvalidRecord,
     Parsed,
     Part,
     RawRows,
     Reason,
+    Record,
     Text,
     decode_column,
+    filters_at,
     labels_schema,
+    list_files,
+    one_missing,
+    one_of,
     points_schema,
 )
-from pipelines.formats.names import filters_at, list_files, one_missing, one_of
-from pipelines.formats.records import InvalidRecord, Record
-from schemas.errors import InputError
+from schemas.errors import InputError, StorageError
 from schemas.ragged import SparseRows
 from schemas.shard_files import parquet
 from schemas.storage import join
+
+_MEMBERS = ("format", "shape", "indptr", "indices", "data")
+_MOST_ENTRIES = 1 << 28  # most entries of a block of rows, because a block is in memory
+_SMALL = 1 << 10  # entries of `format` and `shape`; a longer array is invalid
+_REMEDY = "Write the matrix with scipy.sparse.save_npz(path, matrix.tocsr())."
+_BAD_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, KeyError)
+
+
+def read_shape(url: str) -> tuple[int, int]:
+    """Return (rows, columns) of the matrix at `url`. Raises InputError if there is no CSR matrix; StorageError."""
+    with _open(url) as arrays:
+        return _shape(url, arrays)
+
+
+def read_rows(url: str, block_rows: int) -> Iterator[SparseRows]:
+    """Yield rows of the matrix at `url`, `block_rows` at a time (fewer at the end), with entries in file order.
+
+    Values outside the range of a 32-bit float become infinite or NaN. Raises InputError, StorageError.
+    """
+    with _open(url) as arrays:
+        rows, columns = _shape(url, arrays)
+        indptr, indices, data = (arrays[name] for name in ("indptr", "indices", "data"))
+        if indptr.length != rows + 1 or indices.length != data.length:
+            raise _damaged(
+                url,
+                f"indptr, indices and data have {indptr.length:,}, {indices.length:,} and {data.length:,} entries, "
+                f"which do not form a matrix of {rows:,} rows",
+            )
+        start = int(indptr.take(1)[0])
+        if start != 0:
+            raise _damaged(url, f"indptr starts with {start}, not 0")
+        for first in range(0, rows, block_rows):
+            ends = indptr.take(min(block_rows, rows - first)).astype(np.int64)
+            offsets = np.concatenate([[start], ends])
+            if (np.diff(offsets) < 0).any() or offsets[-1] > indices.length:
+                raise _damaged(url, f"indptr decreases, or points past the end, from row {first} on")
+            count = int(offsets[-1]) - start
+            if count > _MOST_ENTRIES:
+                raise _damaged(
+                    url, f"the rows from {first} on have {count:,} entries; expected at most {_MOST_ENTRIES:,}"
+                )
+            named = indices.take(count).astype(np.int64)
+            with np.errstate(over="ignore", invalid="ignore"):
+                values = data.take(count).astype(np.float32)
+            wrong = np.flatnonzero((named < 0) | (named >= columns))
+            if len(wrong):
+                row = first + int(np.searchsorted(offsets - start, wrong[0], "right")) - 1
+                raise _damaged(url, f"row {row} has column {named[wrong[0]]}, but there are {columns:,} columns")
+            yield SparseRows(named, values, offsets - start)
+            start = int(offsets[-1])
+        if start != indices.length:
+            raise _damaged(url, f"indptr ends with {start:,}, but there are {indices.length:,} entries")
+        for array in (indptr, indices, data):
+            array.end()
+
+
+@dataclass
+class _Array:
+    """One-dimensional array in a stream: `length` entries of `dtype`, read in order."""
+
+    url: str
+    name: str
+    stream: IO[bytes]
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+    def take(self, count: int) -> np.ndarray:
+        parts = []
+        missing = count * self.dtype.itemsize
+        while missing:
+            with _naming_damage(self.url):
+                part = self.stream.read(min(missing, 1 << 24))
+            if not part:
+                raise _damaged(self.url, f"the array {self.name} is incomplete")
+            parts.append(part)
+            missing -= len(part)
+        return np.frombuffer(b"".join(parts), self.dtype)
+
+    def end(self) -> None:
+        """Read to the end of the stream, so that its checksum is verified."""
+        with _naming_damage(self.url):
+            if self.stream.read(1):
+                raise _damaged(self.url, f"the array {self.name} is too long")
+
+
+@contextlib.contextmanager
+def _open(url: str) -> Iterator[dict[str, _Array]]:
+    with contextlib.ExitStack() as stack:
+        arrays = {}
+        for name in _MEMBERS:  # each array opens the file separately, so that the arrays read ahead independently
+            file = stack.enter_context(base.open_file(url))
+            with _naming_damage(url):
+                zipped = stack.enter_context(zipfile.ZipFile(file))
+                if f"{name}.npy" not in zipped.namelist():
+                    raise InputError(f"{url}: no array {name} in the file: not a CSR matrix of SciPy. {_REMEDY}")
+                stream = stack.enter_context(zipped.open(f"{name}.npy"))
+                arrays[name] = _Array(url, name, stream, *_header(url, name, stream))
+        yield arrays
+
+
+def _shape(url: str, arrays: dict[str, _Array]) -> tuple[int, int]:
+    kind, shape = arrays["format"], arrays["shape"]
+    if kind.dtype.kind not in "SU" or kind.length != 1 or kind.dtype.itemsize > _SMALL:
+        raise InputError(f"{url}: the array format is not a string: not a CSR matrix of SciPy. {_REMEDY}")
+    name = kind.take(1)[0]
+    name = name.decode("ascii", "replace") if isinstance(name, bytes) else str(name)
+    if name != "csr":
+        raise InputError(f"{url}: a matrix in {name[:20]!r} order; expected 'csr'. {_REMEDY}")
+    for array, kinds in (("shape", "iu"), ("indptr", "iu"), ("indices", "iu"), ("data", "biuf")):
+        if arrays[array].dtype.kind not in kinds or len(arrays[array].shape) != 1:
+            raise InputError(
+                f"{url}: the array {array} has the type {arrays[array].dtype}, so this is not a CSR matrix. {_REMEDY}"
+            )
+    if shape.length != 2:
+        raise InputError(f"{url}: the shape has {shape.length} numbers; expected rows and columns. {_REMEDY}")
+    rows, columns = (int(size) for size in shape.take(2))
+    if rows < 0 or columns < 0:
+        raise InputError(f"{url}: unusable shape {rows} × {columns}. {_REMEDY}")
+    return rows, columns
+
+
+def read_header(stream: IO[bytes], most: int = 10_000) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
+    """Read (dtype, shape, whether in column-major order) from a `.npy` stream with a header of at most `most` bytes.
+
+    Raises ValueError with a message that continues a sentence starting with the array's name.
+    """
+    magic = stream.read(8)
+    width = {b"\x93NUMPY\x01": 2, b"\x93NUMPY\x02": 4, b"\x93NUMPY\x03": 4}.get(magic[:7], 0)
+    size = int.from_bytes(stream.read(width), "little")
+    if not width or size > most:
+        raise ValueError("has no header")
+    try:
+        header = ast.literal_eval(stream.read(size).decode("utf-8"))
+        dtype, shape, by_column = np.dtype(header["descr"]), header["shape"], header["fortran_order"]
+    except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
+        raise ValueError("has a header that cannot be read") from None
+    if not (isinstance(shape, tuple) and all(type(size) is int and size >= 0 for size in shape)):
+        raise ValueError(f"has the shape {shape!r:.60}")
+    return dtype, shape, bool(by_column)
+
+
+def _header(url: str, name: str, stream: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Read (dtype, shape) from the start of an array; reject an array that would have to be unpickled."""
+    try:
+        dtype, shape, by_column = read_header(stream, _SMALL)
+    except ValueError as error:
+        raise _damaged(url, f"the array {name} {error}") from None
+    if dtype.kind not in "SUbiuf" or not dtype.itemsize or (by_column and len(shape) > 1):
+        raise InputError(f"{url}: the array {name} does not contain plain numbers (pickled?). {_REMEDY}")
+    return dtype, shape
+
+
+@contextlib.contextmanager
+def _naming_damage(url: str) -> Iterator[None]:
+    try:
+        yield
+    except _BAD_ZIP as error:
+        raise _damaged(url, str(error).rstrip(".") or "the file is incomplete") from None
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # a position before the start of the file
+            raise _damaged(url, "the directory of the archive is damaged") from None
+        raise StorageError(f"could not read {url}: {error}; run the same command again.") from error
+
+
+def _damaged(url: str, fault: str) -> InputError:
+    return InputError(
+        f"{url}: not a NumPy .npz file, or damaged: {fault}. Copy the file again, or write a new file. {_REMEDY}"
+    )
+
 
 # Roles of files, in addition to LABELS; BOTH is the old format's file of labels and features.
 FEATURES, BOTH, TEXT, JSON = "features", "both", "text", "json"
@@ -56,28 +241,28 @@ _OF_SPLITS: dict[str, tuple[list[str], list[str]]] = {
 
 def _targets(record: Record, key: str) -> tuple[list[int], int]:
     """Return the distinct label ids, sorted, and the number of duplicates. Raises InvalidRecord."""
-    target = records.whole_numbers(records.required(record, "target_ind"), "target_ind")
+    target = base.whole_numbers(base.required(record, "target_ind"), "target_ind")
     if not target:
-        raise InvalidRecord(Reason.NO_LABELS, f"the point {records.shown(key)} has no labels (target_ind is empty)")
+        raise InvalidRecord(Reason.NO_LABELS, f"the point {base.shown(key)} has no labels (target_ind is empty)")
     ids = sorted(set(target))
     if ids[0] < 0 or ids[-1] >= 1 << 63:
         wrong = ids[0] if ids[0] < 0 else ids[-1]
-        raise InvalidRecord(Reason.LABEL_OUT_OF_RANGE, f"unknown label {records.shown(wrong)}")
+        raise InvalidRecord(Reason.LABEL_OUT_OF_RANGE, f"unknown label {base.shown(wrong)}")
     return ids, len(target) - len(ids)
 
 
 def _key(record: Record, row: int) -> str:
     """Return the uid; a record without a uid gets its row number, such as `#17`."""
     uid = record.get("uid")
-    return f"#{row}" if uid is None else records.key(uid, "uid")
+    return f"#{row}" if uid is None else base.key(uid, "uid")
 
 
 def _text(record: Record, text: str) -> str:
-    title = records.string(records.required(record, "title"), "title")
+    title = base.string(base.required(record, "title"), "title")
     content = record.get("content")
     if content is None or text == "title":
         return title
-    content = records.string(content, "content")
+    content = base.string(content, "content")
     return f"{title} {content}" if content else title
 
 
@@ -148,7 +333,7 @@ class Aligned:
         keys, texts, *labels = rows.records(text)
         if points and LABELS in part.files:
             labels = [*rows.labels(LABELS, rows.matrix(LABELS))]
-        features = sparse.feature_columns(rows.matrix(FEATURES)) if FEATURES in part.files else []
+        features = from_lines.feature_columns(rows.matrix(FEATURES)) if FEATURES in part.files else []
         schema = points_schema("label_ids", bool(features)) if points else labels_schema(bool(features))
         return rows.parsed([rows.numbers, keys, texts, *features, *labels], schema)
 
@@ -212,7 +397,7 @@ class Rows(RawRows):
             key, body = _key(record, row), _text(record, text)
             return (key, body, *_targets(record, key)) if named else (key, body)
 
-        rows, good, rejects = records.parse_lines(self.raw[JSON].to_pylist(), self.first_row, part.name, read)
+        rows, good, rejects = base.parse_lines(self.raw[JSON].to_pylist(), self.first_row, part.name, read)
         for bad in rejects:
             self.reject_in(JSON, bad.line - 1 - self.first_row, bad.reason, bad.detail)
         schema = points_schema("label_ids", features=False) if named else labels_schema(features=False)
@@ -229,8 +414,8 @@ class Rows(RawRows):
         if f"{role}.indices" in self.raw.schema.names:
             table = pa.Table.from_batches([self.raw])
             ids, values = (parquet.list_column(table, f"{role}.{part}") for part in ("indices", "values"))
-            return self.checked(role, role, *sparse.only_finite(SparseRows(ids.values, values.values, ids.offsets)))
-        return self.checked(role, role, *sparse.parse_pairs(self.raw[role]))
+            return self.checked(role, role, *from_lines.only_finite(SparseRows(ids.values, values.values, ids.offsets)))
+        return self.checked(role, role, *from_lines.parse_sparse_pairs(self.raw[role]))
 
     def checked(self, kind: str, role: str, ragged: SparseRows, faults: Mapping[int, str]) -> SparseRows:
         """Reject invalid rows of `ragged`, from the file of `role`; check indices against the number of `kind`."""
@@ -249,7 +434,7 @@ class Rows(RawRows):
 
     def labels(self, role: str, ragged: SparseRows) -> tuple[pa.Array, pa.Array]:
         """Return the columns label_ids and merged [B]; a point without labels is rejected."""
-        kept, merged = sparse.merge_labels(ragged)
+        kept, merged = from_lines.merge_labels(ragged)
         for row in np.flatnonzero(np.diff(kept.offsets) == 0).tolist():
             self.reject_in(role, row, Reason.NO_LABELS, "the point has no labels")
         return parquet.list_array(kept.ids, kept.offsets, pa.int64()), pa.array(merged)
@@ -289,21 +474,21 @@ class XcSingle(Aligned):
             return super().parse(raw, first_row, part, text)
         rows = Rows(raw, first_row, part)
         keys, texts = rows.records(text)
-        of_labels, of_features = sparse.cut_at_space(raw[BOTH])
-        features = sparse.feature_columns(rows.checked(FEATURES, BOTH, *sparse.parse_pairs(of_features)))
-        labels, merged = rows.labels(BOTH, rows.checked(LABELS, BOTH, *sparse.parse_indices(of_labels)))
+        of_labels, of_features = from_lines.cut_at_space(raw[BOTH])
+        features = from_lines.feature_columns(rows.checked(FEATURES, BOTH, *from_lines.parse_sparse_pairs(of_features)))
+        labels, merged = rows.labels(BOTH, rows.checked(LABELS, BOTH, *from_lines.parse_indices(of_labels)))
         return rows.parsed([rows.numbers, keys, texts, *features, labels, merged], points_schema("label_ids", True))
 
 
 def _matching(split: str, names: Sequence[str]) -> list[str]:
     """List the names that match the file of `split`, with or without the data set's name as a prefix."""
-    return [name for name in names if re.fullmatch(rf"(?!filter_labels)(.+_)?{split}\.txt{lines.CODEC}", name)]
+    return [name for name in names if re.fullmatch(rf"(?!filter_labels)(.+_)?{split}\.txt{base.CODEC}", name)]
 
 
 def _usual(table: str, role: str) -> list[str]:
     """List the possible names of the file with the role `role` (LABELS, FEATURES, TEXT, JSON) in `table`."""
     packed, whole = (_OF_LABELS if table == LABELS else _OF_SPLITS)[role]
-    names = [name + codec for name in packed for codec in lines.SUFFIXES] + whole
+    names = [name + codec for name in packed for codec in base.SUFFIXES] + whole
     return [name.format(stem=_STEMS[table], split=table) for name in names]
 
 
@@ -342,7 +527,7 @@ def _sized(source: str, form: Aligned, parts: list[Part], names: Sequence[str]) 
 def _read_size(url: str) -> tuple[int, int]:
     """Return (rows, columns) of the matrix at `url`, from its header. Raises InputError, StorageError."""
     if url.endswith(".npz"):
-        return npz.read_shape(url)
+        return read_shape(url)
     rows, columns = _read_header(url)
     return rows, columns
 
@@ -350,11 +535,11 @@ def _read_size(url: str) -> tuple[int, int]:
 def _read_header(url: str, role: str = "") -> list[int]:
     """Read the whole numbers in the first line of a matrix with the role `role`. Raises InputError, StorageError."""
     count, names = _HEADERS[role]
-    header = lines.first_line(url)
-    sizes = sparse.whole_numbers(header)
+    header = base.first_line(url)
+    sizes = from_lines.whole_numbers(header)
     if len(sizes) != len(names.split()):
         raise InputError(
-            f"{url}, line 1: expected the header `{names}`, {count} whole numbers; got {sparse.shown(header)}."
+            f"{url}, line 1: expected the header `{names}`, {count} whole numbers; got {from_lines.shown_pair(header)}."
         )
     return sizes
 
@@ -397,7 +582,7 @@ def _stated(part: Part) -> tuple[int | None, dict[str, int]]:
 
 
 def _npz_rows(role: str, url: str, block_rows: int) -> Iterator[dict[str, pa.Array]]:
-    for block in npz.read_rows(url, block_rows):
+    for block in read_rows(url, block_rows):
         offsets = pa.array(block.offsets)
         yield {
             f"{role}.indices": pa.LargeListArray.from_arrays(offsets, pa.array(block.ids)),
@@ -412,7 +597,7 @@ def _lines(role: str, url: str, rows: int | None, block_rows: int) -> Iterator[d
     within a line, or far before the declared number of rows, is incomplete.
     """
     matrix = role in _MATRICES
-    source = lines.LineBlocks(url, block_rows, skip=int(matrix))
+    source = base.LineBlocks(url, block_rows, skip=int(matrix))
     held = pa.array([], pa.large_binary())
     read = 0
     for batch in source:
@@ -442,5 +627,5 @@ def _check_blank(url: str, beyond: Sequence[bytes], rows: int, line: int) -> Non
         if content.strip():
             raise InputError(
                 f"{url}, line {number}: the header declares {rows:,} rows, but the file continues: "
-                f"{sparse.shown(content)}. Fix the header. Does the file belong to another split?"
+                f"{from_lines.shown_pair(content)}. Fix the header. Does the file belong to another split?"
             )

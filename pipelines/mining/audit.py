@@ -15,14 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.vectors import EmbeddedSource
+from pipelines.mining.inputs import EmbeddedSource
 from schemas.errors import ExtremisError
 from schemas.layout import RunLayout
-from schemas.processes import peak_bytes
+from schemas.process import peak_bytes
 from schemas.ragged import Ragged
-from schemas.run_tables import run_tables
 from schemas.shard_files.parquet import matrix_column
-from schemas.table import Table
+from schemas.table import Table, run_tables
 from search.block import Block
 from search.candidates import unpack
 from search.exclusions import Exclusions, ScoreRule, merge_passed, positive_scores, start_search

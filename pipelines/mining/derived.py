@@ -1,4 +1,4 @@
-"""Build tables of negatives from other tables with the same rows, shard by shard, one row group at a time."""
+"""Tables of negatives from other tables: merge several, or score one by a teacher."""
 
 import functools
 from collections import Counter
@@ -9,18 +9,25 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.progress import Meter, Progress, silent
 from pipelines.job import REMEDY, Job, Summary, describe, make_table
-from pipelines.mining.aliases import Aliases
+from pipelines.mining.filters import Aliases, find_aliases, has_margin, read_aliases, rows_of_table, score_limits
+from pipelines.models import once_a_process
+from pipelines.options import MergeOptions, TeachOptions
+from pipelines.progress import Meter, Progress, silent
+from pipelines.runners.local import for_workers
 from schemas import arrow, storage
-from schemas.errors import TableError
+from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, staging
 from schemas.manifest import Manifest
-from schemas.reuse import Request, find_reusable
+from schemas.owners import require_output_folder
+from schemas.ragged import Ragged, is_repeated
 from schemas.shard_files.parquet import matrix_column, writing_shard
 from schemas.storage import join
-from schemas.table import Table
-from search.candidates import EMPTY, pack
+from schemas.table import Request, Table, find_reusable
+from search.candidates import EMPTY, pack, unpack
+from search.exclusions import Exclusions, drop_excluded
+from trainer.device import open_device
+from trainer.encoders.texts import Teacher, TeacherFiles
 
 STEP = "write"
 
@@ -168,3 +175,175 @@ def open_tables(data: str, urls: Sequence[str]) -> tuple[Table, tuple[Table, ...
                 f"{table.url}: this table has columns for each label range. Make the table again without --ranges."
             )
     return rows, tables, labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergePlan(DerivedPlan):
+    """Plan of one run. `aliased`: whether there are labels with equal texts."""
+
+    by: str
+    aliased: bool
+
+
+def merge(
+    data: str,
+    tables: Sequence[str],
+    out: str,
+    options: MergeOptions | None = None,
+    beam_options: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> Manifest:
+    """Merge tables of hard negatives for rows of DATA into the table OUT, without duplicates or positives in a row.
+
+    If OUT was already built from the same tables with the same options, it is returned. Raises InputError (fewer than
+    two tables, a width that is too large, OUT contains something else), TableError (other rows or labels, label ranges,
+    damaged), StorageError.
+    """
+    data, out, *urls = (for_workers(beam_options, url) for url in (data, out, *tables))
+    options = options or MergeOptions()
+    require_output_folder(out, "mined", [data, *urls])
+    if len(urls) < 2:
+        raise InputError("only one table is given. Name more tables with --others.")
+    rows, opened, labels = open_tables(data, urls)
+    widths = [table.width("label_ids") for table in opened]
+    width = options.width or max(widths)
+    if width > sum(widths):
+        raise InputError(
+            f"--width {width}: together the tables have {sum(widths)} negatives for each row. Give a smaller --width."
+        )
+    aliases = find_aliases(labels, options.equal_texts)
+    parameters = {
+        "merged": options.by,
+        "equal_texts": {"rule": options.equal_texts, "labels": labels.digest} if aliases else None,
+    }
+    plan = MergePlan(rows, opened, labels, out, width, by=options.by, aliased=aliases is not None)
+    return make_derived(plan, {}, parameters, merge_shard, beam_options, progress, aliases)
+
+
+def merge_shard(shard: int, plan: MergePlan) -> Summary:
+    """Write shard `shard` of the table. Raises TableError, StorageError."""
+    aliases = read_aliases(plan.aliases) if plan.aliased else None
+
+    def make(points: pa.Table, ids: pa.Array, offered: list[np.ndarray], counts: Counter[str]) -> pa.Table:
+        exclusions = Exclusions.of(points)
+        exclusions = aliases.add_to(exclusions) if aliases else exclusions
+        return rows_of_table(ids, merge_rows(offered, plan.by, exclusions, plan.width, counts), plan.schema)
+
+    return write_derived(shard, plan, ["label_ids", "filter_label_ids"], make)
+
+
+def merge_rows(
+    offered: Sequence[np.ndarray], by: str, exclusions: Exclusions, width: int, counts: Counter[str]
+) -> np.ndarray:
+    """Merge the keys [B, K] of all tables into keys [B, width], by score, or in turns starting with each table's best.
+
+    If several tables contain the same label, the first entry is kept. `counts` counts rows, and candidates by outcome.
+    """
+    if by == "score":
+        keys = np.sort(np.concatenate(offered, axis=1), axis=1)
+    else:
+        most = max(each.shape[1] for each in offered)
+        even = [np.pad(each, ((0, 0), (0, most - each.shape[1])), constant_values=EMPTY) for each in offered]
+        keys = np.stack(even, axis=2).reshape(len(even[0]), -1)
+    labels = unpack(keys)[0]
+    again = is_repeated(labels) & (labels >= 0)
+    left, dropped = drop_excluded(np.where(again, EMPTY, keys), exclusions)
+    counts.update(dropped)
+    counts.update(candidates=int(again.sum()), repeated=int(again.sum()))
+    return np.take_along_axis(left, first_positions(left, width, counts), axis=1)
+
+
+_open_teacher = once_a_process(TeacherFiles.open)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeachPlan(DerivedPlan):
+    """Plan of one run."""
+
+    teacher: TeacherFiles
+    options: TeachOptions
+    device: str
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of the table."""
+        return arrow.negatives(self.width, arrow.label_type(self.labels.rows), teacher=True)
+
+
+def teach(
+    data: str,
+    table: str,
+    teacher: str,
+    out: str,
+    options: TeachOptions | None = None,
+    beam_options: Sequence[str] = (),
+    progress: Progress | None = None,
+    device: str = "auto",
+) -> Manifest:
+    """Score the negatives of a table with the cross-encoder in the directory `teacher`, and write the table OUT.
+
+    OUT has a column `teacher` (float16 [K], aligned with `label_ids`). With a margin, negatives that score too close to
+    the weakest positive are dropped. Raises InputError (no teacher, a teacher with several outputs, OUT contains
+    something else), TableError (other rows or labels, no texts, damaged), StorageError.
+    """
+    data, table, teacher, out = (for_workers(beam_options, url) for url in (data, table, teacher, out))
+    options = options or TeachOptions()
+    require_output_folder(out, "mined", [data, table, teacher])
+    if not beam_options:  # remote workers may have packages or devices that this machine lacks
+        open_device(device)
+    rows, (opened,), labels = open_tables(data, [table])
+    if "text" not in rows.columns:
+        raise TableError(
+            f"{rows.url}: this table has no texts, which the teacher needs. Shard the data again with --keep-text."
+        )
+    files, most = TeacherFiles.find(teacher, options.label), opened.width("label_ids")
+    width = options.width or most
+    if width > most:
+        raise InputError(
+            f"--width {width}: the table has {most} negatives for each row. Give a smaller --width, or mine more "
+            "negatives."
+        )
+    plan = TeachPlan(rows, (opened,), labels, out, width, teacher=files, options=options, device=device)
+    parents = {"labels": labels.digest, "teacher": files.digest}
+    return make_derived(plan, parents, options.model_dump(), teach_shard, beam_options, progress)
+
+
+def teach_shard(shard: int, plan: TeachPlan) -> Summary:
+    """Write shard `shard` of the table. Raises InputError, TableError, StorageError."""
+    options, teacher = plan.options, _open_teacher(plan.teacher, open_device(plan.device))
+
+    def make(points: pa.Table, ids: pa.Array, offered: list[np.ndarray], counts: Counter[str]) -> pa.Table:
+        keys, queries = offered[0], points.column("text").to_pylist()
+        negatives = unpack(keys)[0]
+        scores = np.full(keys.shape, -np.inf, np.float32)
+        some = negatives >= 0
+        scores[some] = _score(plan, teacher, queries, np.nonzero(some)[0], negatives[some])
+        counts.update(candidates=int(some.sum()), above_teacher_margin=0)
+        if has_margin(options):
+            positives: Ragged = Exclusions.of(points).positives
+            weakest = np.full(len(keys), np.inf, np.float32)
+            of = positives.row_of()
+            np.minimum.at(weakest, of, _score(plan, teacher, queries, of, positives.entries))
+            gone = some & (scores >= score_limits(options, weakest)[:, None])
+            counts.update(above_teacher_margin=int(gone.sum()))
+            keys = np.where(gone, EMPTY, keys)
+        places = first_positions(keys, plan.width, counts)
+        keys, scores = (np.take_along_axis(each, places, axis=1) for each in (keys, scores))
+        return rows_of_table(ids, keys, plan.schema, scores)
+
+    return write_derived(shard, plan, ["label_ids", "text"], make)
+
+
+def _score(plan: TeachPlan, teacher: Teacher, queries: list[str], rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Score pairs of a query, given by its row, and a label, float32 [V]. Raises TableError if no label has a text."""
+    if not len(labels):
+        return np.empty(0, np.float32)
+    unique, at = np.unique(labels, return_inverse=True)
+    texts = plan.labels.rows_at(unique, ["text"]).column("text").to_pylist()
+    if not any(texts):
+        raise TableError(
+            f"{plan.labels.url}: this table has no texts, which the teacher needs. Shard the data again with texts of "
+            "labels."
+        )
+    pairs = [queries[row] for row in rows.tolist()], [texts[label] for label in at.tolist()]
+    return teacher.score(*pairs, plan.options.batch)

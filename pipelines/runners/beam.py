@@ -18,8 +18,8 @@ from apache_beam.runners.portability.portable_runner import PortableRunner
 from apache_beam.runners.runner import create_runner
 from apache_beam.transforms.window import GlobalWindows
 
-from pipelines.common.progress import Count, Progress, add_listener, sum_counts
 from pipelines.flow import MAIN, Elements, Flow, Output, Tagged, Work
+from pipelines.progress import Count, Progress, add_listener, sum_counts
 from pipelines.runners.engines import Engine, failure
 from pipelines.runners.local import Runner, silence_loggers
 from pipelines.runners.worker import Question, answer

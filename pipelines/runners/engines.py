@@ -37,11 +37,11 @@ from apache_beam.runners.runner import PipelineResult
 from apache_beam.utils.subprocess_server import pick_port
 from google.protobuf import json_format
 
-from pipelines.common.progress import Progress, silent
+from pipelines.progress import Progress, silent
 from pipelines.runners.worker import OPTION, Question, serve_pool
 from schemas import storage
 from schemas.errors import ExtremisError, InputError
-from schemas.waits import Wait, waiting
+from schemas.process import Wait, waiting
 
 START_SECONDS = 60.0  # timeout for the first answer of a worker
 _CONNECT_SECONDS = 5.0

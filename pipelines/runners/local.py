@@ -16,13 +16,11 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import Literal
 
-from pipelines.common.progress import Count, Progress, Watch, process_counts, sum_counts
 from pipelines.flow import MAIN, Elements, Flow, Output, Outputs, Work, by_tag, group_by_key
+from pipelines.progress import Count, Progress, Watch, process_counts, sum_counts
 from schemas import storage
-from schemas.cores import cores
 from schemas.errors import ExtremisError, InputError, MissingExtra
-from schemas.processes import end_with_parent, python_command
-from schemas.waits import Wait
+from schemas.process import Wait, cores, end_with_parent, python_command
 
 _WORTH_PROCESSES = 8 << 20  # bytes
 _MOST_WORKERS = 16

@@ -45,7 +45,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from schemas.errors import ExtremisError, InputError, StorageError
-from schemas.processes import end_with_parent, python_command
+from schemas.process import end_with_parent, python_command
 
 _PROVISION_SECONDS = 60.0  # timeout for the runner to describe this worker
 _IDLE_SECONDS = 10.0  # time until a warm parent without workers ends
@@ -411,7 +411,7 @@ def answer(question: Question) -> None:
 
 def _answer(question: Question, write: bool) -> None:
     from schemas import storage
-    from schemas.cores import cores
+    from schemas.process import cores
 
     host, here = socket.gethostname(), versions()
     worker = f"{host}, process {os.getpid()}"

@@ -7,19 +7,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.progress import Meter
 from pipelines.flow import FileExchange
-from pipelines.formats import lines
+from pipelines.formats import base
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs, Text
 from pipelines.job import Summary
 from pipelines.options import MIN_SHARDS, ShardOptions, default_row_group_rows, default_shards
+from pipelines.progress import Meter
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from schemas import arrow, storage
+from schemas.arrow import DenseModel, TextEmbedder
 from schemas.errors import InputError
 from schemas.layout import DataLayout, staging
 from schemas.shard_files.shards import Sink
 from schemas.storage import join
-from schemas.text_model import DenseModel, TextEmbedder
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ def stage_filters(inputs: Inputs, raw: Summary, data: str) -> dict[str, int]:
     counts = {}
     for split, url in inputs.filters.items():
         rows, labels = raw.count_input(split, "rows_in"), raw.count_input(LABELS, "rows_in")
-        pairs = parse_filter(b"".join(lines.read_chunks(url)), url, rows, labels)
+        pairs = parse_filter(b"".join(base.read_chunks(url)), url, rows, labels)
         storage.write_sealed(_filter_url(data, split), pairs.tobytes())
         counts[split] = len(pairs)
     return counts

@@ -25,8 +25,8 @@ from tokenizers.trainers import WordPieceTrainer
 from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import find_tokenizer
+from schemas.process import Wait
 from schemas.ragged import offsets_of
-from schemas.waits import Wait
 
 _BATCH_TEXTS = 2048
 _SLICE_BYTES = 4 << 20  # bytes of texts whose words are compared together

@@ -1,19 +1,166 @@
-"""Half-open byte ranges of a shard, mapped from a local disk or fetched from remote storage."""
+"""Bytes of a shard: the interface of an open shard, checked ranges, and the local cache."""
 
 import contextlib
+import fcntl
+import os
+import re
+import shutil
 import struct
 import threading
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import pyarrow as pa
 from fsspec.spec import AbstractBufferedFile
 
 from schemas import storage
-from schemas.errors import StorageError, TableError
+from schemas.errors import InputError, StorageError, TableError
 from schemas.manifest import Shard, find_shard, shard_url
 from schemas.mapped import MappedFile
-from schemas.shard_files.cache import LocalCache
+from schemas.process import Wait
+from schemas.storage import TEMPORARY, crc32, replacing
+
+MARKER = ".extremis-cache"
+_COUNT = ".bytes"
+_ENTRY = re.compile(r"([0-9a-f]{64})-(\d+)-(\d+)")
+_LEFT_OVER = re.compile(rf"{re.escape(TEMPORARY)}[0-9a-f]{{32}}(-{_ENTRY.pattern})?")
+_CHECKSUM = struct.Struct("<I")
+_KEPT = 0.9  # share of the limit that a clean-up keeps, because scanning all entries is slow
+
+
+@dataclass(frozen=True)
+class LocalCache:
+    """Cache of at most `limit` bytes in `folder`, shared by threads and processes."""
+
+    folder: str
+    limit: int
+
+    def __post_init__(self) -> None:
+        """Set up `folder`. Raises InputError if the folder contains other files, or has no space for `limit` bytes."""
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+            names = os.listdir(self.folder)
+            if names and MARKER not in names:
+                raise InputError(
+                    f"storage.cache = {self.folder!r}: the directory contains other files ({sorted(names)[0]!r}, …), "
+                    "and a cache removes files. Name an empty or a new directory."
+                )
+            with contextlib.suppress(FileExistsError), open(self._path(MARKER), "x") as marker:
+                marker.write(
+                    "Extremis caches remote shards here. The folder can be removed when no process reads it.\n"
+                )
+            with self._locked():
+                held = self._scan(self.limit)
+            free = shutil.disk_usage(self.folder).free
+        except OSError as error:
+            raise InputError(
+                f"storage.cache = {self.folder!r}: {error.strerror or error}. Name a writable directory on a local "
+                "disk."
+            ) from error
+        if self.limit > free + held:
+            raise InputError(
+                f"storage.cache_size: {self.limit:,} bytes do not fit on the disk of {self.folder}: {free:,} are free "
+                f"and {held:,} are cached. Lower storage.cache_size, or name a directory on another disk."
+            )
+
+    def require(self, least: int, why: str) -> None:
+        """Raise InputError if the limit is below the `least` bytes that `why` needs at once."""
+        if self.limit < least:
+            raise InputError(
+                f"storage.cache_size: {self.limit:,} bytes are too few: {why} take {least:,} at once. Raise "
+                "storage.cache_size, or set storage.cache = '' to read without a cache."
+            )
+
+    def get(self, sha256: str, start: int, stop: int) -> bytes | None:
+        """Return bytes [start, stop) of file `sha256`, or None. An entry that does not match its CRC-32 is removed."""
+        path, size = self._entry(sha256, start, stop), stop - start
+        with contextlib.suppress(OSError):
+            with open(path, "rb") as file:
+                content = file.read()
+            data = content[:size]
+            if content[size:] == _CHECKSUM.pack(crc32(data)):
+                os.utime(path)
+                return data
+            os.unlink(path)
+        return None
+
+    def put(self, sha256: str, start: int, stop: int, data: bytes) -> None:
+        """Store bytes [start, stop) of file `sha256`, and remove the least recently used entries if space is short."""
+        size = len(data) + _CHECKSUM.size
+        if size > self.limit:
+            return
+        path = self._entry(sha256, start, stop)
+        with contextlib.suppress(OSError), self._locked():
+            if os.path.exists(path):  # another process or thread fetched it at the same time
+                return
+            self._make_room(size)
+            with replacing(path, durable=False) as temporary, open(temporary, "xb") as out:
+                out.write(data)
+                out.write(_CHECKSUM.pack(crc32(data)))
+
+    def discard(self, sha256: str) -> None:
+        """Remove all entries of file `sha256`."""
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self._path(sha256[:2])):
+                if entry.name.startswith(f"{sha256}-") and _ENTRY.fullmatch(entry.name):
+                    os.unlink(entry.path)
+
+    def _make_room(self, size: int) -> None:
+        held = self.limit
+        with contextlib.suppress(OSError, ValueError), open(self._path(_COUNT), "rb") as file:
+            held = int(file.read())
+        if held + size > self.limit:
+            held = self._scan(min(int(self.limit * _KEPT), self.limit - size))
+        self._count(held + size)
+
+    def _scan(self, most: int) -> int:
+        """Remove files of killed processes, and least recently used entries above `most` bytes; return the new size.
+
+        The caller holds the lock.
+        """
+        entries = []
+        for folder in os.scandir(self.folder):
+            if not re.fullmatch(r"[0-9a-f]{2}", folder.name) or not folder.is_dir(follow_symlinks=False):
+                continue
+            for entry in os.scandir(folder.path):
+                with contextlib.suppress(FileNotFoundError):
+                    if not entry.is_file(follow_symlinks=False):
+                        continue
+                    if _LEFT_OVER.fullmatch(entry.name):
+                        os.unlink(entry.path)
+                    elif _ENTRY.fullmatch(entry.name):
+                        stat = entry.stat(follow_symlinks=False)
+                        entries.append((stat.st_mtime_ns, stat.st_size, entry.path))
+        held = sum(size for _, size, _ in entries)
+        for _, size, path in sorted(entries):
+            if held <= most:
+                break
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            held -= size
+        self._count(held)
+        return held
+
+    def _count(self, held: int) -> None:
+        """Overwrite the count in place, because truncating the file first takes a millisecond on many disks."""
+        with open(os.open(self._path(_COUNT), os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
+            file.write(b"%020d" % held)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with open(self._path(MARKER)) as marker:
+            with Wait(f"another process that uses the cache {self.folder}"):
+                fcntl.flock(marker, fcntl.LOCK_EX)
+            yield
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.folder, name)
+
+    def _entry(self, sha256: str, start: int, stop: int) -> str:
+        return os.path.join(self.folder, sha256[:2], f"{sha256}-{start}-{stop}")
+
 
 GAP = 1 << 17  # largest gap between two ranges for which one request is cheaper than two
 _TAIL = 1 << 16  # bytes of the first read: most footers and indexes fit
@@ -153,3 +300,37 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
         else:
             joined.append((start, stop))
     return joined
+
+
+class OpenShard(AbstractContextManager["OpenShard"]):
+    """An open shard; any number of threads may read its row groups.
+
+    Damaged bytes raise ValueError or an error of Arrow.
+    """
+
+    schema_arrow: pa.Schema
+    num_row_groups: int
+    memory: int  # approximate bytes of memory while the shard is open
+
+    def __init__(self, source: Source) -> None:
+        self._source, self.local = source, isinstance(source, MappedFile)
+
+    def ranges(self, group: int, columns: Sequence[str] | None = None) -> list[Range]:
+        """Return the byte ranges that `read_row_group` reads; none by default: opening the shard reads all bytes."""
+        return []
+
+    def fetch(self, group: int, columns: Sequence[str] | None = None) -> FetchedRanges:
+        """Fetch the bytes of `columns` of row group `group`."""
+        return FetchedRanges.fetch(self._source, self.ranges(group, columns))
+
+    @abstractmethod
+    def read_row_group(
+        self, group: int, columns: Sequence[str] | None = None, pieces: FetchedRanges | None = None
+    ) -> pa.Table:
+        """Read the existing `columns` of row group `group`, from `pieces` if they were fetched before."""
+
+    def close(self) -> None:
+        """Close open files; by default there are none."""
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

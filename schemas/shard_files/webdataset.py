@@ -22,16 +22,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from schemas import checksums, storage
-from schemas.checksums import crc32
+from schemas import storage
 from schemas.layout import shard_name
 from schemas.manifest import Shard, describe_file
 from schemas.ragged import Ragged, offsets_of
 from schemas.shard_files import ranges
-from schemas.shard_files.base import OpenShard
 from schemas.shard_files.parquet import list_column, string_bytes
-from schemas.shard_files.ranges import VERIFIED, Access, FetchedRanges, Range, Source
-from schemas.storage import join
+from schemas.shard_files.ranges import VERIFIED, Access, FetchedRanges, OpenShard, Range, Source
+from schemas.storage import crc32, join
 
 EXTENSION = "tar"
 _MAGIC = b"XTARIDX1"
@@ -94,7 +92,7 @@ def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_row
             for piece in encode(table, row_group_rows):
                 out.write(piece)
         # The footer is left out, because a CRC-32 over bytes and their own CRC-32 is a constant.
-        packed = checksums.pack([crc32(piece[: -_FOOTER.size])])
+        packed = storage.pack([crc32(piece[: -_FOOTER.size])])
         return describe_file(path, name, table.num_rows, packed)
 
 
@@ -218,7 +216,7 @@ def _index(source: Source, length: int, expected: str | None, verify: bool) -> p
     content = end[:size]
     if verify:
         actual = crc32(content)
-        if expected is not None and actual != checksums.unpack(expected)[0]:
+        if expected is not None and actual != storage.unpack(expected)[0]:
             raise ValueError("its index does not match the manifest's CRC-32")
         if actual != checksum:
             raise ValueError("its index does not match its CRC-32")

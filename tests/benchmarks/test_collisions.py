@@ -3,7 +3,7 @@
 import numpy as np
 
 from benchmarks.common.collisions import FIRST, clustered_probe, measure
-from trainer.negatives.hash_functions import open_hashes
+from trainer.negatives.lsh import open_hashes
 from trainer.negatives.lsh_section import LshSection
 
 

@@ -122,7 +122,7 @@ def test_every_section_runs_with_nothing_else_and_goes_on_where_it_was_cut(data:
     assert [name for name, row in report["figures"].items() if "left_out" in row] == []
     assert report["figures"]["losses: bce own"]["of_cpu"] == 0
     lacking = {f"trainer.encoders.{name}": "onnxruntime" for name in ("onnx_inference", "onnx_export")}
-    assert report["figures"]["versions"]["lacking"] == {"trainer.tuples.files": "orjson", **lacking}
+    assert report["figures"]["versions"]["lacking"] == {"scoring.tuples": "orjson", **lacking}
     assert len(list(out.iterdir())) <= 8
 
 

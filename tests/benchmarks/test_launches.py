@@ -5,7 +5,7 @@ import torch
 
 from benchmarks.launches import META, Counting, bag_step, classifier_step, counting
 from trainer.group import ALONE
-from trainer.heads.queries import SubBatches, WholeBatch
+from trainer.heads import SubBatches, WholeBatch
 from trainer.methods.recipe import Recipe
 from trainer.model import Model
 from trainer.setup import open_queries

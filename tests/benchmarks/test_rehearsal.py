@@ -22,7 +22,7 @@ from benchmarks.rehearsal.faked_ranks import FakedRanks
 from benchmarks.rehearsal.rehearse import Rehearsal, parse_speed, rehearse
 from benchmarks.rehearsal.stage import Stage, Task
 from benchmarks.two_ranks import tcp_bytes
-from extremis.planning.estimate import Workload, estimate
+from extremis.planning import Workload, estimate
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.table import Table
@@ -193,10 +193,10 @@ def test_bad_input_is_refused(
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.footprint.free_memory", lambda: 1 << 20)
+    monkeypatch.setattr("trainer.sizes.free_memory", lambda: 1 << 20)
     with pytest.raises(InputError, match=r"rank 0 of 2 needs .* and 1.0 MiB are free. Plan with more --ranks"):
         rehearse(rehearsal(tmp_path), print)
-    monkeypatch.setattr("trainer.footprint.free_memory", lambda: 1 << 50)
+    monkeypatch.setattr("trainer.sizes.free_memory", lambda: 1 << 50)
     monkeypatch.setattr("schemas.storage.free_bytes", lambda url: 1 << 20)
     with pytest.raises(InputError, match="Give another --folder"):
         rehearse(rehearsal(tmp_path), print)

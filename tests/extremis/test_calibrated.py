@@ -15,9 +15,9 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
+from scoring.exported import Exported
 from tests.command import ROOT, call, refused
-from trainer.evaluation.split import open_split
-from trainer.export.exported import Exported
+from trainer.evaluation.evaluate import open_split
 from trainer.inputs import Inputs
 from trainer.methods.sections import Data
 

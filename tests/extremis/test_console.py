@@ -39,7 +39,7 @@ def test_no_figure_of_a_table_is_cut_off(columns: int | None) -> None:
 
 _SPEAK = """
 import sys
-from extremis.model import Label, Prediction, Predictions
+from scoring.predict import Label, Prediction, Predictions
 from extremis.result import Result
 from extremis.cli import main
 from extremis.console import Bar, messages, print_file, print_json, results, say, table

@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 import extremis
+from scoring.exported import Exported
 from tests.command import ROOT, call, environment, sets
-from trainer.export.exported import Exported
 
 WORDS = ["sea", "ship", "storm", "cat", "dog", "hill", "river", "moon", "tree", "stone"]
 FIELDS = "key=id,title=name,content=about,labels=of"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import extremis
-from extremis.auto.survey import Survey, contenders
+from extremis.auto import Survey, contenders
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from tests.command import call, refused, sets

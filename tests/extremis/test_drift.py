@@ -17,9 +17,9 @@ from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
 from schemas.storage import list_names
 from schemas.table import Table
+from scoring.exported import Exported
 from tests.pipelines.test_versions import rows_of
 from trainer.evaluation.metrics import Metrics
-from trainer.export.exported import Exported
 from trainer.inputs import Inputs
 from trainer.model import load_model
 

@@ -15,10 +15,10 @@ from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.table import Table
+from scoring.exported import CURRENT, Exported, ExportVersion, make_current
 from tests.command import call, refused
 from tests.days import TINY
 from tests.pipelines.test_versions import contents, rows_of
-from trainer.export.exported import CURRENT, Exported, ExportVersion, make_current
 
 TEXTS = ["text 1", "t3 u9", "t5", "u12 u13 again"]
 SWITCHES = 100

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from extremis.commands.evaluate import _show_seen
-from schemas.json_files import write_json
+from schemas.storage import write_json
 from tests import plain_figures as plain
 from tests.command import Done, call, sets
 from trainer.evaluation.metrics import Contributions, bootstrap

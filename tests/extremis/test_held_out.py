@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import extremis
-from extremis.auto import trials
-from extremis.auto.trials import write_excerpt
+from extremis import auto
+from extremis.auto import write_excerpt
 from pipelines.options import ShardOptions
 from pipelines.shard import shard
 from schemas.errors import InputError
@@ -25,13 +25,13 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.ragged import Ragged
 from schemas.shares import RowShare
 from schemas.table import Table
+from scoring.fitting import open_fusion
+from scoring.linear import LinearRanker
+from scoring.memory import Memory
 from tests.schemas.test_hashing import plain
-from trainer.checkpoints.checkpoint import open_step
+from trainer.checkpoints import open_step
 from trainer.config.load import load_config, validate
 from trainer.evaluation import evaluate
-from trainer.evaluation.fusion_files import open_fusion
-from trainer.evaluation.memory import Memory
-from trainer.linear.ranker import LinearRanker
 from trainer.methods.sections import Data
 from trainer.model import load_model
 from trainer.settings import data_statistics
@@ -238,7 +238,7 @@ def test_budgets_take_their_share_of_each_part(folder: Path, tmp_path: Path, mon
     monkeypatch.setattr(data_statistics, "SAMPLED_ROWS", 100)
     data_statistics._measure.cache_clear()
     data_statistics.measure(layout, "train", RowShare(), label_texts=False)
-    monkeypatch.setattr(trials, "SCANNED_ROWS", 90)
+    monkeypatch.setattr(auto, "SCANNED_ROWS", 90)
     write_excerpt(layout, str(tmp_path / "excerpt"), 10_000)
     for read in seen:
         assert 0.15 < read["b"] / sum(read.values()) < 0.35  # 96 of about 416 rows

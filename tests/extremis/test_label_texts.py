@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from extremis.auto.survey import Survey, contenders
+from extremis.auto import Survey, contenders
 from schemas.layout import DataLayout
 from tests.command import call, refused, sets
 from tests.pipelines.raw import write_lines

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import extremis
+from scoring import exported
 from tests.command import ROOT, TINY, call, refused
 from tests.command import extremis as extremis_command
 from tests.pages import blocks
-from trainer.export import files
 
 SETTINGS = dict(setting.split("=") for setting in (*TINY, "train.epochs=2", "data.holdout=0.1"))
 CHANGES = {key: float(value) if "." in value else int(value) for key, value in SETTINGS.items()}
@@ -130,7 +130,7 @@ def test_a_model_is_not_what_is_written_over_its_files(
     expected = repr(names["model"].predict(texts))
     read, unread = load("read"), load("unread")
     assert repr(read.predict(texts)) == expected
-    monkeypatch.setattr(files, "_HASHED", 0)
+    monkeypatch.setattr(exported, "_HASHED", 0)
     mapped, moved = load("mapped"), load("moved")
     assert repr(mapped.predict(texts)) == repr(moved.predict(texts)) == expected
     (tmp_path / "moved").rename(tmp_path / "gone")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import extremis
-from pipelines.formats.names import text_key
+from pipelines.formats.base import text_key
 from schemas.errors import InputError
 from tests.command import call
 

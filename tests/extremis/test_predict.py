@@ -15,9 +15,7 @@ from safetensors.torch import load_file
 from scipy.sparse import load_npz
 
 import extremis
-from extremis.predicting import open_writer, prediction_table
-from extremis.reporting.queries import sample_queries
-from extremis.reporting.run_records import open_run
+from extremis.reporting.records import open_run, sample_queries
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
@@ -25,16 +23,16 @@ from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
 from schemas.storage import join
 from schemas.table import Table
-from search.factory import Factory
+from scoring import memory
+from scoring.exported import Answer, Exported
+from scoring.predict import open_writer, prediction_table
+from search.index import Factory
 from tests.bert import write_bert
 from tests.command import ROOT, TINY, call, environment, refused, sets
 from tests.pipelines.raw import read_lines
 from trainer.config.load import applicable_overrides
-from trainer.evaluation import memory
-from trainer.evaluation.evaluate import KS
+from trainer.evaluation.evaluate import KS, label_statistics
 from trainer.evaluation.metrics import Metrics
-from trainer.evaluation.split import label_statistics
-from trainer.export.exported import Answer, Exported
 from trainer.inputs import Inputs
 
 

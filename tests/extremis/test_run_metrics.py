@@ -7,9 +7,9 @@ import urllib.request
 import pytest
 from prometheus_client import generate_latest
 
-from extremis.run_metrics import RunMetrics, serve_metrics
+from extremis.supervisor import RunMetrics, serve_metrics
 from schemas.errors import InputError
-from trainer.tracking.watchers import tag
+from trainer.tracking import tag
 
 LOOPBACK = "127.0.0.1"
 LINE = re.compile(r"^[a-zA-Z_:][a-zA-Z0-9_:]* (NaN|[+-]Inf|[-+0-9.e]+)$")

@@ -14,16 +14,23 @@ import extremis
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.table import Table
+from scoring.fitting import open_fusion
+from scoring.memory import Memory
 from tests.days import TINY
 from tests.pipelines.test_versions import NAMES, SEQUENCE, make, rows_of
 from tests.training import silent
-from trainer.checkpoints.checkpoint import latest_checkpoint
+from trainer.checkpoints import latest_checkpoint
 from trainer.config.load import load_recipe
-from trainer.evaluation.fusion_files import open_fusion
-from trainer.evaluation.memory import Memory
 from trainer.group import ALONE, Group
-from trainer.initialisation import initialise_from_run
-from trainer.model import DataSizes, embed_texts, find_checkpoint, load_encoder, load_model, open_texts
+from trainer.model import (
+    DataSizes,
+    embed_texts,
+    find_checkpoint,
+    initialise_from_run,
+    load_encoder,
+    load_model,
+    open_texts,
+)
 from trainer.model import Model as TrainedModel
 from trainer.settings.resolve import resolve
 from trainer.settings.versions import FEW_PASSES, MIN_TIME

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines.formats import FORMATS, choose, lines
+from pipelines.formats import FORMATS, base, choose
 from schemas.errors import InputError
 from tests.command import ROOT, Done, environment
 from tests.hostile.outcome import REMEDY, check, listing, run
@@ -164,7 +164,7 @@ def source(folder: Path, files: dict[str, str | bytes | None]) -> Path:
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_source_that_cannot_be(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 1 << 20)
+    monkeypatch.setattr(base, "MAX_LINE_BYTES", 1 << 20)
     raw = source(tmp_path / "raw", SOURCES[name])
     run("shard", raw, tmp_path / "data", "--tokenizer", "train:300", words=("raw",))
     assert listing(tmp_path / "data") == []
@@ -279,17 +279,17 @@ def test_any_files_are_read_or_refused(files: dict[str, bytes], tmp_path_factory
 
 
 def test_a_line_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(base, "MAX_LINE_BYTES", 100)
     (tmp_path / "x.jsonl").write_bytes(b"x" * 101)
     with pytest.raises(InputError, match="a line is longer than 100 bytes"):
-        list(lines.LineBlocks(str(tmp_path / "x.jsonl"), 10))
+        list(base.LineBlocks(str(tmp_path / "x.jsonl"), 10))
 
 
 @pytest.mark.parametrize("codec", ["gz", "bz2", "xz", "zst"])
 def test_no_text_unpacks_to_a_thousand_times_its_bytes(
     codec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "_UNSUSPECTED", 1 << 20)
+    monkeypatch.setattr(base, "_UNSUSPECTED", 1 << 20)
     pack = {
         "gz": gzip.compress,
         "bz2": bz2.compress,
@@ -299,7 +299,7 @@ def test_no_text_unpacks_to_a_thousand_times_its_bytes(
     place = tmp_path / f"x.jsonl.{codec}"
     place.write_bytes(bytes(pack[codec](b"\n" * (4 << 20))))
     with pytest.raises(InputError, match="which is unusual for text"):
-        list(lines.LineBlocks(str(place), 1 << 20))
+        list(base.LineBlocks(str(place), 1 << 20))
 
 
 BOMB = """

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 
 from schemas.errors import TableError
-from schemas.json_files import read_json
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
+from schemas.storage import read_json
 from schemas.table import Table
+from scoring.exported import Exported
 from tests.command import ROOT, environment, refused
 from tests.days import TINY
 from tests.forks import extremis, run, tree
 from tests.loop.test_kill import last_checkpoint, records
 from tests.pages import DOCS, blocks
 from tests.pipelines.test_versions import SEQUENCE, Day, rows_of, write
-from trainer.export.exported import Exported
 
 THIRD = Day(None, True, [("p3", "again", ["l4"])])
 SETS = [word for name, value in {**TINY, "logging.tensorboard": False}.items() for word in ("--set", f"{name}={value}")]

@@ -13,11 +13,10 @@ from schemas.layout import RunLayout
 from schemas.manifest import open_manifest
 from tests import training
 from tests.builders import SmallData, build_data
-from trainer.checkpoints.checkpoint import latest_checkpoint
+from trainer.checkpoints import latest_checkpoint
 from trainer.config.load import load_config
-from trainer.loop import Trainer
+from trainer.loop import EpochReport, Trainer
 from trainer.methods.recipe import Recipe
-from trainer.progress import EpochReport
 
 RECIPE = {
     "data": {"mix": {"train": 1.0, "market": 1.5, "labels": 2.0}},

@@ -17,10 +17,9 @@ from tests.command import call, refused
 from tests.ranks import on_ranks
 from tests.training import Killed, silent, train, with_sections
 from trainer.group import ALONE, Group
-from trainer.loop import Trainer
+from trainer.loop import EpochReport, Trainer
 from trainer.methods.recipe import Recipe
-from trainer.progress import EpochReport
-from trainer.tracking.tracker import read_metrics
+from trainer.tracking import read_metrics
 
 RAE: dict[str, Any] = {
     "method": "rae",

@@ -11,18 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import cluster as clustering
-from pipelines.cluster import ClusterOptions, cluster, watch
-from pipelines.clustering.balanced import assign_parts, balanced_order, grow_tree
-from pipelines.clustering.inputs import open_clustering
-from pipelines.clustering.plan import _SAMPLE_GROUPS, _SAMPLE_ROWS, make_layout
+from pipelines.cluster import (
+    _SAMPLE_GROUPS,
+    _SAMPLE_ROWS,
+    ClusterOptions,
+    assign_parts,
+    balanced_order,
+    cluster,
+    grow_tree,
+    make_layout,
+    open_clustering,
+    watch,
+)
 from schemas import arrow, storage
 from schemas.errors import InputError, StorageError, TableError
-from schemas.json_files import write_json
 from schemas.layout import RunLayout
 from schemas.manifest import Manifest, open_manifest
 from schemas.options import check
 from schemas.shard_files.parquet import matrix_array
 from schemas.shard_files.shards import write_table
+from schemas.storage import write_json
 from schemas.table import Table
 from tests.builders import SmallData, build_data
 from tests.pipelines.watched import finish_at_second_look

@@ -8,11 +8,11 @@ from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, open_manifest, publish, unpublish
-from schemas.owners.outputs import KIND_FILE
+from schemas.owners import KIND_FILE
 from schemas.shard_files.parquet import matrix_column
 from schemas.table import Table
 from tests.builders import SmallData, build_data
-from trainer.checkpoints.checkpoint import Checkpoint
+from trainer.checkpoints import Checkpoint
 from trainer.config.load import validate
 from trainer.loop import Trainer
 from trainer.model import load_model

@@ -17,9 +17,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.formats import lines
-from pipelines.formats.names import list_files, notes_on
-from pipelines.formats.texts import Texts
+from pipelines.formats import base
+from pipelines.formats.base import list_files, notes_on
+from pipelines.formats.keyed import Texts
 from pipelines.sharding import read
 from schemas import storage
 from schemas.errors import InputError
@@ -46,9 +46,9 @@ CODECS: dict[str, Callable[[bytes], bytes]] = {
 def content_of(name: str, data: bytes) -> bytes | None:
     """Return what is read from `data` in a file called `name`; None if it is refused with this name."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lines, "open_file", lambda url: io.BytesIO(data))
+        patch.setattr(base, "open_file", lambda url: io.BytesIO(data))
         try:
-            return b"".join(lines.read_chunks(name))
+            return b"".join(base.read_chunks(name))
         except InputError as error:
             return None if str(error).startswith(f"{name}: ") else b"unnamed"
 
@@ -76,7 +76,7 @@ def test_damage_to_any_byte_of_several_streams_is_refused_or_changes_nothing(cod
 @given(st.lists(st.tuples(st.binary(max_size=40), st.integers(0, 3)), min_size=1, max_size=5), st.integers(1, 90))
 def test_xz_streams_with_padding_are_one_file(streams: list[tuple[bytes, int]], chunk: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lines, "_CHUNK", chunk)
+        patch.setattr(base, "_CHUNK", chunk)
         packed = b"".join(lzma.compress(data) + b"\0" * 4 * words for data, words in streams)
         assert content_of("a.xz", packed) == b"".join(data for data, _ in streams)
         assert content_of("a.xz", packed + b"\0") is None

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from pipelines.merge import MergeOptions, merge
 from pipelines.mine import MineOptions, mine
+from pipelines.mining.derived import MergeOptions, merge
 from schemas import arrow, storage
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
@@ -129,7 +129,7 @@ def test_a_mined_table_and_another_give_the_same_bytes_anywhere(tmp_path):
 
 def test_the_trainer_reads_it(tmp_path):
     """As a table of the run, in the place of its own."""
-    from schemas.run_tables import run_tables
+    from schemas.table import run_tables
 
     world = small_world(str(tmp_path))
     mine(world.data, world.run, options=MineOptions(out=str(tmp_path / "mined")))

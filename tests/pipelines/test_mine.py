@@ -13,16 +13,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from pipelines.common.vectors import equal_ranges
 from pipelines.mine import MineOptions, mine, watch
-from pipelines.mining.candidates import pack_chunk, read_chunk, unpack_chunk, write_chunks
-from pipelines.mining.records import find_unfinished
-from schemas import storage
+from pipelines.mining.filters import pack_chunk, read_chunk, unpack_chunk, write_chunks
+from pipelines.mining.inputs import equal_ranges
+from pipelines.mining.search import find_unfinished
+from schemas import owners, storage
 from schemas.errors import InputError, StorageError, TableError
 from schemas.layout import RunLayout, phases
 from schemas.manifest import open_manifest, unpublish
-from schemas.owners import claim
-from schemas.owners.claim import ClaimedError
+from schemas.owners import ClaimedError
 from schemas.shard_files.parquet import open_shard
 from schemas.storage import join
 from schemas.table import Table
@@ -452,7 +451,7 @@ class TestWatch:
 
     def test_a_dump_that_another_process_mines_is_left_to_it(self, world, monkeypatch):
         """And its tables are taken for its own when they are there."""
-        monkeypatch.setattr(claim, "BEAT_SECONDS", 0.1)
+        monkeypatch.setattr(owners, "BEAT_SECONDS", 0.1)
         root = str(Path(world.layout.negatives(5, "queries")).parent)
         finish_at_second_look(monkeypatch, world.run)
         with held_elsewhere(root):

@@ -8,15 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.common.vectors import equal_ranges
 from pipelines.mine import MineOptions, mine
-from pipelines.mining.steps import DROPS
+from pipelines.mining.inputs import equal_ranges
+from pipelines.mining.search import DROPS
 from schemas import storage
 from schemas.errors import InputError
-from schemas.json_files import write_json
 from schemas.manifest import open_manifest
 from schemas.options import check
-from schemas.storage import join
+from schemas.storage import join, write_json
 from schemas.table import Table
 from tests.command import call, refused
 from tests.pipelines.mining.world import World, apart, brute_force, random_world, read_negatives
@@ -187,7 +186,7 @@ def test_the_command_line_takes_every_option(world):
 PEAK = """
 import sys
 from pipelines.mine import mine, MineOptions
-from schemas.processes import peak_bytes
+from schemas.process import peak_bytes
 mine(sys.argv[1], sys.argv[2], options=MineOptions(index=sys.argv[3], memory=sys.argv[4], threads=1))
 print(peak_bytes())
 """

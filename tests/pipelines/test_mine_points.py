@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.merge import merge
 from pipelines.mine import MineOptions, mine
+from pipelines.mining.derived import merge
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
 from schemas.table import Table

@@ -11,7 +11,7 @@ import pytrec_eval
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extremis.auto.trials import write_excerpt
+from extremis.auto import write_excerpt
 from pipelines.options import ShardOptions
 from pipelines.shard import shard
 from schemas.layout import DataLayout

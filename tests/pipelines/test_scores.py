@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.arrays.mine import mine_arrays
-from pipelines.common.vectors import require_finite
-from pipelines.mining.candidates import rows_of_table
+from pipelines.arrays import mine_arrays
+from pipelines.mining.filters import rows_of_table
+from pipelines.mining.inputs import require_finite
 from pipelines.options import ArrayOptions
 from schemas import arrow
 from schemas.errors import InputError, TableError

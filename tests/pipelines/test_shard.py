@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from pipelines.common.progress import Watch
 from pipelines.flow import Flow, Packet
 from pipelines.formats import choose
+from pipelines.progress import Watch
 from pipelines.runners.local import LocalRunner
 from pipelines.shard import ShardOptions, shard
-from pipelines.sharding import plans, queries, read
+from pipelines.sharding import plans, read, rows
 from schemas import storage
 from schemas.errors import InputError, StorageError, TableError
 from schemas.manifest import open_manifest
 from schemas.options import check
-from schemas.owners.outputs import KIND_FILE
+from schemas.owners import KIND_FILE
 from schemas.table import Table
 from tests.pipelines.raw import contents, point, read_lines, rows_of, write_lines, write_tate, write_tiny
 
@@ -90,7 +90,7 @@ def test_tate_round_trip_against_plain_reading(tmp_path: Path) -> None:
     }
 
 
-_read_locations = queries.read_locations
+_read_locations = rows.read_locations
 
 
 def read_shuffled(packet: Packet) -> list[Packet]:
@@ -104,7 +104,7 @@ def test_bytes_are_the_same_on_every_run_whatever_arrives_first(tiny: Path, tmp_
     options = ShardOptions(tokenizer="train:300", shards=3, row_group_rows=4, keep_text=True)
     shard(str(tiny), str(tmp_path / "a"), options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(queries, "read_locations", read_shuffled)
+        patch.setattr(rows, "read_locations", read_shuffled)
         patch.setattr("pipelines.flow._HELD_BYTES", 1)
         patch.setattr(read, "BLOCK_ROWS", 4)
         shard(str(tiny), str(tmp_path / "b"), options)

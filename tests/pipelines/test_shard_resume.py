@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipelines.shard import ShardOptions, shard
-from pipelines.sharding import labels, queries, read
+from pipelines.sharding import read, rows
 from schemas import storage
 from schemas.errors import InputError, StorageError
 from schemas.layout import phases
@@ -28,8 +28,8 @@ def raw(tmp_path: Path) -> Path:
     points = [{"key": f"q{i}", "text": f"point {i} of sea", "labels": [f"l{i % 7}", f"l{i % 5}"]} for i in range(60)]
     points += [{"key": "lost", "text": "x", "labels": ["none"]}, {**points[3], "text": "again"}, {"key": "bad"}]
     records = {"train": points, "labels": [{"key": f"l{i}", "text": f"label {i}"} for i in range(7)]}
-    for name, rows in records.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, points in records.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in points))
     return folder
 
 
@@ -48,10 +48,10 @@ def fail(*_: Any) -> None:
 # A step of each pipeline, and what a later run says.
 STEPS: dict[str, tuple[Any, str, str]] = {
     "read": (read, "parse_block", ""),
-    "join": (labels, "look_up", "rows have been read"),
-    "tokenize": (queries, "encode", "rows have been read, and label ids are known"),
-    "write": (queries, "write_shard", "rows have been read and tokenized"),
-    "write labels": (labels, "count_tokens", "rows have been read and tokenized"),
+    "join": (rows, "look_up", "rows have been read"),
+    "tokenize": (rows, "encode", "rows have been read, and label ids are known"),
+    "write": (rows, "write_shard", "rows have been read and tokenized"),
+    "write labels": (rows, "count_tokens", "rows have been read and tokenized"),
 }
 
 
@@ -132,7 +132,7 @@ def test_however_blocks_are_grouped_and_rows_held_back_the_bytes_are_the_same(ra
     shard(str(raw), str(tmp_path / "whole"), lenient())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(read, "BLOCK_ROWS", 4)
-        patch.setattr(labels, "_REFERENCES", 3)
+        patch.setattr(rows, "_REFERENCES", 3)
         patch.setattr("pipelines.flow._HELD_BYTES", 500)
         shard(str(raw), str(tmp_path / "other"), lenient())
     assert contents(tmp_path / "whole") == contents(tmp_path / "other")

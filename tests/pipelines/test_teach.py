@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from pipelines.mine import MineOptions, mine
-from pipelines.teach import TeachOptions, teach
+from pipelines.mining.derived import TeachOptions, teach
 from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout

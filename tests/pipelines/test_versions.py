@@ -20,7 +20,7 @@ from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.table import Table
-from schemas.version import open_data
+from schemas.versions import open_data
 from trainer.stream import JoinedStream, open_sources
 
 OPTIONS = ShardOptions(tokenizer="train:200", row_group_rows=3, keep_text=True, shards=2)

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from pipelines.common import dumps
+from pipelines import dumps
 from schemas import storage
 from schemas.layout import RunLayout
-from schemas.waits import Wait
+from schemas.process import Wait
 
 
 def finish_at_second_look(patch: pytest.MonkeyPatch, run: str) -> None:

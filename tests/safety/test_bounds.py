@@ -17,7 +17,7 @@ from schemas.shard_files import webdataset
 from tests.command import call, refused
 from tests.hostile.test_manifests import seal
 from tests.pipelines.raw import write_tiny
-from trainer.tracking.tracker import read_metrics
+from trainer.tracking import read_metrics
 
 OUTSIDE = ("../other/part-0.parquet", "queries/../../secret", "/etc/passwd", "s3://bucket/key", "..\\windows", "")
 

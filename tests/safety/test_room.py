@@ -19,14 +19,14 @@ from schemas import storage
 from schemas.errors import RoomError, StorageError, lack_of_room
 from schemas.mapped import ScratchFile
 from schemas.shard_files.parquet import writing_shard
-from schemas.sizes import with_room
+from schemas.storage import with_room
 from schemas.table import Table
 from search.block import Block
 from search.index import write_index
 from tests.builders import build_data
 from tests.command import ROOT, call, refused, sets
 from tests.pipelines.mining.world import apart, random_world
-from trainer.heads.label_encoder import open_label_texts
+from trainer.heads import open_label_texts
 
 
 @pytest.fixture

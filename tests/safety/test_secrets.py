@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from extremis.console import say
-from schemas.errors import ExtremisError, InputError, StorageError, TableError
-from schemas.secrets import has_credentials, redact
+from schemas.errors import ExtremisError, InputError, StorageError, TableError, has_credentials, redact
 from tests.builders import build_data
 from tests.command import ROOT, call, environment, refused, sets
 

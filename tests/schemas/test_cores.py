@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from schemas import cores
+from schemas import process
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    cores.cores.cache_clear()
+    process.cores.cache_clear()
     yield
-    cores.cores.cache_clear()
+    process.cores.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -36,12 +36,12 @@ def test_a_quota_is_rounded_up(
     for file, line in zip(files, lines, strict=False):
         file.write_text(f"{line}\n")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(8)}, raising=False)
-    monkeypatch.setattr(cores, "_QUOTAS", (tuple(map(str, files)),))
-    assert cores.cores() == expected
+    monkeypatch.setattr(process, "_QUOTAS", (tuple(map(str, files)),))
+    assert process.cores() == expected
 
 
 def test_what_the_environment_says_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    cores.limit_openmp_threads()
+    process.limit_openmp_threads()
     assert (os.environ["OMP_NUM_THREADS"], os.environ["OMP_WAIT_POLICY"]) == ("3", "PASSIVE")

@@ -7,7 +7,7 @@ import pytest
 
 from schemas.errors import InputError
 from schemas.manifest import Manifest, publish
-from schemas.reuse import Request, find_by_parents, find_reusable
+from schemas.table import Request, find_by_parents, find_reusable
 
 PARENTS = {"queries": "a" * 64, "vectors": "b" * 64}
 OTHER_PARENTS = PARENTS | {"vectors": "c" * 64}

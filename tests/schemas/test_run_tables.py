@@ -3,7 +3,7 @@
 from schemas import storage
 from schemas.layout import RunLayout
 from schemas.manifest import Manifest, publish
-from schemas.run_tables import run_tables
+from schemas.table import run_tables
 
 RUN = RunLayout("memory://run-tables")
 

@@ -13,7 +13,7 @@ import pytest
 
 from schemas import storage
 from schemas.errors import InputError, StorageError
-from schemas.owners.claim import claimed
+from schemas.owners import claimed
 from schemas.storage import RangeReader, join
 from tests.schemas.flaky import FlakyFileSystem
 

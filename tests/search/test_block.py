@@ -14,8 +14,7 @@ from schemas.ragged import Ragged
 from search.block import Block, configure_faiss, score, search, search_exactly
 from search.candidates import best, merge, unpack
 from search.exclusions import Exclusions, Subbatches, start_search
-from search.factory import Factory
-from search.index import SearchParams, build, set_params
+from search.index import Factory, SearchParams, build, set_params
 from tests.pipelines.mining.world import brute_force, random_rows
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from search.factory import Factory, choose, list_factories
+from search.index import Factory, choose, list_factories
 
 
 @pytest.mark.parametrize("exact_rows", [1 << 15, 1 << 17])

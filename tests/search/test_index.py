@@ -5,8 +5,7 @@ import pytest
 from schemas.errors import InputError
 from search.block import Block, search_exactly, search_index
 from search.candidates import unpack
-from search.factory import Factory
-from search.index import SearchParams, build, require_applicable, set_params, tune
+from search.index import Factory, SearchParams, build, require_applicable, set_params, tune
 
 
 def vectors(rows, dimension, seed=0):

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trainer.group import ALONE
-from trainer.heads.queries import FrozenQueries
+from trainer.heads import FrozenQueries
 from trainer.methods.recipe import Recipe
 from trainer.model import DataSizes, Model, open_texts
 from trainer.negatives.base import NegativeSources, Sampled

@@ -14,13 +14,12 @@ from schemas.layout import RunLayout
 from tests.builders import SmallData, build_data
 from tests.recipes import RECIPES
 from tests.training import Killed, silent, train, with_sections
-from trainer import epoch as epoch_module
+from trainer import loop as epoch_module
 from trainer.config.load import load_recipe
-from trainer.loop import Trainer
+from trainer.loop import Progress, Trainer
 from trainer.methods.recipe import Recipe
-from trainer.progress import Progress
 from trainer.schedule import Budget, epochs_that_fit
-from trainer.tracking.tracker import read_metrics
+from trainer.tracking import read_metrics
 
 MOST = 9
 BASE: dict[str, dict] = {

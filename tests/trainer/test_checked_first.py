@@ -10,7 +10,7 @@ from schemas.errors import InputError
 from tests.builders import build_data
 from tests.command import call, refused, sets
 from tests.ranks import on_ranks
-from trainer import footprint
+from trainer import sizes
 from trainer.config.load import load_config
 from trainer.group import Group
 from trainer.loop import Trainer
@@ -62,7 +62,7 @@ def test_a_run_without_a_checkpoint_may_be_corrected(data: Path, tmp_path: Path)
 
 
 def test_free_memory_is_a_number_of_bytes() -> None:
-    free = footprint.free_memory()
+    free = sizes.free_memory()
     assert free is None or 0 < free < 1 << 60
 
 
@@ -72,7 +72,7 @@ def started(group: Group, data: str, run: str, odd: str) -> str:
         if odd == "release":
             trainer.setup.code_version = lambda: "0.0.9"  # type: ignore[attr-defined]
         else:
-            footprint.free_memory = lambda: 1000
+            sizes.free_memory = lambda: 1000
     with pytest.raises(InputError) as caught:
         Trainer.start(data, run, Recipe.model_validate({}), print, group)
     return str(caught.value)

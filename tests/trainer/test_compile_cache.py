@@ -24,7 +24,7 @@ def test_a_user_without_a_home_compiles_into_a_folder_of_their_own(taken: bool) 
         expected = Path(temporary) / f"extremis-numba-{USER}"
         if taken:
             expected.mkdir()
-        program = "import trainer.linear.solver, os; print(os.environ['NUMBA_CACHE_DIR'])"
+        program = "import scoring.solver, os; print(os.environ['NUMBA_CACHE_DIR'])"
         absent = ("HOME", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME")
         env = {name: value for name, value in os.environ.items() if name not in absent} | {"TMPDIR": temporary}
         done = subprocess.run(

@@ -11,7 +11,7 @@ import pytest
 
 from schemas import storage
 from schemas.errors import InputError
-from schemas.owners.claim import Owner
+from schemas.owners import Owner
 from tests.recipes import RECIPES
 from trainer.config.load import (
     changed_versions,

@@ -12,11 +12,10 @@ from torch.nn.functional import normalize
 
 from tests.builders import SmallData, build_data, ragged, tokens_of
 from tests.training import assert_resumes, silent, train, with_sections
-from trainer.heads.classifier import Classifier
-from trainer.initialisation import initialise_from_texts
+from trainer.heads import Classifier
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
-from trainer.model import Model
+from trainer.model import Model, initialise_from_texts
 
 SECTIONS: dict[str, Any] = {
     "encoder": {"dimension": 6, "buckets": 64},

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import trainer.label_ranges
+import trainer.sizes
 from tests.builders import build_data
-from trainer.label_ranges import MOST_LABELS, balanced_bounds, cumulated, label_bounds
 from trainer.methods.recipe import Recipe
+from trainer.sizes import MOST_LABELS, balanced_bounds, cumulated, label_bounds
 
 frequencies = st.lists(st.sampled_from([0, 1, 1, 2, 5, 40, 1000]), min_size=1, max_size=60).map(
     lambda values: np.array(values, np.int64)
@@ -85,8 +85,8 @@ def test_labels_in_any_order_are_cut_as_ever() -> None:
 
 
 def test_memory_does_not_grow_with_the_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer.label_ranges, "_STRIDE", 8)
-    monkeypatch.setattr(trainer.label_ranges, "_FREQUENT", 6)
+    monkeypatch.setattr(trainer.sizes, "_STRIDE", 8)
+    monkeypatch.setattr(trainer.sizes, "_FREQUENT", 6)
     frequency = zipf(200_000)
     ends, sums = cumulated(np.array_split(frequency, 50), len(frequency))
     assert len(ends) < 2_000

@@ -18,7 +18,7 @@ from schemas.layout import RunLayout
 from schemas.manifest import open_manifest
 from tests.builders import SmallData, build_data, build_negatives
 from tests.training import Killed, assert_resumes, silent, train, with_sections
-from trainer.checkpoints.checkpoint import latest_checkpoint
+from trainer.checkpoints import latest_checkpoint
 from trainer.evaluation.evaluate import SplitScorer
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
@@ -26,7 +26,7 @@ from trainer.model import load_model
 from trainer.refresh.dump import dump_is_published
 from trainer.stream import open_sources
 from trainer.threads import set_threads
-from trainer.tracking.tracker import read_metrics
+from trainer.tracking import read_metrics
 
 BASE = {
     "data": {"label_texts": True},

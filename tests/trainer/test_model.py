@@ -11,7 +11,7 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import open_manifest
 from schemas.table import Table
 from tests.builders import SmallData, build_data, ragged, tokens_of
-from trainer.checkpoints.writer import CheckpointContents, CheckpointWriter
+from trainer.checkpoints import CheckpointContents, CheckpointWriter
 from trainer.config.load import dump_config
 from trainer.methods.recipe import Recipe
 from trainer.model import DataSizes, Model, load_model

@@ -14,7 +14,7 @@ from tests.builders import SmallData, build_data
 from tests.recipes import RECIPES
 from tests.training import assert_resumes, silent, train, with_sections
 from trainer.config.load import load_recipe
-from trainer.heads.queries import FrozenQueries
+from trainer.heads import FrozenQueries
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
 from trainer.model import load_model

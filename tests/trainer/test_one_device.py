@@ -15,7 +15,7 @@ from tests.recipes import RECIPES
 from tests.trainer.one_device import OneDevice, step_on_meta
 from trainer.config.load import applicable_overrides, load_recipe, validate
 from trainer.device import CPU
-from trainer.heads.base import HeadStep
+from trainer.heads import HeadStep
 from trainer.methods.recipe import Recipe
 from trainer.step import StepContext
 

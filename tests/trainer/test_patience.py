@@ -15,11 +15,11 @@ from schemas.manifest import is_published
 from tests.builders import SmallData, build_data
 from tests.ranks import on_ranks
 from tests.training import assert_resumes, silent, train, with_sections
-from trainer.checkpoints.checkpoint import latest_checkpoint
+from trainer.checkpoints import latest_checkpoint
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
-from trainer.tracking.tracker import read_metrics
+from trainer.tracking import read_metrics
 
 EPOCHS = 12
 BASE = {
@@ -115,7 +115,7 @@ def train_on(group: Group, data: str, run: str) -> tuple[int, int | None]:
     """Return the epochs and the best step of a run with patience."""
     trainer = Trainer.start(data, run, recipe(1), silent, group)
     train(trainer)
-    return trainer.progress.epoch, trainer.progress.best_step
+    return trainer.loop.epoch, trainer.loop.best_step
 
 
 def test_patience_needs_validations() -> None:

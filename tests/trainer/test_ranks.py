@@ -26,12 +26,11 @@ from schemas.table import Table
 from tests.builders import SmallData, build_data, build_negatives
 from tests.ranks import on_ranks
 from tests.training import with_sections
-from trainer.checkpoints.checkpoint import latest_checkpoint
+from trainer.checkpoints import latest_checkpoint
 from trainer.group import ALONE, Group
-from trainer.loop import Trainer
+from trainer.loop import EpochReport, Trainer
 from trainer.methods.recipe import Recipe
-from trainer.progress import EpochReport
-from trainer.tracking.tracker import read_metrics
+from trainer.tracking import read_metrics
 
 EPOCHS = 4
 BASE: dict[str, dict[str, Any]] = {
@@ -230,7 +229,7 @@ def test_several_ranks_train_the_model_of_one(
 def die_within_a_dump(group: Group, *arguments: Any) -> None:
     """Train until rank 0 is killed while it writes the first dump, in the second step of the next epoch."""
     shards, write = itertools.count(), trainer.refresh.dump.write_shard
-    steps, step, is_second = itertools.count(1), trainer.epoch.take_step, threading.Event()
+    steps, step, is_second = itertools.count(1), trainer.loop.take_step, threading.Event()
 
     def write_or_die(*shard: Any) -> Any:
         if group.first and next(shards) == 1:
@@ -244,7 +243,7 @@ def die_within_a_dump(group: Group, *arguments: Any) -> None:
         return step(*facts)
 
     trainer.refresh.dump.write_shard = write_or_die
-    trainer.epoch.take_step = count_step
+    trainer.loop.take_step = count_step
     train(group, *arguments)
 
 

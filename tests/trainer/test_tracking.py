@@ -9,7 +9,7 @@ from schemas import storage
 from schemas.layout import RunLayout
 from schemas.storage import join
 from trainer.methods.sections import Logging
-from trainer.tracking.tracker import Tracker, read_metrics
+from trainer.tracking import Tracker, read_metrics
 
 
 @pytest.fixture(params=["local", "memory"])

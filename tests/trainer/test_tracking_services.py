@@ -11,8 +11,7 @@ import pytest
 from schemas.errors import InputError
 from schemas.layout import RunLayout
 from trainer.methods.sections import Logging
-from trainer.tracking.ml_flow import metric_name
-from trainer.tracking.tracker import Tracker
+from trainer.tracking import Tracker, metric_name
 
 RECIPE = {"train": {"epochs": 3}, "encoder": {"kind": "bag"}}
 

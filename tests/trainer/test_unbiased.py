@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-import trainer.negatives.candidates
+import trainer.negatives.planner
 from schemas import PAD
 from schemas.ragged import Ragged
 from tests.builders import batch_of
 from tests.trainer.dense import Gradients, assert_same, fast, one_vs_all
-from trainer.negatives.candidates import own_pool, shared_pool
 from trainer.negatives.draws import RandomPool, draw_hard
 from trainer.negatives.merge import merge
+from trainer.negatives.planner import own_pool, shared_pool
 from trainer.stream.batch import Candidates
 
 DRAWS = 600
@@ -100,7 +100,7 @@ def test_the_mean_over_draws_is_the_full_sum(seed: int, form: str) -> None:
 def test_the_check_sees_positives_that_are_left_in_the_draws(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(0, form)
     if form == "own":
-        monkeypatch.setattr(trainer.negatives.candidates, "merge", merged_apart)
+        monkeypatch.setattr(trainer.negatives.planner, "merge", merged_apart)
     else:
         none = np.empty(0, np.int64)
         right = case.candidates

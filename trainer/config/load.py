@@ -26,6 +26,9 @@ AUTO_RECIPE = "auto"  # instead of a recipe: `extremis run` chooses a recipe
 _SEAL_MARK = b"# CRC-32 of all above: "  # start of the last line of a config
 _SEAL = _SEAL_MARK + b"%08x\n"
 
+# Waits for each table of negatives, so that the training data does not depend on timing.
+WAIT_FOR_TABLES = "refresh.stale=wait"
+
 
 def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
     """Read and validate the recipe `source` with `overrides`; "auto" settings get default values.
@@ -141,7 +144,7 @@ def changed_versions(config: Mapping[str, Any]) -> str:
 def load_config(url: str) -> dict[str, Any]:
     """Read a run's config.toml: `recipe`, `versions`, `data`. Raises InputError if the run does not exist."""
     from schemas import storage
-    from schemas.owners.claim import describe_work
+    from schemas.owners import describe_work
 
     try:
         data = storage.read_matching(lambda: storage.read_bytes(url), _matches_seal)

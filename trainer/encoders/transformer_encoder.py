@@ -13,14 +13,13 @@ from torch import nn
 
 from schemas.errors import InputError
 from schemas.randomness import InitialWeights, Purpose, torch_seed
-from trainer.device import CPU, autocast, torch_generator
+from trainer.device import CPU, autocast, send, torch_generator
 from trainer.encoders.base import WEIGHTS, Before, Encoder
 from trainer.encoders.transformer import TransformerSection
 from trainer.group import ALONE
 from trainer.inputs import Inputs
 from trainer.methods.kinds import EncoderSection
 from trainer.stream.batch import pad_rows
-from trainer.stream.transfer import send
 
 _BOTTLENECK = "bottleneck"
 _MODULE = "sentence_transformers.models."

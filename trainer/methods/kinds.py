@@ -18,12 +18,12 @@ ENCODERS = {
     "transformer": "trainer.encoders.transformer:TransformerSection",
 }
 LOSSES = {
-    "bce": "trainer.losses.binary:OneVsAll",  # equation 2 of DEXML
-    "softmax": "trainer.losses.contrastive:SoftmaxCrossEntropy",  # equation 3
-    "infonce": "trainer.losses.contrastive:InfoNCE",  # equation 4
-    "decoupled": "trainer.losses.contrastive:DecoupledSoftmax",  # equation 5
-    "softtopk": "trainer.losses.soft_top_k:SoftTopK",  # equation 6
-    "triplet": "trainer.losses.triplet:Triplet",
+    "bce": "trainer.losses:OneVsAll",  # equation 2 of DEXML
+    "softmax": "trainer.losses:SoftmaxCrossEntropy",  # equation 3
+    "infonce": "trainer.losses:InfoNCE",  # equation 4
+    "decoupled": "trainer.losses:DecoupledSoftmax",  # equation 5
+    "softtopk": "trainer.losses:SoftTopK",  # equation 6
+    "triplet": "trainer.losses:Triplet",
 }
 Sizes = tuple[int, int, int]  # sizes of the vocabulary, the sparse features, and a dense vector
 

@@ -31,9 +31,9 @@ METRICS = {
 
 # Receivers of a run's numbers during training, by option of section `logging`: "module:class" of a `Watcher`.
 WATCHERS = {
-    "tensorboard": "trainer.tracking.tensorboard:TensorBoard",
-    "wandb": "trainer.tracking.weights_and_biases:WeightsAndBiases",
-    "mlflow": "trainer.tracking.ml_flow:MLflow",
+    "tensorboard": "trainer.tracking:TensorBoard",
+    "wandb": "trainer.tracking:WeightsAndBiases",
+    "mlflow": "trainer.tracking:MLflow",
 }
 
 

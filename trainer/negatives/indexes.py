@@ -21,13 +21,13 @@ import torch
 from schemas import PAD
 from schemas.ragged import Ragged
 from search.candidates import best, merge, pack, unpack
-from search.factory import AUTO, Factory, choose
+from search.index import AUTO, Factory, choose
+from trainer.device import send
 from trainer.group import Group
 from trainer.negatives.base import MIPS, NegativeSource, Sampled, SourceContext
-from trainer.negatives.candidates import restrict_to_labels
+from trainer.negatives.planner import restrict_to_labels
 from trainer.rows.matrix import zeros
 from trainer.stream.batch import Batch
-from trainer.stream.transfer import send
 
 if TYPE_CHECKING:
     from search.block import Block

@@ -18,17 +18,16 @@ from schemas import arrow, storage
 from schemas.layout import RunLayout, parse_number
 from schemas.manifest import Manifest, Shard, columns_of, is_published, publish, unpublish
 from schemas.mapped import ScratchFile
-from schemas.owners.claim import Claim, Unclaimed
+from schemas.owners import Claim, Unclaimed
 from schemas.shard_files.parquet import encode, matrix_array, matrix_column, write_shard
 from schemas.storage import join
-from trainer.checkpoints.background import BackgroundWriter, ReadRows
-from trainer.device import CPU
+from trainer.checkpoints import BackgroundWriter, ReadRows
+from trainer.device import CPU, AsyncCopy
 from trainer.group import ALONE, Group
 from trainer.methods.recipe import Recipe
 from trainer.methods.sections import LEAD
 from trainer.model import Model
 from trainer.stream import Source
-from trainer.stream.transfer import AsyncCopy
 
 VECTOR_ROWS = 1 << 20  # rows per shard of vectors
 VECTOR_GROUP_ROWS = 1 << 14

@@ -9,10 +9,10 @@ from schemas.mapped import ScratchFile, ScratchRows
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
-from trainer.losses.votes import vote_loss
+from trainer.device import send
+from trainer.losses import vote_loss
 from trainer.methods.rae import MemorySection
 from trainer.stream import Batch, Source
-from trainer.stream.transfer import send
 
 _WHAT = "a memory of training points"
 

@@ -14,10 +14,9 @@ from schemas.errors import InputError, StorageError
 from schemas.mapped import ScratchFile
 from schemas.randomness import Purpose, torch_seed
 from schemas.sizes import say_bytes
-from trainer.device import CPU
+from trainer.device import CPU, AsyncCopy, send, send_tensor
 from trainer.rows import codes, numba_kernels, torch_kernels
 from trainer.rows.codes import SGD, Matrix, Rule
-from trainer.stream.transfer import AsyncCopy, send, send_tensor
 from trainer.threads import map_ranges
 
 IN_MEMORY, ON_HOST = "memory", "host"

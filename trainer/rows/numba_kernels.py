@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from trainer.instructions import prefetch_to_write
+from trainer.prefetch import prefetch_to_write
 from trainer.rows.codes import ADAGRAD, FLOAT32, LOWBIAS, MOMENTUM, SGD
 
 

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from schemas.arrow import DENSE_MODEL
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.shard_files.parquet import list_column
 from schemas.shares import RowShare
 from schemas.table import Table
-from schemas.text_model import DENSE_MODEL
-from trainer.encoders.features import count_ngrams
-from trainer.evaluation.split import label_statistics
+from trainer.encoders.bag import count_ngrams
+from trainer.evaluation.evaluate import label_statistics
 from trainer.input_kinds import InputKind, input_names
 from trainer.methods.rules import DataStatistics
 from trainer.methods.sections import Data

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from schemas.ragged import Ragged
+from trainer.device import as_tensor, map_arrays, pack, unpack
 from trainer.inputs import Inputs
-from trainer.stream.transfer import as_tensor, map_arrays, pack, unpack
 
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 

@@ -1,16 +1,19 @@
-"""Joined stream: an iterable dataset whose state is (seed, epoch, step, negative tables, format version)."""
+"""Position of this process among others: the rank set by the launcher, and the slice of a DataLoader worker."""
 
 import contextlib
 import functools
+import json
 import math
+import mmap
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from pydantic import Field, model_validator
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from schemas import arrow
 from schemas.errors import InputError, TableError
@@ -20,13 +23,81 @@ from trainer.device import keep_freed_memory
 from trainer.input_kinds import InputKind
 from trainer.schedule import SINGLE_ROWS, ClusterSchedule
 from trainer.stream.batch import Batch, Candidates
-from trainer.stream.decode import Damaged, Decoding, decodings
-from trainer.stream.order import EpochOrder, streams_of_rank
-from trainer.stream.prefetch import Opened, Work, run_in_threads, run_serially
-from trainer.stream.processes import WorkerChannel, WorkerSlice, slice_of_process
-from trainer.stream.row_groups import ReadOptions, RowGroups
-from trainer.stream.source_order import OrderBySource
+from trainer.stream.order import EpochOrder, OrderBySource, streams_of_rank
+from trainer.stream.row_groups import (
+    Damaged,
+    Decoding,
+    Opened,
+    ReadOptions,
+    RowGroups,
+    Work,
+    decodings,
+    run_in_threads,
+    run_serially,
+)
 from trainer.stream.sources import Source, count_clusters
+
+_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class WorkerSlice:
+    """Worker `worker` of `workers`: a loader takes batches from workers in turn, so a worker deals every n-th step."""
+
+    worker: int
+    workers: int
+
+
+def slice_of_process() -> WorkerSlice | None:
+    """Return the slice of this process; None outside DataLoader workers."""
+    info = get_worker_info()
+    return None if info is None else WorkerSlice(info.id, info.num_workers)
+
+
+class WorkerChannel:
+    """Shared memory with the last message of the main process to copies of a stream in persistent workers.
+
+    The memory is anonymous, and is freed when the processes end. If a loader spawns workers, the memory moves to
+    /dev/shm, which may be small in a container. Writer and readers take turns: a loader's workers begin an epoch only
+    after the owner has called `set_epoch`.
+    """
+
+    def __init__(self) -> None:
+        self._text = torch.frombuffer(mmap.mmap(-1, _BYTES), dtype=torch.uint8)
+        # (number, bytes of the text, skipped rows)
+        self._header = torch.frombuffer(mmap.mmap(-1, 3 * 8), dtype=torch.int64)
+
+    @property
+    def number(self) -> int:
+        """Number of messages written so far."""
+        return int(self._header[0])
+
+    def write(self, body: dict[str, Any]) -> None:
+        """Write the next message. Raises InputError if the message does not fit."""
+        text = json.dumps(body).encode()
+        if len(text) > _BYTES:
+            raise InputError(
+                f"the URLs of the negatives take {len(text):,} bytes, and the limit for workers is {_BYTES:,}: use "
+                "shorter URLs, or fewer sources."
+            )
+        self._text.numpy()[: len(text)] = np.frombuffer(text, np.uint8)
+        self._header[1] = len(text)
+        self._header[0] += 1
+
+    def read(self) -> dict[str, Any]:
+        """Read the last message."""
+        body: dict[str, Any] = json.loads(self._text.numpy()[: int(self._header[1])].tobytes())
+        return body
+
+    @property
+    def skipped(self) -> int:
+        """Number of rows skipped so far, in all processes."""
+        return int(self._header[2])
+
+    def skip(self, rows: int) -> None:
+        """Add `rows` to the number of skipped rows."""
+        self._header[2] += rows
+
 
 STATE_VERSION = 1
 THREAD = "extremis-stream"

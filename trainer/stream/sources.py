@@ -10,9 +10,8 @@ from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import CLUSTERS, LABEL_TEXTS, DataLayout, RunLayout, source_of_part
 from schemas.options import is_number
-from schemas.run_tables import run_tables
 from schemas.shares import ALL_ROWS, RowShare
-from schemas.table import PartTable, Table
+from schemas.table import PartTable, Table, run_tables
 from trainer.input_kinds import InputKind
 from trainer.inputs import open_queries, require_inputs
 from trainer.schedule import MOST_WEIGHT

@@ -8,10 +8,10 @@ import numba
 import numpy as np
 import pyarrow as pa
 
+from schemas.arrow import DENSE
 from schemas.ragged import Ragged, offsets_of
-from schemas.text_model import DENSE
 from trainer.inputs import Inputs
-from trainer.instructions import prefetch
+from trainer.prefetch import prefetch
 from trainer.stream.batch import Batch
 
 _AHEAD = 16  # rows prefetched from memory while another row is copied

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from extremis.auto.trials import draw_labels, write_excerpt
+from extremis.auto import draw_labels, write_excerpt
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.shard_files.parquet import list_column

@@ -11,9 +11,9 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from schemas.json_files import read_json
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
+from schemas.storage import read_json
 from tests.bert import write_bert
 from tests.command import Done, call, refused
 from tests.forks import start
@@ -21,7 +21,7 @@ from tests.owners import held_elsewhere
 from tests.pipelines.raw import write_tiny
 from trainer.config.load import load_config, load_recipe, read_recipe, validate
 from trainer.config.merging import options_left_to_data
-from trainer.evaluation.split import HOLDOUT, open_split
+from trainer.evaluation.evaluate import HOLDOUT, open_split
 
 SHARD = ("--tokenizer", "train:300", "--shards", "2", "--row-group-rows", "8", "--propensity", "0.55,1.5")
 SMALL = ("encoder.dimension=8", "train.epochs=2", "logging.tensorboard=false", "checkpoint.every_epochs=1")

@@ -6,9 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extremis.auto import trials
-from extremis.auto.survey import Contender, Survey, contenders, variations
-from extremis.auto.trials import QUERIES, Trial, TrialData, best_trial, holdout_share
+from extremis import auto
+from extremis.auto import (
+    QUERIES,
+    Contender,
+    Survey,
+    Trial,
+    TrialData,
+    best_trial,
+    contenders,
+    holdout_share,
+    variations,
+)
 from schemas.manifest import open_manifest
 from tests.builders import build_data
 from trainer.config.load import load_recipe
@@ -66,7 +75,7 @@ def test_symmetric_data_is_tried_on_rows_of_all_labels(tmp_path: Path) -> None:
 
 
 def test_larger_data_is_tried_on_an_excerpt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "_ROWS", 60)
+    monkeypatch.setattr(auto, "_ROWS", 60)
     data = build_data(str(tmp_path / "data"), rows={"train": 400}, labels=90, most_positives=2)
     seen = Survey.of(data.layout)
     trial_data = TrialData.prepare(data.layout.root, seen, str(tmp_path / "trials"), "cpu")

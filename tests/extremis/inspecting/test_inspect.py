@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from extremis.inspecting.examples import clean_text, find_row
+from extremis.inspecting import clean_text, find_row
 from schemas.errors import TableError
 from schemas.manifest import open_manifest
 from schemas.table import Table

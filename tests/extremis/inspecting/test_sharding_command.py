@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from extremis.cli import cli
-from extremis.inspecting.inspect import sharding_command
+from extremis.inspecting import sharding_command
 from pipelines.options import ShardOptions
 from schemas.manifest import Manifest, open_manifest
 from tests.command import call

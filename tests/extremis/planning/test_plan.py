@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.common.folder_bytes import FolderWatch
 from benchmarks.common.keyed_input import write_keyed
-from extremis.planning.plan import plan, workload
+from extremis.planning import plan, workload
 from pipelines.runners.beam import refuse_unknown_options
 from tests.command import Done, call, refused, sets
 from tests.pipelines.raw import write_tate

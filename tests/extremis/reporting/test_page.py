@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from extremis.inspecting.inspect import sharding_command
-from schemas.json_files import write_json
+from extremis.inspecting import sharding_command
 from schemas.manifest import open_manifest
+from schemas.storage import write_json
 from tests.browser import WAIT_SECONDS, browser, console_messages, requests
 from tests.command import Done, call, refused, sets
 from tests.pipelines.raw import point, write_lines, write_tiny

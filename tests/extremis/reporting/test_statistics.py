@@ -11,14 +11,32 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
-from extremis.auto.trials import METRIC
-from extremis.inspecting.examples import Example
-from extremis.reporting.build import _inert, explain_choice
-from extremis.reporting.charts import CANDIDATE_OUTCOMES, _simplify_charts, data_charts, draw_chart, line
-from extremis.reporting.data_statistics import DataStatistics, SplitStatistics, frequencies, histograms, tail_of
-from extremis.reporting.queries import group_queries, name_labels, sample_rows
-from extremis.reporting.run_records import RepresentativeScores, downsample, names_of, recipe_differences
-from pipelines.mining.steps import funnel
+from extremis.auto import METRIC
+from extremis.inspecting import Example
+from extremis.reporting.page import (
+    CANDIDATE_OUTCOMES,
+    _inert,
+    _simplify_charts,
+    data_charts,
+    draw_chart,
+    explain_choice,
+    line,
+)
+from extremis.reporting.records import (
+    DataStatistics,
+    RepresentativeScores,
+    SplitStatistics,
+    downsample,
+    frequencies,
+    group_queries,
+    histograms,
+    name_labels,
+    names_of,
+    recipe_differences,
+    sample_rows,
+    tail_of,
+)
+from pipelines.mining.search import funnel
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest
 from tests.builders import build_data

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.clustering import balanced
-from pipelines.clustering.balanced import balanced_order
+from pipelines import cluster
+from pipelines.cluster import balanced_order
 
 
 def clusters_of(vectors: np.ndarray, size: int, seed: int = 0) -> np.ndarray:
@@ -57,7 +57,7 @@ def test_clusters_are_closer_than_random_ones_and_rounds_bring_them_closer(monke
     assert spread(vectors, clusters) < 0.35 * spread(vectors, draw.permutation(clusters))
     # Neighbours in the tree are near: clusters of twice the size are pairs of them.
     assert spread(vectors, clusters // 2) < 0.5 * spread(vectors, draw.permutation(clusters) // 2)
-    monkeypatch.setattr(balanced, "_ROUNDS", 1)
+    monkeypatch.setattr(cluster, "_ROUNDS", 1)
     assert spread(vectors, clusters) < 0.9 * spread(vectors, clusters_of(vectors, 25, seed=3))
 
 

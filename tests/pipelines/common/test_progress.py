@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.common.progress import Count, Meter, StepProgress, Watch, say_seconds
 from pipelines.flow import Flow
+from pipelines.progress import Count, Meter, StepProgress, Watch, say_seconds
 from pipelines.runners.local import choose_runner
 from tests.command import PROCESSES
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.common.vectors import block_bounds, read_block
+from pipelines.mining.inputs import block_bounds, read_block
 from schemas.errors import TableError
 from schemas.table import Table
 from tests.pipelines.mining.world import random_world

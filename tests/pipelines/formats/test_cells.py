@@ -17,9 +17,8 @@ from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.formats.base import Reason
-from pipelines.formats.cells import split_cell, split_cells
-from pipelines.formats.records import InvalidRecord
+from pipelines.formats.base import InvalidRecord, Reason
+from pipelines.formats.from_lines import split_cell, split_cells
 from tests.pipelines.formats.forms import read_all
 
 NOT_READ = None

@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 
 from extremis.commands.shard import input_url
 from pipelines import formats
-from pipelines.formats.base import LABELS, Reason
+from pipelines.formats.base import LABELS, Fields, Reason, Shape
 from pipelines.formats.from_columns import parse_pairs, parse_points
-from pipelines.formats.names import Fields, Shape
 from schemas.errors import InputError
 from tests.pipelines.formats.forms import Table, read_all
 

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import formats
-from pipelines.formats.base import LABELS, Reason
-from pipelines.formats.names import text_key
+from pipelines.formats.base import LABELS, Reason, text_key
 from schemas.errors import InputError
 from tests.pipelines.formats.forms import read_all
 

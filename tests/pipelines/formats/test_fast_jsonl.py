@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.formats import from_lines
-from pipelines.formats.base import Parsed
-from pipelines.formats.names import Fields, Shape
+from pipelines.formats.base import Fields, Parsed, Shape
 
 FIELDS = Fields()
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.formats import FORMATS, choose
-from pipelines.formats.base import Reason
+from pipelines.formats.base import Fields, Reason, parse_fields
 from pipelines.formats.keyed import JSON_LINES, Beir
-from pipelines.formats.names import Fields, parse_fields
 from schemas import storage
 from schemas.errors import InputError
 from tests.command import call

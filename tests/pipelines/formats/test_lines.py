@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.formats import lines
+from pipelines.formats import base
 from schemas import storage
 from schemas.errors import InputError
 
@@ -25,9 +25,9 @@ def test_blocks_hold_every_line_once(content: list[bytes], ends: bool, block: in
     url = "memory://lines/some.gz"
     storage.write_bytes(url, data)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lines, "_CHUNK", chunk)
-        blocks = [batch["line"].to_pylist() for batch in lines.LineBlocks(url, block)]
-        identity = lines.identify(url)
+        patch.setattr(base, "_CHUNK", chunk)
+        blocks = [batch["line"].to_pylist() for batch in base.LineBlocks(url, block)]
+        identity = base.identify(url)
     assert [line for some in blocks for line in some] == content
     assert all(len(some) == block for some in blocks[:-1])
     assert identity == (len(data), hashlib.sha256(data).hexdigest())
@@ -47,23 +47,23 @@ def test_marks_and_line_ends_of_other_systems_do_not_show(content: list[bytes], 
     storage.write_bytes(url, mark + b"".join(line + end for line, end in zip(content, ends, strict=True)))
     skip = data.draw(st.integers(0, len(content)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lines, "_CHUNK", data.draw(st.integers(1, 20)))
-        blocks = lines.LineBlocks(url, 4, skip)
+        patch.setattr(base, "_CHUNK", data.draw(st.integers(1, 20)))
+        blocks = base.LineBlocks(url, 4, skip)
         assert [line for batch in blocks for line in batch["line"].to_pylist()] == content[skip:]
         assert blocks.ended == ended
-        assert lines.first_line(url) == b"head"
+        assert base.first_line(url) == b"head"
 
 
 @pytest.mark.parametrize("data", [b"\xef\xbb\xbf", b"\xff\xfea\0", b"\xfe\xff\0a"])
 def test_a_mark_alone_and_other_encodings_are_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a").write_bytes(data)
     with pytest.raises(InputError, match=r"the file is empty|text in UTF-16. Expected UTF-8"):
-        list(lines.LineBlocks(str(tmp_path / "a"), 5))
+        list(base.LineBlocks(str(tmp_path / "a"), 5))
 
 
 def test_several_gzip_members_are_one_file(tmp_path: Path) -> None:
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"one\ntw") + gzip.compress(b"o\n"))
-    (batch,) = lines.LineBlocks(str(tmp_path / "a.gz"), 10)
+    (batch,) = base.LineBlocks(str(tmp_path / "a.gz"), 10)
     assert batch["line"].to_pylist() == [b"one", b"two"]
 
 
@@ -77,19 +77,19 @@ def test_every_codec_by_its_suffix(tmp_path: Path, suffix: str) -> None:
     packed = bytes(CODECS[suffix](content))
     for data in (packed, packed + packed):
         place.write_bytes(data)
-        got = [line for batch in lines.LineBlocks(str(place), 3000) for line in batch["line"].to_pylist()]
+        got = [line for batch in base.LineBlocks(str(place), 3000) for line in batch["line"].to_pylist()]
         assert got == content.splitlines() * (len(data) // len(packed))
     place.write_bytes(packed[: len(packed) // 2])
     with pytest.raises(InputError, match="incomplete"):
-        list(lines.LineBlocks(str(place), 3000))
+        list(base.LineBlocks(str(place), 3000))
     place.write_bytes(b"plain text, not compressed\n" * 10)
     with pytest.raises(InputError, match=r"not a \w+ file"):
-        list(lines.LineBlocks(str(place), 3000))
+        list(base.LineBlocks(str(place), 3000))
 
 
 def test_a_plain_file_of_lines(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"one\n\nthree")
-    (batch,) = lines.LineBlocks(str(tmp_path / "a.txt"), 10)
+    (batch,) = base.LineBlocks(str(tmp_path / "a.txt"), 10)
     assert batch["line"].to_pylist() == [b"one", b"", b"three"]
 
 
@@ -113,18 +113,18 @@ def test_what_is_no_whole_gzip_is_refused(tmp_path: Path, data: bytes, message: 
     place = tmp_path / "trn.json.gz"
     place.write_bytes(data)
     with pytest.raises(InputError, match=message) as caught:
-        list(lines.LineBlocks(str(place), 100))
+        list(base.LineBlocks(str(place), 100))
     assert str(place) in str(caught.value)
 
 
 def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 1000)
-    monkeypatch.setattr(lines, "_CHUNK", 300)
+    monkeypatch.setattr(base, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(base, "_CHUNK", 300)
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"short\n" + b"x" * 5000))
     with pytest.raises(InputError, match="a line is longer than 1,000 bytes"):
-        list(lines.LineBlocks(str(tmp_path / "a.gz"), 10))
+        list(base.LineBlocks(str(tmp_path / "a.gz"), 10))
 
 
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(InputError, match="memory://lines/none: file not found"):
-        list(lines.LineBlocks("memory://lines/none", 10))
+        list(base.LineBlocks("memory://lines/none", 10))

@@ -8,7 +8,7 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.formats import npz
+from pipelines.formats import xc
 from schemas import storage
 from schemas.errors import InputError
 
@@ -41,8 +41,8 @@ def test_what_scipy_saves_comes_back(rows: int, columns: int, block: int, compre
     dense = np.random.default_rng(rows).integers(0, 4, (rows, columns)) % 3
     matrix = scipy.sparse.csr_matrix(dense.astype(np.dtype(kind)))
     storage.write_bytes(URL, saved(matrix, compressed))
-    assert npz.read_shape(URL) == (rows, columns)
-    blocks = list(npz.read_rows(URL, block))
+    assert xc.read_shape(URL) == (rows, columns)
+    blocks = list(xc.read_rows(URL, block))
     assert all(len(rows_block.offsets) == block + 1 for rows_block in blocks[:-1])
     out = np.zeros((0, columns), np.float32)
     for rows_block in blocks:
@@ -83,7 +83,7 @@ def test_what_is_no_csr_matrix_is_refused(tmp_path: Path, content: bytes, messag
     place = tmp_path / "Y.trn.npz"
     place.write_bytes(content)
     with pytest.raises(InputError, match=message) as caught:
-        list(npz.read_rows(str(place), 2))
+        list(xc.read_rows(str(place), 2))
     assert str(place) in str(caught.value)
     assert "save_npz" in str(caught.value)
 
@@ -101,7 +101,7 @@ def test_damage_is_an_input_error_or_harmless(compressed: bool, data: st.DataObj
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     storage.write_bytes(URL, bytes(content[: data.draw(st.integers(0, len(content)) | st.just(len(content)))]))
     try:
-        rows = sum(len(rows_block.offsets) - 1 for rows_block in npz.read_rows(URL, 16))
+        rows = sum(len(rows_block.offsets) - 1 for rows_block in xc.read_rows(URL, 16))
     except InputError:
         return
     assert rows == 60
@@ -113,9 +113,9 @@ def test_a_changed_value_is_found_by_its_checksum() -> None:
     content[position + 6] ^= 1
     storage.write_bytes(URL, bytes(content))
     with pytest.raises(InputError, match=r"Bad CRC-32 for file 'data.npy'"):
-        list(npz.read_rows(URL, 16))
+        list(xc.read_rows(URL, 16))
 
 
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(InputError, match=r"memory://npz/none.npz: file not found"):
-        npz.read_shape("memory://npz/none.npz")
+        xc.read_shape("memory://npz/none.npz")

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.formats import choose
-from pipelines.formats.base import Reason
+from pipelines.formats.base import Reason, parse_fields
 from pipelines.formats.keyed import PARQUET_FILES
-from pipelines.formats.names import parse_fields
 from schemas import storage
 from schemas.errors import InputError
 from tests.pipelines.formats.forms import read_all, write

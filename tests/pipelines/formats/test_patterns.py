@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.arrays.files import urls_of
-from pipelines.formats.names import list_files
-from pipelines.formats.texts import Texts
+from pipelines.arrays import urls_of
+from pipelines.formats.base import list_files
+from pipelines.formats.keyed import Texts
 from schemas import storage
 from tests.command import call
 from tests.places import ALL, in_memory

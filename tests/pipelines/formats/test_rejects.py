@@ -5,7 +5,7 @@ from pipelines.flow import FileExchange, Flow
 from pipelines.formats.base import Reason, Reject
 from pipelines.job import REJECTED, SHOWN, StagedBlock, Summary, read_summary, write_sum
 from pipelines.runners.local import choose_runner
-from pipelines.sharding.steps import report_rejects
+from pipelines.sharding.read import report_rejects
 
 
 def test_the_first_and_the_counts_do_not_depend_on_the_order_of_merging() -> None:

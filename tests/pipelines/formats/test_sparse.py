@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.formats import sparse
+from pipelines.formats import from_lines
 from schemas.ragged import SparseRows
 from schemas.shard_files.parquet import string_bytes
 
@@ -43,7 +43,7 @@ def test_pairs_against_plain_reading(rows: list[list[tuple[int, str]]], data: st
         fields = [f"{index}:{value}" for index, value in row]
         ends = data.draw(st.sampled_from([("", ""), (" ", ""), ("", " "), ("\t", "  ")]))
         lines.append((ends[0] + data.draw(GAP).join(fields) + ends[1]).encode())
-    ragged, wrong = sparse.parse_pairs(array(lines))
+    ragged, wrong = from_lines.parse_sparse_pairs(array(lines))
     assert wrong == {}
     assert (ragged.offsets.dtype, ragged.ids.dtype, ragged.values.dtype) == (np.int64, np.int64, np.float32)
     for got, line in zip(rows_of(ragged), lines, strict=True):
@@ -58,7 +58,7 @@ HOSTILE = st.binary(max_size=20) | st.text("0123456789:.,eE+- \t", max_size=12).
 @settings(deadline=None, max_examples=300)
 @given(st.lists(HOSTILE, max_size=6))
 def test_hostile_lines_are_rows_or_wrong_and_do_not_change_their_neighbours(lines: list[bytes]) -> None:
-    for parse in (sparse.parse_pairs, sparse.parse_indices):
+    for parse in (from_lines.parse_sparse_pairs, from_lines.parse_indices):
         ragged, wrong = parse(array(lines))
         together = rows_of(ragged)
         assert len(together) == len(lines)
@@ -73,9 +73,11 @@ def test_hostile_lines_are_rows_or_wrong_and_do_not_change_their_neighbours(line
 @settings(deadline=None, max_examples=300)
 @given(st.text("0123456789:.eE+- \t", max_size=16).map(str.encode))
 def test_the_fast_pass_takes_exactly_what_the_careful_one_takes(line: bytes) -> None:
-    assert (sparse._pairs(*string_bytes(array([line]))) is None) == (sparse._wrong_pair(line) is not None)
+    assert (from_lines._pairs(*string_bytes(array([line]))) is None) == (from_lines._wrong_pair(line) is not None)
     indices = line.replace(b":", b",")
-    assert (sparse._indices(*string_bytes(array([indices]))) is None) == (sparse._wrong_index(indices) is not None)
+    assert (from_lines._indices(*string_bytes(array([indices]))) is None) == (
+        from_lines._wrong_index(indices) is not None
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,7 @@ def test_the_fast_pass_takes_exactly_what_the_careful_one_takes(line: bytes) -> 
     ],
 )
 def test_what_is_wrong_with_a_line(line: bytes, shown: str) -> None:
-    ragged, wrong = sparse.parse_pairs(array([b"0:1", line, b"7:2.5"]))
+    ragged, wrong = from_lines.parse_sparse_pairs(array([b"0:1", line, b"7:2.5"]))
     assert shown in wrong.pop(1)
     assert wrong == {}
     assert rows_of(ragged) == [[(0, 1.0)], [], [(7, 2.5)]]
@@ -113,7 +115,7 @@ def test_what_is_wrong_with_a_line(line: bytes, shown: str) -> None:
 
 @pytest.mark.parametrize("pair", [(b"1:", b"2"), (b"5", b":7")])
 def test_a_pair_does_not_reach_over_a_line_end(pair: tuple[bytes, bytes]) -> None:
-    ragged, wrong = sparse.parse_pairs(array([*pair, b"", b"3:4"]))
+    ragged, wrong = from_lines.parse_sparse_pairs(array([*pair, b"", b"3:4"]))
     assert sorted(wrong) == [0, 1]
     assert rows_of(ragged) == [[], [], [], [(3, 4.0)]]
 
@@ -121,14 +123,14 @@ def test_a_pair_does_not_reach_over_a_line_end(pair: tuple[bytes, bytes]) -> Non
 @settings(deadline=None)
 @given(st.lists(st.lists(NUMBER, max_size=5), max_size=6))
 def test_indices_against_plain_reading(rows: list[list[int]]) -> None:
-    ragged, wrong = sparse.parse_indices(array([",".join(map(str, row)).encode() for row in rows]))
+    ragged, wrong = from_lines.parse_indices(array([",".join(map(str, row)).encode() for row in rows]))
     assert wrong == {}
     assert rows_of(ragged) == [[(index, 1.0) for index in row] for row in rows]
 
 
 @pytest.mark.parametrize("line", [b",1", b"1,", b"1,,2", b"1:2", b"a", b" 1", b"1 2", b"1.0", b"-1", b","])
 def test_what_is_wrong_with_indices(line: bytes) -> None:
-    ragged, wrong = sparse.parse_indices(array([b"3,4", line, b""]))
+    ragged, wrong = from_lines.parse_indices(array([b"3,4", line, b""]))
     assert list(wrong) == [1]
     assert rows_of(ragged) == [[(3, 1.0), (4, 1.0)], [], []]
 
@@ -136,7 +138,7 @@ def test_what_is_wrong_with_indices(line: bytes) -> None:
 @settings(deadline=None)
 @given(st.lists(st.text("ab ", max_size=6).map(str.encode), max_size=8), st.integers(0, 3))
 def test_lines_are_cut_at_their_first_space(lines: list[bytes], offset: int) -> None:
-    heads, tails = sparse.cut_at_space(array([b"q r"] * offset + lines).slice(offset))
+    heads, tails = from_lines.cut_at_space(array([b"q r"] * offset + lines).slice(offset))
     for line, head, tail in zip(lines, heads.to_pylist(), tails.to_pylist(), strict=True):
         assert (head, tail) == line.partition(b" ")[::2]
 
@@ -156,7 +158,7 @@ def ragged(rows: list[list[tuple[int, float]]]) -> SparseRows:
 @settings(deadline=None)
 @given(ENTRIES)
 def test_labels_are_the_positive_ones_once_each(rows: list[list[tuple[int, float]]]) -> None:
-    labels, merged = sparse.merge_labels(ragged(rows))
+    labels, merged = from_lines.merge_labels(ragged(rows))
     positive = [[index for index, value in row if value > 0] for row in rows]
     assert [[index for index, _ in row] for row in rows_of(labels)] == [sorted(set(row)) for row in positive]
     assert merged.tolist() == [len(row) - len(set(row)) for row in positive]
@@ -165,7 +167,7 @@ def test_labels_are_the_positive_ones_once_each(rows: list[list[tuple[int, float
 @settings(deadline=None)
 @given(ENTRIES)
 def test_features_named_again_add_up(rows: list[list[tuple[int, float]]]) -> None:
-    for got, row in zip(rows_of(sparse.merge_features(ragged(rows))), rows, strict=True):
+    for got, row in zip(rows_of(from_lines.merge_features(ragged(rows))), rows, strict=True):
         sums: dict[int, float] = {}
         for index, value in row:
             sums[index] = sums.get(index, 0.0) + value
@@ -174,6 +176,6 @@ def test_features_named_again_add_up(rows: list[list[tuple[int, float]]]) -> Non
 
 def test_sums_stay_finite() -> None:
     largest = float(np.finfo(np.float32).max)
-    (row,) = rows_of(sparse.merge_features(ragged([[(1, largest), (1, largest)]])))
+    (row,) = rows_of(from_lines.merge_features(ragged([[(1, largest), (1, largest)]])))
     assert row == [(1, largest)]
     assert math.isfinite(row[0][1])

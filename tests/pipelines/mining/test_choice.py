@@ -11,11 +11,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from pipelines.common.vectors import equal_ranges
 from pipelines.mine import MineOptions, mine
-from pipelines.mining.aliases import find_aliases, near, normalized, read_aliases
-from pipelines.mining.candidates import is_bounded, select_negatives
-from pipelines.mining.steps import DROPS
+from pipelines.mining.filters import find_aliases, is_bounded, near, normalized, read_aliases, select_negatives
+from pipelines.mining.inputs import equal_ranges
+from pipelines.mining.search import DROPS
 from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout

@@ -1,7 +1,6 @@
 import pytest
 
-from pipelines.common.vectors import EmbeddedSource
-from pipelines.mining.inputs import MineInputs
+from pipelines.mining.inputs import EmbeddedSource, MineInputs
 from pipelines.mining.plan import make_plan
 from pipelines.options import MineOptions
 from schemas import arrow

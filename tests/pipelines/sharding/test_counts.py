@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from pipelines.flow import split_by
 from pipelines.options import default_row_group_rows, default_shards
-from pipelines.sharding.labels import count_labels, count_tokens, sum_counts
+from pipelines.sharding.rows import count_labels, count_tokens, sum_counts
 
 
 def test_defaults() -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.sharding.resume import Phases
+from pipelines.sharding.publish import Phases
 from schemas import storage
-from schemas.owners.claim import Claim, ClaimLostError, Owner, claimed
+from schemas.owners import Claim, ClaimLostError, Owner, claimed
 from schemas.storage import join
 
 

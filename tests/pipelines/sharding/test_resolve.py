@@ -4,9 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.flow import FileExchange, receive
-from pipelines.sharding.labels import known_ids, look_up
-from pipelines.sharding.read import split_mentions
-from pipelines.sharding.steps import first_ids
+from pipelines.sharding.read import first_ids, split_mentions
+from pipelines.sharding.rows import known_ids, look_up
 from schemas.hashing import hash_strings
 
 KEYS = st.text("abé", max_size=3)

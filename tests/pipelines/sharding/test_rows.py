@@ -5,7 +5,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.sharding.rows import add_pairs, order
+from pipelines.sharding.rows import add_pairs, order_rows
 
 LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=3, unique=True).map(sorted)
 # Hashes collide on purpose: different keys under one hash are no duplicates.
@@ -38,7 +38,7 @@ def plain(arrived: list[tuple[int, tuple[str, int, list[int]]]]) -> dict[str, tu
 @settings(deadline=None)
 @given(ARRIVED)
 def test_order_is_total_and_keeps_each_key_once(arrived: list[tuple[int, tuple[str, int, list[int]]]]) -> None:
-    ordered = order(table_of(arrived))
+    ordered = order_rows(table_of(arrived))
     expected = plain(arrived)
     got = [(row["hash"], row["key"], row["content"], row["label_ids"]) for row in ordered.rows.to_pylist()]
     assert got == sorted((ord(key) % 3, key, content, sorted(labels)) for key, (content, labels) in expected.items())
@@ -53,7 +53,7 @@ def test_order_is_total_and_keeps_each_key_once(arrived: list[tuple[int, tuple[s
 @settings(deadline=None)
 @given(ARRIVED, st.lists(st.tuples(st.sampled_from("abcdxy"), st.integers(0, 9)), max_size=20))
 def test_pairs_are_added_to_their_rows(arrived: list[Any], pairs: list[tuple[str, int]]) -> None:
-    rows = order(table_of(arrived)).rows
+    rows = order_rows(table_of(arrived)).rows
     keys = pa.array([key for key, _ in pairs], pa.string())
     joined, unknown = add_pairs(rows, keys, np.asarray([label for _, label in pairs], np.int64))
     own = {row["key"]: set(row["label_ids"]) for row in rows.to_pylist()}

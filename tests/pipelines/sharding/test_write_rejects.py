@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pipelines.flow import FileExchange, gather
 from pipelines.formats.base import Reason, Reject, rejects_batch
-from pipelines.sharding import dataset
+from pipelines.sharding import publish
 from schemas import arrow
 from schemas.shard_files import parquet
 
@@ -22,11 +22,11 @@ MESSAGES = st.lists(
 @given(MESSAGES, st.integers(1, 50), st.sampled_from([1, 1 << 20]))
 def test_order_and_bytes(messages: list[tuple[str, list[Reject]]], lines: int, held: int) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dataset, "_LINES", lines)
-        patch.setattr(dataset, "_GROUP_ROWS", 4)
+        patch.setattr(publish, "_LINES", lines)
+        patch.setattr(publish, "_GROUP_ROWS", 4)
         patch.setattr("pipelines.flow._HELD_BYTES", held)
         sent = list(FileExchange(f"{folder}/sent").send((table, rejects_batch(rows)) for table, rows in messages))
-        made = dataset.write_rejects(f"{folder}/data", sent, FileExchange(f"{folder}/sorted"))
+        made = publish.write_rejects(f"{folder}/data", sent, FileExchange(f"{folder}/sorted"))
         names = sorted({table for table, _ in messages})
         assert made.parameters == {"tables": names}
         assert made.rows == sum(len(rows) for _, rows in messages)

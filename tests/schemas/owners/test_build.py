@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from schemas import storage
+from schemas import owners, storage
 from schemas.layout import staging
 from schemas.manifest import Manifest, is_published, write_file
-from schemas.owners import claim
-from schemas.owners.build import building, clean_up
-from schemas.owners.claim import claimed
+from schemas.owners import building, claimed, clean_up
 from schemas.storage import join
 
 
@@ -29,7 +27,7 @@ def test_its_claim_and_its_attempt_go(tmp_path: Path, times: int) -> None:
         process = multiprocessing.get_context("fork").Process(target=publish_and_die, args=(out,))
         process.start()
         process.join()
-    assert (tmp_path / "out" / claim.CLAIM_FILE).exists()
+    assert (tmp_path / "out" / owners.CLAIM_FILE).exists()
     clean_up(out, "mined")
     assert is_published(out)
     assert sorted(path.name for path in Path(out).iterdir()) == ["_manifest.json", "a"]
@@ -42,5 +40,5 @@ def test_of_one_that_is_at_work_nothing_goes(tmp_path: Path) -> None:
         process = multiprocessing.get_context("spawn").Process(target=clean_up, args=(out, "mined"))
         process.start()
         process.join()
-        assert (tmp_path / claim.CLAIM_FILE).exists()
+        assert (tmp_path / owners.CLAIM_FILE).exists()
         assert storage.list_names(staging(out)) == ["attempt"]

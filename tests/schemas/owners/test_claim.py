@@ -14,15 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from schemas import storage
-from schemas.owners import claim
-from schemas.owners.claim import ClaimedError, Owner, claimed
+from schemas import owners, storage
+from schemas.owners import ClaimedError, Owner, claimed
 from tests.command import ROOT
 from tests.owners import ask_at_once, held_elsewhere
 
 HOLD = """
 import sys, time
-from schemas.owners import claim
+from schemas import owners as claim
 claim.BEAT_SECONDS, claim.LEASE_SECONDS = 0.1, float(sys.argv[2])
 try:
     with claim.claimed(sys.argv[1], "mined") as held:
@@ -38,8 +37,8 @@ except claim.ClaimLostError as error:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claim, "LEASE_SECONDS", 3.0)
-    monkeypatch.setattr(claim, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(owners, "LEASE_SECONDS", 3.0)
+    monkeypatch.setattr(owners, "BEAT_SECONDS", 0.1)
 
 
 def hold(root: Path, lease: float = 3.0) -> subprocess.Popen:
@@ -85,17 +84,17 @@ def test_what_a_thread_holds_it_goes_on_holding(tmp_path: Path) -> None:
         with claimed(str(tmp_path), "fitted") as inner:
             assert inner is outer
         inner.require()
-        assert (tmp_path / claim.CLAIM_FILE).exists()
+        assert (tmp_path / owners.CLAIM_FILE).exists()
 
 
 def test_a_folder_is_there_for_the_claim_alone_no_longer_than_it(tmp_path: Path) -> None:
     with claimed(str(tmp_path / "deep" / "new"), "mined"):
-        assert (tmp_path / "deep" / "new" / claim.CLAIM_FILE).exists()
+        assert (tmp_path / "deep" / "new" / owners.CLAIM_FILE).exists()
     assert not (tmp_path / "deep" / "new").exists()
 
 
 def test_a_killed_owner_s_is_taken_over_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claim, "LEASE_SECONDS", 600.0)
+    monkeypatch.setattr(owners, "LEASE_SECONDS", 600.0)
     owner = hold(tmp_path, 600.0)
     with pytest.raises(ClaimedError, match=f"process {owner.pid}"), claimed(str(tmp_path), "mined"):
         pass
@@ -113,13 +112,13 @@ def test_a_killed_owner_s_is_taken_over_at_once(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("beating", [True, False])
 def test_one_on_another_machine_is_watched(tmp_path: Path, beating: bool) -> None:
     owner, stop = other_machine(), threading.Event()
-    (tmp_path / claim.CLAIM_FILE).write_text(json.dumps(asdict(owner)))
+    (tmp_path / owners.CLAIM_FILE).write_text(json.dumps(asdict(owner)))
 
     def beat() -> None:
         count = 0
         while not stop.wait(0.2):
             count += 1
-            storage.write_bytes(claim._beat_url(str(tmp_path), owner), str(count).encode())
+            storage.write_bytes(owners._beat_url(str(tmp_path), owner), str(count).encode())
 
     other = threading.Thread(target=beat, daemon=True)
     if beating:
@@ -147,25 +146,25 @@ def test_a_claim_that_is_damaged_on_its_way_is_read_again(tmp_path: Path, monkey
     monkeypatch.setattr(storage, "read_bytes", flip)
     began = time.monotonic()
     with claimed(str(tmp_path), "mined") as held:
-        assert claim._chain(str(tmp_path)) == [held.owner]
+        assert owners._chain(str(tmp_path)) == [held.owner]
     assert reads >= 2
-    assert time.monotonic() - began < claim.LEASE_SECONDS
+    assert time.monotonic() - began < owners.LEASE_SECONDS
 
 
 @pytest.mark.parametrize("time_zone_of_the_dead", ["1999-01-01 00:00:00 UTC", "2999-01-01 00:00:00 UTC"])
 def test_clocks_of_others_do_not_matter(
     tmp_path: Path, time_zone_of_the_dead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim, "LEASE_SECONDS", 1.0)
-    (tmp_path / claim.CLAIM_FILE).write_text(json.dumps(asdict(other_machine(since=time_zone_of_the_dead))))
+    monkeypatch.setattr(owners, "LEASE_SECONDS", 1.0)
+    (tmp_path / owners.CLAIM_FILE).write_text(json.dumps(asdict(other_machine(since=time_zone_of_the_dead))))
     began = time.monotonic()
     with claimed(str(tmp_path), "mined"):
-        assert time.monotonic() - began >= claim.LEASE_SECONDS
+        assert time.monotonic() - began >= owners.LEASE_SECONDS
 
 
 def test_another_process_with_the_number_of_the_dead_is_not_it(tmp_path: Path) -> None:
-    (tmp_path / claim.CLAIM_FILE).write_text(json.dumps(asdict(replace(Owner.here("mined"), id="a" * 32, born="1"))))
-    assert Owner.read((tmp_path / claim.CLAIM_FILE).read_bytes()).has_ended()
+    (tmp_path / owners.CLAIM_FILE).write_text(json.dumps(asdict(replace(Owner.here("mined"), id="a" * 32, born="1"))))
+    assert Owner.read((tmp_path / owners.CLAIM_FILE).read_bytes()).has_ended()
     with claimed(str(tmp_path), "mined"):
         pass
 
@@ -179,7 +178,7 @@ def test_of_many_at_once_one_has_it(tmp_path: Path, store: str) -> None:
 
 
 def test_of_many_at_once_one_takes_over(tmp_path: Path) -> None:
-    (tmp_path / claim.CLAIM_FILE).write_text(json.dumps(asdict(replace(Owner.here("mined"), id="b" * 32, born="1"))))
+    (tmp_path / owners.CLAIM_FILE).write_text(json.dumps(asdict(replace(Owner.here("mined"), id="b" * 32, born="1"))))
     test_of_many_at_once_one_has_it(tmp_path, "disk")
     assert list(tmp_path.iterdir()) == []
 
@@ -193,14 +192,14 @@ def test_a_paused_owner_loses_it_and_knows(tmp_path: Path, line: str) -> None:
         out, _ = owner.communicate(f"{line}\n", timeout=30)
         assert out.startswith(f"lost: {tmp_path}: taken over by {Owner.here('mined')}"), out
         held.require()
-        assert (tmp_path / claim.CLAIM_FILE).exists(), "what is another's stays"
+        assert (tmp_path / owners.CLAIM_FILE).exists(), "what is another's stays"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_paused_owner_that_nobody_replaced_goes_on(tmp_path: Path) -> None:
     owner = hold(tmp_path)
     owner.send_signal(signal.SIGSTOP)
-    time.sleep(1.5 * claim.LEASE_SECONDS)
+    time.sleep(1.5 * owners.LEASE_SECONDS)
     owner.send_signal(signal.SIGCONT)
     out, _ = owner.communicate("\n", timeout=30)
     assert out == "kept\n"
@@ -209,7 +208,7 @@ def test_a_paused_owner_that_nobody_replaced_goes_on(tmp_path: Path) -> None:
 
 WRITE = """
 import os, sys, time
-from schemas.owners import claim
+from schemas import owners as claim
 claim.BEAT_SECONDS, claim.LEASE_SECONDS = 0.05, 0.5
 root, log = sys.argv[1], os.open(sys.argv[2], os.O_APPEND | os.O_WRONLY | os.O_CREAT)
 while True:
@@ -251,9 +250,9 @@ def test_whoever_was_replaced_never_writes_again(tmp_path: Path, seed: int, paus
 
 
 def test_what_is_no_claim_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claim, "LEASE_SECONDS", 0.3)
+    monkeypatch.setattr(owners, "LEASE_SECONDS", 0.3)
     for text in ("{", "[]", '{"id": "../../x", "pid": 1}', json.dumps(asdict(other_machine(id="../up")))):
-        (tmp_path / claim.CLAIM_FILE).write_text(text)
+        (tmp_path / owners.CLAIM_FILE).write_text(text)
         with claimed(str(tmp_path), "mined"):
             pass
         assert list(tmp_path.iterdir()) == []

@@ -5,11 +5,9 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from schemas import storage
+from schemas import owners, storage
 from schemas.manifest import Manifest, open_manifest
-from schemas.owners import claim
-from schemas.owners.build import building
-from schemas.owners.claim import Owner
+from schemas.owners import Owner, building
 from schemas.storage import join
 from tests.faults import Faults, Proxy
 from tests.owners import ask_at_once
@@ -19,8 +17,8 @@ BUCKET = "owners"
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claim, "LEASE_SECONDS", 10.0)
-    monkeypatch.setattr(claim, "BEAT_SECONDS", 0.2)
+    monkeypatch.setattr(owners, "LEASE_SECONDS", 10.0)
+    monkeypatch.setattr(owners, "BEAT_SECONDS", 0.2)
 
 
 @pytest.mark.parametrize("before", ["nobody", "a dead one"])
@@ -29,7 +27,7 @@ def test_of_many_at_once_one_has_it(store: Proxy, before: str, share: float) -> 
     root = f"s3://{BUCKET}/{before.replace(' ', '-')}-{share}"
     if before == "a dead one":
         dead = replace(Owner.here("mined"), id="d" * 32, born="1")
-        storage.write_bytes(join(root, claim.CLAIM_FILE), json.dumps(asdict(dead)).encode())
+        storage.write_bytes(join(root, owners.CLAIM_FILE), json.dumps(asdict(dead)).encode())
     with store.failing(Faults(share, seed=7)):
         ends = ask_at_once(root, 5, seconds=2)
     assert ends["alone"] >= 1

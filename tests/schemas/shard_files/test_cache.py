@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import InputError
-from schemas.shard_files.cache import MARKER, LocalCache
+from schemas.shard_files.ranges import MARKER, LocalCache
 from schemas.storage import TEMPORARY
 from tests.command import ROOT
 
@@ -152,7 +152,7 @@ def test_a_cache_that_cannot_write_costs_time_only(tmp_path: Path) -> None:
 
 WORKER = """
 import random, sys, time
-from schemas.shard_files.cache import LocalCache
+from schemas.shard_files.ranges import LocalCache
 FILES = [f"{number:x}" * 64 for number in range(4)]
 def content(sha256, start, stop):
     return random.Random(f"{sha256}{start}").randbytes(stop - start)

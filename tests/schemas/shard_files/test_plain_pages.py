@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.shard_files.parquet import encode, matrix_array
-from schemas.shard_files.plain_pages import read_matrix
+from schemas.shard_files.parquet import encode, matrix_array, read_matrix
 
 KINDS = {pa.int32(): np.int32, pa.int64(): np.int64, pa.float16(): np.float16, pa.float32(): np.float32}
 

@@ -5,14 +5,19 @@ from pathlib import Path
 import pytest
 import torch
 
-import trainer.checkpoints.checkpoint
+import trainer.checkpoints
 from schemas import storage
 from schemas.errors import TableError
 from schemas.layout import RunLayout
 from schemas.manifest import unpublish
 from schemas.storage import join
-from trainer.checkpoints.checkpoint import Checkpoint, drop_old_checkpoints, latest_checkpoint
-from trainer.checkpoints.writer import CheckpointContents, CheckpointWriter
+from trainer.checkpoints import (
+    Checkpoint,
+    CheckpointContents,
+    CheckpointWriter,
+    drop_old_checkpoints,
+    latest_checkpoint,
+)
 
 LABELS, D = 10, 3
 
@@ -58,7 +63,7 @@ def assert_saved(checkpoint: Checkpoint, step: int) -> None:
 def test_it_comes_back_however_its_rows_are_cut(
     run: RunLayout, rows_a_file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer.checkpoints.checkpoint, "FILE_BYTES", rows_a_file * 4 * (D + 1))
+    monkeypatch.setattr(trainer.checkpoints, "FILE_BYTES", rows_a_file * 4 * (D + 1))
     save(run, 7)
     checkpoint = Checkpoint.open(run.checkpoint(7))
     assert_saved(checkpoint, 7)

@@ -18,17 +18,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-import trainer.checkpoints.background
-import trainer.checkpoints.checkpoint
-import trainer.checkpoints.writer
+import trainer.checkpoints
 from schemas import PAD, storage
 from schemas.errors import ExtremisError, StorageError
 from schemas.layout import RunLayout
 from tests.ranks import on_ranks
 from tests.trainer.one_device import OneDevice
-from trainer.checkpoints.background import BackgroundWriter, ReadRows, RowSnapshot
-from trainer.checkpoints.checkpoint import Checkpoint, latest_checkpoint, row_ranges, write_tensors
-from trainer.checkpoints.writer import CheckpointContents, CheckpointWriter
+from trainer.checkpoints import (
+    BackgroundWriter,
+    Checkpoint,
+    CheckpointContents,
+    CheckpointWriter,
+    ReadRows,
+    RowSnapshot,
+    latest_checkpoint,
+    row_ranges,
+    write_tensors,
+)
 from trainer.group import ALONE, Group, label_range
 
 LABELS, D, A_FILE = 21, 3, 4
@@ -45,9 +51,9 @@ def test_every_reader_of_a_snapshot_reads_what_was_there(
     tensors = {"weight": torch.randn(LABELS, 2).bfloat16(), "square": torch.rand(LABELS)}
     before = {name: value.clone() for name, value in tensors.items()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer.checkpoints.background, "_MAX_KEPT_BYTES", held)
+        patch.setattr(trainer.checkpoints, "_MAX_KEPT_BYTES", held)
         if on_device:
-            patch.setattr(trainer.checkpoints.background, "CPU", None)  # any tensor is elsewhere
+            patch.setattr(trainer.checkpoints, "CPU", None)  # any tensor is elsewhere
         snapshot = RowSnapshot(tensors)
         for read in [snapshot.reader() for _ in range(readers)]:
             edges = [0, *sorted(data.draw(st.sets(st.integers(1, LABELS - 1)))), LABELS]
@@ -73,8 +79,8 @@ def test_every_reader_of_a_snapshot_reads_what_was_there(
 @pytest.mark.parametrize("on_device", [False, True])
 def test_what_a_snapshot_holds_in_memory_is_bounded(monkeypatch: pytest.MonkeyPatch, on_device: bool) -> None:
     if on_device:
-        monkeypatch.setattr(trainer.checkpoints.background, "CPU", None)
-    monkeypatch.setattr(trainer.checkpoints.background, "_MAX_KEPT_BYTES", 1 << 14)
+        monkeypatch.setattr(trainer.checkpoints, "CPU", None)
+    monkeypatch.setattr(trainer.checkpoints, "_MAX_KEPT_BYTES", 1 << 14)
     tensors = {"weight": torch.randn(4000, 16)}
     before, draw = tensors["weight"].clone(), np.random.default_rng(0)
     snapshot = RowSnapshot(tensors)
@@ -90,7 +96,7 @@ def test_what_a_snapshot_holds_in_memory_is_bounded(monkeypatch: pytest.MonkeyPa
 def test_of_what_changes_on_a_device_nothing_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """On `meta` a value that is asked for raises: what is kept goes away in copies that nobody waits for."""
     sent: list[torch.Tensor] = []
-    monkeypatch.setattr(trainer.checkpoints.background, "AsyncCopy", sent.append)
+    monkeypatch.setattr(trainer.checkpoints, "AsyncCopy", sent.append)
     tensors = {
         "weight": torch.zeros(100, 4, dtype=torch.bfloat16, device="meta"),
         "square": torch.zeros(100, device="meta"),
@@ -110,7 +116,7 @@ def test_of_what_changes_on_a_device_nothing_is_read_back(monkeypatch: pytest.Mo
 FULL_SCRATCH = """
 import resource, signal, numpy as np, torch
 from schemas.errors import StorageError
-from trainer.checkpoints import background
+from trainer import checkpoints as background
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
@@ -146,9 +152,7 @@ def test_files_end_at_the_same_labels_whoever_holds_them(labels: int, ranks: int
     cut = [files for start, stop in parts for files in row_ranges(start, stop, row_bytes)]
     assert [start for start, _ in cut] == [0, *(stop for _, stop in cut)][: len(cut)]
     assert {stop for _, stop in whole} | {stop for _, stop in parts if stop} == {stop for _, stop in cut}
-    assert all(
-        (stop - start) * row_bytes <= max(trainer.checkpoints.checkpoint.FILE_BYTES, row_bytes) for start, stop in cut
-    )
+    assert all((stop - start) * row_bytes <= max(trainer.checkpoints.FILE_BYTES, row_bytes) for start, stop in cut)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +178,7 @@ def test_tensors_are_a_safetensors_file_of_any_dtype(tmp_path: Path, dtype: torc
 FULL = """
 import resource, signal, sys, torch
 from schemas.errors import StorageError
-from trainer.checkpoints.checkpoint import write_tensors
+from trainer.checkpoints import write_tensors
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
@@ -205,7 +209,7 @@ def contents(step: int, rows: dict[str, torch.Tensor], group: Group = ALONE) -> 
 
 @pytest.fixture(autouse=True)
 def _small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer.checkpoints.checkpoint, "FILE_BYTES", A_FILE * 4 * (D + 1))
+    monkeypatch.setattr(trainer.checkpoints, "FILE_BYTES", A_FILE * 4 * (D + 1))
 
 
 class Gate:
@@ -214,14 +218,14 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._turns = threading.Semaphore(0)
         self.written = 0
-        write = trainer.checkpoints.writer.write_rows
+        write = trainer.checkpoints.write_rows
 
         def write_in_turn(*arguments: Any) -> Any:
             assert self._turns.acquire(timeout=20)
             self.written += 1
             return write(*arguments)
 
-        monkeypatch.setattr(trainer.checkpoints.writer, "write_rows", write_in_turn)
+        monkeypatch.setattr(trainer.checkpoints, "write_rows", write_in_turn)
 
     def open(self, turns: int = 1) -> None:
         self._turns.release(turns)
@@ -320,7 +324,7 @@ def check_until_it_fails(writer: BackgroundWriter) -> None:
 
 
 def save_on(group: Group, root: str, background: bool) -> None:
-    trainer.checkpoints.checkpoint.FILE_BYTES = A_FILE * 4 * (D + 1)
+    trainer.checkpoints.FILE_BYTES = A_FILE * 4 * (D + 1)
     writer = CheckpointWriter(RunLayout(root), keep=2, background=background, group=group)
     for step in (5, 9, 12):
         writer.save(contents(step, values(), group))

@@ -10,9 +10,9 @@ from schemas.errors import TableError
 from schemas.ragged import SparseRows
 from tests.builders import ragged, random_features, random_tokens, tokens_of
 from tests.ranks import on_ranks
-from trainer.encoders import embedding_bag as bags
+from trainer.encoders import bag_encoder as bags
+from trainer.encoders.bag import count_ngrams
 from trainer.encoders.bag_encoder import BagEncoder
-from trainer.encoders.features import count_ngrams
 from trainer.group import ALONE, Group
 from trainer.inputs import Inputs
 from trainer.methods.kinds import EncoderSection

@@ -10,16 +10,16 @@ from torch.nn.functional import normalize, relu
 from schemas.errors import InputError, TableError
 from schemas.mapped import MappedFile
 from schemas.ragged import SparseRows
+from scoring.exported import forms_of
 from tests.builders import ragged, random_features, tokens_of, value_of
 from tests.trainer.encoders.test_bag_encoder import FORMS, KEY, VOCABULARY, batch
 from trainer.encoders.bag_encoder import BagEncoder
-from trainer.export.exported import forms_of
-from trainer.footprint import parameter_bytes
-from trainer.heads.queries import CachedEmbeddings
+from trainer.heads import CachedEmbeddings
 from trainer.input_kinds import input_names
 from trainer.inputs import Inputs
 from trainer.methods.kinds import EncoderSection, import_name
 from trainer.methods.recipe import Recipe
+from trainer.sizes import parameter_bytes
 
 ROWS, NARROW, WIDE = 9, 4, 11  # d on either side of D
 D = 7

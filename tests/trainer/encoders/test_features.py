@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 
 from schemas.ragged import SparseRows
 from tests.builders import Rows, ragged
-from trainer.encoders.features import (
-    count_ngrams,
-    inverse_document_frequency,
-    join_rows,
-    normalize_rows,
-    scale_features,
-)
+from trainer.encoders.bag import count_ngrams, inverse_document_frequency, join_rows, normalize_rows, scale_features
 
 VOCABULARY = 20
 WORD = 2**64

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from tests.ranks import on_ranks
-from trainer.encoders import gradient_exchange
-from trainer.encoders.gradient_exchange import GradientExchange
+from trainer.encoders import base
+from trainer.encoders.base import GradientExchange
 from trainer.group import Group
 
 WIDTH, STEPS = 4, 5
@@ -74,7 +74,7 @@ def reduce(model: nn.Module, group: Group) -> None:
 def both(group: Group) -> list[tuple[list, list]]:
     results = []
     for size in (1, 2 * 4 * WIDTH * WIDTH, 1 << 20):  # a parameter a bucket, a few, all
-        gradient_exchange._BUCKET_BYTES = size
+        base._BUCKET_BYTES = size
         for rows in (3, 3 * (group.rank > 0)):
             results.append((gradients(group, rows, True), gradients(group, rows, False)))
     return results
@@ -96,7 +96,7 @@ def test_sums_are_those_of_one_parameter_after_the_other(ranks: int) -> None:
 
 def order_of_messages(group: Group) -> list[str]:
     """Note when gradients are sent, and when layers are reached by the backward pass."""
-    gradient_exchange._BUCKET_BYTES = 1
+    base._BUCKET_BYTES = 1
     model, said = Branches(), list[str]()
     exchange = GradientExchange(model.parameters(), group)
     begin_sum = group.begin_sum

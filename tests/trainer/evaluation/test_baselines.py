@@ -21,14 +21,12 @@ from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_array
 from schemas.shard_files.shards import write_table
 from schemas.table import Table
+from scoring import baselines
+from scoring.baselines import NearestTexts, compare_baselines
+from scoring.memory import NEIGHBOURS, TEMPERATURE
 from tests.builders import Rows, SmallData, build_data, ragged
-from trainer.evaluation import tfidf
-from trainer.evaluation.baselines import compare_baselines
-from trainer.evaluation.evaluate import KS, PopularLabels, SplitScorer, measure_popularity
+from trainer.evaluation.evaluate import KS, PopularLabels, SplitScorer, label_statistics, measure_popularity
 from trainer.evaluation.metrics import Metrics
-from trainer.evaluation.split import label_statistics
-from trainer.evaluation.tfidf import NearestTexts
-from trainer.evaluation.votes import NEIGHBOURS, TEMPERATURE
 from trainer.inputs import Inputs
 from trainer.methods.recipe import Recipe
 from trainer.methods.sections import Data
@@ -93,7 +91,7 @@ def test_near_texts_vote_as_every_pair_says(texts: Rows, queries: Rows) -> None:
 
 
 def test_of_many_texts_only_the_nearest_vote(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tfidf, "_BATCH", 7)
+    monkeypatch.setattr(baselines, "_BATCH", 7)
     draw = np.random.default_rng(0)
     texts, queries = (draw.integers(0, VOCABULARY, (rows, 9)).tolist() for rows in (60, 20))
     labels = [[number] for number in range(60)]
@@ -204,7 +202,7 @@ def test_the_votes_are_the_best_for_the_points_themselves_each_without_its_own(d
     train, found = data.points["train"], {}
     for ngrams in (1, 2):
         weighed = [weigh(text, train.tokens, ngrams) for text in train.tokens]
-        for neighbours, temperature in tfidf._TRIED:
+        for neighbours, temperature in baselines._TRIED:
             top = np.full((len(weighed), 5), -1)
             for row, mine in enumerate(weighed):
                 cosine = [sum(w * other.get(term, 0) for term, w in mine.items()) for other in weighed]

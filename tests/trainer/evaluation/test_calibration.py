@@ -8,8 +8,7 @@ from sklearn.isotonic import IsotonicRegression
 
 from schemas.errors import InputError, TableError
 from schemas.ragged import Ragged
-from trainer.evaluation.calibration import BINS, Calibration, calibrate, measure
-from trainer.evaluation.thresholds import ScoredPredictions
+from scoring.calibration import BINS, Calibration, ScoredPredictions, calibrate, measure
 
 
 def sigmoid(scores: np.ndarray) -> np.ndarray:

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from schemas.errors import InputError
 from schemas.ragged import Ragged
 from tests.trainer.evaluation.rankings import Case, cases
-from trainer.evaluation.breakdowns import Deciles, bins_of_equal_mass
-from trainer.evaluation.metrics import Metrics
+from trainer.evaluation.metrics import Deciles, Metrics, bins_of_equal_mass
 
 
 @given(cases())

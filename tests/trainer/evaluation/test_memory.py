@@ -19,13 +19,12 @@ from schemas.errors import InputError, TableError
 from schemas.manifest import Manifest, publish
 from schemas.ragged import Ragged
 from schemas.table import Table
+from scoring import memory as module
+from scoring.memory import FACTS, NEIGHBOURS, TARGET_RECALL, TEMPERATURE, VECTORS, Memory, plan_index
 from search import block
-from search.factory import Factory
+from search.index import Factory
 from tests.builders import SmallData, build_data, ragged, tokens_of
 from tests.laws import assert_equal
-from trainer.evaluation import memory as module
-from trainer.evaluation.memory import FACTS, TARGET_RECALL, VECTORS, Memory, plan_index
-from trainer.evaluation.votes import NEIGHBOURS, TEMPERATURE
 from trainer.methods.recipe import Recipe
 from trainer.methods.sections import Data
 from trainer.model import Model

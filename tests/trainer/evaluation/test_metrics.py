@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from schemas.errors import InputError
 from schemas.ragged import Ragged
 from tests.trainer.evaluation.rankings import Case, cases
+from trainer.evaluation.evaluate import inverse_propensity
 from trainer.evaluation.metrics import Metrics
-from trainer.evaluation.split import inverse_propensity
 
 KS = (1, 3, 5, 10)
 

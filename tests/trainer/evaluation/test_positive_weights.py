@@ -8,7 +8,7 @@ import pytest
 from schemas.manifest import open_manifest, publish, unpublish
 from tests.builders import SmallData, build_data
 from tests.training import silent
-from trainer.evaluation.split import positive_weights
+from trainer.evaluation.evaluate import positive_weights
 from trainer.methods.sections import Train
 
 

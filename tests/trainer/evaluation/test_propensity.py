@@ -7,7 +7,7 @@ import pytest
 from napkinxc.metrics import Jain_et_al_inverse_propensity
 
 from schemas.errors import InputError
-from trainer.evaluation.split import inverse_propensity
+from trainer.evaluation.evaluate import inverse_propensity
 
 
 @pytest.mark.parametrize(("a", "b"), [(0.5, 0.4), (0.55, 1.5), (0.6, 2.6)])

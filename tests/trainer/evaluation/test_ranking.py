@@ -10,6 +10,8 @@ from schemas.errors import InputError
 from schemas.layout import RunLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
+from scoring.fitting import FitOptions, fit_tree, open_fusion
+from scoring.fusion import FusionTree, Reranker, Scorers
 from tests.builders import SmallData, build_data, ragged
 from tests.trainer.evaluation.small_model import (
     SECTIONS,
@@ -19,14 +21,9 @@ from tests.trainer.evaluation.small_model import (
     queries,
 )
 from tests.training import silent, train, with_sections
-from trainer.checkpoints.checkpoint import Checkpoint
-from trainer.evaluation.evaluate import SplitScorer
-from trainer.evaluation.fitting import FitOptions, fit_tree
-from trainer.evaluation.fusion import Reranker, Scorers
-from trainer.evaluation.fusion_files import open_fusion
+from trainer.checkpoints import Checkpoint
+from trainer.evaluation.evaluate import SplitScorer, label_statistics
 from trainer.evaluation.ranking import Ranking, embed_label_texts
-from trainer.evaluation.split import label_statistics
-from trainer.evaluation.tree import FusionTree
 from trainer.group import Group
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe

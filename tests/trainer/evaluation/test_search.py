@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from schemas.errors import ExtremisError
 from schemas.ragged import Ragged
 from trainer.evaluation.metrics import Metrics
-from trainer.evaluation.search import LabelRows, filtered_top_k, top_k
+from trainer.evaluation.ranking import LabelRows, filtered_top_k, top_k
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import InputError
 from schemas.ragged import Ragged
-from trainer.evaluation.thresholds import ScoredPredictions
+from scoring.calibration import ScoredPredictions
 
 
 @given(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from schemas.errors import TableError
-from trainer.evaluation.tree import DEPTH, FusionTree, ShortlistScores
+from scoring.fusion import DEPTH, FusionTree, ShortlistScores
 
 DRAW = np.random.default_rng(0)
 SHAPE = (60, 20)
@@ -61,7 +61,7 @@ def test_a_saved_tree_is_read_without_scikit_learn(fusion: FusionTree, tmp_path:
         fusion.predict(LABEL_SCORES, SCORES, FREQUENCY),
     )
     code = (
-        "import sys; from trainer.evaluation.tree import FusionTree; import numpy as np\n"
+        "import sys; from scoring.fusion import FusionTree; import numpy as np\n"
         f"fusion = FusionTree.parse(open({str(path)!r}, 'rb').read(), '')\n"
         "fusion.predict(np.zeros(2), np.ones(2), np.ones(2)); print('sklearn' in sys.modules)"
     )

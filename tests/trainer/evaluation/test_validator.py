@@ -6,9 +6,8 @@ import pytest
 
 from schemas.layout import DataLayout
 from tests.builders import build_data
-from trainer.evaluation import validator as validation
-from trainer.evaluation.evaluate import measure_popularity
-from trainer.evaluation.validator import Validator
+from trainer.evaluation import evaluate as validation
+from trainer.evaluation.evaluate import Validator, measure_popularity
 from trainer.group import Group
 from trainer.methods.sections import Data, Validation
 

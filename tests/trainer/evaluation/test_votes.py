@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.ragged import SparseRows
+from scoring.memory import TEMPERATURE, count_votes, votes_of
 from tests.builders import Rows, ragged
-from trainer.evaluation.votes import TEMPERATURE, count_votes, votes_of
 
 LABELS = 12
 Votes = list[dict[int, float]]

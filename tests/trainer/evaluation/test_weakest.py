@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.ragged import Ragged
-from trainer.evaluation.breakdowns import DEPTH, QUERIES, SHOWN, Weakest
+from trainer.evaluation.metrics import DEPTH, QUERIES, SHOWN, Weakest
 
 LABELS = 8
 points = st.lists(

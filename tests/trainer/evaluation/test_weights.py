@@ -16,6 +16,9 @@ from schemas.errors import InputError, TableError
 from schemas.layout import RunLayout
 from schemas.ragged import Ragged
 from schemas.table import Table
+from scoring.fitting import FitOptions, describe_weights, fit_weights, open_fused, open_fusion, scored_step, scores_of
+from scoring.fusion import FusionWeights, Reranker, Scorers, ShortlistScores
+from scoring.memory import Memory
 from tests.builders import Rows, SmallData, build_data, ragged
 from tests.trainer.evaluation.small_model import (
     SECTIONS,
@@ -25,14 +28,8 @@ from tests.trainer.evaluation.small_model import (
     queries,
 )
 from tests.training import silent, train, with_sections
-from trainer.evaluation.evaluate import SplitScorer
-from trainer.evaluation.fitting import FitOptions, describe_weights, fit_weights
-from trainer.evaluation.fusion import FusionWeights, Reranker, Scorers
-from trainer.evaluation.fusion_files import open_fused, open_fusion, scored_step, scores_of
-from trainer.evaluation.memory import Memory
+from trainer.evaluation.evaluate import SplitScorer, label_statistics
 from trainer.evaluation.ranking import Ranking, embed_label_texts
-from trainer.evaluation.split import label_statistics
-from trainer.evaluation.tree import ShortlistScores
 from trainer.group import ALONE, Group
 from trainer.inputs import open_queries
 from trainer.loop import Trainer

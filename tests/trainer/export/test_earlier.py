@@ -17,24 +17,24 @@ from schemas.errors import InputError, TableError
 from schemas.manifest import Manifest, Shard, publish
 from schemas.storage import join, relative
 from schemas.table import Table
-from schemas.version import VERSION
-from tests.pipelines.test_versions import contents
-from trainer.evaluation.search import top_k
-from trainer.export import writer
-from trainer.export.exported import (
+from schemas.versions import VERSION
+from scoring import export
+from scoring.export import EarlierExport, Target, write_vector_files
+from scoring.exported import (
     CURRENT,
     INDEX,
     KIND,
     VECTORS,
+    ExportFiles,
     ExportVersion,
     find_current,
     make_current,
     require_needed_exports,
     resolve_export,
 )
-from trainer.export.files import ExportFiles
-from trainer.export.vectors import EarlierIndex, Vectors, open_indexes, search_indexes, write_indexes
-from trainer.export.writer import EarlierExport, Target, write_vector_files
+from scoring.vectors import EarlierIndex, Vectors, open_indexes, search_indexes, write_indexes
+from tests.pipelines.test_versions import contents
+from trainer.evaluation.ranking import top_k
 
 DIMENSION = 4
 FACTS = {"vocabulary": 0, "features": 0, "max_tokens": 1, "dimension": DIMENSION, "recipe": {}, "index": None}
@@ -85,7 +85,7 @@ def growing(draw: st.DrawFn) -> list[np.ndarray]:
 def test_vectors_of_a_version_are_those_of_a_whole_export(
     store: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "ROWS_A_FILE", 16)
+    monkeypatch.setattr(export, "ROWS_A_FILE", 16)
 
     @settings(max_examples=15)
     @given(versions=growing())
@@ -235,7 +235,7 @@ def test_versions_may_move_together(tmp_path: Path) -> None:
 
 def test_ranges_are_searched_exactly_up_to_a_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rows = np.random.default_rng(0).standard_normal((100, DIMENSION)).astype(np.float32)
-    monkeypatch.setattr("trainer.export.vectors.EXACT_LABELS", 20)
+    monkeypatch.setattr("scoring.vectors.EXACT_LABELS", 20)
     vectors = Vectors([rows[:50], rows[50:80], rows[80:]])
     _, facts = write_indexes("IVF2,Flat", vectors, rows[:5], 5, 1.0, str(tmp_path))
     assert [effort is None for effort in facts["efforts"]] == [False, False, True]

@@ -16,16 +16,15 @@ from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.mapped import MappedFile
 from schemas.ragged import Ragged, offsets_of
+from scoring import encoders
+from scoring.encoders import TorchInference, write_onnx
+from scoring.exported import Exported, forms_of
 from tests.bert import write_bert
 from tests.command import ROOT, Done, call, environment, refused
 from tests.conftest import Once
 from tests.hostile.test_exports import sealed
 from tests.hostile.test_manifests import change
 from trainer.encoders.bag import BagSection
-from trainer.encoders.onnx_export import write_onnx
-from trainer.encoders.torch_inference import TorchInference
-from trainer.export import forms
-from trainer.export.exported import Exported, forms_of
 from trainer.inputs import Inputs
 from trainer.methods.kinds import EncoderSection, import_name
 
@@ -158,22 +157,22 @@ def test_an_export_goes_on_in_the_form_of_the_one_before(data: Path, exports: Pa
 
 
 def test_what_a_form_needs_is_said(data: Path, exports: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    assert forms.choose_form("auto", BagSection(), {"form": "onnx"}) is None
+    assert encoders.choose_form("auto", BagSection(), {"form": "onnx"}) is None
     for form in FORMS:
         with pytest.raises(extremis.InputError, match=f"--form {form}: encoder.kind = 'bag' has only the form numpy"):
-            forms.choose_form(form, BagSection(), None)
+            encoders.choose_form(form, BagSection(), None)
     far = np.ones((3, 4), np.float32), np.array([[1, 1, 1, 1.1]] * 3, np.float32)
     with pytest.raises(extremis.InputError, match="x differs from PyTorch's"):
-        forms._require_near("onnx", *far)
-    assert forms._require_near("onnx-int8", *far)["cosine"] < 1
+        encoders._require_near("onnx", *far)
+    assert encoders._require_near("onnx-int8", *far)["cosine"] < 1
     with pytest.raises(extremis.InputError, match=r"cosine nan"):
-        forms._require_near("onnx-int8", far[0], far[1] * np.nan)
+        encoders._require_near("onnx-int8", far[0], far[1] * np.nan)
     with monkeypatch.context() as patch:  # as where it is not installed
         patch.setitem(sys.modules, "onnxruntime", None)
-        patch.delitem(sys.modules, "trainer.encoders.onnx_inference")
+        patch.delitem(sys.modules, "scoring.encoders")
         with pytest.raises(extremis.InputError, match=r"the encoder needs onnxruntime\. Install the extra `onnx`"):
             extremis.load(exports / "onnx")
-    monkeypatch.setattr(forms, "find_spec", lambda name: None if name == "onnxscript" else "there")
+    monkeypatch.setattr(encoders, "find_spec", lambda name: None if name == "onnxscript" else "there")
     refused(call("export", data, exports / "run", tmp_path / "out", "--form", "onnx"), "needs onnxscript", "[trainer]")
 
 

@@ -8,9 +8,9 @@ import torch
 from safetensors.numpy import load_file
 
 from schemas.mapped import MappedFile
-from trainer.evaluation.search import top_k
-from trainer.export.vectors import Vectors, map_vectors, search_indexes
-from trainer.export.writer import write_vectors
+from scoring.export import write_vectors
+from scoring.vectors import Vectors, map_vectors, search_indexes
+from trainer.evaluation.ranking import top_k
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

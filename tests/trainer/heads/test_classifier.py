@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from tests.builders import batch_of
-from trainer.heads.classifier import Classifier
+from trainer.heads import Classifier
 from trainer.methods.kinds import LossSection
 from trainer.methods.sections import Classifier as Config
-from trainer.negatives.candidates import candidates_for_every_query, shared_pool
+from trainer.negatives.planner import candidates_for_every_query, shared_pool
 
 L, D = 9, 4
 

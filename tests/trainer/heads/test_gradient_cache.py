@@ -11,12 +11,11 @@ from tests.builders import SmallData, batch_of, build_data
 from tests.ranks import on_ranks
 from trainer.encoders.base import Encoder
 from trainer.group import ALONE, Group, label_range
-from trainer.heads.label_encoder import LabelEncoderHead, open_label_texts
-from trainer.heads.queries import SubBatches
+from trainer.heads import LabelEncoderHead, SubBatches, open_label_texts
 from trainer.methods.recipe import Recipe
 from trainer.model import Model
-from trainer.negatives.candidates import range_candidates as every_label
 from trainer.negatives.planner import Planner
+from trainer.negatives.planner import range_candidates as every_label
 from trainer.step import StepContext, take_step
 from trainer.stream.batch import Batch
 

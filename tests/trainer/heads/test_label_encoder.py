@@ -12,10 +12,9 @@ from tests.builders import SmallData, batch_of, build_data, value_of
 from tests.ranks import on_ranks
 from tests.trainer.heads.test_gradient_cache import LABELS, VOCABULARY, context_of, head_of, part_of
 from trainer.group import ALONE, Group, label_range
-from trainer.heads.label_encoder import open_label_texts
+from trainer.heads import open_label_texts
 from trainer.methods.recipe import Recipe
-from trainer.negatives.candidates import candidates_for_every_query, draw_positives
-from trainer.negatives.planner import Planner
+from trainer.negatives.planner import Planner, candidates_for_every_query, draw_positives
 from trainer.step import take_step
 from trainer.stream.batch import Batch
 

@@ -16,11 +16,11 @@ from schemas.errors import TableError
 from schemas.manifest import Manifest, publish, write_file
 from schemas.ragged import Ragged, SparseRows
 from schemas.table import Table
+from scoring import linear, solver
+from scoring.linear import FILE, LinearRanker, Points, RowFeatures, count_features
+from scoring.solver import COST, best_labels
 from tests.builders import build_data
 from trainer.inputs import Inputs
-from trainer.linear import ranker, solver
-from trainer.linear.ranker import FILE, LinearRanker, Points, RowFeatures, count_features
-from trainer.linear.solver import COST, best_labels
 from trainer.methods.sections import Data
 from trainer.threads import set_threads
 
@@ -48,7 +48,7 @@ def dense(x: SparseRows, features: int) -> np.ndarray:
 
 
 def test_weights_are_those_of_the_loss_over_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranker, "_SMALLEST", 0.0)
+    monkeypatch.setattr(linear, "_SMALLEST", 0.0)
     inputs, labels = draw_points(0)
     fitted = fit(inputs, labels)
     x = dense(fitted.words(inputs), len(fitted.words.seen))
@@ -193,7 +193,7 @@ def test_few_rows_are_ranked_without_numba_as_many_are(k: int) -> None:
     fitted = fit(inputs, labels)
     x = fitted.words(inputs)
     scores, ids = best_labels(x, fitted.weights, LABELS, k)
-    few, of_few = ranker._best_labels(x, fitted.weights, LABELS, k)
+    few, of_few = linear._best_labels(x, fitted.weights, LABELS, k)
     np.testing.assert_allclose(few, scores, atol=1e-5)
     apart = np.diff(scores, axis=1, append=0) < -1e-5
     np.testing.assert_array_equal(of_few[apart], ids[apart])

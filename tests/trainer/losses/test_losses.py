@@ -16,10 +16,9 @@ from tests.trainer.losses.test_binary import Problem, problem, problems
 from trainer.config.load import load_recipe
 from trainer.group import ALONE, Group
 from trainer.group import label_range as group_range
-from trainer.losses.base import Loss, Scores
-from trainer.losses.soft_top_k import SoftTopK, SoftTopKSection
+from trainer.losses import Loss, Scores, SoftTopK, SoftTopKSection
 from trainer.methods.kinds import LOSSES, LossSection
-from trainer.negatives.candidates import own_pool, range_candidates, shared_pool, weigh_positives
+from trainer.negatives.planner import own_pool, range_candidates, shared_pool, weigh_positives
 from trainer.stream.batch import Candidates
 
 OPTIONS: dict[str, dict[str, float]] = {"softtopk": {"k": 2.5, "alpha": 1.7}, "triplet": {"margin": 0.4}}

@@ -8,7 +8,7 @@ import torch
 
 from schemas.ragged import Ragged
 from tests.builders import ragged
-from trainer.losses.votes import vote_loss
+from trainer.losses import vote_loss
 
 B, K, D, LABELS = 7, 5, 4, 6
 

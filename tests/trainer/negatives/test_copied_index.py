@@ -6,7 +6,7 @@ import torch
 
 from tests.builders import Rows, batch_of, random_labels
 from trainer.group import ALONE
-from trainer.heads.classifier import Classifier
+from trainer.heads import Classifier
 from trainer.methods.sections import Classifier as Config
 from trainer.negatives.base import SourceContext
 from trainer.negatives.indexes import CopiedIndex

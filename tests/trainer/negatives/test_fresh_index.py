@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import trainer.negatives.indexes
 from tests.builders import batch_of, random_labels
 from trainer.group import ALONE
-from trainer.heads.classifier import Classifier
+from trainer.heads import Classifier
 from trainer.methods.sections import Classifier as Config
 from trainer.negatives.base import SourceContext
 from trainer.negatives.indexes import FreshIndex, Products

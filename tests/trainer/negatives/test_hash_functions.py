@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.stats import binomtest
 
-from trainer.negatives.hash_functions import Dwta, SimHash, open_hashes
+from trainer.negatives.lsh import Dwta, SimHash, open_hashes
 
 RARE = 1e-4
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from schemas import PAD
 from tests.builders import batch_of
-from trainer.negatives.candidates import shared_pool
 from trainer.negatives.merge import merge
+from trainer.negatives.planner import shared_pool
 from trainer.stream.batch import Candidates
 
 # Few labels meet often; of the others every digit that is sorted by differs.

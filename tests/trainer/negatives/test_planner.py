@@ -10,15 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.common.vectors import equal_ranges
+from pipelines.mining.inputs import equal_ranges
 from schemas import PAD
 from schemas.ragged import Ragged
 from tests.builders import batch_of
 from trainer.group import Group
 from trainer.methods.astra import AllLabels, Negatives
 from trainer.methods.ngame import InBatchNegatives
-from trainer.negatives.candidates import draw_positives, shared_pool
-from trainer.negatives.planner import Planner
+from trainer.negatives.planner import Planner, draw_positives, shared_pool
 from trainer.stream.batch import Candidates
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2, chisquare
 
-from pipelines.common.vectors import equal_ranges
+from pipelines.mining.inputs import equal_ranges
 from schemas import PAD
 from schemas.ragged import Ragged
 from tests.builders import batch_of

@@ -17,7 +17,7 @@ from trainer.config.load import load_recipe, validate
 from trainer.group import Group
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
-from trainer.negatives.candidates import join_hard
+from trainer.negatives.planner import join_hard
 
 POSITIVES = [[3, 9], [], [9, 30, 31], [0]]
 IDS = st.integers(-1, 9)

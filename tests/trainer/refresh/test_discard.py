@@ -10,7 +10,7 @@ import pytest
 from schemas import storage
 from schemas.layout import MANIFEST, RunLayout, epoch_folder, staging
 from schemas.manifest import Manifest, is_published, publish, write_file
-from schemas.owners.build import building
+from schemas.owners import building
 from schemas.storage import join
 from tests.owners import held_elsewhere
 from trainer.refresh.adoption import discard_unfinished_tables

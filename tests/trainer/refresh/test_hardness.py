@@ -20,7 +20,7 @@ from trainer.methods.recipe import Recipe
 from trainer.refresh import hardness
 from trainer.refresh.hardness import measure
 from trainer.stream import Batch, Source
-from trainer.tracking.tracker import read_metrics
+from trainer.tracking import read_metrics
 
 K = 3
 RECIPE = Recipe.model_validate(
@@ -73,7 +73,7 @@ def trainers(data: SmallData, request: pytest.FixtureRequest) -> Iterator[Traine
 
 
 def first_batch(trainer: Trainer, epoch: int) -> tuple[list[Source], Batch]:
-    trainer.progress.epoch = epoch
+    trainer.loop.epoch = epoch
     _, sources = trainer.runner.adopt()
     trainer.stream.set_epoch(epoch, sources)
     return sources, next(iter(trainer.stream))

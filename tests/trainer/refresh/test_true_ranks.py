@@ -14,10 +14,10 @@ from trainer.config.load import load_recipe
 from trainer.group import ALONE, Group, label_range
 from trainer.inputs import Inputs
 from trainer.loop import Trainer
-from trainer.negatives.candidates import restrict_ids
-from trainer.refresh import true_ranks
+from trainer.negatives.planner import restrict_ids
+from trainer.refresh import hardness
 from trainer.stream import Batch
-from trainer.tracking.tracker import read_metrics
+from trainer.tracking import read_metrics
 
 BASE: dict[str, dict] = {
     "order": {"batch": 16, "streams": 4},
@@ -64,13 +64,13 @@ def by_hand(vectors: torch.Tensor, x: torch.Tensor, batch: Batch, rows: int) -> 
 def test_they_are_those_of_sorting_every_label(seed: int, rows: int, labels: int, width: int, at_a_time: int) -> None:
     vectors, x, batch = drawn(seed, rows, labels, width)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(true_ranks, "LABELS", at_a_time)
-        patch.setattr(true_ranks, "ROWS", 5)
-        measured = true_ranks.measure(vectors, 0, x, batch, batch.hard, ALONE)
+        patch.setattr(hardness, "LABELS", at_a_time)
+        patch.setattr(hardness, "ROWS", 5)
+        measured = hardness.measure_true_ranks(vectors, 0, x, batch, batch.hard, ALONE)
     expected = by_hand(vectors, x, batch, 5)
     assert measured.tolist() == expected
     if len(measured):
-        facts = true_ranks.describe(measured)
+        facts = hardness.describe(measured)
         assert facts["within_10"] == np.mean([rank < 10 for rank in expected])
         assert facts["negatives"] == len(expected)
 
@@ -80,7 +80,7 @@ def of_part(group: Group) -> list[int]:
     part = label_range(50, group.rank, group.ranks)
     assert batch.hard is not None
     hard = restrict_ids(batch.hard, *part)
-    measured = true_ranks.measure(vectors[slice(*part)], part[0], x, batch, hard, group)
+    measured = hardness.measure_true_ranks(vectors[slice(*part)], part[0], x, batch, hard, group)
     return measured.tolist()
 
 

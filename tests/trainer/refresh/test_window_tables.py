@@ -12,9 +12,8 @@ from schemas.shard_files.parquet import matrix_column
 from schemas.table import Table
 from tests.pipelines.test_versions import SEQUENCE, make, rows_of
 from tests.training import silent, train, with_sections
-from trainer.checkpoints.checkpoint import latest_checkpoint
-from trainer.loop import Trainer
-from trainer.progress import EpochReport
+from trainer.checkpoints import latest_checkpoint
+from trainer.loop import EpochReport, Trainer
 from trainer.setup import require_whole_epochs
 
 WINDOW: dict[str, dict] = {

@@ -16,12 +16,12 @@ import torch
 
 from schemas import PAD
 from tests.builders import batch_of
-from trainer.negatives.candidates import own_pool, shared_pool, unmerged_candidates
+from trainer.device import send
+from trainer.negatives.planner import own_pool, shared_pool, unmerged_candidates
 from trainer.rows import torch_kernels
 from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
 from trainer.rows.torch_kernels import DevicePairs, merge_labels, order_pairs
 from trainer.stream.batch import Candidates
-from trainer.stream.transfer import send
 
 OPTIMIZERS = {
     "sgd": RowOptimizer("sgd"),

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.rows.test_matrix import OPTIMIZERS, step
-from trainer.device import CPU
+from trainer.device import CPU, AsyncCopy
 from trainer.rows.matrix import HostMatrix, RowMatrix, RowOptimizer, operations_of
-from trainer.stream.transfer import AsyncCopy
 
 ROWS, D = 12, 5
 DTYPES = [torch.float32, torch.bfloat16]

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from schemas import PAD
 from tests.builders import batch_of
 from tests.trainer.negatives.test_merge import batches
-from trainer.device import CPU
-from trainer.heads.classifier import Classifier
+from trainer.device import CPU, send
+from trainer.heads import Classifier
 from trainer.methods.sections import Classifier as Config
-from trainer.negatives.candidates import own_pool, range_candidates, shared_pool, unmerged_candidates, weigh_positives
+from trainer.negatives.planner import own_pool, range_candidates, shared_pool, unmerged_candidates, weigh_positives
 from trainer.rows import torch_kernels
 from trainer.rows.torch_kernels import (
     DevicePairs,
@@ -27,7 +27,6 @@ from trainer.rows.torch_kernels import (
     starts_of,
 )
 from trainer.stream.batch import Batch, Candidates
-from trainer.stream.transfer import send
 
 LABELS, D = 40, 3
 

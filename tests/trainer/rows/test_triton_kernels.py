@@ -13,7 +13,7 @@ import torch
 
 from tests.command import ROOT, environment
 from tests.trainer.rows.kernel_cases import CASES, LABELS, OPTIMIZERS, WIDTHS, Case, differences
-from trainer.losses.binary import binary_step
+from trainer.losses import binary_step
 from trainer.rows import torch_kernels
 from trainer.rows.codes import BFLOAT16
 from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
@@ -152,7 +152,7 @@ def test_a_step_on_a_device_is_that_of_a_cpu(pool: str, monkeypatch: pytest.Monk
         candidates = case.candidates(step)
         loss, on_x = binary_step(x.contiguous(), host, candidates, 0.1, step, 0.5)
         with monkeypatch.context() as patch:
-            patch.setattr("trainer.losses.binary.CPU", None)  # as if its memory were a device's
+            patch.setattr("trainer.losses.CPU", None)  # as if its memory were a device's
             value, gradient = binary_step(x, other, candidates, 0.1, step, 0.5)
         assert float(value) == pytest.approx(float(loss), rel=1e-5)
         torch.testing.assert_close(gradient, on_x, rtol=1e-4, atol=1e-6)

@@ -11,10 +11,8 @@ from tests.builders import build_data
 from tests.recipes import RECIPES
 from tests.training import train, with_sections
 from trainer.config.load import read_recipe
-from trainer.epoch import EpochRunner
-from trainer.loop import Trainer
+from trainer.loop import EpochRunner, LossWatch, Trainer
 from trainer.methods.rules import DataStatistics, log_odds
-from trainer.progress import LossWatch
 from trainer.settings.resolve import apply_rules, odd_settings, resolve
 
 SANE = DataStatistics(queries=200_000, labels=30_000, pairs=1_000_000, ngrams=700_000, tokens=20)
@@ -114,7 +112,7 @@ def test_a_run_tells_a_jump(monkeypatch: pytest.MonkeyPatch) -> None:
         "checkpoint": {"every_epochs": 0},
         "logging": {"tensorboard": False},
     }
-    monkeypatch.setattr("trainer.progress._WINDOW", 12)
+    monkeypatch.setattr("trainer.loop._WINDOW", 12)
     factor = EpochRunner.rate_factor
     monkeypatch.setattr(EpochRunner, "rate_factor", lambda self, step: factor(self, step) * (1e6 if step == 17 else 1))
     said: list[str] = []

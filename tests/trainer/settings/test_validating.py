@@ -6,7 +6,7 @@ import pytest
 
 from pipelines.shard import ShardOptions, shard
 from schemas.layout import DataLayout
-from trainer.evaluation.split import open_split
+from trainer.evaluation.evaluate import open_split
 from trainer.methods.sections import Data, Validation
 from trainer.settings.resolve import resolve
 from trainer.settings.versions import settings_of_validation

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.processes import threads_named
-from trainer.stream.prefetch import THREAD, DownloadQueue
+from trainer.stream.row_groups import THREAD, DownloadQueue
 
 
 class Store:

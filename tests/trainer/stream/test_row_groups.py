@@ -17,8 +17,7 @@ from tests.laws import assert_equal
 from tests.processes import threads_named
 from tests.schemas.flaky import FlakyFileSystem
 from trainer.stream import JoinedStream
-from trainer.stream.prefetch import THREAD
-from trainer.stream.row_groups import ReadOptions, RowGroups, ShardPool
+from trainer.stream.row_groups import THREAD, ReadOptions, RowGroups, ShardPool
 from trainer.stream.sources import Source, open_sources
 
 SINKS: list[Sink] = ["parquet", "webdataset"]

@@ -23,9 +23,8 @@ from schemas.table import Table
 from tests.builders import SmallData, build_data, in_hash_order
 from tests.laws import assert_exact_resume, assert_same_global_batches, batch_rows
 from tests.training import assert_resumes, silent, train, with_sections
-from trainer.checkpoints.checkpoint import latest_checkpoint
-from trainer.evaluation.evaluate import SplitScorer
-from trainer.evaluation.split import HOLDOUT, open_split
+from trainer.checkpoints import latest_checkpoint
+from trainer.evaluation.evaluate import HOLDOUT, SplitScorer, open_split
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
 from trainer.model import Model, load_model

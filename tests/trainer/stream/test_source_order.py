@@ -24,8 +24,7 @@ from tests.laws import (
 )
 from trainer.schedule import ClusterSchedule
 from trainer.stream import Batch, JoinedStream, Source, by_shares, open_sources
-from trainer.stream.order import EpochOrder, WeightedGroups, streams_of_rank
-from trainer.stream.source_order import OrderBySource
+from trainer.stream.order import EpochOrder, OrderBySource, WeightedGroups, streams_of_rank
 
 WEIGHTS = st.one_of(st.sampled_from([0.5, 1.0, 1.5, 3.0]), st.floats(0.01, 4).map(lambda w: round(w, 3)))
 

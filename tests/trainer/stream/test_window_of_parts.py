@@ -17,7 +17,7 @@ from schemas.table import PARTS, PartTable, Table
 from tests.builders import SmallData, build_data
 from tests.laws import assert_every_row_by_weight, assert_exact_resume, assert_same_global_batches
 from tests.pipelines.test_versions import SEQUENCE, make, rows_of
-from trainer.evaluation.split import label_statistics
+from trainer.evaluation.evaluate import label_statistics
 from trainer.methods.sections import Data
 from trainer.settings.data_statistics import measure
 from trainer.stream import JoinedStream, Source, open_sources

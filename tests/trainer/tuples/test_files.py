@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 import extremis
 from schemas.errors import InputError
 from schemas.table import Table
+from scoring.tuples import TupleStream, write_tuples
 from tests.command import call, refused
 from tests.trainer.tuples.test_stream import FORMS
 from tests.trainer.tuples.world import World, build, frozen
-from trainer.tuples.files import write_tuples
-from trainer.tuples.stream import TupleStream
 
 READERS = {"": bytes, ".gz": gzip.decompress, ".bz2": bz2.decompress}
 READERS[".zst"] = lambda data: zstandard.ZstdDecompressor().decompressobj().decompress(data)

@@ -14,11 +14,10 @@ from torch.utils.data import DataLoader
 import extremis
 from schemas.errors import InputError, TableError
 from schemas.table import Table
+from scoring.tuples import TupleOptions, TupleStream
 from tests.builders import build_data, build_negatives
 from tests.laws import assert_exact_resume
 from tests.trainer.tuples.world import World, build, expected, frozen
-from trainer.tuples.options import TupleOptions
-from trainer.tuples.stream import TupleStream
 
 FORMS = ["triplets", "tuples", "pairs", "lists", "tevatron", "flagembedding"]
 

@@ -1,0 +1,670 @@
+"""`run auto`: survey the data, try recipes, choose; and ablations."""
+
+import math
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import tomli_w
+
+from extremis.console import output, say
+from extremis.inspecting import repeated, texts_of
+from extremis.remaining_time import RemainingTime
+from extremis.spinner import show_activity
+from extremis.supervisor import carry, logged, train
+from schemas import storage
+from schemas.arrow import DENSE
+from schemas.errors import InputError
+from schemas.hashing import hash_strings
+from schemas.layout import DataLayout, RunLayout, epoch_folder, list_numbers
+from schemas.manifest import Manifest, is_published, publish
+from schemas.owners import Claim, claimed, require_output_folder
+from schemas.randomness import Purpose, generator
+from schemas.shard_files import shards
+from schemas.shard_files.parquet import list_array, list_column
+from schemas.shares import ALL_ROWS, seed_of
+from schemas.storage import join, read_json, write_json
+from schemas.table import PARTS, Table
+from schemas.versions import VERSION
+from scoring.fitting import REFIT_HOLDOUT, FitOptions, describe_weights, fit_ranker, fit_weights, scored_step
+from trainer.checkpoints import best_step, drop_old_checkpoints
+from trainer.config.load import WAIT_FOR_TABLES, applicable_overrides, load_config, read_recipe, validate
+from trainer.device import open_device
+from trainer.encoders.bag_encoder import find_token_vectors
+from trainer.evaluation.metrics import half_interval
+from trainer.input_kinds import InputKind, input_names, kind_of
+from trainer.inputs import require_inputs
+from trainer.loop import EpochReport
+from trainer.methods.recipe import Recipe
+from trainer.methods.sections import Data
+from trainer.model import DataSizes, find_earlier
+from trainer.settings.data_statistics import DataStatistics, describe_textless_labels, measure
+from trainer.settings.resolve import Resolved, measure_rows, resolve
+from trainer.stream import open_queries, ranks_of_environment
+
+_ROWS = 200_000  # rows of queries and of labels to compare
+_ONE_VS_ALL_LABELS = 8_000  # up to this many labels, scoring all labels costs about as much as a shared pool
+_NGRAM_WEIGHTS = (0.1, 0.4, 1.0)
+VARIATIONS = len(_NGRAM_WEIGHTS) - 1  # number of variations of the best contender: all weights but the nearest weight
+_LEAST_WEIGHT = 0.01
+# On WordNet, 10 mined negatives per query instead of 2 gain 0.3 P@5 and double the time: each negative is one more
+# label to encode.
+_FEW_MINED = "negatives.hard=2"
+# A shared pool draws an eighth of this number of labels per step. Mined negatives added at most 0.2 P@1, for half
+# more time, on artworks with 9,315 and 15,562 labels.
+_FEW_LABELS, _NONE_MINED = 25_600, "negatives.hard=0"
+_NO_TEXTS = "data.label_texts=false"  # for labels that are also queries: each would be a training point twice
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Statistics of DATA, and the `inputs` that an encoder can read.
+
+    `texts`: fraction of labels that have a text. `symmetric`: fraction of these texts that are also queries.
+    `textless`: trained labels without a text, in words, and whether there are too many for a recipe with texts.
+    """
+
+    facts: DataStatistics
+    inputs: InputKind
+    texts: float = 0.0
+    symmetric: float = 0.0
+    textless: tuple[str, bool] = "", False
+
+    @classmethod
+    def of(cls, data: DataLayout) -> "Survey":
+        """Survey the training split. Raises InputError, TableError."""
+        facts = measure(data, "train", ALL_ROWS, label_texts=False)
+        sizes, tables = DataSizes.of(data), (Table.open(data.labels, "labels"), open_queries(data, "train"))
+        has_dense = DENSE in tables[1].columns
+        inputs = kind_of({"tokens": bool(sizes.vocabulary), "features": bool(sizes.features), "dense": has_dense})
+        if inputs == "none":
+            require_inputs(tables[1], "tokens")
+        if not sizes.vocabulary or (has_dense and DENSE not in tables[0].columns):  # these labels cannot be encoded
+            return cls(facts, inputs)
+        labels, queries = (texts_of(table, _ROWS) for table in tables)
+        filled = pc.sum(pc.greater(pc.binary_length(labels), 0)).as_py() or 0
+        too = pc.sum(repeated(labels, queries)).as_py() or 0
+        texts, symmetric = filled / max(1, len(labels)), too / max(1, filled)
+        return cls(facts, inputs, texts, symmetric, describe_textless_labels(data, inputs, Data()))
+
+    @property
+    def labels_have_texts(self) -> bool:
+        """True if most labels can be encoded, and a recipe that encodes texts is not refused."""
+        return self.texts > 0.5 and not self.textless[1]
+
+    @property
+    def is_symmetric(self) -> bool:
+        """True if most labels are also queries. Pairs may then have reverse pairs, which an excerpt would lose."""
+        return self.labels_have_texts and self.symmetric > 0.5
+
+    def lines(self) -> Iterator[str]:
+        """Describe the survey, one fact per line."""
+        facts = self.facts
+        named = {"tokens": f"{facts.tokens:.0f} tokens", "features": "sparse features", "dense": "a dense vector"}
+        read = " and ".join(named[part] for part in input_names(self.inputs))
+        yield f"{facts.queries:,} queries of {read}, {facts.labels:,} labels"
+        each = facts.pairs / max(1, facts.queries)
+        yield f"{each:.1f} labels per query, median number of training points per label: {facts.median_frequency:g}"
+        yield f"{self.texts:.0%} of the labels have a text" + (
+            f", {self.symmetric:.0%} of these texts are also queries" if self.texts else ""
+        )
+        if self.textless[1]:
+            yield f"odd: {self.textless[0]}: recipes that encode texts of labels are not tried"
+
+
+class Contender(NamedTuple):
+    """A recipe's name, and changes to the recipe."""
+
+    recipe: str
+    changes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Name of the contender's trial: the recipe's name and the changed values."""
+        stated = (change.partition(".")[2].split("=", 1) for change in self.changes)
+        return "-".join([self.recipe, *(f"{name}-{value.rstrip('/').rpartition('/')[2]}" for name, value in stated)])
+
+    @property
+    def is_dual_encoder(self) -> bool:
+        """True if the recipe is a dual encoder."""
+        return _FEW_MINED in self.changes
+
+    def changed(self, *changes: str) -> "Contender":
+        """Return the same recipe with more changes."""
+        return self._replace(changes=(*self.changes, *changes))
+
+
+def contenders(survey: Survey, pretrained: str = "") -> list[Contender]:
+    """List one contender of each kind that is possible for the data: one-vs-all, decoupled softmax, dual encoder.
+
+    With `pretrained`, a model with token vectors, each contender is listed twice: with and without these vectors.
+    """
+    sampled, few = survey.facts.labels > _ONE_VS_ALL_LABELS, survey.facts.labels <= _FEW_LABELS
+    texts = f"data.label_texts={'true' if survey.labels_have_texts else 'false'}"
+    mined = (_NONE_MINED,) if few else ()
+    kinds = [Contender("astra", (texts, *mined)) if sampled else Contender("renee", (texts,))]
+    if survey.labels_have_texts:
+        changes = (_FEW_MINED, _NO_TEXTS) if survey.is_symmetric else (_FEW_MINED,)
+        kinds += [Contender("decoupled", mined), Contender("dexml-sampled", changes)]
+    read = () if survey.inputs == "tokens" else (f"encoder.inputs={survey.inputs}",)
+    starts = [(f"encoder.pretrained={pretrained}",), ()] if pretrained else [()]
+    return [kind.changed(*read, *start) for start in starts for kind in kinds]
+
+
+def variations(best: Contender, weight: float) -> list[Contender]:
+    """List variations of the best contender with other n-gram weights, which affect word vectors the most."""
+    nearest = min(_NGRAM_WEIGHTS, key=lambda value: abs(math.log(value / max(weight, _LEAST_WEIGHT))))
+    return [best.changed(f"encoder.ngram_weight={value:g}") for value in _NGRAM_WEIGHTS if value != nearest]
+
+
+METRIC = "nDCG@5"  # reflects P@1 and P@5 together
+SHOWN_METRICS = "P@1", "P@5", METRIC
+QUERIES = 2_000  # maximum for the scores of a trial
+_FEW_QUERIES = (
+    200  # queries, for which up to a tenth of the rows is held out: 50 of 1,000 rows gave random weights of scores
+)
+_TRIAL_ROWS = 100_000  # rows of a trial, fewer if texts are long
+_ROW_TOKENS = 200  # tokens that cost about as much as the rest of a row
+_EPOCHS = 2, 4  # minimum and maximum; a trial passes over about _ROWS rows
+_COMPARABLE_EPOCHS = 2  # epochs after which a variation of a recipe can lose
+_WIDTH = 128  # D of a trial: shows the ranking of recipes at a quarter of the cost
+SCANNED_ROWS = 5_000_000  # maximum of rows read from the training split
+_SPLIT = "train"
+_SEED = 0  # seed of the excerpt
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Scores of a contender on the held-out rows, and the seconds of its trial.
+
+    `course`: METRIC after each validation. `ended`: the trial lost, and training stopped early. `epoch`: seconds that
+    the last epoch took.
+    """
+
+    contender: Contender
+    metrics: dict[str, float]
+    course: list[float]
+    ended: bool
+    seconds: float
+    epoch: float = 0.0
+
+    @property
+    def score(self) -> float:
+        return self.metrics[METRIC]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the information about the trial that a run records."""
+        metrics = {name: round(self.metrics[name], 2) for name in SHOWN_METRICS}
+        fields = {"recipe": self.contender.recipe, "changes": list(self.contender.changes), **metrics}
+        return {**fields, "ended": True} if self.ended else fields
+
+    def beats(self, other: Contender, course: Sequence[float], queries: int, epochs: int) -> bool:
+        """Return whether `other` has lost, given its scores `course` after `epochs` epochs, on `queries` queries.
+
+        A variation of the same recipe loses if it is behind after two epochs or more. A different recipe loses if it
+        is behind by more than half of the 95 % interval. On WordNet, n-grams with full weight are 3.4 points behind
+        after one epoch and 0.7 points ahead after two epochs.
+        """
+        is_change = other.recipe == self.contender.recipe
+        if len(course) > len(self.course) or (is_change and epochs < _COMPARABLE_EPOCHS):
+            return False
+        own = self.course[len(course) - 1]
+        margin = 0.0 if is_change else half_interval(own, queries)
+        return course[-1] < own - margin
+
+
+@dataclass(frozen=True)
+class TrialData:
+    """Rows for training and scoring all trials: the fraction `share` of the `rows` rows at `data`.
+
+    Each trial trains for `epochs` epochs on `device`, with `threads` threads, and is stored in `folder`.
+    """
+
+    data: str
+    rows: int
+    share: float
+    epochs: int
+    folder: str
+    device: str
+    threads: int
+
+    @classmethod
+    def prepare(cls, data: str, survey: Survey, folder: str, device: str, threads: int = 0) -> "TrialData":
+        """Write an excerpt of DATA into `folder` if DATA itself is too large for trials. Raises ExtremisError."""
+        facts = survey.facts
+        rows, drawn, share = round(_TRIAL_ROWS / (1 + facts.tokens / _ROW_TOKENS)), facts.queries, 1.0
+        passed = drawn + round(survey.texts * facts.labels)  # texts of labels are also rows
+        epochs = min(max(round(rows / max(1, passed)), _EPOCHS[0]), _EPOCHS[1])
+        if drawn > rows and survey.is_symmetric:
+            share = float(f"{rows / drawn:.3g}")
+        elif drawn > rows:
+            excerpt = join(folder, "data")
+            write_excerpt(DataLayout(data), excerpt, rows)
+            data, drawn = excerpt, measure(DataLayout(excerpt), "train", ALL_ROWS, label_texts=False).queries
+        return cls(data, drawn, share, epochs, folder, device, threads)
+
+    @property
+    def queries(self) -> int:
+        """Number of rows on which a trial is scored."""
+        return round(self.rows * holdout_share(self.rows))
+
+    def run_trial(self, contender: Contender, title: str, best: Trial | None = None, minutes: float = 0.0) -> Trial:
+        """Train a contender without negative tables, for at most `minutes` (0: no limit), or until it loses to `best`.
+
+        Prints only lines that begin with `title`, and logs all lines. An existing trial is not run again.
+        Raises ExtremisError.
+        """
+        place, run = join(self.folder, f"{contender.name}.json"), join(self.folder, contender.name)
+        if storage.exists(place):
+            return Trial(contender, **read_json(place))
+        storage.remove(run, recursive=True)
+        began, course, ended = time.perf_counter(), list[float](), False
+
+        def should_continue(report: EpochReport) -> bool:
+            nonlocal ended
+            if report.metrics:
+                course.append(report.metrics[METRIC])
+                lost = best is not None and best.beats(contender, course, self.queries, report.epoch + 1)
+                ended = lost and report.epoch + 1 < report.epochs
+            return not ended
+
+        with output(log_only=True):
+            outcome = train(
+                self.data, run, self.recipe(contender, minutes), should_continue=should_continue, title=title
+            )
+        metrics = outcome["epochs"][-1]["validation"]
+        seconds, epoch = round(time.perf_counter() - began, 1), outcome["epochs"][-1]["seconds"]
+        trial = Trial(contender, metrics, course, ended, seconds, epoch)
+        scores = "  ".join(f"{name} {metrics[name]:.2f}" for name in SHOWN_METRICS)
+        say(f"{title}: {scores}  {trial.seconds:.0f} s{', stopped early: behind the best trial' if ended else ''}")
+        write_json(place, {name: value for name, value in vars(trial).items() if name != "contender"})
+        return trial
+
+    def recipe(self, contender: Contender, minutes: float = 0.0) -> Recipe:
+        """Return the recipe of a trial. Raises InputError, TableError."""
+        changes = [
+            *contender.changes,
+            f"data.share={self.share}",
+            f"data.holdout={holdout_share(self.rows)}",
+            f"train.epochs={self.epochs}",
+            f"encoder.dimension={_WIDTH}",
+            f"encoder.hidden={2 * _WIDTH}",
+            f"train.device={self.device}",
+            f"train.threads={self.threads}",
+            "checkpoint.every_epochs=0",
+            f"train.minutes={minutes}",
+            f"validation.every_epochs={-(-self.epochs // 2)}",
+            f"validation.queries={QUERIES}",
+            f"validation.metric={METRIC}",
+            "logging.tensorboard=false",
+            "logging.wandb=",
+            "logging.mlflow=",
+            f"refresh.start={self.epochs}",  # no table: a whole trial takes less time than the start of a miner
+        ]
+        return resolve(contender.recipe, applicable_overrides(contender.recipe, changes), self.data).recipe
+
+
+def holdout_share(rows: int, queries: int = QUERIES) -> float:
+    """Return the fraction of `rows` to hold out for `queries` queries: at most 1/20, or 1/10 if there are few rows."""
+    most = min(0.1, max(0.05, _FEW_QUERIES / max(1, rows)))
+    return float(f"{min(most, queries / max(1, rows)):.3g}")  # rounded as in recipes, also without rows
+
+
+def best_trial(trials: Sequence[Trial], queries: int) -> Trial:
+    """Return the best finished trial, measured on `queries` queries; the first if several are equally good.
+
+    All trials are scored on the same queries. A dual encoder wins unless another trial leads by more than a quarter of
+    the 95 % interval, because trials lack hard negatives, which help dual encoders most. On 20,000 rows of YSO, a dual
+    encoder reached a final P@1 of 22.9. Another contender led by 0.2 in the trials, but reached only 14.6.
+    """
+    finished = [trial for trial in trials if not trial.ended]
+    best = max(trial.score for trial in finished)
+    near = [trial for trial in finished if best - trial.score <= half_interval(best, queries) / 2]
+    return max([trial for trial in near if trial.contender.is_dual_encoder] or near, key=lambda trial: trial.score)
+
+
+def write_excerpt(data: DataLayout, root: str, rows: int) -> None:
+    """Write an excerpt of about `rows` training rows at `root`, unless it exists. Raises StorageError, TableError."""
+    if is_published(root):
+        return
+    layout, source_data, drawn = DataLayout(root), Table.open(data.root, "data"), draw_labels(data, rows)
+    parents: dict[str, str] = {}
+    if "tokenizer" in source_data.parents:
+        tokenizer = Table.open(data.tokenizer, "tokenizer")
+        for name, content in tokenizer.read_files().items():
+            storage.write_bytes(join(layout.tokenizer, name), content)
+        shards_here = tuple(shard.model_copy(update={"view": None}) for shard in tokenizer.shards)
+        parents["tokenizer"] = publish(
+            layout.tokenizer, tokenizer.manifest.model_copy(update={"shards": shards_here})
+        ).digest
+    queries, label_table = _write_queries(data, layout, drawn), Table.open(data.labels, "labels")
+    drawn_labels = label_table.rows_at(np.flatnonzero(drawn))
+    labels = _write_table(layout.labels, "label_id", [drawn_labels], label_table, label_table.parameters)
+    parents |= {f"queries/{_SPLIT}": queries.digest, "labels": labels.digest}
+    parameters = {**_plain(source_data.parameters), "labels": labels.rows, "rows": {_SPLIT: queries.rows}}
+    publish(root, Manifest(kind="data", parents=parents, parameters=parameters))
+
+
+def draw_labels(data: DataLayout, rows: int) -> np.ndarray:
+    """Draw labels until about `rows` training rows have a drawn label; return the drawn labels as bool [L].
+
+    Raises TableError.
+    """
+    labels = Table.open(data.labels, "labels").rows
+    place = generator(_SEED, Purpose.EXCERPT).permutation(labels)
+    firsts = [np.empty(0, np.int64)]  # for each row with labels, the first position of its labels in the random order
+    for group in ALL_ROWS.batches(open_queries(data, _SPLIT), ["label_ids"], SCANNED_ROWS):
+        ids, offsets = list_column(group, "label_ids")
+        if len(ids):
+            firsts.append(np.minimum.reduceat(place[ids], offsets[:-1][np.diff(offsets) > 0]))
+    first = np.concatenate(firsts)
+    if len(first) <= rows:
+        return np.ones(labels, bool)
+    drawn: np.ndarray = place <= np.partition(first, rows - 1)[rows - 1]
+    return drawn
+
+
+def _write_queries(data: DataLayout, layout: DataLayout, kept: np.ndarray) -> Manifest:
+    queries = open_queries(data, _SPLIT)
+    columns, ids, parts = [*queries.columns], np.cumsum(kept) - 1, []
+    for group in ALL_ROWS.batches(queries, columns, SCANNED_ROWS):
+        for name in (name for name in ("filter_label_ids", "label_ids") if name in columns):
+            labels = list_column(group, name)
+            labels = labels.keep(kept[labels.values])
+            field = group.schema.field(name)
+            column = list_array(ids[labels.values], labels.offsets, field.type.value_type)
+            group = group.set_column(columns.index(name), field, column)
+        parts.append(group.filter(pa.array(labels.counts > 0)))
+    rows = pa.concat_tables(parts)
+    in_order = np.argsort(hash_strings(rows["key"], seed_of(queries)), kind="stable")
+    parts, parameters = [rows.take(pa.array(in_order))], {**queries.parameters, "labels": int(kept.sum())}
+    return _write_table(layout.queries(_SPLIT), "query_id", parts, queries, parameters)
+
+
+def _write_table(url: str, key: str, parts: list[pa.Table], whole: Table, parameters: Mapping[str, Any]) -> Manifest:
+    """Publish the rows of `parts` as a table, with new ids in the column `key`, and the row-group size of `whole`."""
+    rows = pa.concat_tables(parts).combine_chunks()
+    place = rows.schema.get_field_index(key)
+    rows = rows.set_column(place, rows.schema.field(key), pa.array(np.arange(rows.num_rows)))
+    groups, ids = whole.manifest.row_group_rows or 1, (0, rows.num_rows)
+    return shards.write_table(url, whole.kind, [rows], groups, parameters=_plain(parameters), id_range=ids)
+
+
+def _plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters without version parameters, because an excerpt has no version."""
+    return {name: value for name, value in parameters.items() if name not in (VERSION, PARTS)}
+
+
+TRIALS_FOLDER, AUTO_REPORT, RECIPE_FILE = "trials", "auto.json", "recipe.toml"
+_HELD_OUT = 500  # queries held out of the final run: enough to fit the weights of scores, and few for training to lose
+_PATIENCE = 2  # validations without a better result before training stops
+_TRIALS_SHARE = 1 / 3  # share of the total time
+_OVERRUN = 1.1  # factor by which --minutes may be exceeded
+# Time of an epoch of the final run, relative to a trial with as many rows; additional factor with a miner.
+_WIDTH_FACTOR, _MINER_FACTOR = 1.9, 1.7
+_RANKER_SHARE, _FUSION_SHARE = 0.3, 0.1  # shares of the remaining time
+_RANKER_EPOCHS, _FUSION_EPOCHS = 3.0, 1.0  # time of the ranker and the fusion in epochs, until it is measured
+_MIN_TRIAL_MINUTES = 0.05  # minimum for a trial
+
+
+def run_auto(
+    data: str,
+    run: str,
+    minutes: float = 0.0,
+    overrides: Sequence[str] = (),
+    beam_options: Sequence[str] = (),
+    resume: bool = False,
+    began: float | None = None,
+    pretrained: str = "",
+    earlier: str = "",
+    **process: Any,
+) -> dict[str, Any]:
+    """Choose a recipe for DATA, and train with it in RUN. `minutes` limits the total time; 0: no limit.
+
+    `earlier`: a run whose recipe is trained instead, as an update of this run; its fusion is fitted again.
+    `pretrained`: a model whose token vectors are also tried, as `encoder.pretrained`.
+    `began`: reading of `time.perf_counter` at which the time limit starts; None: now. `process`: options for training
+    the final run, as in `extremis.supervisor:train`.
+    Returns {"chosen", "trials", "epochs", ...}. Raises ExtremisError.
+    """
+    require_output_folder(run, "trained", [data])
+    began = time.perf_counter() if began is None else began
+    remaining = RemainingTime(60 * minutes - (time.perf_counter() - began) if minutes else math.inf)
+    with claimed(run, "trained", say) as claim, logged(run), output(remaining=remaining):
+        run_exists = storage.exists(RunLayout(run).config)
+        _check_request(run, run_exists, resume)
+        survey = Survey.of(DataLayout(data))
+        for line in survey.lines():
+            say(line)
+        if pretrained:
+            find_token_vectors(pretrained, DataLayout(data))  # refuses a model with another tokenizer before any trial
+        report, epoch, again = dict[str, Any](), 0.0, dict[str, Any]()
+        if run_exists:
+            recipe = validate(load_config(RunLayout(run).config)["recipe"], run)
+            report = read_json(join(run, AUTO_REPORT))
+        else:
+            if earlier:
+                again, resolved = _continue(data, earlier, overrides)
+            else:
+                report, resolved, epoch = _choose(data, run, survey, pretrained, overrides, minutes, remaining)
+            facts = measure_rows(resolved.recipe, data)
+            say(f"training on {facts.described_points}; {survey.facts.queries - facts.queries:,} points are held out")
+            for line in resolved.reasons:
+                say(line)
+            recipe = resolved.recipe
+        spent = time.perf_counter() - began
+        fits = not recipe.train.start_from or _refits_fusion(data, recipe)
+        show_activity("fitting a linear ranker on words")
+        training = epoch * recipe.train.epochs
+        remaining.begin(epoch * _RANKER_EPOCHS, lambda own: training + epoch * _FUSION_EPOCHS)
+        seconds = max(0.0, 60 * minutes - spent) * _RANKER_SHARE if minutes else math.inf
+        ranker = fit_ranker(data, recipe, seconds=seconds) if fits else None
+        if not run_exists:
+            recipe = _limit_training(
+                recipe, minutes, epoch, time.perf_counter() - began, time.perf_counter() - began - spent
+            )
+            _write_choice(run, report, again or recipe.model_dump(mode="json"), claim)
+        remaining.begin(training, lambda own: epoch * _FUSION_EPOCHS)
+        if storage.exists(RunLayout(run).finished):  # the newest checkpoint of a finished run may be gone
+            outcome: dict[str, Any] = {"epochs": [], "table_versions": {}}
+        else:
+            outcome = train(data, run, recipe, resume=resume, beam_options=beam_options, **process)
+        best = best_step(RunLayout(run))
+        _remove_leftovers(RunLayout(run), best, claim)
+        if not fits:
+            carry(data, run, recipe.train.start_from, recipe.train.device)
+            say(f"{run}: trained; next: extremis evaluate {data} {run}")
+            return {**outcome, "seconds": round(time.perf_counter() - began, 1)}
+        to_fit = FitOptions(step=best, device=recipe.train.device)
+        show_activity("learning the weights of the scores")
+        remaining.begin(epoch * _FUSION_EPOCHS, lambda own: 0.0)
+        fusion = fit_weights(data, run, to_fit, ranker=ranker, seconds=seconds).parameters
+        say(f"{describe_weights(fusion)}; next: extremis evaluate {data} {run}")
+        return {**report, **outcome, "fusion": fusion, "seconds": round(time.perf_counter() - began, 1)}
+
+
+def _check_request(run: str, run_exists: bool, resume: bool) -> None:
+    """Raise InputError for requests that `auto` cannot fulfil, before anything is written."""
+    ranks = ranks_of_environment().ranks
+    if ranks > 1:
+        raise InputError(
+            f"auto tries recipes in one process, but {ranks} processes were launched. Run auto without torchrun, then "
+            f"train its recipe {join(run, RECIPE_FILE)} with torchrun into another RUN."
+        )
+    if run_exists and not resume:
+        raise InputError(f"{run}: a run exists here already. Continue it with --resume, or choose another RUN.")
+    if run_exists and not storage.exists(join(run, AUTO_REPORT)):
+        raise InputError(
+            f"{run}: this run was not started by auto. Continue it with its own recipe, or choose another RUN."
+        )
+
+
+def _choose(
+    data: str,
+    run: str,
+    survey: Survey,
+    pretrained: str,
+    overrides: Sequence[str],
+    minutes: float,
+    remaining: RemainingTime,
+) -> tuple[dict[str, Any], Resolved, float]:
+    """Try the contenders, then variations of the best; return a report, the winning recipe, and seconds per epoch.
+
+    Trials use only a fraction of `minutes` (0: no limit). When this time is used up, no more contenders are tried.
+    """
+    rows, began = survey.facts.queries, time.perf_counter()
+    fitting = _applicable_contenders(data, contenders(survey, pretrained), rows, overrides)
+    first = next(iter(fitting.values()))
+    machine = first.train
+    open_device(machine.device)  # raises InputError before anything is written
+    trial_data = TrialData.prepare(data, survey, join(run, TRIALS_FOLDER), machine.device, machine.threads)
+    trials = list[Trial]()
+
+    def epoch_seconds(seconds: float, recipe: Recipe) -> float:
+        """Estimate the seconds of an epoch of `recipe` over all rows; `seconds`: an epoch of the recipe's trial."""
+        return seconds * rows / trial_data.rows * _WIDTH_FACTOR * (_MINER_FACTOR if recipe.table_epochs() else 1.0)
+
+    def expect(contender: Contender, to_come: int) -> None:
+        """Estimate the remaining time when the trial of `contender` begins, and `to_come` other trials follow."""
+
+        def after(own: float) -> float:
+            one = statistics.median([own, *(trial.seconds for trial in trials)])
+            best = best_trial(trials, trial_data.queries) if trials else None
+            recipe = fitting.get(best.contender if best else contender, first)
+            epoch = epoch_seconds(best.epoch if best else own / trial_data.epochs, recipe)
+            return to_come * one + epoch * (recipe.train.epochs + _RANKER_EPOCHS + _FUSION_EPOCHS)
+
+        remaining.begin(statistics.median(trial.seconds for trial in trials) if trials else 0.0, after)
+
+    def run_trials(kinds: Sequence[Contender], further: int) -> None:
+        for number, contender in enumerate(kinds):
+            left = minutes * _TRIALS_SHARE - (time.perf_counter() - began) / 60
+            if trials and minutes and left <= 0:
+                say(f"not tried, because no time is left: {contender.name}")
+                continue
+            best = best_trial(trials, trial_data.queries) if trials else None
+            to_come = len(kinds) - number - 1 + further
+            title = f"trial {len(trials) + 1} of {len(trials) + 1 + to_come}, {contender.name}"
+            expect(contender, to_come)
+            share = max(left / (to_come + 1), _MIN_TRIAL_MINUTES) if minutes else 0.0
+            trials.append(trial_data.run_trial(contender, title, best, share))
+
+    run_trials(list(fitting), VARIATIONS)
+    best = best_trial(trials, trial_data.queries).contender
+    weight = _resolve(data, best, rows, overrides).recipe.encoder.model_dump().get("ngram_weight", 1.0)
+    run_trials(variations(best, weight), 0)
+    chosen = best_trial(trials, trial_data.queries)
+    say(f"chosen: {chosen.contender.name}")
+    if minutes and len(trials) == 1:
+        say("odd: no other recipe was tried. Raise --minutes to compare recipes")
+    report: dict[str, Any] = {"chosen": chosen.contender.recipe, "changes": list(chosen.contender.changes)}
+    report["trials"] = [trial.to_json() for trial in trials]
+    resolved = _resolve(data, chosen.contender, rows, overrides)
+    return report, resolved, epoch_seconds(chosen.epoch, resolved.recipe)
+
+
+def _applicable_contenders(
+    data: str, kinds: Sequence[Contender], rows: int, overrides: Sequence[str]
+) -> dict[Contender, Recipe]:
+    """Return the contenders that fit the overrides, with their recipes. Raises InputError if no contender fits."""
+    fitting, faults = dict[Contender, Recipe](), list[InputError]()
+    for contender in kinds:
+        try:
+            fitting[contender] = _resolve(data, contender, rows, overrides).recipe
+        except InputError as error:
+            faults.append(error)
+    if not fitting:
+        raise faults[0]
+    for fault in faults:
+        say(f"not tried: {fault}")
+    return fitting
+
+
+def _resolve(data: str, contender: Contender, rows: int, overrides: Sequence[str]) -> Resolved:
+    """Resolve the contender's recipe for training on all rows except the held-out rows."""
+    waits = applicable_overrides(contender.recipe, [WAIT_FOR_TABLES]) if WAIT_FOR_TABLES in overrides else []
+    changes = [
+        *contender.changes,
+        f"data.holdout={holdout_share(rows, _HELD_OUT)}",
+        f"validation.metric={METRIC}",
+        "checkpoint.keep=1",
+        f"validation.patience={_PATIENCE}",
+        *(each for each in overrides if each != WAIT_FOR_TABLES),
+        *waits,
+    ]
+    return resolve(contender.recipe, changes, data)
+
+
+def _continue(data: str, earlier: str, overrides: Sequence[str]) -> tuple[dict[str, Any], Resolved]:
+    """Return the recipe of the run `earlier`, from scratch and as an update. Raises InputError, TableError."""
+    recipe, _, _ = find_earlier(DataLayout(data), RunLayout(earlier))
+    source = _find_recipe(earlier)
+    resolved = resolve(source, ["train.minutes=0", f"data.holdout={recipe.data.holdout}", *overrides], data)
+    say(f"continues {earlier} with its recipe, {recipe.title}, without trials")
+    return read_recipe(source), resolved
+
+
+def _find_recipe(run: str) -> str:
+    """Return the file with the recipe of a run, or of the first run that it continues. Raises InputError."""
+    kept, config = join(run, RECIPE_FILE), RunLayout(run).config
+    if storage.exists(kept):
+        return kept
+    if not storage.exists(config):
+        raise InputError(f"{run}: this run began the series, and is gone with its recipe. Give the recipe, not auto.")
+    earlier = load_config(config)["recipe"]["train"].get("start_from")
+    return _find_recipe(earlier) if earlier else config
+
+
+def _refits_fusion(data: str, recipe: Recipe) -> bool:
+    """Return whether the fusion of the earlier run is fitted again: it needs rows that the run is not trained on."""
+    earlier = recipe.train.start_from
+    _, before, _ = find_earlier(DataLayout(data), RunLayout(earlier), scored_step(RunLayout(earlier)))
+    if not is_published(RunLayout(earlier).fusion(before.step)):
+        say(f"{earlier} has no fusion, so no fusion is fitted")
+        return False
+    refits = bool(recipe.data.holdout) or "queries/val" in Table.open(data, "data").parents
+    kept = "is kept, because no rows are held out and there is no split val"
+    say(f"the fusion of {earlier} {'is fitted again, with ranker and memory' if refits else kept}")
+    return refits
+
+
+def _limit_training(recipe: Recipe, minutes: float, epoch: float, spent: float, of_ranker: float) -> Recipe:
+    """Limit training so that time for the fusion remains within `minutes`; `spent` seconds have passed.
+
+    The fusion embeds all rows once, and may fit the ranker again, which took `of_ranker` seconds. Training takes at
+    least two epochs, so that learning rates fall to their final values. Prints a line if these exceed the limit.
+    """
+    if not minutes:
+        return recipe
+    left = 60 * minutes - spent - (of_ranker if recipe.data.holdout > REFIT_HOLDOUT else 0.0)
+    left -= max(_FUSION_SHARE * left, _FUSION_EPOCHS * epoch)
+    needed = minutes + (2 * epoch - left) / 60
+    if needed > _OVERRUN * minutes:
+        say(
+            f"--minutes {minutes:g} is too short: training takes at least two epochs, so the whole run takes about "
+            f"{needed:.1f} minutes"
+        )
+    left = max(0.1, left / 60)
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"minutes": left})})
+
+
+def _remove_leftovers(run: RunLayout, best: int | None, claim: Claim) -> None:
+    """Remove files that a finished run no longer needs: dumps, older tables, and checkpoints except `best`."""
+    claim.require()
+    storage.remove(run.dumps, recursive=True)
+    drop_old_checkpoints(run, 0, best)
+    for epoch in list_numbers(run.negatives_root)[:-1]:
+        storage.remove(epoch_folder(run.negatives_root, epoch), recursive=True)
+
+
+def _write_choice(run: str, report: dict[str, Any], recipe: dict[str, Any], claim: Claim) -> None:
+    """Write the chosen recipe and the reasons for the choice; the recipe file can be used like any other recipe."""
+    claim.require()
+    write_json(join(run, AUTO_REPORT), report, indent=1)
+    storage.write_bytes(join(run, RECIPE_FILE), tomli_w.dumps(recipe).encode())
+    storage.remove(join(run, TRIALS_FOLDER), recursive=True)

@@ -1,0 +1,609 @@
+"""Look into anything: data, tables, runs, exports."""
+
+import bisect
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from extremis.console import Bar, results, say, table
+from pipelines.options import ShardOptions
+from schemas import PAD, storage
+from schemas.arrow import DENSE_MODEL
+from schemas.errors import InputError, TableError, without_controls
+from schemas.hashing import hash_strings
+from schemas.layout import MANIFEST, DataLayout, RunLayout
+from schemas.manifest import Manifest, is_published
+from schemas.shard_files.parquet import matrix_column
+from schemas.shares import ALL_ROWS
+from schemas.storage import join
+from schemas.table import Table, run_tables
+from schemas.versions import Version
+from trainer.config.load import load_config
+from trainer.config.merging import flatten
+
+_COMPARED_ROWS = 2_000_000  # limit for the rows of all splits; above it, texts are not compared
+_TRAIN = "train"
+
+
+def summarize(data: str) -> dict[str, Any]:
+    """Return {"splits": {name: counts}, "labels": counts, "rejected": {table: {reason: count}}} of the DATA at `data`.
+
+    Counts of a split: points, merged, labels (mentions) and empty_texts. Small splits other than train also have
+    in_train, the number of points with a text that is also in train. Raises TableError, StorageError.
+    """
+    manifest = Table.open(data, "data").manifest
+    tables = {name: Table.open(join(data, name)) for name in manifest.parents if name != "tokenizer"}
+    by_split = {name.partition("/")[2]: table for name, table in tables.items() if name.startswith("queries/")}
+    splits = {name: by_split[name] for name in sorted(by_split, key=lambda name: (name != _TRAIN, name))}
+    is_small = sum(table.rows for table in splits.values()) <= _COMPARED_ROWS
+    texts = {name: texts_of(table) for name, table in splits.items()} if is_small else {}
+    labels, sizes = tables["labels"], Counter[str]()
+    for kind, files in manifest.parameters.get("input", {}).items():
+        sizes[kind.partition("/")[0]] += files["bytes"]
+    # Labels that are made from the files of all points are not merged: many points name one label.
+    derived = sizes["labels"] == sum(sizes[name] for name in splits)
+    rejected = {name: table.manifest.counters.get("rejected") for name, table in tables.items()}
+    for name, share in (("queries/val", "validation_share"), ("queries/test", "test_share")):
+        if manifest.parameters["options"].get(share):  # the split was taken from train, and shares its rejects
+            rejected.pop(name, None)
+    return {
+        "splits": {name: _split_counts(name, table.manifest, texts) for name, table in splits.items()},
+        "labels": {
+            "labels": labels.rows,
+            "merged": 0 if derived else labels.manifest.counters.get("rows_merged", 0),
+            "without_training_points": labels.manifest.counters.get("without_training_points", 0),
+            "without_text": labels.manifest.counters.get("empty_texts", 0),
+        },
+        "rejected": {name: reasons for name, reasons in rejected.items() if reasons},
+    }
+
+
+def summary_lines(data: str, summary: Mapping[str, Any]) -> list[str]:
+    """Format the summary of the DATA at `data`: one line per table, starting with the labels."""
+    labels = summary["labels"]
+    parts = [f"{labels['labels']:,}"] + [
+        f"{labels[key]:,} {said}" for key, said in _COUNT_TEXTS.items() if labels.get(key)
+    ]
+    lines = [f"labels: {', '.join(parts)}"]
+    for name, counts in summary["splits"].items():
+        parts = [f"{counts['points']:,} points, {counts['labels'] / max(1, counts['points']):.1f} labels each"]
+        parts += [f"{counts[key]:,} {said}" for key, said in _COUNT_TEXTS.items() if counts.get(key)]
+        lines.append(f"{name}: {', '.join(parts)}")
+    for name, reasons in summary["rejected"].items():
+        rejected = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
+        lines.append(f"rejected from {name.removeprefix('queries/')}: {rejected}; see {DataLayout(data).rejects}")
+    return lines
+
+
+_COUNT_TEXTS = {
+    "merged": "rows merged into another row with the same text",
+    "empty_texts": "with an empty text (kept)",
+    "in_train": "with a text that is also in train (same tokens): evaluate measures these apart",
+    "without_training_points": "without a training point",
+    "without_text": "without a text",
+}
+
+
+def _split_counts(name: str, table: Manifest, texts: Mapping[str, pa.Array]) -> dict[str, int]:
+    written = table.counters.get("rows_out", table.rows)  # a version may have lost rows: an approximate count
+    counts = {
+        "points": table.rows,
+        "merged": table.counters.get("rows_merged", 0),
+        "labels": round(table.counters.get("labels", 0) * table.rows / max(1, written)),
+        "empty_texts": table.counters.get("empty_texts", 0),
+    }
+    if name != _TRAIN and len(texts.get(name, ())):
+        counts["in_train"] = int(pc.sum(repeated(texts[name], texts[_TRAIN])).as_py())
+    return counts
+
+
+def seen_queries(data: str, split: str) -> np.ndarray | None:
+    """Return which queries of a split have a text that is also in train, bool [N]; None if texts are not compared.
+
+    Texts are not compared if there are more than _COMPARED_ROWS rows. Raises TableError, StorageError.
+    """
+    layout, parents = DataLayout(data), Table.open(data, "data").parents
+    if split == _TRAIN or not {f"queries/{split}", f"queries/{_TRAIN}"} <= parents.keys():
+        return None
+    tables = {name: Table.open(layout.queries(name), "queries") for name in (split, _TRAIN)}
+    if sum(table.rows for table in tables.values()) > _COMPARED_ROWS:
+        return None
+    texts = {name: texts_of(table) for name, table in tables.items()}
+    return repeated(texts[split], texts[_TRAIN]).to_numpy(zero_copy_only=False) if len(texts[split]) else None
+
+
+def repeated(texts: pa.Array, among: pa.Array) -> pa.Array:
+    """Return which `texts` are not empty and also occur in `among`."""
+    return pc.and_(pc.greater(pc.binary_length(texts), 0), pc.is_in(texts, value_set=among))
+
+
+def texts_of(table: Table, rows: int | None = None) -> pa.Array:
+    """Return the token ids of `rows` rows, from all parts, as large binary [N]; empty if the table has no token ids."""
+    if "input_ids" not in table.columns:
+        return pa.array([], pa.large_binary())
+    parts = []
+    for group in ALL_ROWS.batches(table, ["input_ids"], rows):
+        column = group["input_ids"].combine_chunks()
+        values = column.values
+        width = values.type.bit_width // 8
+        offsets = pc.multiply(column.offsets.cast(pa.int64()), width)
+        start = values.offset * width
+        content = values.buffers()[1].slice(start) if values.buffers()[1] is not None else pa.py_buffer(b"")
+        parts.append(pa.Array.from_buffers(pa.large_binary(), len(column), [None, offsets.buffers()[1], content]))
+    return pa.concat_arrays(parts) if parts else pa.array([], pa.large_binary())
+
+
+FEATURES_SHOWN = 12
+LONGEST_QUERY = 600
+LONGEST_LABEL = 160
+
+
+def clean_text(text: str, longest: int | None = None) -> str:
+    """Return `text` on one line, without control characters, truncated to `longest` characters."""
+    text = without_controls(" ".join(text.split()))
+    return text if longest is None or len(text) <= longest else text[: longest - 1] + "…"
+
+
+class TextDecoder:
+    """Decoder that turns token ids and label ids of DATA into texts. Raises TableError if DATA is not finished."""
+
+    def __init__(self, data: DataLayout) -> None:
+        self._data = data
+        Table.open(data.root, "data")
+        self._labels: Table | None = None
+        self._tokenizer: Any = None
+
+    def texts(self, rows: pa.Table, longest: int | None = None) -> list[str]:
+        """Return the text of each row (query or label): the stored text if there is one, else the decoded tokens."""
+        names = rows.column_names
+        if "text" in names:
+            texts = rows.column("text").to_pylist()
+        elif "input_ids" in names:
+            texts = self._decode(rows.column("input_ids").to_pylist())
+        elif "feature_ids" in names:
+            pairs = zip(rows.column("feature_ids").to_pylist(), rows.column("feature_values").to_pylist(), strict=True)
+            texts = [_format_features(ids, values) for ids, values in pairs]
+        else:
+            texts = [""] * rows.num_rows
+        return [clean_text(text, longest) for text in texts]
+
+    def labels(self, ids: Iterable[int] | np.ndarray, longest: int | None = None) -> dict[int, str]:
+        """Map label ids to texts, or to keys where texts are empty. Ids below 0 are padding and are ignored."""
+        return {
+            row["label_id"]: clean_text(row["text"], longest) or clean_text(str(row["key"]), longest)
+            for row in self.label_rows(ids)
+        }
+
+    def label_rows(self, ids: Iterable[int] | np.ndarray) -> list[dict[str, Any]]:
+        """Read label_id, key, text and frequency of labels in the order of their ids; ids below 0 are padding."""
+        if self._labels is None:
+            self._labels = Table.open(self._data.labels, "labels")
+        unique = np.unique(np.fromiter(ids, np.int64))
+        unique = unique[(unique >= 0) & (unique < self._labels.rows)]
+        rows: list[dict[str, Any]] = self._labels.rows_at(unique, ["label_id", "key", "text", "frequency"]).to_pylist()
+        return rows
+
+    def _decode(self, ids: list[list[int]]) -> list[str]:
+        from pipelines.sharding.tokenizer import FILE, open_tokenizer
+
+        if self._tokenizer is None:
+            files = Table.open(self._data.tokenizer, "tokenizer").read_files()
+            self._tokenizer = open_tokenizer(files[FILE], self._data.tokenizer)
+            if self._tokenizer.decoder is None and type(self._tokenizer.model).__name__ == "WordPiece":
+                from tokenizers.decoders import WordPiece
+
+                self._tokenizer.decoder = WordPiece()  # joins the pieces of a word
+        return list(self._tokenizer.decode_batch(ids, skip_special_tokens=True))
+
+
+def input_columns(names: Sequence[str]) -> list[str]:
+    """Return the names of the columns that `TextDecoder.texts` needs."""
+    if "text" in names:
+        return ["text"]
+    return ["input_ids"] if "input_ids" in names else [name for name in names if name.startswith("feature_")]
+
+
+def _format_features(ids: list[int], values: list[float]) -> str:
+    """Format the features with the largest values, for a row without text."""
+    order = np.argsort(-np.abs(np.asarray(values, np.float64)), kind="stable")[:FEATURES_SHOWN]
+    shown = " ".join(f"{ids[i]}:{values[i]:.3g}" for i in order.tolist())
+    return f"features {shown}{' …' if len(ids) > FEATURES_SHOWN else ''}"
+
+
+def find_row(table: Table, key: str) -> int | None:
+    """Return the row with this key, or None. Raises TableError for a damaged table.
+
+    `extremis shard` orders rows by a salted hash of the key, so that a binary search reads only a few row groups. If
+    a table has a different order, all row groups are searched from the start.
+    """
+    for number in (*_likely_group(table, key), *range(len(table.groups))):
+        position = pc.index(_keys(table, number), key).as_py()
+        if position >= 0:
+            return int(table.groups.first[number]) + int(position)
+    return None
+
+
+def _likely_group(table: Table, key: str) -> list[int]:
+    """Return the row group that can contain the key if rows are ordered by hash; empty if there is no such group."""
+    seed = table.parameters.get("seed")
+    if not isinstance(seed, int):
+        return []
+
+    def last_hash(number: int) -> np.uint64:
+        return hash_strings(_keys(table, number), seed)[-1]
+
+    target = hash_strings(pa.array([key], pa.string()), seed)[0]
+    number = bisect.bisect_left(range(len(table.groups)), target, key=last_hash)
+    return [number] if number < len(table.groups) else []
+
+
+def _keys(table: Table, number: int) -> pa.Array:
+    return table.read_group(number, ["key"]).column("key").combine_chunks()
+
+
+@dataclass
+class Example:
+    """A query as text. Negatives and predictions are (label id, score) pairs, best first."""
+
+    split: str
+    row: int
+    key: str
+    text: str
+    positives: list[int]
+    negatives: list[tuple[int, float]] = field(default_factory=list)
+    predictions: list[tuple[int, float]] = field(default_factory=list)
+
+    @property
+    def label_ids(self) -> list[int]:
+        """Return the ids of all labels in the example."""
+        return [*self.positives, *(label for label, _ in self.negatives), *(label for label, _ in self.predictions)]
+
+
+def splits_of(data: DataLayout, only: str | None = None) -> list[str]:
+    """List the splits of DATA, train first, or just `only`. Raises InputError if `only` does not exist; TableError."""
+    parents = Table.open(data.root, "data").parents
+    names = [name.removeprefix("queries/") for name in parents if name.startswith("queries/")]
+    names.sort(key=lambda name: (name != "train", name))
+    if only is not None and only not in names:
+        raise InputError(f"{data.root}: no split {only!r}; known splits: {', '.join(names)}.")
+    return names if only is None else [only]
+
+
+def read_examples(
+    data: DataLayout, split: str, rows: np.ndarray, decoder: TextDecoder, run: RunLayout | None
+) -> list[Example]:
+    """Read the ascending `rows` of a split, with negatives from the newest table of `run` for this split.
+
+    Raises TableError.
+    """
+    queries = Table.open(data.queries(split), "queries")
+    batch = queries.rows_at(rows, ["query_id", "key", "label_ids", *input_columns(queries.columns)])
+    columns = [batch.column(name).to_pylist() for name in ("query_id", "key", "label_ids")]
+    texts = decoder.texts(batch, LONGEST_QUERY)
+    examples = [
+        Example(split, row, clean_text(key, LONGEST_LABEL), text, list(positives))
+        for row, key, positives, text in zip(*columns, texts, strict=True)
+    ]
+    tables = (each.table for each in run_tables(run)) if run is not None else ()
+    joined = next((t for t in tables if t.ids_of == "labels" and t.parents.get("queries") == queries.digest), None)
+    if joined is not None:
+        table = joined.rows_at(rows, ["label_ids", "scores"])
+        labels, scores = matrix_column(table, "label_ids"), matrix_column(table, "scores")
+        for example, row_labels, row_scores in zip(examples, labels.tolist(), scores.tolist(), strict=True):
+            example.negatives = [pair for pair in zip(row_labels, row_scores, strict=True) if pair[0] != PAD]
+    return examples
+
+
+def find_query(data: DataLayout, key: str, split: str | None) -> tuple[str, np.ndarray]:
+    """Find the query with this key in `split`, or in the first split that has the key; return the split and row [1].
+
+    Raises InputError, TableError.
+    """
+    splits = splits_of(data, split)
+    for name in splits:
+        row = find_row(Table.open(data.queries(name), "queries"), key)
+        if row is not None:
+            return name, np.asarray([row])
+    raise InputError(
+        f"{data.root}: no query with key {key!r} in {', '.join(splits)}. "
+        f"Keys come from the input (uid, _id, or the line number). Rejected rows are in {data.rejects}."
+    )
+
+
+def inspect_queries(
+    data: DataLayout, rows: int, split: str | None, key: str | None = None, run: RunLayout | None = None
+) -> dict[str, Any]:
+    """Print the query with this `key`, or the first `rows` queries of a split, with hard negatives from `run`.
+
+    Returns {"queries": [...]}, or {} if DATA has no split or `rows` is 0. Raises InputError, TableError.
+    """
+    decoder = TextDecoder(data)
+    if key is not None:
+        name, numbers = find_query(data, key, split)
+    else:
+        splits = splits_of(data, split)
+        if not splits or rows == 0:
+            return {}
+        name = splits[0]
+        numbers = np.arange(min(rows, Table.open(data.queries(name), "queries").rows))
+    examples = read_examples(data, name, numbers, decoder, run)
+    texts = decoder.labels((label for example in examples for label in example.label_ids), LONGEST_LABEL)
+    for example in examples:
+        _print(example, texts, run)
+    return {"queries": [_describe_example(example, texts) for example in examples]}
+
+
+def _print(example: Example, texts: dict[int, str], run: RunLayout | None) -> None:
+    lines = [f"  {example.text}"]
+    lines += [f"  + {texts.get(label, label)}  [{label}]" for label in example.positives]
+    lines += [f"  - {texts.get(label, label)}  [{label}] {score:.3f}" for label, score in example.negatives]
+    if run is not None and not example.negatives:
+        lines.append(f"  no hard negatives of {run.root} belong to the split {example.split}")
+    results.print(f"{example.split} row {example.row}, key {example.key}", style="bold")
+    for line in lines:
+        results.print(line)
+
+
+def _describe_example(example: Example, texts: dict[int, str]) -> dict[str, Any]:
+    facts = {"split": example.split, "query_id": example.row, "key": example.key, "text": example.text}
+    positives = [{"label_id": label, "text": texts.get(label, "")} for label in example.positives]
+    scored = [{"label_id": n, "text": texts.get(n, ""), "score": score} for n, score in example.negatives]
+    return {**facts, "positives": positives, "negatives": scored}
+
+
+DEPTH = 4  # levels of folders to search
+FOLDERS = 10_000  # maximum of folders to search
+
+
+@dataclass(frozen=True)
+class ListedTable:
+    """A table below a prefix, with its manifest, or with a description of what is wrong."""
+
+    name: str
+    url: str
+    manifest: Manifest | None
+    fault: str = ""
+
+    @property
+    def bytes(self) -> int:
+        return 0 if self.manifest is None else sum(shard.bytes for shard in self.manifest.shards)
+
+
+def list_tables(url: str) -> list[ListedTable]:
+    """List every table below the prefix `url`, and every folder of shards without a manifest, sorted by name."""
+    folders = 0
+
+    def walk(place: str, name: str, depth: int) -> Iterator[ListedTable]:
+        nonlocal folders
+        entries = storage.list_names(place)
+        folders += 1
+        if name and MANIFEST in entries:
+            try:
+                yield ListedTable(name, place, Table.open(place).manifest)
+            except TableError as error:
+                yield ListedTable(name, place, None, str(error))
+        elif any(entry.startswith("part-") for entry in entries):
+            yield ListedTable(name, place, None, f"unfinished: {len(entries)} file(s) and no {MANIFEST}")
+        elif depth:
+            for entry in entries:
+                if "." not in entry and entry != "tensorboard" and folders < FOLDERS:
+                    yield from walk(join(place, entry), f"{name}/{entry}".strip("/"), depth - 1)
+
+    return list(walk(url, "", DEPTH))
+
+
+def find_mismatches(data: Manifest | None, tables: list[ListedTable]) -> dict[str, str]:
+    """Find unreadable tables, and tables of DATA whose digests differ from DATA's manifest; return faults by name."""
+    faults = {item.name: item.fault for item in tables if item.fault}
+    digests = {item.name: item.manifest.digest for item in tables if item.manifest is not None}
+    for name, digest in (data.parents if data is not None else {}).items():
+        if name not in digests and name not in faults:
+            faults[name] = "missing, but listed in the data's manifest: shard again"
+        elif name in digests and digests[name] != digest:
+            had = f"digest {digests[name][:12]}…, but the data's manifest lists {digest[:12]}…"
+            faults[name] = f"{had}: the table was replaced; shard again"
+    return faults
+
+
+_SHOWN_VALUES = 8  # values shown of a list
+
+
+def inspect_table(url: str, manifest: Manifest, check: bool, rows: int) -> dict[str, Any]:
+    """Print information about a table and its first `rows` rows; with `check`, verify its bytes. Raises TableError."""
+    if check:
+        verify_tables({url: manifest})
+    fields: dict[str, Any] = {
+        "kind": manifest.kind,
+        "rows": f"{manifest.rows:,}",
+        "shards": len(manifest.shards),
+        "bytes": f"{sum(shard.bytes for shard in manifest.shards):,}",
+        "digest": manifest.digest,
+        "code version": manifest.code_version,
+    }
+    if manifest.columns:
+        fields["columns"] = ", ".join(f"{column.name} {column.type}" for column in manifest.columns)
+    if manifest.row_group_rows:
+        fields["rows per row group"] = f"{manifest.row_group_rows:,}"
+    results.print(url, style="bold")
+    print_fields(fields)
+    for section in ("parents", "parameters", "counters", "quality"):
+        print_section(manifest, section)
+    for row in _sample(url, manifest, rows):
+        results.print(row)
+    return {"digest": manifest.digest, "verified": check, **manifest.model_dump(mode="json")}
+
+
+def print_fields(fields: dict[str, Any]) -> None:
+    """Print each name and value on a line."""
+    for name, value in fields.items():
+        results.print(f"  {name}: {clean_text(str(value))}")
+
+
+def print_section(manifest: Manifest, section: str) -> None:
+    """Print a section of a manifest, one entry per line; leave out entries that are None."""
+    entries = flatten(getattr(manifest, section))
+    print_fields({f"{section}: {name}": value for name, value in entries.items() if value is not None})
+
+
+def verify_tables(tables: dict[str, Manifest]) -> None:
+    """Verify every byte of the tables, given by URL. Raises TableError that names the first damaged shard."""
+    shards = [shard for manifest in tables.values() for shard in manifest.shards]
+    total = sum(shard.bytes for shard in shards)
+    with Bar("verify", total) as bar:
+        for url, manifest in tables.items():
+            Table(url, manifest).verify(bar.advance)
+    say(f"verified: {len(shards)} shard(s), {total:,} bytes")
+
+
+def _sample(url: str, manifest: Manifest, rows: int) -> list[dict[str, Any]]:
+    """Read the first rows; add texts to rows of queries and labels if the tokenizer of DATA is available."""
+    sample: list[dict[str, Any]] = []
+    for group in Table(url, manifest).batches(stop=rows) if manifest.columns else ():
+        part = [{name: _shorten(value) for name, value in row.items()} for row in group.to_pylist()]
+        decoder = _decoder_of(url, manifest) if "input_ids" in group.column_names else None
+        if decoder is not None:
+            for row, text in zip(part, decoder.texts(group, LONGEST_LABEL), strict=True):
+                row["words"] = text
+        sample += part
+    return sample
+
+
+def _decoder_of(url: str, manifest: Manifest) -> TextDecoder | None:
+    """Find the DATA that the table at `url` belongs to, by the URL and the digest of the tokenizer."""
+    depth = {"labels": 1, "queries": 2}.get(manifest.kind)
+    if depth is None or "tokenizer" not in manifest.parents:
+        return None
+    layout = DataLayout(url.rsplit("/", depth)[0] if url.count("/") >= depth else ".")
+    try:
+        same = Table.open(layout.tokenizer, "tokenizer").digest == manifest.parents["tokenizer"]
+        return TextDecoder(layout) if same else None
+    except TableError:
+        return None
+
+
+def _shorten(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, list) and len(value) > _SHOWN_VALUES:
+        return [*value[:_SHOWN_VALUES], "…"]
+    return value
+
+
+_VERSION_OPTIONS = ("shards", "shard_bytes", "max_reject_share", "format", "fields", "sink")  # others stay the same
+_PROPENSITY = ("propensity_a", "propensity_b")  # both belong to one flag
+_DIRECTORY = "directory:"  # prefix of the digest of a tokenizer that was read from a directory
+
+
+def sharding_command(url: str, data: Manifest) -> str:
+    """Return the `extremis shard` command that creates the DATA at `url`.
+
+    Manifests do not record paths of inputs. INPUT stands for the input, DATA1 for the earlier version, and TOKENIZER
+    for a tokenizer's directory.
+    """
+    options, version = data.parameters["options"], Version.of(data)
+    words = ["extremis", "shard", "INPUT", shlex.quote(url)]
+    if version.onto is not None:
+        options = {name: options[name] for name in _VERSION_OPTIONS}
+        options |= {name: version.choices.get(name) for name in ("again", "labels")}
+        words += ["--onto", "DATA1", "--part", shlex.quote(version.part)]
+    a, b = (options.get(name) for name in _PROPENSITY)
+    if a is not None:
+        words += ["--propensity", f"{a},{b}"]
+    for name, option in ShardOptions.model_fields.items():
+        value = options.get(name)
+        if name == "embed":  # the manifest records the content of this option
+            value = data.parameters.get(DENSE_MODEL, {}).get("name", value)
+        if name not in _PROPENSITY and value not in (None, option.default):
+            words.append("--" + (option.alias or name).replace("_", "-"))
+            if value is not True:  # else the option has no value
+                words.append("TOKENIZER" if str(value).startswith(_DIRECTORY) else shlex.quote(str(value)))
+    return " ".join(words)
+
+
+def inspect_url(
+    url: str, *, verify: bool, rows: int, key: str | None, split: str | None, run: str | None
+) -> dict[str, Any]:
+    """Print and return a description of `url`. Raises InputError, and TableError if a table is missing or damaged."""
+    url = url.removesuffix("/").removesuffix("/" + MANIFEST)
+    layout = None if run is None else RunLayout(run)
+    if layout is not None:
+        load_config(layout.config)  # raises InputError if there is no run
+    if key is not None or layout is not None:
+        body = inspect_queries(DataLayout(url), rows, split, key, layout)
+    elif is_published(url) and (manifest := Table.open(url).manifest).kind != "data":
+        body = inspect_table(url, manifest, verify, rows)
+    else:
+        body = _inspect_prefix(url, verify, rows, split)
+    return {"url": url, **body}
+
+
+def _inspect_prefix(url: str, check: bool, rows: int, split: str | None) -> dict[str, Any]:
+    """Print the tables below `url`, their problems, and the first queries of a DATA.
+
+    With `check`, verify every byte. Raises TableError.
+    """
+    data = Table.open(url, "data").manifest if is_published(url) else None
+    layout = RunLayout(url)
+    is_run = data is None and storage.exists(layout.config)
+    tables = list_tables(url)
+    if data is None and not is_run and not tables:
+        Table.open(url)  # raises
+    mismatches = find_mismatches(data, tables)
+    kind = "data" if data else "run" if is_run else "prefix"
+    size = sum(item.bytes for item in tables)
+    fields = [f"{len(tables)} tables, {size:,} bytes"]
+    if is_run:
+        fields.append("finished" if storage.exists(layout.finished) else "not finished")
+    if data is not None:
+        fields.append(f"digest {data.digest}")
+    results.print(f"{url}: {kind}, {', '.join(fields)}")
+    _print_tables(url, tables, mismatches)
+    if data is not None:
+        print_fields({"code version": data.code_version})
+        print_section(data, "parameters")
+        if data.parameters.get("options"):  # empty if vectors in files were mined
+            results.print(f"to create DATA again (INPUT: the input files):\n  {sharding_command(url, data)}")
+    if kind == "prefix" and {"queries", "labels"} <= set(storage.list_names(url)):
+        Table.open(url)  # raises for an unfinished DATA, whose parts were printed above
+    if check:
+        verify_tables({item.url: item.manifest for item in tables if item.manifest is not None})
+    body = {
+        "kind": kind,
+        "verified": check,
+        "bytes": size,
+        "tables": {item.name: _describe(item) for item in tables},
+        "checks": {name: [fault] for name, fault in mismatches.items()},
+    }
+    if data is not None:
+        body |= {"digest": data.digest, "parameters": data.parameters, "command": sharding_command(url, data)}
+        body |= inspect_queries(DataLayout(url), rows, split)
+    if mismatches and check:
+        raise TableError(f"{url}: {len(mismatches)} item(s) do not match the manifests; see above.")
+    return body
+
+
+def _print_tables(url: str, tables: list[ListedTable], mismatches: dict[str, str]) -> None:
+    rows = []
+    for item in tables:
+        if item.manifest is None:
+            state = "unfinished" if item.fault.startswith("unfinished") else "damaged"
+            rows.append([item.name, "?", "", "", "", state])
+            continue
+        counts = [f"{count:,}" for count in (item.manifest.rows, len(item.manifest.shards), item.bytes)]
+        rows.append([item.name, item.manifest.kind, *counts, "replaced" if item.name in mismatches else "ok"])
+    table("tables", ["table", "kind", "rows", "shards", "bytes", "state"], rows)
+    for name, fault in mismatches.items():
+        say(f"{name or url}: {fault}")
+
+
+def _describe(item: ListedTable) -> dict[str, Any]:
+    if item.manifest is None:
+        return {"wrong": item.fault}
+    fields = item.manifest.model_dump(include={"kind", "rows", "parents"})
+    return {**fields, "shards": len(item.manifest.shards), "bytes": item.bytes, "digest": item.manifest.digest}

@@ -1,1 +1,0 @@
-"""`extremis inspect`: describes tables, runs and queries in storage as text."""

@@ -1,1 +1,0 @@
-"""`extremis plan`: estimates a run's bytes and memory before the run starts."""

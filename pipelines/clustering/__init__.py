@@ -1,1 +1,0 @@
-"""Group queries into clusters of equal size, so that in-batch negatives are hard (NGAME)."""

@@ -1,1 +1,0 @@
-"""Code shared by several pipelines: dumps, vectors from tables, progress."""

@@ -1,0 +1,77 @@
+"""Process each dump of a trainer as soon as it is complete, until the run is finished."""
+
+import time
+from collections.abc import Callable
+
+from schemas import storage
+from schemas.errors import ExtremisError, InputError, RoomError
+from schemas.layout import RunLayout
+from schemas.manifest import Manifest
+from schemas.owners import ClaimedError
+from schemas.process import waiting
+from schemas.storage import join, read_json
+
+RETRIES = 5  # further attempts if the work on a dump fails; work on wrong input is not retried
+_POLL_LOCAL, _POLL_REMOTE = 0.5, 5.0  # seconds between two checks for a dump
+
+
+def watch_dumps(
+    run: str, complete: Callable[[], dict[int, str]], make: Callable[[int], bool], say: Callable[[str], None]
+) -> int:
+    """Call `make(epoch)` for every dump in `complete()`, which maps epochs to digests, until the run is finished.
+
+    The oldest dump comes first. `make` returns whether it built a table; this function returns the number of tables
+    built. If a trainer resumes from an earlier checkpoint and withdraws dumps, the function waits for the new dumps.
+    While another process is working on a dump, the function waits. If storage fails or is full, or if processing a dump
+    fails, the function waits and retries, up to RETRIES times in a row. Raises the errors of `make`.
+    """
+    pause = _POLL_LOCAL if storage.is_local(run) else _POLL_REMOTE
+    layout, seen, after, count, failures, again = RunLayout(run), dict[int, str](), "", 0, 0, 0.0
+    for wait in waiting(f"a run at {run}", say, every=pause, until="the process is stopped, or the run is finished"):
+        epoch, digest = None, ""
+        try:
+            while time.monotonic() >= again:
+                if storage.exists(layout.finished):
+                    return count
+                dumps = complete()
+                seen = {epoch: seen[epoch] for epoch in seen if epoch in dumps}  # a run may be started again
+                new = [(epoch, digest) for epoch, digest in dumps.items() if seen.get(epoch) != digest]
+                if not new:
+                    failures = 0
+                    wait.change(
+                        f"the next dump of {run}{after}" if storage.exists(layout.config) else f"a run at {run}"
+                    )
+                    break
+                epoch, digest = new[0]
+                count += make(epoch)
+                seen[epoch], failures, after = digest, 0, f" after epoch {epoch}"
+        except ClaimedError:
+            wait.change(f"another process that is working on the dump of epoch {epoch} of {run},")
+        except ExtremisError as error:
+            lasts = isinstance(error, InputError) and not isinstance(error, RoomError)
+            if lasts and epoch is not None and complete().get(epoch) != digest:
+                continue
+            failures += 1
+            if lasts or failures > RETRIES:
+                raise
+            say(f"{error} Retry {failures} of {RETRIES}.")
+            again = time.monotonic() + pause * 2**failures
+            wait.change(f"attempt {failures + 1} to read the dumps of {run}")
+    return count
+
+
+def require_unused(run: str, url: str, manifest: Manifest) -> None:
+    """Raise InputError if an unfinished run trains on this table.
+
+    A trainer reads a table until the trainer adopts the next table, and reads the table again when the run resumes.
+    """
+    layout = RunLayout(run)
+    if storage.exists(layout.finished):
+        return
+    for name in storage.list_names(layout.adoptions):
+        record = read_json(join(layout.adoptions, name))
+        if manifest.digest in record["digests"].values():
+            raise InputError(
+                f"{url}: epoch {record['epoch']} of this run trains on this table, and the run has not finished, so "
+                "the table cannot be replaced. Publish the new table elsewhere with --out, or use a newer dump."
+            )

@@ -1,0 +1,574 @@
+"""Search a group of blocks, merge a shard, and record what is done."""
+
+import contextlib
+import io
+import itertools
+import json
+import threading
+import zipfile
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
+from typing import Any, NamedTuple, TypeVar
+
+import faiss
+import numpy as np
+import pyarrow as pa
+
+from pipelines.mining.audit import (
+    Audit,
+    Profile,
+    audit_block,
+    measure,
+    merge_audits,
+    overlaps,
+    release_memory,
+    stack,
+    weakest_positives,
+)
+from pipelines.mining.filters import (
+    Chunks,
+    has_margin,
+    read_aliases,
+    read_chunk,
+    rows_of_table,
+    select_negatives,
+    write_chunks,
+)
+from pipelines.mining.inputs import EmbeddedSource, QueryBatch, read_block
+from pipelines.mining.plan import RECORD, REMEDY, MinePlan, SourceShard, Task
+from schemas import storage
+from schemas.errors import TableError
+from schemas.layout import phases, shard_name
+from schemas.manifest import Shard
+from schemas.randomness import sample_rows
+from schemas.shard_files.parquet import writing_shard
+from schemas.storage import join, with_room
+from schemas.table import rechunk
+from search.block import Block, configure_faiss
+from search.candidates import EMPTY
+from search.exclusions import Exclusions, ScoreRule, Subbatches, merge_passed, positive_scores, start_search
+from search.index import SearchParams, build, read_index, require_recall, set_params, tune, write_index
+from search.nearest import CPU, find_device
+
+_READERS = 16  # records read at a time
+_REMEDY = "The record will be written again."
+
+
+class Record(NamedTuple):
+    """Record of finished work: the manifest entry of its file (None: no file), facts as JSON values, and arrays."""
+
+    entry: Shard | None
+    facts: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+def write_record(url: str, entry: Shard | None, facts: dict[str, Any], **arrays: np.ndarray) -> None:
+    """Write a record. Raises RoomError, StorageError."""
+    out, body = io.BytesIO(), json.dumps([entry and entry.model_dump(), facts]).encode()
+    np.savez(out, facts=np.frombuffer(body, np.uint8), **arrays)  # type: ignore[arg-type]
+    with with_room(url, "records", out.tell(), REMEDY):
+        storage.write_sealed(url, out.getvalue(), durable=True)
+
+
+def read_record(url: str) -> Record:
+    """Read a record. Raises FileNotFoundError, TableError (damaged), StorageError."""
+    content = storage.read_sealed(url, _REMEDY)
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        entry, facts = json.loads(arrays.pop("facts").tobytes())
+        return Record(entry and Shard(**entry), facts, arrays)
+    except (ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
+        raise TableError(f"{url}: not a mining record ({error}). {_REMEDY}") from None
+
+
+def find_unfinished(plan: MinePlan) -> tuple[list[SourceShard], int]:
+    """List the shards that no attempt has finished, and count the stored indexes. Lists folders but reads no files."""
+    root = phases(plan.inputs.root)
+    folders = [join(root, name) for name in storage.list_names(root) if name.startswith(plan.work_digest)]
+    there = {
+        join(kind, name)
+        for at in folders
+        for kind in plan.finished_folders
+        for name in storage.list_names(join(at, kind))
+    }
+    indexes = sum(plan.index_record_path(block) in there for block in range(len(plan.bounds)))
+    return [source_shard for source_shard in plan.source_shards if plan.record_path(source_shard) not in there], indexes
+
+
+def take_over(plan: MinePlan) -> None:
+    """Move the finished work of earlier attempts into this attempt; remove damaged files and the files of other plans.
+
+    Raises StorageError.
+    """
+    root = phases(plan.inputs.root)
+    for folder in (join(root, name) for name in storage.list_names(root)):
+        if folder == plan.finished_root:
+            continue
+        for kind in plan.finished_folders if folder.startswith(join(root, plan.work_digest)) else ():
+            _move_finished(join(folder, kind), join(plan.finished_root, kind))
+        storage.remove(folder, recursive=True)
+
+
+def _move_finished(old: str, new: str) -> None:
+    """Move the files whose size matches their record, then the records, so that no moved record lacks its file."""
+    sizes, files, records = storage.list_sizes(old), list[str](), list[str]()
+    for name in (name for name in sizes if name.endswith(RECORD)):
+        with contextlib.suppress(FileNotFoundError, TableError):
+            entry = read_record(join(old, name)).entry
+            if entry is None or sizes.get(entry.path) == entry.bytes:
+                files += [entry.path] if entry else []
+                records.append(name)
+    for names in (files, records):
+        storage.move_files(old, new, names)
+
+
+def summarize(plan: MinePlan, source: EmbeddedSource) -> dict[str, Any]:
+    """Return the ordered shards, the counters, the quality and the profile of a source's table.
+
+    Raises the errors of `read_record`.
+    """
+    urls = [
+        join(plan.finished_root, plan.record_path(source_shard))
+        for source_shard in plan.source_shards
+        if plan.sources[source_shard[0]] is source
+    ]
+    with ThreadPoolExecutor(_READERS) as readers:
+        entries, facts, arrays = zip(*readers.map(read_record, urls), strict=True)
+    audit = stack([Audit(*(each[name] for name in Audit._fields)) for each in arrays], plan.columns)
+    quality = measure(np.concatenate([each["sampled"] for each in arrays]), audit)
+    tuned = {block: params for each in facts for block, params in each["params"].items()}
+    for name in ("nprobe", "ef_search", "refine", "recall"):
+        if values := [params[name] for params in tuned.values() if params[name] is not None]:
+            quality["index_recall" if name == "recall" else name] = {"least": min(values), "most": max(values)}
+    return {
+        "shards": entries,
+        "counters": Counter({name: sum(each["counters"][name] for each in facts) for name in facts[0]["counters"]}),
+        "quality": {**quality, **_overlap(plan, source, [each.get("overlaps") for each in arrays])},
+        "profile": reduce(Profile.add, (Profile(**each["profile"]) for each in facts), Profile()).as_json(),
+    }
+
+
+def _overlap(plan: MinePlan, source: EmbeddedSource, shares: list[np.ndarray | None]) -> dict[str, Any]:
+    previous = plan.previous.get(source.name)
+    whole = [share for share in shares if share is not None]
+    if previous is None or len(whole) < len(shares):
+        return {}
+    values = np.concatenate(whole)
+    return {
+        "previous": previous.manifest.digest,
+        "overlap_with_previous": float(values.mean()) if values.size else None,
+    }
+
+
+_TUNING_QUERIES = 512
+_SUBBATCH = 512  # queries that a thread searches at a time: enough queries that many use the same inverted lists
+INDEX, POSITIVES, SEARCH, MERGE = "index vectors", "score positives", "search", "merge"  # steps
+DROPS = (
+    *("positives_dropped", "filtered_dropped", "same_text_dropped", "skipped_top", "beyond_window"),
+    *("above_margin", "above_max_score", "below_min_score", "not_drawn"),
+)
+# Runners may give a worker process several threads; the planned memory suffices for one work item at a time.
+_TASK_LOCK = threading.Lock()
+T = TypeVar("T")
+# Queries of a batch's audited rows, the labels to drop, and the weakest positive of each row.
+AuditedQueries = tuple[np.ndarray, Exclusions, np.ndarray]
+# Query ids [B], keys [B, F] by label range, weakest positive [B].
+CandidateRows = tuple[pa.Array, list[np.ndarray], np.ndarray]
+
+
+class LoadedBlock(NamedTuple):
+    """A block that is ready for search."""
+
+    number: int
+    block: Block
+    params: SearchParams
+    subbatches: Subbatches = Subbatches()
+
+
+class WrittenShard(NamedTuple):
+    """One shard of a table: manifest entry, number of padded rows, keys [S, columns] and ids [S] of sampled rows."""
+
+    entry: Shard
+    padded: int
+    sampled: np.ndarray
+    ids: np.ndarray
+
+
+@dataclass(frozen=True)
+class GroupCandidates:
+    """Candidates of one group of blocks for one shard, and the audit of the shard's sampled rows by label range.
+
+    `content`: chunks of the file of candidates, or the finished shard if there is only one group. `params`: search
+    parameters of each block.
+    """
+
+    group: int
+    content: Chunks | WrittenShard
+    counts: Counter[str]
+    audits: dict[int, Audit]
+    params: dict[int, SearchParams]
+    profile: Profile = field(compare=False)
+
+
+def search_group(task: Task, plan: MinePlan) -> Iterator[tuple[SourceShard, GroupCandidates]]:
+    """Build or read the indexes of a group, and search all shards of the task; yield ((source, shard), candidates).
+
+    If there is only one group, this step finishes the shards and yields nothing. Raises TableError, InputError,
+    StorageError.
+    """
+    group, keep, source_shards = task
+    with _TASK_LOCK:
+        profile = Profile()
+        blocks = [load_block(plan, number, profile, keep) for number in range(*plan.groups[group])]
+        for source_shard, offer in search_shards(plan, group, blocks, source_shards, profile):
+            if plan.has_one_group:
+                _finish(plan, source_shard, [offer])
+            else:
+                yield source_shard, offer
+        del blocks
+        release_memory()
+
+
+def score_group(task: Task, plan: MinePlan) -> None:
+    """Write the lowest score among each row's positives in a group, which a margin needs before the search.
+
+    Raises TableError, StorageError.
+    """
+    group, _, source_shards = task
+    with _TASK_LOCK:
+        how = plan.dimension, plan.inputs.drop_bias
+        bounds = plan.bounds[slice(*plan.groups[group])]
+        blocks = [Block(start, read_block(plan.inputs.vectors, start, stop, *how)) for start, stop in bounds]
+        for source_shard in source_shards:
+            weakest = np.full(plan.rows([source_shard]), np.inf, np.float32)
+            for batch in _batches(plan, source_shard, weakest, blocks):
+                plan.meter.count(POSITIVES, len(batch.queries))
+            storage.write_sealed(f"{plan.candidates_url(source_shard, group)}.weakest", weakest.tobytes())
+        del blocks
+        release_memory()
+
+
+def merge_shard(element: tuple[SourceShard, Iterable[GroupCandidates]], plan: MinePlan) -> None:
+    """Write a shard of a table and its record from ((source, shard), candidates of each group)."""
+    with _TASK_LOCK:
+        _finish(plan, *element)
+
+
+def load_block(plan: MinePlan, number: int, profile: Profile, keep: bool = False) -> LoadedBlock:
+    """Read, index and tune block `number`, or read its stored index; with `keep`, store a new index.
+
+    Raises TableError, InputError, StorageError.
+    """
+    plan.meter.start(INDEX)
+    configure_faiss(plan.options.threads)
+    start, stop = plan.bounds[number]
+    inputs = plan.inputs
+    with profile.stage("read vectors"):
+        vectors = read_block(inputs.vectors, start, stop, plan.dimension, inputs.drop_bias)
+    exact = Block(start, vectors, None, find_device(plan.options.device))
+    if (kept := _find_kept(plan, number, exact, profile)) is not None:
+        plan.meter.count(INDEX, stop - start)
+        return kept
+    with profile.stage("build index"):
+        block = replace(exact, index=build(plan.factory, vectors, plan.options.seed))
+    with profile.stage("tune"):
+        tuned = _tune(plan, block)
+    target = plan.options.target_recall
+    saves_time = plan.factory.saves_time(len(vectors), plan.fetch, tuned.nprobe, plan.dimension)
+    if plan.by_cost and (not saves_time or (tuned.recall or 0.0) < target):
+        block, tuned = block.exact, SearchParams()
+    require_recall(plan.factory, tuned, target, fixed=plan.params)
+    set_params(block.index, tuned)
+    plan.meter.count(INDEX, stop - start)
+    loaded = LoadedBlock(number, block, tuned)
+    if keep:
+        with profile.stage("keep index"):
+            keep_block(plan, loaded)
+    return loaded
+
+
+def keep_block(plan: MinePlan, loaded: LoadedBlock) -> None:
+    """Write the block's index, if it has one, and its record for later passes. Raises RoomError, StorageError."""
+    name, size = shard_name(loaded.number, len(plan.bounds), "faiss"), plan.index_bytes() // len(plan.bounds)
+    entry = None
+    if loaded.block.index is not None:
+        with with_room(plan.indexes_root, "an index", size, REMEDY):
+            entry = write_index(plan.indexes_root, name, loaded.block)
+    write_record(plan.index_record_url(loaded.number), entry, {"params": asdict(loaded.params)})
+
+
+def _find_kept(plan: MinePlan, number: int, exact: Block, profile: Profile) -> LoadedBlock | None:
+    """Return the block `exact` with its stored index; None if the index is missing or damaged."""
+    if plan.factory.exact:
+        return None
+    with contextlib.suppress(FileNotFoundError, TableError), profile.stage("read index"):
+        note = read_record(plan.index_record_url(number))
+        params = SearchParams(**note.facts["params"])
+        index = None if note.entry is None else read_index(plan.indexes_root, note.entry)
+        set_params(index, params)
+        return LoadedBlock(number, replace(exact, index=index), params)
+    return None
+
+
+def search_shards(
+    plan: MinePlan, group: int, blocks: Sequence[LoadedBlock], source_shards: Iterable[SourceShard], profile: Profile
+) -> Iterator[tuple[SourceShard, GroupCandidates]]:
+    """Search all rows of each (source, shard) in the blocks; write candidates, or a table if there is only one group.
+
+    Each thread searches its own sub-batch, so the work before and after Faiss also uses all processors, and no thread
+    waits for another thread. The sub-batches in progress add up to at most one batch. A GPU searches a whole batch.
+    Raises TableError, StorageError.
+    """
+    with contextlib.ExitStack() as held:
+        threads = faiss.omp_get_max_threads()
+        pool = held.enter_context(ThreadPoolExecutor(threads, "extremis-search", configure_faiss, (1,)))
+        subbatches = Subbatches(pool.map, max(1, min(_SUBBATCH, plan.batch // threads)))
+        blocks = [
+            each._replace(subbatches=subbatches) if each.block.index is not None or each.block.device == CPU else each
+            for each in blocks
+        ]
+        profiles = itertools.chain([profile], iter(Profile, None))
+        searches = (
+            (source_shard, _search_shard(plan, group, blocks, source_shard, spent))
+            for source_shard, spent in zip(source_shards, profiles, strict=False)
+        )
+        # The exact search of a shard's audited rows runs during the search of the next shard.
+        for source_shard, wait in _look_ahead(searches):
+            yield source_shard, wait()
+
+
+def _finish(plan: MinePlan, source_shard: SourceShard, candidates: Iterable[GroupCandidates]) -> None:
+    """Write a shard of the table with the best candidates of all groups for every row, and the shard's record."""
+    source, shard = plan.sources[source_shard[0]], source_shard[1]
+    groups = sorted(candidates, key=lambda offer: offer.group)
+    profile = reduce(Profile.add, (offer.profile for offer in groups), Profile())
+    counts: Counter[str] = Counter()
+    for offer in groups:
+        counts.update(offer.counts)
+    written = groups[0].content
+    with profile.stage("merge"):
+        if isinstance(written, Chunks):
+            ids = rechunk(source.queries.batches_of(shard, [source.queries.id_column]), plan.batch)
+            weakest = _read_weakest(plan, source_shard)
+            chunks = (
+                (some.column(0).combine_chunks(), *_merge_chunk(plan, source_shard, groups, number, weakest))
+                for number, some in enumerate(ids)
+            )
+            written = _write_shard(plan, source_shard, chunks, counts)
+    rows, previous = _sampled_rows(plan, source_shard), plan.previous.get(source.name)
+    shares = None if previous is None else overlaps(previous, shard, rows, written.sampled)
+    counters = {"rows": written.entry.rows, "padded_rows": written.padded, **funnel(counts)}
+    tuned = {block: asdict(params) for offer in groups for block, params in offer.params.items()}
+    audit = _exact_rows(plan, groups, written.ids)
+    facts = {"counters": counters, "params": tuned, "profile": asdict(profile)}
+    arrays = {"sampled": written.sampled, **audit._asdict()} | ({} if shares is None else {"overlaps": shares})
+    write_record(join(plan.finished_root, plan.record_path(source_shard)), written.entry, facts, **arrays)
+
+
+def funnel(counts: Counter[str]) -> dict[str, int]:
+    """Return the candidate counters for the manifest; `kept` is `candidates` minus all other counters."""
+    drops = {name: counts[name] for name in DROPS}
+    outranked = counts["candidates"] - sum(drops.values()) - counts["kept"]
+    return {"candidates": counts["candidates"], **drops, "outranked": outranked, "kept": counts["kept"]}
+
+
+def _tune(plan: MinePlan, block: Block) -> SearchParams:
+    if block.index is None:
+        return SearchParams()
+    queries = plan.inputs.sources[0].sample_queries(_TUNING_QUERIES, plan.options.seed, plan.dimension)
+    queries = queries[:_TUNING_QUERIES]
+    return tune(block, plan.params, plan.factory.lossy, queries, plan.fetch, plan.options.target_recall)
+
+
+def _search_shard(
+    plan: MinePlan, group: int, blocks: Sequence[LoadedBlock], source_shard: SourceShard, profile: Profile
+) -> Callable[[], GroupCandidates]:
+    """Search one shard; the returned function waits for the audit and returns the candidates."""
+    counts: Counter[str] = Counter()
+    held: list[AuditedQueries] = []
+    rows = _search_batches(plan, blocks, source_shard, counts, held)
+    content: Chunks | WrittenShard
+    with profile.stage("search"):
+        if plan.has_one_group:
+            content = _write_shard(plan, source_shard, rows, counts)
+        else:
+            url = plan.candidates_url(source_shard, group)
+            size = int(plan.rows([source_shard]) * plan.candidate_bytes(group))
+            packed = (np.stack(keys) for _, keys, _ in rows)
+            with with_room(url, "candidates", size, REMEDY):
+                content = write_chunks(url, blocks[0].block.start, packed)
+            plan.meter.count(SEARCH, 0, content.edges[-1])
+    # Exact search costs as much for a few rows as for a hundred, so the audited rows are searched together.
+    queries = np.concatenate([np.empty((0, plan.dimension), np.float32), *(some for some, _, _ in held)])
+    exclusions = reduce(Exclusions.concat, (some for _, some, _ in held), Exclusions.empty())
+    weakest = np.concatenate([np.empty(0, np.float32), *(some for _, _, some in held)])
+    some_rows = np.split(np.arange(len(queries)), range(plan.batch, len(queries), plan.batch))
+
+    def audit(each: LoadedBlock) -> Iterator[Audit]:
+        return each.subbatches.run(
+            lambda at: audit_block(each.block, queries[at], exclusions.take(at), plan.fetch, plan.rule(weakest[at])),
+            some_rows,
+        )
+
+    audits = [audit(each) for each in blocks]
+
+    def finish() -> GroupCandidates:
+        by_range: dict[int, list[Audit]] = {}
+        with profile.stage("audit"):
+            for each, parts in zip(blocks, audits, strict=True):
+                by_range.setdefault(plan.range_of[each.number], []).append(stack(list(parts), plan.fetch))
+        rule = plan.rule(weakest)
+        merged = {of: merge_audits(some, plan.fetch, rule) for of, some in by_range.items()}
+        tuned = {each.number: each.params for each in blocks}
+        return GroupCandidates(group, content, counts, merged, tuned, profile)
+
+    return finish
+
+
+def _search_batches(
+    plan: MinePlan,
+    blocks: Sequence[LoadedBlock],
+    source_shard: SourceShard,
+    counts: Counter[str],
+    held: list[AuditedQueries],
+) -> Iterator[CandidateRows]:
+    """Search a shard, reading its batches once for all blocks; append the queries of audited rows to `held`."""
+    plan.meter.start(SEARCH)
+    audited, known = _sampled_rows(plan, source_shard), _read_weakest(plan, source_shard)
+    scored = [each.block for each in blocks] if has_margin(plan.options) and plan.has_one_group else []
+    searches = (
+        (
+            batch,
+            rule,
+            each,
+            start_search(each.block, *batch[2:4], plan.fetch, counts, each.params.factor, each.subbatches, rule),
+        )
+        for batch in _batches(plan, source_shard, known, scored)
+        for rule in [plan.rule(batch.weakest)]
+        for each in blocks
+    )
+    ranges: dict[int, np.ndarray] = {}
+    for batch, rule, each, wait in _look_ahead(searches):
+        if each is blocks[0]:
+            ranges = {}
+        _merge_range(ranges, plan.range_of[each.number], wait(), plan.fetch, rule)
+        plan.meter.count(SEARCH, len(batch.queries))
+        if each is blocks[-1]:
+            yield batch.ids, list(ranges.values()), batch.weakest
+            rows = _within(audited, batch.first, len(batch.queries))
+            held.append((batch.queries[rows], batch.exclusions.take(rows), batch.weakest[rows]))
+
+
+def _read_weakest(plan: MinePlan, source_shard: SourceShard) -> np.ndarray:
+    """Return the lowest score among each row's positives, float32 [rows]; infinity if the search needs no scores."""
+    weakest = np.full(plan.rows([source_shard]), np.inf, np.float32)
+    if plan.scores_positives:
+        for group in range(len(plan.groups)):
+            content = storage.read_sealed(f"{plan.candidates_url(source_shard, group)}.weakest", "Mine again.")
+            np.minimum(weakest, np.frombuffer(content, np.float32), out=weakest)
+    return weakest
+
+
+def _batches(
+    plan: MinePlan, source_shard: SourceShard, weakest: np.ndarray, blocks: Sequence[Block]
+) -> Iterator[QueryBatch]:
+    """Read a shard in batches with the labels to exclude, including labels that share their text with a positive.
+
+    `weakest` float32 [rows] is the lowest score among each row's positives, lowered here by positives in `blocks`.
+    """
+    for batch in plan.sources[source_shard[0]].batches(source_shard[1], plan.batch, plan.dimension):
+        lowest = weakest[batch.first :][: len(batch.queries)]
+        for block in blocks:
+            np.minimum.at(lowest, *positive_scores(block, batch.queries, batch.exclusions))
+        aliases = read_aliases(plan.alias_url) if plan.aliases else None
+        exclusions = aliases.add_to(batch.exclusions) if aliases else batch.exclusions
+        yield batch._replace(exclusions=exclusions, weakest=lowest)
+
+
+def _merge_range(ranges: dict[int, np.ndarray], of: int, keys: np.ndarray, fetch: int, rule: ScoreRule | None) -> None:
+    """Merge keys [B, F] of label range `of` into the keys of `ranges`."""
+    ranges[of] = merge_passed([ranges[of], keys], fetch, rule) if of in ranges else keys
+
+
+def _look_ahead(items: Iterable[T]) -> Iterator[T]:
+    """Yield items in order, each only after the next item is read, so that the next search is already running."""
+    held: deque[T] = deque()
+    for item in items:
+        held.append(item)
+        if len(held) > 1:
+            yield held.popleft()
+    yield from held
+
+
+def _write_shard(
+    plan: MinePlan, source_shard: SourceShard, batches: Iterable[CandidateRows], counts: Counter[str]
+) -> WrittenShard:
+    plan.meter.start(MERGE)
+    source, shard = plan.sources[source_shard[0]], source_shard[1]
+    audited, sampled = _sampled_rows(plan, source_shard), [np.empty((0, plan.columns), np.uint64)]
+    sampled_ids = [np.empty(0, np.int64)]
+    padded = first = 0
+    shards, group = len(source.queries.shards), source.queries.manifest.group_rows(shard)
+    url, size = plan.staged_table_url(source), plan.table_bytes(source.queries.shards[shard].rows)
+    with with_room(url, "tables", size, REMEDY), writing_shard(url, shard, shards, plan.schema, group) as out:
+        for ids, ranges, weakest in batches:
+            numbers = ids.to_numpy()
+            keys = select_negatives(numbers, ranges, weakest, plan.options, plan.width, counts)
+            padded += int((keys == EMPTY).any(axis=1).sum())
+            out.write(rows_of_table(ids, keys, plan.schema))
+            rows = _within(audited, first, len(keys))
+            sampled.append(keys[rows])
+            sampled_ids.append(numbers[rows])
+            first += len(keys)
+            plan.meter.count(MERGE, len(keys))
+    plan.meter.count(MERGE, 0, out.entry.bytes)
+    return WrittenShard(out.entry, padded, np.concatenate(sampled), np.concatenate(sampled_ids))
+
+
+def _merge_chunk(
+    plan: MinePlan, source_shard: SourceShard, groups: list[GroupCandidates], number: int, weakest: np.ndarray
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return, for one chunk, the keys [B, F] of each label range and the lowest positive scores [B].
+
+    The candidates of at most two groups are in memory at a time.
+    """
+    ranges: dict[int, np.ndarray] = {}
+    weakest = weakest[number * plan.batch :][: plan.batch]
+    rule = plan.rule(weakest)
+    for offer in groups:
+        assert isinstance(offer.content, Chunks)
+        first, stop = plan.groups[offer.group]
+        start = plan.bounds[first][0]
+        keys = read_chunk(plan.candidates_url(source_shard, offer.group), offer.content, number, start)
+        for of, some in zip(dict.fromkeys(plan.range_of[first:stop]), keys, strict=True):
+            _merge_range(ranges, of, some, plan.fetch, rule)
+    return list(ranges.values()), weakest
+
+
+def _exact_rows(plan: MinePlan, groups: list[GroupCandidates], ids: np.ndarray) -> Audit:
+    """Return the exact search results for the table's sampled rows, which have the query ids `ids` [S]."""
+    whole = merge_audits([audit for offer in groups for audit in offer.audits.values()], plan.fetch)
+    weakest = weakest_positives(len(ids), whole)
+    rule = plan.rule(weakest)
+    by_range = [
+        merge_audits([offer.audits[of] for offer in groups if of in offer.audits], plan.fetch, rule).exact
+        for of in range(plan.options.ranges)
+    ]
+    return whole._replace(exact=select_negatives(ids, by_range, weakest, plan.options, plan.width))
+
+
+def _sampled_rows(plan: MinePlan, source_shard: SourceShard) -> np.ndarray:
+    """Return the audited rows of a shard, numbered from the shard's first row."""
+    source, shard = plan.sources[source_shard[0]], source_shard[1]
+    first = sum(entry.rows for entry in source.queries.shards[:shard])
+    rows = sample_rows(source.queries.rows, plan.audit_size(source), plan.options.seed)
+    return _within(rows, first, source.queries.shards[shard].rows)
+
+
+def _within(rows: np.ndarray, first: int, count: int) -> np.ndarray:
+    """Return the rows of `rows` in [first, first + count), relative to `first`."""
+    return rows[(rows >= first) & (rows < first + count)] - first

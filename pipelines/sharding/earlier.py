@@ -1,0 +1,210 @@
+"""The data set that a new version extends: views of its tables for the new version, and its shards by key."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.flow import split_by
+from pipelines.formats.base import LABELS, Inputs
+from pipelines.options import Again, ShardOptions
+from pipelines.sharding.plans import OlderShards
+from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
+from schemas.arrow import DenseModel
+from schemas.errors import InputError, TableError
+from schemas.layout import DataLayout
+from schemas.manifest import Manifest, Shard, View
+from schemas.storage import join, relative, resolve
+from schemas.table import PartTable, Table
+from schemas.versions import Version, move_view, open_data, part_name
+
+# Options that determine the content of a row and its split: a version inherits these options.
+_INHERITED = (
+    "tokenizer",
+    "max_tokens",
+    "text",
+    "seed",
+    "propensity_a",
+    "propensity_b",
+    "keep_text",
+    "validation_share",
+    "test_share",
+    "same_key",
+)
+
+
+@dataclass(frozen=True)
+class EarlierData:
+    """The data set at `url`, which the version at `data` extends with the part `part`.
+
+    `complete`: whether the input lists all labels; None if the input has a list of labels, but the options do not
+    specify whether the list is complete.
+    """
+
+    url: str
+    data: str
+    manifest: Manifest
+    part: str
+    again: Again
+    complete: bool | None
+    texts: bool  # whether the input has labels with texts of their own
+    tables: Mapping[str, Manifest]  # queries/<split>, labels
+
+    @classmethod
+    def open(cls, data: str, inputs: Inputs, options: ShardOptions) -> "EarlierData":
+        """Open the data set at `options.onto`. Raises TableError, and InputError if INPUT or options do not fit it."""
+        assert options.onto is not None
+        url, manifest = options.onto, open_data(options.onto)[0].manifest
+        if not inputs.keyed:
+            raise InputError(
+                f"--onto: the format {inputs.format} identifies labels by line number, which changes between versions. "
+                "Give INPUT in a format with keys, such as JSON lines."
+            )
+        if "train" not in inputs.splits:
+            raise InputError("--onto: INPUT has no points of the split train.")
+        version = Version.of(manifest)
+        part = options.part or part_name(version.number + 1)
+        if part in version.parts:
+            raise InputError(f"--part {part}: {url} already has a part with this name. Give another name.")
+        names = [name for name in manifest.parents if name == LABELS or name.startswith("queries/")]
+        tables = {name: Table.open(join(url, name)).manifest for name in names}
+        listed = [part for part in inputs.parts_of(LABELS) if not part.contents.derived]
+        complete = None if options.labels is None and listed else bool(listed) and options.labels == "all"
+        if options.labels == "all" and not listed:
+            raise InputError("--labels all: INPUT has no file of labels.")
+        return cls(url, data, manifest, part, options.again, complete, bool(listed), tables)
+
+    @cached_property
+    def version(self) -> Version:
+        """Version of the earlier data set."""
+        return Version.of(self.manifest)
+
+    @cached_property
+    def dense_model(self) -> DenseModel | None:
+        """Model that computed the data set's dense vectors; None if there are none, or if they came with the input."""
+        return DenseModel.from_parameters(self.manifest.parameters, self.url)
+
+    @property
+    def seed(self) -> int:
+        """Seed of the hash of keys."""
+        return int(self.manifest.parameters["options"]["seed"])
+
+    @property
+    def labels(self) -> int:
+        """Number of all labels so far, including retired labels: the first id of new labels."""
+        return self.tables[LABELS].rows
+
+    def inherit(self, options: ShardOptions) -> ShardOptions:
+        """Return `options` with the earlier values of options that affect rows. Raises InputError if values differ."""
+        recorded = self.manifest.parameters["options"]
+        default = ShardOptions()
+        for name in _INHERITED:
+            stated = getattr(options, name)
+            if stated not in (getattr(default, name), recorded[name]):
+                raise InputError(
+                    f"--onto: {name} = {stated!r}, but {self.url} was sharded with {recorded[name]!r}, and all "
+                    "versions use the same value. Leave the option out."
+                )
+        names = (name for name in _INHERITED if name != "tokenizer")
+        cut = self.tables["queries/train"].row_group_rows
+        changes = {**{name: recorded[name] for name in names}, "row_group_rows": options.row_group_rows or cut}
+        return options.model_copy(update=changes)
+
+    def load_tokenizer(self) -> FrozenTokenizer | None:
+        """Load the data set's tokenizer; None if the data set has no tokenizer. Raises TableError."""
+        if "tokenizer" not in self.manifest.parents:
+            return None
+        url = DataLayout(self.url).tokenizer
+        tokenizer = Table.open(url, "tokenizer")
+        files = tokenizer.read_files()
+        if FILE not in files:
+            raise TableError(f"{url}: {FILE} is missing. Shard the data again.")
+        facts = tokenizer.parameters
+        return FrozenTokenizer(files, int(facts["vocabulary"]), int(facts["max_tokens"]), {})
+
+    def table_url(self, name: str) -> str:
+        """Return the URL of the new version's table `name`."""
+        return join(self.data, name)
+
+    @cached_property
+    def views(self) -> Mapping[str, tuple[Shard, ...]]:
+        """Shards of the earlier tables, as views in the new version's tables, by table name; empty for other names."""
+        part, views = self.version.part, defaultdict[str, tuple[Shard, ...]](tuple)
+        for name, table in self.tables.items():
+            views[name] = views_of(join(self.url, name), self.table_url(name), table, part)
+        return views
+
+    def parts(self, name: str) -> tuple[PartTable, ...]:
+        """Return the parts of the earlier table `name`, with paths relative to the new table."""
+        table, url = self.tables.get(name), join(self.url, name)
+        if table is None:
+            return ()
+        parts = Table(url, table).parts
+        if not parts:
+            place = relative(self.table_url(name), url)
+            shards = len(self.views[name])
+            return (PartTable(self.version.part, place, table.digest, table.rows, 0, shards),)
+        return tuple(replace(part, table=relative(self.table_url(name), resolve(url, part.table))) for part in parts)
+
+    def needs(self) -> list[tuple[str, str]]:
+        """Return (part, path of the part's data set) for all parts; paths are relative to the version."""
+        places = [(part, relative(self.data, resolve(self.url, place))) for part, place in self.version.needs]
+        return [*places, (self.part, ".")]
+
+    def described(self) -> dict[str, Any]:
+        """Return the settings that, along with input and options, determine the version's content."""
+        return {
+            "onto": self.manifest.digest,
+            "part": self.part,
+            "again": self.again,
+            "labels": {None: None, True: "all", False: "new"}[self.complete],
+        }
+
+
+def views_of(before: str, after: str, table: Manifest, part: str) -> tuple[Shard, ...]:
+    """Return the non-empty shards of `table` at `before`, which belong to `part`, as views in the table at `after`."""
+    shards, place, size = [], relative(after, before), table.row_group_rows or 1
+    for entry in table.shards:
+        view = entry.view and move_view(entry.view, before, after)
+        view = view or View(table=place, part=part, first=0, rows=entry.rows, row_group_rows=size)
+        shards.append(entry.model_copy(update={"view": view}))
+    return tuple(renumbered(shards))
+
+
+def renumbered(shards: Sequence[Shard]) -> list[Shard]:
+    """Return the non-empty shards, with row ids that start at 0 again."""
+    numbered, first = [], 0
+    for entry in shards:
+        if entry.rows and entry.view is not None:
+            numbered.append(entry.model_copy(update={"view": entry.view.model_copy(update={"first": first})}))
+            first += entry.rows
+    return numbered
+
+
+def older_shards(views: Sequence[Shard]) -> tuple[OlderShards, ...]:
+    """Return the tables behind `views`, with their shards' positions: `part-00007-of-00064` is shard 7 of 64."""
+    tables: dict[str, dict[int, int]] = {}
+    counts: dict[str, int] = {}
+    for number, entry in enumerate(views):
+        assert entry.view is not None
+        _, index, _, count = entry.path.partition(".")[0].split("-")
+        tables.setdefault(entry.view.table, {})[int(index)] = number
+        counts[entry.view.table] = int(count)
+    return tuple(
+        OlderShards(counts[table], tuple(numbers.get(index, -1) for index in range(counts[table])))
+        for table, numbers in tables.items()
+    )
+
+
+def route_keys(batch: pa.RecordBatch, older: Sequence[OlderShards]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """From rows with `hash` and `key`, yield (number of an older shard, rows whose keys the shard may contain)."""
+    keys, hashes = batch.drop_columns(["hash"]), batch["hash"].to_numpy()
+    for table in older:
+        numbers = np.array(table.numbers, np.int64)[(hashes % np.uint64(table.count)).astype(np.int64)]
+        for number, some in split_by(keys, numbers):
+            if number >= 0:
+                yield number, some

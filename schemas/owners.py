@@ -1,0 +1,486 @@
+"""One owner per output: claim it, build it apart, publish it; and what kinds of outputs there are."""
+
+import contextlib
+import json
+import os
+import re
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from schemas import storage
+from schemas.errors import InputError, RoomError, StorageError, TableError
+from schemas.layout import ABLATION_PAGE, ABLATION_RESULT, CLUSTERS, MANIFEST, MINING_COST, RunLayout, phases, staging
+from schemas.manifest import Manifest, is_published, publish_new, unpublish
+from schemas.process import Say, waiting
+from schemas.storage import join
+from schemas.table import Table
+
+KIND_FILE = ".kind"
+_OTHER = "other files"
+# Work of an owner, by the kind of the table that the owner makes.
+_WORK_BY_KIND = {"data": "sharded", "export": "exported", "negatives": "mined", "tuples": "handed over"}
+_WORK_BY_KIND |= dict.fromkeys(("embeddings", "vectors"), "embedded")
+_COMPANION_FILES = (MINING_COST, ABLATION_RESULT)  # files beside tables, and in failed runs
+_NAMES = {"sharded": "a data set", "trained": "a run", "exported": "an export", "embedded": "embeddings"}
+_NAMES |= {"mined": "hard negatives", "clustered": "queries in cluster order", "compared": "a comparison of recipes"}
+_NAMES |= {"handed over": "tuples"}
+_RECIPE = RunLayout("").config.strip("/")
+
+
+def require_output_folder(out: str, doing: str, reads: Iterable[str | None] = ()) -> None:
+    """Refuse to write an output of kind `doing` at the prefix `out` over another kind, or inside a path in `reads`.
+
+    Raises InputError, StorageError; TableError if the existing files are damaged.
+    """
+    _require_apart(out, reads)
+    if storage.is_stream(out) or storage.exists(out):
+        raise InputError(f"{out}: expected a folder to write to, got a file. Give another path.")
+    present = _kind_at(out, storage.list_names(out))
+    if present not in (None, doing):
+        wanted = _NAMES.get(doing, doing)
+        raise InputError(
+            f"{out}: contains {_NAMES.get(present, present)}, but this command writes {wanted}. Nothing was changed; "
+            "give another path."
+        )
+
+
+def require_output_file(out: str, reads: Iterable[str | None], remedy: str, may_replace: bool = False) -> None:
+    """Refuse to write a file at `out` over or inside a path in `reads`, or over a file unless `may_replace`.
+
+    A device, a pipe or another file that is not regular is allowed. Raises InputError, with `remedy` at the end of the
+    message, if a file exists; StorageError.
+    """
+    _require_apart(out, reads)
+    if storage.is_folder(out):
+        raise InputError(f"{out}: expected a file to write, got a folder. Give the path of a file in this folder.")
+    if not (may_replace or storage.is_stream(out)) and storage.exists(out):
+        raise InputError(f"{out}: this file exists already. {remedy}")
+
+
+def mark_kind(out: str, doing: str) -> bool:
+    """Write a mark of the kind `doing` at `out`, before all other files; return whether this kind has a mark."""
+    if doing in _NAMES:
+        storage.write_bytes(join(out, KIND_FILE), f"{doing}\n".encode())
+    return doing in _NAMES
+
+
+def unmark_kind(out: str, doing: str) -> None:
+    """Remove the mark if other files show the kind of `out`, or if no other file is left."""
+    names = [name for name in storage.list_names(out) if name != KIND_FILE]
+    if ".staging" not in names and (MANIFEST in names or _kind_at(out, names) in (None, doing)):
+        storage.remove(join(out, KIND_FILE))
+
+
+def _require_apart(out: str, reads: Iterable[str | None]) -> None:
+    for read in () if storage.is_stream(out) else reads:
+        if read is not None and storage.is_within(out, read):
+            if storage.is_within(read, out):
+                raise InputError(f"{out}: the command reads this path, and would overwrite it. Give another path.")
+            raise InputError(f"{out}: is inside {read}, which the command reads. Give a path outside this folder.")
+
+
+def _kind_at(url: str, names: list[str]) -> str | None:
+    """Return the kind of the output at `url` with the files `names`, or None. Raises TableError, StorageError."""
+    if MANIFEST in names:
+        return _kind_of(url)
+    if _RECIPE in names:
+        return "trained"
+    if ABLATION_PAGE in names:
+        return "compared"
+    visible = [name for name in names if not name.startswith(".") and name not in _COMPANION_FILES]
+    if not visible and ".staging" not in names:
+        return None
+    if KIND_FILE in names:
+        return storage.read_bytes(join(url, KIND_FILE)).decode(errors="replace").strip()
+    made = {_kind_of(join(url, name)) if is_published(join(url, name)) else _OTHER for name in visible}
+    return _OTHER if len(made) > 1 else made.pop() if made else None
+
+
+def _kind_of(url: str) -> str:
+    """Return the kind of work that produced the finished table at `url`. Raises TableError."""
+    table = Table.open(url)
+    made = "clustered" if CLUSTERS in table.parameters else f"a table of {table.kind}"
+    return _WORK_BY_KIND.get(table.kind, made)
+
+
+CLAIM_FILE = ".claim.json"
+BEAT_SECONDS = 2.0
+LEASE_SECONDS = 30.0
+SETTLE_SECONDS = 0.2  # until every reader sees a write
+_JOIN_SECONDS = 10.0  # wait for a beat while storage does not answer
+_FRESH = 0.8  # share of the lease after which an owner checks again, because the rates of clocks differ a little
+
+
+class ClaimedError(InputError):
+    """Another process is writing this output."""
+
+
+class ClaimLostError(ClaimedError):
+    """Another process has taken over the claim of this process."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Process that claims an output: the kind of its work (`sharded`, `trained`), and facts that identify the process.
+
+    `pid` is unique among the processes of `machine`; `born` identifies the start of the process.
+    """
+
+    id: str
+    doing: str
+    host: str
+    machine: str
+    pid: int
+    born: str
+    since: str
+
+    @staticmethod
+    def here(doing: str) -> "Owner":
+        """Return this process as an owner."""
+        pid, since = os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        return Owner(uuid.uuid4().hex, doing, socket.gethostname(), _machine(), pid, _born(pid), since)
+
+    @staticmethod
+    def read(content: bytes) -> "Owner":
+        """Read a claim file; the owner of an unreadable file is unknown."""
+        try:
+            owner = Owner(**json.loads(content))
+            if not re.fullmatch("[0-9a-f]{32}", owner.id) or type(owner.pid) is not int:
+                raise ValueError("not a claim file of Extremis")
+            return owner
+        except (ValueError, TypeError, RecursionError):
+            return Owner(storage.sha256(content)[:32], "written", "unknown", "", 0, "", "an unknown time")
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+    @property
+    def work(self) -> str:
+        return f"being {self.doing} by {self} since {self.since}"
+
+    def has_ended(self) -> bool:
+        """Return whether this owner's process ran on this machine and has ended; False if this is unknown."""
+        return self.machine == _machine() and _born(self.pid) != self.born
+
+
+class Claim:
+    """Claim of this process on the output at `root`, kept alive by a thread. Made by `claimed`."""
+
+    def __init__(self, root: str, owner: Owner) -> None:
+        self.root, self.owner = root, owner
+        self._beats = 0
+        self._confirmed = _clock()
+        self._lost: str | None = None
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="extremis-claim", daemon=True)
+
+    @property
+    def attempt(self) -> str:
+        """Name of the folder of the owner's unfinished files; no other claim has this name."""
+        return self.owner.id[:16]
+
+    def require(self) -> None:
+        """Raise ClaimLostError unless this process still owns the output; after a recent beat, no request is made."""
+        if self._lost is None and _clock() - self._confirmed < _FRESH * LEASE_SECONDS:
+            return
+        with self._lock:
+            self._confirm()
+        if self._lost is not None:
+            raise ClaimLostError(
+                f"{self.root}: {self._lost}, after this process gave no sign of life for {LEASE_SECONDS:g} seconds (it "
+                "was paused, or could not reach storage). This process leaves the output as it is. Run the same "
+                "command again if no other process continues the work."
+            )
+
+    def start(self) -> None:
+        """Start the beats."""
+        self._thread.start()
+
+    def release(self) -> None:
+        """Release the output, if this process still owns it."""
+        self._ended.set()
+        self._thread.join(storage.CLEAN_UP_SECONDS if storage.cleaning_up.is_set() else _JOIN_SECONDS)
+        with contextlib.suppress(ClaimLostError, StorageError):
+            self.require()
+            chain = _chain(self.root)
+            storage.remove(join(self.root, CLAIM_FILE))  # the output is free now
+            for owner in chain:
+                storage.remove(_successor_url(self.root, owner))
+                storage.remove(_beat_url(self.root, owner))
+            return
+        with contextlib.suppress(StorageError):
+            storage.remove(_beat_url(self.root, self.owner))
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            with self._lock, contextlib.suppress(StorageError):  # the next beat may succeed
+                if self._lost is None:
+                    self._confirm()
+
+    def _confirm(self) -> None:
+        """Beat; after a pause in which another process may have taken over, check who owns the output."""
+        if self._lost is not None:
+            return
+        second = _clock()
+        self._beats += 1
+        beat = storage.seal(json.dumps({"beat": self._beats}).encode())
+        if second - self._confirmed < _FRESH * LEASE_SECONDS:
+            storage.write_bytes(_beat_url(self.root, self.owner), beat, durable=False)
+            self._confirmed = second
+            return
+        chain = _chain(self.root)
+        if chain and chain[-1] == self.owner:
+            storage.write_bytes(_beat_url(self.root, self.owner), beat, durable=False)
+            time.sleep(SETTLE_SECONDS)  # a process that takes over sees the beat, or this process sees its claim
+            chain = _chain(self.root)
+        if chain and chain[-1] == self.owner:
+            self._confirmed = second
+        else:
+            self._lost = f"taken over by {chain[-1]}" if chain else "its claim is gone"
+
+
+class Unclaimed(Claim):
+    """Claim on an output that no other process can find; this claim is never lost."""
+
+    def __init__(self) -> None:
+        super().__init__("", Owner.here("made"))
+
+    def require(self) -> None: ...
+
+
+@contextlib.contextmanager
+def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
+    """Hold the claim on the output at `root` within the block; reuse a claim that this thread already holds.
+
+    If the owner of the claim has ended, the claim is taken over, and `say` reports this. The output is marked with its
+    kind (`outputs`). Raises ClaimedError while another process holds the claim; ClaimLostError, in place of an error of
+    the block, if another process took over during the block; StorageError.
+    """
+    key = threading.get_ident(), root
+    if key in _HELD_CLAIMS:
+        yield _HELD_CLAIMS[key]
+        return
+    is_new = storage.is_local(root) and not os.path.exists(storage.filesystem(root)[1])
+    claim = _acquire(root, Owner.here(doing), say)
+    claim.start()
+    _HELD_CLAIMS[key] = claim
+    marked = False
+    try:
+        marked = mark_kind(root, doing)
+        yield claim
+    except Exception as error:
+        if isinstance(error, StorageError):
+            storage.cleaning_up.set()  # the error is printed after the clean-up
+        with contextlib.suppress(StorageError):
+            claim.require()  # ClaimLostError replaces the error, which another process caused by taking over
+        raise
+    finally:
+        del _HELD_CLAIMS[key]
+        if marked:
+            with contextlib.suppress(ClaimLostError, StorageError, TableError):
+                claim.require()
+                unmark_kind(root, doing)
+        claim.release()
+        storage.cleaning_up.clear()
+        if is_new:
+            with contextlib.suppress(OSError):  # the folder is not empty
+                os.rmdir(storage.filesystem(root)[1])
+
+
+_HELD_CLAIMS: dict[tuple[int, str], Claim] = {}  # claims of this process, by thread and root
+
+
+def describe_work(root: str) -> str:
+    """Describe which process is working on the output at `root`; "" if none is. Raises StorageError."""
+    return next((owner.work for owner in _chain(root)[-1:] if not owner.has_ended()), "")
+
+
+def _acquire(root: str, owner: Owner, say: Say | None) -> Claim:
+    """Claim `root`. Raises ClaimedError, StorageError."""
+    body = storage.seal(json.dumps(asdict(owner)).encode())
+    while True:
+        claim, chain = Claim(root, owner), _chain(root)
+        last, beat = (chain[-1], _read(_beat_url(root, chain[-1]))) if chain else (None, None)
+        if last is not None and not _is_gone(root, last, say):
+            continue  # the owner has just released the output
+        place = join(root, CLAIM_FILE) if last is None else _successor_url(root, last)
+        storage.create_bytes(place, body)
+        if last is not None or not storage.is_local(root):
+            time.sleep(SETTLE_SECONDS)
+        chain = _chain(root)
+        is_ours = bool(chain) and chain[-1] == owner
+        if is_ours and (last is None or _read(_beat_url(root, last)) == beat):
+            if last is not None and say is not None:
+                say(f"{root}: taken over from {last}, which has ended")
+            return claim
+        is_cut_off = owner not in chain and Owner.read(_read(place) or b"") == owner
+        if is_ours or is_cut_off:  # the earlier owner works again, or has released the output meanwhile
+            storage.remove(place)
+
+
+def _is_gone(root: str, owner: Owner, say: Say | None) -> bool:
+    """Watch the last owner for up to LEASE_SECONDS; return whether it is gone, or False if it has just released `root`.
+
+    Raises ClaimedError as soon as the owner's beat changes.
+    """
+    beat, every = _read(_beat_url(root, owner)), min(0.2 if storage.is_local(root) else 1.0, LEASE_SECONDS / 10)
+    for _ in waiting(f"a sign of life from {owner}, which was working on {root},", say, LEASE_SECONDS, every):
+        if owner.has_ended():  # a killed process ends after a short delay
+            return True
+        changed = _read(_beat_url(root, owner)) != beat
+        chain = _chain(root)
+        if not chain or chain[-1] != owner:
+            return False
+        if changed:
+            raise ClaimedError(
+                f"{root}: {owner.work}. Wait until that process has finished, or end it and run the same command again."
+            )
+    return True
+
+
+def _chain(root: str) -> list[Owner]:
+    """Return the owners of `root`, oldest first; each owner took over from the previous owner. Raises StorageError."""
+    chain: list[Owner] = []
+    place = join(root, CLAIM_FILE)
+    while (content := _read(place)) is not None:
+        chain.append(Owner.read(content))
+        place = _successor_url(root, chain[-1])
+    return chain
+
+
+def _successor_url(root: str, owner: Owner) -> str:
+    return join(root, f".claim-after-{owner.id}.json")
+
+
+def _beat_url(root: str, owner: Owner) -> str:
+    return join(root, f".claim-beat-{owner.id}.json")
+
+
+def _read(place: str) -> bytes | None:
+    """Return the content of a claim file or a beat file; None if there is no file."""
+    try:
+        sealed = storage.read_matching(lambda: storage.read_bytes(place), lambda data: storage.unseal(data) is not None)
+    except FileNotFoundError:
+        return None
+    content = storage.unseal(sealed)
+    return sealed if content is None else content
+
+
+def _clock() -> float:
+    """Return the time in seconds of a clock that cannot be set, and that continues during sleep if possible."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _machine() -> str:
+    """Return a name for the space in which this process's pid is unique: one boot of this machine or a container."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
+    return " ".join(parts)
+
+
+def _born(pid: int) -> str:
+    """Return text that identifies the start of process `pid`; "" if the process is not running or is a zombie."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if fields[0] in "ZX" else fields[19]
+    if Path("/proc/self/stat").exists():
+        return ""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return ""
+    except PermissionError:
+        pass
+    return "running"
+
+
+@dataclass(frozen=True)
+class Build:
+    """Attempt to build the output `out`. Its files are written below `url`, which no other attempt uses.
+
+    Files that a process writes after losing its claim are never read.
+    """
+
+    out: str
+    url: str
+    claim: Claim
+
+    def put(self, names: Sequence[str]) -> None:
+        """Move the files `names` from the attempt to the output. Raises ClaimLostError, StorageError."""
+        self.claim.require()
+        storage.move_files(self.url, self.out, names)
+
+    def publish(self, manifest: Manifest, names: Sequence[str] | None = None) -> Manifest:
+        """Move the manifest's files (or the files `names`) into place; publish the manifest over any earlier manifest.
+
+        Raises ClaimLostError if another process has taken over, and keeps that process's output; StorageError.
+        """
+        self.claim.require()
+        old = set[str]()
+        with contextlib.suppress(TableError):
+            old = {*Table.open(self.out).manifest.files}
+        unpublish(self.out)
+        new = manifest.files if names is None else names
+        self.put(new)
+        self.claim.require()
+        if not publish_new(self.out, manifest):
+            raise ClaimLostError(
+                f"{join(self.out, MANIFEST)}: another process has published this output in the meantime. That output "
+                "is kept."
+            )
+        for name in old.difference(new):
+            storage.remove(join(self.out, name))
+        return manifest
+
+
+@contextlib.contextmanager
+def building(out: str, doing: str, say: Say | None = None, in_phases: bool = False) -> Iterator[Build]:
+    """Claim `out` for the block, and build it in a separate folder; unpublished files are removed.
+
+    `in_phases`: after an error, the output of finished phases is kept, except after an InputError, which would occur
+    again. After a full disk (RoomError) this output is also kept, because space may be freed. Raises ClaimedError while
+    another process holds the claim; StorageError.
+    """
+    with claimed(out, doing, say) as claim:
+        _clear_staging(out, in_phases)  # files of interrupted attempts
+        build = Build(out, join(staging(out), claim.attempt), claim)
+        try:
+            yield build
+        except BaseException as error:
+            with contextlib.suppress(StorageError):  # the first of the two errors is the cause
+                _clear(build, in_phases and (isinstance(error, RoomError) or not isinstance(error, InputError)))
+            raise
+        _clear(build, False)
+
+
+def clean_up(out: str, doing: str) -> None:
+    """Remove the files of a process that stopped right after publishing `out`, unless another process works there."""
+    if storage.list_names(staging(out)) or storage.exists(join(out, CLAIM_FILE)):
+        with contextlib.suppress(ClaimedError), claimed(out, doing):  # no other process works there
+            storage.remove(staging(out), recursive=True)
+
+
+def _clear(build: Build, keep_phases: bool) -> None:
+    """Remove the attempt's files, or the whole staging folder if this process still owns the output."""
+    with contextlib.suppress(ClaimLostError):
+        build.claim.require()
+        _clear_staging(build.out, keep_phases)
+        return
+    storage.remove(build.url, recursive=True)
+
+
+def _clear_staging(out: str, keep_phases: bool) -> None:
+    """Remove the output's staging folder, or everything in it except the output of finished phases."""
+    places = [staging(out)]
+    if keep_phases and storage.list_names(phases(out)):
+        places = [join(staging(out), name) for name in storage.list_names(staging(out))]
+    for place in places:
+        if place != phases(out):
+            storage.remove(place, recursive=True)

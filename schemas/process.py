@@ -1,0 +1,214 @@
+"""This process: its cores, its forks, the end of its parent, and waits that are told."""
+
+import asyncio
+import contextlib
+import functools
+import math
+import os
+import resource
+import selectors
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from schemas.errors import redact
+
+_QUOTAS = (
+    ("/sys/fs/cgroup/cpu.max",),
+    ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
+)
+
+
+@functools.cache
+def cores() -> int:
+    """Count the cores that this process may use; the count is at least 1."""
+    present = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min(present, *map(_quota, _QUOTAS))))
+
+
+def limit_openmp_threads(threads: int | None = None) -> None:
+    """Limit OpenMP, which torch and Faiss use, to `cores()` threads, and stop waiting threads from spinning.
+
+    Call this function before torch and Faiss are loaded. A spinning thread occupies a core that other threads need.
+    Environment variables that are already set are kept. If `threads` is given, it overrides the number of threads, also
+    for processes that start later.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("OMP_NUM_THREADS", str(cores()))
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
+def _quota(files: tuple[str, ...]) -> float:
+    """Return the number of cores that a cgroup's `files` allow, or inf without a quota."""
+    try:
+        words = " ".join(Path(file).read_text() for file in files).split()
+        share, period = map(int, words)
+    except (OSError, ValueError):  # the file does not exist, or its first word is "max"
+        return math.inf
+    return share / period if share > 0 and period > 0 else math.inf
+
+
+@functools.cache
+def survive_forks() -> None:
+    """Prevent forked children from using the connections of this process; later calls do nothing.
+
+    A child inherits fsspec's event loop, and with it the epoll instance that the parent waits on. When the child closes
+    an inherited connection, the connection is removed from that instance, and the parent waits forever for an answer
+    that has already arrived.
+    """
+    import fsspec.asyn  # help waits for nobody, and needs no storage
+
+    if not hasattr(os, "register_at_fork"):
+        return
+    loops: list[asyncio.AbstractEventLoop | None] = [None]
+
+    def save_loop() -> None:
+        loops[0] = fsspec.asyn.loop[0]  # fsspec's own hook clears the loop in the child before our hook runs
+
+    def replace_selector() -> None:
+        loop, loops[0] = loops[0], None
+        inherited = getattr(loop, "_selector", None)
+        if inherited is not None:
+            inherited.close()  # closes the child's handle; the parent's handle stays open
+            loop._selector = selectors.DefaultSelector()  # type: ignore[union-attr]
+
+    os.register_at_fork(before=save_loop, after_in_child=replace_selector)
+
+
+def one_thread_in_children(set_threads: Callable[[int], object]) -> Callable[[int], object]:
+    """Wrap `set_threads` of a library that uses OpenMP, so that forked children always use one thread.
+
+    A forked child calls `set_threads(1)` at once: OpenMP's threads do not survive a fork, and a child with more threads
+    would wait forever.
+    """
+    forked = False
+
+    def use_one_thread() -> None:
+        nonlocal forked
+        forked = True
+        set_threads(1)
+
+    os.register_at_fork(after_in_child=use_one_thread)
+    return lambda threads: set_threads(1 if forked else threads)
+
+
+SILENT_SECONDS, SAY_SECONDS = 5.0, 60.0  # time before a wait is reported, and between reports
+
+Say = Callable[[str], None]
+_listeners: list[Say] = []  # receive reports of waits without a `say`
+add_listener = _listeners.append
+
+
+class Wait:
+    """A wait for `what`, as a context manager: `say` gets a report after SILENT_SECONDS, then every SAY_SECONDS.
+
+    `seconds`: maximum duration; `until` then names the setting that limits the wait to `seconds`. Without `seconds`,
+    `until` names the event that ends the wait. If `say` is None, the listeners added with `add_listener` get the
+    reports. A wait with an empty `what` only watches for something, and is not reported.
+    """
+
+    def __init__(self, what: str, say: Say | None = None, seconds: float | None = None, until: str = "") -> None:
+        self._what, self._say, self._seconds, self._until = what, say, seconds, until
+        self._since, self.due = time.time(), time.monotonic() + SILENT_SECONDS
+
+    def change(self, what: str) -> None:
+        """Wait for `what` from now on; if `what` differs, the time of the wait starts again."""
+        if what != self._what:
+            self._what, self._since, self.due = what, time.time(), time.monotonic() + SILENT_SECONDS
+
+    def __enter__(self) -> "Wait":
+        if self._what:
+            _active_waits.add(self)
+            with contextlib.suppress(RuntimeError):  # no thread can start: nothing is reported
+                _start_reporter(os.getpid())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _active_waits.discard(self)
+
+    def report(self) -> None:
+        """Report that this wait continues, if a report is due."""
+        if time.monotonic() < self.due:
+            return
+        self.due = time.monotonic() + SAY_SECONDS
+        until = self._until or "the process is stopped"
+        if self._seconds is not None:
+            until = f"{_time_of_day(self._since + self._seconds)} at the latest {self._until}".rstrip()
+        for say in [self._say] if self._say else _listeners:
+            say(redact(f"waiting for {self._what} since {_time_of_day(self._since)}, until {until}"))
+
+
+def waiting(
+    what: str,
+    say: Say | None = None,
+    seconds: float | None = None,
+    every: float = 0.1,
+    until: str = "",
+    stop: threading.Event | None = None,
+) -> Iterator[Wait]:
+    """Yield the wait at once, and again every `every` seconds, until `seconds` have passed or `stop` is set."""
+    wait, over, began = Wait(what, say, seconds, until), stop or threading.Event(), time.monotonic()
+    while not over.is_set() and (seconds is None or time.monotonic() < began + seconds):
+        yield wait
+        with wait:
+            over.wait(every)
+
+
+_active_waits: set[Wait] = set()
+os.register_at_fork(after_in_child=_active_waits.clear)
+
+
+@functools.cache
+def _start_reporter(process: int) -> None:
+    """Start the thread that reports waits: once per process, and again in a forked process."""
+
+    def work() -> None:
+        while True:
+            time.sleep(0.25)
+            for wait in tuple(_active_waits):
+                with contextlib.suppress(Exception):  # an error of a listener must not end the wait
+                    wait.report()
+
+    threading.Thread(target=work, name="waits", daemon=True).start()
+
+
+def _time_of_day(moment: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(moment))
+
+
+_POLL_SECONDS = 0.5  # interval at which a process checks whether its parent still runs
+
+
+def python_command(program: str, *arguments: str) -> list[str]:
+    """Return the command line that runs `program` in a Python process with this process's module paths.
+
+    By default, Python puts the current folder first, and this folder may contain packages with the same names as ours.
+    """
+    return [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {program}", *arguments]
+
+
+def peak_bytes() -> int:
+    """Return the peak memory of this process since it started, in bytes."""
+    try:
+        # Not `ru_maxrss`: a process inherits it from its parent.
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) * 1024
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def end_with_parent(parent: int | None = None) -> None:
+    """End this process when its parent ends, because a worker that outlives a run could write during the next run.
+
+    `parent`: pid of the parent, if known; the parent may have ended already.
+    """
+
+    def watch_parent(parent: int) -> None:
+        for _ in waiting("", every=_POLL_SECONDS):
+            if os.getppid() != parent:
+                os._exit(1)
+
+    threading.Thread(target=watch_parent, args=(parent or os.getppid(),), daemon=True).start()

@@ -1,0 +1,283 @@
+"""Probabilities of scores, and thresholds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from schemas import PAD
+from schemas.errors import InputError, MissingExtra, TableError
+from schemas.layout import DataLayout
+from schemas.ragged import Ragged
+from schemas.table import Table
+from trainer.inputs import Inputs
+
+FILE = "tokenizer.json"
+_STARTS = "\u0120\u2581"  # the first character of a word's first token in a byte-level BPE, and in SentencePiece
+
+
+def fragments_of(tokenizer: bytes) -> np.ndarray:
+    """Return which tokens are fragments, bool [V]. `tokenizer`: the content of a tokenizer.json."""
+    opened = Tokenizer.from_str(tokenizer.decode())
+    vocabulary, unknown = opened.get_vocab(), getattr(opened.model, "unk_token", None)
+    marks_starts = any(token[:1] in _STARTS for token in vocabulary if token)
+    fragments = np.zeros(max(vocabulary.values()) + 1, bool)
+    for token, number in vocabulary.items():
+        word = token.lstrip(_STARTS)
+        continues = word == token if marks_starts else token.startswith("##")
+        fragments[number] = continues or token == unknown or (len(word) == 1 and word.isalnum())
+    return fragments
+
+
+def open_fragments(data: DataLayout, columns: Sequence[str]) -> np.ndarray | None:
+    """Return `fragments_of` DATA's tokenizer; None for an encoder that reads `columns` without tokens."""
+    if "input_ids" not in columns:
+        return None
+    return fragments_of(Table.open(data.tokenizer, "tokenizer").read_files()[FILE])
+
+
+def share_of_fragments(tokens: Ragged | None, fragments: np.ndarray | None) -> np.ndarray | float:
+    """Return the share of `fragments` [V] among the `tokens` of B texts, [B]; 0 if either is None."""
+    if tokens is None or fragments is None:
+        return 0.0
+    return np.bincount(tokens.row_of(), fragments[tokens.entries], tokens.rows) / np.maximum(tokens.counts, 1)
+
+
+DEPTH = 10  # number of predictions per query for thresholds and calibrations
+
+
+class Threshold(NamedTuple):
+    """The lowest `score` at which at least the fraction `precision` of predictions with this score or more is correct.
+
+    `reached` (precision), `recall` (of all positives) and `predictions` (mean number per query) are measured at
+    `score`.
+    """
+
+    precision: float
+    score: float
+    reached: float
+    recall: float
+    predictions: float
+
+
+def require_fractions(precisions: Sequence[float]) -> None:
+    """Raise InputError for a precision outside (0, 1]."""
+    wrong = [p for p in precisions if not 0 < p <= 1]
+    if wrong:
+        raise InputError(f"--precision {', '.join(f'{p:g}' for p in wrong)}: expected a fraction in (0, 1].")
+
+
+class ScoredPredictions:
+    """Predictions on a split with scores and hits, collected batch by batch.
+
+    `tokens` [V] bool: the tokens that are fragments, for a calibration.
+    """
+
+    def __init__(self, tokens: np.ndarray | None = None) -> None:
+        self._tokens = tokens
+        self._scores: list[np.ndarray] = []
+        self._hits: list[np.ndarray] = []
+        self._counts: list[np.ndarray] = []
+        self.fragments = np.zeros(0)  # share of fragments in each query
+        self.queries = self.positives = 0
+
+    def collect(self, top: np.ndarray, scores: np.ndarray, positives: Ragged, inputs: Inputs) -> None:
+        """Count the best DEPTH of `top` [B, K], for B rows with `inputs`."""
+        self.add(top[:, :DEPTH], scores[:, :DEPTH], positives, share_of_fragments(inputs.tokens, self._tokens))
+
+    def add(self, top: np.ndarray, scores: np.ndarray, positives: Ragged, fragments: np.ndarray | float = 0.0) -> None:
+        """Count `top` [B, K] label ids with `scores` [B, K] against the positives of B rows.
+
+        `fragments` [B]: the result of `share_of_fragments`.
+        """
+        predicted = top != PAD
+        self.fragments = np.append(self.fragments, np.broadcast_to(fragments, len(top)))
+        self._scores.append(scores[predicted])
+        self._hits.append(positives.contains(top)[predicted])
+        self._counts.append(predicted.sum(axis=1))
+        self.queries += len(top)
+        self.positives += len(positives.entries)
+
+    def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return scores, hits (bool) and query ids (int64) of all predictions, [n] each, a query's best label first.
+
+        Raises InputError if nothing was scored.
+        """
+        if not self.queries:
+            raise InputError("thresholds need held-out rows, but the split is empty. Name another split.")
+        counts = np.concatenate(self._counts)
+        return np.concatenate(self._scores), np.concatenate(self._hits), np.repeat(np.arange(len(counts)), counts)
+
+    def thresholds(self, precisions: Sequence[float]) -> list[Threshold]:
+        """Find, for each p, the lowest score t such that at least a fraction p of the predictions >= t is correct.
+
+        Predictions of all queries are pooled; equal scores are included or excluded together. A precision that no t
+        reaches has no threshold. Raises InputError for a precision outside (0, 1], and if nothing was scored.
+        """
+        require_fractions(precisions)
+        scores, hits, _ = self.pairs()
+        order = np.argsort(-scores, kind="stable")
+        ranked, right = scores[order], np.cumsum(hits[order])
+        last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True)[: len(ranked)])  # ends of equal scores
+        share = right[last] / (last + 1)
+        thresholds = []
+        for precision in precisions:
+            enough = np.flatnonzero(share >= precision)
+            if enough.size:
+                group = int(enough[-1])
+                end = int(last[group])
+                recall = float(right[end] / max(self.positives, 1))
+                reached = float(share[group])
+                thresholds.append(Threshold(precision, float(ranked[end]), reached, recall, (end + 1) / self.queries))
+        return thresholds
+
+
+BINS = 15
+FAMILIAR = 0.99
+NONE_THRESHOLD = 0.5  # a query whose best label is correct with a lower probability counts as "none of these"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Linear interpolation through `scores` and `probabilities`, both ascending [n]; constant outside this range.
+
+    A query counts as "none of these" if its best label has a score below `none_below`, or if more than the fraction
+    `most_fragments` of its tokens are fragments.
+    """
+
+    scores: np.ndarray
+    probabilities: np.ndarray
+    none_below: float = np.inf
+    most_fragments: float = 1.0
+
+    @classmethod
+    def fit(
+        cls, scores: np.ndarray, hits: np.ndarray, is_best: np.ndarray, fragments: np.ndarray | None = None
+    ) -> "Calibration":
+        """Fit to predictions with `scores` [n]; bool [n]: `hits`, correct predictions; `is_best`, a query's best label.
+
+        `fragments` [n]: the share of fragments in the predictions' queries.
+
+        Raises InputError if all or no predictions are correct, or if scikit-learn is not installed.
+        """
+        try:
+            from sklearn.isotonic import IsotonicRegression
+        except ImportError:
+            raise MissingExtra("calibration needs scikit-learn", "fusion") from None
+        if hits.all() or not hits.any():
+            raise InputError(
+                f"{hits.sum():,} of {len(hits):,} held-out predictions are correct, but a calibration needs both "
+                "correct and incorrect predictions. Name a larger split that the run was not trained on."
+            )
+
+        def fit(rows: np.ndarray | slice) -> Calibration:
+            curve = IsotonicRegression(y_min=0.0, y_max=1.0).fit(scores[rows].astype(np.float64), hits[rows])
+            return cls(curve.X_thresholds_, curve.y_thresholds_)
+
+        none_below = fit(is_best).score_of(NONE_THRESHOLD)
+        most = 1.0 if fragments is None else float(np.quantile(fragments[is_best], FAMILIAR, method="higher"))
+        none_below = np.inf if none_below is None else none_below
+        return replace(fit(slice(None)), none_below=none_below, most_fragments=most)
+
+    def __call__(self, scores: np.ndarray) -> np.ndarray:
+        """Return the probabilities of labels with `scores` of any shape, float32."""
+        return np.interp(scores, self.scores, self.probabilities).astype(np.float32)
+
+    def score_of(self, probability: float) -> float | None:
+        """Return the lowest score that has at least this `probability`; None if no score has this probability."""
+        place = int(np.searchsorted(self.probabilities, probability))
+        if place == len(self.scores):
+            return None
+        ends = slice(max(0, place - 1), place + 1)
+        return float(np.interp(probability, self.probabilities[ends], self.scores[ends]))
+
+    def described(self, measured: dict[str, Any]) -> dict[str, Any]:
+        """Return the result of `measure` with the curve and the limits of "none of these", as `read` reads them."""
+        score = self.none_below if np.isfinite(self.none_below) else None
+        limits = {"probability": NONE_THRESHOLD, "score": score, "fragments": self.most_fragments}
+        curve = {"scores": self.scores.tolist(), "probabilities": self.probabilities.tolist()}
+        return {**measured, "curve": curve, "none_of_these": {**measured["none_of_these"], **limits}}
+
+    @classmethod
+    def read(cls, facts: Any, place: str) -> "Calibration":
+        """Read the `curve` in `facts` of the manifest at `place`. Raises TableError if there is no curve."""
+        try:
+            x, y = (np.array(facts["curve"][name], float) for name in ("scores", "probabilities"))
+            none_below = facts["none_of_these"]["score"]
+            none_below = np.inf if none_below is None else float(none_below)
+            most_fragments = float(facts["none_of_these"]["fragments"])
+            rising = x.shape == y.shape == (len(x),) and np.isfinite(x).all() and (np.diff([x, y]) >= 0).all()
+            if not (rising and len(x) and 0 <= y[0] <= y[-1] <= 1):
+                raise ValueError("the probabilities do not increase")
+        except (ValueError, KeyError, TypeError) as error:
+            raise TableError(f"{place}: not a calibration file: {error}. Export the run again.") from None
+        return cls(x, y, none_below, most_fragments)
+
+    def is_none(self, scores: np.ndarray, fragments: np.ndarray | float) -> np.ndarray:
+        """Return which queries count as "none of these", by the scores and shares of fragments, both of any shape."""
+        return (scores < self.none_below) | (fragments > self.most_fragments)
+
+
+def calibrate(held_out: ScoredPredictions) -> tuple[Calibration, dict[str, Any]]:
+    """Fit a curve to all predictions; evaluate each half of the queries with a curve fitted to the other half.
+
+    Raises the same errors as `Calibration.fit`.
+    """
+    scores, hits, query = held_out.pairs()
+    is_best, fragments = _is_best(query), held_out.fragments[query]
+    found, is_none = np.zeros(len(scores)), np.zeros(len(scores), bool)
+    for half in (0, 1):
+        own = query % 2 == half
+        curve = Calibration.fit(scores[~own], hits[~own], is_best[~own], fragments[~own])
+        found[own], is_none[own] = curve(scores[own]), curve.is_none(scores[own], fragments[own])
+    return Calibration.fit(scores, hits, is_best, fragments), _measure(found, is_none, scores, hits, is_best)
+
+
+def measure(curve: Calibration, predictions: ScoredPredictions) -> dict[str, Any]:
+    """Return the ECE and Brier score of the curve's probabilities of `predictions`, and of the sigmoids of the scores.
+
+    `none_of_these`: the fraction of queries that count as "none of these", and the fraction of the best labels of these
+    queries that are in fact incorrect.
+    """
+    scores, hits, query = predictions.pairs()
+    is_none = curve.is_none(scores, predictions.fragments[query])
+    return _measure(curve(scores), is_none, scores, hits, _is_best(query))
+
+
+def _is_best(query: np.ndarray) -> np.ndarray:
+    return np.diff(query, prepend=-1) > 0
+
+
+def _measure(
+    probabilities: np.ndarray, is_none: np.ndarray, scores: np.ndarray, hits: np.ndarray, is_best: np.ndarray
+) -> dict[str, Any]:
+    none = is_best & is_none
+    sigmoids = np.exp(-np.logaddexp(0, -scores.astype(np.float64)))
+    return {
+        **_errors(probabilities, hits),
+        "uncalibrated": _errors(sigmoids, hits),
+        "none_of_these": {
+            "queries": float(none.sum() / is_best.sum()),
+            "wrong": float((~hits[none]).sum() / max(1, none.sum())),
+        },
+    }
+
+
+def _errors(probabilities: np.ndarray, hits: np.ndarray) -> dict[str, float]:
+    """Return the Brier score, and the expected calibration error over BINS equal bins (Guo et al., 2017, eq. 3)."""
+    apart = probabilities - hits
+    of_bins = np.bincount(np.minimum((probabilities * BINS).astype(np.int64), BINS - 1), apart, BINS)
+    return {"ece": float(np.abs(of_bins).sum() / len(hits)), "brier": float(np.mean(apart**2))}
+
+
+def describe_calibration(facts: dict[str, Any], of: str) -> str:
+    """Describe the result of `measure`; `of`: the queries, in words."""
+    before, none = facts["uncalibrated"], facts["none_of_these"]
+    return (
+        f"probabilities of the best 10 labels {of}: ECE {100 * facts['ece']:.2f} %, Brier {facts['brier']:.4f} "
+        f'(sigmoids of scores: {100 * before["ece"]:.2f} %, {before["brier"]:.4f}); "none of these" for '
+        f"{100 * none['queries']:.1f} % of the queries; the best label is incorrect for {100 * none['wrong']:.1f} % of "
+        "these queries"
+    )

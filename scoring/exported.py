@@ -1,0 +1,592 @@
+"""An open export, and its files."""
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas import PAD, storage
+from schemas.arrow import DENSE, DenseModel
+from schemas.errors import ExtremisError, InputError, MissingExtra, TableError
+from schemas.layout import check_folder, check_name
+from schemas.manifest import Manifest, Shard, find_shard, is_published, read_patch, shard_url, verify_shard
+from schemas.mapped import MappedFile, file_stamp
+from schemas.options import is_number
+from schemas.ragged import Ragged
+from schemas.shard_files.parquet import number_column
+from schemas.shard_files.shards import RETIRED, ViewedShard, open_shard, read_group
+from schemas.storage import join, relative, require_room, resolve
+from schemas.table import Table
+from schemas.versions import VERSION, part_name, require_tables
+from scoring.calibration import FILE, NONE_THRESHOLD, Calibration, fragments_of, require_fractions, share_of_fragments
+from scoring.fusion import Fusion, FusionTree, FusionWeights, Reranker, Scorers, ShortlistScores
+from scoring.linear import LinearRanker
+from scoring.memory import Memory
+from scoring.vectors import IndexedRange, Vectors, map_vectors, open_indexes, patch_vectors, search_indexes
+from search.nearest import CPU
+from trainer.config.load import restore_encoder
+from trainer.input_kinds import InputKind
+from trainer.inputs import Inputs, columns_of
+from trainer.methods.kinds import EncoderSection, import_name
+from trainer.threads import set_threads
+
+REMEDY = "Export the run again."
+_HASHED = 256 << 20  # only the length of a larger file is checked; `extremis inspect --verify` reads everything
+_COPY_BYTES = 1 << 20  # bytes of a copy in memory at a time
+
+
+class ExportFiles:
+    """Files of the export `table`; remote files are copied to TMPDIR on demand.
+
+    Every file is checked before the first read; reads raise TableError if a file was overwritten.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self.table, self.url = table, table.url
+        self._checked: dict[str, tuple[int, int, int]] = {}
+        self._mapped: list[MappedFile] = []
+
+    @cached_property
+    def folder(self) -> Path:
+        """Folder of the export's own files."""
+        return Path(storage.filesystem(self.url)[1] if storage.is_local(self.url) else self._copies.name)
+
+    @cached_property
+    def _copies(self) -> tempfile.TemporaryDirectory:
+        return tempfile.TemporaryDirectory(prefix="extremis-export-")
+
+    def of(self, part: str) -> tuple[Shard, ...]:
+        """Return the files of one part of the export, in order."""
+        return tuple(shard for shard in self.table.shards if shard.path.startswith(f"{part}/"))
+
+    def path(self, shard: Shard) -> Path:
+        """Check a file once, and return the path.
+
+        Raises TableError if the file is missing, damaged or changed. Raises StorageError.
+        """
+        path, local = self._place(shard)
+        if path in self._checked:
+            if file_stamp(path) != self._checked[path]:
+                raise _changed(path)
+            return Path(path)
+        if not local:
+            self._fetch(shard, Path(path))
+        before = file_stamp(path)
+        if local:
+            if shard.bytes <= _HASHED:
+                verify_shard(self.url, shard, remedy=REMEDY)
+            else:
+                find_shard(self.url, shard, REMEDY)
+        self._checked[path] = before
+        return Path(path)
+
+    def check_all(self) -> None:
+        """Check, or download, all files; a second call checks that no file changed. Raises TableError, StorageError."""
+        for shard in self.table.shards:
+            self.path(shard)
+
+    def require_unchanged(self) -> None:
+        """Raise TableError if a mapped file was overwritten, because the mapped rows would then mix two exports."""
+        for file in self._mapped:
+            if file.has_changed():
+                raise _changed(file.path)
+
+    def map(self, name: str) -> MappedFile:
+        """Map a file, and let `require_unchanged` check the file. Changes to the mapped bytes stay in memory."""
+        shard = next((shard for shard in self.table.shards if shard.path == name), None)
+        if shard is None:
+            raise TableError(f"{self.url}: this export contains no {name}. {REMEDY}")
+        self._mapped.append(MappedFile(str(self.path(shard)), shard.bytes, private=True))
+        return self._mapped[-1]
+
+    def watch(self, file: MappedFile | None) -> None:
+        """Let `require_unchanged` also check a file that was mapped elsewhere."""
+        self._mapped += [file] if file else []
+
+    def vectors(self, shard: Shard) -> Any:
+        """Return the rows [n, D] of a mapped file of vectors, after later changes to rows are applied."""
+        rows = map_vectors(self.map(shard.path))
+        if shard.view is not None and shard.view.changed is not None:
+            patch_vectors(rows, read_patch(self.url, shard.view.changed))
+        return rows
+
+    def read(self, part: str, columns: tuple[str, ...]) -> pa.Table:
+        """Read columns of all rows of the Parquet files of `part`. Raises TableError."""
+        rows = pa.concat_tables(self._rows(shard, columns) for shard in self.of(part)).combine_chunks()
+        for shard in self.of(part):
+            self.path(shard)  # checks that the file has not changed
+        return rows
+
+    def _rows(self, shard: Shard, columns: tuple[str, ...]) -> pa.Table:
+        path = self.path(shard)
+        if shard.view is None:
+            return pq.ParquetFile(path).read([*columns])
+        root = str(path).removesuffix(shard.path)
+        with open_shard(root, shard.model_copy(update={"view": None})) as file:
+            viewed = ViewedShard(file, self.url, shard.view)
+            groups = [read_group(viewed, group, columns, str(path)) for group in range(viewed.num_row_groups)]
+        return pa.concat_tables(groups).select([*columns])
+
+    def _place(self, shard: Shard) -> tuple[str, bool]:
+        """Return the local path of a file, and whether the file is the original, not a copy."""
+        place = shard_url(self.url, shard)
+        local = storage.is_local(place)
+        return storage.filesystem(place)[1] if local else join(self._copies.name, shard.path), local
+
+    def _fetch(self, shard: Shard, path: Path) -> None:
+        place = find_shard(self.url, shard, REMEDY)
+        require_room(str(path.parent), {f"copies of {self.url}": shard.bytes}, "Set TMPDIR to a folder with more room.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        digest = storage.read_matching(lambda: _copy(place, path), lambda digest: digest == shard.sha256)
+        if digest != shard.sha256:
+            raise TableError(f"{place}: damaged: the SHA-256 does not match the manifest. {REMEDY}")
+
+
+def _changed(path: str) -> TableError:
+    return TableError(
+        f"{path}: changed since the export was opened. Open the export again. Write each new export to a new folder, "
+        "and switch to it with --current, instead of overwriting files in use."
+    )
+
+
+def _copy(url: str, target: Path) -> str:
+    """Copy a file to the local `target`, and return the SHA-256 of the copy."""
+    with storage.open_read(url) as source, target.open("wb") as out:
+        shutil.copyfileobj(source, out, _COPY_BYTES)
+    return storage.file_sha256(str(target))
+
+
+KIND = "export"
+ENCODER, VECTORS, LABELS, INDEX, THRESHOLDS = "encoder", "vectors", "labels", "index", "thresholds.json"
+POINTS = "points"  # keys of a memory's training points
+TEXTS, TREE, WEIGHTS = "label-texts", "fusion.json", "fusion-weights.json"  # files of a fusion
+CURRENT = "CURRENT"  # file in a folder of exports that names the current export; replaced as a whole
+_LONGEST = 1024  # longest content of CURRENT in bytes
+_BATCH = 1024  # number of rows encoded at a time
+
+# Places of classes by kind of encoder and form, the default form first. `open` of a class reads the encoder's files.
+_TORCH = {"torch": "scoring.encoders:TorchInference"}  # for any encoder
+FORMS: Mapping[str, Mapping[str, str]] = {
+    "bag": {"numpy": "trainer.encoders.bag:BagInference"},
+    "transformer": {
+        **_TORCH,
+        "onnx": "scoring.encoders:OnnxInference",
+        "onnx-int8": "scoring.encoders:OnnxInt8Inference",
+    },
+}
+
+
+def forms_of(section: EncoderSection) -> Mapping[str, str]:
+    """Return the forms that an encoder can be exported in, as in FORMS."""
+    return FORMS.get(section.kind, _TORCH)
+
+
+@dataclass(frozen=True)
+class ExportVersion:
+    """Version of an export: the name of the newest part in the exported data, and the predecessor of the export.
+
+    `onto`, `digest`: path and digest of the predecessor; None if there is none. `needs`: (part, path, digest) for all
+    exports whose files this export uses.
+    """
+
+    part: str
+    onto: str | None = None
+    digest: str | None = None
+    needs: tuple[tuple[str, str, str], ...] = ()
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> "ExportVersion":
+        """Read the version from an export's manifest."""
+        stated = manifest.parameters.get(VERSION)
+        if stated is None:
+            return cls(part_name(1))
+        return cls(**{**stated, "needs": tuple((part, place, digest) for part, place, digest in stated["needs"])})
+
+    def moved(self, before: str, after: str) -> tuple[tuple[str, str, str], ...]:
+        """Return `needs` of the export at `before`, with paths relative to `after`."""
+        return tuple((part, relative(after, resolve(before, place)), digest) for part, place, digest in self.needs)
+
+
+def require_needed_exports(table: Table) -> None:
+    """Raise TableError, which names the exports, if needed exports are missing or were rebuilt."""
+    needs = ExportVersion.of(table.manifest).needs
+    needed = {(resolve(table.url, place), digest): part for part, place, digest in needs}
+    require_tables(table, needed, "use another version, or export the run again without --onto")
+
+
+def resolve_export(url: str) -> str:
+    """Return `url` itself, or the current export if `url` is a folder of exports.
+
+    Raises InputError if no export is current; TableError if CURRENT names no export; StorageError.
+    """
+    if is_published(url):
+        return url
+    current = find_current(url)
+    if current is None and any(is_published(join(url, name)) for name in storage.list_names(url)):
+        raise InputError(
+            f"{url}: no export in this folder is current. Name an export in the folder, or make an export current with "
+            "extremis export --current."
+        )
+    return current or url
+
+
+def find_current(url: str) -> str | None:
+    """Return the URL of the export that CURRENT names in the folder `url`; None if there is no such file.
+
+    Raises TableError if CURRENT names no export; StorageError.
+    """
+    place = join(url, CURRENT)
+    try:
+        content = storage.read_bytes(place)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        return join(url, check_folder(content[:_LONGEST].decode().strip()))
+    except (InputError, UnicodeDecodeError):
+        raise TableError(
+            f"{place}: expected the name of a folder next to this file, got {content[:60]!r}. Write the name of an "
+            "export into the file, or export again with --current."
+        ) from None
+
+
+def export_name(url: str) -> str:
+    """Return the name of the export at `url`, as written to CURRENT.
+
+    Raises InputError if CURRENT cannot contain this name.
+    """
+    return check_name("--current: the folder", relative(resolve(url, ".."), resolve(url, ".")))
+
+
+def make_current(url: str) -> str:
+    """Make the export at `url` the current export in its folder, and return the URL of CURRENT.
+
+    A process that opens the folder meanwhile gets either this export or the previous export. Raises InputError,
+    StorageError.
+    """
+    if not is_published(url):
+        raise InputError(f"{url}: no finished table here, so it cannot be made current.")
+    parent, name = resolve(url, ".."), export_name(url)
+    storage.write_bytes(join(parent, CURRENT), f"{name}\n".encode())
+    return join(parent, CURRENT)
+
+
+class Answer(NamedTuple):
+    """Best labels of B rows: `scores` float32 and `ids` int64 [B, k], best first; padded with -inf and -1.
+
+    `probabilities` float32 [B, k] and `none_of_these` bool [B] (as in a `Calibration`), if the export is calibrated.
+    `unfamiliar` [B] bool: texts with more fragments than the held-out texts, whose scores say nothing.
+    """
+
+    scores: np.ndarray
+    ids: np.ndarray
+    probabilities: np.ndarray | None
+    none_of_these: np.ndarray | None
+    unfamiliar: np.ndarray
+
+    def reaching(self, lowest: float) -> np.ndarray:
+        """Return which labels [B, k] score at least `lowest`; with such a limit, unfamiliar texts have no labels."""
+        return (self.ids != PAD) & (self.scores >= lowest) & ~(self.unfamiliar[:, None] & (lowest > -np.inf))
+
+
+class Embedder(Protocol):
+    """An export's encoder."""
+
+    def embed(self, inputs: Inputs, /) -> np.ndarray:
+        """Return x float32 [B, D]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Serving:
+    """An encoder for `inputs`, the vectors [L, D] that x is scored against, and optionally an index of the vectors.
+
+    `fused` reranks the best labels. `bias`: the last column of the vectors is a bias, and x gets a 1 in this column.
+    `retired` [L] bool: labels that are never predicted. `files`: the mapped files.
+    """
+
+    encoder: Embedder
+    inputs: InputKind
+    vectors: Vectors
+    bias: bool = False
+    index: tuple[IndexedRange, ...] = ()
+    fused: Reranker | None = None
+    retired: np.ndarray | None = None
+    files: ExportFiles | None = None
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns that the encoder reads."""
+        return columns_of(self.inputs)
+
+    @cached_property
+    def candidates(self) -> np.ndarray | None:
+        """Labels [C] that may be predicted, ascending; None: all."""
+        return None if self.retired is None else np.flatnonzero(~self.retired)
+
+    def embed(self, inputs: Inputs) -> np.ndarray:
+        """Embed the inputs of B rows: x float32 [B, D], ready for products with the vectors.
+
+        Raises TableError if the export's files were overwritten.
+        """
+        if self.files is not None:
+            self.files.require_unchanged()
+        x = np.ones((inputs.rows, self.vectors.shape[1]), np.float32)
+        for start in range(0, len(x), _BATCH):
+            part = slice(start, min(start + _BATCH, len(x)))
+            x[part, : x.shape[1] - self.bias] = self.encoder.embed(inputs.slice(part.start, part.stop))
+        return x
+
+    def rank(
+        self, inputs: Inputs, k: int, filters: Ragged | None = None, exact: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the result of `top_k` for the inputs of B rows."""
+        return self.top_k(self.embed(inputs), k, filters, exact, inputs)
+
+    def top_k(
+        self, x: np.ndarray, k: int, filters: Ragged | None = None, exact: bool = False, inputs: Inputs | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return (scores float32 [B, k], ids int64 [B, k]) of the best labels, best first; padded with -inf and -1.
+
+        `filters`: label ids to exclude for each row. If there is an index, the index finds candidates, which are scored
+        exactly; `exact` ignores the index. `inputs`: the inputs that x was computed from, which a linear ranker reads.
+        Raises TableError if the export's files were overwritten, ExtremisError if a score is not a number.
+        """
+        if self.files is not None and inputs is None:
+            self.files.require_unchanged()  # otherwise `embed` has checked the files
+        filters = filters or Ragged.empty(len(x))
+        depth = k if self.fused is None else max(k, self.fused.shortlist)
+        shortlisted = self._search(x, depth, filters, exact)
+        if self.fused is None:
+            return shortlisted
+        return self.fused.rank(x, self.vectors, shortlisted, k, filters, self.candidates, inputs)
+
+    def parts(self, inputs: Inputs, ids: np.ndarray) -> ShortlistScores:
+        """Return each scorer's scores for the labels `ids` [B, S] of B rows, padded with -1.
+
+        `fused.fusion.fuse` combines these scores into the fused scores. Without a fusion, all fields except `scores`
+        are 0.
+        """
+        x = self.embed(inputs)
+        scorers, listed = Scorers() if self.fused is None else self.fused.scorers, (self.vectors.score(x, ids), ids)
+        return scorers.score_listed(x, inputs, self.vectors, listed)
+
+    def _search(self, x: np.ndarray, k: int, filters: Ragged, exact: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Return scores [B, k] and ids [B, k] from the vectors only."""
+        searched = self.vectors.indexed if exact or not self.index else self.index
+        wanted, depth = min(k, len(self.vectors)), k + filters.longest
+        while True:
+            ids, scores = search_indexes(searched, x, min(depth, len(self.vectors)))
+            if self.retired is not None:
+                ids = np.where((ids >= 0) & self.retired[ids], PAD, ids)
+            ids, scores = filters.filter_ranking(ids, scores, k)
+            # Some of the best labels are retired: search deeper for rows with too few other labels.
+            if self.retired is None or depth >= len(self.vectors) or (ids[:, :wanted] != PAD).all():
+                return scores, ids
+            depth *= 4
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An open export with its files on a local disk."""
+
+    table: Table
+    files: ExportFiles
+    serving: Serving
+    calibration: Calibration | None = None
+
+    @classmethod
+    def open(cls, url: str, exact: bool = False, device: str = CPU) -> "Exported":
+        """Open the export at `url`, or the current export in a folder; remote files are copied to TMPDIR.
+
+        An open export does not change, even if another version becomes current. `exact`: open no index. The encoder,
+        and vectors that are searched without an index, are placed on `device`.
+
+        Raises TableError if there is no export, or if the export is unfinished or damaged. Raises StorageError.
+        """
+        while True:
+            version = resolve_export(url)
+            try:
+                return cls._open(version, exact, device)
+            except TableError:
+                if (
+                    resolve_export(url) == version
+                ):  # otherwise another export is current now, and this export may be gone
+                    raise
+
+    @classmethod
+    def _open(cls, url: str, exact: bool, device: str) -> "Exported":
+        table = Table.open(url, KIND)
+        with _naming_damage(url):
+            try:
+                encoder = restore_encoder(table.parameters["recipe"], url)
+                form = table.parameters["options"].get("form", next(iter(forms_of(encoder))))
+                served = import_name(forms_of(encoder)[form])
+            except ImportError as error:
+                extra = "onnx" if error.name == "onnxruntime" else "trainer"
+                raise MissingExtra(f"{url}: the encoder needs {error.name}", extra) from None
+            require_needed_exports(table)
+            files = ExportFiles(table)
+            serving = cls._open_serving(files, encoder, served, exact, device)
+            files.check_all()
+            learned = (table.parameters.get("thresholds") or {}).get("calibration")
+            calibration = Calibration.read(learned, url) if learned else None
+        pa.default_memory_pool().release_unused()  # memory that Arrow used for reading
+        return cls(table, files, serving, calibration)
+
+    @staticmethod
+    def _open_serving(files: ExportFiles, section: EncoderSection, served: Any, exact: bool, device: str) -> Serving:
+        table, folder, facts = files.table, files.folder, files.table.parameters
+        vectors, texts = (Vectors([files.vectors(s) for s in files.of(part)], device) for part in (VECTORS, TEXTS))
+        files.check_all()
+        sizes = facts["vocabulary"], facts["features"], facts.get(DENSE) or 0
+        encoder = served.open(section, folder / ENCODER, lambda name: files.map(f"{ENCODER}/{name}"), sizes, device)
+        width = section.dimension + bool(facts["bias"])
+        if vectors.shape != (table.rows, facts["dimension"]) or width != facts["dimension"]:
+            raise ValueError(f"vectors of shape {vectors.shape}")
+        if sum(pq.read_metadata(files.path(shard)).num_rows for shard in files.of(LABELS)) != table.rows:
+            raise ValueError("the number of labels differs from the number of vectors")
+        indexed: tuple[IndexedRange, ...] = ()
+        for each in vectors.indexed if exact or not facts["index"] else ():
+            each.block.prepare()
+        if facts["index"] and not exact:
+            paths = [str(files.path(shard)) for shard in files.of(INDEX)]
+            indexed = open_indexes(paths, facts["index"], vectors)
+        fused = None
+        if facts.get("shortlist"):
+            local = Table(str(folder), table.manifest)
+            memory, linear = Memory.read(local, coded=True), LinearRanker.read(local)
+            for scorer in (memory, linear):
+                files.watch(scorer.file if scorer else None)
+            scorers = Scorers(texts if len(texts) else None, memory, linear)
+            file = folder / (WEIGHTS if (folder / WEIGHTS).exists() else TREE)
+            parse: Callable[[bytes, str], Fusion] = FusionWeights.parse if file.name == WEIGHTS else FusionTree.parse
+            frequency = number_column(files.read(LABELS, ("frequency",)), "frequency")
+            fusion = parse(file.read_bytes(), str(file))
+            fused = Reranker(fusion, scorers, frequency, facts["shortlist"])
+        has_retired = facts.get(RETIRED)
+        retired = number_column(files.read(LABELS, (RETIRED,)), RETIRED) if has_retired else None
+        return Serving(encoder, section.inputs, vectors, bool(facts["bias"]), indexed, fused, retired, files)
+
+    @property
+    def dense_model(self) -> DenseModel | None:
+        """Model of the encoder's dense vectors; None without dense vectors, or if the user supplies the vectors."""
+        return DenseModel.from_parameters(self.table.parameters, self.table.url)
+
+    def without(self, ids: Sequence[int]) -> "Exported":
+        """Return this export without the labels `ids` [n], which are masked like retired labels."""
+        if not len(ids):
+            return self
+        retired = np.zeros(self.table.rows, bool) if self.serving.retired is None else self.serving.retired.copy()
+        retired[ids] = True
+        return replace(self, serving=replace(self.serving, retired=retired))
+
+    def answer(self, inputs: Inputs, k: int, filters: Ragged | None = None, known: np.ndarray | None = None) -> Answer:
+        """Rank labels as in `Serving.rank`; texts without known tokens get the most frequent labels.
+
+        `k`: at most the number of labels. `known` [B]: number of known tokens in each text. The score of a frequent
+        label is the log odds that a training point has the label.
+        """
+        k = min(k, self.table.rows)
+        scores, ids = self.serving.rank(inputs, k, filters)
+        curve = self.calibration
+        share = np.broadcast_to(share_of_fragments(inputs.tokens, self._fragments), len(ids))
+        found, is_none = (None, None) if curve is None else (curve(scores), curve.is_none(scores[:, 0], share))
+        blank = np.flatnonzero(known == 0) if known is not None else np.empty(0, np.int64)
+        if len(blank):
+            labels, odds = self.prior
+            left_out = Ragged.empty(len(blank)) if filters is None else filters.take(blank)
+            most = np.tile(labels[: k + left_out.longest], (len(blank), 1))
+            ids[blank], scores[blank] = left_out.filter_ranking(most, odds[most], k)
+            if found is not None and is_none is not None:
+                found[blank] = np.exp(-np.logaddexp(0, -scores[blank]))
+                is_none[blank] = found[blank, 0] < NONE_THRESHOLD
+        unfamiliar = np.zeros(len(ids), bool) if curve is None else share > curve.most_fragments
+        return Answer(scores, ids, found, is_none, unfamiliar)
+
+    @cached_property
+    def _fragments(self) -> np.ndarray | None:
+        """Return `fragments_of` the tokenizer; None without a calibration, or for an encoder that reads no tokens."""
+        if self.calibration is None or "input_ids" not in self.serving.columns:
+            return None
+        return fragments_of((self.files.folder / ENCODER / FILE).read_bytes())
+
+    @cached_property
+    def prior(self) -> tuple[np.ndarray, np.ndarray]:
+        """Labels with training points that may be predicted, most frequent first, and their log odds float32 [L]."""
+        frequency = number_column(self.label_table(("frequency",)), "frequency").astype(np.float64)
+        with _naming_damage(self.table.url):
+            points = float(self.table.parameters.get("training_points") or frequency.sum())
+        points = np.clip(points, frequency.max(initial=0), 2.0**53)
+        odds = np.log((frequency + 0.5) / (points - frequency + 0.5)).astype(np.float32)
+        retired = False if self.serving.retired is None else self.serving.retired
+        frequency = np.where(retired, 0, frequency)
+        return np.argsort(-frequency, kind="stable")[: np.count_nonzero(frequency)], odds
+
+    def point_keys(self, points: np.ndarray) -> list[str]:
+        """Return the keys of the memory's points `points` [n], or the points' numbers if the export has no keys."""
+        shards = self.files.of(POINTS)
+        if not shards:
+            return [str(point) for point in points.tolist()]
+        file = pq.ParquetFile(self.files.path(shards[0]))
+        size = file.metadata.row_group(0).num_rows
+        groups = {group: file.read_row_group(group, ["key"])["key"] for group in {*(points // size).tolist()}}
+        return [groups[point // size][point % size].as_py() for point in points.tolist()]
+
+    def label_table(self, columns: tuple[str, ...] = ("key",)) -> pa.Table:
+        """Read `columns` of all labels, in the order of label ids. Raises TableError."""
+        with _naming_damage(self.table.url):
+            return self.files.read(LABELS, columns)
+
+    def lowest_score(self, threshold: float | None, precision: float | None) -> float:
+        """Return `threshold`, or the threshold for `precision`, or -inf. Raises InputError for both."""
+        given = [value for value in (threshold, precision) if value is not None]
+        if len(given) > 1 or not all(map(is_number, given)):
+            said = " and ".join(map(repr, given))[:80]
+            raise InputError(f"--threshold or --precision: expected one number, got {said}. Give only one of the two.")
+        return self.threshold(precision) if precision is not None else float(*given or [-np.inf])
+
+    def threshold(self, precision: float) -> float:
+        """Return the lowest score at which predictions reached `precision` on the split for thresholds.
+
+        Raises InputError if there is no threshold for `precision`.
+        """
+        require_fractions([precision])
+        with _naming_damage(self.table.url):
+            thresholds = self.table.parameters["thresholds"]
+            rows = thresholds["thresholds"] if thresholds else []
+            scores = {float(row["precision"]): float(row["score"]) for row in rows}
+        if precision in scores:
+            return scores[precision]
+        stated = ", ".join(f"{share:g}" for share in scores)
+        raise InputError(
+            f"{self.table.url}: no threshold for a precision of {precision:g}; known precisions: {stated or 'none'}. "
+            f"Export with --precision {precision:g} and a split to measure thresholds on, or give --threshold SCORE."
+        )
+
+
+@contextlib.contextmanager
+def _naming_damage(url: str) -> Iterator[None]:
+    """Convert any library's error about damaged files to a TableError that names `url`."""
+    try:
+        yield
+    except ExtremisError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(".")
+        raise TableError(f"{url}: damaged, or not an export of this version: {reason}. Export the run again.") from None
+
+
+def use_threads(threads: int | None) -> None:
+    """Set the number of threads in Faiss, and in torch if loaded; None: all cores, but one thread in a forked child."""
+    from search.block import configure_faiss
+
+    if threads:
+        set_threads(threads)
+    configure_faiss(threads)

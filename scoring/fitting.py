@@ -1,0 +1,331 @@
+"""Fit, carry over, publish and open a fusion."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from schemas import PAD
+from schemas.errors import InputError, TableError
+from schemas.layout import DataLayout, RunLayout, list_numbers
+from schemas.manifest import Manifest, is_published, read_shard, write_file
+from schemas.owners import building
+from schemas.ragged import Ragged, pad_columns
+from schemas.shard_files.parquet import filters_of, list_column
+from schemas.storage import join
+from schemas.table import Table
+from scoring.fusion import DEPTH, Fusion, FusionTree, FusionWeights, Reranker, Scorers, ShortlistScores
+from scoring.linear import BUDGET as RANKER_BUDGET
+from scoring.linear import FILE, TRAINED_FILE, LinearRanker
+from scoring.memory import BUDGET, FACTS, TUNED, Memory, describe_memory
+from trainer.checkpoints import Checkpoint, best_step
+from trainer.device import open_device
+from trainer.evaluation import QUERIES, SHORTLIST
+from trainer.evaluation.evaluate import HOLDOUT, label_statistics, open_held_out
+from trainer.evaluation.metrics import Metrics
+from trainer.evaluation.ranking import LabelRows, embed_label_texts, filtered_top_k
+from trainer.group import ALONE, Group
+from trainer.inputs import Inputs, columns_of, scored_columns
+from trainer.methods.recipe import Recipe
+from trainer.model import Model, find_earlier, load_model
+
+KIND, TREE, WEIGHTS = "fusion", "tree.json", "weights.json"
+
+
+class RunFusion(NamedTuple):
+    """Fusion for a run's checkpoint, and the table with the fusion's files."""
+
+    fusion: Fusion
+    table: Table
+
+    @property
+    def shortlist(self) -> int:
+        """Number of the classifier's best labels that are reranked."""
+        return int(self.table.parameters["shortlist"])
+
+    def memory(self, split: str | None = None) -> Memory | None:
+        """Read the memory, if there is one; for `split`, only the points that may vote. Raises TableError.
+
+        If `split` is the held-out rows, held-out points are excluded, because each row would find itself.
+        """
+        return Memory.read(self.table, trained_only=split == HOLDOUT)
+
+    def ranker(self, split: str | None = None) -> LinearRanker | None:
+        """Read the linear ranker, if there is one; for `split`, a ranker that was not fitted to `split`."""
+        unseen = LinearRanker.read(self.table, TRAINED_FILE) if split == HOLDOUT else None
+        return unseen or LinearRanker.read(self.table)
+
+
+def publish_fusion(
+    data: str,
+    run: str,
+    checkpoint: Checkpoint,
+    file: tuple[str, bytes],
+    facts: dict[str, Any],
+    memory: Memory | None = None,
+    linear: Mapping[str, LinearRanker] | None = None,
+) -> Manifest:
+    """Publish a fusion's `file` (name, content), a memory, and rankers by file name; replaces an earlier fusion."""
+    url, (name, body) = RunLayout(run).fusion(checkpoint.step), file
+    with building(url, "fitted") as build:
+        return build.publish(
+            Manifest(
+                kind=KIND,
+                shards=(
+                    write_file(build.url, name, body),
+                    *(memory.write(build.url) if memory else ()),
+                    *(ranker.write(build.url, name) for name, ranker in (linear or {}).items()),
+                ),
+                parents={"data": Table.open(data, "data").digest, "checkpoint": checkpoint.table.digest},
+                parameters=facts,
+            )
+        )
+
+
+def open_fused(data: str, run: str, checkpoint: Checkpoint, model: Model, split: str, group: Group = ALONE) -> Reranker:
+    """Open the fusion for `checkpoint`, for the rank's labels and the queries of `split`.
+
+    Raises InputError if there is no fusion. Raises TableError.
+    """
+    opened = group.decide(lambda: open_fusion(data, run, checkpoint))
+    layout = DataLayout(data)
+    texts = embed_label_texts(model, layout) if opened.fusion.reads_texts else None
+    frequency = label_statistics(layout).frequency
+    memory = opened.memory(split)
+    scorers = Scorers(texts, memory and memory.to(model.device), opened.ranker(split))
+    return Reranker(opened.fusion, scorers, frequency, opened.shortlist)
+
+
+def scored_step(run: RunLayout, step: int | str | None = None) -> int | str | None:
+    """Return `step`, by default the newest step with a fusion; None without a fusion: `open_step` takes the best."""
+    return max(list_numbers(run.fusions), default=None) if step is None else step
+
+
+def scores_of(run: str, step: int) -> Literal["fused", "classifier"]:
+    """Return the name of a checkpoint's default scores: "fused" if the checkpoint has a fusion."""
+    return "fused" if is_published(RunLayout(run).fusion(step)) else "classifier"
+
+
+def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> RunFusion:
+    """Open the fusion that `extremis fuse` fitted to `checkpoint`. Raises InputError without a fusion; TableError."""
+    url, step = RunLayout(run).fusion(checkpoint.step), checkpoint.step
+    if not is_published(url):
+        raise InputError(f"{run}: step {step:,} has no fusion. Fit a fusion with `extremis fuse {data} {run}`.")
+    table = Table.open(url, KIND)
+    if table.parents["checkpoint"] != checkpoint.table.digest:
+        raise InputError(
+            f"{url}: the checkpoint of step {step:,} has changed since this fusion was fitted. Fit the fusion again "
+            f"with `extremis fuse {data} {run}`."
+        )
+    file = next((shard for shard in table.shards if shard.path in (TREE, WEIGHTS)), None)
+    if file is None:
+        raise TableError(f"{url}: contains neither {TREE} nor {WEIGHTS}. Fit the fusion again.")
+    parse = FusionWeights.parse if file.path == WEIGHTS else FusionTree.parse
+    return RunFusion(parse(read_shard(url, file, "Fit the fusion again."), join(url, file.path)), table)
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """Options for fitting a fusion to the checkpoint of `step` (None: the best) on the first `queries` of `split`.
+
+    `split`: None means the held-out rows, or else `val`. `shortlist`: number of labels per query to rerank.
+    """
+
+    split: str | None = None
+    step: int | str | None = None
+    shortlist: int = SHORTLIST
+    queries: int = QUERIES
+    device: str = "auto"
+
+
+def _open_validation(data: str, run: str, options: FitOptions) -> tuple[Recipe, Model, Checkpoint, str, list[pa.Table]]:
+    """Load the model as `load_model` does, and open the split to fit on, as one table per row group.
+
+    Raises the same errors as `load_model`, and InputError if the split or device does not exist. Raises TableError,
+    StorageError.
+    """
+    layout = DataLayout(data)
+    step = best_step(RunLayout(run)) if options.step is None else options.step  # not the step of an earlier fusion
+    recipe, model, checkpoint = load_model(layout, RunLayout(run), step, device=open_device(options.device))
+    split, table, share = open_held_out(layout, options.split, recipe.data, "A fusion")
+    rows = list(share.batches(table, scored_columns(table, model.columns), options.queries))
+    return recipe, model, checkpoint, split, rows
+
+
+REFIT_HOLDOUT = 0.03  # if a larger fraction of rows is held out, the ranker is fitted again with these rows
+
+
+def fit_ranker(
+    data: str, recipe: Recipe, budget: int = RANKER_BUDGET, seconds: float = math.inf, held_out: bool = False
+) -> LinearRanker | None:
+    """Fit the linear ranker to the training rows of `recipe` with `LinearRanker.of`; None for a mix or without rows.
+
+    Raises TableError, StorageError.
+    """
+    if recipe.data.mix:
+        return None
+    columns = columns_of(recipe.encoder.inputs)
+    return LinearRanker.of(DataLayout(data), recipe.data, columns, budget, held_out, seconds)
+
+
+def fit_weights(
+    data: str,
+    run: str,
+    options: FitOptions = FitOptions(),
+    budget: int = BUDGET,
+    ranker_budget: int = RANKER_BUDGET,
+    ranker: LinearRanker | None = None,
+    seconds: float = math.inf,
+) -> Manifest:
+    """Fit the weights for labels' texts, a memory and a linear ranker for a checkpoint.
+
+    The memory of the training points takes at most `budget` bytes, and is stored with the weights if the weight of the
+    memory is above 0. Held-out points are then added to the memory, although the weights were fitted without these
+    points. If no `ranker` is given, a ranker is fitted to training rows of at most `ranker_budget` bytes (0: no rows),
+    without held-out rows. The ranker is stored if the weight of the ranker is above 0, and fitted again with the
+    held-out rows if many rows are held out. Each fit of a ranker takes at most `seconds`. An existing fusion is
+    replaced. Raises InputError if the split or device does not exist. Raises TableError, StorageError.
+    """
+    layout = DataLayout(data)
+    recipe, model, checkpoint, split, groups = _open_validation(data, run, options)
+    whole = None if recipe.data.mix else Memory.build(model, layout, recipe.data, budget)
+    memory = whole and whole.first(whole.trained).indexed(_embed_first(model, groups, 3 * TUNED), budget)
+    readable = set(model.columns) <= {*Table.open(layout.labels, "labels").columns}
+    texts = embed_label_texts(model, layout) if model.head.has_rows and readable else None
+    ranker = ranker or fit_ranker(data, recipe, ranker_budget, seconds)
+    scorers = Scorers(texts, memory and memory.to(model.device), ranker)
+    scored, relevant = score_shortlists(model, scorers, groups, options.shortlist)
+    weights = FusionWeights.fit(scored, relevant)
+    rankings = {
+        "vectors": scored.scores,
+        **({"linear ranker": scored.linear} if ranker else {}),
+        "fused": weights.fuse(scored),
+    }
+    memory = memory.extended(whole) if memory and whole and weights.votes else None
+    facts = {
+        "split": split,
+        "queries": relevant.rows,
+        "shortlist": options.shortlist,
+        "texts": weights.texts,
+        "votes": weights.votes,
+        "linear": weights.linear,
+        "unit": weights.unit,
+        "metrics": {name: _measure(scored, scores, relevant) for name, scores in rankings.items()},
+        FACTS: memory.facts if memory else None,
+        "memory_bytes": memory.bytes if memory else 0,
+    }
+    kept = {FILE: ranker} if ranker and weights.linear else {}
+    if kept and recipe.data.holdout > REFIT_HOLDOUT:
+        all_rows = fit_ranker(data, recipe, ranker_budget, seconds, held_out=True)
+        kept = {FILE: all_rows or kept[FILE], TRAINED_FILE: kept[FILE]}
+    return publish_fusion(data, run, checkpoint, (WEIGHTS, weights.to_json()), facts, memory, kept)
+
+
+def carry_fusion(data: str, run: str, earlier: str, device: str = "auto", budget: int = BUDGET) -> Manifest | None:
+    """Copy the fusion of the run `earlier` that `run` continues: weights and linear ranker, but with a new memory.
+
+    Nothing is fitted; the ranker is the one without the rows that `earlier` held out, and the memory's index is tuned
+    on the memory's own points. Returns None if `earlier` has no fusion, or if `run` already has a fusion. Raises the
+    same errors as `fit_weights`.
+    """
+    layout = DataLayout(data)
+    _, before, _ = find_earlier(layout, RunLayout(earlier), scored_step(RunLayout(earlier)))
+    if not is_published(RunLayout(earlier).fusion(before.step)):
+        return None
+    step = best_step(RunLayout(run))
+    recipe, model, checkpoint = load_model(layout, RunLayout(run), step, device=open_device(device))
+    if is_published(RunLayout(run).fusion(checkpoint.step)):
+        return None
+    carried = open_fusion(data, earlier, before)
+    fusion, table = carried
+    memory = None
+    if isinstance(fusion, FusionWeights) and fusion.votes and not recipe.data.mix:
+        memory = Memory.build(model, layout, recipe.data, budget)
+        memory = memory.indexed(torch.from_numpy(memory.vectors[: 3 * TUNED].astype(np.float32)), budget)
+    ranker = carried.ranker(HOLDOUT)  # no row that `run` holds out has trained this ranker
+    rankers = {FILE: ranker} if ranker else {}
+    measured = table.parameters.get("carried_from", earlier)  # the run that fitted the fusion
+    facts = {**table.parameters, "carried_from": measured, FACTS: memory.facts if memory else None}
+    facts["memory_bytes"] = memory.bytes if memory else 0
+    name = WEIGHTS if isinstance(fusion, FusionWeights) else TREE
+    return publish_fusion(data, run, checkpoint, (name, fusion.to_json()), facts, memory, rankers)
+
+
+def describe_weights(facts: dict[str, Any]) -> str:
+    """Describe the fitted weights, and the size and speed of the memory."""
+    memory = f" ({describe_memory(facts[FACTS])})" if facts["votes"] else ""
+    return (
+        f"fitted on {facts['queries']:,} queries of {facts['split']}: {facts['texts']:.2f} x labels' texts + "
+        f"{facts['votes']:.2f} x votes of training points{memory} + {facts['linear']:.2f} x linear ranker; P@1 / P@5 "
+        "on these queries: "
+        + ", ".join(f"{name} {of['P@1']:.1f} / {of['P@5']:.1f}" for name, of in facts["metrics"].items())
+    )
+
+
+def _embed_first(model: Model, groups: Iterable[pa.Table], count: int) -> torch.Tensor:
+    """Embed the first `count` rows of `groups`, or all rows if there are fewer."""
+    embedded = [torch.zeros(0, model.width)]
+    for rows in groups:
+        missing = count - sum(map(len, embedded))
+        embedded += [model.embed_table(rows.slice(0, missing)).float().cpu()] if missing > 0 else []
+    return torch.cat(embedded)
+
+
+def _measure(scored: ShortlistScores, scores: np.ndarray, relevant: Ragged) -> dict[str, float]:
+    """Return P@1 and P@5 of the shortlists ranked by `scores` [B, S]."""
+    order = np.argsort(-np.where(scored.ids == PAD, -np.inf, scores), axis=1, kind="stable")
+    metrics = Metrics((1, 5))
+    metrics.update(np.take_along_axis(scored.ids, order, 1), relevant)
+    return {name: round(value, 2) for name, value in metrics.result().items() if name.startswith("P@")}
+
+
+def score_shortlists(
+    model: Model, scorers: Scorers, groups: Iterable[pa.Table], shortlist: int, with_relevant: bool = False
+) -> tuple[ShortlistScores, Ragged]:
+    """Return the scores [B, S] of all scorers on the queries' shortlists, and the queries' labels.
+
+    `with_relevant`: also score a query's own labels that are not in the shortlist, unless a filter removes the labels.
+    """
+    labels, parts, relevant = LabelRows(model.head.vectors, model.head.start), [], []
+    for rows in groups:
+        x, filters, positives = model.embed_table(rows), filters_of(rows), list_column(rows, "label_ids")
+        scores, ids = filtered_top_k(x, labels, shortlist, filters)
+        if with_relevant:
+            missing = positives.padded()
+            missing = np.where(Ragged.from_matrix(ids).contains(missing) | filters.contains(missing), PAD, missing)
+            scores = np.concatenate([scores, labels.score(x, missing)], axis=1)
+            ids = np.concatenate([ids, missing], axis=1)
+        parts.append(scorers.score(x, Inputs.of(rows), labels, (scores, ids), filters))
+        relevant.append(positives)
+    width = max(part.ids.shape[1] for part in parts)
+    columns = zip(zip(*parts, strict=True), (PAD, 0, 0, 0, 0), strict=True)  # ids, and scores of each kind
+    joined = (np.concatenate([pad_columns(part, width, pad) for part in column]) for column, pad in columns)
+    return ShortlistScores(*joined), Ragged.join(relevant)
+
+
+def fit_tree(data: str, run: str, options: FitOptions = FitOptions()) -> Manifest:
+    """Fit the tree for a checkpoint, on the `shortlist` best labels of each query and on the query's own labels.
+
+    An existing fusion is replaced. Raises InputError if the split or device does not exist, or if there are no texts or
+    no classifier. Raises TableError, StorageError.
+    """
+    layout = DataLayout(data)
+    _, model, checkpoint, split, groups = _open_validation(data, run, options)
+    scorers = Scorers(embed_label_texts(model, layout))
+    scored, positives = score_shortlists(model, scorers, groups, options.shortlist, with_relevant=True)
+    listed = scored.ids != PAD
+    relevant, frequency = positives.contains(scored.ids)[listed], label_statistics(layout).frequency
+    tree = FusionTree.fit(scored.texts[listed], scored.scores[listed], frequency[scored.ids[listed]], relevant)
+    facts = {
+        "split": split,
+        "queries": positives.rows,
+        "pairs": len(relevant),
+        "positive_pairs": int(relevant.sum()),
+        "shortlist": options.shortlist,
+        "depth": DEPTH,
+    }
+    return publish_fusion(data, run, checkpoint, (TREE, tree.to_json()), facts)

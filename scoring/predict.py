@@ -1,0 +1,616 @@
+"""`load` a model, predict and explain; predictions to files."""
+
+import contextlib
+import csv
+import functools
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tokenizers import Tokenizer
+
+from pipelines.formats.base import Fields, parse_fields_by_table
+from pipelines.formats.keyed import Texts
+from pipelines.sharding.tokenizer import FILE, encode_texts, open_tokenizer
+from schemas import PAD, arrow, storage
+from schemas.arrow import DENSE
+from schemas.errors import InputError, MissingExtra, without_controls
+from schemas.layout import DataLayout
+from schemas.options import whole_number
+from schemas.process import Say
+from schemas.ragged import Ragged, counts_of, offsets_of
+from schemas.shard_files.parquet import filters_of, list_array, list_column
+from schemas.table import Table
+from scoring.exported import ENCODER, Answer, Exported, resolve_export, use_threads
+from scoring.fusion import FusionWeights
+from scoring.memory import shares_of
+from scoring.objects import html_table, input_url, items_of, require_texts
+from search.nearest import find_device
+from trainer.inputs import Inputs, open_queries, require_inputs
+
+_BATCH = 512  # texts per batch
+_EMBEDDER = "Give a path or hub name of the same model: --embedder MODEL, or extremis.load(export, embedder=MODEL)."
+
+
+@dataclass(frozen=True)
+class Label:
+    """A label: key, text, and score if it is a prediction.
+
+    `probability`: the probability that the label is correct, if the export is calibrated.
+    """
+
+    key: str
+    text: str
+    score: float | None = None
+    probability: float | None = None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The best labels of a text, best first; the most frequent labels if `known_tokens` is 0.
+
+    `none_of_these`: True if even the best label is probably incorrect; None if the export is not calibrated.
+    """
+
+    text: str
+    labels: tuple[Label, ...]
+    known_tokens: int
+    none_of_these: bool | None = None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Terms that add up to a label's score: `parts` by source, with details in `words` and `points`.
+
+    "vector": the label's vector; "text": the embedding of the label's text; "points": votes of nearby training points;
+    "words": the linear ranker; "tree": the tree of `extremis fuse --by tree`; "prior": for a text without known tokens.
+    `words`: (a word or two neighbouring words, contribution to the score); `points`: (key, cosine, contribution).
+    """
+
+    score: float
+    parts: dict[str, float]
+    words: list[tuple[str, float]] = field(default_factory=list)
+    points: list[tuple[str, float, float]] = field(default_factory=list)
+
+
+class Predictions(list[Prediction]):
+    """One prediction per text, in the order of the texts; shown as a table in a notebook."""
+
+    def __repr__(self) -> str:
+        blocks = []
+        for prediction in self:
+            lines = [f"  {label.score:9.4f}  {label.key}  {label.text}" for label in prediction.labels]
+            blocks.append("\n".join([prediction.text, *lines]))
+        return without_controls("\n".join(blocks))
+
+    def _repr_html_(self) -> str:
+        pairs = ((prediction.text, label) for prediction in self for label in prediction.labels)
+        rows = [[text, label.key, label.text, f"{label.score:.4f}"] for text, label in pairs]
+        return html_table(["text", "key", "label", "score"], rows)
+
+
+class Labels(Sequence[Label]):
+    """All labels of a model, indexed by label id."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._keys, self._texts = (table[name].combine_chunks() for name in ("key", "text"))
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, label_id: int) -> Label:  # type: ignore[override]
+        return Label(self._keys[label_id].as_py(), self._texts[label_id].as_py() or "")
+
+    def scored(self, ids: np.ndarray, *numbers: np.ndarray) -> list[Label]:
+        """Return the labels `ids` int64 [n] with their scores [n], and their probabilities [n] if given."""
+        columns = zip(ids.tolist(), *(column.tolist() for column in numbers), strict=True)
+        return [Label(self._keys[n].as_py(), self._texts[n].as_py() or "", *scores) for n, *scores in columns]
+
+    def __repr__(self) -> str:
+        first = ", ".join(repr(self[n].key) for n in range(min(3, len(self))))
+        return f"{len(self):,} labels: {first}, …"
+
+    def ids(self, keys: Sequence[str]) -> list[int]:
+        """Return the ids of the labels with these `keys`. Raises InputError if a label does not exist."""
+        try:
+            return [self._ids[key] for key in keys]
+        except (KeyError, TypeError) as error:
+            raise InputError(f"unknown label key {error}.") from None
+
+    def known_ids(self, keys: Sequence[str]) -> list[int]:
+        """Return the ids of the labels with these `keys`; keys that are not labels are left out."""
+        return [self._ids[key] for key in keys if key in self._ids]
+
+    @functools.cached_property
+    def _ids(self) -> dict[str, int]:
+        return {key: label_id for label_id, key in enumerate(self.keys)}
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys of all labels, by id."""
+        return self._keys.to_pylist()
+
+    @property
+    def texts(self) -> list[str]:
+        """Texts of all labels, by id."""
+        return self._texts.to_pylist()
+
+
+class Model:
+    """An open export with `predict`, `embed` and `labels`. It stays the same when another export becomes current."""
+
+    def __init__(self, exported: Exported, place: str, embedder: str | None = None, say: Say = print) -> None:
+        self._exported, self._place, self._say = exported, place, say
+        columns, self._embed = exported.serving.columns, open_embedder(exported, embedder)
+        if "feature_ids" in columns or (self._embed is None and DENSE in columns):
+            needed = "sparse features" if "feature_ids" in columns else "your own vectors"
+            raise InputError(f"{exported.table.url}: the encoder needs {needed}, not only texts. Use extremis.predict.")
+        self._tokenizer = TextTokenizer.of(exported)
+
+    def __repr__(self) -> str:
+        dimension, step = (self._exported.table.parameters[name] for name in ("dimension", "step"))
+        return f"{self._exported.table.url}: {len(self.labels):,} labels, {dimension} dimensions, step {step:,}"
+
+    @property
+    def url(self) -> str:
+        """URL of the export; if a folder was opened, URL of the export that was current at that time."""
+        return self._exported.table.url
+
+    @property
+    def is_current(self) -> bool:
+        """False if the opened folder now has another current export; `load` the folder again to use that export."""
+        return resolve_export(self._place) == self.url
+
+    @functools.cached_property
+    def labels(self) -> Labels:
+        """All labels, by id."""
+        return Labels(self._exported.label_table(("key", "text")))
+
+    def predict(
+        self,
+        texts: Any,
+        k: int = 5,
+        *,
+        threshold: float | None = None,
+        precision: float | None = None,
+        filter: Iterable[str] | Iterable[Iterable[str]] = (),
+    ) -> Predictions:
+        """Return the best `k` labels of each text that score at least `threshold`, or the threshold for `precision`.
+
+        `texts`: a text; a list, Series or array of texts; or a data frame, an Arrow table or a list of dictionaries,
+        with the fields of DATA. `filter`: keys of labels to leave out, where a message counts keys that are not labels;
+        or a list of keys of labels for each text. Raises InputError for other values, if there is no threshold for this
+        precision, or if both limits are given.
+        """
+        k, lowest = whole_number("k", k, 1), self._exported.lowest_score(threshold, precision)
+        texts = self._read(texts)
+        left_out = _listed(filter, "filter")
+        is_shared = all(isinstance(key, str) for key in left_out)
+        if not is_shared and len(left_out) != len(texts):
+            raise InputError(
+                f"filter: expected keys of labels, or a list of keys for each of the {len(texts):,} texts, got "
+                f"{len(left_out):,} items."
+            )
+        exported = leave_out(self._exported, self.labels, left_out, self._say) if is_shared else self._exported
+        predictions = Predictions()
+        for part, inputs, known in self._batches(texts):
+            filters = None if is_shared else self._filters(left_out, len(predictions), len(predictions) + len(part))
+            answer = exported.answer(inputs, k, filters, known)
+            is_kept = answer.reaching(lowest)
+            numbers = [column[is_kept] for column in (answer.scores, answer.probabilities) if column is not None]
+            labels = iter(self.labels.scored(answer.ids[is_kept], *numbers))
+            none = [None] * len(part) if answer.none_of_these is None else answer.none_of_these.tolist()
+            facts = zip(part, is_kept.sum(axis=1).tolist(), known.tolist(), none, strict=True)
+            for text, count, tokens, is_none in facts:
+                predictions.append(Prediction(text, tuple(itertools.islice(labels, count)), tokens, is_none))
+        return predictions
+
+    def explain(self, text: str, label: int | str) -> Explanation:
+        """Return the terms of a label's score for a text. `label`: id or key. Raises InputError for unknown labels."""
+        label_id = self.labels.ids([label])[0] if isinstance(label, str) else whole_number("label", label)
+        if label_id >= len(self.labels):
+            raise InputError(f"label = {label}: expected a label id from 0 to below {len(self.labels):,}.")
+        require_texts([text], "text")
+        ((_, inputs, known),) = self._batches([text])
+        serving = self._exported.serving
+        if not known[0]:
+            odds = float(self._exported.prior[1][label_id])
+            return Explanation(odds, {"prior": odds})
+        fused, scored = serving.fused, serving.parts(inputs, np.array([[label_id]]))
+        terms = {"vector": scored.scores} if fused is None else fused.fusion.parts(scored, fused.frequency[scored.ids])
+        parts = {name: float(term.item()) for name, term in terms.items()}
+        explained = Explanation(sum(parts.values()), parts)
+        if fused is not None and isinstance(fused.fusion, FusionWeights):
+            weights, linear, memory = fused.fusion, fused.scorers.linear, fused.scorers.memory
+            if linear is not None and inputs.tokens is not None:
+                for ids, added in linear.explain(inputs.tokens.entries, label_id):
+                    explained.words.append((self._tokenizer.words(ids), weights.linear * added))
+            if memory is not None:
+                cosines, points = memory.nearest(serving.embed(inputs))
+                voting = memory.labels.take(points[0]).contains(np.full((points.size, 1), label_id))[:, 0]
+                added = weights.votes * shares_of(cosines, points)[0, voting]
+                keys = self._exported.point_keys(points[0, voting])
+                explained.points.extend(zip(keys, cosines[0, voting].tolist(), added.tolist(), strict=True))
+        return explained
+
+    def embed(self, texts: Any) -> np.ndarray:
+        """Embed texts for products with the labels' vectors: float32 [N, D], or [N, D + 1] with a last column of 1.
+
+        `texts`: as for `predict`. Raises InputError for other things.
+        """
+        parts = [self._exported.serving.embed(inputs) for _, inputs, _ in self._batches(self._read(texts))]
+        dimension = int(self._exported.table.parameters["dimension"])
+        return np.concatenate(parts) if parts else np.zeros((0, dimension), np.float32)
+
+    def _filters(self, lists: list[Any], start: int, stop: int) -> Ragged:
+        """Return the ids of the labels to leave out for texts [start, stop). Raises InputError."""
+        ids = [self.labels.ids(_listed(lists[n], f"filter[{n}]")) for n in range(start, stop)]
+        return Ragged.from_counts(np.array([*itertools.chain(*ids)], np.int64), np.array([*map(len, ids)], np.int64))
+
+    def _read(self, texts: Any) -> list[str]:
+        """Return the texts in anything that `predict` accepts. Raises InputError."""
+        listed = [texts] if isinstance(texts, str) else items_of(texts)
+        if listed is None or any(isinstance(row, Mapping) for row in listed):
+            from pipelines.formats.keyed import Texts
+
+            made_with, title_only = text_fields(self._exported)
+            with input_url({"texts": texts if listed is None else listed}) as url:
+                rows = Texts(url, title_only=title_only, made_with=made_with).batches(_BATCH, False)
+                return [text for some in rows for text in some["text"].to_pylist()]
+        require_texts(listed, "texts")
+        return listed
+
+    def _batches(self, listed: list[str]) -> Iterator[tuple[list[str], Inputs, np.ndarray]]:
+        """Yield batches of texts, with the encoder's inputs and the number of known tokens. Raises InputError."""
+        for start in range(0, len(listed), _BATCH):
+            part = listed[start : start + _BATCH]
+            dense = None if self._embed is None else pa.table({DENSE: self._embed(pa.array(part, pa.string()))})
+            tokens, known = self._tokenizer.encode(part)
+            yield part, Inputs(tokens, dense=dense and Inputs.of(dense).dense), known
+
+
+def _listed(keys: Any, place: str) -> list[Any]:
+    """Return the items of a list, a set or another iterable. Raises InputError."""
+    listed = [*keys] if isinstance(keys, Set) else items_of(keys)
+    if listed is None:
+        raise InputError(f"{place}: expected a list of label keys, got {type(keys).__name__}: {keys!r:.80}.")
+    return listed
+
+
+def text_fields(exported: Exported) -> tuple[Fields, bool]:
+    """Return the names of the fields that DATA was made with, and whether the texts of DATA are only titles."""
+    made_with = exported.table.parameters["texts"]
+    return parse_fields_by_table(made_with["fields"] or "")[0], made_with["text"] == "title"
+
+
+def leave_out(exported: Exported, labels: Labels, keys: Sequence[str], say: Say) -> Exported:
+    """Return the export without the labels `keys`; `say` gets a message that counts keys that are not labels."""
+    ids = labels.known_ids(keys)
+    if len(ids) < len(keys):
+        say(f"filter: {len(keys) - len(ids):,} of {len(keys):,} keys are not labels of {exported.table.url}")
+    return exported.without(ids)
+
+
+def open_export(url: str, exact: bool = False, threads: int | None = None, device: str = "auto") -> Exported:
+    """Open the export at `url` on `device`, with `threads` threads for searches.
+
+    Raises InputError if the device does not exist, TableError, and StorageError.
+    """
+    exported = Exported.open(url, exact, find_device(device))
+    use_threads(threads)
+    return exported
+
+
+def open_embedder(exported: Exported, place: str | None = None) -> Callable[[pa.Array], pa.Array] | None:
+    """Open the text model whose dense vectors an export's encoder reads, by its recorded name or at `place`.
+
+    The returned function computes a column of vectors from texts; None if the encoder reads no vectors. Raises
+    InputError if the model is missing or different.
+    """
+    recorded = exported.dense_model if DENSE in exported.serving.columns else None
+    if recorded is None:
+        if place is not None:
+            raise InputError(
+                f"--embedder {place}: {exported.table.url} does not use a text model. Leave --embedder out."
+            )
+        return None
+    from pipelines.models import dense_column
+    from trainer.encoders.texts import TextFiles
+
+    url, model = exported.table.url, replace(recorded, name=place or recorded.name)
+    try:
+        files = TextFiles.find(model.name)
+    except InputError as error:
+        raise InputError(f"{url}: the encoder reads the vectors of a text model: {error} {_EMBEDDER}") from None
+    if files.digest != recorded.digest:
+        raise InputError(
+            f"{url}: the encoder reads the vectors of the model {recorded.name} (digest {recorded.digest[:12]}…), but "
+            f"{model.name} is a different model (digest {files.digest[:12]}…). {_EMBEDDER}"
+        )
+    return functools.partial(dense_column, model.embedder("queries"), dimension=exported.table.parameters[DENSE])
+
+
+@dataclass(frozen=True, eq=False)
+class TextTokenizer:
+    """The tokenizer of an export.
+
+    `unknown` [n]: special and unknown tokens. `counts_words`: count words, not known tokens.
+    """
+
+    tokenizer: Tokenizer
+    unknown: np.ndarray
+    counts_words: bool
+    url: str
+
+    @classmethod
+    def of(cls, exported: Exported) -> "TextTokenizer":
+        """Open the tokenizer of an export whose encoder reads tokens."""
+        place = exported.files.folder / ENCODER / FILE
+        tokenizer = open_tokenizer(place.read_bytes(), str(place))
+        added = tokenizer.get_added_tokens_decoder().items()
+        unknown_token = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")
+        unknown = {number for number, token in added if token.special} | {unknown_token}
+        counts_words = DENSE in exported.serving.columns
+        return cls(tokenizer, np.array([*(unknown - {None})], np.int64), counts_words, exported.table.url)
+
+    def encode(self, texts: Sequence[str]) -> tuple[Ragged, np.ndarray]:
+        """Return the tokens of `texts` [B], and the numbers of known tokens (words if `counts_words`), int64 [B]."""
+        values, offsets, _ = encode_texts(self.tokenizer, texts, f"of {self.url}")
+        known = counts_of(offsets_of((values[:, None] != self.unknown).all(1))[offsets])
+        return Ragged(values, offsets), np.array([len(text.split()) for text in texts]) if self.counts_words else known
+
+    def words(self, ids: Sequence[int]) -> str:
+        """Return the words for token ids."""
+        return " ".join(str(self.tokenizer.id_to_token(token)) for token in ids)
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # first characters of cells that spreadsheets read as formulas
+_TAG = "extremis"
+KNOWN_TOKENS = "known_tokens"
+_LISTS = {"labels": pa.string(), "scores": pa.float32(), "label_ids": pa.int64(), "texts": pa.string()}
+_COLUMNS = {"key": pa.string(), **{name: pa.list_(kind) for name, kind in _LISTS.items()}}
+_EXTRA_COLUMNS = {"probabilities": pa.list_(pa.float32()), KNOWN_TOKENS: pa.int32()}  # if calibrated; if from texts
+_SCHEMA = arrow.without_nulls(_COLUMNS)
+
+Write = Callable[[pa.Table], None]  # writes one batch of predictions, made by `prediction_table`
+
+
+def write_predictions(
+    exported: Exported,
+    rows: Iterator[pa.Table],
+    out: str,
+    *,
+    k: int,
+    lowest: float = -np.inf,
+    to: str | None = None,
+    safe_cells: bool = False,
+    filter: bool = True,
+    on_rows: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """Write the best `k` labels of every row that score at least `lowest`, except labels in the row's filter pairs.
+
+    `to`: format of the file; None: depends on the name. `safe_cells`: no CSV cell starts like a formula.
+    `on_rows` gets the number of rows that are done. Raises ExtremisError.
+    """
+    labels = exported.label_table(("key", "text"))
+    done = predictions = 0
+    began = time.perf_counter()
+    first = [*itertools.islice(rows, 1)]
+    extra = {"probabilities"} if exported.calibration is not None else set()
+    extra |= {name for table in first for name in table.column_names}
+    schema = arrow.without_nulls(
+        {**_COLUMNS, **{name: _EXTRA_COLUMNS[name] for name in _EXTRA_COLUMNS if name in extra}}
+    )
+    with open_writer(out, to, len(labels), safe_cells, schema) as write:
+        for table in itertools.chain(first, rows):
+            known = table[KNOWN_TOKENS].to_numpy() if KNOWN_TOKENS in table.column_names else None
+            inputs = Inputs.of(table.select(exported.serving.columns))
+            answer = exported.answer(inputs, k, filters_of(table) if filter else None, known)
+            answer = answer._replace(ids=np.where(answer.reaching(lowest), answer.ids, PAD))
+            write(prediction_table(table, answer, labels, schema))
+            done += table.num_rows
+            predictions += int((answer.ids != PAD).sum())
+            if on_rows is not None:
+                on_rows(done)
+    seconds = time.perf_counter() - began
+    counts = {"queries": done, "predictions": predictions, "seconds": round(seconds, 3)}
+    return {"out": out, "export": exported.table.url, **counts}
+
+
+def rows_of_texts(exported: Exported, texts: Texts, batch: int, embedder: str | None = None) -> Iterator[pa.Table]:
+    """Return texts with the columns that the encoder reads, `batch` rows at a time. Raises ExtremisError.
+
+    `embedder`: a different path or hub name of the model that computed the dense vectors of DATA. The call also warms
+    up the model.
+    """
+    columns = exported.serving.columns
+    features, embed = "feature_ids" in columns, open_embedder(exported, embedder)
+    vector_dimension = 0 if embed or DENSE not in columns else exported.table.parameters[DENSE]
+    tokenizer = TextTokenizer.of(exported) if "input_ids" in columns or embed else None
+
+    def with_columns(rows: pa.RecordBatch) -> pa.Table:
+        table = pa.Table.from_batches([rows])
+        if tokenizer is not None:
+            tokens, known = tokenizer.encode(rows["text"].to_pylist())
+            table = table.append_column("input_ids", list_array(tokens.values, tokens.offsets, pa.uint32()))
+            if not (features or vector_dimension):  # a row may have only features or vectors
+                table = table.append_column(KNOWN_TOKENS, pa.array(known, pa.int32()))
+        return table if embed is None else table.append_column(DENSE, embed(rows["text"]))
+
+    if not (features or vector_dimension):
+        a_text = with_columns(pa.record_batch({"text": pa.array(["a text"])}))
+        exported.answer(Inputs.of(a_text.select(columns)), 1)
+    return map(with_columns, texts.batches(batch, features, vector_dimension))
+
+
+def rows_of_split(exported: Exported, data: str, split: str) -> tuple[Iterator[pa.Table], int]:
+    """Return an iterator over the row groups of a split of the run's DATA, and the number of rows.
+
+    Batches and filters are the same as in `extremis evaluate`, so the predictions are also the same. Raises InputError,
+    TableError, StorageError.
+    """
+    digest, trained = Table.open(data, "data").digest, exported.table.parents["data"]
+    if digest != trained:
+        raise InputError(
+            f"{exported.table.url}: this export comes from a run on data with digest {trained[:12]}…, but {data} has "
+            f"digest {digest[:12]}…. Give the DATA of that run, or give the texts as INPUT."
+        )
+    queries = open_queries(DataLayout(data), split)
+    require_inputs(queries, exported.serving.inputs)
+    present = {column.name for column in queries.manifest.columns}
+    columns = ["key", *exported.serving.columns, *({"filter_label_ids"} & present)]
+    return queries.batches(columns), queries.rows
+
+
+@contextlib.contextmanager
+def open_writer(
+    out: str, form: str | None, labels: int, safe_cells: bool = False, schema: pa.Schema = _SCHEMA
+) -> Iterator[Write]:
+    """Open a writer for predictions among `labels` labels; publish the file at `out` when the block ends without error.
+
+    `schema`: the schema of the predictions. `safe_cells`: no CSV cell starts like a formula. Raises StorageError, and
+    InputError if neither `form` nor the name specifies the format, or if the format does not fit `out` or `safe_cells`.
+    """
+    form = form or next((form for end, form in _FORMS_BY_ENDING.items() if out.endswith(end)), None)
+    if form is None:
+        raise InputError(
+            f"{out}: unknown file ending (expected {', '.join(_FORMS_BY_ENDING)}). Give the format with --to FORM."
+        )
+    if safe_cells and form != "csv":
+        raise InputError(
+            f"--safe-cells works only with CSV, but OUT is {form}. Leave --safe-cells out, or give --to csv."
+        )
+    make = functools.partial(_write_csv, safe_cells=True) if safe_cells else _FORMS[form]
+    with storage.writing(out) as path, make(path, labels, schema) as write:
+        yield write
+
+
+def prediction_table(rows: pa.Table, answer: Answer, labels: pa.Table, schema: pa.Schema = _SCHEMA) -> pa.Table:
+    """Build a table with one row for each of `rows` [B]: key, label keys, scores, label ids and label texts.
+
+    Padding is removed. `labels` [L]: key, text. If `schema` has the columns, probabilities and known tokens are added.
+    """
+    present = answer.ids != PAD
+    offsets = pa.array(offsets_of(present.sum(axis=1)).astype(np.int32))
+    flat = pa.array(answer.ids[present])
+    named, texts = (labels[name].combine_chunks().take(flat).cast(pa.string()) for name in ("key", "text"))
+    lists = {"labels": named, "scores": pa.array(answer.scores[present], pa.float32()), "label_ids": flat}
+    lists["texts"] = texts.fill_null("")
+    if answer.probabilities is not None:
+        lists["probabilities"] = pa.array(answer.probabilities[present], pa.float32())
+    arrays = {name: pa.ListArray.from_arrays(offsets, column) for name, column in lists.items()}
+    return pa.table([arrays[name] if name in arrays else rows[name] for name in schema.names], schema=schema)
+
+
+@contextlib.contextmanager
+def _write_lines(
+    format_query: Callable[[dict[str, Any]], str], path: str, labels: int, schema: pa.Schema
+) -> Iterator[Write]:
+    with open(path, "w", encoding="utf-8") as file:
+        yield lambda table: file.writelines(map(format_query, table.to_pylist()))
+
+
+def _json_line(query: dict[str, Any]) -> str:
+    """Format a query as {"key", "labels": [keys], "scores": [...], "label_ids": [...], "texts": [...]}."""
+    for name in {"scores", "probabilities"} & query.keys():
+        query[name] = [float(f"{number:.7g}") for number in query[name]]
+    return json.dumps(query, ensure_ascii=False) + "\n"
+
+
+def _trec_lines(seen: set[str], query: dict[str, Any]) -> str:
+    """Format lines `query Q0 label rank score tag` for trec_eval and pytrec_eval; ranks start at 1.
+
+    `seen`: keys of the earlier queries, to which the query's key is added.
+    """
+    key, lines = query["key"], ""
+    if key in seen:
+        raise InputError(
+            f"a TREC run names each query once, but the key {key!r} belongs to two rows. Give each row a unique key, "
+            "or write .jsonl, .parquet or .npz instead."
+        )
+    seen.add(key)
+    for rank, (label, score) in enumerate(zip(query["labels"], query["scores"], strict=True), 1):
+        if len(key.split()) != 1 or len(label.split()) != 1:
+            raise InputError(
+                f"fields of a TREC run are separated by spaces, but the key {key!r} or {label!r} contains a space. "
+                "Write .jsonl, .parquet or .npz instead."
+            )
+        lines += f"{key} Q0 {label} {rank} {score:.9g} {_TAG}\n"
+    return lines
+
+
+@contextlib.contextmanager
+def _write_csv(path: str, labels: int, schema: pa.Schema, safe_cells: bool = False) -> Iterator[Write]:
+    """Write one row per label: key, rank (from 1), label, text, score, and probability if present.
+
+    `safe_cells`: put an apostrophe before cells that start like a formula.
+    """
+
+    def safe(cell: str) -> str:
+        return f"'{cell}" if safe_cells and cell.startswith(_FORMULA) else cell
+
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        more = [name for name in ("probabilities",) if name in schema.names]
+        writer.writerow(["key", "rank", "label", "text", "score", *(["probability"] if more else [])])
+
+        def write(table: pa.Table) -> None:
+            for query in table.to_pylist():
+                columns = zip(*(query[name] for name in ("labels", "texts", "scores", *more)), strict=True)
+                for rank, (label, text, *of) in enumerate(columns, 1):
+                    writer.writerow([safe(query["key"]), rank, safe(label), safe(text), *(f"{n:.7g}" for n in of)])
+
+        yield write
+
+
+@contextlib.contextmanager
+def _write_parquet(path: str, labels: int, schema: pa.Schema) -> Iterator[Write]:
+    """Write columns key string, labels list<string>, scores list<float>, label_ids list<int64>, texts list<string>.
+
+    If the export is calibrated, there is a column probabilities list<float>; for texts, known_tokens int32.
+    """
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        yield writer.write_table
+
+
+@contextlib.contextmanager
+def _write_matrix(path: str, labels: int, schema: pa.Schema) -> Iterator[Write]:
+    """Write a file for `scipy.sparse.load_npz`: CSR [N, L] float32, with sorted columns. Row n is the n-th query.
+
+    All predictions are held in memory until the file is written.
+    """
+    try:
+        from scipy import sparse
+    except ImportError:
+        raise MissingExtra("a matrix .npz needs SciPy", "trainer") from None
+    batches = [sparse.csr_array((0, labels), dtype=np.float32)]
+
+    def write(table: pa.Table) -> None:
+        ids, offsets = list_column(table, "label_ids")
+        values = list_column(table, "scores").values, ids, offsets
+        batches.append(sparse.csr_array(values, shape=(table.num_rows, labels)))
+
+    yield write
+    matrix = sparse.csr_matrix(sparse.vstack(batches, format="csr"))
+    matrix.sort_indices()
+    # The narrowest index type, independent of the types of the parts.
+    kind = sparse.get_index_dtype(maxval=max(labels, matrix.nnz))
+    matrix.indices, matrix.indptr = matrix.indices.astype(kind), matrix.indptr.astype(kind)
+    with open(path, "wb") as file:
+        sparse.save_npz(file, matrix, compressed=False)
+
+
+_FORMS: dict[str, Callable[[str, int, pa.Schema], contextlib.AbstractContextManager[Write]]] = {
+    "jsonl": functools.partial(_write_lines, _json_line),
+    "trec": lambda *of_file: _write_lines(functools.partial(_trec_lines, set()), *of_file),
+    "parquet": _write_parquet,
+    "csv": _write_csv,
+    "npz": _write_matrix,
+}
+_FORMS_BY_ENDING = {**{f".{form}": form for form in _FORMS}, ".ndjson": "jsonl", ".run": "trec"}

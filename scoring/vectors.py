@@ -1,0 +1,248 @@
+"""Vectors of an export in mapped safetensors files, one per label range, and a Faiss index for each range.
+
+This module builds, updates, tunes, opens and searches indexes. Faiss is loaded only when needed. Candidates from an
+index are scored exactly, as in mining.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from safetensors.numpy import load
+
+from schemas import PAD
+from schemas.errors import ExtremisError
+from schemas.layout import shard_name
+from schemas.manifest import Shard
+from schemas.mapped import MappedFile, map_tensors
+from search.index import Factory, choose
+
+if TYPE_CHECKING:
+    from search.block import Block
+
+NAME, POSITIONS = "weight", "rows"
+_COMPARED = 1 << 16  # number of rows compared at a time
+DTYPES = {name: np.dtype(name) for name in ("float32", "float16")}
+EXACT_LABELS = 1 << 17  # up to this number, exact search answers in milliseconds
+_SEED = 0
+_MOST_MOVED = 2  # an index is rebuilt if more than 1 / _MOST_MOVED of its rows have moved: the lists no longer fit
+
+
+def map_vectors(file: MappedFile) -> np.ndarray:
+    """Return the rows [n, D] of a mapped file of vectors, without a copy. Raises ValueError for any other file."""
+    tensors = map_tensors(file)
+    if [*tensors] != [NAME] or tensors[NAME].dtype not in DTYPES.values():
+        raise ValueError(f"tensors {', '.join(tensors)}, expected only {NAME}")
+    return tensors[NAME]
+
+
+def patch_vectors(rows: np.ndarray, patch: bytes) -> None:
+    """Replace mapped rows with the rows of a patch. Raises ValueError if the patch does not match the rows."""
+    tensors = load(patch)
+    positions, changed = tensors[POSITIONS], tensors[NAME]
+    if changed.shape != (len(positions), rows.shape[1]) or changed.dtype != rows.dtype or positions.min(initial=0) < 0:
+        raise ValueError(f"changed vectors of shape {changed.shape}, {changed.dtype}, over {rows.shape}, {rows.dtype}")
+    rows[positions] = changed
+
+
+def changed_rows(before: np.ndarray, after: np.ndarray) -> np.ndarray | None:
+    """Return positions of rows that differ in any bit, ascending; None if the arrays differ in shape or type."""
+    if (before.shape, before.dtype) != (after.shape, after.dtype):
+        return None
+    bits = np.dtype(f"u{before.dtype.itemsize}")
+    changed = [np.zeros(0, np.int64)]
+    for start in range(0, len(before), _COMPARED):
+        pair = (np.ascontiguousarray(rows[start : start + _COMPARED]).view(bits) for rows in (before, after))
+        changed.append(start + np.flatnonzero(np.not_equal(*pair).any(axis=1)))
+    return np.concatenate(changed)
+
+
+class Vectors:
+    """Vectors [L, D], stored as one array per label range, for exact search and for scores of pairs.
+
+    A slice is an array; a slice within one range is a view. `device`: for exact search, cpu or a PyTorch device.
+    """
+
+    def __init__(self, ranges: Sequence[np.ndarray], device: str = "cpu") -> None:
+        self.ranges, self.device = tuple(ranges), device
+        self.starts = np.cumsum([0, *map(len, ranges)])
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self), self.ranges[0].shape[1]
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        start, stop, _ = rows.indices(len(self))
+        parts = [array[max(start - first, 0) : max(stop - first, 0)] for first, array in self.parts()]
+        some = [part for part in parts if len(part)] or parts[:1]
+        return some[0] if len(some) == 1 else np.concatenate(some)
+
+    def parts(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield (first label, rows [n, D]) of every range."""
+        return zip(self.starts.tolist(), self.ranges, strict=False)
+
+    @cached_property
+    def indexed(self) -> "tuple[IndexedRange, ...]":
+        """The ranges as `IndexedRange` objects without indexes."""
+        from search.block import Block
+
+        blocks = (Block(first, rows, device=self.device, coded=True) for first, rows in self.parts() if len(rows))
+        return tuple(IndexedRange(block, 1) for block in blocks)
+
+    def of(self, rows: "Vectors") -> "Vectors":
+        """Return the same labels with other `rows`."""
+        return rows
+
+    def score(self, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """Multiply the rows of labels `ids` [B, S] by x [B, D or more]: float32 [B, S], 0 for padding."""
+        from search.block import score
+
+        x, scores = x[:, : self.shape[1]], np.zeros(ids.shape, np.float32)
+        for first, rows in self.parts():
+            inside = (ids >= first) & (ids < first + len(rows))
+            if inside.any():
+                np.copyto(scores, score(x, rows, np.where(inside, ids - first, PAD)), where=inside)
+        return scores
+
+
+class IndexedRange(NamedTuple):
+    """A range of vectors with its index; the index returns `refine` times as many candidates as requested."""
+
+    block: "Block"
+    refine: int
+
+
+@dataclass(frozen=True)
+class EarlierIndex:
+    """Indexes of the earlier export; `facts`: from the earlier manifest.
+
+    `files`: for each range of vectors, the local index file and the file's entry in the new manifest, or None if the
+    range has no index. `rows(number)`: the earlier vectors [n, D] of a range.
+    """
+
+    facts: Mapping[str, Any]
+    files: Sequence[tuple[Path, Shard] | None]
+    rows: Callable[[int], np.ndarray]
+
+
+def choose_index(spec: str, labels: int) -> str | None:
+    """Return the factory string for `none`, `auto` or a factory string; None for exact search."""
+    if spec == "none" or not labels:
+        return None
+    factory = choose(spec, labels, EXACT_LABELS)
+    return None if factory.exact else factory.spec
+
+
+def write_indexes(
+    spec: str,
+    vectors: Vectors,
+    queries: np.ndarray,
+    width: int,
+    target: float,
+    url: str,
+    earlier: EarlierIndex | None = None,
+) -> tuple[list[Shard], dict[str, Any]]:
+    """Write indexes under `url`, tuned on `queries` [S, D] to recall `target` at `width`; return what opening needs.
+
+    A range after the first gets no index if the range is small enough for exact search. Indexes of `earlier` are
+    updated if rows have changed, and built anew if their recall is too low now. Raises InputError if `spec` is not a
+    factory string, if there are too few vectors for the index, or if its recall is below the target.
+    """
+    from search.block import Block, configure_faiss, pad_vectors
+    from search.index import SearchParams, build, require_recall, tune, write_index
+
+    configure_faiss(None)
+    factory = Factory.parse(spec)
+    columns = factory.dimension(vectors.shape[1])
+    sampled = pad_vectors(queries, columns)
+    if earlier is not None and (earlier.facts["factory"], earlier.facts["columns"]) != (factory.spec, columns):
+        earlier = None
+    shards: list[Shard] = []
+    efforts: list[dict[str, Any] | None] = []
+    moved: list[int] = []
+    for number, (start, rows) in enumerate(vectors.parts()):
+        wide = pad_vectors(rows, columns)
+        updated = None if earlier is None else _update(earlier, number, rows, wide)
+        if updated is None and number and len(rows) <= EXACT_LABELS:
+            efforts.append(None)
+            moved.append(0)
+            continue
+        index, count, entry = updated or (build(factory, wide, _SEED), 0, None)
+        block = Block(start, wide, index)
+        params = tune(block, SearchParams(), factory.lossy, sampled, width, target)
+        if updated is not None and params.recall is not None and params.recall < target:
+            count, entry, block = 0, None, Block(start, wide, build(factory, wide, _SEED))
+            params = tune(block, SearchParams(), factory.lossy, sampled, width, target)
+        require_recall(factory, params, target)
+        efforts.append(asdict(params))
+        moved.append(count)
+        shards.append(entry or write_index(url, shard_name(number, len(vectors.ranges), "faiss"), block))
+    facts = {"factory": factory.spec, "metric": "inner product", "columns": columns, "efforts": efforts}
+    return shards, {**facts, "moved": moved}
+
+
+def _update(
+    earlier: EarlierIndex, number: int, rows: np.ndarray, wide: np.ndarray
+) -> tuple[Any, int, Shard | None] | None:
+    """Return the earlier index of range `number`, updated with the rows in `rows` [n, D] that have changed.
+
+    Also returns the number of rows that have changed since the index was built, and the file's entry if no row has
+    changed now. Returns None if the index must be rebuilt. `wide`: the rows in the shape that the index accepts.
+    """
+    from search.index import load_index, replace_vectors
+
+    file = earlier.files[number] if number < len(earlier.files) else None
+    if file is None:
+        return None
+    path, entry = file
+    changed = changed_rows(earlier.rows(number), rows)
+    if changed is None:
+        return None
+    moved = earlier.facts.get("moved", [0] * len(earlier.files))[number] + len(changed)
+    if _MOST_MOVED * moved > len(rows):
+        return None
+    index = load_index(str(path))
+    if not len(changed):
+        return index, moved, entry
+    return (index, moved, None) if replace_vectors(index, changed, wide[changed]) else None
+
+
+def open_indexes(paths: Sequence[str], facts: Mapping[str, Any], vectors: Vectors) -> tuple[IndexedRange, ...]:
+    """Open the indexes of `vectors` from local files, with the facts that `write_indexes` returned."""
+    from search.block import Block, pad_vectors
+    from search.index import SearchParams, load_index, set_params
+
+    columns, files = facts["columns"], iter(paths)
+    opened = []
+    for (start, rows), effort in zip(vectors.parts(), facts["efforts"], strict=True):
+        # Pairs are scored in place in float32, so half-precision vectors are widened once.
+        wide = rows if (rows.dtype, rows.shape[1]) == (np.float32, columns) else pad_vectors(rows, columns)
+        index = None if effort is None else load_index(next(files))
+        params = SearchParams(**(effort or {}))
+        set_params(index, params)
+        opened.append(IndexedRange(Block(start, wide, index), params.factor))
+    if next(files, None) is not None:
+        raise ValueError(f"{len(paths)} indexes over {len(opened)} ranges of vectors")
+    return tuple(opened)
+
+
+def search_indexes(indexed: Sequence[IndexedRange], queries: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Find (ids int64 [B, width], scores float32) for queries [B, D] in all ranges; padded with -1 and -inf.
+
+    Raises ExtremisError if a score is not a number.
+    """
+    from search.block import pad_vectors, search
+    from search.candidates import NOT_A_NUMBER, merge, unpack
+
+    exact = (block for block, _ in indexed if block.index is None)
+    if not (np.isfinite(queries).all() and all(np.isfinite(block.longest) for block in exact)):
+        raise ExtremisError(NOT_A_NUMBER)
+    wide = pad_vectors(queries, indexed[0].block.vectors.shape[1])
+    found = [search(block, wide, width, refine) for block, refine in indexed]
+    return unpack(found[0] if len(found) == 1 else merge(found, width))

@@ -1,1 +1,0 @@
-"""Checkpoints: each rank writes its part in the background; readers read checkpoints by label range."""

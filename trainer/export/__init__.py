@@ -1,1 +1,0 @@
-"""Export of a trained run for serving: encoder, vectors, labels, thresholds, an index, and one manifest."""

@@ -1,0 +1,189 @@
+"""Bytes of a model, and the ranges of labels that ranks hold."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from schemas.errors import InputError
+from schemas.layout import DataLayout
+from schemas.sizes import say_bytes
+from schemas.storage import require_room
+from schemas.table import Table
+from trainer.encoders.base import Size, tensor_bytes
+from trainer.methods.rae import Rae
+from trainer.methods.recipe import ClassifierRecipe, Recipe
+from trainer.model import DataSizes
+from trainer.rows.matrix import DTYPES, IN_MEMORY, ON_HOST, RowMatrix, RowOptimizer
+
+MOST_LABELS = 1.25  # maximum number of a rank's labels, as a multiple of L/G; bounds the rank's memory
+_EVEN = 1.05  # ranges have equal numbers of labels up to this ratio of the maximum work to the mean work
+_STRIDE = 18  # log2 of the number of places with exact work, without frequent labels; work in between is interpolated
+_FREQUENT = 14  # labels with more than 2 ** -_FREQUENT of the points are frequent
+
+
+def label_bounds(data: DataLayout, recipe: Recipe, ranks: int) -> list[int] | None:
+    """Return bounds [G + 1] of ranges with about equal work; None means ranges with equal numbers of labels.
+
+    Memory does not grow with L. Raises TableError.
+    """
+    labels = Table.open(data.labels, "labels")
+    points = labels.parameters.get("training_points")
+    if ranks == 1 or not points or not isinstance(recipe, ClassifierRecipe) or recipe.negatives.all_labels:
+        return None
+    groups = (group.column("frequency").to_numpy() for group in labels.batches(["frequency"]))
+    ends, sums = cumulated(groups, labels.rows)
+    negatives, batch, positives = recipe.negatives, recipe.order.batch, sums[-1] / points
+    drawn = negatives.pool_size(batch, positives, labels.rows) or negatives.draws(batch) / batch
+    popular = positives + negatives.max_hard + negatives.by_frequency * drawn
+    uniform = max((1 - negatives.by_frequency) * drawn, 1e-3 * popular)  # every label has some work
+    return balanced_bounds(ends, popular * sums / max(1, sums[-1]) + uniform * ends / max(1, labels.rows), ranks)
+
+
+def cumulated(groups: Iterable[np.ndarray], labels: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return ascending label ends [K], including 0 and L, and the sum of frequencies [K] before each end.
+
+    `groups` yields frequencies [n] in label order. Ends are evenly spaced, with additional ends before and after
+    frequent labels.
+    """
+    stride, first, total = max(1, labels >> _STRIDE), 0, 0
+    ends, sums = [np.zeros(1, np.int64)], [np.zeros(1, np.int64)]
+    for group in groups:
+        if not len(group):
+            continue
+        within = total + np.cumsum(group, dtype=np.int64)
+        steps = np.flatnonzero(np.diff(within // max(1, within[-1] >> _FREQUENT)))
+        chosen = np.unique(np.concatenate([[0, len(group) - 1], steps, steps + 1, np.arange(0, len(group), stride)]))
+        ends.append(first + chosen + 1)
+        sums.append(within[chosen])
+        first, total = first + len(group), int(within[-1])
+    return np.concatenate(ends), np.concatenate(sums)
+
+
+def balanced_bounds(ends: np.ndarray, work: np.ndarray, ranks: int) -> list[int] | None:
+    """Return bounds [G + 1] of ranges that minimise the maximum work, with at most MOST_LABELS * L/G labels each.
+
+    `work` [K] is the work of all labels before each of `ends` [K]. Returns None if there are fewer labels than ranks,
+    or if ranges with equal numbers of labels are about as good.
+    """
+    labels = int(ends[-1])
+    most_labels = -(-int(MOST_LABELS * labels) // ranks)
+    equal = np.interp(np.arange(ranks + 1) * labels // ranks, ends, work)
+    mean = work[-1] / ranks
+    if labels < ranks or np.diff(equal).max() <= _EVEN * mean:
+        return None
+
+    def cut(most: float) -> list[int]:
+        """Cut ranges with work `most` each, starting at the first label; the last range may end before L."""
+        bounds = [0]
+        for left in range(ranks - 1, -1, -1):
+            low = bounds[-1]
+            reached = int(np.interp(np.interp(low, ends, work) + most, work, ends) + 1e-6)
+            bounds.append(min(max(reached, low + 1), low + most_labels, labels - left))
+        return bounds
+
+    low, high = mean, float(work[-1])
+    while high - low > 1e-4 * mean:
+        middle = (low + high) / 2
+        low, high = (low, middle) if cut(middle)[-1] == labels else (middle, high)
+    return cut(high)
+
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def parameter_bytes(recipe: Recipe, vocabulary: int, labels: int, dense: int = 0) -> Size:
+    """Return the size in bytes of the encoder and the classifier.
+
+    Raises InputError if the encoder's model does not exist.
+    """
+    label = label_bytes(recipe)
+    encoder: Size = recipe.encoder.implementation.size(recipe.encoder, vocabulary, dense)
+    encoders = recipe.encoders
+    return Size(*(part * labels + encoders * whole for part, whole in zip(label, encoder, strict=True)))
+
+
+def label_bytes(recipe: Recipe) -> Size:
+    """Return the number of bytes per label."""
+    if not isinstance(recipe, ClassifierRecipe):
+        return Size(0, 0)
+    options = recipe.classifier
+    columns = recipe.encoder.dimension + int(options.bias)
+    row = RowMatrix(
+        torch.zeros(1, columns, dtype=DTYPES[options.dtype]), RowOptimizer(options.optimizer, options.momentum)
+    )
+    return Size(tensor_bytes([row.weight]), tensor_bytes(row.state.values()))
+
+
+def require_memory(recipe: Recipe, sizes: DataSizes, ranks: int) -> None:
+    """Refuse a model whose parameters do not fit into free memory; with a GPU, only parameters on the host are counted.
+
+    Raises InputError, which names the required and the free memory.
+    """
+    free, has_gpu = free_memory(), torch.cuda.is_available()
+    storage = recipe.classifier.storage if isinstance(recipe, ClassifierRecipe) else IN_MEMORY
+    if free is None or (has_gpu and storage != ON_HOST):
+        return
+    encoder = 0 if has_gpu else encoder_bytes(recipe, sizes)
+    vectors = -(-sizes.labels * label_bytes(recipe).parameters // ranks)
+    if storage not in (IN_MEMORY, ON_HOST):
+        vectors = 0
+    draws = 8 * recipe.negatives.draws(recipe.order.batch)
+    if encoder + vectors + draws <= free:
+        return
+    raise InputError(
+        f"this model needs at least {say_bytes(encoder + vectors + draws)} of memory ({say_bytes(encoder)} encoder, "
+        f"{say_bytes(vectors)} label vectors, {say_bytes(draws)} drawn negatives), and {say_bytes(free)} are free. "
+        f"Lower encoder.dimension (now {recipe.encoder.dimension:,}), the number of rows of the encoder's table, or "
+        "negatives.random; or keep the vectors in a mapped file (classifier.storage)."
+    )
+
+
+def require_scratch(recipe: Recipe, rows: int, labels: int, ranks: int, dense: int = 0) -> None:
+    """Refuse a run on `rows` training rows if the scratch files of all ranks on this machine do not fit into TMPDIR.
+
+    `dense`: length of a row's dense vector. Raises InputError.
+    """
+    a_row, here = 2 * recipe.encoder.dimension, min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    needs, dumps = {}, len(recipe.table_epochs())
+    if dumps:
+        # A dump is written while the next dump is collected, and all rows of labels may change meanwhile.
+        at_once = min(2, dumps) if recipe.checkpoint.background else 1
+        needs["embeddings for dumps"] = at_once * -(-rows // ranks) * here * a_row
+        if recipe.checkpoint.background and isinstance(recipe, ClassifierRecipe) and not recipe.is_clustered:
+            needs["rows of labels that change while a dump is written"] = (
+                -(-labels // ranks) * here * (sum(label_bytes(recipe)) + 8)
+            )
+    if isinstance(recipe, Rae):
+        needs["a memory of training points"] = rows * here * (a_row + 8)  # with the labels
+    if recipe.train.freeze_encoder:
+        needs["embeddings of a frozen encoder"] = rows * here * a_row
+    if recipe.encodes_labels:
+        needs["texts of labels"] = (8 + 2 * dense) * labels * here  # with the tokens
+    require_room(tempfile.gettempdir(), needs, "Set TMPDIR to a folder with more room, or lower encoder.dimension.")
+
+
+def encoder_bytes(recipe: Recipe, sizes: DataSizes) -> int:
+    """Return a lower bound on the size in bytes of a recipe's encoder parameters."""
+    least: int = recipe.encoder.implementation.least_bytes(
+        recipe.encoder, sizes.vocabulary, sizes.features, sizes.dense
+    )
+    return least * recipe.encoders
+
+
+def free_memory() -> int | None:
+    """Return the bytes of memory that are available to this process in its container; None if unknown."""
+    limits = []
+    with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        limits.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]))
+    with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
+        stat = (_CGROUP / "memory.stat").read_text().splitlines()
+        cached = int(next(line for line in stat if line.startswith("inactive_file ")).split()[1])
+        limit, used = ((_CGROUP / name).read_text() for name in ("memory.max", "memory.current"))
+        limits.append(int(limit) - int(used) + cached)
+    return min(limits, default=None)

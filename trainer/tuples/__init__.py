@@ -1,1 +1,0 @@
-"""Export of mined tables as texts for any trainer: triplets, tuples, labelled pairs, lists."""
