@@ -33,7 +33,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -51,7 +50,6 @@ _IDLE_SECONDS = 10.0  # time until a warm parent without workers ends
 _POLL_SECONDS = 0.5  # time between two looks of a warm parent at its workers
 _WARM = ("apache_beam.runners.worker.sdk_worker_main", "pipelines.shard", "pipelines.mine")  # what a parent imports
 _PACKAGES = ("schemas", "search", "trainer", "pipelines")  # a change in these packages makes a warm parent stale
-_LONGEST = 60  # characters of the path of a folder for sockets; the path of a socket has at most 107 characters
 _FORKED = b"f"
 POOL_PORT = 50000  # the port of Beam's image
 OPTION = "extremis_question"  # Beam option that gives a worker the question before its work
@@ -108,25 +106,29 @@ def serve_pool(port: int = 0, output: int | None = None) -> Iterator[int]:
     from apache_beam.portability.api import beam_fn_api_pb2
     from apache_beam.runners.worker.worker_pool_main import BeamFnExternalWorkerPoolServicer
 
-    started: list[subprocess.Popen] = []
+    started: set[subprocess.Popen] = set()
 
     class Pool(BeamFnExternalWorkerPoolServicer):
         def StartWorker(self, request: Any, context: Any) -> Any:
             words = (f"--id={request.worker_id}", f"--provision_endpoint={request.provision_endpoint.url}")
-            started[:] = [worker for worker in started if worker.poll() is None] + [_start(*words, output=output)]
+            started.difference_update([worker for worker in tuple(started) if worker.poll() is not None])
+            started.add(_start(*words, output=output))
             return beam_fn_api_pb2.StartWorkerResponse()
 
         def StopWorker(self, request: Any, context: Any) -> Any:
             return beam_fn_api_pb2.StopWorkerResponse()
 
-    address, server = Pool.start(port=port)
-    try:
-        yield int(address.rpartition(":")[2])
-    finally:
-        server.stop(0)
-        for worker in started:
-            worker.kill()
-            worker.wait()
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            stack.enter_context(_warm_parent())  # begins to import, and a connection without words keeps it
+        address, server = Pool.start(port=port)
+        try:
+            yield int(address.rpartition(":")[2])
+        finally:
+            server.stop(0)
+            for worker in started:
+                worker.kill()
+                worker.wait()
 
 
 def worker_environment(options: argparse.Namespace) -> tuple[dict[str, str], Sequence[str]]:
@@ -174,8 +176,7 @@ def _warm_parent() -> socket.socket:
     modules = (path for name in _PACKAGES for path in (Path(__file__).parents[2] / name).rglob("*.py"))
     newest = max(path.stat().st_mtime_ns for path in modules)
     facts = json.dumps([sys.executable, sys.path, sorted(os.environ.items()), os.getcwd(), newest])
-    base = tempfile.gettempdir()
-    folder = Path(base if len(base) < _LONGEST else "/tmp") / f"extremis-worker-{os.getuid()}"
+    folder = Path(f"/tmp/extremis-worker-{os.getuid()}")  # a short path: that of a socket has at most 107 characters
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
@@ -238,7 +239,7 @@ def serve_warm(number: int) -> None:
 
 
 def _be_worker(connection: socket.socket) -> NoReturn:
-    """Do the work of the program that is on the other end of `connection`; end when the program ends."""
+    """Do the work of the program on the other end of `connection`, if it sends its words; end when the program ends."""
 
     def end_with_program() -> None:
         with contextlib.suppress(OSError):
