@@ -35,6 +35,8 @@ _STEP = re.compile(r" \[while running '[^']*'\]")
 class BeamRunner(Runner):
     """Runner that passes flows to Beam with the options `flags`. Raises InputError for an unknown runner or option."""
 
+    far = True
+
     def __init__(self, flags: Sequence[str]) -> None:
         self._options = options.PipelineOptions(list(flags))
         # Extremis defines nothing in a main module, so workers do not need a copy of it.
@@ -53,7 +55,6 @@ class BeamRunner(Runner):
             ) from None
         refuse_unknown_options(tuple(flags))
         self._counts: dict[str, Count] = {}  # counts of all flows so far
-        self.far = True
         portable = self._runner if isinstance(self._runner, PortableRunner) else None
         self._engine = None if portable is None else Engine(portable, self._options, flags)
         self.pipeline()  # fails if the runner's own checks fail
@@ -147,13 +148,15 @@ def translate(flow: Flow, pipeline: beam.Pipeline, question: Question | None = N
 
 
 class _Step(beam.DoFn):
-    """DoFn that does the work of a stage, after the worker has answered the question."""
+    """DoFn that does the work of a stage. The worker answers the question at its first element.
+
+    If `setup` failed instead, Java would wait three minutes and hide the reason.
+    """
 
     def __init__(self, work: Work, question: Question | None) -> None:
         self._work, self._question = work, question
 
     def answer(self) -> None:
-        """Answer at the first element. If `setup` failed instead, Java would wait three minutes and hide the reason."""
         if self._question is not None:
             answer(self._question)
 

@@ -283,7 +283,7 @@ class Engine:
                 stderr=out,
                 start_new_session=True,  # Ctrl-C must reach only this process, which cancels its job first
             )
-        self._stack.callback(_stop, process)
+        self._stack.callback(process.communicate)  # closes the pipe
         for _ in waiting("the job server to start", seconds=_SERVER_SECONDS, every=_POLL_SECONDS):
             if process.poll() is not None:
                 break
@@ -306,11 +306,6 @@ def _in_thread(function: Callable[[], Any]) -> "futures.Future[Any]":
 
     threading.Thread(target=work, name="extremis-job", daemon=True).start()
     return future
-
-
-def _stop(process: subprocess.Popen) -> None:
-    with contextlib.suppress(OSError):
-        process.communicate()  # closes the pipe
 
 
 @functools.cache
@@ -351,8 +346,7 @@ def _connect(endpoint: str) -> socket.socket:
 @contextlib.contextmanager
 def _exit_on_signals() -> Iterator[None]:
     """Make SIGTERM and SIGHUP end the block as Ctrl-C does. Otherwise, a job would outlive its launcher."""
-    main = threading.current_thread() is threading.main_thread()
-    ends = (signal.SIGTERM, signal.SIGHUP) if main else ()
+    ends = (signal.SIGTERM, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
     ours = [number for number in ends if signal.getsignal(number) is signal.SIG_DFL]
     for number in ours:
         signal.signal(number, lambda number, frame: sys.exit(128 + number))

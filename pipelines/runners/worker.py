@@ -288,14 +288,15 @@ class Question:
     def ask(reads: Sequence[str], folder: str) -> "Question":
         """Write a question for the workers below `folder`, and return it. Raises StorageError."""
         question = Question(uuid.uuid4().hex, versions(), tuple(reads), f"{folder.rstrip('/')}/check", time.time())
-        question.write(_LAUNCHER, asdict(question))
+        question.report(asdict(question), _LAUNCHER)
         return question
 
-    def write(self, name: str, facts: Mapping[str, Any]) -> None:
-        """Write a file beside the question. Raises StorageError."""
-        from schemas import storage  # the imports of this program are few: it starts with each worker
+    def report(self, facts: Mapping[str, Any], name: str = "") -> None:
+        """Write a file of the check, by default a worker's. Raises StorageError."""
+        from schemas import storage  # at its start, this program imports little
 
-        storage.write_bytes(f"{self.folder}/{name}", json.dumps(facts).encode(), durable=False)
+        url = f"{self.folder}/{name or f'{socket.gethostname()}-{os.getpid()}.json'}"
+        storage.write_bytes(url, json.dumps(facts).encode(), durable=False)
 
     def answers(self) -> list[dict[str, Any]]:
         """Return the workers' answers so far. Raises StorageError, and InputError if a worker reports a problem."""
@@ -307,21 +308,17 @@ class Question:
                 answers.append(json.loads(storage.read_bytes(f"{self.folder}/{name}")))
         for lack in (each["lacks"] for each in answers if "lacks" in each):
             raise InputError(lack)
-        return sorted((each for each in answers if "worker" in each), key=lambda each: str(each["worker"]))
+        return [each for each in answers if "host" in each]
 
     def summarize(self) -> str:
         """Return a line on the workers that answered. Raises InputError if the work is done, but no answer is there."""
-        from schemas.sizes import say_bytes
-
         workers = self.answers()
         if not workers:
             raise InputError(
                 f"the workers answered, but their files are not in {self.folder}: on the workers, this path is a "
                 "different folder. Use a shared file system or an object store for DATA, RUN and OUT."
             )
-        machines = {str(each["host"]): f"{each['cores']} cores, {say_bytes(each['memory'])}" for each in workers}
-        last = max(each["seconds"] for each in workers)
-        hosts = "; ".join(f"{host}: {facts}" for host, facts in sorted(machines.items()))
+        hosts, last = ", ".join(sorted({each["host"] for each in workers})), max(each["seconds"] for each in workers)
         return f"{len(workers)} worker{'s' * (len(workers) > 1)} answered, the last after {last:.1f} s ({hosts})"
 
 
@@ -338,7 +335,6 @@ def compare_versions(beam_options: Mapping[str, Any]) -> None:
 def answer(question: Question) -> None:
     """Answer the question on a worker, once per process. Raises InputError that names the worker and the problem."""
     from schemas import storage
-    from schemas.cores import cores
 
     _require_versions(question)
     remedy = "Use a shared file system or an object store that every machine can access at the same URL."
@@ -351,12 +347,8 @@ def answer(question: Question) -> None:
             raise _refusal(question, problem) from None
         except (ExtremisError, OSError) as error:
             raise _refusal(question, f"cannot read {url}: {error} {remedy}") from None
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    host, seconds = socket.gethostname(), time.time() - question.asked
-    worker = f"{host}, process {os.getpid()}"
-    facts = {"worker": worker, "host": host, "cores": cores(), "memory": memory, "seconds": seconds}
     try:
-        question.write(f"{host}-{os.getpid()}.json", facts)
+        question.report({"host": socket.gethostname(), "seconds": time.time() - question.asked})
     except (StorageError, OSError) as error:
         remedy = "Give the worker permission, or use another location."
         raise _refusal(question, f"cannot write to {question.folder}: {error} {remedy}") from None
@@ -373,8 +365,7 @@ def _require_versions(question: Question) -> None:
 
 def _refusal(question: Question, problem: str) -> InputError:
     """Return the error of this worker, after writing it where the launcher may read it before the engine reports it."""
-    host, process = socket.gethostname(), os.getpid()
-    said = f"the worker {host}, process {process} {problem}"
+    said = f"the worker {socket.gethostname()}, process {os.getpid()} {problem}"
     with contextlib.suppress(ExtremisError, OSError):
-        question.write(f"{host}-{process}.json", {"lacks": said})
+        question.report({"lacks": said})
     return InputError(said)
