@@ -216,7 +216,8 @@ class FileExchange:
         places: list[tuple[K, int, int]] = []
         for destination, batch in parts:
             start = out.tell()
-            _write(out, batch)
+            with pa.ipc.new_stream(out, batch.schema, options=_OPTIONS) as stream:
+                stream.write_batch(batch)
             places.append((destination, start, out.tell() - start))
         if not places:
             return
@@ -254,8 +255,15 @@ def receive(packets: Iterable[Packet], fields: Sequence[int] | None = None) -> I
     Raises StorageError if a file is missing or permanently damaged.
     """
     options = pa.ipc.IpcReadOptions(included_fields=fields)
-    for packet in packets:
-        with pa.ipc.open_stream(pa.py_buffer(_read(*packet)), options=options) as stream:
+    for url, start, size, checksum in packets:
+        try:
+            content = storage.read_range(url, start, start + size, checksum=checksum)
+        except FileNotFoundError:
+            raise StorageError(
+                f"{url}: this temporary file is missing; perhaps another command removed the file. Run the same "
+                "command again."
+            ) from None
+        with pa.ipc.open_stream(pa.py_buffer(content), options=options) as stream:
             yield stream.read_next_batch()
 
 
@@ -286,18 +294,3 @@ def to_record_batch(table: pa.Table) -> pa.RecordBatch:
     """Return all rows of a table as one batch, which can be sent."""
     batches = table.combine_chunks().to_batches()
     return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
-
-
-def _read(url: str, start: int, size: int, checksum: int) -> bytes:
-    try:
-        return storage.read_range(url, start, start + size, checksum=checksum)
-    except FileNotFoundError:
-        raise StorageError(
-            f"{url}: this temporary file is missing; perhaps another command removed the file. Run the same "
-            "command again."
-        ) from None
-
-
-def _write(out: pa.BufferOutputStream, batch: pa.RecordBatch) -> None:
-    with pa.ipc.new_stream(out, batch.schema, options=_OPTIONS) as stream:
-        stream.write_batch(batch)

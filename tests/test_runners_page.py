@@ -16,13 +16,6 @@ COMMANDS = [line.strip() for line in PAGE.splitlines() if line.startswith("    e
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
 
-@pytest.fixture(scope="module")
-def setup() -> configparser.ConfigParser:
-    parser = configparser.ConfigParser()
-    parser.read(ROOT / "setup.cfg")
-    return parser
-
-
 @pytest.mark.parametrize("line", COMMANDS)
 def test_every_command_line_parses_ours_and_beams(line: str) -> None:
     """Our half by the command line's own parser, Beam's by its option classes, which refuse what they do not know."""
@@ -42,18 +35,9 @@ def test_every_runner_and_pipeline_command_is_shown() -> None:
     assert shown == named | {"--runner=PortableRunner"}
 
 
-def test_the_worker_image_keeps_beams_container_contract(setup: configparser.ConfigParser) -> None:
-    """The entry point is a boot program that the wheel brings, with Beam at the version that is pinned."""
-    assert "FROM python:${PYTHON}-slim AS base\n" in DOCKERFILE
-    stage = DOCKERFILE.partition(" AS pipelines\n")[2].partition("\nFROM ")[0]
-    assert "pip install -c constraints.txt" in stage
-    assert re.search(r"^apache-beam==\S+$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    assert stage.rstrip().endswith('ENTRYPOINT ["tini", "--", "extremis-worker"]')
-    scripts = dict(line.split(" = ") for line in setup["options.entry_points"]["console_scripts"].split("\n") if line)
-    assert scripts["extremis-worker"] == "extremis.worker:main"
-
-
-def test_images_and_installs_name_extras_and_folders_that_there_are(setup: configparser.ConfigParser) -> None:
+def test_images_and_installs_name_extras_and_folders_that_there_are() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
     extras = set(setup["options.extras_require"])
     named = re.findall(r"EXTRAS=([\w,]+)", PAGE + DOCKERFILE) + re.findall(r"install '\.\[([\w,]+)\]", PAGE)
     assert {extra for some in named for extra in some.split(",")} <= extras

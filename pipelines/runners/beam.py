@@ -3,8 +3,10 @@
 import contextlib
 import difflib
 import functools
+import logging
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,18 +23,19 @@ from apache_beam.transforms.window import GlobalWindows
 from pipelines.flow import MAIN, Elements, Flow, Output, Tagged, Work
 from pipelines.progress import Count, Progress, add_listener, sum_counts
 from pipelines.runners.engines import Engine, failure
-from pipelines.runners.local import Runner, silence_loggers
+from pipelines.runners.local import Runner
 from pipelines.runners.worker import Question, answer
 from schemas.errors import ExtremisError, InputError
 
 _NAMESPACE = "extremis"  # namespace of metrics
-_LOGGERS = ("apache_beam", "")  # Beam's portable runners log the engine's messages to the root logger
 # Beam appends the name of the step to a worker's message; the last line of the traceback names the error class.
 _STEP = re.compile(r" \[while running '[^']*'\]")
 
 
 class BeamRunner(Runner):
     """Runner that passes flows to Beam with the options `flags`. Raises InputError for an unknown runner or option."""
+
+    far = True
 
     def __init__(self, flags: Sequence[str]) -> None:
         self._options = options.PipelineOptions(list(flags))
@@ -52,7 +55,6 @@ class BeamRunner(Runner):
             ) from None
         refuse_unknown_options(tuple(flags))
         self._counts: dict[str, Count] = {}  # counts of all flows so far
-        self.far = True
         portable = self._runner if isinstance(self._runner, PortableRunner) else None
         self._engine = None if portable is None else Engine(portable, self._options, flags)
         self.pipeline()  # fails if the runner's own checks fail
@@ -83,7 +85,7 @@ class BeamRunner(Runner):
         name = engine.name_job() if engine is not None else ""
         pipeline = self.pipeline()
         translate(flow, pipeline, engine.question if engine is not None else None)
-        with silence_loggers(_LOGGERS) if engine is not None else contextlib.nullcontext():
+        with _silence_loggers() if engine is not None else contextlib.nullcontext():
             try:
                 if engine is not None:
                     metrics = engine.run(pipeline, name)
@@ -98,6 +100,22 @@ class BeamRunner(Runner):
                 if cause is not None:
                     raise cause from None
                 raise failure(str(error), service=engine is None) from error
+
+
+@contextlib.contextmanager
+def _silence_loggers() -> Iterator[None]:
+    """Silence the tracebacks that Beam's portable runners log, also to the root logger: the errors are also raised."""
+    loggers = [logging.getLogger(name) for name in ("apache_beam", "")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def translate(flow: Flow, pipeline: beam.Pipeline, question: Question | None = None) -> None:
@@ -130,13 +148,15 @@ def translate(flow: Flow, pipeline: beam.Pipeline, question: Question | None = N
 
 
 class _Step(beam.DoFn):
-    """DoFn that does the work of a stage, after the worker has answered the question."""
+    """DoFn that does the work of a stage. The worker answers the question at its first element.
+
+    If `setup` failed instead, Java would wait three minutes and hide the reason.
+    """
 
     def __init__(self, work: Work, question: Question | None) -> None:
         self._work, self._question = work, question
 
     def answer(self) -> None:
-        """Answer at the first element. If `setup` failed instead, Java would wait three minutes and hide the reason."""
         if self._question is not None:
             answer(self._question)
 

@@ -1,7 +1,7 @@
 """Engines (Flink, Spark and Prism) behind a Beam job server, which runs the jobs of a command one after the other.
 
 Flink's REST interface cancels jobs, and tells what a job server reports late or not at all. What an engine says of a
-failure becomes one message: for a known failure it names the setting to change, otherwise the cause.
+failure becomes one message: for the failures that users meet, it names what to change, otherwise the cause.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -64,6 +64,11 @@ _SERVER_REMEDIES = {
 _ANSWER_SECONDS = 5.0
 _SLOT_SECONDS = 5.0  # time until the slots of a job that has just ended are free
 _ENDED = ("FINISHED", "FAILED", "CANCELED")
+_JAVA_ERROR = re.compile(r"^\s*((?:[\w$]+\.)+[\w$]*(?:Error|Exception|Failure)\b.*)$", re.MULTILINE)
+_PYTHON_CAUSE = re.compile(
+    r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*?)(?: \[while running '|$)", re.MULTILINE
+)
+_LONGEST = 300  # characters of an unknown cause
 _STARTS_MANAGERS = ("kubernetes.cluster-id", "yarn.application.id")  # settings of a JobManager that starts TaskManagers
 
 
@@ -95,17 +100,18 @@ class Engine:
         self._portable = beam_options.view_as(options.PortableOptions)
         if type(runner) is PortableRunner and not self._portable.job_endpoint:
             raise InputError("--runner=PortableRunner needs the address of a job server: --job_endpoint=HOST:PORT.")
+        debug = beam_options.view_as(options.DebugOptions)
         # Beam would ask pip for the installed packages, which takes a second per job.
-        beam_options.view_as(options.DebugOptions).add_experiment("disable_logging_submission_environment")
+        debug.add_experiment("disable_logging_submission_environment")
+        debug.add_experiment("disable_prism_server_singleton")
         if not any(flag.startswith("--environment_cache_millis") for flag in flags):
             self._portable.environment_cache_millis = _CACHE_MILLISECONDS
-        beam_options.view_as(options.DebugOptions).add_experiment("disable_prism_server_singleton")
         self._flink = Flink.of(beam_options)
         self._has_external_server = self._portable.job_endpoint not in (None, "embed")
         if self._has_external_server and type(runner) is PortableRunner:  # the job server knows the address of Flink
             beam_options.view_as(options.FlinkRunnerOptions).flink_master = "[auto]"
         self._name = beam_options.view_as(options.GoogleCloudOptions).job_name or "extremis"
-        self._stack, self._started = contextlib.ExitStack(), False
+        self._stack, self._environment = contextlib.ExitStack(), ""  # a kind of environment once the servers run
         self._say: Progress = silent
         self._seconds = float(beam_options.view_as(StartOptions).start_timeout)
         self.question: Question | None = None
@@ -123,25 +129,26 @@ class Engine:
         if self._flink is not None:
             self._flink.require_slots(max(1, self._options.view_as(options.FlinkRunnerOptions).parallelism))
         self.question = Question.ask(reads, folder)
-        self._options.view_as(StartOptions).extremis_question = str(self.question)
+        self._options.view_as(StartOptions).extremis_question = json.dumps(asdict(self.question))
 
     def start(self) -> None:
         """Start the servers that the jobs need, unless they are running. Raises ExtremisError, InputError."""
-        if self._started:
+        if self._environment:
             return
         _silence_beam()
+        portable = self._portable
         try:
             self._runner.default_environment(self._options)  # sets environment_type where LOOPBACK is the default
         except ValueError as error:
             raise InputError(f"Beam options: {error}") from None
-        require_job_server(self._portable)
-        if self._portable.environment_type == "LOOPBACK":
-            port = self._stack.enter_context(serve_pool(silent=True))
-            self._portable.environment_type = "EXTERNAL"
-            self._portable.environment_config = f"localhost:{port}"
-        if not self._portable.job_endpoint:
+        require_job_server(portable)
+        kind = portable.environment_type or "DOCKER"
+        if kind == "LOOPBACK":
+            port = self._stack.enter_context(serve_pool(output=subprocess.DEVNULL))
+            portable.environment_type, portable.environment_config = "EXTERNAL", f"localhost:{port}"
+        if not portable.job_endpoint:
             self._start_job_server()
-        self._started = True
+        self._environment = kind
 
     def close(self) -> None:
         """Stop the servers that `start` has started."""
@@ -160,19 +167,16 @@ class Engine:
         After an error, the job is cancelled. If the job may still be running, the message says so.
         """
         result: PipelineResult | None = None
-        with _exit_on_signals(), contextlib.ExitStack() as waits:
+        with _exit_on_signals():
             try:
                 result = pipeline.run()
-                looked = self._poll_answers(waits)
-                for ended in _states(result):
-                    if ended or (self._flink is not None and self._flink.find(name)[1] == "FINISHED"):
-                        break
-                    next(looked)
+                job = _in_thread(result.wait_until_finish)
+                self._wait(job, name)
                 if self.question is not None and self._flags not in _CHECKED_OPTIONS:
-                    self.question.summarize(self._say)
+                    self._say(self.question.summarize())
                     _CHECKED_OPTIONS.add(self._flags)
                 with contextlib.suppress(Exception):  # any error: a runner without metrics, a lost job server
-                    return result.metrics() if ended or self._flink is None else self._flink.metrics(name)
+                    return result.metrics() if job.done() or self._flink is None else self._flink.metrics(name)
             except BaseException as error:
                 # Beam raises RuntimeError for a failed job; an interrupt may come after a job has begun and before
                 # Beam reports the job.
@@ -181,37 +185,37 @@ class Engine:
                 if isinstance(error, ExtremisError):
                     raise type(error)(f"{error} {remains}".strip()) from None
                 if isinstance(error, grpc.RpcError):
-                    raise self._explain_lost_server(error, remains) from None
+                    raise ExtremisError(f"{self._explain_lost_server(error)} {remains}".strip()) from None
                 if remains:
                     self._say(remains)
                 raise
         return None
 
-    def _poll_answers(self, waits: contextlib.ExitStack) -> Iterator[None]:
-        """Look for answers at intervals. Raises InputError if a worker reports a problem, or if no worker answers."""
-        began = time.monotonic()
-        if self.question is None:
-            while True:
-                yield
-        answered = self._flags in _CHECKED_OPTIONS
-        if not answered:
-            waits.enter_context(Wait("an answer from the workers", seconds=self._seconds))
-        pause = _LOCAL_SECONDS if storage.is_local(self.question.folder) else _REMOTE_SECONDS
+    def _wait(self, job: "futures.Future[Any]", name: str) -> None:
+        """Wait for the end of a job. Raises its error, and InputError if a worker has a problem or none answers."""
+        began, question = time.monotonic(), self.question
+        answered = question is None or self._flags in _CHECKED_OPTIONS
+        pause = _LOCAL_SECONDS if question is not None and storage.is_local(question.folder) else _REMOTE_SECONDS
         due = began + pause
-        while True:
-            if time.monotonic() >= due:
+        with contextlib.ExitStack() as waits:
+            if not answered:
+                waits.enter_context(Wait("an answer from the workers", seconds=self._seconds))
+            while not futures.wait([job], _POLL_SECONDS).done:
+                if self._flink is not None and self._flink.find(name)[1] == "FINISHED":
+                    return
+                if question is None or time.monotonic() < due:
+                    continue
                 due = time.monotonic() + pause
-                answered = bool(self.question.answers()) or answered
-                if answered:
+                if question.answers():
+                    answered = True
                     waits.close()
-                elif time.monotonic() > began + self._seconds:
+                elif not answered and time.monotonic() > began + self._seconds:
                     raise self._no_answer_error()
-            yield
+        job.result()
 
     def _no_answer_error(self) -> InputError:
-        stated = options.PipelineOptions(list(self._flags)).view_as(options.PortableOptions)
-        settings = stated.environment_config or ",".join(stated.environment_options or ())
-        kind = stated.environment_type or ("LOOPBACK" if self._portable.environment_type == "EXTERNAL" else "DOCKER")
+        portable, kind = self._portable, self._environment
+        settings = portable.environment_config or ",".join(portable.environment_options or ())
         remedies = {
             "PROCESS": (
                 f"On every machine of the engine, try {settings} with --help. The environment of this program needs "
@@ -221,38 +225,29 @@ class Engine:
             "EXTERNAL": f"On each machine of the engine, `extremis-worker --worker_pool` has to listen at {settings}",
             "LOOPBACK": "LOOPBACK works only on a single machine: the engine must reach this process at localhost",
         }
-        remedy = remedies.get(kind, f"See what the environment {kind} needs")
         return InputError(
-            f"no worker answered within {self._seconds:g} s. {remedy}. Also check on the engine's web page that the "
-            "engine has a free slot. --start-timeout sets how long to wait."
+            f"no worker answered within {self._seconds:g} s. {remedies.get(kind, f'See what {kind} needs')}. Also "
+            "check on the engine's web page that the engine has a free slot. --start-timeout sets how long to wait."
         )
 
-    def _explain_lost_server(self, error: grpc.RpcError, remains: str) -> ExtremisError:
+    def _explain_lost_server(self, error: grpc.RpcError) -> str:
         where = f"the job server at {self._portable.job_endpoint}"
         code = error.code() if isinstance(error, grpc.Call) else None
-        what = str(explain(str(error)))
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-            what = f"{where} has ended, or cannot be reached. See the server's log."
-        elif code == grpc.StatusCode.DEADLINE_EXCEEDED:
-            what = f"{where} does not answer. See the server's log, and check that the server can reach the engine."
-        return ExtremisError(f"{what} {remains}".strip())
+            return f"{where} has ended, or cannot be reached. See the server's log."
+        if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+            return f"{where} does not answer. See the server's log, and check that the server can reach the engine."
+        return str(explain(str(error)))
 
     def _cancel(self, result: PipelineResult | None, name: str) -> str:
         """Cancel a job. Returns "" if the job has ended, else a message that says where it may still be running."""
-
-        def ask() -> None:
-            with contextlib.suppress(Exception):
-                if result is not None:
-                    result.cancel()
-
-        thread = threading.Thread(target=ask, name="cancel-job", daemon=True)
-        thread.start()
+        asked = [] if result is None else [_in_thread(result.cancel)]
         if self._flink is not None:
             if self._flink.cancel(name, _CANCEL_SECONDS):
                 return ""
             where = f"{self._flink.url}/jobs/{self._flink.find(name)[0] or 'ID'}?mode=cancel"
             return f"The job {name} may still be using slots on Flink. End the job with: curl -X PATCH '{where}'."
-        thread.join(_CANCEL_SECONDS)
+        futures.wait(asked, _CANCEL_SECONDS)
         if not self._has_external_server:
             return ""  # the job ends with its job server
         return (
@@ -288,7 +283,7 @@ class Engine:
                 stderr=out,
                 start_new_session=True,  # Ctrl-C must reach only this process, which cancels its job first
             )
-        self._stack.callback(_stop, process)
+        self._stack.callback(process.communicate)  # closes the pipe
         for _ in waiting("the job server to start", seconds=_SERVER_SECONDS, every=_POLL_SECONDS):
             if process.poll() is not None:
                 break
@@ -299,28 +294,18 @@ class Engine:
         raise InputError(f"the job server for {name} did not start ({command[0]}): {said or 'no output'}. {remedy}.")
 
 
-def _states(result: PipelineResult) -> Iterator[bool]:
-    """Yield at short intervals whether a job has ended. Raises grpc.RpcError, and RuntimeError if the job failed."""
-    ended = futures.Future[Any]()
+def _in_thread(function: Callable[[], Any]) -> "futures.Future[Any]":
+    """Call a function that may never return in a thread that ends with this process."""
+    future = futures.Future[Any]()
 
-    def wait() -> None:
+    def work() -> None:
         try:
-            ended.set_result(result.wait_until_finish())
+            future.set_result(function())
         except Exception as error:
-            ended.set_exception(error)
+            future.set_exception(error)
 
-    threading.Thread(target=wait, name="wait_until_finish", daemon=True).start()
-    while True:
-        with contextlib.suppress(futures.TimeoutError):
-            ended.exception(_POLL_SECONDS)
-        if ended.done():
-            ended.result()
-        yield ended.done()
-
-
-def _stop(process: subprocess.Popen) -> None:
-    with contextlib.suppress(OSError):
-        process.communicate()  # closes the pipe
+    threading.Thread(target=work, name="extremis-job", daemon=True).start()
+    return future
 
 
 @functools.cache
@@ -361,8 +346,7 @@ def _connect(endpoint: str) -> socket.socket:
 @contextlib.contextmanager
 def _exit_on_signals() -> Iterator[None]:
     """Make SIGTERM and SIGHUP end the block as Ctrl-C does. Otherwise, a job would outlive its launcher."""
-    main = threading.current_thread() is threading.main_thread()
-    ends = (signal.SIGTERM, signal.SIGHUP) if main else ()
+    ends = (signal.SIGTERM, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
     ours = [number for number in ends if signal.getsignal(number) is signal.SIG_DFL]
     for number in ours:
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
@@ -442,139 +426,94 @@ class Flink:
         return PortableMetrics(response)
 
 
-_MEBIBYTE = 1 << 20
-_SPARE = 2  # factor on the amount that was lacking: later tasks have not taken their share yet
-
-_CAUSE = re.compile(r"^\s*(?:Caused by: )?((?:[\w$]+\.)+[\w$]*(?:Error|Exception|Failure)\b.*)$", re.MULTILINE)
-_CAUSED_BY = re.compile(r"^\s*Caused by: (.+)$", re.MULTILINE)
-_STATE = re.compile(r"^Pipeline \S+ failed in state \w+: ")  # Beam's text before the engine's message
-_PYTHON = re.compile(r"Traceback \(most recent call last\):")
-_PYTHON_CAUSE = re.compile(
-    r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*?)(?: \[while running '|$)", re.MULTILINE
-)
-# Beam's own check, if workers use a different boot program.
-_OTHER_BEAM = re.compile(r"Submission environment: \S+/(\S+?)\. Runtime environment: \S+/(\S+?)\.(?:\s|$)")
-_LONGEST = 300  # characters of an unknown cause
-
-
-def _network_buffers(match: re.Match[str], text: str) -> str:
-    required, available = int(match[1].replace(",", "")), int(match[2].replace(",", ""))
-    total = re.search(r"currently set to ([\d,]+) of ([\d,]+) bytes", text)
-    number, size = (int(each.replace(",", "")) for each in total.groups()) if total else (available, 32768)
-    mebibytes = -(-(number + required - available) * size * _SPARE // _MEBIBYTE)
-    return (
-        f"Flink has too few network buffers: a task needs {required:,}, and {available:,} are free. On each "
-        f"TaskManager set taskmanager.memory.network.min and .max to {mebibytes}mb or more, or use one slot, or lower "
-        "--parallelism."
-    )
-
-
-def _direct_memory(match: re.Match[str], text: str) -> str:
-    limit = re.search(r"limit: (\d+)", text)
-    now = f" (now {int(limit[1]) / _MEBIBYTE:.0f}mb in total)" if limit else ""
-    return (
-        f"Flink has too little direct memory{now}: a worker asked for {match[1]} bytes. Set "
-        "taskmanager.memory.task.off-heap.size to 512mb or more on each TaskManager."
-    )
-
-
-Messages = dict[str, str | Callable[[re.Match[str], str], str]]
-
-# Each pattern of an engine's text has a message with the matched groups, or a function that makes the message.
-_MEMORY: Messages = {
-    r"Cannot reserve (\d+) bytes of direct buffer memory": _direct_memory,
-    r"OutOfMemoryError: Direct buffer memory()": _direct_memory,
-    r"OutOfMemoryError: Metaspace()": (
+# Failures that users meet: a pattern of what an engine says, and the message, with the pattern's groups in it. An
+# InputError is one of options or set-up, before any work begins.
+_FAILURES: tuple[tuple[str, type[ExtremisError], str], ...] = (
+    (
+        r"OutOfMemoryError: Metaspace",
+        ExtremisError,
         "the engine ran out of memory for Java's classes (metaspace). Put Beam's jar into the engine's folder lib on "
         "each machine, so that jobs do not load their own copies, or set taskmanager.memory.jvm-metaspace.size to "
-        "512mb or more."
+        "512mb or more.",
     ),
-    r"OutOfMemoryError: (Java heap space|GC overhead limit exceeded)": (
-        "the engine ran out of heap ({0}). Give more heap: on Flink "
-        "taskmanager.memory.task.heap.size (1gb or more), on Spark spark.executor.memory (2500m or more)."
+    (
+        r"OutOfMemoryError: ([^\n]+)",
+        ExtremisError,
+        "the engine ran out of memory ({0}). Give more: on Flink taskmanager.memory.task.heap.size (1gb or more) or "
+        ".task.off-heap.size (512mb or more), on Spark spark.executor.memory (2500m or more).",
     ),
-}
-# Errors of options or set-up, before any work begins.
-_SETUP: Messages = {
-    r"Insufficient number of network buffers: required ([\d,]+), but only ([\d,]+) available": _network_buffers,
-    r"NoResourceAvailableException|Could not acquire the minimum required resources|Slot request .* timed? ?out|"
-    r"TimeoutException: Timeout has occurred: \d+ ms": (  # the remaining text of a request for slots
-        "Flink has no free slot for the job. Start TaskManagers, end other jobs, raise taskmanager.numberOfTaskSlots, "
-        "or lower --parallelism to the number of free slots."
+    (
+        r"Insufficient number of network buffers: required ([\d,]+), but only ([\d,]+) available",
+        InputError,
+        "Flink has too few network buffers: a task needs {0}, and {1} are free. On each TaskManager set "
+        "taskmanager.memory.network.min and .max to 256mb or more, or use one slot, or lower --parallelism.",
     ),
-    r'Cannot run program "docker"': (
-        "the workers' machines have no Docker, which the environment DOCKER (the default) needs. Give "
-        '--environment_type=PROCESS and --environment_config=\'{{"command": "/path/to/extremis-worker"}}\'.'
+    (
+        r"NoResourceAvailableException|Could not acquire the minimum required resources|Slot request .* timed? ?out|"
+        r"TimeoutException: Timeout has occurred: \d+ ms",  # the remaining text of a request for slots
+        InputError,
+        "Flink has no free slot for the job. Start TaskManagers, end other jobs, raise "
+        "taskmanager.numberOfTaskSlots, or lower --parallelism to the number of free slots.",
     ),
-    r'Cannot run program "([^"]+)"[^\n]*?(No such file or directory|Permission denied)': (
-        "a worker's machine cannot start {0} ({1}), the command of --environment_config. Install Extremis with its "
-        "extra `pipelines` at the same path on every machine, and give the path of its bin/extremis-worker."
-    ),
-    r"IOException: error=\d+, ([^\n.]+)": (  # the remaining text if the engine reports only the innermost cause
+    (
+        r'(?:Cannot run program "[^"]+"[^\n]*?|IOException: )error=\d+, ([^\n.]+)',
+        InputError,
         "a machine of the engine cannot start its workers ({0}). With --environment_type=PROCESS, every machine needs "
         "the command of --environment_config: bin/extremis-worker of an environment at the same path. With DOCKER (the "
-        "default), every machine needs Docker."
+        "default), every machine needs Docker.",
     ),
-    r"Process died with exit code (-?\d+)": (
+    (
+        r"Process died with exit code (-?\d+)",
+        InputError,
         "a worker ended with status {0} before it answered. Try `extremis-worker --help` on a machine of the engine: "
-        "its environment needs the same versions of Extremis and Beam. The engine's log has details."
+        "its environment needs the same versions of Extremis and Beam. The engine's log has details.",
     ),
-    r"(?:ClassNotFoundException|NoClassDefFoundError): (org[./]apache[./](?:beam|flink|spark)[\w./$]*)": (
-        "the engine lacks the class {0}: Beam's job server was built for another version of the engine."
+    (
+        r"(?:ClassNotFoundException|NoClassDefFoundError): (org[./]apache[./](?:beam|flink|spark)[\w./$]*)",
+        InputError,
+        "the engine lacks the class {0}: Beam's job server was built for another version of the engine.",
     ),
-    r"(?:ConnectException|Connection refused)[^\n]*?localhost/127\.0\.0\.1:(\d+)": (
+    (
+        r"(?:ConnectException|Connection refused)[^\n]*?localhost/127\.0\.0\.1:(\d+)",
+        InputError,
         "nothing listens on localhost:{0}, where the engine expects its master or a worker pool. Start this server, or "
-        "give an address that the engine's machines can reach."
+        "give an address that the engine's machines can reach.",
     ),
-    r"ConnectException|Connection refused": (
+    (
+        r"ConnectException|Connection refused",
+        InputError,
         "the job server cannot reach the master of its engine at the address in its options. Start the master, or "
-        "start the job server with another address. With --flink_master=HOST:PORT, Extremis checks Flink first."
+        "start the job server with another address. With --flink_master=HOST:PORT, Extremis checks Flink first.",
     ),
-    r"(?i)(?:artifact[^\n]*(?:denied|refused|no such file|not found)|FileNotFoundException[^\n]*artifact)": (
-        "the engine refused the job's artifacts. Start the job server with an --artifacts-dir that the job server and "
-        "the engine's machines can read and write. Set --artifact_endpoint to the address that the job server listens "
-        "on."
+    (
+        r"TaskManager with id (\S+) (?:is no longer reachable|timed out)|ExecutorLostFailure \((executor \S+) exited",
+        ExtremisError,
+        "the engine lost {0}{1} repeatedly; most likely it ran out of memory. Give it more memory, on Flink with "
+        "taskmanager.memory.process.size, on Spark with spark.executor.memory. To let Flink retry, set "
+        "restart-strategy.type: fixed-delay.",
     ),
-}
-_RUNNING: Messages = {
-    r"TaskManager with id (\S+) is no longer reachable|Heartbeat of TaskManager with id (\S+) timed out": (
-        "Flink lost the TaskManager {1}{0}; most likely it ran out of memory. Give the TaskManager more memory, and "
-        "let Flink retry with restart-strategy.type: fixed-delay."
-    ),
-    r"Only one SparkContext should be running in this JVM()": (
-        "Spark's job server runs one job at a time, and a job is running, perhaps from a command that was killed. Wait "
-        "until that job has ended, or restart the job server."
-    ),
-    r"ExecutorLostFailure \(executor (\S+) exited": (
-        "Spark lost executor {0} repeatedly; most likely it ran out of memory. Give executors more memory with "
-        "spark.executor.memory, or fewer cores."
-    ),
-    r"Multiplexer hanging up|Runner closed connection|[Cc]all (?:is|already) (?:closed|cancelled)": (
+    (
+        r"Multiplexer hanging up|Runner closed connection|[Cc]all (?:is|already) (?:closed|cancelled)",
+        ExtremisError,
         "a worker process ended too early; most likely it ran out of memory. Give the machine more memory, or start "
-        "fewer workers. To let Flink retry, set restart-strategy.type: fixed-delay."
+        "fewer workers. To let Flink retry, set restart-strategy.type: fixed-delay.",
     ),
-}
+)
 
 
 def explain(text: str) -> ExtremisError:
     """Return the error for the engine failure described in `text`, which may contain Java stack traces."""
-    for pattern, message in (_MEMORY | _SETUP | _RUNNING).items():
+    for pattern, kind, message in _FAILURES:
         if match := re.search(pattern, text):
-            said = message(match, text) if callable(message) else message.format(*match.groups(default=""))
-            return InputError(said) if pattern in _SETUP else ExtremisError(said)
+            return kind(message.format(*match.groups(default="")))
     return ExtremisError(f"the engine failed: {first_cause(text)}. The engine's log has details; -v shows more.")
 
 
 def failure(text: str, service: bool = False) -> Exception:
     """Return the error that a message from an engine or service describes: a worker's error or an engine failure."""
-    if versions := _OTHER_BEAM.search(text):
-        return InputError(
-            f"a worker has {versions[2]}; the launching process has {versions[1]}. Install the same versions of Python "
-            "and Beam on every machine of the engine, or in the image of its workers."
-        )
-    fault = python_cause(text)
-    if fault:
-        return RuntimeError(f"on a worker: {fault}")
+    faults = _PYTHON_CAUSE.findall(text) if "Traceback (most recent call last):" in text else []
+    if faults:
+        return RuntimeError(f"on a worker: {faults[-1].strip()}")
     if service:
         return ExtremisError(
             f"Dataflow refused the job, ended the job, or cannot be reached: {first_cause(text)}. See the job's page, "
@@ -586,12 +525,7 @@ def failure(text: str, service: bool = False) -> Exception:
 
 def first_cause(text: str) -> str:
     """Return the innermost cause in a stack trace, as one line."""
-    text = _STATE.sub("", text)
-    causes = _CAUSED_BY.findall(text) or _CAUSE.findall(text) or [text.strip() or "the engine gives no reason"]
-    return " ".join(causes[-1].split())[:_LONGEST].rstrip(". ")
-
-
-def python_cause(text: str) -> str | None:
-    """Return the last line of a worker's Python traceback in `text`; None if `text` has no traceback."""
-    lines = _PYTHON_CAUSE.findall(text) if _PYTHON.search(text) else []
-    return lines[-1].strip() if lines else None
+    text = re.sub(r"^Pipeline \S+ failed in state \w+: ", "", text)  # Beam's text before the engine's message
+    causes = re.findall(r"^\s*Caused by: (.+)$", text, re.MULTILINE) or _JAVA_ERROR.findall(text)
+    last = causes[-1] if causes else text.strip() or "the engine gives no reason"
+    return " ".join(last.split())[:_LONGEST].rstrip(". ")

@@ -2,16 +2,14 @@
 
 import functools
 import importlib
-import logging
 import os
 import queue
 import signal
 import subprocess
 import traceback
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import Literal
@@ -143,22 +141,6 @@ def _import_runner(name: str) -> Callable[[Sequence[str]], Runner]:
     return runner
 
 
-@contextmanager
-def silence_loggers(names: Sequence[str]) -> Iterator[None]:
-    """Silence the tracebacks that runners write to the loggers `names`, because the errors are also raised."""
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
 @dataclass(frozen=True)
 class StageTask:
     """Some elements of a stage, and the work to do on these elements."""
@@ -218,14 +200,11 @@ class LocalRunner(Runner):
             self._idle.put(worker)
 
 
-def _results(futures: Sequence[Future[Outputs]]) -> list[Outputs]:
+def _results(tasks: Sequence[Future[Outputs]]) -> list[Outputs]:
     """Return the results in order. Raises the first error as soon as a task fails."""
-    ended: queue.SimpleQueue[Future[Outputs]] = queue.SimpleQueue()
-    for future in futures:
-        future.add_done_callback(ended.put)
-    for _ in futures:
-        ended.get().result()
-    return [future.result() for future in futures]
+    for task in wait(tasks, return_when=FIRST_EXCEPTION).done:
+        task.result()
+    return [task.result() for task in tasks]
 
 
 def run_stages(flow: Flow, do: Callable[[list[StageTask]], list[Outputs]], count: int) -> None:

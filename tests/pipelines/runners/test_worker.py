@@ -1,13 +1,15 @@
-"""`extremis-worker`: what it asks of a runner's provision service, and what the worker is told."""
+"""`extremis-worker`: what it asks of an engine's provision service, what the worker is told, and what it answers."""
 
 import json
 import re
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import grpc
@@ -18,6 +20,9 @@ from apache_beam.runners.job.utils import dict_to_struct
 from pipelines.flow import Flow
 from pipelines.runners import worker
 from pipelines.runners.local import choose_runner
+from pipelines.runners.worker import OPTION, Question, answer, compare_versions, versions
+from schemas import storage
+from schemas.errors import InputError
 from tests.command import ROOT, environment
 from tests.engines.worker import pool, write_worker
 from tests.processes import wait_until_none, with_word
@@ -51,11 +56,14 @@ def service() -> Iterator[tuple[Provision, str]]:
 
 def test_a_worker_is_told_what_the_runner_says(service: tuple[Provision, str]) -> None:
     provision, endpoint = service
-    words = ["--id=1-1", f"--provision_endpoint={endpoint}", "--control_endpoint=own:3", "--artifact_endpoint=x:4"]
-    own, sibling = worker.worker_environments(worker.parse(words)[1])
-    assert provision.metadata["worker_id"] == "1-1"
-    assert (own["WORKER_ID"], sibling["WORKER_ID"]) == ("1-1", "1-2")
-    assert own["CONTROL_API_SERVICE_DESCRIPTOR"] == 'url: "own:3"\n'
+    words = ["--id='1-1'", f"--provision_endpoint={endpoint}", "--artifact_endpoint=x:4"]
+    own, siblings = worker.worker_environment(worker.parse(words)[1])
+    assert provision.metadata["worker_id"] == own["WORKER_ID"] == "1-1"
+    assert list(siblings) == ["1-2"]
+    sibling, siblings = worker.worker_environment(worker.parse([*words, "--id=1-2", "--sibling"])[1])
+    assert sibling == own | {"WORKER_ID": "1-2"}
+    assert not siblings
+    assert own["CONTROL_API_SERVICE_DESCRIPTOR"] == 'url: "provided:1"\n'
     assert own["LOGGING_API_SERVICE_DESCRIPTOR"] == 'url: "provided:2"\n'
     assert own["RUNNER_CAPABILITIES"] == "one two"
     assert json.loads(own["PIPELINE_OPTIONS"]) == {"beam:option:runner:v1": "PortableRunner"}
@@ -138,7 +146,50 @@ def test_runners_that_share_a_pool_and_call_their_workers_alike_stop_none_of_eac
 
 
 def test_by_hand_it_says_what_it_is_for() -> None:
-    command = [sys.executable, "-m", "pipelines.runners.worker"]
+    command = [sys.executable, "-c", "from pipelines.runners.worker import main; main()"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=ROOT, check=False)
     assert done.returncode == 2
     assert "Did you mean --worker_pool?" in done.stderr
+
+
+OTHER = "Extremis 9.9, Beam 2.1.0, Python 3.99"
+
+
+def question(folder: Path, stated: str, *reads: Path) -> Question:
+    storage.write_bytes(str(folder / "launcher.json"), b"{}")
+    return Question(folder.name, stated, tuple(map(str, reads)), str(folder), 0.0)
+
+
+def test_a_worker_answers_once(tmp_path: Path) -> None:
+    asked = question(tmp_path / "asked-once", versions())
+    answer(asked)
+    answer(asked)
+    assert len(list((tmp_path / "asked-once").iterdir())) == 2
+    assert asked.summarize().startswith("1 worker answered, the last after ")
+
+
+def test_a_worker_names_itself_and_what_it_lacks(tmp_path: Path) -> None:
+    """To the engine, and where the launching process looks."""
+    host = socket.gethostname()
+    other = question(tmp_path / "versions", OTHER)
+    absent = question(tmp_path / "absent-input", versions(), tmp_path / "absent")
+    for asked, said in (
+        (other, rf"{host}, process \d+ has Extremis .*Beam 2\.1\.0, Python 3\.99"),
+        (absent, rf"{host}.* cannot see the file {tmp_path}/absent.*shared file system"),
+    ):
+        with pytest.raises(InputError, match=said):
+            answer(asked)
+        with pytest.raises(InputError, match=said):
+            asked.answers()
+
+
+def test_a_worker_compares_versions_before_beam_does(tmp_path: Path) -> None:
+    """By the options that its runner gives it."""
+    compare_versions({})
+    same, other = (question(tmp_path / name, stated) for name, stated in (("same", versions()), ("other", OTHER)))
+    compare_versions({f"beam:option:{OPTION}:v1": json.dumps(asdict(same))})
+    assert not same.answers()
+    with pytest.raises(InputError, match=r"has Extremis .*the launching process has .*Beam 2\.1\.0"):
+        compare_versions({f"beam:option:{OPTION}:v1": json.dumps(asdict(other))})
+    with pytest.raises(InputError, match=r"Install the same versions"):
+        other.answers()
