@@ -111,7 +111,7 @@ def counting() -> Iterator[Counting]:
         for name in kernels:
             patches.enter_context(mock.patch.object(triton_kernels, name, _Kernel(name, count)))
         for module in ("trainer.losses", "trainer.rows.matrix"):
-            patches.enter_context(mock.patch(f"{module}.operations_of", return_value=triton_kernels))
+            patches.enter_context(mock.patch(f"{module}.kernels_of", return_value=triton_kernels))
         with count:
             yield count
 

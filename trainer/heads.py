@@ -61,6 +61,7 @@ class Head(ABC):
     start: int
     stop: int
     bias = False  # True: vectors have a last column, which is multiplied by a constant 1 in x
+    matrices: tuple[Any, ...] = ()  # each RowMatrix or HostMatrix that `learn` steps on
     has_rows = True  # False: labels are encoded, so no label has a row
 
     @property
@@ -318,6 +319,7 @@ class Classifier(Head):
         optimizer = RowOptimizer(config.optimizer, config.momentum, config.weight_decay)
         rows = RowMatrix(weight, optimizer, first=self.start, seed=seed, storage=config.storage)
         self.matrix = HostMatrix(rows, device) if on_host else rows
+        self.matrices = (self.matrix,)
 
     @property
     def vectors(self) -> torch.Tensor:

@@ -365,6 +365,7 @@ class EpochRunner:
             "table_age": adoption.age,
             "late": adoption.late,
             "device": describe_device(context.model.device),
+            "kernels": context.kernels,
             "seconds_background": round(context.writer.seconds(), 3),
         }
         seconds_of = {f"seconds_{name}": round(value, 3) for name, value in context.step.clock.seconds.items()}
@@ -458,8 +459,8 @@ class Trainer:
         checkpoint = group.decide(lambda: latest_checkpoint(layout))
         if checkpoint is not None:
             require_same_recipe(started, recipe, run)
-        threads = config.get("machine", {}).get("threads", 0)
-        context = set_up(DataLayout(data), layout, recipe, say, group, claim or Unclaimed(), threads)
+        machine = config.get("machine", {})
+        context = set_up(DataLayout(data), layout, recipe, say, group, claim or Unclaimed(), machine.get("threads", 0))
         if checkpoint is None:
             initialise_model(context)
             progress = Progress()
@@ -475,6 +476,11 @@ class Trainer:
             context.model.load(checkpoint, optimizer=True)
             if changed := changed_versions(config):
                 context.say(f"{run}: {changed}; results may differ in the last digits or more")
+            if (kernels := machine.get("kernels", context.kernels)) != context.kernels:
+                context.say(
+                    f"{run}: started with kernels {kernels}, resumed with {context.kernels}; results may differ in the "
+                    "last digits"
+                )
             if checkpoint.has(NEGATIVES):
                 context.step.negative_sources.load(
                     {name: value.numpy() for name, value in checkpoint.tensors(NEGATIVES).items()}
@@ -516,5 +522,5 @@ class Trainer:
 def _write_config(context: RunContext) -> None:
     made_from = {"digest": context.manifest.digest, "labels": context.labels, "queries": context.sources[0].rows}
     if context.group.first:
-        machine = {"threads": torch.get_num_threads()}
+        machine = {"threads": torch.get_num_threads(), "kernels": context.kernels}
         storage.write_bytes(context.run.config, dump_config(context.recipe, data=made_from, machine=machine))

@@ -18,7 +18,8 @@ from trainer.device import CPU, autocast, on_copy_stream, product, products_with
 from trainer.group import ALONE, Group
 from trainer.methods.kinds import LossSection
 from trainer.rows import numba_kernels, torch_kernels
-from trainer.rows.matrix import HostMatrix, RowMatrix, operations_of
+from trainer.rows.kernels import kernels_of
+from trainer.rows.matrix import HostMatrix, RowMatrix
 from trainer.rows.torch_kernels import DevicePairs, merge_labels, order_pairs, pair_scores, sparse_product
 from trainer.stream.batch import Candidates
 from trainer.threads import RANGES, map_ranges
@@ -544,11 +545,11 @@ def binary_step(
 
     The result is the same as gathering rows, calling `binary_cross_entropy`, its backward pass, and an update. A single
     pass over the rows reads and writes each row once, and creates no matrix [C, D] except for a shared pool. The loss
-    is a float on a CPU, and a tensor [] on other devices. `merged`: the result of `merge_ahead`, if the device has
+    is a float from compiled loops, else a tensor []. `merged`: the result of `merge_ahead`, if the device has
     merged the candidates already. With `narrow`, a GPU multiplies a pool's bfloat16 rows without widening them to
     float32.
     """
-    if isinstance(rows, HostMatrix) or rows.device != CPU:
+    if isinstance(rows, HostMatrix) or not rows.compiled:
         return _step_on_device(x.contiguous(), rows, candidates, lr, step, scale, merged, narrow)
     pool = len(candidates.pool_weight)
     on_x, on_pool, loss = torch.zeros_like(x), x.new_empty(0, x.shape[1]), 0.0
@@ -606,7 +607,7 @@ def _step_on_device(
     narrow: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Do the same as `binary_step` without waiting for the device: score queries, then compute and apply updates."""
-    device_step, operations = rows.begin(candidates.ids, lr, step), operations_of(rows.device)
+    device_step, kernels = rows.begin(candidates.ids, lr, step), kernels_of(rows.device)
     if candidates.drawn is None:
         sent = send(candidates._replace(ids=device_step.places), rows.device)
         ids, pairs, weight = sent.ids, order_pairs(sent, len(x), len(candidates.ids)), sent.pool_weight
@@ -615,7 +616,7 @@ def _step_on_device(
         weight = ids[:0]
     else:
         return x.new_zeros((), dtype=torch.float64), torch.zeros_like(x)
-    losses, slopes, on_x = operations.score_pairs(x, device_step.scored, ids, pairs, scale)
+    losses, slopes, on_x = kernels.score_pairs(x, device_step.scored, ids, pairs, scale)
     loss, on_pool = losses.sum(dtype=torch.float64) * scale, x.new_empty(0, x.shape[1])
     if len(weight):
         w = device_step.scored.vectors.index_select(0, ids[: len(weight)])
@@ -623,9 +624,9 @@ def _step_on_device(
         with products_with(device_step.scored.vectors):
             scores = product(x.to(w.dtype), w.T)
             scores[sent.masked_query, sent.masked_pool] = -torch.inf
-            pool_loss, pool_slopes = operations.differentiate_pool(scores, weight * scale, w.dtype)
+            pool_loss, pool_slopes = kernels.differentiate_pool(scores, weight * scale, w.dtype)
             loss = loss + pool_loss
             on_x, on_pool = on_x.add_(product(pool_slopes, w)), product(pool_slopes.T, x.to(w.dtype))
-    operations.update_rows(device_step.updated, device_step.rule, ids, on_pool, (pairs, slopes, x))
+    kernels.update_rows(device_step.updated, device_step.rule, ids, on_pool, (pairs, slopes, x))
     rows.end(candidates.ids, device_step, lr, step)
     return loss, on_x

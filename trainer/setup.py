@@ -39,6 +39,7 @@ from trainer.negatives.base import NegativeSource, NegativeSources, SourceContex
 from trainer.negatives.planner import Planner
 from trainer.refresh.dump import DumpWriter
 from trainer.refresh.neighbours import Neighbours
+from trainer.rows.kernels import check_kernels, name_kernels
 from trainer.settings.data_statistics import describe_textless_labels
 from trainer.sizes import encoder_bytes, label_bounds, label_bytes, require_memory, require_scratch
 from trainer.step import Clock, GlobalBatches, StepContext, plan_for_device
@@ -72,6 +73,7 @@ class RunContext:
     validator: Validator
     writer: CheckpointWriter
     tracker: Tracker | NoTracker
+    kernels: str  # that step on rows: `name_kernels`, or none
 
     @property
     def model(self) -> Model:
@@ -108,6 +110,10 @@ def set_up(
     bounds = bounds or [label_range(sizes.labels, rank, group.ranks)[0] for rank in range(group.ranks)] + [sizes.labels]
     counts = sizes.vocabulary, sizes.labels, sizes.features
     model = Model.build(recipe, *counts, group, texts, device, bounds, sizes.dense)
+    stepped = itertools.chain(model.head.matrices, *(encoder.matrices for encoder in model.encoders.values()))
+    forms = [matrix.form for matrix in stepped]
+    if replaced := check_kernels(forms, group):
+        say(replaced)
     planner = open_planner(recipe, data, sizes.labels, group, say, device, bounds)
     negative_sources = open_negative_sources(recipe, model, group)
     plans_ahead = not negative_sources and model.head.has_rows  # otherwise planning needs the model
@@ -150,6 +156,7 @@ def set_up(
         validator=validator,
         writer=writer,
         tracker=tracker,
+        kernels=name_kernels(device) if forms else "none",
     )
 
 

@@ -78,7 +78,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the CPU for another device, wherever it is asked for."""
+    """Take the CPU for another device, without kernels of its own, wherever it is asked for."""
+    monkeypatch.setenv("EXTREMIS_KERNELS", "reference")
     for name, module in list(sys.modules.items()):
         if (
             name.startswith("trainer.")
@@ -134,8 +135,10 @@ def test_a_run_goes_on_on_another_device(
     with pytest.raises(Killed):
         train(Trainer.start(data.layout.root, place, recipe, silent), stop_after=8)
     request.getfixturevalue("elsewhere")
-    resumed = Trainer.resume(data.layout.root, place, recipe, silent)
+    said: list[str] = []
+    resumed = Trainer.resume(data.layout.root, place, recipe, said.append)
     assert resumed.progress.global_step == 7
+    assert any("started with kernels numba, resumed with reference" in line for line in said)
     losses = [report.loss for report in resumed.train()]
     steps = len(whole) // 5
     assert losses[1:] == pytest.approx([sum(whole[e * steps : (e + 1) * steps]) / steps for e in range(2, 5)], rel=1e-3)

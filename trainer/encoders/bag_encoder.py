@@ -333,6 +333,7 @@ class BagEncoder(Encoder):
         spread = config.initial_scale / math.sqrt(config.dimension)
         weight.normal_(0, spread, generator=torch_generator(seed, Purpose.INITIAL_WEIGHTS, InitialWeights.EMBEDDING))
         self._table = RowMatrix(weight, RowOptimizer(config.optimizer, weight_decay=config.weight_decay))
+        self.matrices = (self._table,)
         self._weights = self._given_weights()
         self._known = torch.zeros(self._features, dtype=torch.bool)
         self._gradients = BagGradients(self._table)

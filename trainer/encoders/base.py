@@ -119,6 +119,7 @@ class Encoder(ABC):
 
     section: ClassVar[type[EncoderSection]]  # options of this kind of encoder
     device = CPU
+    matrices: tuple[Any, ...] = ()  # each RowMatrix that `update` steps on
 
     def __init__(self, config: EncoderSection, modules: nn.Module, seed: int, lr: float) -> None:
         """Train the parameters of `modules` with learning rate `lr`.

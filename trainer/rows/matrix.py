@@ -1,7 +1,6 @@
 """A matrix in which a step changes only a few rows, such as classifier vectors or an embedding table."""
 
 import contextlib
-import importlib.util
 import math
 import mmap
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from schemas.sizes import say_bytes
 from trainer.device import CPU, AsyncCopy, send, send_tensor
 from trainer.rows import codes, numba_kernels, torch_kernels
 from trainer.rows.codes import SGD, Matrix, Rule
+from trainer.rows.kernels import Form, kernels_of
 from trainer.threads import map_ranges
 
 IN_MEMORY, ON_HOST = "memory", "host"
@@ -68,8 +68,7 @@ class RowMatrix:
 
     Rows are in float32 or bfloat16. Computation is in float32, and bfloat16 rows are rounded stochastically;
     the state is float32. Row 0 is row `first` of a larger matrix; results do not depend on the split. `storage`: where
-    the state is stored (`zeros`). On a CPU, compiled loops do the work and ids are arrays; on other devices
-    kernels do the work, and ids may be tensors.
+    the state is stored (`zeros`). Ids are arrays on a CPU, and may be tensors on other devices.
     """
 
     def __init__(
@@ -77,9 +76,19 @@ class RowMatrix:
     ) -> None:
         self.weight = weight
         self.optimizer = optimizer
-        self.state = _initial_state(weight, optimizer, storage)
+        whole, by_row = tuple(weight.shape), (len(weight),)
+        shapes: dict[int, dict[str, tuple[int, ...]]] = {
+            SGD: {},
+            codes.MOMENTUM: {"momentum": whole},
+            codes.ADAGRAD: {"square": by_row},
+            codes.ADAM: {"first": whole, "second": whole, "count": by_row},
+        }
+        self.state = {
+            name: zeros(shape, storage=storage, device=weight.device)
+            for name, shape in shapes[optimizer.method].items()
+        }
         self._first, self._seed = first, seed
-        self._sent: tuple[tuple[float, int], Any] | None = None  # rate and step, and their numbers on the device
+        self._sent: tuple[tuple[float, int, torch.device], Any] | None = None  # rate, step, device; their numbers
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -89,6 +98,16 @@ class RowMatrix:
     def device(self) -> torch.device:
         return self.weight.device
 
+    @property
+    def compiled(self) -> bool:
+        """Whether compiled loops work on the rows in memory; else kernels of a device do."""
+        return kernels_of(self.device) is numba_kernels
+
+    @property
+    def form(self) -> Form:
+        """What the kernels of a device are compiled for."""
+        return self.device, self.weight.dtype, self.weight.dtype, self.optimizer.method, self.shape[1]
+
     def move(self, device: torch.device) -> None:
         """Move the rows and their state."""
         if device != self.device:
@@ -97,7 +116,7 @@ class RowMatrix:
 
     def gather(self, ids: np.ndarray | torch.Tensor) -> torch.Tensor:
         """Return rows `ids` [C] as a float32 leaf that requires a gradient, [C, D]."""
-        if self.device != CPU:
+        if not self.compiled:
             return self.weight.index_select(0, self.places(ids).clamp(min=0)).float().requires_grad_()
         assert isinstance(ids, np.ndarray)
         out = torch.empty(len(ids), self.shape[1])
@@ -113,8 +132,8 @@ class RowMatrix:
         """
         gradient = gathered.grad
         assert gradient is not None, "`update` needs a gradient from a backward pass"
-        if self.device != CPU:
-            operations_of(self.device).update_rows(
+        if not self.compiled:
+            kernels_of(self.device).update_rows(
                 self.device_matrix(), self.rule(lr, step), self.places(ids), gradient.contiguous()
             )
             return
@@ -146,7 +165,7 @@ class RowMatrix:
         """End the step that `begin` began."""
 
     def device_matrix(self) -> Matrix:
-        """Return the matrix in the form that the functions of `operations_of(device)` accept."""
+        """Return the matrix in the form that kernels of a device accept."""
         state, dtype_code = self.state, torch_kernels.DTYPE_CODES[self.weight.dtype]
         first, numbers = state.get("momentum", state.get("first")), state.get("square", state.get("count"))
         return Matrix(self.weight, dtype_code, first, state.get("second"), numbers, self._first)
@@ -156,26 +175,17 @@ class RowMatrix:
         return self._matrix(), self.rule(lr, step)
 
     def rule(self, lr: float, step: int) -> Rule:
-        """Return the optimizer step for global `step` at rate `lr`."""
+        """Return the optimizer step for global `step` at rate `lr`; a device gets its numbers once for all chunks."""
         options, real = self.optimizer, np.float32
         beta1, beta2 = (options.momentum, 0.0) if options.name == "sgd" else options.betas
-        if self.device == CPU:
-            numbers = real(lr), real(1 - lr * options.weight_decay), self.key(step)
-        else:
-            numbers = self._send_numbers(lr, step)
-        rate, keep, key = numbers
+        if self._sent is None or self._sent[0] != (lr, step, self.device):
+            key = 0 if self.weight.dtype == torch.float32 else torch_seed(self._seed, Purpose.ROUNDING, step)
+            numbers: Any = real(lr), real(1 - lr * options.weight_decay), key
+            if self.device != CPU:
+                numbers = send(tuple(map(np.asarray, numbers)), self.device)
+            self._sent = (lr, step, self.device), numbers
+        rate, keep, key = self._sent[1]
         return Rule(options.method, rate, keep, real(beta1), real(beta2), real(options.eps), key)
-
-    def key(self, step: int) -> int:
-        """Return the key of the random bits of global `step`; 0 for float32."""
-        return 0 if self.weight.dtype == torch.float32 else torch_seed(self._seed, Purpose.ROUNDING, step)
-
-    def _send_numbers(self, lr: float, step: int) -> Any:
-        """Send the rate, the factor for weight decay and the key to the device, once for all chunks of a step."""
-        if self._sent is None or self._sent[0] != (lr, step):
-            numbers = np.float32(lr), np.float32(1 - lr * self.optimizer.weight_decay), np.int64(self.key(step))
-            self._sent = (lr, step), send(tuple(map(np.asarray, numbers)), self.device)
-        return self._sent[1]
 
     def _matrix(self) -> Matrix:
         vectors, dtype_code, first, second, numbers, origin = self.device_matrix()
@@ -183,28 +193,6 @@ class RowMatrix:
         numbers = _NO_NUMBERS if numbers is None else numbers.numpy()
         held = (vectors if dtype_code == codes.FLOAT32 else vectors.view(torch.int16)).numpy()
         return Matrix(held.view(f"u{held.itemsize}"), dtype_code, first, second, numbers, origin)
-
-
-def operations_of(device: torch.device) -> Any:
-    """Return the module with `score_pairs` and `update_rows` for a device: GPU kernels, or plain PyTorch."""
-    if device.type == "cuda" and importlib.util.find_spec("triton"):
-        from trainer.rows import triton_kernels
-
-        return triton_kernels
-    return torch_kernels
-
-
-def _initial_state(weight: torch.Tensor, optimizer: RowOptimizer, storage: str) -> dict[str, torch.Tensor]:
-    whole, by_row = tuple(weight.shape), (len(weight),)
-    shapes: dict[int, dict[str, tuple[int, ...]]] = {
-        SGD: {},
-        codes.MOMENTUM: {"momentum": whole},
-        codes.ADAGRAD: {"square": by_row},
-        codes.ADAM: {"first": whole, "second": whole, "count": by_row},
-    }
-    return {
-        name: zeros(shape, storage=storage, device=weight.device) for name, shape in shapes[optimizer.method].items()
-    }
 
 
 @dataclass(frozen=True)
@@ -253,6 +241,11 @@ class HostMatrix:
     def device(self) -> torch.device:
         """The device that computes with the rows."""
         return self._device
+
+    @property
+    def form(self) -> Form:
+        """What the kernels of the device are compiled for."""
+        return self._device, self._rows.weight.dtype, torch.float32, SGD, self.shape[1]
 
     def prepare(self, ids: np.ndarray) -> np.ndarray:
         """Return `ids` [C] in the form that `gather` and `update` accept."""
@@ -323,42 +316,31 @@ def zeros(
     that fills up later would kill the process. Raises InputError if the directory does not exist, or if the matrix does
     not fit.
     """
-    if device != CPU:
-        return _on_device(shape, dtype, device)
     count = math.prod(shape)
     size = count * dtype.itemsize
+    if device != CPU:
+        try:
+            return torch.zeros(shape, dtype=dtype, device=device)
+        except torch.OutOfMemoryError:
+            free, _ = torch.cuda.mem_get_info(device)
+            raise InputError(
+                f"{device}: {shape[0]:,} rows need {say_bytes(size)}, and {say_bytes(free)} are free. Keep "
+                "the classifier in main memory (classifier.storage = 'host'), or use a narrower classifier.dtype, a "
+                "smaller encoder.dimension, or more GPUs (torchrun)."
+            ) from None
     if not size:
         return torch.zeros(shape, dtype=dtype)
-    memory = _anonymous(size) if storage in (IN_MEMORY, ON_HOST) else _file(size, storage)
+    if storage in (IN_MEMORY, ON_HOST):
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            # Rows are far apart: with pages of 4 KiB, each row costs a page table walk that no cache can serve.
+            with contextlib.suppress(OSError):  # for kernels without huge pages
+                memory.madvise(mmap.MADV_HUGEPAGE)
+    else:
+        try:
+            memory = ScratchFile("rows of labels", storage).reserve(size)
+        except StorageError as error:
+            raise InputError(f"classifier.storage = {error} Or use 'memory', 'host', or a narrower dtype.") from error
+        if hasattr(mmap, "MADV_RANDOM"):
+            memory.madvise(mmap.MADV_RANDOM)  # do not read the pages around a row
     return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
-
-
-def _on_device(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    try:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    except torch.OutOfMemoryError:
-        free, _ = torch.cuda.mem_get_info(device)
-        raise InputError(
-            f"{device}: {shape[0]:,} rows need {say_bytes(math.prod(shape) * dtype.itemsize)}, and {say_bytes(free)} "
-            "are free. Keep the classifier in main memory (classifier.storage = 'host'), or use a narrower "
-            "classifier.dtype, a smaller encoder.dimension, or more GPUs (torchrun)."
-        ) from None
-
-
-def _anonymous(size: int) -> mmap.mmap:
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        # Rows are far apart in memory: with pages of 4 KiB, each row costs a page table walk that no cache can serve.
-        with contextlib.suppress(OSError):  # for kernels without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
-
-
-def _file(size: int, directory: str) -> mmap.mmap:
-    try:
-        memory = ScratchFile("rows of labels", directory).reserve(size)
-    except StorageError as error:
-        raise InputError(f"classifier.storage = {error} Or use 'memory', 'host', or a narrower dtype.") from error
-    if hasattr(mmap, "MADV_RANDOM"):
-        memory.madvise(mmap.MADV_RANDOM)  # do not read the pages around a row
-    return memory

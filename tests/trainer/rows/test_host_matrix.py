@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from tests.trainer.rows.test_matrix import OPTIMIZERS, step
 from trainer.device import CPU, AsyncCopy
-from trainer.rows.matrix import HostMatrix, RowMatrix, RowOptimizer, operations_of
+from trainer.rows.matrix import HostMatrix, RowMatrix, RowOptimizer
+from trainer.rows.torch_kernels import update_rows
 
 ROWS, D = 12, 5
 DTYPES = [torch.float32, torch.bfloat16]
@@ -57,7 +58,7 @@ def test_what_kernels_leave_on_rows_of_zeros_is_the_gradient(steps: list[list[in
         rows.grad = gradient.clone()
         made = host.begin(ids, 0.1, number)
         assert torch.equal(made.scored.vectors, rows.detach())
-        operations_of(CPU).update_rows(made.updated, made.rule, torch.from_numpy(made.places), gradient)
+        update_rows(made.updated, made.rule, torch.from_numpy(made.places), gradient)
         host.end(ids, made, 0.1, number)
         at_once.update(ids, rows, 0.1, number)
     assert torch.equal(host.weight, at_once.weight)
