@@ -1,4 +1,4 @@
-"""Sparse features of token sequences: tokens and their hashed n-grams, with TF-IDF weights."""
+"""The bag of token vectors without PyTorch, as exports use it: options, sparse features with TF-IDF weights, x."""
 
 import itertools
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Embedding bags: weighted sums of table rows, and gradients on the rows, for several batches and ranks."""
+"""The bag in training: sums of table rows with their gradients, pretrained token vectors, and layers above."""
 
 import math
 from collections.abc import Iterable
@@ -90,7 +90,7 @@ class BagInputs:
         return cls(ids, places, columns, weight, offsets, rows, vectors, kept, sorted_by)
 
     @classmethod
-    def table_negatives(
+    def over_whole_table(
         cls, rows: SparseRows, device: torch.device = CPU, dense: np.ndarray | None = None
     ) -> "BagInputs":
         """Use the feature ids of B rows unchanged; valid only for `sums` over the whole table, without gradients."""
@@ -145,16 +145,11 @@ class BagGradients:
         self._pending.append(_PendingBags(inputs, none if self._pending else rows))
         sums.register_post_accumulate_grad_hook(self._pending[-1].take_gradient)
 
-    def reduce(self, group: Group) -> None:
-        """Replace this rank's bags with the bags of all ranks; the result is bitwise the same on every rank."""
-        if group.ranks > 1:
-            self._sum_pieces(group)
-
     def take(self) -> tuple[np.ndarray | torch.Tensor, torch.Tensor] | None:
         """Return (ids, gathered rows with their gradient) for `RowMatrix.update`; None if there is no gradient."""
         batches = [(batch, batch.grad) for batch in self._pending if batch.grad is not None]
         if len(batches) > 1:
-            self._sum_pieces(ALONE)
+            self.sum_over(ALONE)
         summed, self._summed, self._pending = self._summed, None, []
         if summed is not None:
             places, gradient = summed
@@ -168,8 +163,8 @@ class BagGradients:
         rows.grad = gradient
         return places, rows
 
-    def _sum_pieces(self, group: Group) -> None:
-        """Sum the gradients on rows over all ranks, piece by piece."""
+    def sum_over(self, group: Group) -> None:
+        """Sum the gradients on rows over all ranks, piece by piece; the result is bitwise the same on every rank."""
         batches = (batch for batch in self._pending if batch.grad is not None)
         pieces = list(batch_by_size(batches, lambda batch: batch.inputs.bags.rows, PIECE))
         inputs, grad, count = self._gather_piece(group, pieces, 0)
@@ -210,14 +205,6 @@ class BagGradients:
 _TRANSFORMER_TENSORS = tuple(
     f"{name}.weight" for name in ("word_embeddings", "embed_tokens", "tok_embeddings", "wte", "shared")
 )
-
-
-class _TokenTensor(NamedTuple):
-    """The file that contains tensor `name`, and the tensor's number of columns."""
-
-    columns: int
-    file: Path
-    name: str
 
 
 def read_token_vectors(name: str, data: DataLayout) -> torch.Tensor:
@@ -265,22 +252,20 @@ def _of(name: str) -> str:
 
 def _widest(folder: Path) -> torch.Tensor:
     """Return the widest token vectors in a model's files; a [0, 0] tensor if there are no token vectors."""
-    found = [tensor for file in sorted(folder.rglob("*.safetensors")) for tensor in _token_tensors(file)]
+    found = []  # columns, file and name of each table of token vectors
+    for place in sorted(folder.rglob("*.safetensors")):
+        with safe_open(place, "pt") as tensors:
+            names = [name for name in tensors.keys() if name in STATIC_TENSORS or name.endswith(_TRANSFORMER_TENSORS)]  # noqa: SIM118
+            shapes = ((tensors.get_slice(name).get_shape(), name) for name in names)
+            found += [(shape[1], place, name) for shape, name in shapes if len(shape) == 2]
     if not found:
         return torch.empty(0, 0)
-    widest = max(found)
-    with safe_open(widest.file, "pt") as file:
-        if widest.name in STATIC_TENSORS:
+    _, place, widest = max(found)
+    with safe_open(place, "pt") as file:
+        if widest in STATIC_TENSORS:
             return static_rows({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-        rows: torch.Tensor = file.get_tensor(widest.name).float()
+        rows: torch.Tensor = file.get_tensor(widest).float()
         return rows
-
-
-def _token_tensors(file: Path) -> list[_TokenTensor]:
-    with safe_open(file, "pt") as tensors:
-        names = [name for name in tensors.keys() if name in STATIC_TENSORS or name.endswith(_TRANSFORMER_TENSORS)]  # noqa: SIM118
-        shapes = ((tensors.get_slice(name).get_shape(), name) for name in names)
-        return [_TokenTensor(shape[1], file, name) for shape, name in shapes if len(shape) == 2]
 
 
 def _vocabulary(name: str, folder: Path) -> dict[str, int]:
@@ -428,7 +413,7 @@ class BagEncoder(Encoder):
         rows = self._read.weigh(inputs, self._weights.numpy())  # weights stay on the host
         dense = self._read.dense_of(inputs)
         if dropout_key is None:
-            return BagInputs.table_negatives(rows, self.device, dense)
+            return BagInputs.over_whole_table(rows, self.device, dense)
         first = before(rows.rows)
         kept = self._draw_kept(rows.rows, dropout_key, first)
         return BagInputs.of(self._drop_features(rows, dropout_key, before), self.device, dense, kept)
@@ -451,7 +436,8 @@ class BagEncoder(Encoder):
         self._table.move(device)
 
     def reduce(self, group: Group) -> None:
-        self._gradients.reduce(group)
+        if group.ranks > 1:
+            self._gradients.sum_over(group)
         super().reduce(group)
 
     def update(self, factor: float, clip: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""Sums of an encoder's gradients over ranks, sent while the backward pass computes the remaining gradients."""
+"""What every encoder is: inputs to x [B, D], its optimizer and files; sums of its gradients over ranks."""
 
 import contextlib
 import functools
