@@ -2,15 +2,14 @@
 
 import inspect
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import extremis
-from extremis.cli import cli
-from tests.command import ROOT, environment
+from extremis.cli import cli, main
+from tests.command import ROOT, captured
 
 FILE = "a file"
 
@@ -18,11 +17,13 @@ FILE = "a file"
 def complete(line: str, folder: Path = ROOT) -> set[str]:
     """Return what bash would offer at the end of `line`, typed in `folder`; FILE: files and folders."""
     words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1), "_EXTREMIS_COMPLETE": "bash_complete"}
-    script = "import sys; sys.argv = ['extremis']; from extremis.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=folder, env=environment(words), capture_output=True, text=True, check=False
-    )
-    answers = [answer.partition(",") for answer in done.stdout.split()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["extremis"])
+        for name, value in words.items():
+            patch.setenv(name, value)
+        done = captured(main)
+    answers = [answer.partition(",") for answer in done.out.split()]
     return {FILE if kind == "file" else value for kind, _, value in answers}
 
 
