@@ -22,7 +22,7 @@ from tests.owners import ask_at_once, held_elsewhere
 HOLD = """
 import sys, time
 from schemas import owners as claim
-owners.BEAT_SECONDS, owners.LEASE_SECONDS = 0.1, float(sys.argv[2])
+claim.BEAT_SECONDS, claim.LEASE_SECONDS = 0.1, float(sys.argv[2])
 try:
     with claim.claimed(sys.argv[1], "mined") as held:
         print("held", flush=True)
@@ -211,7 +211,7 @@ def test_a_paused_owner_that_nobody_replaced_goes_on(tmp_path: Path) -> None:
 WRITE = """
 import os, sys, time
 from schemas import owners as claim
-owners.BEAT_SECONDS, owners.LEASE_SECONDS = 0.05, 0.5
+claim.BEAT_SECONDS, claim.LEASE_SECONDS = 0.05, 0.5
 root, log = sys.argv[1], os.open(sys.argv[2], os.O_APPEND | os.O_WRONLY | os.O_CREAT)
 while True:
     try:
