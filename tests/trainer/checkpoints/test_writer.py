@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,16 +114,18 @@ def test_of_what_changes_on_a_device_nothing_is_read_back(monkeypatch: pytest.Mo
     ]
 
 
-@pytest.fixture
+@contextmanager
 def short_files() -> Iterator[None]:
     """Let no file of this process grow beyond 5,000 bytes, as on a disk that is nearly full."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_scratch_disk_is_named(tmp_path: Path, short_files: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_scratch_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(trainer.checkpoints, "_MAX_KEPT_BYTES", 0)
     weight = torch.ones(5000, 8)
@@ -135,7 +138,7 @@ def test_a_full_scratch_disk_is_named(tmp_path: Path, short_files: None, monkeyp
             snapshot.keep(np.arange(start, start + 100))
             weight[start : start + 100] = 0
 
-    with pytest.raises(StorageError, match=f"{tmp_path}: .*{words}"):
+    with short_files(), pytest.raises(StorageError, match=f"{tmp_path}: .*{words}"):
         change()
     assert (read(0, 5000)["weight"] == 1).all()  # what is being written is still what it was
     assert (weight == 0).any()
@@ -171,8 +174,8 @@ def test_tensors_are_a_safetensors_file_of_any_dtype(tmp_path: Path, dtype: torc
     assert shard.bytes == (tmp_path / "x.safetensors").stat().st_size
 
 
-def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, short_files: None) -> None:
-    with pytest.raises(StorageError, match=r"x\.safetensors: File too large; free some space"):
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    with short_files(), pytest.raises(StorageError, match=r"x\.safetensors: File too large; free some space"):
         write_tensors(str(tmp_path), "x", {"weight": torch.zeros(5000)})
     assert list(tmp_path.iterdir()) == []
 
