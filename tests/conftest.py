@@ -69,6 +69,14 @@ def _forget_memory() -> Iterator[None]:
         memory.MemoryFileSystem.store.clear()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _brief_pauses() -> None:
+    """Try again at once after a fault: no test is about the length of a pause between two attempts."""
+    from schemas import storage
+
+    storage.SLOWEST_SECONDS = 0.01
+
+
 @pytest.fixture(scope="session")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
     """Return once(name, make): the folder `name`, which `make` fills for all worker processes of this run of tests."""

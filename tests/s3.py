@@ -1,5 +1,6 @@
 """Local servers that speak S3, as processes of their own, and a network in front of one that can fail."""
 
+import asyncio
 import fcntl
 import os
 import shutil
@@ -7,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,7 +81,9 @@ def variables(url: str) -> dict[str, str]:
 def reached_through_proxy(server: tuple[str, int]) -> Iterator[Proxy]:
     """A proxy before `server`, by which this process reaches s3:// as a user would: by environment variables."""
     s3fs = pytest.importorskip("s3fs")
+    brief = types.SimpleNamespace(**{**vars(asyncio), "sleep": lambda seconds: asyncio.sleep(seconds / 20)})
     with proxy(server) as between, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("s3fs.core.asyncio", brief)  # its pauses between two attempts
         # botocore's own retries would hide how often ours have to help
         for name, value in {**variables(between.url), "AWS_MAX_ATTEMPTS": "1"}.items():
             patch.setenv(name, value)

@@ -110,10 +110,6 @@ def _definitions(body: list[ast.stmt]) -> dict[str, ast.stmt]:
     return named
 
 
-def test_a_page_begins_with_its_readers() -> None:
-    assert [page.name for page in PAGES if not re.match("# .*\n\nFor ", page.read_text())] == []
-
-
 def test_every_command_is_in_the_readme() -> None:
     text = (ROOT / "README.md").read_text()
     assert [name for name in cli.commands if f"`extremis {name}" not in text and f"make {name}" not in text] == []

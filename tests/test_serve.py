@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -37,13 +37,16 @@ class Service:
         self.port = int(started[1])
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        for _ in range(600):
-            found = re.search(pattern, self.log.read_text())
-            if found:
+        return self.wait_until(lambda: re.search(pattern, self.log.read_text()))
+
+    def wait_until(self, condition: Callable[[], Any]) -> Any:
+        """Wait until `condition()` is true; return what it is."""
+        for _ in range(1200):
+            if found := condition():
                 return found
             assert self.process.poll() is None, self.log.read_text()
-            time.sleep(0.1)
-        raise AssertionError(f"{pattern!r} is not in: {self.log.read_text()}")
+            time.sleep(0.05)
+        raise AssertionError(self.log.read_text())
 
     def ask(self, body: Any = None, path: str = "/predict") -> tuple[int, Any]:
         """Return the status and the body of an answer; `body` is bytes, or an object to be sent as JSON."""
@@ -180,10 +183,7 @@ def test_current_is_followed_without_a_lost_request(folder: Path, tmp_path: Path
         try:
             for name in ("two", "one"):
                 make_current(str(folder / name))
-                deadline = time.monotonic() + 60
-                while service.ask(path="/ready")[1]["export"] != str(folder / name):
-                    assert time.monotonic() < deadline
-                    time.sleep(0.05)
+                service.wait_until(lambda: service.ask(path="/ready")[1]["export"] == str(folder / name))
         finally:
             stop.set()
             for asker in askers:
@@ -201,11 +201,11 @@ def test_a_current_export_that_cannot_be_opened(folder: Path, tmp_path: Path) ->
     current = folder / "CURRENT"
     with serving(folder, tmp_path / "log") as service:
         for name in ("half", "nothing", "form", "../../etc"):
+            before = service.ask(path="/ready")[1]["problem"]
             current.write_text(f"{name}\n")
-            time.sleep(1.0)
+            service.wait_until(lambda: service.ask(path="/ready")[1]["problem"] not in ("", before))
             status, ready = service.ask(path="/ready")
             assert (status, ready["export"]) == (200, str(folder / "one"))
-            assert ready["problem"], name
             assert service.ask({"texts": ["a ship"]})[0] == 200
         make_current(str(folder / "two"))
         service.wait_for(r"serving \S+/two\n")
@@ -224,8 +224,7 @@ def test_files_that_change_under_it(folder: Path, tmp_path: Path) -> None:
             assert status in (200, 503), answer
         for path, content in files.items():
             path.write_bytes(content)
-        time.sleep(1.5)
-        assert service.ask({"texts": ["a ship in a storm"]})[0] == 200
+        service.wait_until(lambda: service.ask({"texts": ["a ship in a storm"]})[0] == 200)
 
 
 def test_a_request_at_work_is_answered_before_the_end(exports: Path, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.against.judge import COVERAGE, Price, compare, find_price, read_prices
-from benchmarks.common.report import require
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = st.sampled_from([6, 11, 21])
@@ -87,13 +86,6 @@ def test_wrong_use_is_one_message(arguments: list[str], message: str) -> None:
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_package_that_is_missing_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        require("json", "no_such_package")
-    assert ended.value.code == 2
-    assert "missing: no_such_package" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("module", ["chaos", "stream_memory"])

@@ -91,6 +91,7 @@ def gpu(*arguments: str | Path, **variables: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_every_section_runs_with_nothing_else_and_goes_on_where_it_was_cut(data: Path, tmp_path: Path) -> None:
     site, out, bundle = tmp_path / "site", tmp_path / "out", tmp_path / "bundle"
     site.mkdir()

@@ -13,19 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import torch.distributed as dist
 
 from benchmarks.rehearsal import rank_stages, synthetic_tables, worker_stages
 from benchmarks.rehearsal.__main__ import main
 from benchmarks.rehearsal.faked_ranks import FakedRanks
-from benchmarks.rehearsal.rehearse import Rehearsal, parse_speed, rehearse
+from benchmarks.rehearsal.rehearse import Rehearsal, rehearse
 from benchmarks.rehearsal.stage import Stage, Task
 from benchmarks.two_ranks import tcp_bytes
 from extremis.planning import Workload, estimate
 from schemas.errors import InputError
-from schemas.layout import DataLayout
-from schemas.table import Table
 from tests.command import ROOT, environment
 from tests.ranks import on_ranks
 from trainer.group import Group
@@ -97,22 +93,6 @@ def test_faked_peers_are_sent_what_real_ones_are(data: str, tmp_path: Path) -> N
     assert real[1] == pytest.approx(faked, rel=0.05)
 
 
-def test_messages_of_faked_peers_are_those_that_this_rank_sent_before() -> None:
-    group = FakedRanks(1, 3)
-    try:
-        for n in (2, 4, 1):
-            gathered, (array,) = group.all_gather(torch.full((n,), n)), group.all_gather_arrays(np.full(n, n))
-        assert gathered.tolist() == array.tolist() == [2] * 2 + [1] + [4] * 4
-        received = torch.empty(9, dtype=torch.int64)
-        dist.all_to_all_single(received, torch.arange(6), [2, 3, 4], [1, 2, 3])
-        assert received.tolist() == [1, 2, 1, 2, 1, 1, 2, 1, 2]
-        part = torch.empty(2)
-        dist.reduce_scatter_tensor(part, torch.arange(6.0))
-        assert part.tolist() == [2, 3]
-    finally:
-        group.close()
-
-
 @pytest.mark.parametrize(("rank", "ranks"), [(0, 1), (1, 2)])
 def test_bytes_are_those_that_are_planned(tmp_path: Path, rank: int, ranks: int) -> None:
     rank_stages.make_tables(task(tmp_path, rank, ranks))
@@ -138,19 +118,6 @@ def test_workers_write_what_is_planned(tmp_path: Path) -> None:
     assert block.storage == pytest.approx(tables["vectors"].bytes, rel=0.05)
     assert merge.storage == pytest.approx(sum(t.bytes for n, t in tables.items() if n[:3] == "neg"), rel=0.3)
     assert block.seconds > 0 < sharded.seconds
-
-
-def test_linked_tables_have_all_rows_and_the_room_of_a_shard(tmp_path: Path) -> None:
-    sizes = rehearsal(tmp_path, queries=600_000).sizes(600_000)
-    synthetic_tables.write_data(str(tmp_path), sizes)
-    table = Table.open(DataLayout(str(tmp_path)).queries("train"))
-    first, last = next(table.batches_of(0)), next(table.batches_of(len(table.shards) - 2))
-    assert table.rows == 600_000 == sum(shard.rows for shard in table.shards)
-    assert first.equals(last)
-    assert len({path.stat().st_ino for path in Path(table.url).glob("*.parquet")}) == 2
-    mean = np.mean([len(row) for row in first["label_ids"].to_pylist()])
-    assert mean == pytest.approx(5, rel=0.1)
-    assert all(sorted({*row}) == row for row in first["label_ids"].to_pylist())
 
 
 def test_limits_and_sums_follow_from_the_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,10 +167,6 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("schemas.storage.free_bytes", lambda url: 1 << 20)
     with pytest.raises(InputError, match="Give another --folder"):
         rehearse(rehearsal(tmp_path), print)
-
-
-def test_speeds_of_networks() -> None:
-    assert [parse_speed(text) for text in ("10Gbit", "400 Mbit/s", "0.5tbit")] == [1.25e9, 5e7, 6.25e10]
 
 
 @pytest.mark.slow

@@ -113,13 +113,3 @@ def test_a_report_replaces_the_record_of_its_command(
     assert again["rows"][-1] == ["one / two", "0.6 (bar 0.4)"]
     results.keep({**body, "command": "python -m benchmarks.stream --labels 1e6"})
     assert [record["name"] for record in results.read_records()] == ["stream", "stream_labels_1e6"]
-
-
-def test_a_quick_run_is_no_record(capsys: pytest.CaptureFixture[str]) -> None:
-    assert results.main(["--run", "stream", "--quick"]) == 2
-    assert "--quick" in capsys.readouterr().err
-
-
-def test_records_need_no_torch() -> None:
-    code = "import sys, benchmarks.results; assert not {'torch', 'numpy'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], cwd=results.ROOT, check=True)

@@ -17,23 +17,10 @@ import extremis
 from extremis.cli import cli
 from extremis.command import Option, Progress, build_options, command, naming_arguments
 from extremis.commands.shared import Fields, Settings
-from pipelines.options import ClusterOptions, EmbedTextsOptions, MergeOptions, MineOptions, ShardOptions, TeachOptions
+from pipelines.options import ShardOptions
 from schemas.errors import InputError
-from schemas.options import Options
-from scoring.tuples import TupleOptions
 from tests.command import ROOT, call, environment, refused
 from tests.pages import DOCS, blocks
-
-MODELS: dict[str, type[Options]] = {
-    "shard": ShardOptions,
-    "mine": MineOptions,
-    "merge": MergeOptions,
-    "teach": TeachOptions,
-    "cluster": ClusterOptions,
-    "embed": EmbedTextsOptions,
-    "tuples": TupleOptions,
-}
-UNSAID = {"shard": {"propensity_a", "propensity_b"}}  # fields that are no option by their names
 
 
 @command()
@@ -177,27 +164,6 @@ def test_help_lists_the_options_with_their_meaning() -> None:
     assert "[default: train:30000]" in shown
     assert "parquet, webdataset" in " ".join(shown.split())
     assert "xc-sparse" in shown
-
-
-def test_a_command_has_every_option_of_its_pipeline() -> None:
-    """Their names and types stand in both; default, bounds and help in the model alone."""
-    for name, model in MODELS.items():
-        fields = {field.alias or key: field for key, field in model.model_fields.items()}
-        parameters = inspect.signature(getattr(extremis, name)).parameters
-        assert fields.keys() - parameters.keys() == UNSAID.get(name, set())
-        options: dict[str, Any] = {str(param.name): param for param in cli.commands[name].params}
-        for key in fields.keys() & parameters.keys():
-            literal = _literal(fields[key].annotation)
-            assert literal == _literal(parameters[key].annotation) == list(getattr(options[key].type, "choices", [])), (
-                key
-            )
-            assert parameters[key].default in (None, False) or key == "device", key
-
-
-def _literal(kind: Any) -> list[str]:
-    """Return the values of a type that names them."""
-    members = [kind, *typing.get_args(kind)]
-    return next((list(typing.get_args(each)) for each in members if typing.get_origin(each) is Literal), [])
 
 
 def test_every_command_is_public_and_every_option_has_its_meaning() -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.shell_completion import BashComplete
 
 import extremis
 from extremis.cli import cli
@@ -15,20 +16,35 @@ from tests.command import ROOT, environment
 FILE = "a file"
 
 
+def variables(line: str) -> dict[str, str]:
+    """What a shell sets at the end of `line`."""
+    return {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+
+
+def offered(answers: str) -> set[str]:
+    parts = [answer.partition(",") for answer in answers.split()]
+    return {FILE if kind == "file" else value for kind, _, value in parts}
+
+
 def complete(line: str, folder: Path = ROOT) -> set[str]:
     """Return what bash would offer at the end of `line`, typed in `folder`; FILE: files and folders."""
-    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1), "_EXTREMIS_COMPLETE": "bash_complete"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name, value in variables(line).items():
+            patch.setenv(name, value)
+        return offered(BashComplete(cli, {}, "extremis", "_EXTREMIS_COMPLETE").complete())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="shells of Unix")
+def test_the_program_answers_a_shell() -> None:
     script = "import sys; sys.argv = ['extremis']; from extremis.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=folder, env=environment(words), capture_output=True, text=True, check=False
-    )
-    answers = [answer.partition(",") for answer in done.stdout.split()]
-    return {FILE if kind == "file" else value for kind, _, value in answers}
+    env = environment({**variables("extremis eval"), "_EXTREMIS_COMPLETE": "bash_complete"})
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False)
+    assert offered(done.stdout) == {"evaluate"}
 
 
 @pytest.mark.skipif(os.name == "nt", reason="shells of Unix")
 def test_commands_options_and_recipes_are_completed() -> None:
-    assert complete("extremis eval") == {"evaluate"}
     assert "--baseline" in complete("extremis evaluate --b")
     assert {"astra", "auto"} <= complete("extremis run a")
     assert complete("extremis shard raw/ data/ --sink w") == {"webdataset"}

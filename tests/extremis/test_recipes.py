@@ -35,11 +35,6 @@ def test_a_copy_is_the_recipe_and_can_be_changed(tmp_path: Path) -> None:
     refused(call("recipes", "list", "astra"), "expected nothing")
 
 
-@pytest.mark.parametrize("name", RECIPES.values(), ids=RECIPES)
-def test_recipes_have_known_keys(name: str) -> None:
-    check_keys(name)
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -11,7 +11,7 @@ REMEDY = re.compile(
     r"\b(fix|give|make|remove|run|copy|check|expected|export|set|write|pass|install|lower|raise|choose|leave|add|point|"
     r"name|restore|shard|mine|known|did you mean|there (?:are|is|can be)|start|should|must|needs|at most|at least|fit|"
     r"did you|is the path right|is it a|are the|wait|change|convert|let it|resume|say|see|divide|multiply|have to|"
-    r"save)\b",
+    r"save|rename)\b",
     re.IGNORECASE,
 )
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from schemas import storage
 from schemas.layout import MANIFEST
 from tests.command import Done, call
 from tests.faults import Faults, Proxy
@@ -81,10 +80,7 @@ def require_same(world: World, name: str, out: str, done: Done, faults: Faults) 
         ("predict", "shortened"),
     ],
 )
-def test_two_lies_on_the_way_change_nothing(
-    name: str, kind: str, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(storage, "SLOWEST_SECONDS", 0.01)
+def test_two_lies_on_the_way_change_nothing(name: str, kind: str, world: World) -> None:
     faults = Faults(share=1, seed=len(name), kinds=(kind,), lies_about=OURS, lies_after=2, lies=2)
     done = world.run(name, f"{kind}/{name}", faults)
     assert faults.done[kind] == 2, faults
@@ -94,9 +90,8 @@ def test_two_lies_on_the_way_change_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_five_hundred_flips(name: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_five_hundred_flips(name: str, world: World) -> None:
     """No artifact that was met damaged is trained on, published or exported."""
-    monkeypatch.setattr(storage, "SLOWEST_SECONDS", 0.01)
     flips = number = 0
     while flips < 500 / len(COMMANDS):
         share = (0.05, 0.2, 0.5)[number % 3]

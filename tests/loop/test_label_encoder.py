@@ -8,14 +8,12 @@ import pytest
 import torch
 
 from schemas import storage
-from schemas.errors import InputError
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest
 from schemas.shard_files.parquet import matrix_column
 from schemas.table import Table
 from tests.builders import SmallData, build_data, build_negatives
 from tests.training import Killed, silent, train, with_sections
-from trainer.config.load import load_recipe
 from trainer.evaluation.evaluate import SplitScorer
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
@@ -118,11 +116,3 @@ def test_every_loss_trains_a_classifier_too(data: SmallData, tmp_path: Path, kin
 def test_a_pool_of_another_head_is_refused(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         recipe(**sections)
-
-
-def test_the_recipes_say_so() -> None:
-    all_labels, sampled = load_recipe("dexml"), load_recipe("dexml-sampled")
-    assert (all_labels.encodes_labels, all_labels.negatives.pool, all_labels.loss.kind) == (True, "all", "decoupled")
-    assert (sampled.negatives.pool, sampled.negatives.table_width, sampled.table_epochs()[0]) == ("batch", 100, 2)
-    with pytest.raises(InputError, match=r"negatives\.pool"):
-        load_recipe("dexml", ["negatives.pool=own"])

@@ -15,10 +15,11 @@ import pytest
 from safetensors.numpy import load
 
 from tests.command import ROOT, Done, call, command, environment, extremis, refused, sets
+from tests.forks import start
 from tests.loop.test_kill import last_checkpoint, records, tables, wait_for_step
 from tests.owners import held_elsewhere
 from tests.processes import wait_until_gone
-from tests.ranks import launch
+from tests.ranks import free_port, launch
 
 CHOICES = sets(
     "order.batch=128",
@@ -77,16 +78,22 @@ def single_rank(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two_ranks(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the run of two ranks that is never stopped."""
-    run = tmp_path_factory.mktemp("two") / "run"
-    done = torchrun(2, "train", "astra", data, run, *CHOICES, "--json")
-    assert done.status == 0, done.err
-    assert [json.loads(line)["run"] for line in done.out.splitlines()] == [str(run)]  # rank 0 alone reports
-    assert done.err.count("epoch 1 (2 of 2)") == 1
-    return run
+    """Return the run of two ranks that is never stopped, joined as by torchrun."""
+    folder = tmp_path_factory.mktemp("two")
+    joined = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    words = ("train", "astra", data, folder / "run", *CHOICES, "--json")
+    ranks = [start(folder / f"rank-{rank}", *words, env={**joined, "RANK": str(rank)}) for rank in range(2)]
+    for rank in ranks:
+        rank.join()
+    said = [(folder / f"rank-{rank}" / "err").read_text() for rank in range(2)]
+    assert [rank.exitcode for rank in ranks] == [0, 0], said
+    assert [(folder / f"rank-{rank}" / "out").read_text() == "" for rank in range(2)] == [False, True]
+    assert "epoch 1 (2 of 2)" in said[0]
+    assert "epoch" not in said[1]
+    return folder / "run"
 
 
-def test_two_ranks_under_torchrun_train_what_one_process_trains(single_rank: Path, two_ranks: Path) -> None:
+def test_two_ranks_train_what_one_process_trains(single_rank: Path, two_ranks: Path) -> None:
     assert_close(two_ranks, single_rank)
     records_of_two, records_of_one = records(two_ranks), records(single_rank)
     assert [(r["kind"], r["step"]) for r in records_of_two] == [(r["kind"], r["step"]) for r in records_of_one]

@@ -176,7 +176,7 @@ def assert_killed_runs_end_the_same(
 @pytest.mark.parametrize(
     ("seed", "kills", "flags", "victim"),
     [
-        (1, 1, (), "all"),
+        pytest.param(1, 1, (), "all", marks=pytest.mark.slow),
         pytest.param(2, 6, PROCESSES, "launching process", marks=pytest.mark.slow),
         pytest.param(3, 8, (), "all", marks=pytest.mark.slow),
     ],

@@ -157,7 +157,8 @@ def race(
     return statuses
 
 
-@pytest.mark.parametrize("kind", ["shard", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])])
+@pytest.mark.slow  # two days to one output, in test_day_kill.py, are two writers
+@pytest.mark.parametrize("kind", KINDS)
 def test_of_two_writers_one_has_it(world: World, tmp_path: Path, kind: str) -> None:
     race(kind, world, tmp_path, (0, 1), 0.0)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from papers.__main__ import list_jobs, main
-from papers.claims import Check, Claim, Line, Paper, RunKey, digest_files, digest_recipe, paper_names
+from papers.claims import Check, Claim, Paper, RunKey, digest_files, digest_recipe, paper_names
 from papers.measure import subsample_labels
 from papers.page import DIFFERS, HOLDS, NOT_RUN, UNCLEAR, judge, page, summary
 from papers.results import LEVELS, Result, difference, pack, place_of
@@ -24,13 +24,6 @@ from trainer.evaluation.metrics import Contributions
 
 PAPERS = {name: Paper.load(name) for name in paper_names()}
 PLACES = {"after": "runs/other", "data": "data", "seed": 0, "minilm": "model"}
-
-
-def test_there_are_claims_of_five_papers() -> None:
-    assert sorted(PAPERS) == ["astra", "dexml", "lns", "mips_s", "ngame"]
-    testable = [claim for paper in PAPERS.values() for claim in paper.claims if claim.checks]
-    assert len(testable) >= 30
-    assert all(claim.rank < 1000 for claim in testable)
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -356,8 +349,3 @@ def test_a_folder_here_is_a_paper_by_its_name(
     monkeypatch.chdir(tmp_path)
     assert main(["own", "--table", "3", "--list"]) == 2
     assert "--table '3': 2 tables have this name. Choose from figure-3, section-3." in capsys.readouterr().err
-
-
-def test_a_line_has_the_seeds_of_its_data_set() -> None:
-    claim = Claim(table="1", where="", claim="", paper="", on=["x", "y"], seeds={"x": 3}, untestable="why")
-    assert [Line(claim, data).seeds for data in claim.on] == [3, 1]

@@ -53,10 +53,6 @@ def test_another_new_name_is_refused_in_one_short_line(name: str) -> None:
     assert str(error.value).isprintable()
 
 
-def test_names_that_earlier_versions_took_are_read() -> None:
-    assert check_folder("d[1] ü") == "d[1] ü"
-
-
 def test_tables_of_data_stand_apart() -> None:
     data = DataLayout("/data/")
     urls = [data.labels, data.tokenizer, data.queries("train"), data.queries("test"), staging(data.root)]

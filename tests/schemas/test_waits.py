@@ -14,9 +14,9 @@ CLOCK = r"\d\d:\d\d:\d\d"
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Say after a fifth of a second what is said after 5, and again after a second in place of a minute."""
-    monkeypatch.setattr(process, "SAY_SECONDS", 1.0)
-    monkeypatch.setattr(process, "SILENT_SECONDS", 0.2)
+    """Say after a tenth of a second what is said after 5, and again after half a second in place of a minute."""
+    monkeypatch.setattr(process, "SAY_SECONDS", 0.5)
+    monkeypatch.setattr(process, "SILENT_SECONDS", 0.1)
 
 
 def test_a_wait_is_said_once_it_lasts_and_again_after_a_while() -> None:
@@ -24,14 +24,14 @@ def test_a_wait_is_said_once_it_lasts_and_again_after_a_while() -> None:
     with Wait("the moon", lines.append):
         pass
     with Wait("", lines.append):
-        time.sleep(0.6)
+        time.sleep(0.3)
     assert lines == []
     began = time.monotonic()
     for _ in waiting(
-        "s3://user:secret@host/run", lines.append, seconds=1.8, every=0.05, until="(refresh.wait_seconds)"
+        "s3://user:secret@host/run", lines.append, seconds=0.9, every=0.02, until="(refresh.wait_seconds)"
     ):
         pass
-    assert time.monotonic() - began == pytest.approx(1.8, abs=0.5)
+    assert time.monotonic() - began == pytest.approx(0.9, abs=0.3)
     assert len(lines) == 2
     said = rf"waiting for s3://\*\*\*@host/run since {CLOCK}, until {CLOCK} at the latest \(refresh.wait_seconds\)"
     assert all(re.fullmatch(said, line) for line in lines), lines
@@ -41,7 +41,7 @@ def test_what_has_nobody_else_to_tell_tells_the_process(monkeypatch: pytest.Monk
     lines: list[str] = []
     monkeypatch.setattr(process, "_listeners", [lines.append])
     with Wait("the others", until="they come"):
-        time.sleep(0.7)
+        time.sleep(0.35)
     assert [re.sub(CLOCK, "NOW", line) for line in lines] == ["waiting for the others since NOW, until they come"]
 
 

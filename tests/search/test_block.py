@@ -62,14 +62,6 @@ def test_exact_search_is_brute_force_with_any_number_of_ties(seed, labels, rows,
     assert (scores == np.where(expected < 0, -np.inf, held)).all()
 
 
-def test_rows_that_all_tie_take_the_smallest_labels():
-    """Classifier vectors that were never touched are all zero, and tie in every row."""
-    vectors = np.zeros((500, 8), np.float32)
-    vectors[250] = 1
-    label_ids, _ = unpack(search_exactly(Block(10, vectors), np.ones((20, 8), np.float32), 4))
-    assert (label_ids == [260, 10, 11, 12]).all()
-
-
 def test_a_score_depends_on_its_pair_alone():
     generator = np.random.default_rng(1)
     queries, vectors = (generator.standard_normal((n, 67)).astype(np.float32) for n in (50, 300))
@@ -114,18 +106,6 @@ def test_one_row_with_many_positives_keeps_its_width_and_is_counted():
     assert (counts["positives_dropped"], counts["filtered_dropped"]) == (208, 2)
     # Rows of one tier share their fetch: 8 rows at 7 + 3, one at 7 + 200.
     assert counts["candidates"] == 8 * 10 + 207
-
-
-@given(st.lists(st.lists(st.integers(0, 50), max_size=5), min_size=1, max_size=8), st.data())
-def test_ragged_rows_are_taken_and_counted_as_lists_are(rows, data):
-    column = ragged(rows)
-    picked = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=10))
-    taken = column.take(np.asarray(picked, np.int64))
-    assert [taken.values[a:b].tolist() for a, b in zip(taken.offsets[:-1], taken.offsets[1:], strict=True)] == [
-        rows[i] for i in picked
-    ]
-    counts = Exclusions(column, Ragged.empty(len(rows)), Ragged.empty(len(rows))).count_in(10, 40)
-    assert counts.tolist() == [sum(10 <= value < 40 for value in row) for row in rows]
 
 
 def test_approximate_search_scores_as_exact_search_does():

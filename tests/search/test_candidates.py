@@ -15,13 +15,6 @@ def keys_of(candidates: list[tuple[float, int]]) -> np.ndarray:
 
 
 @given(pairs)
-def test_a_key_gives_back_its_label_and_score(candidates):
-    labels, values = unpack(keys_of(candidates))
-    assert labels.tolist() == [label for _, label in candidates]
-    assert values.tolist() == [score for score, _ in candidates]
-
-
-@given(pairs)
 def test_keys_sort_by_score_down_then_label_up(candidates):
     labels, values = unpack(np.sort(keys_of(candidates)))
     expected = sorted(candidates, key=lambda first: (-first[0], first[1]))

@@ -34,11 +34,3 @@ def test_lists_pay_where_few_are_read(spec: str) -> None:
     assert costs == sorted(costs)
     assert factory.saves_time(100_000, 50, None, 64)  # no lists were tuned
     assert Factory("exact").cost(1000, 2, 10, 5, None, 64) == 2 * 10 * 1000 * 64
-
-
-def test_what_is_built_costs_more_the_more_lists_and_rows_it_has() -> None:
-    costs = [Factory(spec).building_cost(100_000, 64) for spec in ("exact", "HNSW32", "IVF100,Flat", "IVF400,Flat")]
-    assert costs[:2] == [0, 0]
-    assert 0 < 3 * costs[2] < costs[3]
-    assert Factory("IVF100,Flat").building_cost(200_000, 64) > costs[2]
-    assert Factory("HNSW32").query_cost(1000, 5, None, 64) == 1000 * 64

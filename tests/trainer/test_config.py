@@ -23,7 +23,6 @@ from trainer.config.load import (
     validate,
 )
 from trainer.config.merging import options_left_to_data
-from trainer.methods.recipe import Recipe
 
 
 def toml(folder: Path, text: str) -> str:
@@ -44,10 +43,6 @@ def test_every_recipe_is_valid_and_comes_back_from_config_toml(name: str, tmp_pa
     assert changed_versions(config) == ""
     before = {"versions": {**config["versions"], "torch": "1.0"}}
     assert changed_versions(before) == f"started with torch 1.0, resumed with torch {config['versions']['torch']}"
-
-
-def test_there_are_recipes() -> None:
-    assert {"astra", "renee"} <= set(recipe_names())
 
 
 @pytest.mark.parametrize(
@@ -228,23 +223,6 @@ def test_no_run_says_how_to_start_one() -> None:
     storage.write_bytes("memory://busy/.claim.json", storage.seal(json.dumps(asdict(elsewhere)).encode()))
     with pytest.raises(InputError, match="not written yet; the run is being trained by process"):
         load_config("memory://busy/config.toml")
-
-
-def test_the_schedule_of_tables() -> None:
-    recipe = Recipe.model_validate(
-        {"negatives": {"hard": 3}, "refresh": {"start": 3, "every": 2}, "train": {"epochs": 8}}
-    )
-    assert recipe.table_epochs() == [3, 5, 7]
-    assert [recipe.uses_table(epoch) for epoch in range(5)] == [False, False, False, True, True]
-    assert recipe.negatives.table_width == 3
-    never = Recipe.model_validate({"negatives": {"hard": 0}})
-    assert never.table_epochs() == []
-    assert not never.uses_table(10)
-
-
-def test_a_recipe_cannot_change_once_made() -> None:
-    with pytest.raises(ValueError, match="frozen"):
-        load_recipe("astra").train.epochs = 5
 
 
 def test_a_kind_has_its_own_options_alone() -> None:

@@ -11,9 +11,7 @@ from schemas.errors import InputError
 from schemas.layout import RunLayout
 from schemas.ragged import Ragged
 from tests.builders import SmallData, build_data
-from tests.recipes import RECIPES
 from tests.training import assert_resumes, silent, train, with_sections
-from trainer.config.load import load_recipe
 from trainer.heads import FrozenQueries
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
@@ -158,29 +156,3 @@ def test_what_is_no_encoder_to_begin_with_is_refused(data: SmallData, first: str
         with pytest.raises(ValueError, match=r"negatives|head"):
             second(first, negatives=negatives)
     assert not (tmp_path / "run" / "config.toml").exists()
-
-
-def test_the_recipes_say_so() -> None:
-    ngame, second_module = load_recipe("ngame"), load_recipe("ngame-m2")
-    assert (ngame.method, ngame.head.positives, ngame.loss.kind) == ("ngame", 1, "triplet")
-    assert (second_module.train.freeze_encoder, second_module.classifier.initial) == (True, "labels")
-    assert ngame.encoder == second_module.encoder
-    # By the same loss and radius, of one positive a query and step, on the unit sphere.
-    assert (ngame.loss, ngame.negatives) == (second_module.loss, second_module.negatives)
-    assert (ngame.head.positives, second_module.head.positives) == (1, 1)
-    assert second_module.classifier.normalize
-    assert not load_recipe("decoupled-m2").classifier.normalize
-    other, decoupled = load_recipe("decoupled-m2"), load_recipe("decoupled")
-    assert (other.method, other.encoder, other.train.freeze_encoder) == ("astra", ngame.encoder, True)
-    assert (other.negatives, other.loss.kind) == (decoupled.negatives, decoupled.loss.kind)
-    assert not other.is_clustered
-    for name in ("dpr", "ance"):
-        baseline = load_recipe(RECIPES[name])
-        assert not baseline.is_clustered
-        assert (baseline.head, baseline.loss, baseline.encoder, baseline.train) == (
-            ngame.head,
-            ngame.loss,
-            ngame.encoder,
-            ngame.train,
-        )
-    assert load_recipe(RECIPES["tas"]).table_epochs() == [2]

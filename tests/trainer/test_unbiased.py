@@ -126,22 +126,3 @@ def test_the_expectation_over_all_draws_is_the_full_sum(form: str, random: int, 
         pools = itertools.product(range(labels), repeat=random)
         parts = (own_pool(batch, table, np.asarray([pool, pool[::-1]]), weight) for pool in pools)
     assert_same(mean(fast(x, w, part) for part in parts), one_vs_all(x, w, positives))
-
-
-def test_equation_2_drawn_beside_the_hard_negatives_has_the_same_expectation() -> None:
-    # The paper draws R from the labels that are not in H, with p = 1 / (L - k_h).
-    labels, positives, hard = 6, [[1, 4]], np.array([[0, 3]])
-    generator = np.random.default_rng(4)
-    x = torch.from_numpy(generator.standard_normal((1, 3))).requires_grad_()
-    w = torch.from_numpy(generator.standard_normal((labels, 3))).requires_grad_()
-    batch, rest = batch_of(positives, hard), np.setdiff1d(np.arange(labels), hard)
-    weight = (labels - hard.shape[1]) / 2
-    papers = mean(
-        fast(x, w, own_pool(batch, hard, np.asarray([pool]), weight)) for pool in itertools.product(rest, repeat=2)
-    )
-    shared_draws = mean(
-        fast(x, w, own_pool(batch, hard, np.asarray([pool]), labels / 2))
-        for pool in itertools.product(range(labels), repeat=2)
-    )
-    assert_same(papers, shared_draws)
-    assert_same(papers, one_vs_all(x, w, positives))

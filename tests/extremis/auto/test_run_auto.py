@@ -178,6 +178,7 @@ def test_training_goes_on_with_the_recipe_that_was_chosen(data: Path, run: Path,
     assert done.json["fusion"]["split"] == HOLDOUT
 
 
+@pytest.mark.slow
 def test_trials_go_on_after_a_kill(data: Path, ran: Done, folder: Path) -> None:
     run = folder / "killed"
     process = start(folder / "output", "run", "auto", data, run, *OVERRIDES)

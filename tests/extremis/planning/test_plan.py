@@ -133,25 +133,6 @@ def test_a_plan_near_the_limit() -> None:
     assert fusion["stored_bytes"] >= 2 * 64 * fusion["points"]
 
 
-def test_tables_grow_with_what_they_hold() -> None:
-    plain = large().json
-    base = plain["tables"]
-    wider = large("--width", "160").json["tables"]
-    longer = large("--set", "order.batch=1024", "--tokens", "20").json["tables"]
-    name = "negatives of queries"
-    assert wider[name]["bytes"] / base[name]["bytes"] == pytest.approx(
-        160 / plain["settings"]["negatives.hard"], rel=0.1
-    )
-    assert {table for table in base if base[table] != wider[table]} == {name, "negatives of labels", SCRATCH}
-    assert longer["queries"]["bytes"] > 1.2 * base["queries"]["bytes"]
-
-
-def test_memory_of_a_rank_is_that_of_its_labels() -> None:
-    one, many = large().json, large("--ranks", "8").json
-    assert one["memory"]["train"] - many["memory"]["train"] > 7 / 8 * 120e6 * (65 + 1) * 4
-    assert one["tables"] == many["tables"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

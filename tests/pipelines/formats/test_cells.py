@@ -153,7 +153,7 @@ DOUBTFUL = re.compile(r"(?:None|nan|NaN|<NA>|True|false|\.\.\.|[-.0-9]|\s)+")  #
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(LISTS)
 def test_what_programs_write_for_lists_is_read_back_or_rejected(
     writer: str, tmp_path_factory: pytest.TempPathFactory, lists: list[list[str]]

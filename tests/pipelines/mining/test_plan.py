@@ -39,23 +39,6 @@ def plan(labels: int, queries: int, dimension: int = 64, **options):
     return make_plan(inputs(labels, queries, dimension), check(MineOptions, options), {})
 
 
-def test_few_labels_or_few_queries_are_searched_exactly():
-    assert plan(15_562, 50_000).factory.exact
-    assert plan(1_000_000, 100).factory.exact
-    assert plan(1, 1).factory.exact
-
-
-def test_many_labels_and_queries_get_lists_of_codes():
-    for dimension in (64, 65):
-        factory = plan(1_000_000, 1_000_000, dimension).factory
-        assert (factory.lists > 500, factory.subquantizers) == (True, (dimension + 1) // 2)
-
-
-def test_a_given_index_is_kept():
-    assert plan(1000, 10, index="HNSW32").factory.spec == "HNSW32"
-    assert plan(1_000_000, 1_000_000, index="exact").factory.exact
-
-
 @pytest.mark.parametrize("memory", [GIB, 4 * GIB, 8 * GIB])
 @pytest.mark.parametrize("index", ["auto", "exact", "IVF4096,Flat", "IVF4096,PQ32x4fs", "HNSW32"])
 def test_blocks_and_batches_follow_from_the_memory(memory, index):
@@ -68,12 +51,6 @@ def test_blocks_and_batches_follow_from_the_memory(memory, index):
         assert max(stop - start for start, stop in whole_plan.bounds) <= whole_plan.block_rows
     assert len(large.bounds) > 1
     assert large.estimate.total > 0.85 * memory
-
-
-def test_more_memory_gives_fewer_blocks():
-    counts = [len(plan(120_000_000, 10**6, index="exact", memory=gib * GIB).bounds) for gib in (1, 2, 4, 8, 64)]
-    assert counts == sorted(counts, reverse=True)
-    assert counts[-1] == 1
 
 
 @pytest.mark.parametrize(
@@ -125,13 +102,6 @@ def test_blocks_are_in_memory_together_as_far_as_they_fit():
         assert made.estimate.total <= gib * GIB
         larger = -(-50 // (len(sizes) - 1)) if len(sizes) > 1 else 51
         assert made.has_one_group or made.estimate.total + (larger - max(sizes)) * 4 * 64 * 10**6 > gib * GIB
-
-
-def test_what_is_made_already_does_not_change_how_the_rest_is_made():
-    whole = plan(200_000, 2_000_000)
-    rest = whole.without_sources(["queries"])
-    assert rest.parameters() == whole.parameters()
-    assert rest.bounds == whole.bounds
 
 
 def test_label_ranges_are_cut_into_blocks_of_their_own():

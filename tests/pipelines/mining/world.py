@@ -185,14 +185,15 @@ def plan_of(world: World, options: MineOptions) -> MinePlan:
 
 def apart(world: World, options: MineOptions, blocks: int = 1) -> MineOptions:
     """The options with a memory that `blocks` blocks fit into together, and no more."""
+    inputs = open_inputs(world.data, world.run, world.epoch, options)
 
     def at_once(memory: int) -> int:
         try:
-            plan = plan_of(world, options.model_copy(update={"memory": memory}))
+            plan = make_plan(inputs, options.model_copy(update={"memory": memory}), {})
         except InputError:
             return 0
         return max(stop - first for first, stop in plan.groups)
 
     least = bisect.bisect_left(range(1 << 30), 1, key=at_once)
-    block = max(stop - start for start, stop in plan_of(world, options).bounds)
+    block = max(stop - start for start, stop in make_plan(inputs, options, {}).bounds)
     return options.model_copy(update={"memory": least + 4 * world.vectors.shape[1] * block * (blocks - 1)})

@@ -1,26 +1,7 @@
-import numpy as np
-import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pipelines.sharding.plans import parse_filter
-from pipelines.sharding.rows import join_pairs
 from schemas.errors import InputError
-
-PAIRS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5)), max_size=30)
-
-
-@settings(deadline=None)
-@given(PAIRS, st.lists(st.integers(0, 9), max_size=12))
-def test_join_equals_a_dictionary(pairs: list[tuple[int, int]], rows: list[int]) -> None:
-    content = "".join(f"{row} {label}\n" for row, label in pairs).encode()
-    parsed = parse_filter(content, "f", 10, 6)
-    assert parsed.dtype == np.int64
-    assert parsed.tolist() == sorted(map(list, set(pairs)))
-    joined = join_pairs(np.asarray(rows, np.int64), parsed, pa.int32())
-    assert joined.type == pa.list_(pa.int32())
-    assert joined.to_pylist() == [sorted({label for r, label in pairs if r == row}) for row in rows]
 
 
 @pytest.mark.parametrize(

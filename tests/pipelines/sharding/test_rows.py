@@ -1,11 +1,8 @@
-from typing import Any
-
-import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.sharding.rows import add_pairs, order_rows
+from pipelines.sharding.rows import order_rows
 
 LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=3, unique=True).map(sorted)
 # Hashes collide on purpose: different keys under one hash are no duplicates.
@@ -48,17 +45,3 @@ def test_order_is_total_and_keeps_each_key_once(arrived: list[tuple[int, tuple[s
         same = [row for row, (key, content, _) in arrived if (key, content) == (lost["key"], expected[key][0])]
         assert (kept["key"], kept["row"]) == (lost["key"], min(same))
     assert ordered.merged == len(arrived) - len(expected) - len(others)
-
-
-@settings(deadline=None)
-@given(ARRIVED, st.lists(st.tuples(st.sampled_from("abcdxy"), st.integers(0, 9)), max_size=20))
-def test_pairs_are_added_to_their_rows(arrived: list[Any], pairs: list[tuple[str, int]]) -> None:
-    rows = order_rows(table_of(arrived)).rows
-    keys = pa.array([key for key, _ in pairs], pa.string())
-    joined, unknown = add_pairs(rows, keys, np.asarray([label for _, label in pairs], np.int64))
-    own = {row["key"]: set(row["label_ids"]) for row in rows.to_pylist()}
-    for key, label in pairs:
-        own.get(key, set()).add(label)
-    assert {row["key"]: row["label_ids"] for row in joined.to_pylist()} == {k: sorted(v) for k, v in own.items()}
-    assert joined.schema == rows.schema
-    assert unknown.tolist() == [key not in own for key, _ in pairs]

@@ -41,7 +41,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owners, "BEAT_SECONDS", 0.1)
 
 
-def hold(root: Path, lease: float = 3.0) -> subprocess.Popen:
+def hold(root: Path, lease: float) -> subprocess.Popen:
     """Start a process that holds the claim on `root` until it gets a line."""
     owner = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(root), str(lease)],
@@ -110,7 +110,7 @@ def test_a_killed_owner_s_is_taken_over_at_once(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("beating", [True, False])
-def test_one_on_another_machine_is_watched(tmp_path: Path, beating: bool) -> None:
+def test_one_on_another_machine_is_watched(tmp_path: Path, beating: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, stop = other_machine(), threading.Event()
     (tmp_path / owners.CLAIM_FILE).write_text(json.dumps(asdict(owner)))
 
@@ -127,6 +127,7 @@ def test_one_on_another_machine_is_watched(tmp_path: Path, beating: bool) -> Non
             pass
         stop.set()
         other.join()
+    monkeypatch.setattr(owners, "LEASE_SECONDS", 0.3)
     with claimed(str(tmp_path), "mined"):
         pass
     assert list(tmp_path.iterdir()) == []
@@ -155,7 +156,7 @@ def test_a_claim_that_is_damaged_on_its_way_is_read_again(tmp_path: Path, monkey
 def test_clocks_of_others_do_not_matter(
     tmp_path: Path, time_zone_of_the_dead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owners, "LEASE_SECONDS", 1.0)
+    monkeypatch.setattr(owners, "LEASE_SECONDS", 0.3)
     (tmp_path / owners.CLAIM_FILE).write_text(json.dumps(asdict(other_machine(since=time_zone_of_the_dead))))
     began = time.monotonic()
     with claimed(str(tmp_path), "mined"):
@@ -172,7 +173,7 @@ def test_another_process_with_the_number_of_the_dead_is_not_it(tmp_path: Path) -
 @pytest.mark.parametrize("store", ["disk", "memory"])
 def test_of_many_at_once_one_has_it(tmp_path: Path, store: str) -> None:
     root = str(tmp_path) if store == "disk" else f"memory://{tmp_path.name}/out"
-    ends = ask_at_once(root, 8, seconds=1)
+    ends = ask_at_once(root, 8, seconds=0.3)
     assert ends["alone"] >= 1
     assert ends["alone"] + ends["refused"] == 8, ends
 
@@ -184,8 +185,9 @@ def test_of_many_at_once_one_takes_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["go on", "fail"])
-def test_a_paused_owner_loses_it_and_knows(tmp_path: Path, line: str) -> None:
-    owner = hold(tmp_path)
+def test_a_paused_owner_loses_it_and_knows(tmp_path: Path, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owners, "LEASE_SECONDS", 1.0)
+    owner = hold(tmp_path, 1.0)
     owner.send_signal(signal.SIGSTOP)
     with claimed(str(tmp_path), "mined") as held:
         owner.send_signal(signal.SIGCONT)
@@ -197,9 +199,9 @@ def test_a_paused_owner_loses_it_and_knows(tmp_path: Path, line: str) -> None:
 
 
 def test_a_paused_owner_that_nobody_replaced_goes_on(tmp_path: Path) -> None:
-    owner = hold(tmp_path)
+    owner = hold(tmp_path, 1.0)
     owner.send_signal(signal.SIGSTOP)
-    time.sleep(1.5 * owners.LEASE_SECONDS)
+    time.sleep(1.5)
     owner.send_signal(signal.SIGCONT)
     out, _ = owner.communicate("\n", timeout=30)
     assert out == "kept\n"

@@ -29,7 +29,7 @@ def test_of_many_at_once_one_has_it(store: Proxy, before: str, share: float) -> 
         dead = replace(Owner.here("mined"), id="d" * 32, born="1")
         storage.write_bytes(join(root, owners.CLAIM_FILE), json.dumps(asdict(dead)).encode())
     with store.failing(Faults(share, seed=7)):
-        ends = ask_at_once(root, 5, seconds=2)
+        ends = ask_at_once(root, 5, seconds=1)
     assert ends["alone"] >= 1
     assert ends["alone"] + ends["refused"] == 5, ends
     assert storage.list_names(root) == []

@@ -1,12 +1,13 @@
 """Checkpoints by rank, in the background: they hold the moment they were asked for; any number of ranks reads them."""
 
 import itertools
-import os
+import resource
 import shutil
-import subprocess
-import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,36 +114,34 @@ def test_of_what_changes_on_a_device_nothing_is_read_back(monkeypatch: pytest.Mo
     ]
 
 
-FULL_SCRATCH = """
-import resource, signal, numpy as np, torch
-from schemas.errors import StorageError
-from trainer import checkpoints as background
-
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
-background._MAX_KEPT_BYTES = 0
-weight = torch.ones(5000, 8)
-snapshot = background.RowSnapshot({"weight": weight})
-read = snapshot.reader()
-try:
-    for start in range(0, 5000, 100):
-        snapshot.keep(np.arange(start, start + 100))
-        weight[start : start + 100] = 0
-except StorageError as error:
-    print(error)
-print("whole", bool((read(0, 5000)["weight"] == 1).all()), bool((weight == 0).any()))
-"""
+@contextmanager
+def short_files() -> Iterator[None]:
+    """Let no file of this process grow beyond 5,000 bytes, as on a disk that is nearly full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_scratch_disk_is_named(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", FULL_SCRATCH]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, env={**os.environ, "TMPDIR": str(tmp_path)}
-    )
-    assert f"{tmp_path}: " in done.stdout
-    assert "rows of labels that change while a dump or a checkpoint is written" in done.stdout
-    assert "Set TMPDIR to a folder with more room" in done.stdout
-    assert "whole True True" in done.stdout  # what is being written is still what it was
+def test_a_full_scratch_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(trainer.checkpoints, "_MAX_KEPT_BYTES", 0)
+    weight = torch.ones(5000, 8)
+    snapshot = RowSnapshot({"weight": weight})
+    read = snapshot.reader()
+    words = "rows of labels that change while a dump or a checkpoint is written.*Set TMPDIR to a folder with more room"
+
+    def change() -> None:
+        for start in range(0, 5000, 100):
+            snapshot.keep(np.arange(start, start + 100))
+            weight[start : start + 100] = 0
+
+    with short_files(), pytest.raises(StorageError, match=f"{tmp_path}: .*{words}"):
+        change()
+    assert (read(0, 5000)["weight"] == 1).all()  # what is being written is still what it was
+    assert (weight == 0).any()
 
 
 @given(labels=st.integers(0, 300), ranks=st.integers(1, 9), row_bytes=st.sampled_from([4, 16, 20, 64, 65, 1000]))
@@ -175,23 +174,9 @@ def test_tensors_are_a_safetensors_file_of_any_dtype(tmp_path: Path, dtype: torc
     assert shard.bytes == (tmp_path / "x.safetensors").stat().st_size
 
 
-FULL = """
-import resource, signal, sys, torch
-from schemas.errors import StorageError
-from trainer.checkpoints import write_tensors
-
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
-try:
-    write_tensors(sys.argv[1], "x", {"weight": torch.zeros(5000)})
-except StorageError as error:
-    print(error)
-"""
-
-
 def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert "x.safetensors: File too large; free some space" in done.stdout
+    with short_files(), pytest.raises(StorageError, match=r"x\.safetensors: File too large; free some space"):
+        write_tensors(str(tmp_path), "x", {"weight": torch.zeros(5000)})
     assert list(tmp_path.iterdir()) == []
 
 

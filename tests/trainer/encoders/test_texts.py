@@ -95,7 +95,7 @@ def test_minilm_is_what_the_library_gives_and_near_it_in_bfloat16() -> None:
         "a ship in a storm",
         "漢字 😀 Étude",
         "sea " * 700,
-        *(f"number {i}" + " and more" * i for i in range(20)),
+        *(f"number {i}" + " and more" * i for i in range(0, 20, 4)),
     ]
     expected = SentenceTransformer(MINILM, device="cpu").encode(texts)
     one, two = (embed(MINILM, texts, threads=threads) for threads in (1, 3))

@@ -7,29 +7,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import InputError
 from schemas.ragged import Ragged
-from tests.trainer.evaluation.rankings import Case, cases
-from trainer.evaluation.metrics import Deciles, Metrics, bins_of_equal_mass
-
-
-@given(cases())
-def test_parts_add_up_to_precision(case: Case) -> None:
-    case.frequency[0] += 1
-    metrics, deciles = Metrics(), Deciles(case.frequency)
-    for counter in (metrics, deciles):
-        counter.update(case.top, Ragged(case.values, case.offsets))
-    precision = metrics.result()
-    for name, parts in deciles.result().items():
-        assert len(parts) == 10
-        assert sum(parts) == pytest.approx(precision[name], rel=1e-5)
-
-
-def test_a_hit_counts_for_its_label_s_bin() -> None:
-    frequency = np.full(20, 5)  # two labels a bin, in the order of their ids
-    deciles = Deciles(frequency, ks=(1, 2))
-    deciles.update(np.array([[19, 0], [1, 7]]), Ragged(np.array([0, 19, 1]), np.array([0, 2, 3])))
-    assert np.bincount(bins_of_equal_mass(frequency)).tolist() == [2] * 10
-    assert deciles.result()["P@1"] == [50, 0, 0, 0, 0, 0, 0, 0, 0, 50]
-    assert deciles.result()["P@2"] == [50, 0, 0, 0, 0, 0, 0, 0, 0, 25]
+from trainer.evaluation.metrics import Deciles, bins_of_equal_mass
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=200).filter(any), st.integers(1, 12))

@@ -15,7 +15,6 @@ from scoring.fusion import FusionTree, Reranker, Scorers
 from tests.builders import SmallData, build_data, ragged
 from tests.trainer.evaluation.small_model import (
     SECTIONS,
-    assert_two_ranks_rank_as_one,
     brute_force,
     model_of,
     queries,
@@ -24,7 +23,6 @@ from tests.training import silent, train, with_sections
 from trainer.checkpoints import Checkpoint
 from trainer.evaluation.evaluate import SplitScorer, label_statistics
 from trainer.evaluation.ranking import Ranking, embed_label_texts
-from trainer.group import Group
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
 from trainer.model import Model, load_model
@@ -80,18 +78,6 @@ def test_fused_scores_rank_the_shortlist(data: SmallData, shortlist: int) -> Non
             scores[row, : len(ranked)], sorted(expected.values())[::-1][: len(ranked)], rtol=1e-4
         )
         np.testing.assert_allclose([expected[label] for label in ranked], scores[row, : len(ranked)], rtol=1e-4)
-
-
-def fused_top(group: Group, data: SmallData) -> tuple[np.ndarray, np.ndarray]:
-    model = model_of(data, group)
-    frequency = label_statistics(data.layout).frequency
-    fused = Reranker(tree(), Scorers(embed_label_texts(model, data.layout)), frequency, 8)
-    x = queries(data, model)
-    return Ranking.of(model, group, fused).top_k(x, 5, Ragged.empty(len(x)))
-
-
-def test_two_ranks_fuse_as_one(data: SmallData) -> None:
-    assert_two_ranks_rank_as_one(fused_top, data)
 
 
 class TestFit:

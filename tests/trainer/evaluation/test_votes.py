@@ -68,24 +68,6 @@ def test_votes_are_those_of_a_dictionary(case: tuple[np.ndarray, np.ndarray, Row
         assert all(0 <= vote <= 1 + 1e-6 for vote in got.values())
 
 
-@given(neighbours())
-def test_pads_change_nothing(case: tuple[np.ndarray, np.ndarray, Rows]) -> None:
-    similarity, rows, points = case
-    votes = count_votes(similarity, rows, ragged(points))
-    more = ((0, 0), (0, 3))
-    padded = count_votes(
-        np.pad(similarity, more, constant_values=-np.inf), np.pad(rows, more, constant_values=-1), ragged(points)
-    )
-    np.testing.assert_array_equal(padded.ids, votes.ids)
-    np.testing.assert_array_equal(padded.offsets, votes.offsets)
-    np.testing.assert_allclose(padded.values, votes.values, atol=1e-7)
-
-
-def test_a_label_of_all_neighbours_gets_one_and_equal_ones_share() -> None:
-    votes = count_votes(np.full((1, 4), 0.7, np.float32), np.arange(4)[None], ragged([[5, 1], [5], [5, 2], [5]]))
-    assert as_dicts(votes)[0] == pytest.approx({1: 0.25, 2: 0.25, 5: 1.0})
-
-
 some_votes = st.lists(
     st.dictionaries(st.integers(0, LABELS - 1), st.sampled_from([0.125, 0.25, 0.5, 1.0]), max_size=6), max_size=5
 )

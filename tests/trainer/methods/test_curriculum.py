@@ -18,11 +18,6 @@ def test_as_many_negatives_in_every_epoch() -> None:
     assert epochs == ((0, 20), (0, 20), (2, 18), (4, 16), (6, 14), (8, 12))
 
 
-def test_from_a_warm_up_to_hard_ones_alone() -> None:
-    epochs = course(hard=2, random=0, warmup=40)
-    assert epochs == ((0, 40), (0, 40), (1, 30), (1, 20), (2, 10), (2, 0))
-
-
 @pytest.mark.parametrize("name", ["curriculum", "theta-curriculum"])
 def test_the_recipes(name: str) -> None:
     facts = DataStatistics(queries=52_611, labels=15_562, pairs=323_625, label_texts=15_562)  # Tate's

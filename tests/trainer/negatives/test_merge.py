@@ -79,24 +79,6 @@ def test_a_shared_pool_comes_before_the_other_labels(batch: tuple, pool: list[in
     assert list(got) == masked
 
 
-@pytest.mark.parametrize("labels", [1, 50, 2000, 1 << 21, 1 << 33])
-def test_many_pairs(labels: int) -> None:
-    draw = np.random.default_rng(labels)
-    positives = [draw.integers(0, labels, 3).tolist() for _ in range(30)]
-    hard, draws = draw.integers(0, labels, (30, 20)), draw.integers(0, labels, (30, 100))
-    for got, expected in zip(
-        merge(*ragged(positives), hard, draws, WEIGHT), by_dictionary(positives, hard, draws), strict=True
-    ):
-        np.testing.assert_array_equal(got, expected)
-
-
-def test_without_a_table_there_are_positives_and_draws() -> None:
-    pairs = merge(*ragged([[7, 4], []]), None, np.array([[4, 5], [PAD, 7]]), 2.0, weight_of_others=0.0)
-    assert pairs.ids.tolist() == [4, 5, 7]
-    assert (pairs.pair_query.tolist(), pairs.pair_label.tolist()) == ([0, 0, 0, 1], [2, 0, 1, 2])
-    assert pairs.pair_weight.tolist() == [0, 0, 2, 2]
-
-
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="make the batch smaller"):
         merge(*ragged([[]]), None, np.zeros((1, 2**24), np.int64))

@@ -17,15 +17,8 @@ from tests.builders import batch_of
 from trainer.group import Group
 from trainer.methods.astra import AllLabels, Negatives
 from trainer.methods.ngame import InBatchNegatives
-from trainer.negatives.planner import Planner, draw_positives, shared_pool
+from trainer.negatives.planner import Planner, draw_positives
 from trainer.stream.batch import Candidates
-
-
-def test_a_shared_pool_touches_each_label_once() -> None:
-    candidates = shared_pool(batch_of([[3, 4], [4, 7]]), None, np.array([4, 9, 9, 1, 4]), 2.0)
-    np.testing.assert_array_equal(candidates.ids, [1, 4, 9, 3, 7])
-    np.testing.assert_array_equal(candidates.pool_weight, [2, 4, 4])
-    assert set(zip(candidates.masked_query.tolist(), candidates.masked_pool.tolist(), strict=True)) == {(0, 1), (1, 1)}
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,12 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return make(join(root, "data"), join(root, "negatives"), sink, inputs)
 
 
+@pytest.fixture(scope="module")
+def one() -> World:
+    """A world of one form, for what is the same in all of them."""
+    return make("memory://stream/one/data", "memory://stream/one/negatives")
+
+
 def make(root: str, negatives: str, sink: Sink = "parquet", inputs: InputKind = "tokens") -> World:
     data = build_data(root, sink=sink, features=25, with_tokens=inputs != "features")
     queries, labels = open_sources(data.layout, "train", label_texts=True, inputs=inputs)
@@ -132,11 +138,11 @@ def test_resume_is_exact_at_every_step(world: World, threads: int) -> None:
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_a_window_goes_with_its_last_batch_and_waits_for_no_garbage_collection(world: World, threads: int) -> None:
+def test_a_window_goes_with_its_last_batch_and_waits_for_no_garbage_collection(one: World, threads: int) -> None:
     gc.collect()
     gc.disable()
     try:
-        stream = world.stream(window_groups=1, threads=threads)
+        stream = one.stream(window_groups=1, threads=threads)
         assert sum(1 for _ in stream) == stream.steps
         assert stream.order.windows > 1
         left = [thing for thing in gc.get_objects() if isinstance(thing, Decoding | Window)]
@@ -145,18 +151,18 @@ def test_a_window_goes_with_its_last_batch_and_waits_for_no_garbage_collection(w
     assert not left
 
 
-def test_the_state_is_the_same_on_every_rank_and_resumes_on_another_number_of_them(world: World) -> None:
-    first = world.stream(rank=0, ranks=2)
-    last = world.stream(rank=1, ranks=2)
+def test_the_state_is_the_same_on_every_rank_and_resumes_on_another_number_of_them(one: World) -> None:
+    first = one.stream(rank=0, ranks=2)
+    last = one.stream(rank=1, ranks=2)
     next(iter(first)), next(iter(last))
     assert first.state_dict() == last.state_dict()
-    alone = world.stream()
+    alone = one.stream()
     alone.load_state_dict(first.state_dict())
-    assert_equal(next(iter(alone)), list(world.stream())[1])
+    assert_equal(next(iter(alone)), list(one.stream())[1])
 
 
-def test_epochs_differ_and_both_deal_every_row(world: World) -> None:
-    stream, seen = world.stream(), []
+def test_epochs_differ_and_both_deal_every_row(one: World) -> None:
+    stream, seen = one.stream(), []
     for epoch in range(2):
         stream.set_epoch(epoch)
         batches = [batch.rows for batch in stream]
@@ -175,26 +181,25 @@ def test_epochs_differ_and_both_deal_every_row(world: World) -> None:
         ("tail", {"tail": "drop"}),
     ],
 )
-def test_a_state_of_another_order_is_refused(world: World, name: str, change: dict) -> None:
+def test_a_state_of_another_order_is_refused(one: World, name: str, change: dict) -> None:
     with pytest.raises(InputError, match=f"cannot resume the stream: {name} was"):
-        world.stream(**change).load_state_dict(world.stream().state_dict())
+        one.stream(**change).load_state_dict(one.stream().state_dict())
 
 
-def test_a_state_of_other_tables_is_refused(world: World) -> None:
-    bare = [source.with_negatives(None) for source in world.sources]
+def test_a_state_of_other_tables_is_refused(one: World) -> None:
+    bare = [source.with_negatives(None) for source in one.sources]
     with pytest.raises(InputError, match="negatives was"):
-        world.stream(bare).load_state_dict(world.stream().state_dict())
+        one.stream(bare).load_state_dict(one.stream().state_dict())
     # As many rows, but others.
-    columns = {"features": 25, "with_tokens": world.inputs != "features"}
-    layout = build_data("memory://other", seed=1, **columns).layout
-    other = open_sources(layout, "train", label_texts=True, inputs=world.inputs)
+    layout = build_data("memory://other", seed=1, features=25).layout
+    other = open_sources(layout, "train", label_texts=True)
     with pytest.raises(InputError, match="tables was"):
-        world.stream(other).load_state_dict(world.stream(bare).state_dict())
+        one.stream(other).load_state_dict(one.stream(bare).state_dict())
 
 
-def test_without_a_table_nothing_is_joined(world: World) -> None:
-    bare = [source.with_negatives(None) for source in world.sources]
-    assert all(batch.hard is None for batch in world.stream(bare))
+def test_without_a_table_nothing_is_joined(one: World) -> None:
+    bare = [source.with_negatives(None) for source in one.sources]
+    assert all(batch.hard is None for batch in one.stream(bare))
 
 
 def test_fewer_rows_than_streams_still_give_every_rank_as_many_steps() -> None:
@@ -205,35 +210,35 @@ def test_fewer_rows_than_streams_still_give_every_rank_as_many_steps() -> None:
     assert_every_row_once([part[0].rows for part in parts], 3)
 
 
-def test_a_data_loader_hands_the_batches_on(world: World) -> None:
-    loader = DataLoader(world.stream(threads=1), batch_size=None, num_workers=0)
-    for got, other in zip(loader, world.stream(), strict=True):
+def test_a_data_loader_hands_the_batches_on(one: World) -> None:
+    loader = DataLoader(one.stream(threads=1), batch_size=None, num_workers=0)
+    for got, other in zip(loader, one.stream(), strict=True):
         assert isinstance(got, Batch)
         assert torch.equal(torch.as_tensor(got.rows), torch.as_tensor(other.rows))
         assert_equal(got.hard, other.hard)
 
 
-def test_negatives_of_other_queries_are_refused_by_name(world: World) -> None:
+def test_negatives_of_other_queries_are_refused_by_name(one: World) -> None:
     other = build_data("memory://others", seed=2)
     with pytest.raises(TableError, match="from a queries table") as refusal:
-        open_sources(other.layout, "train", False)[0].with_negatives(world.sources[0].negatives.url)
-    assert world.sources[0].negatives.url in str(refusal.value)
+        open_sources(other.layout, "train", False)[0].with_negatives(one.sources[0].negatives.url)
+    assert one.sources[0].negatives.url in str(refusal.value)
     assert other.layout.queries("train") in str(refusal.value)
 
 
-def test_misaligned_negatives_are_refused(world: World) -> None:
-    queries = world.sources[0]
-    table = world.hard[: queries.rows]
-    write_negatives("memory://groups", queries.table.manifest, table, world.data.labels, row_group_rows=6)
+def test_misaligned_negatives_are_refused(one: World) -> None:
+    queries = one.sources[0]
+    table = one.hard[: queries.rows]
+    write_negatives("memory://groups", queries.table.manifest, table, one.data.labels, row_group_rows=6)
     with pytest.raises(TableError, match="not aligned with"):
         queries.with_negatives("memory://groups")
 
 
-def test_more_ranks_than_streams_are_refused_with_a_remedy(world: World) -> None:
+def test_more_ranks_than_streams_are_refused_with_a_remedy(one: World) -> None:
     with pytest.raises(
         InputError, match=r"less than the number of ranks, 9, .* Raise order\.streams, or use fewer ranks"
     ):
-        world.stream(ranks=9)
+        one.stream(ranks=9)
 
 
 @pytest.mark.parametrize("threads", [0, 2])
@@ -297,9 +302,9 @@ def test_a_row_group_that_a_window_cuts_is_read_once(
     assert set(read.values()) == {1}
 
 
-def test_an_iteration_that_is_given_up_leaves_no_thread(world: World) -> None:
+def test_an_iteration_that_is_given_up_leaves_no_thread(one: World) -> None:
     before = {thread.ident for thread in threading.enumerate()}
-    assert_no_thread_is_left(THREAD, before, lambda: iter(world.stream(threads=3)))
+    assert_no_thread_is_left(THREAD, before, lambda: iter(one.stream(threads=3)))
 
 
 def lists(values: np.ndarray, offsets: np.ndarray) -> Rows:

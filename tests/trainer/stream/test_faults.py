@@ -114,7 +114,7 @@ def test_a_store_that_stays_away_is_named(
 
 def test_a_server_that_accepts_and_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "ATTEMPTS", 2)
-    monkeypatch.setattr(storage, "REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(storage, "REQUEST_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as mute, monkeypatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{mute.getsockname()[1]}")
         patch.setenv("AWS_ACCESS_KEY_ID", "key")
@@ -129,7 +129,7 @@ def test_a_server_that_accepts_and_never_answers_is_given_up(monkeypatch: pytest
             lambda: storage.remove("s3://b/part"),
         ):
             with pytest.raises(
-                StorageError, match=r"could not .* s3://b/.* after 2 attempt\(s\): no answer within 0.3 seconds; fix"
+                StorageError, match=r"could not .* s3://b/.* after 2 attempt\(s\): no answer within 0.1 seconds; fix"
             ):
                 ask()
         s3fs.S3FileSystem.clear_instance_cache()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from schemas import arrow
+from schemas import arrow, storage
 from schemas.shard_files.shards import Sink
 from schemas.storage import join
 from tests.builders import build_data, build_negatives
@@ -77,7 +77,10 @@ def test_threads_read_what_others_fetch(groups: RowGroups) -> None:
     assert threads_named(THREAD) == []
 
 
-def test_a_read_that_is_given_up_leaves_nothing_and_does_not_wait_out_its_retries(groups: RowGroups) -> None:
+def test_a_read_that_is_given_up_leaves_nothing_and_does_not_wait_out_its_retries(
+    groups: RowGroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "SLOWEST_SECONDS", 8.0)
     groups.request([0])
     groups.read(0)
     FlakyFileSystem.fail(10**6)

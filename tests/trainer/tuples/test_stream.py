@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-import extremis
 from schemas.errors import InputError, TableError
 from schemas.table import Table
-from scoring.tuples import TupleOptions, TupleStream
+from scoring.tuples import TupleStream
 from tests.builders import build_data, build_negatives
 from tests.laws import assert_exact_resume
 from tests.trainer.tuples.world import World, build, expected, frozen
@@ -253,8 +252,3 @@ class TestRefusals:
         stream = open_stream(empty, negatives=3)
         with pytest.raises(InputError, match="no row has a positive and enough negatives for tuples"):
             len(stream)
-
-
-def test_the_public_names() -> None:
-    assert extremis.TupleStream is TupleStream
-    assert set(TupleOptions.model_fields) == {"form", "negatives", "keys", "each_positive", "scores", "seed"}
