@@ -10,7 +10,7 @@ from pathlib import Path
 from extremis.cli import cli
 from tests.command import ROOT, call
 
-PACKAGES = ("schemas", "search", "pipelines", "trainer", "extremis")
+PACKAGES = ("schemas", "search", "pipelines", "trainer", "scoring", "extremis")
 
 
 def sentences(path: Path) -> Iterator[tuple[int, str]]:

@@ -97,12 +97,6 @@ def test_only_pipelines_know_beam_and_only_the_trainer_knows_torch() -> None:
     assert not wrong
 
 
-def test_one_place_maps_files() -> None:
-    mapping = {name for name, path in MODULES.items() if "mmap" in imports_of(name) or "memmap(" in path.read_text()}
-    memory = {"trainer.rows.matrix", "trainer.stream.dataset"}  # these map memory
-    assert mapping == {"schemas.mapped", *memory}, "map files by schemas.mapped"
-
-
 def cycle_in(arrows: dict[str, set[str]]) -> str:
     """Return the first cycle of a graph as text; empty: there is none."""
     finished: set[str] = set()
@@ -145,18 +139,6 @@ def test_folders_do_not_import_each_other_in_a_circle() -> None:
 def test_a_cycle_is_seen() -> None:
     assert cycle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == "b -> c -> b"
     assert not cycle_in({"a": {"b", "c"}, "b": {"c"}, "c": set()})
-
-
-def test_one_place_waits_for_others() -> None:
-    """A loop that sleeps elsewhere is a thread's rhythm, or a pause that was said."""
-    rhythms = {"schemas.owners", "pipelines.progress", "extremis.spinner", "extremis.supervisor"}
-    sleeping = set()
-    for module in MODULES:
-        loops = [node for node in ast.walk(tree_of(module)) if isinstance(node, ast.While | ast.For)]
-        calls = [call.func for loop in loops for call in ast.walk(loop) if isinstance(call, ast.Call)]
-        if any(isinstance(call, ast.Attribute) and call.attr in ("sleep", "wait") for call in calls):
-            sleeping.add(module)
-    assert sleeping == {"schemas.process", *rhythms}
 
 
 def test_nobody_asks_which_head_encoder_loss_or_source_there_is() -> None:

@@ -172,7 +172,7 @@ def test_messages_that_are_explained_are_said() -> None:
     page = (DOCS / "troubleshooting.md").read_text()
     code = "".join(
         path.read_text()
-        for package in ("schemas", "search", "pipelines", "trainer", "extremis")
+        for package in ("schemas", "search", "pipelines", "trainer", "scoring", "extremis")
         for path in (ROOT / package).rglob("*.py")
     )
     joined = re.sub(r'"\s*\n\s*f?"', "", code)
@@ -193,7 +193,7 @@ def test_the_comparison_has_the_figures_of_the_results() -> None:
 
 def test_no_text_names_a_document_that_is_not_here() -> None:
     """Pages, and the docstrings that the reference shows, name pages of docs/ alone."""
-    packages = ("schemas", "search", "pipelines", "trainer", "extremis", "examples", "recipes", "papers")
+    packages = ("schemas", "search", "pipelines", "trainer", "scoring", "extremis", "examples", "recipes", "papers")
     sources = [path for package in packages for path in (ROOT / package).rglob("*") if path.suffix in {".py", ".toml"}]
     for path in (*ALL, *sources):
         text = path.read_text()

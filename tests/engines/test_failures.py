@@ -35,7 +35,7 @@ def flink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def test_a_worker_of_another_version(flink: Cluster, raw: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    for name in ("schemas", "search", "pipelines", "trainer", "extremis", "recipes"):
+    for name in ("schemas", "search", "pipelines", "trainer", "scoring", "extremis", "recipes"):
         (other / name).symlink_to(ROOT / name)
     info = other / "extremis_xc-9.9.dist-info"
     info.mkdir()

@@ -132,7 +132,7 @@ def test_no_message_names_a_flag_in_python() -> None:
     """But for those of Beam and of other programs, and within command lines."""
     foreign = re.compile(r"extremis [a-z]+ [^`();]*|--(?:shm-size|nproc-per-node|runner|direct_|[a-z]+_|json|x\b)")
     left = []
-    for package in ("schemas", "search", "pipelines", "trainer", "extremis"):
+    for package in ("schemas", "search", "pipelines", "trainer", "scoring", "extremis"):
         for path in (ROOT / package).rglob("*.py"):
             raised = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Raise)]
             said = [worded(text) for node in raised for text in _texts(node)]

@@ -14,7 +14,7 @@ from tests.command import call, refused
 from tests.pipelines.raw import write_tiny
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("schemas", "search", "pipelines", "trainer", "extremis")
+PACKAGES = ("schemas", "search", "pipelines", "trainer", "scoring", "extremis")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 UNSAFE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}
 # Modules that send functions to workers with a pickler of their own.
