@@ -24,7 +24,7 @@ from tests.pipelines.raw import write_tiny
 from trainer.config.load import load_config
 
 PAGE = (DOCS / "extending.md").read_text()
-PACKAGES = ("schemas", "search", "trainer", "pipelines", "extremis", "recipes")
+PACKAGES = ("schemas", "search", "trainer", "pipelines", "scoring", "extremis", "recipes")
 FILES = {
     "command": 2,
     "runner": 2,

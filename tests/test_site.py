@@ -45,7 +45,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     shutil.copy(ROOT / "mkdocs.yml", folder)  # the site is written beside it
     shutil.copytree(DOCS, folder / "docs")
-    for name in ("schemas", "search", "trainer", "pipelines", "extremis"):
+    for name in ("schemas", "search", "trainer", "pipelines", "scoring", "extremis"):
         (folder / name).symlink_to(ROOT / name)
     build = [sys.executable, "-m", "zensical", "build", "--strict"]
     done = subprocess.run(build, capture_output=True, text=True, cwd=folder, timeout=300, check=False)
