@@ -144,7 +144,7 @@ class Engine:
         require_job_server(portable)
         kind = portable.environment_type or "DOCKER"
         if kind == "LOOPBACK":
-            port = self._stack.enter_context(serve_pool(output=subprocess.DEVNULL))
+            port = self._stack.enter_context(serve_pool(silent=True))
             portable.environment_type, portable.environment_config = "EXTERNAL", f"localhost:{port}"
         if not portable.job_endpoint:
             self._start_job_server()

@@ -1,8 +1,8 @@
 """`extremis-worker`: the program that engines start for each worker, in place of the program of Beam's container image.
 
-    engine (PROCESS, DOCKER) ──────────────────────────────────┐
-    engine (EXTERNAL) ─▶ extremis-worker --worker_pool ────────┼─▶ extremis-worker --id … ─▶ warm parent ─▶ worker
-    engine (LOOPBACK) ─▶ the launching process, with a pool ───┘
+    engine (PROCESS, DOCKER) ─▶ extremis-worker --id … ─────┐
+    engine (EXTERNAL) ─▶ extremis-worker --worker_pool ─────┼─▶ warm parent ─▶ worker
+    engine (LOOPBACK) ─▶ the launching process, as a pool ──┘
 
 A worker asks the engine's provision service for its settings, compares versions, and becomes Beam's worker. Imports
 take longer than a small job, so a warm parent has imported the packages, and forks the worker within milliseconds. The
@@ -25,7 +25,6 @@ import gc
 import hashlib
 import importlib
 import json
-import logging
 import os
 import platform
 import select
@@ -68,10 +67,9 @@ def main() -> None:
     if not options.id or not options.provision_endpoint:
         parser.error("--id and --provision_endpoint are missing; engines set them. Did you mean --worker_pool?")
     end_with_parent()
-    with contextlib.suppress(OSError), _warm_parent() as parent:
-        socket.send_fds(parent, [json.dumps(words).encode()], (1, 2))
-        if parent.recv(1) == _FORKED:
-            sys.exit((parent.recv(1) or b"\1")[0])  # a worker that was killed sends nothing
+    with contextlib.suppress(OSError), _ask_for_worker(words) as worker:
+        if worker.recv(1) == _FORKED:
+            sys.exit((worker.recv(1) or b"\1")[0])  # a worker that was killed sends nothing
     _work(words)  # there is no parent here, or it ended: the reason is seen here
 
 
@@ -90,45 +88,53 @@ def parse(words: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.Names
     return parser, options
 
 
-def _start(*words: str, output: int | None = None) -> subprocess.Popen:
-    """Start this program with the modules of this process."""
-    command = python_command("from pipelines.runners.worker import main; main()", *words)
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+def _ask_for_worker(words: Sequence[str], output: tuple[int, int] = (1, 2)) -> socket.socket:
+    """Ask the warm parent for a worker that writes to the file descriptors `output`. Raises OSError.
+
+    Returns a socket, with whose end the worker ends. The worker sends _FORKED when it starts, and at last its status.
+    """
+    parent = _warm_parent()
+    socket.send_fds(parent, [json.dumps(words).encode()], output)
+    return parent
 
 
 @contextlib.contextmanager
-def serve_pool(port: int = 0, output: int | None = None) -> Iterator[int]:
+def serve_pool(port: int = 0, silent: bool = False) -> Iterator[int]:
     """Start a worker for each request of an engine with an EXTERNAL environment until the block ends; yield the port.
 
     Several engines can share the pool, and can use the same names for their workers. So the pool ignores requests to
-    stop a worker by name, and a worker ends when its engine closes the connection. `output`: where workers write.
+    stop a worker by name, and a worker ends when its engine closes the connection. `silent`: discard workers' output.
     """
     from apache_beam.portability.api import beam_fn_api_pb2
     from apache_beam.runners.worker.worker_pool_main import BeamFnExternalWorkerPoolServicer
 
-    started: set[subprocess.Popen] = set()
+    workers: set[socket.socket] = set()
 
     class Pool(BeamFnExternalWorkerPoolServicer):
         def StartWorker(self, request: Any, context: Any) -> Any:
             words = (f"--id={request.worker_id}", f"--provision_endpoint={request.provision_endpoint.url}")
-            started.difference_update([worker for worker in tuple(started) if worker.poll() is not None])
-            started.add(_start(*words, output=output))
+            worker = _ask_for_worker(words, output)
+            if worker.recv(1) != _FORKED:
+                return beam_fn_api_pb2.StartWorkerResponse(
+                    error="the pool cannot import apache_beam or pipelines.shard"
+                )
+            workers.difference_update(select.select(tuple(workers), (), (), 0)[0])  # of those that have ended
+            workers.add(worker)
             return beam_fn_api_pb2.StartWorkerResponse()
 
         def StopWorker(self, request: Any, context: Any) -> Any:
             return beam_fn_api_pb2.StopWorkerResponse()
 
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
-            stack.enter_context(_warm_parent())  # begins to import, and a connection without words keeps it
+    # The parent begins to import, and a connection without words keeps it.
+    with open(os.devnull, "w") as nothing, _warm_parent():
+        output = (nothing.fileno(), nothing.fileno()) if silent else (1, 2)
         address, server = Pool.start(port=port)
         try:
             yield int(address.rpartition(":")[2])
         finally:
             server.stop(0)
-            for worker in started:
-                worker.kill()
-                worker.wait()
+            for worker in tuple(workers):
+                worker.close()
 
 
 def worker_environment(options: argparse.Namespace) -> tuple[dict[str, str], Sequence[str]]:
@@ -160,15 +166,13 @@ def worker_environment(options: argparse.Namespace) -> tuple[dict[str, str], Seq
 def _work(words: Sequence[str]) -> None:
     """Start the workers beside this one, and work until the engine closes the connection."""
     environment, siblings = worker_environment(parse(words)[1])
-    for name in siblings:
-        _start(*words, f"--id={name}", "--sibling")
+    beside = [_ask_for_worker([*words, f"--id={name}", "--sibling"]) for name in siblings]  # they end with this process
     os.environ.update(environment)
-    # Beam logs to the engine. Without another handler, the first message would add a handler for standard error.
-    logging.getLogger().addHandler(logging.NullHandler())
     from apache_beam.runners.worker import sdk_worker_main
 
     compare_versions(json.loads(environment["PIPELINE_OPTIONS"]))
     sdk_worker_main.main([])
+    del beside
 
 
 def _warm_parent() -> socket.socket:
