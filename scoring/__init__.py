@@ -1,1 +1,3 @@
 """What is made of a trained run: fused scores, memory, linear ranker, calibration, exports, prediction."""
+
+import trainer  # noqa: F401  chooses where compiled loops are kept, before numba loads
