@@ -16,7 +16,8 @@ from pydantic import TypeAdapter
 from pipelines.flow import Collection, Flow, Packet, receive
 from pipelines.formats.base import Reject
 from pipelines.progress import Progress, Watch
-from pipelines.runners.local import Runner, choose_runner
+from pipelines.runners.base import Runner
+from pipelines.runners.local import choose_runner
 from schemas import storage
 from schemas.layout import staging
 from schemas.manifest import Manifest, Patch, Shard, columns_of

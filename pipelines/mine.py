@@ -25,7 +25,8 @@ from pipelines.mining.plan import MinePlan, SourceShard, make_plan
 from pipelines.mining.search import find_unfinished, summarize, take_over
 from pipelines.options import MineOptions
 from pipelines.progress import Progress, Watch, say_use, silent
-from pipelines.runners.local import Runner, choose_runner, for_workers, is_local
+from pipelines.runners.base import Runner
+from pipelines.runners.local import choose_runner, for_workers, is_local
 from schemas import storage
 from schemas.layout import MANIFEST, MINING_COST
 from schemas.manifest import Manifest

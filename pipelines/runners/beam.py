@@ -22,8 +22,8 @@ from apache_beam.transforms.window import GlobalWindows
 
 from pipelines.flow import MAIN, Elements, Flow, Output, Tagged, Work
 from pipelines.progress import Count, Progress, add_listener, sum_counts
+from pipelines.runners.base import Runner
 from pipelines.runners.engines import Engine, failure
-from pipelines.runners.local import Runner
 from pipelines.runners.worker import Question, answer
 from schemas.errors import ExtremisError, InputError
 

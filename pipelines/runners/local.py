@@ -9,13 +9,13 @@ import subprocess
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import Literal
 
 from pipelines.flow import MAIN, Elements, Flow, Output, Outputs, Work, by_tag, group_by_key
-from pipelines.progress import Count, Progress, Watch, process_counts, sum_counts
+from pipelines.progress import Count, process_counts, sum_counts
+from pipelines.runners.base import Runner
 from schemas import storage
 from schemas.errors import ExtremisError, InputError, MissingExtra
 from schemas.process import Wait, cores, end_with_parent, python_command
@@ -32,35 +32,6 @@ _TASKS_PER_WORKER = 4  # tasks of a stage per worker: a worker that is done take
 _STOP_SECONDS = 20.0  # timeout for an idle worker process to end
 
 Mode = Literal["in_memory", "multi_threading", "multi_processing"]
-
-
-class Runner:
-    """Runner of flows. Use it in a `with` block, so that its workers stop after the last flow.
-
-    far: whether each flow is a remote job, which takes seconds to start.
-    """
-
-    far = False
-
-    def __enter__(self) -> "Runner":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Stop the workers that the runner has started."""
-
-    def check(self, reads: Sequence[str], folder: str, say: Progress) -> None:
-        """Ask remote workers whether they can read `reads` and write below `folder`. Raises ExtremisError."""
-
-    def run(self, flow: Flow, watch: Watch | None = None) -> None:
-        """Run `flow` to the end while `watch` shows the progress. Re-raises a worker's error unchanged."""
-        with watch.watching() if watch is not None else nullcontext() as settle:
-            counts = self._run(flow)
-            if settle is not None:
-                settle(counts)
-
-    def _run(self, flow: Flow) -> Mapping[str, Count]:
-        """Run `flow`. Return the counts of all flows so far; empty if the runner does not count."""
-        raise NotImplementedError
 
 
 def choose_runner(beam_options: Sequence[str] = (), urls: Sequence[str] = ()) -> Runner:
