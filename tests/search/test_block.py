@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.ragged import Ragged
-from search.block import Block, configure_faiss, score, search, search_exactly
-from search.candidates import best, merge, unpack
 from search.exclusions import Exclusions, Subbatches, start_search
 from search.index import Factory, SearchParams, build, set_params
+from search.topk import Block, best, configure_faiss, merge, score, search, search_exactly, unpack
 from tests.pipelines.mining.world import brute_force, random_rows
 
 
@@ -60,14 +59,6 @@ def test_exact_search_is_brute_force_with_any_number_of_ties(seed, labels, rows,
     assert label_ids.tolist() == expected.tolist()
     held = np.take_along_axis(queries @ vectors.T, np.maximum(expected, 0), axis=1)
     assert (scores == np.where(expected < 0, -np.inf, held)).all()
-
-
-def test_rows_that_all_tie_take_the_smallest_labels():
-    """Classifier vectors that were never touched are all zero, and tie in every row."""
-    vectors = np.zeros((500, 8), np.float32)
-    vectors[250] = 1
-    label_ids, _ = unpack(search_exactly(Block(10, vectors), np.ones((20, 8), np.float32), 4))
-    assert (label_ids == [260, 10, 11, 12]).all()
 
 
 def test_a_score_depends_on_its_pair_alone():

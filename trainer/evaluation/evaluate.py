@@ -1,4 +1,4 @@
-"""Data for an evaluation: the rows of a split, label frequencies, propensities and retired labels."""
+"""Score a model on a split: its rows, the statistics of its labels, the scoring, and validation during training."""
 
 import functools
 import hashlib
@@ -17,9 +17,19 @@ from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.shard_files.shards import RETIRED
 from schemas.shares import ALL_ROWS, RowShare
-from schemas.table import Table
+from schemas.table import PartTable, Table
 from schemas.versions import Version
-from trainer.evaluation.metrics import Breakdowns, Deciles, Metrics, Weakest, ZeroShot, half_interval, with_intervals
+from trainer.evaluation.metrics import (
+    Deciles,
+    LabelRecall,
+    Metrics,
+    Weakest,
+    ZeroShot,
+    half_interval,
+    label_recalls,
+    metrics_by_part,
+    with_intervals,
+)
 from trainer.evaluation.ranking import Ranking
 from trainer.group import ALONE, Group, label_range
 from trainer.input_kinds import InputKind
@@ -47,9 +57,14 @@ def open_split(
             f"split {HOLDOUT!r}: this run trains on all rows of {training_data.split}. Name a split of {data.root}, or "
             "train with --set data.holdout=0.02."
         )
-    table, share = open_queries(data, training_data.split), training_data.held_out_rows
-    table = table.of_parts(table.choose_parts(training_data.parts)) if training_data.parts else table
+    table, share = _of_training(data, training_data), training_data.held_out_rows
     return table, share if queries is None else share.first(table, queries)
+
+
+def _of_training(data: DataLayout, training_data: Data) -> Table:
+    """Open the queries, held-out rows included, that a run on `training_data` takes its rows from."""
+    table = open_queries(data, training_data.split)
+    return table.of_parts(table.choose_parts(training_data.parts)) if training_data.parts else table
 
 
 def open_held_out(data: DataLayout, split: str | None, training_data: Data, what: str) -> tuple[str, Table, RowShare]:
@@ -89,15 +104,13 @@ def inverse_propensity(frequency: np.ndarray, points: int, a: float, b: float) -
 
 
 @functools.lru_cache(maxsize=2)
-def _count_points(
-    data: DataLayout, split: str, digest: str, parts: tuple[str, ...], labels: int
-) -> tuple[np.ndarray, int]:
+def _count_points(data: DataLayout, split: str, digest: str, parts: tuple[str, ...]) -> tuple[np.ndarray, int]:
     """Count the points of `parts`, per label and in total; cached per `digest`, because the data may change."""
     table = open_queries(data, split)
     rows = table.of_parts(table.choose_parts(parts))
-    frequency = np.zeros(labels, np.int64)
+    frequency = np.zeros(Table.open(data.labels, "labels").rows, np.int64)
     for group in rows.batches(["label_ids"]):
-        frequency += np.bincount(list_column(group, "label_ids").entries, minlength=labels)
+        frequency += np.bincount(list_column(group, "label_ids").entries, minlength=len(frequency))
     return frequency, rows.rows
 
 
@@ -141,13 +154,13 @@ def label_statistics(data: DataLayout, training_data: Data | None = None) -> Lab
     If `training_data` is a window of parts, frequencies and propensities are computed from the window. Raises
     InputError if a part does not exist. Raises TableError.
     """
-    labels = Table.open(data.labels, "labels")
     points: Any
     if training_data is not None and training_data.parts:
         queries = open_queries(data, training_data.split)
         parts = tuple(part.name for part in queries.choose_parts(training_data.parts))
-        frequency, points = _count_points(data, training_data.split, queries.digest, parts, labels.rows)
+        frequency, points = _count_points(data, training_data.split, queries.digest, parts)
     else:
+        labels = Table.open(data.labels, "labels")
         groups = [group.column("frequency").to_numpy() for group in labels.batches(["frequency"])]
         frequency = np.concatenate(groups) if groups else np.empty(0, np.int64)
         points = labels.parameters.get("training_points")
@@ -169,9 +182,7 @@ def trained_frequency(data: DataLayout, training_data: Data) -> np.ndarray:
     Reads the labels of the rows that the run leaves out.
     """
     frequency, stop = label_statistics(data, training_data).frequency, training_data.training_rows.stop
-    table = open_queries(data, training_data.split)
-    table = table.of_parts(table.choose_parts(training_data.parts)) if training_data.parts else table
-    for rows in RowShare(stop, 1.0).batches(table, ["label_ids"]):
+    for rows in RowShare(stop, 1.0).batches(_of_training(data, training_data), ["label_ids"]):
         frequency = frequency - np.bincount(list_column(rows, "label_ids").entries, minlength=len(frequency))
     return frequency
 
@@ -205,39 +216,48 @@ KS = (1, 3, 5, 10)
 
 @dataclass
 class SplitScores:
-    """Results of scoring a split."""
+    """Results of scoring a split; `rows`: rows that were read; `filtered`: pairs (query, label) that the filter removes.
+
+    `ids` [n]: rows of the table that have the queries in the metrics: all rows, except rows without active labels if
+    labels are retired. `counted` [n]: places of these queries among the rows that were read.
+    """
 
     metrics: Metrics
     deciles: Deciles | None
-    rows: int  # rows of the split that were read
-    filtered: int  # pairs (query, label) that the filter removes
     weakest: Weakest
+    recalls: dict[str, LabelRecall]
     zero_shot: ZeroShot | None
-    breakdowns: Breakdowns
-    ids: np.ndarray  # rows [n] of the table that have the queries in the metrics
-    counted: np.ndarray  # places [n] of these queries among the rows that were read
+    parts: Sequence[PartTable]
+    rows: int
+    filtered: int
+    ids: np.ndarray
+    counted: np.ndarray
 
     @property
     def queries(self) -> int:
-        """Number of queries in the metrics: all rows, except rows without active labels if labels are retired."""
+        """Number of queries in the metrics."""
         return len(self.counted)
 
     def report(self, resamples: int = 1000) -> dict:
         """Return metrics x 100 with 95 % intervals, and further results.
 
-        The further results are the deciles' contributions to P@k, recall per training frequency, metrics per part, the
-        weakest queries and labels, and zero-shot metrics if measured.
+        The further results are the deciles' contributions to P@k, the weakest queries and labels, recall per training
+        frequency, metrics per part, and zero-shot metrics if measured.
         """
         report = {
             "queries": self.queries,
             "without_active_labels": self.rows - self.queries,
             "filter_pairs": self.filtered,
             **with_intervals(self.metrics, resamples),
-            "deciles": None if self.deciles is None else self.deciles.result(),
+            "deciles": self.deciles and self.deciles.result(),
             "weakest": self.weakest.report(),
-            **self.breakdowns.report(self.metrics, self.ids),
+            **{name: recall.result() for name, recall in self.recalls.items()},
         }
-        return report if self.zero_shot is None else {**report, "zero_shot": self.zero_shot.report(resamples)}
+        if len(self.parts) > 1:
+            report["parts"] = metrics_by_part(self.metrics, self.parts, self.ids)
+        if self.zero_shot is not None:
+            report["zero_shot"] = self.zero_shot.report(resamples)
+        return report
 
 
 @dataclass(frozen=True)
@@ -310,9 +330,8 @@ class SplitScorer:
         candidates = self.statistics.candidates(seen_only)
         metrics, weakest = Metrics(ks, self.statistics.inverse_propensity), Weakest()
         deciles = Deciles(frequency, ks) if frequency.sum() else None
-        breakdowns = Breakdowns(self.queries, self.labels, frequency, ks)
-        counters: list[Breakdowns | Deciles] = [breakdowns, *([] if deciles is None else [deciles])]
-        counted = [np.zeros(0, np.int64)]
+        recalls = label_recalls(self.labels, frequency, ks)
+        counted, retired = [np.zeros(0, np.int64)], self.statistics.retired
         seen = filtered = 0
         tokens = {"input_ids"} & {*self.queries.columns}
         columns = sorted({*scored_columns(self.queries, self.model.columns), *tokens})
@@ -324,7 +343,6 @@ class SplitScorer:
             positives = list_column(rows, "label_ids")
             numbers = seen + np.arange(rows.num_rows)
             texts = _number(list_column(rows, "input_ids")) if tokens else None
-            retired = self.statistics.retired
             if retired is not None:
                 positives = positives.keep(~retired[positives.values])
             weakest.update(top, positives)
@@ -337,20 +355,19 @@ class SplitScorer:
             if collect is not None:
                 collect(top, scores, positives, inputs)
             metrics.update(top, positives, texts)
-            for counter in counters:
+            for counter in (*recalls.values(), *([deciles] if deciles else [])):
                 counter.update(top, positives)
             if unseen is not None:
                 selected, unseen_positives = unseen.select(positives)
-                unseen_search = x[selected], max(ks), filters.take(selected), unseen.labels, inputs.take(selected)
-                _, top_unseen = self.ranking.top_k(*unseen_search)
-                of_selected = texts[selected] if texts is not None else None
-                unseen.update(top_unseen, top[selected], unseen_positives, of_selected)
+                of_selected = filters.take(selected), unseen.labels, inputs.take(selected)
+                _, alone = self.ranking.top_k(x[selected], max(ks), *of_selected)
+                unseen.update(alone, top[selected], unseen_positives, None if texts is None else texts[selected])
             seen += rows.num_rows
             if on_rows is not None:
                 on_rows(seen)
-        counted_rows = np.concatenate(counted)
-        ids = self.share.ids(self.queries, limit)[counted_rows]
-        return SplitScores(metrics, deciles, seen, filtered, weakest, unseen, breakdowns, ids, counted_rows)
+        places, parts = np.concatenate(counted), self.queries.parts
+        ids = self.share.ids(self.queries, limit)[places]
+        return SplitScores(metrics, deciles, weakest, recalls, unseen, parts, seen, filtered, ids, places)
 
     def _embed(self, rows: pa.Table) -> torch.Tensor:
         group = self.group
@@ -473,6 +490,7 @@ class Validator:
 
     @functools.cached_property
     def _rows(self) -> int:
+        """Number of queries to score."""
         queries = self.options.queries
         table, share = open_split(self.data, self._split, self.training_data, self.options.parts, queries)
         return min(share.rows(table), queries)
@@ -480,9 +498,8 @@ class Validator:
     @functools.cached_property
     def _popular(self) -> dict[str, float]:
         """Metrics of always predicting the most frequent labels, on the scored rows; computed once, on rank 0."""
-        options = self.options
-        ask = functools.partial(measure_popularity, self.data, self._split, self.training_data, options.queries)
-        return self.group.decide(lambda: ask([self._k], options.parts))
+        rows = self.data, self._split, self.training_data, self.options.queries
+        return self.group.decide(lambda: measure_popularity(*rows, [self._k], self.options.parts))
 
     @property
     def _k(self) -> int:
