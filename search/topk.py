@@ -145,10 +145,9 @@ class Block:
             return self.codes.longest_vector
         return max((_longest(rows) for _, rows in iterate_float32(self.vectors)), default=0.0)
 
-    def prepare(self) -> "Block":
+    def prepare(self) -> None:
         """Compute cached values now, before the first search, so that forked processes share them."""
         _ = self.codes, self.longest
-        return self
 
     @cached_property
     def on_device(self) -> Any:
@@ -276,7 +275,7 @@ def _nearest(queries: np.ndarray, vectors: np.ndarray, count: int) -> tuple[np.n
     import faiss
 
     knn, metric = faiss.knn, faiss.METRIC_INNER_PRODUCT
-    many = len(queries) >= (_MANY if faiss.omp_get_max_threads() > 1 else _MANY_ALONE)
+    many = len(queries) >= (_MANY if faiss_threads() > 1 else _MANY_ALONE)
     if many and vectors.dtype == np.float32:
         return knn(queries, vectors, count, metric=metric)  # type: ignore[no-any-return]
     scores = np.empty((len(queries), 0), np.float32)
@@ -406,11 +405,10 @@ def find_device(name: str) -> str:
     """Return `cpu` or `cuda:N` for auto, cpu, cuda or cuda:N. Raises InputError if the device does not exist."""
     if name == CPU or (name == "auto" and not _DRIVER.exists()):
         return CPU
-    try:
+    gpus = 0
+    with contextlib.suppress(ImportError):
         from search.torch_topk import count_gpus
-    except ImportError:
-        gpus = 0
-    else:
+
         gpus = count_gpus()
     if name == "auto" and not gpus:
         return CPU
@@ -452,7 +450,7 @@ def one_thread() -> Iterator[None]:
     """Within the block, make Faiss use one thread in the calling thread. More threads would break ties at random."""
     import faiss
 
-    before = faiss.omp_get_max_threads()
+    before = faiss_threads()
     faiss.omp_set_num_threads(1)
     try:
         yield

@@ -13,14 +13,13 @@ from schemas import PAD
 from schemas.errors import ExtremisError
 from search import NOT_A_NUMBER
 
-BLOCK_ROWS = 1 << 16
 _SCORES = 1 << 28  # scores in memory at a time: 1 GiB
 _SORTED = 1 << 24  # scores that are sorted at a time, in rows whose last places tie
 Scored = tuple[torch.Tensor, torch.Tensor]  # scores [B, k], best first, and ids int64 [B, k]
 
 
 class Rows(Protocol):
-    """Rows [n, D], indexed by a slice or by ids int64 [m]: a tensor, or mapped files."""
+    """Rows [L, D], indexed by a slice or by ids int64 [m]: a tensor, or mapped files."""
 
     def __len__(self) -> int: ...
 
@@ -52,22 +51,24 @@ def top_k(
     queries: torch.Tensor,
     vectors: Rows,
     k: int,
-    block_rows: int = BLOCK_ROWS,
+    block_rows: int = 1 << 16,
+    among: torch.Tensor | None = None,
     top: Callable[[torch.Tensor, torch.Tensor, int], Scored] = top_of_product,
 ) -> Scored:
     """Find the k greatest inner products of each query: [B, D], vectors [L, D] -> scores [B, k], ids [B, k] int64.
 
     Results are sorted best first, equal scores by ascending id, and padded with -inf and -1 if k > L. Blocks of
     `block_rows` vectors are moved to the queries' device and converted to at least float32, so memory is [B,
-    block_rows] and vectors may be half precision or memory-mapped. `top` finds the best of one block. Raises
-    ExtremisError if a score is NaN or infinite.
+    block_rows] and vectors may be half precision or memory-mapped. `among` [C] int64, ascending: the only vectors to
+    search; None: all. `top` finds the best of one block. Raises ExtremisError if a score is NaN or infinite.
     """
     dtype = torch.promote_types(queries.dtype, torch.float32)
     queries = queries.to(dtype)
     scores = queries.new_empty((len(queries), 0))
     ids = torch.empty((len(queries), 0), dtype=torch.int64, device=queries.device)
-    for start in range(0, len(vectors), block_rows):
-        block = vectors[start : start + block_rows].to(device=queries.device, dtype=dtype)
+    for start in range(0, len(vectors if among is None else among), block_rows):
+        part = slice(start, start + block_rows)
+        block = vectors[part if among is None else among[part]].to(device=queries.device, dtype=dtype)
         block_scores, block_ids = top(queries, block, min(k, len(block)))
         # Earlier blocks have lower ids: a stable sort by score alone keeps the order of ties.
         scores = torch.cat([scores, block_scores], dim=1)
@@ -76,6 +77,7 @@ def top_k(
         scores, ids = scores[:, :k], ids.gather(1, order[:, :k])
     if not scores.isfinite().all():
         raise ExtremisError(NOT_A_NUMBER)
+    ids = ids if among is None else among.to(ids.device)[ids]
     missing = (0, k - scores.shape[1])
     return (
         torch.nn.functional.pad(scores, missing, value=-torch.inf),

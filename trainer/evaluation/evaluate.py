@@ -19,17 +19,7 @@ from schemas.shard_files.shards import RETIRED
 from schemas.shares import ALL_ROWS, RowShare
 from schemas.table import PartTable, Table
 from schemas.versions import Version
-from trainer.evaluation.metrics import (
-    Deciles,
-    LabelRecall,
-    Metrics,
-    Weakest,
-    ZeroShot,
-    half_interval,
-    label_recalls,
-    metrics_by_part,
-    with_intervals,
-)
+from trainer.evaluation.metrics import Deciles, LabelRecall, Metrics, Weakest, ZeroShot, half_interval, label_recalls
 from trainer.evaluation.ranking import Ranking
 from trainer.group import ALONE, Group, label_range
 from trainer.input_kinds import InputKind
@@ -216,10 +206,10 @@ KS = (1, 3, 5, 10)
 
 @dataclass
 class SplitScores:
-    """Results of scoring a split; `rows`: rows that were read; `filtered`: pairs (query, label) that the filter removes.
+    """Results of scoring `rows` rows of a split; `filtered`: pairs (query, label) that the filter removes.
 
-    `ids` [n]: rows of the table that have the queries in the metrics: all rows, except rows without active labels if
-    labels are retired. `counted` [n]: places of these queries among the rows that were read.
+    The metrics contain all rows, except rows without active labels if labels are retired. `ids` [n]: ids of these rows
+    in the table; `counted` [n]: their places among the rows that were read.
     """
 
     metrics: Metrics
@@ -248,13 +238,13 @@ class SplitScores:
             "queries": self.queries,
             "without_active_labels": self.rows - self.queries,
             "filter_pairs": self.filtered,
-            **with_intervals(self.metrics, resamples),
+            **self.metrics.report(resamples),
             "deciles": self.deciles and self.deciles.result(),
             "weakest": self.weakest.report(),
             **{name: recall.result() for name, recall in self.recalls.items()},
         }
         if len(self.parts) > 1:
-            report["parts"] = metrics_by_part(self.metrics, self.parts, self.ids)
+            report["parts"] = self.metrics.by_part(self.parts, self.ids)
         if self.zero_shot is not None:
             report["zero_shot"] = self.zero_shot.report(resamples)
         return report
@@ -358,10 +348,12 @@ class SplitScorer:
             for counter in (*recalls.values(), *([deciles] if deciles else [])):
                 counter.update(top, positives)
             if unseen is not None:
-                selected, unseen_positives = unseen.select(positives)
-                of_selected = filters.take(selected), unseen.labels, inputs.take(selected)
-                _, alone = self.ranking.top_k(x[selected], max(ks), *of_selected)
-                unseen.update(alone, top[selected], unseen_positives, None if texts is None else texts[selected])
+                labels = unseen.labels
+
+                def rank(some: np.ndarray) -> np.ndarray:
+                    return self.ranking.top_k(x[some], max(ks), filters.take(some), labels, inputs.take(some))[1]
+
+                unseen.update(top, positives, texts, rank)
             seen += rows.num_rows
             if on_rows is not None:
                 on_rows(seen)

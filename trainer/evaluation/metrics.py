@@ -16,7 +16,7 @@ point without positives counts as 0 in every mean, and adds nothing to the sums 
 Intervals come from the percentile bootstrap over distinct texts (Efron, 1979): points with one text are drawn together.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -105,6 +105,20 @@ class Metrics:
         return {
             name: value(Contributions(*(column[points] for column in part if column is not None)))
             for name, part in self.contributions().items()
+        }
+
+    def report(self, resamples: int = 1000) -> dict[str, Any]:
+        """Return metrics x 100, and the bounds of the 95 % intervals. Raises InputError if no point was counted."""
+        ends = bootstrap(self.contributions(), resamples, texts=self.texts)
+        return {"metrics": self.result(), "intervals": {name: list(pair) for name, pair in ends.items()}}
+
+    def by_part(self, parts: Sequence[PartTable], rows: np.ndarray) -> dict[str, dict[str, float]]:
+        """Return metrics x 100 of each part with points; `rows` [N]: the ids of the queries, in update order."""
+        part_of = _part_of(rows, parts)
+        return {
+            part.name: {"queries": count, **self.result(part_of == number)}
+            for number, part in enumerate(parts)
+            if (count := int((part_of == number).sum()))
         }
 
 
@@ -211,12 +225,6 @@ def half_interval(metric: float, queries: int) -> float:
     return float(1.96 * np.sqrt(max(metric * (100 - metric), 0) / max(1, queries)))
 
 
-def with_intervals(metrics: Metrics, resamples: int = 1000) -> dict[str, Any]:
-    """Return metrics x 100, and the bounds of the 95 % intervals. Raises InputError if no point was counted."""
-    ends = bootstrap(metrics.contributions(), resamples, texts=metrics.texts)
-    return {"metrics": metrics.result(), "intervals": {name: list(pair) for name, pair in ends.items()}}
-
-
 def bootstrap(
     contributions: Mapping[str, Contributions],
     resamples: int = 1000,
@@ -287,7 +295,7 @@ def bins_of_equal_mass(frequency: np.ndarray, bins: int = BINS) -> np.ndarray:
 
 
 class _LabelGroups:
-    """Positives, and hits by rank, in each group of labels, streamed like `Metrics`; `group_of` [L] int64: the group."""
+    """Positives, and hits by rank, in each group of labels, streamed like `Metrics`; `group_of` [L]: the group."""
 
     def __init__(self, group_of: np.ndarray, groups: int, ks: Sequence[int]) -> None:
         self.ks, self._group_of, self._points = tuple(ks), group_of, 0
@@ -355,16 +363,6 @@ def label_recalls(labels: Table, frequency: np.ndarray, ks: Sequence[int]) -> di
     return recalls
 
 
-def metrics_by_part(metrics: Metrics, parts: Sequence[PartTable], rows: np.ndarray) -> dict[str, dict[str, float]]:
-    """Return `metrics` x 100 of each part with queries; `rows` [N]: the ids of the queries that `metrics` counted."""
-    part_of = _part_of(rows, parts)
-    return {
-        part.name: {"queries": count, **metrics.result(part_of == number)}
-        for number, part in enumerate(parts)
-        if (count := int((part_of == number).sum()))
-    }
-
-
 def _part_of(ids: np.ndarray, parts: Sequence[PartTable]) -> np.ndarray:
     """Return, for each id, the number of the part that contains the id."""
     return np.searchsorted(np.cumsum([part.rows for part in parts]), ids, side="right")
@@ -390,28 +388,22 @@ class ZeroShot:
         self._alone, self._among_all = Metrics(ks), Metrics(ks)
         self._queries = 0
 
-    def select(self, positives: Ragged) -> tuple[np.ndarray, Ragged]:
-        """Return the rows [n] of `positives` that contain a zero-shot label, and the zero-shot labels of these rows."""
+    def update(
+        self, top: np.ndarray, positives: Ragged, texts: np.ndarray | None, rank: Callable[[np.ndarray], np.ndarray]
+    ) -> None:
+        """Count one batch, like `Metrics.update`; `rank(rows)` returns the best of `labels` for `rows` [n], [n, K]."""
         unseen = positives.keep(self._unseen[positives.values])
         rows = np.flatnonzero(unseen.counts)
-        return rows, unseen.take(rows)
-
-    def update(
-        self, alone: np.ndarray, among_all: np.ndarray, positives: Ragged, texts: np.ndarray | None = None
-    ) -> None:
-        """Count n queries: both rankings [n, K], best first, the zero-shot positives, and a number of each text [n]."""
-        self._queries += positives.rows
-        self._alone.update(alone, positives, texts)
-        self._among_all.update(among_all, positives, texts)
+        unseen, texts = unseen.take(rows), None if texts is None else texts[rows]
+        self._queries += len(rows)
+        self._alone.update(rank(rows), unseen, texts)
+        self._among_all.update(top[rows], unseen, texts)
 
     def report(self, resamples: int = 1000) -> dict[str, Any]:
         """Return metrics x 100 with intervals, for both rankings; no metrics if no query has a zero-shot positive."""
         report: dict[str, Any] = {"labels": len(self.labels), "queries": self._queries}
         if self._queries:
-            report |= {
-                "alone": with_intervals(self._alone, resamples),
-                "among_all": with_intervals(self._among_all, resamples),
-            }
+            report |= {"alone": self._alone.report(resamples), "among_all": self._among_all.report(resamples)}
         return report
 
 

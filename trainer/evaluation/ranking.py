@@ -23,6 +23,8 @@ from trainer.inputs import Inputs
 from trainer.model import Model, embed_texts
 
 _MANY_QUERIES, _MANY_ROWS = 1 << 10, 1 << 13
+By = Literal["classifier", "labels", "sum", "fused"]
+Ranked = tuple[np.ndarray, np.ndarray]  # scores [B, k], best first, and label ids int64 [B, k]
 _BATCH = 256  # number of queries with label rows that are gathered together
 
 
@@ -64,38 +66,21 @@ class LabelRows:
         return self.group.sum(scores * inside).numpy()
 
 
-@dataclass(frozen=True, eq=False)
-class _Subset:
-    """The rows `ids` [C] of `rows`, gathered one block at a time."""
-
-    rows: Rows
-    ids: torch.Tensor
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __getitem__(self, places: slice) -> torch.Tensor:
-        return self.rows[self.ids[places]]
-
-
 def filtered_top_k(
     queries: torch.Tensor, labels: LabelRows, k: int, filters: Ragged, candidates: np.ndarray | None = None
-) -> tuple[np.ndarray, np.ndarray]:
+) -> Ranked:
     """Search like `top_k`, but exclude each query's filtered labels: return scores [B, k], ids [B, k] int64.
 
     The result is the same as with filtering before ranking: the search finds k labels plus the length of the longest
     row in `filters`, because filtered labels may fill the first k ranks. All ranks have the same queries and get the
     same result. `candidates` [C] int64, ascending: the candidate labels; None: all labels.
     """
-    depth, first, rows, group = k + filters.longest, labels.first, labels.rows, labels.group
+    depth, first, group, among = k + filters.longest, labels.first, labels.group, None
     if candidates is not None:
-        candidates = candidates[(candidates >= first) & (candidates < first + len(rows))]
-        rows = _Subset(rows, torch.from_numpy(candidates - first).to(labels.device))
-    scores, ids = top_k(queries, rows, depth, top=_top_of_product)
-    if candidates is not None:
-        ids = torch.from_numpy(np.append(candidates, PAD)).to(ids.device)[ids]  # a pad, -1, selects the last element
-    elif first:
-        ids = torch.where(ids == PAD, PAD, ids + first)
+        of_rank = candidates[(candidates >= first) & (candidates < first + len(labels.rows))]
+        among = torch.from_numpy(of_rank - first).to(labels.device)
+    scores, ids = top_k(queries, labels.rows, depth, among=among, top=_top_of_product)
+    ids = torch.where(ids == PAD, PAD, ids + first) if first else ids
     if group.ranks > 1:
         # [G B, k] -> [B, G k]: ties in the order of ranks, which is ascending by id
         scores, ids = (
@@ -121,31 +106,18 @@ def _top_of_product(queries: torch.Tensor, rows: torch.Tensor, k: int) -> Scored
     return torch.from_numpy(scores), torch.from_numpy(ids)
 
 
-By = Literal["classifier", "labels", "sum", "fused"]
-
-
 class Rerank(Protocol):
     """Other scores of the `shortlist` best labels of each query."""
 
     @property
-    def shortlist(self) -> int:
-        """Number of labels to rerank."""
+    def shortlist(self) -> int: ...
 
     def rank(
-        self,
-        x: Any,
-        labels: LabelRows,
-        shortlisted: tuple[np.ndarray, np.ndarray],
-        k: int,
-        filters: Ragged,
-        candidates: np.ndarray | None,
-        inputs: Inputs | None,
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self, x: Any, labels: LabelRows, shortlisted: Ranked, k: int, filters: Ragged, candidates: Any, inputs: Any
+    ) -> Ranked:
         """Rerank `shortlisted`, the scores and ids [B, S] of `labels` for x: the result of `Ranking.top_k`."""
 
-    def scores(
-        self, x: Any, labels: LabelRows, listed: tuple[np.ndarray, np.ndarray], inputs: Inputs | None
-    ) -> np.ndarray:
+    def scores(self, x: Any, labels: LabelRows, listed: Ranked, inputs: Inputs | None) -> np.ndarray:
         """Score only the labels in `listed`, scores and ids [B, S]: float32 [B, S]."""
 
 
@@ -176,7 +148,7 @@ class Ranking:
         filters: Ragged,
         candidates: np.ndarray | None = None,
         inputs: Inputs | None = None,
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> Ranked:
         """Return (scores [B, k], ids [B, k] int64) of the best labels, best first, the same on all ranks.
 
         `filters`: labels to exclude for each query. `candidates` [C] ascending: the candidates; None: all labels.
