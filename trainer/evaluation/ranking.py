@@ -53,8 +53,8 @@ class LabelRows:
         inside = torch.from_numpy((ids >= self.first) & (ids < self.first + len(self.rows)))
         if isinstance(self.rows, torch.Tensor) and self.device == x.device == CPU and self.rows.dtype == torch.float32:
             # Rows are read in place: to gather them takes 30 times as long.
-            places = np.where(inside, ids - self.first, PAD)
-            own = torch.from_numpy(score(x[:, : self.rows.shape[1]].float().numpy(), self.rows.numpy(), places))
+            of_rank = np.where(inside, ids - self.first, PAD)
+            own = torch.from_numpy(score(x[:, : self.rows.shape[1]].float().numpy(), self.rows.numpy(), of_rank))
             return self.group.sum(own.masked_fill(~inside, 0)).numpy()
         places = torch.from_numpy(ids - self.first).masked_fill(~inside, 0)
         scores = torch.zeros(ids.shape)
