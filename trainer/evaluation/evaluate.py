@@ -130,8 +130,8 @@ class LabelStatistics:
 
         `seen_only`: only labels with training points.
         """
-        if self.retired is None and self.trained_labels is None:
-            return np.flatnonzero(self.frequency) if seen_only else None
+        if self.retired is None and self.trained_labels is None and not seen_only:
+            return None
         kept = np.ones(len(self.frequency), bool) if self.retired is None else ~self.retired
         if seen_only:
             kept = kept & (self.frequency > 0)
