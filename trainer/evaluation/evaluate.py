@@ -20,7 +20,7 @@ from schemas.shares import ALL_ROWS, RowShare
 from schemas.table import PartTable, Table
 from schemas.versions import Version
 from trainer.evaluation.metrics import Deciles, LabelRecall, Metrics, Weakest, ZeroShot, half_interval, label_recalls
-from trainer.evaluation.ranking import Ranking
+from trainer.evaluation.ranking import Ranked, Ranking
 from trainer.group import ALONE, Group, label_range
 from trainer.input_kinds import InputKind
 from trainer.inputs import Inputs, require_inputs, scored_columns
@@ -321,6 +321,7 @@ class SplitScorer:
         metrics, weakest = Metrics(ks, self.statistics.inverse_propensity), Weakest()
         deciles = Deciles(frequency, ks) if frequency.sum() else None
         recalls = label_recalls(self.labels, frequency, ks)
+        counters: list[LabelRecall | Deciles] = [*recalls.values(), *([deciles] if deciles else [])]
         counted, retired = [np.zeros(0, np.int64)], self.statistics.retired
         seen = filtered = 0
         tokens = {"input_ids"} & {*self.queries.columns}
@@ -345,7 +346,7 @@ class SplitScorer:
             if collect is not None:
                 collect(top, scores, positives, inputs)
             metrics.update(top, positives, texts)
-            for counter in (*recalls.values(), *([deciles] if deciles else [])):
+            for counter in counters:
                 counter.update(top, positives)
             if unseen is not None:
                 labels = unseen.labels
@@ -381,9 +382,7 @@ class PopularLabels:
         """Return no numbers for each row, [B, 0]."""
         return torch.zeros(rows.num_rows, 0)
 
-    def top_k(
-        self, x: torch.Tensor, k: int, filters: Ragged, candidates: np.ndarray | None = None, *_: Any
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def top_k(self, x: torch.Tensor, k: int, filters: Ragged, candidates: np.ndarray | None = None, *_: Any) -> Ranked:
         """Return the same as `Ranking.top_k`."""
         labels = np.arange(len(self.frequency)) if candidates is None else candidates
         best = labels[np.argsort(-self.frequency[labels], kind="stable")[: k + filters.longest]]
