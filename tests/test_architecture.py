@@ -196,7 +196,10 @@ HEAVY = ("torch", "transformers", "apache_beam", "faiss")
         ("schemas.shard_files.parquet", ("torch", "apache_beam", "faiss", "trainer", "pipelines", "extremis")),
         ("pipelines.shard", ("torch", "transformers", "faiss", "trainer", "extremis")),
         ("pipelines.mine", ("torch", "transformers", "trainer", "extremis")),
-        ("trainer.loop, trainer.evaluation.evaluate", ("apache_beam", "faiss", "pipelines", "extremis")),
+        (
+            "trainer.loop, trainer.evaluation.evaluate, trainer.negatives.indexes",
+            ("apache_beam", "faiss", "pipelines", "extremis"),
+        ),
         ("extremis.cli", HEAVY),
         ("scoring.predict", ("torch", "transformers", "apache_beam", "numba", "scipy")),
     ],
