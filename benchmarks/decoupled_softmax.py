@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.common.report import Bar, report
 from schemas.ragged import Ragged
-from trainer.evaluation.ranking import top_k
+from search.torch_topk import top_k
 from trainer.heads import LabelEncoderHead, SubBatches
 from trainer.inputs import Inputs
 from trainer.methods.recipe import Recipe

@@ -153,8 +153,8 @@ def bare(setting: Setting, root: str) -> dict:
 
     from pipelines.mining.inputs import open_source, read_block
     from schemas.table import Table
-    from search.block import configure_faiss
     from search.index import Factory
+    from search.topk import configure_faiss
 
     configure_faiss(setting.threads)
     run = RunLayout(join(root, "run"))

@@ -184,8 +184,8 @@ def bare_faiss(folder: Path) -> dict[str, float]:
     import faiss
 
     from schemas.process import cores
-    from search.block import configure_faiss
     from search.index import Factory
+    from search.topk import configure_faiss
 
     configure_faiss(cores())
     table = open_manifest(str(folder / "mined" / "queries"))

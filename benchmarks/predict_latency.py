@@ -38,7 +38,7 @@ from schemas.ragged import Ragged
 from scoring.encoders import TorchInference
 from scoring.exported import Serving
 from scoring.vectors import Vectors, choose_index, open_indexes, write_indexes
-from search.block import configure_faiss
+from search.topk import configure_faiss
 from trainer.config.load import load_recipe
 from trainer.inputs import Inputs
 from trainer.model import Model

@@ -17,10 +17,10 @@ from schemas.shard_files.parquet import list_column
 from schemas.shares import ALL_ROWS
 from scoring.linear import LinearRanker
 from scoring.memory import NEIGHBOURS, TEMPERATURE, count_votes
+from search.torch_topk import top_of_block
 from trainer.encoders.bag import PAIR_BUCKETS, count_ngrams, inverse_document_frequency, normalize_rows, scale_features
 from trainer.evaluation.evaluate import PopularLabels, SplitScorer, SplitScores
 from trainer.evaluation.metrics import Metrics, bootstrap
-from trainer.evaluation.ranking import top_of_block
 from trainer.group import ALONE
 from trainer.inputs import Inputs
 from trainer.methods.sections import Data

@@ -31,7 +31,7 @@ from scoring.fusion import Fusion, FusionTree, FusionWeights, Reranker, Scorers,
 from scoring.linear import LinearRanker
 from scoring.memory import Memory
 from scoring.vectors import IndexedRange, Vectors, map_vectors, open_indexes, patch_vectors, search_indexes
-from search.nearest import CPU
+from search.topk import CPU, configure_faiss
 from trainer.config.load import restore_encoder
 from trainer.input_kinds import InputKind
 from trainer.inputs import Inputs, columns_of
@@ -585,8 +585,6 @@ def _naming_damage(url: str) -> Iterator[None]:
 
 def use_threads(threads: int | None) -> None:
     """Set the number of threads in Faiss, and in torch if loaded; None: all cores, but one thread in a forked child."""
-    from search.block import configure_faiss
-
     if threads:
         set_threads(threads)
     configure_faiss(threads)

@@ -18,13 +18,13 @@ from schemas.ragged import Ragged, pad_columns
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.storage import join
 from schemas.table import Table
+from scoring import QUERIES, SHORTLIST
 from scoring.fusion import DEPTH, Fusion, FusionTree, FusionWeights, Reranker, Scorers, ShortlistScores
 from scoring.linear import BUDGET as RANKER_BUDGET
 from scoring.linear import FILE, TRAINED_FILE, LinearRanker
 from scoring.memory import BUDGET, FACTS, TUNED, Memory, describe_memory
 from trainer.checkpoints import Checkpoint, best_step
 from trainer.device import open_device
-from trainer.evaluation import QUERIES, SHORTLIST
 from trainer.evaluation.evaluate import HOLDOUT, label_statistics, open_held_out
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.ranking import LabelRows, embed_label_texts, filtered_top_k

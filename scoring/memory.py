@@ -19,7 +19,22 @@ from schemas.shard_files.parquet import list_array, list_column, write_shard
 from schemas.sizes import say_bytes
 from schemas.storage import join
 from schemas.table import Table
-from search.index import AUTO, EXACT, Factory, choose, list_factories
+from search.index import (
+    AUTO,
+    EXACT,
+    Factory,
+    SearchParams,
+    add,
+    build,
+    choose,
+    list_factories,
+    read_index,
+    set_params,
+    truncate,
+    tune,
+    write_index,
+)
+from search.topk import Block, configure_faiss, one_thread, search, search_exactly, unpack
 from trainer.encoders.bag import unit
 from trainer.inputs import open_queries
 from trainer.threads import map_ranges
@@ -27,7 +42,6 @@ from trainer.threads import map_ranges
 if TYPE_CHECKING:
     import torch
 
-    from search.block import Block
     from trainer.methods.sections import Data
     from trainer.model import Model
 
@@ -205,9 +219,6 @@ class Memory:
         rows = self._unit(queries)
         if self.factory.exact or not len(rows):
             return replace(self, factory=_EXACT)._measure(queries)
-        from search.block import Block, configure_faiss
-        from search.index import SearchParams, build, set_params, tune
-
         configure_faiss(None)
         block = Block(0, self.vectors, build(self.factory, self.vectors, _SEED))
         params = tune(block, SearchParams(), self.factory.lossy, rows[: 3 * TUNED], NEIGHBOURS, TARGET_RECALL)
@@ -228,8 +239,6 @@ class Memory:
 
     def extended(self, whole: "Memory") -> "Memory":
         """Return the memory `whole`, which starts with this memory's points, with this memory's index."""
-        from search.index import add
-
         if self.index is not None:
             add(self.index, whole.vectors[len(self.vectors) :])
         return replace(self, vectors=whole.vectors, labels=whole.labels, trained=whole.trained)
@@ -250,9 +259,6 @@ class Memory:
         labels = _join(list_column(rows, "label_ids") for number in tables for rows in table.batches_of(number))
         factory, index = Factory(facts.get("index", EXACT)), None
         if INDEX in files:
-            from search.block import configure_faiss
-            from search.index import read_index, truncate
-
             configure_faiss(None)
             index = read_index(table.url, files[INDEX])
         rows, wide = vectors.shape
@@ -287,8 +293,6 @@ class Memory:
             shard = describe_file(path, VECTORS, rows)
         yield shard
         if self.index is not None:
-            from search.index import write_index
-
             yield write_index(url, INDEX, self._block)
 
     def to(self, device: "torch.device") -> "Memory":
@@ -333,12 +337,10 @@ class Memory:
         if self.on_device is not None:
             import torch
 
-            from trainer.evaluation.ranking import top_k
+            from search.torch_topk import top_k
 
             best, points = top_k(torch.from_numpy(queries).to(self.on_device.device), self.on_device, count)
             return best.cpu().numpy(), points.cpu().numpy()
-        from search.block import one_thread, search, search_exactly
-        from search.candidates import unpack
 
         if self.index is None or not count:
             keys = search_exactly(self._block, queries, count)
@@ -355,9 +357,7 @@ class Memory:
         return similarity, rows
 
     @cached_property
-    def _block(self) -> "Block":
-        from search.block import Block
-
+    def _block(self) -> Block:
         return Block(0, self.vectors, self.index, coded=self.coded)
 
     @property

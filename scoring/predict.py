@@ -31,7 +31,7 @@ from scoring.exported import ENCODER, Answer, Exported, resolve_export, use_thre
 from scoring.fusion import FusionWeights
 from scoring.memory import shares_of
 from scoring.objects import html_table, input_url, items_of, require_texts
-from search.nearest import find_device
+from search.topk import find_device
 from trainer.inputs import Inputs, open_queries, require_inputs
 
 _BATCH = 512  # texts per batch

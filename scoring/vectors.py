@@ -1,27 +1,35 @@
 """Vectors of an export in mapped safetensors files, one per label range, and a Faiss index for each range.
 
-This module builds, updates, tunes, opens and searches indexes. Faiss is loaded only when needed. Candidates from an
-index are scored exactly, as in mining.
+This module builds, updates, tunes, opens and searches indexes. Candidates from an index are scored exactly, as in
+mining.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors.numpy import load
 
 from schemas import PAD
-from schemas.errors import ExtremisError
 from schemas.layout import shard_name
 from schemas.manifest import Shard
 from schemas.mapped import MappedFile, map_tensors
-from search.index import Factory, choose
-
-if TYPE_CHECKING:
-    from search.block import Block
+from search.index import (
+    Factory,
+    SearchParams,
+    build,
+    choose,
+    load_index,
+    replace_vectors,
+    require_recall,
+    set_params,
+    tune,
+    write_index,
+)
+from search.topk import Block, configure_faiss, merge, pad_vectors, score, search, unpack
 
 NAME, POSITIONS = "weight", "rows"
 _COMPARED = 1 << 16  # number of rows compared at a time
@@ -90,8 +98,6 @@ class Vectors:
     @cached_property
     def indexed(self) -> "tuple[IndexedRange, ...]":
         """The ranges as `IndexedRange` objects without indexes."""
-        from search.block import Block
-
         blocks = (Block(first, rows, device=self.device, coded=True) for first, rows in self.parts() if len(rows))
         return tuple(IndexedRange(block, 1) for block in blocks)
 
@@ -101,8 +107,6 @@ class Vectors:
 
     def score(self, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """Multiply the rows of labels `ids` [B, S] by x [B, D or more]: float32 [B, S], 0 for padding."""
-        from search.block import score
-
         x, scores = x[:, : self.shape[1]], np.zeros(ids.shape, np.float32)
         for first, rows in self.parts():
             inside = (ids >= first) & (ids < first + len(rows))
@@ -114,7 +118,7 @@ class Vectors:
 class IndexedRange(NamedTuple):
     """A range of vectors with its index; the index returns `refine` times as many candidates as requested."""
 
-    block: "Block"
+    block: Block
     refine: int
 
 
@@ -154,9 +158,6 @@ def write_indexes(
     updated if rows have changed, and built anew if their recall is too low now. Raises InputError if `spec` is not a
     factory string, if there are too few vectors for the index, or if its recall is below the target.
     """
-    from search.block import Block, configure_faiss, pad_vectors
-    from search.index import SearchParams, build, require_recall, tune, write_index
-
     configure_faiss(None)
     factory = Factory.parse(spec)
     columns = factory.dimension(vectors.shape[1])
@@ -195,8 +196,6 @@ def _update(
     Also returns the number of rows that have changed since the index was built, and the file's entry if no row has
     changed now. Returns None if the index must be rebuilt. `wide`: the rows in the shape that the index accepts.
     """
-    from search.index import load_index, replace_vectors
-
     file = earlier.files[number] if number < len(earlier.files) else None
     if file is None:
         return None
@@ -215,9 +214,6 @@ def _update(
 
 def open_indexes(paths: Sequence[str], facts: Mapping[str, Any], vectors: Vectors) -> tuple[IndexedRange, ...]:
     """Open the indexes of `vectors` from local files, with the facts that `write_indexes` returned."""
-    from search.block import Block, pad_vectors
-    from search.index import SearchParams, load_index, set_params
-
     columns, files = facts["columns"], iter(paths)
     opened = []
     for (start, rows), effort in zip(vectors.parts(), facts["efforts"], strict=True):
@@ -235,14 +231,8 @@ def open_indexes(paths: Sequence[str], facts: Mapping[str, Any], vectors: Vector
 def search_indexes(indexed: Sequence[IndexedRange], queries: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Find (ids int64 [B, width], scores float32) for queries [B, D] in all ranges; padded with -1 and -inf.
 
-    Raises ExtremisError if a score is not a number.
+    Raises ExtremisError if a query, or a vector that is searched exactly, is not finite.
     """
-    from search.block import pad_vectors, search
-    from search.candidates import NOT_A_NUMBER, merge, unpack
-
-    exact = (block for block, _ in indexed if block.index is None)
-    if not (np.isfinite(queries).all() and all(np.isfinite(block.longest) for block in exact)):
-        raise ExtremisError(NOT_A_NUMBER)
     wide = pad_vectors(queries, indexed[0].block.vectors.shape[1])
     found = [search(block, wide, width, refine) for block, refine in indexed]
     return unpack(found[0] if len(found) == 1 else merge(found, width))

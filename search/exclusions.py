@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
-from search.block import Block, score, search
-from search.candidates import EMPTY, best, merge, unpack
+from search.topk import EMPTY, Block, best, merge, score, search, unpack
 
 
 class Subbatches(NamedTuple):
@@ -53,9 +52,9 @@ class Exclusions(NamedTuple):
         return cls(positives, filters_of(table), Ragged.empty(table.num_rows))
 
     @classmethod
-    def empty(cls) -> "Exclusions":
-        """Return exclusions for zero rows."""
-        return cls(Ragged.empty(0), Ragged.empty(0), Ragged.empty(0))
+    def join(cls, parts: Iterable["Exclusions"]) -> "Exclusions":
+        """Return the exclusions of the rows of all `parts`, in order."""
+        return cls(*map(Ragged.join, zip([Ragged.empty(0)] * 3, *parts, strict=True)))
 
     def take(self, rows: np.ndarray) -> "Exclusions":
         """Return the exclusions of `rows` [B'], in the order of `rows`."""
@@ -65,10 +64,6 @@ class Exclusions(NamedTuple):
         """Return an upper bound on the number of labels in [start, stop) that each row loses, int64 [B]."""
         inside = (ids.keep((ids.values >= start) & (ids.values < stop)) for ids in self)
         return sum((ids.counts for ids in inside), np.zeros(self.positives.rows, np.int64))
-
-    def concat(self, other: "Exclusions") -> "Exclusions":
-        """Return the exclusions of these rows, followed by those of the rows in `other`."""
-        return Exclusions(*map(Ragged.join, zip(self, other, strict=True)))
 
 
 class ScoreRule(NamedTuple):
@@ -129,9 +124,12 @@ def start_search(
         dropped.update(by_rule)
         return dropped
 
-    # The number to fetch depends on the whole batch, so that a search in sub-batches finds the same labels.
-    tiers = ((rows, int(losses[rows].max())) for rows in _tiers(losses))
-    drops = subbatches.run(search_rows, [piece for rows, loss in tiers for piece in split(rows, width, loss)])
+    # Rows of similar losses are searched together, so that a row with a thousand positives does not slow down the other
+    # rows. The number to fetch depends on the whole batch, so that a search in sub-batches finds the same labels.
+    tiers = np.ceil(np.log2(np.maximum(losses, 32)))
+    together = [np.flatnonzero(tiers == tier) for tier in np.unique(tiers)]
+    parts = [part for rows in together for part in split(rows, width, int(losses[rows].max()))]
+    drops = subbatches.run(search_rows, parts)
 
     def finish() -> np.ndarray:
         for dropped in drops:
@@ -168,10 +166,3 @@ def drop_excluded(keys: np.ndarray, exclusions: Exclusions) -> tuple[np.ndarray,
         dropped[rule] = int(hits.sum())
         gone |= hits
     return np.where(gone, EMPTY, keys), dropped
-
-
-def _tiers(losses: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield rows to search together, so that a row with a thousand positives does not slow down the other rows."""
-    tiers = np.ceil(np.log2(np.maximum(losses, 32)))
-    for tier in np.unique(tiers):
-        yield np.flatnonzero(tiers == tier)

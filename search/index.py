@@ -1,4 +1,4 @@
-"""Faiss indexes: factory strings, cost, building, tuning, measured recall, files."""
+"""Faiss indexes: factory strings and their costs, then building, files, tuning and measured recall."""
 
 import contextlib
 import math
@@ -14,16 +14,13 @@ from schemas.errors import InputError, TableError
 from schemas.manifest import Shard, describe_file, verify_shard
 from schemas.randomness import sample_rows
 from schemas.storage import join
-from search.block import Block, one_thread, pad_vectors, search_exactly, search_index
-from search.candidates import EMPTY, scores_of
-from search.nearest import iterate_float32
+from search.topk import EMPTY, Block, iterate_float32, one_thread, pad_vectors, scores_of, search_exactly, search_index
 
 AUTO = "auto"  # the cheapest index
 EXACT = "exact"  # searches the matrix without an index
 
 # Inverted lists grow by doubling, so up to half of the memory is unused. Lists measured 1.3 to 1.6 times the content.
 _LIST_OVERHEAD = 1.6
-_LINK_BYTES = 4
 _TRAINING_ROWS = 1 << 16
 _TRAINING_ROWS_A_LIST = 64
 # Costs in units of one multiplication of a blocked matrix product, measured on two cores.
@@ -36,8 +33,10 @@ _PROBED = 64.0  # vectors to scan, in units of √n, for n vectors in 4 √n lis
 _MULTIPLICATIONS_PER_SECOND = 7.7e10  # multiplications per second on two cores
 _NEGLIGIBLE_COST = 3.2e11  # about five seconds; below this cost, exact search is fast enough
 _REFINE = 4
-_KMEANS_ROUNDS = 10
-_LEAST_LISTS = 16
+MOST_REFINE = 16
+_RECALL_MARGIN = 0.005  # added to the target, because other queries may have a slightly lower recall than the sample
+_MIN_RECALL_GAIN = 0.002  # smallest gain in recall: tuning stops if two doublings in a row gain less in total
+_FILE_BYTES = 1 << 20  # bytes of an index file that are read or written at a time
 
 
 @dataclass(frozen=True)
@@ -85,10 +84,14 @@ class Factory:
         """Estimate the bytes of the index per vector [D], including room to grow."""
         if self.exact:
             return 0.0
-        code = float(self._code_bytes(dimension))
+        code = 4.0 * dimension
+        if bits := re.search(r"PQ(\d+)(?:x(\d+))?", self.spec):
+            code = int(bits[1]) * int(bits[2] or 8) / 8
+        elif scalar := re.search(r"SQ(\d+|fp16|bf16)", self.spec):
+            code = dimension * (int(scalar[1]) if scalar[1].isdigit() else 16) / 8
         links = re.search(r"(?<!_)HNSW(\d+)", self.spec)
         if links and not self.lists:
-            code += _LINK_BYTES * int(links[1]) * 2.2 + 24
+            code += 4 * int(links[1]) * 2.2 + 24
         return (code + 8) * _LIST_OVERHEAD if self.lists else code
 
     def fixed_bytes(self, dimension: int) -> int:
@@ -107,10 +110,9 @@ class Factory:
     def cost(self, rows: int, blocks: int, queries: int, width: int, nprobe: int | None, dimension: int) -> float:
         """Estimate the multiplications for building and searching `blocks` blocks of vectors [rows, dimension].
 
-        Two cores compute `_MULTIPLICATIONS_PER_SECOND` multiplications per second.
+        An index must at least halve the cost of exact search: a smaller gain is not worth the missed labels.
         """
         each = self.building_cost(rows, dimension) + queries * self.query_cost(rows, width, nprobe, dimension)
-        # An index must at least halve the cost of exact search: a smaller gain is not worth the missed labels.
         return blocks * each if self.exact else _NEGLIGIBLE_COST + 2 * blocks * each
 
     def saves_time(self, rows: int, width: int, nprobe: int | None, dimension: int) -> bool:
@@ -122,7 +124,8 @@ class Factory:
 
     def building_cost(self, rows: int, dimension: int) -> float:
         """Estimate the multiplications for building the index over vectors [rows, dimension]; 0 without lists."""
-        return float((_KMEANS_ROUNDS * min(rows, self.training_rows()) + rows) * self.lists * dimension)
+        # k-means takes ten rounds
+        return float((10 * min(rows, self.training_rows()) + rows) * self.lists * dimension)
 
     def query_cost(self, rows: int, width: int, nprobe: int | None, dimension: int) -> float:
         """Estimate the multiplications for a query. Without lists, a query is multiplied by all vectors."""
@@ -136,15 +139,6 @@ class Factory:
     def milliseconds(self, rows: int, width: int, dimension: int) -> float:
         """Estimate the milliseconds per query, for many queries on two cores."""
         return 1000 * self.query_cost(rows, width, None, dimension) / _MULTIPLICATIONS_PER_SECOND
-
-    def _code_bytes(self, dimension: int) -> float:
-        bits = re.search(r"PQ(\d+)(?:x(\d+))?", self.spec)
-        if bits:
-            return int(bits[1]) * int(bits[2] or 8) / 8
-        scalar = re.search(r"SQ(\d+|fp16|bf16)", self.spec)
-        if scalar:
-            return dimension * (int(scalar[1]) if scalar[1].isdigit() else 16) / 8
-        return 4 * dimension
 
 
 def choose(
@@ -173,17 +167,9 @@ def list_factories(dimension: int, rows: int) -> list[Factory]:
     factories = [Factory(EXACT)]
     for share in (1, 2, 4, 8):
         lists = int(share * rows**0.5)
-        if lists >= _LEAST_LISTS:
+        if lists >= 16:
             factories += [Factory(f"IVF{lists},Flat"), Factory(f"IVF{lists},PQ{-(-dimension // 2)}x4fs")]
     return factories
-
-
-_AT_ONCE = 1 << 20  # bytes of an index file that are read or written at a time
-MOST_REFINE = 16
-_RECALL_MARGIN = 0.005  # added to the target, because other queries may have a slightly lower recall than the sample
-_FIRST_NPROBE = 4
-_FIRST_EF = 16
-_MIN_RECALL_GAIN = 0.002  # smallest gain in recall: tuning stops if two doublings in a row gain less in total
 
 
 def build(factory: Factory, vectors: np.ndarray, seed: int) -> faiss.Index | None:
@@ -256,7 +242,7 @@ def replace_vectors(index: faiss.Index, positions: np.ndarray, rows: np.ndarray)
 
 
 def _reason(error: RuntimeError) -> str:
-    """Return the reason for a Faiss error, without the C++ function and line number at the start."""
+    """Return a Faiss error without the C++ function and line number at its start."""
     return str(error).rsplit(": ", 1)[-1].strip()
 
 
@@ -268,7 +254,7 @@ def write_index(url: str, name: str, block: Block) -> Shard:
         index.add(block.vectors)
     with storage.writing(join(url, name)) as path:
         with open(path, "wb") as file:  # Faiss's own writer may lose the end of a file on a full disk without an error
-            faiss.write_index(index, faiss.PyCallbackIOWriter(file.write, _AT_ONCE))  # type: ignore[attr-defined]
+            faiss.write_index(index, faiss.PyCallbackIOWriter(file.write, _FILE_BYTES))  # type: ignore[attr-defined]
         return describe_file(path, name, len(block.vectors))
 
 
@@ -278,7 +264,7 @@ def read_index(url: str, shard: Shard) -> faiss.Index:
     Raises TableError, StorageError.
     """
     with storage.open_read(verify_shard(url, shard)) as file:
-        return faiss.read_index(faiss.PyCallbackIOReader(file.read, _AT_ONCE))  # type: ignore[attr-defined]
+        return faiss.read_index(faiss.PyCallbackIOReader(file.read, _FILE_BYTES))  # type: ignore[attr-defined]
 
 
 def load_index(path: str) -> faiss.Index:
@@ -361,14 +347,12 @@ def tune(
     width = min(width, len(block.vectors))
     lists, graph = faiss.try_extract_index_ivf(block.index), find_graph(block.index)
     refines = [fixed.refine] if fixed.refine else ([2, 4, 8, MOST_REFINE] if lossy else [1])
+    steps = [SearchParams()]
     if lists is not None:
-        levels = [fixed.nprobe] if fixed.nprobe else _powers(_FIRST_NPROBE, lists.nlist)
-        steps = [SearchParams(nprobe=level) for level in levels]
+        steps = [SearchParams(nprobe=level) for level in _levels(fixed.nprobe, 4, lists.nlist)]
     elif graph is not None:
-        levels = [fixed.ef_search] if fixed.ef_search else _powers(_FIRST_EF, max(_FIRST_EF, len(block.vectors)))
+        levels = _levels(fixed.ef_search, 16, max(16, len(block.vectors)))
         steps = [SearchParams(ef_search=level) for level in levels]
-    else:
-        steps = [SearchParams()]
     if len(queries) == 0:
         return replace(steps[len(steps) // 2], refine=refines[0])
     exact = search_exactly(block, queries, width)
@@ -425,10 +409,7 @@ def require_recall(
     )
 
 
-def _powers(first: int, last: int) -> list[int]:
-    """Return `first`, 2 `first`, 4 `first`, ... and `last`."""
-    powers = []
-    while first < last:
-        powers.append(first)
-        first *= 2
-    return [*powers, last]
+def _levels(fixed: int | None, first: int, last: int) -> list[int]:
+    """Return `fixed` alone, if given, else `first`, 2 `first`, 4 `first`, ... and `last`."""
+    powers = [first << doublings for doublings in range(last.bit_length()) if first << doublings < last]
+    return [fixed] if fixed else [*powers, last]

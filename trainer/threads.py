@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from schemas.process import one_thread_in_children
+from search.topk import faiss_threads
 
 RANGES = 8  # parts of one loop: a fixed number, so that sums of parts do not depend on the number of threads
 _MIN_ROWS = 2048  # rows below which a second thread does not pay off
@@ -47,9 +48,7 @@ def map_ranges(work: Callable[[int, int, int], Result], rows: int, min_rows: int
 def _count() -> int:
     if torch := sys.modules.get("torch"):
         return int(torch.get_num_threads())
-    from search.block import threads
-
-    return threads()
+    return faiss_threads()
 
 
 @functools.lru_cache(maxsize=1)

@@ -8,8 +8,7 @@ import torch
 
 from benchmarks.gpu.bench import Bench, Measurement
 from benchmarks.gpu.classifier_step import SIZES
-from search.nearest import DeviceVectors
-from trainer.evaluation.ranking import top_k
+from search.torch_topk import DeviceVectors, top_k
 
 D, QUERIES, AUDITED, K = 64, 4096, 16, 100
 

@@ -7,7 +7,7 @@ from extremis.command import Progress, command
 from extremis.commands.shared import Device, Place, Positive, Size, Step
 from extremis.console import say
 from schemas.sizes import parse_bytes
-from trainer.evaluation import QUERIES, SHORTLIST
+from scoring import QUERIES, SHORTLIST
 
 
 @command()

@@ -22,9 +22,8 @@ from schemas.process import peak_bytes
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import matrix_column
 from schemas.table import Table, run_tables
-from search.block import Block
-from search.candidates import unpack
 from search.exclusions import Exclusions, ScoreRule, merge_passed, positive_scores, start_search
+from search.topk import Block, unpack
 
 _QUANTILES = {"p01": 0.01, "p10": 0.10, "p50": 0.50, "p90": 0.90, "p99": 0.99}
 

@@ -24,8 +24,8 @@ from schemas.ragged import Ragged, is_repeated
 from schemas.shard_files.parquet import matrix_column, writing_shard
 from schemas.storage import join
 from schemas.table import Request, Table, find_reusable
-from search.candidates import EMPTY, pack, unpack
 from search.exclusions import Exclusions, drop_excluded
+from search.topk import EMPTY, pack, unpack
 from trainer.device import open_device
 from trainer.encoders.texts import Teacher, TeacherFiles
 

@@ -20,8 +20,8 @@ from schemas.randomness import Purpose
 from schemas.shard_files.parquet import matrix_array
 from schemas.storage import crc32
 from schemas.table import Table
-from search.candidates import EMPTY, best, unpack
 from search.exclusions import Exclusions, ScoreRule
+from search.topk import EMPTY, best, unpack
 
 _LOW = np.uint64(0xFFFFFFFF)
 _PLANES = 8

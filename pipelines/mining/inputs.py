@@ -18,8 +18,8 @@ from schemas.randomness import sample_rows
 from schemas.shard_files.parquet import matrix_column
 from schemas.storage import join
 from schemas.table import Table, rechunk
-from search.block import pad_vectors
 from search.exclusions import Exclusions
+from search.topk import pad_vectors
 
 _MOST = np.float32(1e17)  # bound on the numbers of vectors, so that scores are finite in float32
 

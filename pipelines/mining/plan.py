@@ -25,9 +25,9 @@ from schemas.sizes import say_bytes
 from schemas.storage import join, require_room
 from schemas.table import Request, Table, find_reusable
 from search import index
-from search.candidates import MOST_LABELS
 from search.exclusions import ScoreRule
 from search.index import AUTO, EXACT, MOST_REFINE, Factory, SearchParams, choose
+from search.topk import MOST_LABELS
 
 _PROCESS = 280 << 20  # Python, Beam, Arrow and Faiss, loaded and in use
 _MATRIX_PRODUCTS = 64 << 20  # Faiss's buffers: blocks of distances, and of vectors that are being added

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from typing import Any, NamedTuple, TypeVar
 
-import faiss
 import numpy as np
 import pyarrow as pa
 
@@ -47,11 +46,9 @@ from schemas.randomness import sample_rows
 from schemas.shard_files.parquet import writing_shard
 from schemas.storage import join, with_room
 from schemas.table import rechunk
-from search.block import Block, configure_faiss
-from search.candidates import EMPTY
 from search.exclusions import Exclusions, ScoreRule, Subbatches, merge_passed, positive_scores, start_search
 from search.index import SearchParams, build, read_index, require_recall, set_params, tune, write_index
-from search.nearest import CPU, find_device
+from search.topk import CPU, EMPTY, Block, configure_faiss, faiss_threads, find_device
 
 _READERS = 16  # records read at a time
 _REMEDY = "The record will be written again."
@@ -324,7 +321,7 @@ def search_shards(
     Raises TableError, StorageError.
     """
     with contextlib.ExitStack() as held:
-        threads = faiss.omp_get_max_threads()
+        threads = faiss_threads()
         pool = held.enter_context(ThreadPoolExecutor(threads, "extremis-search", configure_faiss, (1,)))
         subbatches = Subbatches(pool.map, max(1, min(_SUBBATCH, plan.batch // threads)))
         blocks = [
@@ -404,7 +401,7 @@ def _search_shard(
             plan.meter.count(SEARCH, 0, content.edges[-1])
     # Exact search costs as much for a few rows as for a hundred, so the audited rows are searched together.
     queries = np.concatenate([np.empty((0, plan.dimension), np.float32), *(some for some, _, _ in held)])
-    exclusions = reduce(Exclusions.concat, (some for _, some, _ in held), Exclusions.empty())
+    exclusions = Exclusions.join(some for _, some, _ in held)
     weakest = np.concatenate([np.empty(0, np.float32), *(some for _, _, some in held)])
     some_rows = np.split(np.arange(len(queries)), range(plan.batch, len(queries), plan.batch))
 

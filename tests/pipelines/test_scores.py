@@ -13,7 +13,7 @@ from schemas import arrow
 from schemas.errors import InputError, TableError
 from schemas.shard_files.parquet import matrix_column
 from schemas.table import Table
-from search.candidates import pack
+from search.topk import pack
 from tests.command import call
 
 CASES = Path(__file__).parents[1] / "cases"

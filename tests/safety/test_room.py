@@ -21,8 +21,8 @@ from schemas.mapped import ScratchFile
 from schemas.shard_files.parquet import writing_shard
 from schemas.storage import with_room
 from schemas.table import Table
-from search.block import Block
 from search.index import write_index
+from search.topk import Block
 from tests.builders import build_data
 from tests.command import ROOT, call, refused, sets
 from tests.pipelines.mining.world import apart, random_world

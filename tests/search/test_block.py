@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.ragged import Ragged
-from search.block import Block, configure_faiss, score, search, search_exactly
-from search.candidates import best, merge, unpack
 from search.exclusions import Exclusions, Subbatches, start_search
 from search.index import Factory, SearchParams, build, set_params
+from search.topk import Block, best, configure_faiss, merge, score, search, search_exactly, unpack
 from tests.pipelines.mining.world import brute_force, random_rows
 
 

@@ -3,9 +3,8 @@ import numpy as np
 import pytest
 
 from schemas.errors import InputError
-from search.block import Block, search_exactly, search_index
-from search.candidates import unpack
 from search.index import Factory, SearchParams, build, require_applicable, set_params, tune
+from search.topk import Block, search_exactly, search_index, unpack
 
 
 def vectors(rows, dimension, seed=0):

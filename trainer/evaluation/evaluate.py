@@ -1,4 +1,4 @@
-"""Data for an evaluation: the rows of a split, label frequencies, propensities and retired labels."""
+"""Score a model on a split: its rows, the statistics of its labels, the scoring, and validation during training."""
 
 import functools
 import hashlib
@@ -17,10 +17,10 @@ from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.shard_files.shards import RETIRED
 from schemas.shares import ALL_ROWS, RowShare
-from schemas.table import Table
+from schemas.table import PartTable, Table
 from schemas.versions import Version
-from trainer.evaluation.metrics import Breakdowns, Deciles, Metrics, Weakest, ZeroShot, half_interval, with_intervals
-from trainer.evaluation.ranking import Ranking
+from trainer.evaluation.metrics import Deciles, LabelRecall, Metrics, Weakest, ZeroShot, half_interval, label_recalls
+from trainer.evaluation.ranking import Ranked, Ranking
 from trainer.group import ALONE, Group, label_range
 from trainer.input_kinds import InputKind
 from trainer.inputs import Inputs, require_inputs, scored_columns
@@ -47,9 +47,14 @@ def open_split(
             f"split {HOLDOUT!r}: this run trains on all rows of {training_data.split}. Name a split of {data.root}, or "
             "train with --set data.holdout=0.02."
         )
-    table, share = open_queries(data, training_data.split), training_data.held_out_rows
-    table = table.of_parts(table.choose_parts(training_data.parts)) if training_data.parts else table
+    table, share = _of_training(data, training_data), training_data.held_out_rows
     return table, share if queries is None else share.first(table, queries)
+
+
+def _of_training(data: DataLayout, training_data: Data) -> Table:
+    """Open the queries, held-out rows included, that a run on `training_data` takes its rows from."""
+    table = open_queries(data, training_data.split)
+    return table.of_parts(table.choose_parts(training_data.parts)) if training_data.parts else table
 
 
 def open_held_out(data: DataLayout, split: str | None, training_data: Data, what: str) -> tuple[str, Table, RowShare]:
@@ -89,15 +94,13 @@ def inverse_propensity(frequency: np.ndarray, points: int, a: float, b: float) -
 
 
 @functools.lru_cache(maxsize=2)
-def _count_points(
-    data: DataLayout, split: str, digest: str, parts: tuple[str, ...], labels: int
-) -> tuple[np.ndarray, int]:
+def _count_points(data: DataLayout, split: str, digest: str, parts: tuple[str, ...]) -> tuple[np.ndarray, int]:
     """Count the points of `parts`, per label and in total; cached per `digest`, because the data may change."""
     table = open_queries(data, split)
     rows = table.of_parts(table.choose_parts(parts))
-    frequency = np.zeros(labels, np.int64)
+    frequency = np.zeros(Table.open(data.labels, "labels").rows, np.int64)
     for group in rows.batches(["label_ids"]):
-        frequency += np.bincount(list_column(group, "label_ids").entries, minlength=labels)
+        frequency += np.bincount(list_column(group, "label_ids").entries, minlength=len(frequency))
     return frequency, rows.rows
 
 
@@ -127,8 +130,8 @@ class LabelStatistics:
 
         `seen_only`: only labels with training points.
         """
-        if self.retired is None and self.trained_labels is None:
-            return np.flatnonzero(self.frequency) if seen_only else None
+        if self.retired is None and self.trained_labels is None and not seen_only:
+            return None
         kept = np.ones(len(self.frequency), bool) if self.retired is None else ~self.retired
         if seen_only:
             kept = kept & (self.frequency > 0)
@@ -141,13 +144,13 @@ def label_statistics(data: DataLayout, training_data: Data | None = None) -> Lab
     If `training_data` is a window of parts, frequencies and propensities are computed from the window. Raises
     InputError if a part does not exist. Raises TableError.
     """
-    labels = Table.open(data.labels, "labels")
     points: Any
     if training_data is not None and training_data.parts:
         queries = open_queries(data, training_data.split)
         parts = tuple(part.name for part in queries.choose_parts(training_data.parts))
-        frequency, points = _count_points(data, training_data.split, queries.digest, parts, labels.rows)
+        frequency, points = _count_points(data, training_data.split, queries.digest, parts)
     else:
+        labels = Table.open(data.labels, "labels")
         groups = [group.column("frequency").to_numpy() for group in labels.batches(["frequency"])]
         frequency = np.concatenate(groups) if groups else np.empty(0, np.int64)
         points = labels.parameters.get("training_points")
@@ -169,9 +172,7 @@ def trained_frequency(data: DataLayout, training_data: Data) -> np.ndarray:
     Reads the labels of the rows that the run leaves out.
     """
     frequency, stop = label_statistics(data, training_data).frequency, training_data.training_rows.stop
-    table = open_queries(data, training_data.split)
-    table = table.of_parts(table.choose_parts(training_data.parts)) if training_data.parts else table
-    for rows in RowShare(stop, 1.0).batches(table, ["label_ids"]):
+    for rows in RowShare(stop, 1.0).batches(_of_training(data, training_data), ["label_ids"]):
         frequency = frequency - np.bincount(list_column(rows, "label_ids").entries, minlength=len(frequency))
     return frequency
 
@@ -205,39 +206,48 @@ KS = (1, 3, 5, 10)
 
 @dataclass
 class SplitScores:
-    """Results of scoring a split."""
+    """Results of scoring `rows` rows of a split; `filtered`: pairs (query, label) that the filter removes.
+
+    The metrics contain all rows, except rows without active labels if labels are retired. `ids` [n]: ids of these rows
+    in the table; `counted` [n]: their places among the rows that were read.
+    """
 
     metrics: Metrics
     deciles: Deciles | None
-    rows: int  # rows of the split that were read
-    filtered: int  # pairs (query, label) that the filter removes
     weakest: Weakest
+    recalls: dict[str, LabelRecall]
     zero_shot: ZeroShot | None
-    breakdowns: Breakdowns
-    ids: np.ndarray  # rows [n] of the table that have the queries in the metrics
-    counted: np.ndarray  # places [n] of these queries among the rows that were read
+    parts: Sequence[PartTable]
+    rows: int
+    filtered: int
+    ids: np.ndarray
+    counted: np.ndarray
 
     @property
     def queries(self) -> int:
-        """Number of queries in the metrics: all rows, except rows without active labels if labels are retired."""
+        """Number of queries in the metrics."""
         return len(self.counted)
 
     def report(self, resamples: int = 1000) -> dict:
         """Return metrics x 100 with 95 % intervals, and further results.
 
-        The further results are the deciles' contributions to P@k, recall per training frequency, metrics per part, the
-        weakest queries and labels, and zero-shot metrics if measured.
+        The further results are the deciles' contributions to P@k, the weakest queries and labels, recall per training
+        frequency, metrics per part, and zero-shot metrics if measured.
         """
         report = {
             "queries": self.queries,
             "without_active_labels": self.rows - self.queries,
             "filter_pairs": self.filtered,
-            **with_intervals(self.metrics, resamples),
-            "deciles": None if self.deciles is None else self.deciles.result(),
+            **self.metrics.report(resamples),
+            "deciles": self.deciles and self.deciles.result(),
             "weakest": self.weakest.report(),
-            **self.breakdowns.report(self.metrics, self.ids),
+            **{name: recall.result() for name, recall in self.recalls.items()},
         }
-        return report if self.zero_shot is None else {**report, "zero_shot": self.zero_shot.report(resamples)}
+        if len(self.parts) > 1:
+            report["parts"] = self.metrics.by_part(self.parts, self.ids)
+        if self.zero_shot is not None:
+            report["zero_shot"] = self.zero_shot.report(resamples)
+        return report
 
 
 @dataclass(frozen=True)
@@ -310,9 +320,9 @@ class SplitScorer:
         candidates = self.statistics.candidates(seen_only)
         metrics, weakest = Metrics(ks, self.statistics.inverse_propensity), Weakest()
         deciles = Deciles(frequency, ks) if frequency.sum() else None
-        breakdowns = Breakdowns(self.queries, self.labels, frequency, ks)
-        counters: list[Breakdowns | Deciles] = [breakdowns, *([] if deciles is None else [deciles])]
-        counted = [np.zeros(0, np.int64)]
+        recalls = label_recalls(self.labels, frequency, ks)
+        counters: list[LabelRecall | Deciles] = [*recalls.values(), *([deciles] if deciles else [])]
+        counted, retired = [np.zeros(0, np.int64)], self.statistics.retired
         seen = filtered = 0
         tokens = {"input_ids"} & {*self.queries.columns}
         columns = sorted({*scored_columns(self.queries, self.model.columns), *tokens})
@@ -324,7 +334,6 @@ class SplitScorer:
             positives = list_column(rows, "label_ids")
             numbers = seen + np.arange(rows.num_rows)
             texts = _number(list_column(rows, "input_ids")) if tokens else None
-            retired = self.statistics.retired
             if retired is not None:
                 positives = positives.keep(~retired[positives.values])
             weakest.update(top, positives)
@@ -340,17 +349,18 @@ class SplitScorer:
             for counter in counters:
                 counter.update(top, positives)
             if unseen is not None:
-                selected, unseen_positives = unseen.select(positives)
-                unseen_search = x[selected], max(ks), filters.take(selected), unseen.labels, inputs.take(selected)
-                _, top_unseen = self.ranking.top_k(*unseen_search)
-                of_selected = texts[selected] if texts is not None else None
-                unseen.update(top_unseen, top[selected], unseen_positives, of_selected)
+                labels = unseen.labels
+
+                def rank(some: np.ndarray) -> np.ndarray:
+                    return self.ranking.top_k(x[some], max(ks), filters.take(some), labels, inputs.take(some))[1]
+
+                unseen.update(top, positives, texts, rank)
             seen += rows.num_rows
             if on_rows is not None:
                 on_rows(seen)
-        counted_rows = np.concatenate(counted)
-        ids = self.share.ids(self.queries, limit)[counted_rows]
-        return SplitScores(metrics, deciles, seen, filtered, weakest, unseen, breakdowns, ids, counted_rows)
+        places, parts = np.concatenate(counted), self.queries.parts
+        ids = self.share.ids(self.queries, limit)[places]
+        return SplitScores(metrics, deciles, weakest, recalls, unseen, parts, seen, filtered, ids, places)
 
     def _embed(self, rows: pa.Table) -> torch.Tensor:
         group = self.group
@@ -372,9 +382,7 @@ class PopularLabels:
         """Return no numbers for each row, [B, 0]."""
         return torch.zeros(rows.num_rows, 0)
 
-    def top_k(
-        self, x: torch.Tensor, k: int, filters: Ragged, candidates: np.ndarray | None = None, *_: Any
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def top_k(self, x: torch.Tensor, k: int, filters: Ragged, candidates: np.ndarray | None = None, *_: Any) -> Ranked:
         """Return the same as `Ranking.top_k`."""
         labels = np.arange(len(self.frequency)) if candidates is None else candidates
         best = labels[np.argsort(-self.frequency[labels], kind="stable")[: k + filters.longest]]
@@ -473,6 +481,7 @@ class Validator:
 
     @functools.cached_property
     def _rows(self) -> int:
+        """Number of queries to score."""
         queries = self.options.queries
         table, share = open_split(self.data, self._split, self.training_data, self.options.parts, queries)
         return min(share.rows(table), queries)
@@ -480,9 +489,8 @@ class Validator:
     @functools.cached_property
     def _popular(self) -> dict[str, float]:
         """Metrics of always predicting the most frequent labels, on the scored rows; computed once, on rank 0."""
-        options = self.options
-        ask = functools.partial(measure_popularity, self.data, self._split, self.training_data, options.queries)
-        return self.group.decide(lambda: ask([self._k], options.parts))
+        rows = self.data, self._split, self.training_data, self.options.queries
+        return self.group.decide(lambda: measure_popularity(*rows, [self._k], self.options.parts))
 
     @property
     def _k(self) -> int:

@@ -16,7 +16,7 @@ point without positives counts as 0 in every mean, and adds nothing to the sums 
 Intervals come from the percentile bootstrap over distinct texts (Efron, 1979): points with one text are drawn together.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -66,7 +66,14 @@ class Metrics:
         if texts is not None:
             self.texts = texts if self.texts is None else np.append(self.texts, texts)
         rankings = Rankings(top[:, : max(self.ks)], positives, np.asarray(self.ks), weights)
-        _refuse_repeats(rankings.top)
+        ordered = np.sort(rankings.top, axis=1)
+        repeated = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
+        if repeated.any():  # the label would count twice
+            row = int(repeated.argmax())
+            raise InputError(
+                f"each label may be predicted only once per point, but row {row} of the batch repeats a label: "
+                f"{rankings.top[row]}."
+            )
         if weights is not None:
             refuse_unknown(rankings.top, positives.entries, len(weights))
         families: dict[str, Contributions | None] = {n: import_name(place)(rankings) for n, place in METRICS.items()}
@@ -98,6 +105,20 @@ class Metrics:
         return {
             name: value(Contributions(*(column[points] for column in part if column is not None)))
             for name, part in self.contributions().items()
+        }
+
+    def report(self, resamples: int = 1000) -> dict[str, Any]:
+        """Return metrics x 100, and the bounds of the 95 % intervals. Raises InputError if no point was counted."""
+        ends = bootstrap(self.contributions(), resamples, texts=self.texts)
+        return {"metrics": self.result(), "intervals": {name: list(pair) for name, pair in ends.items()}}
+
+    def by_part(self, parts: Sequence[PartTable], rows: np.ndarray) -> dict[str, dict[str, float]]:
+        """Return metrics x 100 of each part with points; `rows` [N]: the ids of the queries, in update order."""
+        part_of = _part_of(rows, parts)
+        return {
+            part.name: {"queries": count, **self.result(part_of == number)}
+            for number, part in enumerate(parts)
+            if (count := int((part_of == number).sum()))
         }
 
 
@@ -175,31 +196,15 @@ def recall(rankings: Rankings) -> Contributions:
 
 def psp(rankings: Rankings) -> Contributions | None:
     """Return the contributions to PSP@k; None without propensities."""
-    if rankings.propensity_gains is None:
-        return None
-    gains, best = rankings.propensity_gains
-    return Contributions(rankings.up_to_k(gains), rankings.up_to_k(best))
+    gains = rankings.propensity_gains
+    return None if gains is None else Contributions(*map(rankings.up_to_k, gains))
 
 
 def psndcg(rankings: Rankings) -> Contributions | None:
     """Return the contributions to PSnDCG@k; None without propensities."""
-    if rankings.propensity_gains is None:
+    if (gains := rankings.propensity_gains) is None:
         return None
-    achieved, achievable = (
-        rankings.up_to_k(gains * rankings.discounts) / rankings.ideal for gains in rankings.propensity_gains
-    )
-    return Contributions(achieved, achievable)
-
-
-def _refuse_repeats(top: np.ndarray) -> None:
-    """Raise InputError if a label is predicted twice for a point, because the label would count twice."""
-    ordered = np.sort(top, axis=1)
-    repeated = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
-    if repeated.any():
-        row = int(repeated.argmax())
-        raise InputError(
-            f"each label may be predicted only once per point, but row {row} of the batch repeats a label: {top[row]}."
-        )
+    return Contributions(*(rankings.up_to_k(each * rankings.discounts) / rankings.ideal for each in gains))
 
 
 def refuse_unknown(top: np.ndarray, positives: np.ndarray, labels: int) -> None:
@@ -218,12 +223,6 @@ _WEIGHTS = 1 << 22  # entries of one chunk of weights [S, N], 32 MiB
 def half_interval(metric: float, queries: int) -> float:
     """Return half the width of the 95 % interval of a mean `metric` in % over `queries` queries."""
     return float(1.96 * np.sqrt(max(metric * (100 - metric), 0) / max(1, queries)))
-
-
-def with_intervals(metrics: Metrics, resamples: int = 1000) -> dict[str, Any]:
-    """Return metrics x 100, and the bounds of the 95 % intervals. Raises InputError if no point was counted."""
-    ends = bootstrap(metrics.contributions(), resamples, texts=metrics.texts)
-    return {"metrics": metrics.result(), "intervals": {name: list(pair) for name, pair in ends.items()}}
 
 
 def bootstrap(
@@ -256,28 +255,20 @@ def bootstrap(
         distinct, text_of = np.unique(texts, return_inverse=True)
         of_points, sums = sums, np.zeros((len(distinct), *sums.shape[1:]))
         np.add.at(sums, text_of, of_points)
-    values = np.empty((resamples, len(columns)))
-    for start, weights in _weights(len(sums), resamples, seed):
+    values, distinct_texts = np.empty((resamples, len(columns))), len(sums)
+    chunk = max(1, _WEIGHTS // distinct_texts)
+    for start in range(0, resamples, chunk):
+        weights = np.empty((min(chunk, resamples - start), distinct_texts))  # how often a resample contains each text
+        for row in range(len(weights)):
+            # Each resample has its own counter-based generator, so results do not depend on the size of the chunks.
+            draw = generator(seed, Purpose.SAMPLE, 0, 0, start + row)
+            weights[row] = np.bincount(draw.integers(distinct_texts, size=distinct_texts), minlength=distinct_texts)
         achieved, below = np.tensordot(weights, sums, 1).transpose(2, 1, 0, 3)
         # A resample in which nothing could be achieved counts as 0, as in the metric itself.
         found = np.divide(100 * achieved, below, out=np.zeros_like(below), where=below > 0)
         values[start : start + len(weights)] = found[0] - found[1:].sum(0)
     ends = np.quantile(values, [(1 - level) / 2, (1 + level) / 2], axis=0)
     return {name: (float(low), float(high)) for name, low, high in zip(contributions, *ends, strict=True)}
-
-
-def _weights(points: int, resamples: int, seed: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (first resample, weights [S, N]) per chunk: how often each resample of N draws contains each point.
-
-    Resample r has its own counter-based generator, so results do not depend on the size of the chunks.
-    """
-    rows = max(1, _WEIGHTS // points)
-    for start in range(0, resamples, rows):
-        chunk = np.empty((min(rows, resamples - start), points))
-        for row in range(len(chunk)):
-            draw = generator(seed, Purpose.SAMPLE, 0, 0, start + row)
-            chunk[row] = np.bincount(draw.integers(points, size=points), minlength=points)
-        yield start, chunk
 
 
 BINS = 10
@@ -303,17 +294,12 @@ def bins_of_equal_mass(frequency: np.ndarray, bins: int = BINS) -> np.ndarray:
     return result
 
 
-class Deciles:
-    """The contribution to P@k of each bin that `bins_of_equal_mass` returns, streamed like `Metrics`.
+class _LabelGroups:
+    """Positives, and hits by rank, in each group of labels, streamed like `Metrics`; `group_of` [L]: the group."""
 
-    `frequency` [L] int64: training points of each label.
-    """
-
-    def __init__(self, frequency: np.ndarray, ks: Sequence[int] = (1, 3, 5, 10)) -> None:
-        self.ks = tuple(ks)
-        self._bin = bins_of_equal_mass(frequency)
-        self._hits = np.zeros((max(self.ks), BINS), dtype=np.int64)
-        self._points = 0
+    def __init__(self, group_of: np.ndarray, groups: int, ks: Sequence[int]) -> None:
+        self.ks, self._group_of, self._points = tuple(ks), group_of, 0
+        self._positives, self._hits = np.zeros(groups, np.int64), np.zeros((max(ks), groups), np.int64)
 
     def update(self, top: np.ndarray, positives: Ragged) -> None:
         """Count one batch: `top` [B, K] label ids, best first, padded with -1; `positives`: label ids of B rows.
@@ -321,10 +307,18 @@ class Deciles:
         Raises InputError for a label id of L or more, ValueError for unequal rows.
         """
         top = top[:, : len(self._hits)]
-        refuse_unknown(top, positives.entries, len(self._bin))
+        refuse_unknown(top, positives.entries, len(self._group_of))
         row, rank = np.nonzero(positives.contains(top))
-        np.add.at(self._hits, (rank, self._bin[top[row, rank]]), 1)
+        np.add.at(self._hits, (rank, self._group_of[top[row, rank]]), 1)
+        self._positives += np.bincount(self._group_of[positives.entries], minlength=len(self._positives))
         self._points += len(top)
+
+
+class Deciles(_LabelGroups):
+    """The contribution to P@k of each bin that `bins_of_equal_mass` returns; `frequency` [L] int64."""
+
+    def __init__(self, frequency: np.ndarray, ks: Sequence[int] = (1, 3, 5, 10)) -> None:
+        super().__init__(bins_of_equal_mass(frequency), BINS, ks)
 
     def result(self) -> dict[str, list[float]]:
         """Return a dict from metric ("P@1", ...) to the contribution of each bin x 100, most frequent labels first.
@@ -337,23 +331,12 @@ class Deciles:
         return {f"P@{k}": (100 * upto[k - 1] / (k * self._points)).tolist() for k in self.ks}
 
 
-class LabelRecall:
-    """Recall of the positives in each group of labels, streamed like `Metrics`.
-
-    `group_of` [L] int64: the group of each label; `names`: the names of the groups.
-    """
+class LabelRecall(_LabelGroups):
+    """Recall of the positives in each group of labels; `names`: the names of the groups."""
 
     def __init__(self, group_of: np.ndarray, names: Sequence[str], ks: Sequence[int]) -> None:
-        self._group_of, self._names, self._ks = group_of, names, tuple(ks)
-        self._positives = np.zeros(len(names), np.int64)
-        self._hits = np.zeros((max(ks), len(names)), np.int64)
-
-    def update(self, top: np.ndarray, positives: Ragged) -> None:
-        """Count one batch: rankings `top` [B, K] and `positives`."""
-        self._positives += np.bincount(self._group_of[positives.entries], minlength=len(self._names))
-        best = top[:, : len(self._hits)]
-        row, rank = np.nonzero(positives.contains(best))
-        np.add.at(self._hits, (rank, self._group_of[best[row, rank]]), 1)
+        super().__init__(group_of, len(names), ks)
+        self._names = names
 
     def result(self) -> dict[str, dict[str, float]]:
         """Return the number of labels and positives, and R@k x 100 over all positives, of each group with positives."""
@@ -363,48 +346,21 @@ class LabelRecall:
             name: {
                 "labels": count,
                 "positives": positives,
-                **{f"R@{k}": 100 * float(hits[k - 1]) / positives for k in self._ks},
+                **{f"R@{k}": 100 * float(hits[k - 1]) / positives for k in self.ks},
             }
             for name, count, positives, hits in counts
             if positives
         }
 
 
-class Breakdowns:
-    """Metrics per part of the queries; recall of labels per part and per training frequency; streamed like `Metrics`.
-
-    `frequency` [L] int64: training points of each label. The report omits parts if the table has a single part.
-    """
-
-    FREQUENCIES = ("0", "1", "2-3", "4-10", "more than 10")
-
-    def __init__(self, queries: Table, labels: Table, frequency: np.ndarray, ks: Sequence[int]) -> None:
-        self._parts = list(queries.parts)
-        by_frequency = LabelRecall(np.searchsorted([0, 1, 3, 10], frequency), self.FREQUENCIES, ks)
-        self._recalls = {"labels_by_frequency": by_frequency}
-        if len(labels.parts) > 1:
-            part_of = _part_of(np.arange(len(frequency)), labels.parts)
-            self._recalls["labels_by_part"] = LabelRecall(part_of, [part.name for part in labels.parts], ks)
-
-    def update(self, top: np.ndarray, positives: Ragged) -> None:
-        """Count one batch: rankings `top` [B, K] and `positives`."""
-        for recall in self._recalls.values():
-            recall.update(top, positives)
-
-    def report(self, metrics: Metrics, rows: np.ndarray) -> dict[str, Any]:
-        """Return `metrics` x 100 per part of the queries, and the result of `LabelRecall` per kind of group.
-
-        `rows` [N]: the ids of the queries that `metrics` has counted.
-        """
-        report: dict[str, Any] = {name: recall.result() for name, recall in self._recalls.items()}
-        if len(self._parts) > 1:
-            part_of = _part_of(rows, self._parts)
-            report["parts"] = {
-                part.name: {"queries": count, **metrics.result(part_of == number)}
-                for number, part in enumerate(self._parts)
-                if (count := int((part_of == number).sum()))
-            }
-        return report
+def label_recalls(labels: Table, frequency: np.ndarray, ks: Sequence[int]) -> dict[str, LabelRecall]:
+    """Return recall per training frequency [L], and per part of `labels` if there are several, by name in a report."""
+    names = ("0", "1", "2-3", "4-10", "more than 10")
+    recalls = {"labels_by_frequency": LabelRecall(np.searchsorted([0, 1, 3, 10], frequency), names, ks)}
+    if len(labels.parts) > 1:
+        part_of = _part_of(np.arange(len(frequency)), labels.parts)
+        recalls["labels_by_part"] = LabelRecall(part_of, [part.name for part in labels.parts], ks)
+    return recalls
 
 
 def _part_of(ids: np.ndarray, parts: Sequence[PartTable]) -> np.ndarray:
@@ -432,28 +388,22 @@ class ZeroShot:
         self._alone, self._among_all = Metrics(ks), Metrics(ks)
         self._queries = 0
 
-    def select(self, positives: Ragged) -> tuple[np.ndarray, Ragged]:
-        """Return the rows [n] of `positives` that contain a zero-shot label, and the zero-shot labels of these rows."""
+    def update(
+        self, top: np.ndarray, positives: Ragged, texts: np.ndarray | None, rank: Callable[[np.ndarray], np.ndarray]
+    ) -> None:
+        """Count one batch, like `Metrics.update`; `rank(rows)` returns the best of `labels` for `rows` [n], [n, K]."""
         unseen = positives.keep(self._unseen[positives.values])
         rows = np.flatnonzero(unseen.counts)
-        return rows, unseen.take(rows)
-
-    def update(
-        self, alone: np.ndarray, among_all: np.ndarray, positives: Ragged, texts: np.ndarray | None = None
-    ) -> None:
-        """Count n queries: both rankings [n, K], best first, the zero-shot positives, and a number of each text [n]."""
-        self._queries += positives.rows
-        self._alone.update(alone, positives, texts)
-        self._among_all.update(among_all, positives, texts)
+        unseen, texts = unseen.take(rows), None if texts is None else texts[rows]
+        self._queries += len(rows)
+        self._alone.update(rank(rows), unseen, texts)
+        self._among_all.update(top[rows], unseen, texts)
 
     def report(self, resamples: int = 1000) -> dict[str, Any]:
         """Return metrics x 100 with intervals, for both rankings; no metrics if no query has a zero-shot positive."""
         report: dict[str, Any] = {"labels": len(self.labels), "queries": self._queries}
         if self._queries:
-            report |= {
-                "alone": with_intervals(self._alone, resamples),
-                "among_all": with_intervals(self._among_all, resamples),
-            }
+            report |= {"alone": self._alone.report(resamples), "among_all": self._among_all.report(resamples)}
         return report
 
 

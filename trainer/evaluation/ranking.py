@@ -11,27 +11,21 @@ import torch
 from torch.nn.functional import normalize
 
 from schemas import PAD
-from schemas.errors import ExtremisError, InputError
+from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of
-from search.candidates import NOT_A_NUMBER
+from search.topk import Block, configure_faiss, score, search_exactly, unpack
+from search.torch_topk import Rows, Scored, top_k, top_of_product
 from trainer.device import CPU
 from trainer.group import ALONE, Group
 from trainer.inputs import Inputs
 from trainer.model import Model, embed_texts
 
-BLOCK_ROWS = 1 << 16
 _MANY_QUERIES, _MANY_ROWS = 1 << 10, 1 << 13
+By = Literal["classifier", "labels", "sum", "fused"]
+Ranked = tuple[np.ndarray, np.ndarray]  # scores [B, k], best first, and label ids int64 [B, k]
 _BATCH = 256  # number of queries with label rows that are gathered together
-
-
-class Rows(Protocol):
-    """Rows [n, D], indexed by a slice or by ids int64 [m]: a tensor, or mapped files."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, rows: Any, /) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +52,9 @@ class LabelRows:
         """
         inside = torch.from_numpy((ids >= self.first) & (ids < self.first + len(self.rows)))
         if isinstance(self.rows, torch.Tensor) and self.device == x.device == CPU and self.rows.dtype == torch.float32:
-            from search.block import score  # reads rows in place: gathering takes 30 times as long
-
-            own_ids = np.where(inside.numpy(), ids - self.first, PAD)
-            own = torch.from_numpy(score(x[:, : self.rows.shape[1]].float().numpy(), self.rows.numpy(), own_ids))
+            # Rows are read in place: to gather them takes 30 times as long.
+            of_rank = np.where(inside, ids - self.first, PAD)
+            own = torch.from_numpy(score(x[:, : self.rows.shape[1]].float().numpy(), self.rows.numpy(), of_rank))
             return self.group.sum(own.masked_fill(~inside, 0)).numpy()
         places = torch.from_numpy(ids - self.first).masked_fill(~inside, 0)
         scores = torch.zeros(ids.shape)
@@ -73,152 +66,58 @@ class LabelRows:
         return self.group.sum(scores * inside).numpy()
 
 
-@dataclass(frozen=True, eq=False)
-class _Subset:
-    """The rows `ids` [C] of `rows`, gathered one block at a time."""
-
-    rows: Rows
-    ids: torch.Tensor
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __getitem__(self, places: slice) -> torch.Tensor:
-        return self.rows[self.ids[places]]
-
-
-@torch.no_grad()
-def top_k(
-    queries: torch.Tensor, vectors: Rows, k: int, block_rows: int = BLOCK_ROWS
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Find the k greatest inner products of each query: [B, D], vectors [L, D] -> scores [B, k], ids [B, k] int64.
-
-    Results are sorted best first, equal scores by ascending id, and padded with -inf and -1 if k > L. Blocks of
-    `block_rows` vectors are moved to the queries' device and converted to at least float32, so memory is [B,
-    block_rows] and vectors may be half precision or memory-mapped. Raises ExtremisError if a score is not a number.
-    """
-    dtype = torch.promote_types(queries.dtype, torch.float32)
-    queries = queries.to(dtype)
-    scores = queries.new_empty((len(queries), 0))
-    ids = torch.empty((len(queries), 0), dtype=torch.int64, device=queries.device)
-    for start in range(0, len(vectors), block_rows):
-        block = vectors[start : start + block_rows].to(device=queries.device, dtype=dtype)
-        block_scores, block_ids = _top_of_rows(queries, block, min(k, len(block)))
-        # Earlier blocks have lower ids: a stable sort by score alone keeps the order of ties.
-        scores = torch.cat([scores, block_scores], dim=1)
-        ids = torch.cat([ids, block_ids + start], dim=1)
-        scores, order = scores.sort(dim=1, descending=True, stable=True)
-        scores, ids = scores[:, :k], ids.gather(1, order[:, :k])
-    if scores.isnan().any():
-        raise ExtremisError(NOT_A_NUMBER)
-    missing = (0, k - scores.shape[1])
-    return (
-        torch.nn.functional.pad(scores, missing, value=-torch.inf),
-        torch.nn.functional.pad(ids, missing, value=PAD),
-    )
-
-
 def filtered_top_k(
-    queries: torch.Tensor,
-    labels: LabelRows,
-    k: int,
-    filters: Ragged,
-    candidates: np.ndarray | None = None,
-    block_rows: int = BLOCK_ROWS,
-) -> tuple[np.ndarray, np.ndarray]:
+    queries: torch.Tensor, labels: LabelRows, k: int, filters: Ragged, candidates: np.ndarray | None = None
+) -> Ranked:
     """Search like `top_k`, but exclude each query's filtered labels: return scores [B, k], ids [B, k] int64.
 
     The result is the same as with filtering before ranking: the search finds k labels plus the length of the longest
     row in `filters`, because filtered labels may fill the first k ranks. All ranks have the same queries and get the
     same result. `candidates` [C] int64, ascending: the candidate labels; None: all labels.
     """
-    depth, first, group = k + filters.longest, labels.first, labels.group
-    if candidates is None:
-        scores, ids = top_k(queries, labels.rows, depth, block_rows)
-        ids = torch.where(ids == PAD, PAD, ids + first) if first else ids
-    else:
+    depth, first, group, among = k + filters.longest, labels.first, labels.group, None
+    if candidates is not None:
         of_rank = candidates[(candidates >= first) & (candidates < first + len(labels.rows))]
-        subset = _Subset(labels.rows, torch.from_numpy(of_rank - first).to(labels.device))
-        scores, places = top_k(queries, subset, depth, block_rows)
-        ids = torch.from_numpy(np.append(of_rank, PAD)).to(places.device)[places]  # a pad, -1, selects the last element
+        among = torch.from_numpy(of_rank - first).to(labels.device)
+    scores, ids = top_k(queries, labels.rows, depth, among=among, top=_top_of_product)
+    ids = torch.where(ids == PAD, PAD, ids + first) if first else ids
     if group.ranks > 1:
-        scores, ids = _merge_ranks(scores, ids, depth, group)
+        # [G B, k] -> [B, G k]: ties in the order of ranks, which is ascending by id
+        scores, ids = (
+            group.all_gather(part, [len(part)] * group.ranks).unflatten(0, (group.ranks, -1)).transpose(0, 1).flatten(1)
+            for part in (scores, ids)
+        )
+        scores, order = scores.sort(dim=1, descending=True, stable=True)
+        scores, ids = scores[:, :depth], ids.gather(1, order[:, :depth])
     kept, kept_scores = filters.filter_ranking(ids.cpu().numpy(), scores.cpu().numpy(), k)
     return kept_scores, kept
 
 
-def _merge_ranks(scores: torch.Tensor, ids: torch.Tensor, k: int, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the k greatest of all ranks' results [B, k]; ties in the order of ranks, which is ascending by id."""
-    sizes = [len(scores)] * group.ranks
-    # [G B, k] -> [B, G k]
-    scores, ids = (
-        group.all_gather(part, sizes).unflatten(0, (group.ranks, -1)).transpose(0, 1).flatten(1)
-        for part in (scores, ids)
-    )
-    scores, order = scores.sort(dim=1, descending=True, stable=True)
-    return scores[:, :k], ids.gather(1, order[:, :k])
+def _top_of_product(queries: torch.Tensor, rows: torch.Tensor, k: int) -> Scored:
+    """Return the same as `top_of_product`, up to rounding.
 
-
-def _top_of_rows(queries: torch.Tensor, rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each query's k greatest products with `rows` [R, D], and the row indices, in the order of `top_of_block`.
-
-    For many queries and rows on a CPU, the Faiss search that mining uses avoids a matrix of scores and takes half the
-    time.
+    For many queries and rows on a CPU, Faiss avoids a matrix of scores and takes half the time.
     """
     few = len(queries) < _MANY_QUERIES or len(rows) < _MANY_ROWS or not k
     if few or queries.device != CPU or queries.dtype != torch.float32 or find_spec("faiss") is None:
-        return top_of_block(queries @ rows.T, k)
-    from search.block import Block, configure_faiss, search_exactly  # imports Faiss, which few processes need
-    from search.candidates import unpack
-
+        return top_of_product(queries, rows, k)
     configure_faiss(None)
-    block = Block(0, rows.numpy())
-    if not (np.isfinite(block.longest) and queries.isfinite().all()):
-        return top_of_block(queries @ rows.T, k)  # keeps NaN
-    ids, scores = unpack(search_exactly(block, queries.numpy(), k))
+    ids, scores = unpack(search_exactly(Block(0, rows.numpy()), queries.numpy(), k))
     return torch.from_numpy(scores), torch.from_numpy(ids)
-
-
-def top_of_block(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the k greatest values in each row of `scores` [B, R], and their columns, both [B, k]; ties by column."""
-    width = scores.shape[1]
-    values, columns = scores.topk(min(k + 1, width), dim=1)
-    # topk may keep any of several equal scores; the choice matters only if the cut at k falls between equals.
-    tied = values[:, k - 1] == values[:, k] if 0 < k < width else scores.new_zeros(len(scores), dtype=torch.bool)
-    cut = tied.nonzero().flatten()
-    columns, _ = columns[:, :k].sort(dim=1)
-    if len(cut):
-        columns[cut] = scores[cut].sort(dim=1, descending=True, stable=True).indices[:, :k]
-        columns, _ = columns.sort(dim=1)
-    values, order = scores.gather(1, columns).sort(dim=1, descending=True, stable=True)
-    return values, columns.gather(1, order)
-
-
-By = Literal["classifier", "labels", "sum", "fused"]
 
 
 class Rerank(Protocol):
     """Other scores of the `shortlist` best labels of each query."""
 
     @property
-    def shortlist(self) -> int:
-        """Number of labels to rerank."""
+    def shortlist(self) -> int: ...
 
     def rank(
-        self,
-        x: Any,
-        labels: LabelRows,
-        shortlisted: tuple[np.ndarray, np.ndarray],
-        k: int,
-        filters: Ragged,
-        candidates: np.ndarray | None,
-        inputs: Inputs | None,
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self, x: Any, labels: LabelRows, shortlisted: Ranked, k: int, filters: Ragged, candidates: Any, inputs: Any
+    ) -> Ranked:
         """Rerank `shortlisted`, the scores and ids [B, S] of `labels` for x: the result of `Ranking.top_k`."""
 
-    def scores(
-        self, x: Any, labels: LabelRows, listed: tuple[np.ndarray, np.ndarray], inputs: Inputs | None
-    ) -> np.ndarray:
+    def scores(self, x: Any, labels: LabelRows, listed: Ranked, inputs: Inputs | None) -> np.ndarray:
         """Score only the labels in `listed`, scores and ids [B, S]: float32 [B, S]."""
 
 
@@ -249,7 +148,7 @@ class Ranking:
         filters: Ragged,
         candidates: np.ndarray | None = None,
         inputs: Inputs | None = None,
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> Ranked:
         """Return (scores [B, k], ids [B, k] int64) of the best labels, best first, the same on all ranks.
 
         `filters`: labels to exclude for each query. `candidates` [C] ascending: the candidates; None: all labels.

@@ -20,8 +20,8 @@ import torch
 
 from schemas import PAD
 from schemas.ragged import Ragged
-from search.candidates import best, merge, pack, unpack
-from search.index import AUTO, Factory, choose
+from search.exclusions import Exclusions, start_search
+from search.topk import Block, best, configure_faiss, merge, pack, pad_vectors, unpack
 from trainer.device import send
 from trainer.group import Group
 from trainer.negatives.base import MIPS, NegativeSource, Sampled, SourceContext
@@ -30,8 +30,7 @@ from trainer.rows.matrix import zeros
 from trainer.stream.batch import Batch
 
 if TYPE_CHECKING:
-    from search.block import Block
-    from search.index import SearchParams
+    from search.index import Factory, SearchParams
 
 TARGET_RECALL = 0.9
 PROBED = 64
@@ -70,8 +69,6 @@ class CopiedIndex(NegativeSource):
 
     def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled:
         """Return the best labels [B, K] over all ranks for the queries x [B, D], without positives."""
-        from search.block import pad_vectors
-        from search.exclusions import Exclusions, start_search
         from search.index import require_recall
 
         assert x is not None
@@ -99,7 +96,9 @@ class CopiedIndex(NegativeSource):
         self._age += 1
         return self._current
 
-    def _factory(self, rows: int) -> Factory:
+    def _factory(self, rows: int) -> "Factory":
+        from search.index import choose
+
         return choose(f"IVF{max(1, int(rows**0.5))},Flat" if self._kind == MIPS else self._kind, rows)
 
     def _copy(self) -> np.ndarray:
@@ -108,8 +107,7 @@ class CopiedIndex(NegativeSource):
 
     def _build(self, vectors: np.ndarray, queries: np.ndarray) -> "tuple[Block, SearchParams]":
         """Index the `vectors` [n, D] float32 of the rank's labels; no other code may change the array."""
-        from search.block import Block, configure_faiss, pad_vectors
-        from search.index import SearchParams, build, set_params, tune
+        from search.index import AUTO, SearchParams, build, set_params, tune
 
         configure_faiss(None)
         rows, start, factory = len(vectors), self._vectors.start, self._factory(len(vectors))
@@ -158,7 +156,7 @@ class FreshIndex(NegativeSource):
 
 
 def best_of_ranks(keys: np.ndarray, width: int, group: Group) -> Sampled:
-    """Return the best labels over all ranks, [B, width], from each rank's `keys` [B, width] (search/candidates.py)."""
+    """Return the best labels over all ranks, [B, width], from each rank's `keys` [B, width] (search/topk.py)."""
     (keys,) = group.all_gather_arrays(best(keys, width))  # a rank may have fewer than `width` labels
     labels, _ = unpack(merge(np.split(keys, group.ranks), width))
     return Sampled(labels, ranked=True)

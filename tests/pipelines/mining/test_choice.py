@@ -24,8 +24,8 @@ from schemas.ragged import Ragged
 from schemas.randomness import Purpose
 from schemas.storage import join
 from schemas.table import Table
-from search.candidates import pack, unpack
 from search.exclusions import DEEPEST, Exclusions
+from search.topk import pack, unpack
 from tests.command import call, refused
 from tests.pipelines.mining.world import World, apart, brute_force, random_rows, random_world, read_negatives
 

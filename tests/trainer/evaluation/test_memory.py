@@ -21,7 +21,7 @@ from schemas.ragged import Ragged
 from schemas.table import Table
 from scoring import memory as module
 from scoring.memory import FACTS, NEIGHBOURS, TARGET_RECALL, TEMPERATURE, VECTORS, Memory, plan_index
-from search import block
+from search import topk
 from search.index import Factory
 from tests.builders import SmallData, build_data, ragged, tokens_of
 from tests.laws import assert_equal
@@ -191,7 +191,7 @@ def test_an_index_that_offers_enough_reads_no_other_vectors(queries: int, monkey
     memory, x = indexed("IVF16,Flat"), clusters(queries, 4)
     expected = memory.nearest(x)
     faiss.extract_index_ivf(memory.index).nprobe = 16
-    monkeypatch.setattr(block, "search_exactly", lambda *arguments: pytest.fail("all vectors were read"))
+    monkeypatch.setattr(topk, "search_exactly", lambda *arguments: pytest.fail("all vectors were read"))
     found = memory.nearest(x)
     assert [each.shape for each in found] == [each.shape for each in expected]
     assert (found[0] >= expected[0]).all()

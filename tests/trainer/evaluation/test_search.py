@@ -1,15 +1,13 @@
-"""Exact search against a full sort, and filtered search against zeroing the score matrix first."""
+"""Filtered search against zeroing the score matrix first."""
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.errors import ExtremisError
 from schemas.ragged import Ragged
 from trainer.evaluation.metrics import Metrics
-from trainer.evaluation.ranking import LabelRows, filtered_top_k, top_k
+from trainer.evaluation.ranking import LabelRows, filtered_top_k
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -24,34 +22,13 @@ def full_sort(scores: np.ndarray) -> np.ndarray:
     return np.lexsort((np.broadcast_to(np.arange(scores.shape[1]), scores.shape), -scores))
 
 
-@given(seeds, st.integers(0, 40), st.integers(1, 50), st.integers(1, 45), st.integers(0, 2))
-def test_equals_a_full_sort_with_ties(seed: int, labels: int, k: int, block_rows: int, bound: int) -> None:
-    generator = np.random.default_rng(seed)
-    queries, vectors = integers(generator, 4, 3, bound), integers(generator, labels, 3, bound)
-    scores, ids = top_k(queries, vectors, k, block_rows)
-    matrix = (queries @ vectors.T).numpy()
-    order, kept = full_sort(matrix)[:, :k], min(k, labels)
-    assert scores.shape == ids.shape == (4, k)
-    np.testing.assert_array_equal(ids[:, :kept], order)
-    np.testing.assert_array_equal(scores[:, :kept], np.take_along_axis(matrix, order, axis=1))
-    assert (ids[:, kept:] == -1).all()
-    assert (scores[:, kept:] == -torch.inf).all()
-
-
-def test_half_precision_vectors_are_scored_in_single() -> None:
-    queries, vectors = torch.randn(3, 8), torch.randn(50, 8).half()
-    scores, ids = top_k(queries, vectors, 5, block_rows=7)
-    assert scores.dtype == torch.float32
-    assert torch.equal(ids, (queries @ vectors.float().T).topk(5).indices)
-
-
 @given(seeds, st.integers(1, 80), st.integers(1, 10), st.integers(0, 51))
 def test_filtered_search_equals_filtering_first(seed: int, labels: int, k: int, longest_row: int) -> None:
     generator = np.random.default_rng(seed)
     queries, vectors = integers(generator, 5, 4, 2), integers(generator, labels, 4, 2)
     rows = [generator.permutation(labels)[: generator.integers(longest_row + 1)] for _ in queries]
     offsets = np.cumsum([0, *map(len, rows)])
-    scores, ids = filtered_top_k(queries, LabelRows(vectors), k, Ragged(np.concatenate(rows), offsets), block_rows=16)
+    scores, ids = filtered_top_k(queries, LabelRows(vectors), k, Ragged(np.concatenate(rows), offsets))
     matrix = (queries @ vectors.T).numpy()
     for row, filtered in enumerate(rows):
         matrix[row, filtered] = -np.inf
@@ -73,10 +50,3 @@ def test_precision_survives_filter_rows_of_51() -> None:
     late = Metrics((1, 3, 5))
     late.update(ids, positives)
     assert {name: late.result()[name] for name in ("P@1", "P@3", "P@5")} == {"P@1": 100, "P@3": 100, "P@5": 100}
-
-
-def test_not_a_number_is_named() -> None:
-    vectors = torch.zeros(9, 2)
-    vectors[7] = torch.nan
-    with pytest.raises(ExtremisError, match="not a number"):
-        top_k(torch.ones(1, 2), vectors, 1, block_rows=4)

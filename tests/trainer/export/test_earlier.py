@@ -33,8 +33,8 @@ from scoring.exported import (
     resolve_export,
 )
 from scoring.vectors import EarlierIndex, Vectors, open_indexes, search_indexes, write_indexes
+from search.torch_topk import top_k
 from tests.pipelines.test_versions import contents
-from trainer.evaluation.ranking import top_k
 
 DIMENSION = 4
 FACTS = {"vocabulary": 0, "features": 0, "max_tokens": 1, "dimension": DIMENSION, "recipe": {}, "index": None}

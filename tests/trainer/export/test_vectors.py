@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 from schemas.mapped import MappedFile
 from scoring.export import write_vectors
 from scoring.vectors import Vectors, map_vectors, search_indexes
-from trainer.evaluation.ranking import top_k
+from search.torch_topk import top_k
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
