@@ -108,7 +108,7 @@ class _Rank:
         yield Stage("train", "start", time.perf_counter() - began)
         self.trainer, began = Trainer(context), time.perf_counter()
         self.trainer.progress.epoch = first_epoch(recipe)
-        _, self.tables = self.trainer.runner.adopt()
+        _, self.tables = self.trainer.adopt()
         yield Stage("train", "adoption", time.perf_counter() - began)
 
     def in_line(self) -> JoinedStream:
@@ -155,7 +155,7 @@ class _Rank:
             if len(times) in (3, 4):  # before and after one step
                 operators.__enter__() if len(times) == 3 else operators.__exit__(None, None, None)
             if (len(times) > 3 * WARM_UP_STEPS and times[-1] > until) or trainer.progress.step == trainer.stream.steps:
-                trainer.runner.save()
+                trainer.save()
                 trainer.context.writer.wait()
                 saved = time.perf_counter() - times[-1]
                 raise _EnoughStepsError

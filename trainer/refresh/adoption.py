@@ -6,6 +6,7 @@ The miner works during epoch e - 1. At the start of epoch e, the trainer decides
 are removed: all files when a run starts over, and unfinished tables when a run has ended.
 """
 
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -20,8 +21,13 @@ from schemas.storage import join, read_json, write_json
 from schemas.table import Table
 from trainer.methods.recipe import Recipe
 from trainer.methods.sections import LEAD, TableSchedule
-from trainer.stopping import StoppedError
 from trainer.stream import Source
+
+
+class StoppedError(ExtremisError):
+    """The run stopped on request. The exit status is always 143, as after SIGTERM."""
+
+    exit_status = 128 + signal.SIGTERM
 
 
 @dataclass(frozen=True)
