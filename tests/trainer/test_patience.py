@@ -115,7 +115,7 @@ def train_on(group: Group, data: str, run: str) -> tuple[int, int | None]:
     """Return the epochs and the best step of a run with patience."""
     trainer = Trainer.start(data, run, recipe(1), silent, group)
     train(trainer)
-    return trainer.loop.epoch, trainer.loop.best_step
+    return trainer.progress.epoch, trainer.progress.best_step
 
 
 def test_patience_needs_validations() -> None:

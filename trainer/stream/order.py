@@ -36,6 +36,278 @@ class WeightedGroups:
     weight: float
 
 
+@dataclass(frozen=True)
+class Segment:
+    """Rows [start, stop) within row group `group` (storage order)."""
+
+    group: int
+    start: int
+    stop: int
+
+
+class WindowDeal(NamedTuple):
+    """Deal of one stream's window: batch b takes `rows[ends[b] : ends[b + 1]]` of its segments, concatenated."""
+
+    rows: np.ndarray  # [n] int64, a permutation
+    ends: np.ndarray  # [batches + 1]
+
+
+@dataclass(frozen=True, eq=False)
+class EpochOrder:
+    """The order of one epoch.
+
+    `group_rows` [M]: rows of each row group in storage order. `batch` B and `streams` S with S | B. `window_groups`:
+    approximate number of row groups per window. `tail`: with 'keep', the last batches may be shorter; 'drop' leaves out
+    steps that not every stream can fill. `mix`: how often each source is dealt, in storage order; empty: each row once.
+    `clusters` [M]: the number of clusters in each row group, whose sizes differ by at most one row; C = `cluster` is
+    the largest size, and divides B / S. None: every row is dealt on its own. `dealt` [M, 2]: the rows [first, end) of
+    each row group that are dealt; None: every row.
+    """
+
+    group_rows: np.ndarray
+    batch: int
+    streams: int
+    window_groups: int
+    seed: int
+    epoch: int
+    tail: str = "keep"
+    mix: tuple[WeightedGroups, ...] = ()
+    cluster: int = 1
+    clusters: np.ndarray | None = None
+    dealt: np.ndarray | None = None
+
+    @cached_property
+    def _dealt(self) -> np.ndarray:
+        whole = np.column_stack([np.zeros(len(self.group_rows), np.int64), self.group_rows])
+        return whole if self.dealt is None else self.dealt
+
+    @cached_property
+    def pieces(self) -> np.ndarray:
+        """All dealt pieces in this epoch's order: (row group in storage order, first row, end) [E, 3] int64."""
+        pieces = pieces_of(self._dealt, self.mix, self.seed, self.epoch)
+        return pieces[generator(self.seed, Purpose.ROW_GROUPS, self.epoch).permutation(len(pieces))]
+
+    @cached_property
+    def _starts(self) -> np.ndarray:
+        """Start of each piece, followed by the total number of dealt units, [E + 1]."""
+        counts = self.pieces[:, 2] - self.pieces[:, 1] if self.clusters is None else self.clusters[self.pieces[:, 0]]
+        return offsets_of(counts)
+
+    @cached_property
+    def rows(self) -> int:
+        """N, the number of rows of every epoch; computed without the permutation, because every step needs N."""
+        return count_rows(self._dealt, self.mix)
+
+    @cached_property
+    def units(self) -> int:
+        """Number of units in an epoch: clusters, or N rows without clusters. Positions count units."""
+        return self.rows if self.clusters is None else int(self.clusters.sum())
+
+    @property
+    def units_per_batch(self) -> int:
+        """Number of units that a stream contributes to a batch: B/S rows, or B/S/C clusters."""
+        return self.batch // self.streams // self.cluster
+
+    @cached_property
+    def window_units(self) -> int:
+        """Units per window: about `window_groups` row groups, and whole batches."""
+        per_group = self._dealt[:, 1] - self._dealt[:, 0] if self.clusters is None else self.clusters
+        typical = int(per_group.max(initial=1)) * self.window_groups
+        longest = -(-self.units // self.streams)
+        return max(1, -(-min(typical, longest) // self.units_per_batch)) * self.units_per_batch
+
+    @property
+    def steps(self) -> int:
+        """Number of global batches in the epoch, the same on every rank."""
+        return self._steps_for(self.units)
+
+    def _steps_for(self, units: int) -> int:
+        shortest, longest = units // self.streams, -(-units // self.streams)
+        return shortest // self.units_per_batch if self.tail == "drop" else -(-longest // self.units_per_batch)
+
+    @property
+    def windows(self) -> int:
+        """Number of windows in the epoch."""
+        return -(-self.steps * self.units_per_batch // self.window_units)
+
+    @property
+    def steps_per_window(self) -> int:
+        return self.window_units // self.units_per_batch
+
+    def steps_of(self, window: int) -> int:
+        """Return the number of batches in `window`; the last window may have fewer."""
+        return min(self.steps_per_window, self.steps - window * self.steps_per_window)
+
+    def segments(self, stream: int, window: int) -> list[Segment]:
+        """Return the segments to read for one stream's window, in the epoch's order."""
+        return [
+            Segment(group, int(bounds[0]), int(bounds[-1]))
+            for group, bounds in self._bounds(stream, window)
+            if bounds[0] < bounds[-1]
+        ]
+
+    def take(self, stream: int, window: int) -> WindowDeal:
+        """Permute the rows of one stream's window, and cut them into its batches."""
+        start, stop = self._window_range(stream, window)
+        permuted = generator(self.seed, Purpose.WINDOW, self.epoch, stream, window).permutation(stop - start)
+        ends = np.minimum(np.arange(self.steps_of(window) + 1) * self.units_per_batch, stop - start)
+        if self.clusters is None:
+            return WindowDeal(permuted, ends)
+        sizes = np.concatenate([np.diff(bounds) for _, bounds in self._bounds(stream, window)] or [ends[:0]])
+        starts = offsets_of(sizes)[:-1][permuted]
+        until = offsets_of(sizes[permuted])
+        rows = np.repeat(starts - until[:-1], sizes[permuted]) + np.arange(until[-1])
+        return WindowDeal(rows, until[ends])
+
+    def _bounds(self, stream: int, window: int) -> list[tuple[int, np.ndarray]]:
+        """Return (row group, bounds [u + 1] of its units, as rows within it) for each row group of a stream's window.
+
+        For single rows, the bounds are the first and the last row.
+        """
+        start, stop = self._window_range(stream, window)
+        bounds, piece = list[tuple[int, np.ndarray]](), int(np.searchsorted(self._starts, start, side="right")) - 1
+        while start < stop:
+            upto = min(stop, int(self._starts[piece + 1]))
+            if upto > start:
+                group, first_row, _ = self.pieces[piece].tolist()
+                first, last = start - int(self._starts[piece]), upto - int(self._starts[piece])
+                if self.clusters is None:
+                    bounds.append((group, np.array([first_row + first, first_row + last])))
+                else:
+                    rows, count = int(self.group_rows[group]), int(self.clusters[group])
+                    bounds.append((group, np.arange(first, last + 1) * rows // count))
+            start = upto
+            piece += 1
+        return bounds
+
+    def _window_range(self, stream: int, window: int) -> tuple[int, int]:
+        """Return the positions [start, stop) of one stream's window in the permuted sequence."""
+        first, last = stream * self.units // self.streams, (stream + 1) * self.units // self.streams
+        start = min(first + window * self.window_units, last)
+        return start, min(start + self.window_units, last)
+
+
+def streams_of_rank(streams: int, rank: int, ranks: int) -> range:
+    """Return the streams of `rank`, a contiguous range: the batches of all `ranks`, in order, form the global batch.
+
+    The number of streams differs by at most one between ranks. Raises InputError for more ranks than streams.
+    """
+    if ranks > streams:
+        raise InputError(
+            f"order.streams = {streams} is less than the number of ranks, {ranks}, so a rank would have no rows. "
+            "Raise order.streams, or use fewer ranks."
+        )
+    return range(streams * rank // ranks, streams * (rank + 1) // ranks)
+
+
+def deal(deals: Sequence[WindowDeal]) -> tuple[np.ndarray, np.ndarray]:
+    """Order the concatenated rows of several streams' windows by batch.
+
+    `deals` [s]: one deal for each stream's window, all with the same number of batches. Returns the gather order (batch
+    by batch, and stream by stream within a batch) and the batches' offsets into it [batches + 1]; rows after the last
+    batch are left out.
+    """
+    starts = offsets_of(np.array([len(rows) for rows, _ in deals], np.int64))
+    rows = np.concatenate([rows[: ends[-1]] + start for (rows, ends), start in zip(deals, starts, strict=False)])
+    counts = np.stack([np.diff(ends) for _, ends in deals])  # [s, batches]
+    offsets = offsets_of(counts.sum(axis=0))
+    if counts.size and (counts == counts[0, 0]).all():  # every stream fills every batch: no sorting
+        return rows.reshape(*counts.shape, -1).swapaxes(0, 1).reshape(-1), offsets
+    number = np.repeat(np.tile(np.arange(counts.shape[1]), len(deals)), counts.reshape(-1))
+    return rows[np.argsort(number, kind="stable")], offsets
+
+
+@dataclass(frozen=True, eq=False)
+class OrderBySource(EpochOrder):
+    """The order of an epoch with a single source in each batch; `mix` names all sources, in storage order."""
+
+    @cached_property
+    def _steps(self) -> list[int]:
+        """Number of batches of each source; computed without a permutation, because every step needs it."""
+        return [
+            self._steps_for(count_rows(self._dealt[first:stop], (share,)))
+            for _, first, stop, share in source_ranges(self.mix)
+        ]
+
+    @property
+    def steps(self) -> int:
+        """Number of global batches in the epoch; the last batch of each source may be shorter, or is dropped."""
+        return sum(self._steps)
+
+    @cached_property
+    def turns(self) -> np.ndarray:
+        """Index of the source for each step, [steps] int64."""
+        numbers = np.repeat(np.arange(len(self._steps)), self._steps)
+        return generator(self.seed, Purpose.TURNS, self.epoch).permutation(numbers)
+
+    @cached_property
+    def _orders(self) -> "list[SourceOrder]":
+        """Order of each source: a stream has the same rows as if the source were alone."""
+        bounds = np.minimum(np.arange(self.windows + 1) * self.steps_per_window, self.steps)
+        return [
+            SourceOrder(
+                self.group_rows[first:stop],
+                self.batch,
+                self.streams,
+                self.window_groups,
+                torch_seed(self.seed, Purpose.SOURCE, number),
+                self.epoch,
+                self.tail,
+                (share,),
+                dealt=self._dealt[first:stop],
+                ends=np.searchsorted(np.flatnonzero(self.turns == number), bounds),
+            )
+            for number, first, stop, share in source_ranges(self.mix)
+        ]
+
+    @cached_property
+    def window_units(self) -> int:
+        """Number of units per window: about `window_groups` row groups, on average at least one from each source."""
+        largest = int((self._dealt[:, 1] - self._dealt[:, 0]).max(initial=1))
+        rows = min(largest * max(self.window_groups, len(self.mix)), self.steps * self.units_per_batch)
+        return max(1, -(-rows // self.units_per_batch)) * self.units_per_batch
+
+    def segments(self, stream: int, window: int) -> list[Segment]:
+        firsts = (first for _, first, _, _ in source_ranges(self.mix))
+        return [
+            Segment(first + segment.group, segment.start, segment.stop)
+            for first, order in zip(firsts, self._orders, strict=True)
+            for segment in order.segments(stream, window)
+        ]
+
+    def take(self, stream: int, window: int) -> WindowDeal:
+        deals = [order.take(stream, window) for order in self._orders]
+        starts = offsets_of(np.array([len(rows) for rows, _ in deals]))
+        rows = np.concatenate([rows + start for (rows, _), start in zip(deals, starts, strict=False)])
+        sizes = np.concatenate([np.diff(ends) for _, ends in deals])  # sizes of batches, source by source
+        first = window * self.steps_per_window
+        # Batches sorted by source come at steps `place`, which ascend within a source.
+        place = np.argsort(self.turns[first : first + self.steps_of(window)], kind="stable")
+        sizes_by_step, begins = np.empty_like(sizes), np.empty_like(sizes)
+        sizes_by_step[place], begins[place] = sizes, offsets_of(sizes)[:-1]
+        until = offsets_of(sizes_by_step)
+        return WindowDeal(rows[np.repeat(begins - until[:-1], sizes_by_step) + np.arange(until[-1])], until)
+
+
+@dataclass(frozen=True, eq=False)
+class SourceOrder(EpochOrder):
+    """Order of one source's rows; window w contains the batches [ends[w], ends[w + 1]); `ends` [W + 1] int64."""
+
+    ends: np.ndarray | None = None
+
+    def steps_of(self, window: int) -> int:
+        return int(np.diff(self._batches(window))[0])
+
+    def _window_range(self, stream: int, window: int) -> tuple[int, int]:
+        first, last = stream * self.units // self.streams, (stream + 1) * self.units // self.streams
+        start, stop = (min(first + batches * self.units_per_batch, last) for batches in self._batches(window).tolist())
+        return start, stop
+
+    def _batches(self, window: int) -> np.ndarray:
+        assert self.ends is not None
+        return self.ends[window : window + 2]
+
+
 def split_weight(weight: float, rows: int) -> tuple[int, int]:
     """Return how many times each of a source's `rows` rows is dealt, and how many rows are dealt once more."""
     whole = math.floor(weight)
@@ -97,280 +369,3 @@ def source_ranges(mix: Sequence[WeightedGroups]) -> Iterator[tuple[int, int, int
     for number, share in enumerate(mix):
         first, stop = stop, stop + share.groups
         yield number, first, stop, share
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Rows [start, stop) within row group `group` (storage order)."""
-
-    group: int
-    start: int
-    stop: int
-
-
-class WindowDeal(NamedTuple):
-    """Deal of one stream's window: batch b takes `rows[ends[b] : ends[b + 1]]` of its segments, concatenated."""
-
-    rows: np.ndarray  # [n] int64, a permutation
-    ends: np.ndarray  # [batches + 1]
-
-
-@dataclass(frozen=True, eq=False)
-class EpochOrder:
-    """The order of one epoch.
-
-    `group_rows` [M]: rows of each row group in storage order. `batch` B and `streams` S with S | B. `window_groups`:
-    approximate number of row groups per window. `tail`: with 'keep', the last batches may be shorter; 'drop' leaves out
-    steps that not every stream can fill. `mix`: how often each source is dealt, in storage order; empty: each row once.
-    `clusters` [M]: the number of clusters in each row group, whose sizes differ by at most one row; C = `cluster` is
-    the largest size, and divides B / S. None: every row is dealt on its own. `dealt` [M, 2]: the rows [first, end) of
-    each row group that are dealt; None: every row.
-    """
-
-    group_rows: np.ndarray
-    batch: int
-    streams: int
-    window_groups: int
-    seed: int
-    epoch: int
-    tail: str = "keep"
-    mix: tuple[WeightedGroups, ...] = ()
-    cluster: int = 1
-    clusters: np.ndarray | None = None
-    dealt: np.ndarray | None = None
-
-    @cached_property
-    def _dealt(self) -> np.ndarray:
-        if self.dealt is not None:
-            return self.dealt
-        return np.column_stack([np.zeros(len(self.group_rows), np.int64), self.group_rows])
-
-    @cached_property
-    def pieces(self) -> np.ndarray:
-        """All dealt pieces in this epoch's order: (row group in storage order, first row, end) [E, 3] int64."""
-        pieces = pieces_of(self._dealt, self.mix, self.seed, self.epoch)
-        return pieces[generator(self.seed, Purpose.ROW_GROUPS, self.epoch).permutation(len(pieces))]
-
-    @cached_property
-    def _starts(self) -> np.ndarray:
-        """Start of each piece, followed by the total number of dealt units, [E + 1]."""
-        counts = self.pieces[:, 2] - self.pieces[:, 1] if self.clusters is None else self.clusters[self.pieces[:, 0]]
-        return offsets_of(counts)
-
-    @cached_property
-    def rows(self) -> int:
-        """N, the number of rows of every epoch; computed without the permutation, because every step needs N."""
-        return count_rows(self._dealt, self.mix)
-
-    @cached_property
-    def units(self) -> int:
-        """Number of units in an epoch: clusters, or N rows without clusters. Positions and cursors count units."""
-        return self.rows if self.clusters is None else int(self.clusters.sum())
-
-    @property
-    def units_per_batch(self) -> int:
-        """Number of units that a stream contributes to a batch: B/S rows, or B/S/C clusters."""
-        return self.batch // self.streams // self.cluster
-
-    @cached_property
-    def window_units(self) -> int:
-        """Units per window: about `window_groups` row groups, and a multiple of `units_per_batch`.
-
-        No batch straddles windows.
-        """
-        per_group = self._dealt[:, 1] - self._dealt[:, 0] if self.clusters is None else self.clusters
-        typical = int(per_group.max(initial=1)) * self.window_groups
-        longest = -(-self.units // self.streams)
-        return max(1, -(-min(typical, longest) // self.units_per_batch)) * self.units_per_batch
-
-    @property
-    def steps(self) -> int:
-        """Number of global batches in the epoch, the same on every rank."""
-        return self._steps_for(self.units)
-
-    def _steps_for(self, units: int) -> int:
-        shortest, longest = units // self.streams, -(-units // self.streams)
-        return shortest // self.units_per_batch if self.tail == "drop" else -(-longest // self.units_per_batch)
-
-    @property
-    def windows(self) -> int:
-        """Number of windows in the epoch."""
-        return -(-self.steps * self.units_per_batch // self.window_units)
-
-    @property
-    def steps_per_window(self) -> int:
-        return self.window_units // self.units_per_batch
-
-    def steps_of(self, window: int) -> int:
-        """Return the number of batches in `window`; the last window may have fewer batches."""
-        return min(self.steps_per_window, self.steps - window * self.steps_per_window)
-
-    def segments(self, stream: int, window: int) -> list[Segment]:
-        """Return the segments to read for one stream's window, in the epoch's order."""
-        return [
-            Segment(group, int(bounds[0]), int(bounds[-1]))
-            for group, bounds in self._bounds(stream, window)
-            if bounds[0] < bounds[-1]
-        ]
-
-    def take(self, stream: int, window: int) -> WindowDeal:
-        """Permute the rows of one stream's window, and cut them into its batches."""
-        start, stop = self._window_range(stream, window)
-        permuted = generator(self.seed, Purpose.WINDOW, self.epoch, stream, window).permutation(stop - start)
-        ends = np.minimum(np.arange(self.steps_of(window) + 1) * self.units_per_batch, stop - start)
-        if self.clusters is None:
-            return WindowDeal(permuted, ends)
-        sizes = np.concatenate([np.diff(bounds) for _, bounds in self._bounds(stream, window)] or [ends[:0]])
-        starts = offsets_of(sizes)[:-1][permuted]
-        until = offsets_of(sizes[permuted])
-        rows = np.repeat(starts - until[:-1], sizes[permuted]) + np.arange(until[-1])
-        return WindowDeal(rows, until[ends])
-
-    def _bounds(self, stream: int, window: int) -> list[tuple[int, np.ndarray]]:
-        """For each row group in a stream's window, return (row group, bounds [u + 1] of its units, as rows within it).
-
-        For single rows, the bounds are the first and the last row.
-        """
-        start, stop = self._window_range(stream, window)
-        bounds: list[tuple[int, np.ndarray]] = []
-        piece = int(np.searchsorted(self._starts, start, side="right")) - 1
-        while start < stop:
-            upto = min(stop, int(self._starts[piece + 1]))
-            if upto > start:
-                group, first_row, _ = self.pieces[piece].tolist()
-                first, last = start - int(self._starts[piece]), upto - int(self._starts[piece])
-                if self.clusters is None:
-                    bounds.append((group, np.array([first_row + first, first_row + last])))
-                else:
-                    rows, count = int(self.group_rows[group]), int(self.clusters[group])
-                    bounds.append((group, np.arange(first, last + 1) * rows // count))
-            start = upto
-            piece += 1
-        return bounds
-
-    def _window_range(self, stream: int, window: int) -> tuple[int, int]:
-        """Return positions [start, stop) of one stream's window in the permuted sequence."""
-        first, last = stream * self.units // self.streams, (stream + 1) * self.units // self.streams
-        start = min(first + window * self.window_units, last)
-        return start, min(start + self.window_units, last)
-
-
-def streams_of_rank(streams: int, rank: int, ranks: int) -> range:
-    """Return the streams of `rank`, a contiguous range: the batches of all `ranks`, in order, form the global batch.
-
-    The number of streams differs by at most one between ranks. Raises InputError for more ranks than streams.
-    """
-    if ranks > streams:
-        raise InputError(
-            f"order.streams = {streams} is less than the number of ranks, {ranks}, so a rank would have no rows. "
-            "Raise order.streams, or use fewer ranks."
-        )
-    return range(streams * rank // ranks, streams * (rank + 1) // ranks)
-
-
-def deal(deals: Sequence[WindowDeal]) -> tuple[np.ndarray, np.ndarray]:
-    """Order the concatenated rows of several streams' windows by batch.
-
-    `deals` [s]: one deal for each stream's window, all with the same number of batches. Returns the gather order (batch
-    by batch, and stream by stream within a batch) and the batches' offsets into it [batches + 1]; rows after the last
-    batch are left out.
-    """
-    starts = offsets_of(np.array([len(rows) for rows, _ in deals], np.int64))
-    rows = np.concatenate([rows[: ends[-1]] + start for (rows, ends), start in zip(deals, starts, strict=False)])
-    counts = np.stack([np.diff(ends) for _, ends in deals])  # [s, batches]
-    offsets = offsets_of(counts.sum(axis=0))
-    if counts.size and (counts == counts[0, 0]).all():  # every stream fills every batch: no sorting
-        return rows.reshape(*counts.shape, -1).swapaxes(0, 1).reshape(-1), offsets
-    number = np.repeat(np.tile(np.arange(counts.shape[1]), len(deals)), counts.reshape(-1))
-    return rows[np.argsort(number, kind="stable")], offsets
-
-
-@dataclass(frozen=True, eq=False)
-class SourceOrder(EpochOrder):
-    """Order of one source's rows; window w contains the batches [ends[w], ends[w + 1]); `ends` [W + 1] int64."""
-
-    ends: np.ndarray | None = None
-
-    def steps_of(self, window: int) -> int:
-        return int(np.diff(self._batches(window))[0])
-
-    def _window_range(self, stream: int, window: int) -> tuple[int, int]:
-        first, last = stream * self.units // self.streams, (stream + 1) * self.units // self.streams
-        start, stop = (min(first + batches * self.units_per_batch, last) for batches in self._batches(window).tolist())
-        return start, stop
-
-    def _batches(self, window: int) -> np.ndarray:
-        assert self.ends is not None
-        return self.ends[window : window + 2]
-
-
-@dataclass(frozen=True, eq=False)
-class OrderBySource(EpochOrder):
-    """The order of an epoch with a single source in each batch; `mix` names all sources, in storage order."""
-
-    @cached_property
-    def _steps(self) -> list[int]:
-        """Number of batches of each source; computed without a permutation, because every step needs it."""
-        return [
-            self._steps_for(count_rows(self._dealt[first:stop], (share,)))
-            for _, first, stop, share in source_ranges(self.mix)
-        ]
-
-    @property
-    def steps(self) -> int:
-        """Number of global batches in the epoch; the last batch of each source may be shorter, or is dropped."""
-        return sum(self._steps)
-
-    @cached_property
-    def turns(self) -> np.ndarray:
-        """Index of the source for each step, [steps] int64."""
-        numbers = np.repeat(np.arange(len(self._steps)), self._steps)
-        return generator(self.seed, Purpose.TURNS, self.epoch).permutation(numbers)
-
-    @cached_property
-    def _orders(self) -> list[SourceOrder]:
-        """Order of each source: a stream has the same rows as if the source were alone."""
-        bounds = np.minimum(np.arange(self.windows + 1) * self.steps_per_window, self.steps)
-        return [
-            SourceOrder(
-                self.group_rows[first:stop],
-                self.batch,
-                self.streams,
-                self.window_groups,
-                torch_seed(self.seed, Purpose.SOURCE, number),
-                self.epoch,
-                self.tail,
-                (share,),
-                dealt=self._dealt[first:stop],
-                ends=np.searchsorted(np.flatnonzero(self.turns == number), bounds),
-            )
-            for number, first, stop, share in source_ranges(self.mix)
-        ]
-
-    @cached_property
-    def window_units(self) -> int:
-        """Number of units per window: about `window_groups` row groups, on average at least one from each source."""
-        largest = int((self._dealt[:, 1] - self._dealt[:, 0]).max(initial=1))
-        rows = min(largest * max(self.window_groups, len(self.mix)), self.steps * self.units_per_batch)
-        return max(1, -(-rows // self.units_per_batch)) * self.units_per_batch
-
-    def segments(self, stream: int, window: int) -> list[Segment]:
-        firsts = (first for _, first, _, _ in source_ranges(self.mix))
-        return [
-            Segment(first + segment.group, segment.start, segment.stop)
-            for first, order in zip(firsts, self._orders, strict=True)
-            for segment in order.segments(stream, window)
-        ]
-
-    def take(self, stream: int, window: int) -> WindowDeal:
-        deals = [order.take(stream, window) for order in self._orders]
-        starts = offsets_of(np.array([len(rows) for rows, _ in deals]))
-        rows = np.concatenate([rows + start for (rows, _), start in zip(deals, starts, strict=False)])
-        sizes = np.concatenate([np.diff(ends) for _, ends in deals])  # sizes of batches, source by source
-        first = window * self.steps_per_window
-        # Batches sorted by source come at steps `place`, which ascend within a source.
-        place = np.argsort(self.turns[first : first + self.steps_of(window)], kind="stable")
-        sizes_by_step, begins = np.empty_like(sizes), np.empty_like(sizes)
-        sizes_by_step[place], begins[place] = sizes, offsets_of(sizes)[:-1]
-        until = offsets_of(sizes_by_step)
-        return WindowDeal(rows[np.repeat(begins - until[:-1], sizes_by_step) + np.arange(until[-1])], until)
