@@ -50,10 +50,7 @@ class LabelVectors(Protocol):
 
 @dataclass(frozen=True)
 class SourceContext:
-    """Arguments for opening a source.
-
-    `on_device`: the source's labels may stay on the vectors' device, which merges the labels of a batch.
-    """
+    """Arguments for opening a source; `on_device`: its labels may stay on the vectors' device, which merges them."""
 
     vectors: LabelVectors
     group: Group
@@ -130,11 +127,10 @@ class NegativeSources(list[NegativeSource]):
         return [sampled for source in serving if (sampled := source.find(batch, x)) is not None]
 
     def figures(self) -> dict[str, float]:
-        """Return measurements of the last step from all sources."""
         return {name: value for source in self for name, value in source.figures().items()}
 
     def state(self) -> State:
-        """Return the state of every source by its name; empty before the first use."""
+        """Return the states of all sources, as `source.array`."""
         return {f"{s.name}.{name}": array for s in self for name, array in s.state().items()}
 
     def load(self, state: State) -> None:

@@ -120,7 +120,6 @@ class RandomPool:
 
 @intrinsic
 def _halves(context, first, second):  # type: ignore[no-untyped-def]
-    """Return the high and low 64 bits of a product."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         wide, word = ir.IntType(128), ir.IntType(64)
@@ -178,10 +177,7 @@ def _draw_labels(key, rows, count, labels, start, stop, kind):  # type: ignore[n
 
 @numba.njit(nogil=True, cache=True)
 def _draw_numbers(key, rows, count, first, last):  # type: ignore[no-untyped-def]
-    """Draw `count` 64-bit numbers for each row, and return the numbers in the cells [first, last].
-
-    Also return the end of each row.
-    """
+    """Draw `count` 64-bit numbers for each row; return the numbers in the cells [first, last], and each row's end."""
     counts, keys = _count_in_cells(key, rows, count, first, last)
     drawn, ends, at = np.empty(counts.sum(), np.uint64), np.zeros(len(rows) + 1, np.int64), 0
     for row in range(len(rows)):
@@ -228,7 +224,6 @@ def _count_in_cells(key, rows, count, first, last):  # type: ignore[no-untyped-d
 
 @numba.njit(nogil=True, cache=True)
 def _lower_half(word, draws):  # type: ignore[no-untyped-def]
-    """Return the number of set bits among `draws` random bits."""
     left, found = np.uint64(draws), np.uint64(0)
     while left >= np.uint64(64):
         found += popcount(_random(word))

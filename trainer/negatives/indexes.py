@@ -1,4 +1,4 @@
-"""Find hard negatives for fresh query embeddings with the trainer's own index of a rank's labels.
+"""Hard negatives for fresh query embeddings, from the trainer's own index of a rank's labels.
 
 `CopiedIndex` searches a stale copy of the vectors (MIPS-s, section 3). The copy is renewed every `refresh.every_steps`
 steps and after every checkpoint, so that a resumed run and a run that was not stopped build the same index from the
@@ -41,7 +41,7 @@ _QUERIES = 512  # queries whose scores are in memory at a time
 
 
 class CopiedIndex(NegativeSource):
-    """Index of a rank's labels, built when first used; a search finds `width` labels per query.
+    """Index of a rank's labels, built when first used; a search finds the best `width` labels over all ranks.
 
     `kind`: a recipe's `refresh.index`, tuned to TARGET_RECALL: the run's first index must reach this recall, a later
     index is only measured. The index is rebuilt every `every` steps, and a new index is used `lag` steps after its
@@ -69,7 +69,6 @@ class CopiedIndex(NegativeSource):
         return figures | ({} if recall is None else {"index_recall": recall})
 
     def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled:
-        """Return the best labels [B, K] over all ranks for the queries x [B, D], without positives."""
         from search.block import pad_vectors
         from search.exclusions import Exclusions, start_search
         from search.index import require_recall
@@ -107,7 +106,6 @@ class CopiedIndex(NegativeSource):
         return self._vectors.vectors.to("cpu", torch.float32, copy=True).numpy()
 
     def _build(self, vectors: np.ndarray, queries: np.ndarray) -> "tuple[Block, SearchParams]":
-        """Index the `vectors` [n, D] float32 of the rank's labels; no other code may change the array."""
         from search.block import Block, configure_faiss, pad_vectors
         from search.index import SearchParams, build, set_params, tune
 
@@ -128,7 +126,7 @@ class CopiedIndex(NegativeSource):
 
 
 class FreshIndex(NegativeSource):
-    """Search for the best `width` labels of each query with the current vectors."""
+    """Searches the current vectors for the best `width` labels of each query over all ranks."""
 
     name = "in-trainer"
 
@@ -138,7 +136,6 @@ class FreshIndex(NegativeSource):
         self._products = Products()
 
     def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled:
-        """Return the best labels [B, K] over all ranks for the queries x [B, D], without positives."""
         assert x is not None
         rows, scores = map(torch.cat, zip(*self._best(batch, x), strict=True))
         if self._on_device:
@@ -147,7 +144,6 @@ class FreshIndex(NegativeSource):
         return best_of_ranks(pack(np.where(values == -np.inf, PAD, labels), values), self._width, self._group)
 
     def _best(self, batch: Batch, x: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield the best rows and their scores for successive groups of queries."""
         vectors, start = self._vectors.vectors, self._vectors.start
         own = restrict_to_labels(batch, start, start + len(vectors))
         positives = Ragged(own.positives, own.positive_offsets)
@@ -204,7 +200,6 @@ class Products:
         return labels, best.values.float()
 
     def _room(self, x: torch.Tensor, count: int) -> torch.Tensor:
-        """Return uninitialised memory for [count] numbers, with the dtype and device of `x`."""
         if self._memory is None or len(self._memory) < count:
             # If every step allocated this memory, the system would have to clear it every time.
             self._memory = zeros((count,), x.dtype) if x.device.type == "cpu" else x.new_empty(count)

@@ -23,8 +23,6 @@ _ONE = np.uint32(1)
 _SPARSE = 64  # labels per pair up to which a bitmap is faster, measured with 30,000 and 260,000 pairs
 _NONE = np.empty(0, np.int32)
 _WORD, _BIT, _LOW = np.uint64(6), np.uint64(1), np.uint64(63)  # a label's word is label >> 6
-
-
 # Labels of B queries: a matrix [B, K] or rows of any length, with padding; or None.
 LabelLists = np.ndarray | Ragged | None
 
@@ -91,7 +89,6 @@ def concatenate_labels(
 
 @numba.njit(nogil=True, cache=True)
 def _mark(starts, draws_from, offsets, weight):  # type: ignore[no-untyped-def]
-    """Return the use and weight of each label, as in `DrawnLabels`."""
     use, weights = np.empty(starts[-1], np.int32), np.empty(starts[-1], np.float32)
     for row in range(len(draws_from)):
         others = starts[row] + offsets[row + 1] - offsets[row]
@@ -119,7 +116,6 @@ def _queries(
 
 
 def _rows(labels: LabelLists, bounds: int) -> Ragged:
-    """Return the labels of queries as ragged rows, with offsets int64 [bounds]."""
     if labels is None:
         return Ragged(_NONE, np.zeros(bounds, np.int64))
     return Ragged.from_matrix(labels) if isinstance(labels, np.ndarray) else labels
@@ -235,7 +231,6 @@ def _number(label, pairs, ids, place):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _number_by_bits(label, pairs, words, ids, place):  # type: ignore[no-untyped-def]
-    """Implement `_number` with a bitmap of `words` words."""
     # Words, each next to the number of bits before it: first for labels outside the pool, then for labels of the pool.
     bits, in_pool = np.zeros((words, 2), np.uint64), np.zeros(words, np.uint64)
     before_in_pool = np.empty(words, np.uint32)
@@ -305,7 +300,6 @@ def _deal(label, target, ends, last):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _deal_words(source, target, ends, shift, last):  # type: ignore[no-untyped-def]
-    """Write the words ordered by the digit above bit `shift`."""
     for word in source:
         digit = word >> shift & last
         end = ends[digit]
@@ -315,9 +309,7 @@ def _deal_words(source, target, ends, shift, last):  # type: ignore[no-untyped-d
 
 @numba.njit(nogil=True, cache=True)
 def _number_sorted(words, pairs, ids, place):  # type: ignore[no-untyped-def]
-    """Implement `_number` with sorted words.
-
-    Labels of the pool have the largest numbers. Their words therefore come last among the words of a label, and the
+    """Labels of the pool have the largest numbers. Their words therefore come last among the words of a label, and the
     last word shows whether the label is in the pool.
     """
     size = len(words)
