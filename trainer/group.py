@@ -1,4 +1,7 @@
-"""Ranks."""
+"""Ranks of a run, and the operations between them.
+
+A `Group` of one rank does nothing; `_Joined` calls torch.distributed, and tells a lost rank from other errors.
+"""
 
 import contextlib
 import os
@@ -114,10 +117,7 @@ class Group:
         return list(arrays)
 
     def all_to_all(self, messages: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
-        """Send the arrays messages[g], each [n, ...], to rank g; return the arrays that each rank sent to this rank.
-
-        All messages have the same dtypes.
-        """
+        """Send the arrays messages[g], each [n, ...], to rank g; return the arrays that each rank sent to this rank."""
         return [list(message) for message in messages]
 
     def reduce_scatter(self, tensor: torch.Tensor, sizes: list[int]) -> torch.Tensor:
@@ -148,17 +148,14 @@ class Group:
         """Wait until every rank has reached this call."""
 
     def wait_for(self, tensor: torch.Tensor, is_stop_requested: Callable[[], bool] = lambda: False) -> None:
-        """Wait until `tensor` has been computed, if `tensor` depends on the work of other ranks in a step.
+        """Wait until `tensor` has been computed, which may need the work of other ranks in a step.
 
-        A GPU cannot distinguish a rank that has ended from a slow rank. Therefore the wait has a limit, which is
-        shorter after a request to stop (`is_stop_requested`). Raises RankLostError at the limit.
+        A GPU cannot tell a rank that has ended from a slow rank. So the wait has a limit, which is shorter after a
+        request to stop. Raises RankLostError at the limit.
         """
 
     def for_another_thread(self) -> "Group":
-        """Return a group of the same ranks for another thread, with a separate order of calls.
-
-        All ranks must call this.
-        """
+        """Return a group of the same ranks, with its own order of calls, for another thread; all ranks call this."""
         return self
 
     def first_to_report(self) -> bool:
@@ -294,11 +291,10 @@ class _Joined(Group):
         self.sum(torch.zeros(1))
 
     def wait_for(self, tensor: torch.Tensor, is_stop_requested: Callable[[], bool] = lambda: False) -> None:
-        if tensor.device.type != "cuda":
-            return
-        made = torch.cuda.Event()
-        made.record()
-        self._wait_until(made.query, is_stop_requested)
+        if tensor.device.type == "cuda":
+            made = torch.cuda.Event()
+            made.record()
+            self._wait_until(made.query, is_stop_requested)
 
     def _wait_until(self, is_done: Callable[[], bool], is_stop_requested: Callable[[], bool]) -> None:
         began, seconds = time.monotonic(), GPU_SECONDS

@@ -43,10 +43,9 @@ class Inputs:
     @classmethod
     def from_columns(cls, columns: Mapping[str, Ragged], dense: np.ndarray | None = None) -> "Inputs":
         """Take the inputs from `columns` by name, with vectors `dense`."""
-        tokens, ids = columns.get("input_ids"), columns.get("feature_ids")
-        return cls(
-            tokens, SparseRows(ids.values, columns["feature_values"].values, ids.offsets) if ids else None, dense
-        )
+        ids = columns.get("feature_ids")
+        features = SparseRows(ids.values, columns["feature_values"].values, ids.offsets) if ids else None
+        return cls(columns.get("input_ids"), features, dense)
 
     @property
     def rows(self) -> int:

@@ -304,7 +304,7 @@ class Trainer:
         step, tensors = progress.global_step, self.model.checkpoint_tensors()
         if negatives := context.step.negative_sources.state():
             tensors[NEGATIVES] = {name: torch.from_numpy(array) for name, array in negatives.items()}
-        parents = {"data": context.manifest.digest}
+        parents = {"data": context.sizes.manifest.digest}
         rows = head.rows(), head.start, context.labels
         context.writer.save(CheckpointContents(step, tensors, *rows, state, parents, progress.best_step))
         self._saved = step
@@ -491,7 +491,7 @@ class LossWatch:
 
 
 def _write_config(context: RunContext) -> None:
-    made_from = {"digest": context.manifest.digest, "labels": context.labels, "queries": context.sources[0].rows}
+    made_from = {"digest": context.sizes.manifest.digest, "labels": context.labels, "queries": context.sources[0].rows}
     if context.group.first:
         machine = {"threads": torch.get_num_threads()}
         storage.write_bytes(context.run.config, dump_config(context.recipe, data=made_from, machine=machine))

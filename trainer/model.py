@@ -1,4 +1,4 @@
-"""Model: encoder and head, built from a recipe and DATA, saved to and loaded from a checkpoint."""
+"""The model of a run: an encoder of queries and a head, built from a recipe, loaded from a run, or begun from texts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import torch
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, pad
 
 from schemas.arrow import DENSE
 from schemas.errors import InputError
@@ -27,10 +27,13 @@ from trainer.inputs import Inputs, columns_of, require_inputs
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.stream import open_queries
 
+_BATCH = 1024  # queries embedded at a time
+_FITTED = 1 << 14  # number of labels to fit c on; the first labels are as mixed as all labels
+
 
 @dataclass
 class Model:
-    """Parameters of a run: an encoder of queries and a head."""
+    """An encoder of queries, and a head with or without a row per label."""
 
     encoder: Encoder
     head: Head
@@ -73,7 +76,7 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        """Device of the parameters and of embeddings."""
+        """Device of the parameters and embeddings."""
         return self.encoder.device
 
     @property
@@ -88,7 +91,7 @@ class Model:
 
     @property
     def columns(self) -> list[str]:
-        """Names of the columns to read from a table of queries or labels."""
+        """Columns to read from a table of queries or labels."""
         return columns_of(self.inputs)
 
     def embed(self, inputs: Inputs, labels: bool = False) -> torch.Tensor:
@@ -240,7 +243,7 @@ def load_encoder(data: DataLayout, run: RunLayout, step: int | str | None = None
 
 
 def open_texts(data: DataLayout, recipe: Recipe) -> Inputs | None:
-    """Open the label inputs of the recipe's head; None for a classifier. Raises InputError, TableError."""
+    """Open the label inputs that the recipe's head encodes, if any. Raises InputError, TableError."""
     return open_label_texts(data, recipe.encoder.inputs) if recipe.encodes_labels else None
 
 
@@ -266,10 +269,6 @@ def require_same_data(config: dict, manifest: Manifest, data: str, run: str, ear
             f"{manifest.digest[:12]}…){' or its earlier versions' if earlier else ''}. Give the data that the run was "
             "trained on, or choose another RUN."
         )
-
-
-_BATCH = 1024  # queries embedded at a time
-_FITTED = 1 << 14  # number of labels to fit c on; the first labels are as mixed as all labels
 
 
 def load_encoder_of_run(model: Model, data: DataLayout, recipe: Recipe) -> bool:
@@ -322,34 +321,6 @@ def initialise_from_run(model: Model, data: DataLayout, recipe: Recipe, say: Say
     if not url:
         return False
     trained, checkpoint, parts = find_earlier(data, RunLayout(url))
-    _require_same_shape(recipe, trained, url)
-    model.load(checkpoint, recipe.train.start_optimizer)
-    for encoder in model.encoders.values():
-        encoder.admit(new_inputs(model, data, recipe, parts), open_queries(data, recipe.data.split).manifest.rows)
-    say(f"starts from {url} at step {checkpoint.step}, with {checkpoint.labels:,} of {model.head.labels:,} labels")
-    if model.head.has_rows:
-        initialise_new_labels(model, data, recipe, checkpoint, parts)
-    return True
-
-
-def new_inputs(model: Model, data: DataLayout, recipe: Recipe, parts: Sequence[str]) -> Iterator[Inputs]:
-    """Yield training rows of `parts`, and label texts if texts are training points, one row group at a time."""
-    tables = [open_queries(data, recipe.data.split)]
-    if recipe.data.label_texts or recipe.encodes_labels:
-        tables.append(Table.open(data.labels, "labels"))
-    for table in tables:
-        for rows in _rows_of(table, parts, model.columns):
-            yield Inputs.of(rows.select(model.columns))
-
-
-def _rows_of(table: Table, parts: Sequence[str], columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield the rows of the existing `parts` of a table, one row group at a time."""
-    some = [part for part in table.parts if part.name in parts]
-    yield from table.of_parts(some).batches(columns) if some else ()
-
-
-def _require_same_shape(recipe: Recipe, trained: Recipe, url: str) -> None:
-    """Raise InputError if the model of the earlier run has a different shape."""
     differing = recipe.encoder.differences(trained.encoder)
     if recipe.encodes_labels != trained.encodes_labels:
         differing.append(f"method was {trained.method!r}, now {recipe.method!r}")
@@ -359,6 +330,22 @@ def _require_same_shape(recipe: Recipe, trained: Recipe, url: str) -> None:
             differing.append(f"classifier.bias was {before!r}, now {after!r}")
     if differing:
         raise InputError(f"{url}: the model of this run differs: {'; '.join(differing)}. Use the same settings.")
+    model.load(checkpoint, recipe.train.start_optimizer)
+    queries = open_queries(data, recipe.data.split)
+    texts = [Table.open(data.labels, "labels")] if recipe.data.label_texts or recipe.encodes_labels else []
+    for encoder in model.encoders.values():
+        new = (rows for table in (queries, *texts) for rows in _rows_of(table, parts, model.columns))
+        encoder.admit((Inputs.of(rows.select(model.columns)) for rows in new), queries.rows)
+    say(f"starts from {url} at step {checkpoint.step}, with {checkpoint.labels:,} of {model.head.labels:,} labels")
+    if model.head.has_rows:
+        initialise_new_labels(model, data, recipe, checkpoint, parts)
+    return True
+
+
+def _rows_of(table: Table, parts: Sequence[str], columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield the rows of the existing `parts` of a table, one row group at a time."""
+    some = [part for part in table.parts if part.name in parts]
+    yield from table.of_parts(some).batches(columns) if some else ()
 
 
 def fit_vectors(
@@ -398,7 +385,7 @@ def initialise_new_labels(
     *_, query = points
     trained = checkpoint.vectors("weight", 0, len(fitted)).float().to(model.device)
     if not head.bias:
-        trained = torch.nn.functional.pad(trained, (0, 1))
+        trained = pad(trained, (0, 1))
     vectors = torch.zeros(len(new), trained.shape[1], device=model.device)
     is_initialised = torch.zeros(len(new), dtype=torch.bool, device=model.device)
     estimates = [points] if recipe.train.new_labels == "points" else []
@@ -411,7 +398,7 @@ def initialise_new_labels(
             vectors[is_new] = fit_vectors(known, trained[has_fit], mean, query, others)
             is_initialised |= is_new
     if isinstance(recipe, ClassifierRecipe) and recipe.classifier.normalize:
-        vectors = torch.nn.functional.normalize(vectors, dim=1)
+        vectors = normalize(vectors, dim=1)
     rows = head.vectors[new.start - head.start :]
     rows[is_initialised.to(rows.device)] = vectors[is_initialised, : rows.shape[1]].to(rows)
 

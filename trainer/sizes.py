@@ -24,6 +24,7 @@ MOST_LABELS = 1.25  # maximum number of a rank's labels, as a multiple of L/G; b
 _EVEN = 1.05  # ranges have equal numbers of labels up to this ratio of the maximum work to the mean work
 _STRIDE = 18  # log2 of the number of places with exact work, without frequent labels; work in between is interpolated
 _FREQUENT = 14  # labels with more than 2 ** -_FREQUENT of the points are frequent
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 def label_bounds(data: DataLayout, recipe: Recipe, ranks: int) -> list[int] | None:
@@ -93,37 +94,24 @@ def balanced_bounds(ends: np.ndarray, work: np.ndarray, ranks: int) -> list[int]
     return cut(high)
 
 
-_CGROUP = Path("/sys/fs/cgroup")
-
-
 def parameter_bytes(recipe: Recipe, vocabulary: int, labels: int, dense: int = 0) -> Size:
-    """Return the size in bytes of the encoder and the classifier.
-
-    Raises InputError if the encoder's model does not exist.
-    """
-    label = label_bytes(recipe)
+    """Return the bytes of the encoder and the classifier. Raises InputError if the encoder's model does not exist."""
     encoder: Size = recipe.encoder.implementation.size(recipe.encoder, vocabulary, dense)
-    encoders = recipe.encoders
-    return Size(*(part * labels + encoders * whole for part, whole in zip(label, encoder, strict=True)))
+    parts = zip(label_bytes(recipe), encoder, strict=True)
+    return Size(*(label * labels + recipe.encoders * each for label, each in parts))
 
 
 def label_bytes(recipe: Recipe) -> Size:
-    """Return the number of bytes per label."""
     if not isinstance(recipe, ClassifierRecipe):
         return Size(0, 0)
     options = recipe.classifier
-    columns = recipe.encoder.dimension + int(options.bias)
-    row = RowMatrix(
-        torch.zeros(1, columns, dtype=DTYPES[options.dtype]), RowOptimizer(options.optimizer, options.momentum)
-    )
+    weight = torch.zeros(1, recipe.encoder.dimension + int(options.bias), dtype=DTYPES[options.dtype])
+    row = RowMatrix(weight, RowOptimizer(options.optimizer, options.momentum))
     return Size(tensor_bytes([row.weight]), tensor_bytes(row.state.values()))
 
 
 def require_memory(recipe: Recipe, sizes: DataSizes, ranks: int) -> None:
-    """Refuse a model whose parameters do not fit into free memory; with a GPU, only parameters on the host are counted.
-
-    Raises InputError, which names the required and the free memory.
-    """
+    """Refuse a model whose parameters, beside a GPU those on the host, exceed the free memory. Raises InputError."""
     free, has_gpu = free_memory(), torch.cuda.is_available()
     storage = recipe.classifier.storage if isinstance(recipe, ClassifierRecipe) else IN_MEMORY
     if free is None or (has_gpu and storage != ON_HOST):
@@ -133,10 +121,10 @@ def require_memory(recipe: Recipe, sizes: DataSizes, ranks: int) -> None:
     if storage not in (IN_MEMORY, ON_HOST):
         vectors = 0
     draws = 8 * recipe.negatives.draws(recipe.order.batch)
-    if encoder + vectors + draws <= free:
+    if (needed := encoder + vectors + draws) <= free:
         return
     raise InputError(
-        f"this model needs at least {say_bytes(encoder + vectors + draws)} of memory ({say_bytes(encoder)} encoder, "
+        f"this model needs at least {say_bytes(needed)} of memory ({say_bytes(encoder)} encoder, "
         f"{say_bytes(vectors)} label vectors, {say_bytes(draws)} drawn negatives), and {say_bytes(free)} are free. "
         f"Lower encoder.dimension (now {recipe.encoder.dimension:,}), the number of rows of the encoder's table, or "
         "negatives.random; or keep the vectors in a mapped file (classifier.storage)."
@@ -169,9 +157,8 @@ def require_scratch(recipe: Recipe, rows: int, labels: int, ranks: int, dense: i
 
 def encoder_bytes(recipe: Recipe, sizes: DataSizes) -> int:
     """Return a lower bound on the size in bytes of a recipe's encoder parameters."""
-    least: int = recipe.encoder.implementation.least_bytes(
-        recipe.encoder, sizes.vocabulary, sizes.features, sizes.dense
-    )
+    counts = sizes.vocabulary, sizes.features, sizes.dense
+    least: int = recipe.encoder.implementation.least_bytes(recipe.encoder, *counts)
     return least * recipe.encoders
 
 

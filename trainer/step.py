@@ -50,12 +50,12 @@ class GlobalBatches:
 
     def __iter__(self) -> Generator[GlobalBatch, None, None]:
         if self.threads and self.group.ranks > 1:
-            yield from self._prefetch()
+            yield from self._gather_ahead()
         else:
             for part in self.stream:
                 yield self.planner.gather(part, self.group, self.is_stop_requested())
 
-    def _prefetch(self) -> Generator[GlobalBatch, None, None]:
+    def _gather_ahead(self) -> Generator[GlobalBatch, None, None]:
         # Work that has begun is finished even if the iterator is closed: other ranks may be waiting for the batch.
         with (
             contextlib.closing(iter(self.stream)) as parts,
@@ -83,13 +83,12 @@ class GlobalBatches:
 
 @dataclass
 class Clock:
-    """Seconds by activity."""
+    """Seconds by activity, from one lap to the next."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     _last: float = field(default_factory=time.perf_counter)
 
     def restart(self) -> None:
-        """Reset the counts to zero."""
         self.seconds, self._last = {}, time.perf_counter()
 
     def lap(self, name: str) -> None:
@@ -166,9 +165,8 @@ def take_step(
     if hook is not None:
         hook(gathered, x, sampled)
         clock.lap("look")
-    loss, on_x = model.head.learn(
-        HeadStep(gathered, x, sampled, context.planner, number, factor, context.before_change)
-    )
+    step = HeadStep(gathered, x, sampled, context.planner, number, factor, context.before_change)
+    loss, on_x = model.head.learn(step)
     if context.neighbours is not None:
         own = slice(first, first + len(part))
         votes, gradient = context.neighbours.learn(global_batch.local, x[own], len(x))

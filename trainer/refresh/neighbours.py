@@ -44,10 +44,8 @@ class Neighbours:
             self._labels = labels.mapped()
         self._keys = np.empty((0, 0), np.float16)  # frees the space of the earlier keys
         scratch = ScratchFile(_WHAT).reserve(2 * max(1, dump.rows) * dump.dimension)
-        self._keys, self._known = (
-            np.ndarray((dump.rows, dump.dimension), np.float16, scratch),
-            np.zeros(dump.rows, bool),
-        )
+        self._keys = np.ndarray((dump.rows, dump.dimension), np.float16, scratch)
+        self._known = np.zeros(dump.rows, bool)
         for first, vectors in dump.vectors():
             rows, lengths = slice(first, first + len(vectors)), np.linalg.norm(vectors.astype(np.float32), axis=1)
             self._known[rows] = lengths > 0
