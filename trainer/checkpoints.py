@@ -160,9 +160,8 @@ class BackgroundWriter:
         self._seconds = 0.0
 
     def begin(self, step: int, rows: Tensors, job: Job) -> None:
-        """Start `job` on this rank's `rows` [n, ...], after `step` steps of the run; all ranks call `begin`.
-
-        Raises the StorageError or RankLostError of an earlier job or, in the foreground, of this job.
+        """Start `job` on this rank's `rows` [n, ...], after `step` steps; all ranks call this. Raises an earlier job's
+        error.
         """
         if not self.background:
             job(lambda start, stop, *names: {name: rows[name][start:stop] for name in names or rows})
@@ -266,10 +265,7 @@ class CheckpointWriter(BackgroundWriter):
         self._claim, self._run, self._keep = claim or Unclaimed(), run, keep
 
     def save(self, contents: CheckpointContents) -> None:
-        """Start to write a checkpoint, after all earlier checkpoints; all ranks call `save`.
-
-        Raises the StorageError of an earlier checkpoint or of this checkpoint.
-        """
+        """Start to write a checkpoint; all ranks call this. Raises the StorageError of this or an earlier one."""
         if not self.background:
             self.begin(contents.step, contents.rows, partial(self._write, contents))
             return
@@ -396,10 +392,7 @@ class RowSnapshot:
         return partial(self._read, self._readers)
 
     def keep(self, ids: np.ndarray | torch.Tensor) -> None:
-        """Save copies of the rows `ids` [C], which are about to change; apart from padding, ids are distinct.
-
-        Raises StorageError if there is no room for a scratch file.
-        """
+        """Save copies of the distinct rows `ids` [C], which are about to change. Raises StorageError without room."""
         with self._lock:
             piece = None
             if self._unread and len(ids):

@@ -37,8 +37,7 @@ def keep_freed_memory() -> None:
 def open_device(name: str) -> torch.device:
     """Return the device `name`: auto, cpu, cuda or cuda:N. Raises InputError if the device does not exist.
 
-    `auto` is a GPU if there is one, else the CPU. Without a number, `cuda` is the GPU with number LOCAL_RANK, which
-    torchrun sets.
+    `auto` is a GPU if there is one; `cuda` without a number is the GPU with number LOCAL_RANK, as torchrun sets it.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     kind, _, number = name.partition(":")
@@ -94,10 +93,7 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def denormals_flushed() -> Iterator[None]:
-    """Flush denormals to zero: Adagrad's sums and Adam's moments become denormal, which slows down most processors.
-
-    The setting applies to the whole process, so the block turns it off at the end.
-    """
+    """Flush denormals, which Adagrad's sums and Adam's moments become, to zero in this process: they are slow."""
     torch.set_flush_denormal(True)
     try:
         yield
@@ -205,10 +201,7 @@ def send(value: Any, device: torch.device) -> Any:
 
 
 class AsyncCopy:
-    """A copy of a tensor to the CPU, on a separate stream: `take` waits for the copy, but no step waits for it.
-
-    The tensor must not change before the copy is complete, unless the caller of `take` can handle a change.
-    """
+    """A copy of a tensor to the CPU, on a separate stream; the tensor must not change before the copy is complete."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._event: torch.cuda.Event | None = None
@@ -257,10 +250,9 @@ def send_tensor(buffer: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 @contextlib.contextmanager
 def on_copy_stream(device: torch.device) -> Iterator[Callable[[T], T]]:
-    """Run the block's work on the stream for incoming arrays, in parallel with the device's current work.
+    """Run the block on the stream for incoming arrays, in parallel with the device's current work; on a CPU, at once.
 
     The block gets a function that hands tensors over to the current stream, so that later work waits for the tensors.
-    This has no effect without a GPU.
     """
     if device.type != "cuda":
         yield lambda value: value

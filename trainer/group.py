@@ -26,9 +26,8 @@ class Ranks(NamedTuple):
 
 
 def ranks_of_environment(environment: Mapping[str, str] | None = None) -> Ranks:
-    """Return RANK and WORLD_SIZE from the environment, as set by `torchrun` and other launchers; default (0, 1).
-
-    Raises InputError if only one variable is set, or if a value is impossible.
+    """Return RANK and WORLD_SIZE, as launchers set them; default (0, 1). Raises InputError for one, or impossible
+    values.
     """
     variables = os.environ if environment is None else environment
     rank, ranks = variables.get("RANK"), variables.get("WORLD_SIZE")
@@ -78,10 +77,7 @@ class Group:
 
     @staticmethod
     def of_environment() -> "Group":
-        """Join the ranks that torchrun launched: gloo for tensors on a CPU, nccl on a GPU; ALONE for a single rank.
-
-        Raises InputError for invalid environment variables, ExtremisError if some ranks do not join.
-        """
+        """Join the ranks that torchrun launched; ALONE for a single rank. Raises InputError, ExtremisError."""
         ranks = ranks_of_environment()
         return ALONE if ranks.ranks == 1 else join(ranks)
 
@@ -95,10 +91,7 @@ class Group:
         return tensor
 
     def begin_sum(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Begin to replace `tensor` [n] with its sum over ranks; return a function that waits for the sum.
-
-        The function returns `tensor`. Other work and other messages may continue in the meantime.
-        """
+        """Begin to replace `tensor` [n] with its sum over ranks; return a function that waits for it and returns it."""
         return lambda: tensor
 
     def max(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -106,9 +99,8 @@ class Group:
         return tensor
 
     def all_gather(self, tensor: torch.Tensor, sizes: list[int] | None = None) -> torch.Tensor:
-        """Concatenate the tensors [b_r, ...] of all ranks in rank order, to [sum b_r, ...], without gradients.
-
-        b_r may differ by rank; passing known `sizes` [G] saves a message.
+        """Concatenate the tensors [b_r, ...] of all ranks in order, without gradients; known `sizes` [G] save a
+        message.
         """
         return tensor
 

@@ -24,9 +24,8 @@ _INPUT_COLUMNS = frozenset(name for columns in _COLUMNS.values() for name in col
 
 @dataclass(frozen=True)
 class Inputs:
-    """B rows: token ids, int32 feature ids (sorted and unique within a row), and vectors `dense` [B, d] float16.
-
-    Inputs that are not read are None.
+    """B rows: token ids, int32 feature ids (sorted, unique within a row), vectors `dense` [B, d] float16; None: not
+    read.
     """
 
     tokens: Ragged | None = None
@@ -71,10 +70,7 @@ class Inputs:
 
 
 def open_queries(data: DataLayout, split: str) -> Table:
-    """Open the queries of `split`.
-
-    Raises InputError if DATA lacks this split, TableError if the split is unfinished.
-    """
+    """Open the queries of `split`. Raises InputError if DATA lacks this split, TableError if it is unfinished."""
     prefix = "queries/"
     splits = [name.removeprefix(prefix) for name in Table.open(data.root, "data").parents if name.startswith(prefix)]
     if split not in splits:

@@ -214,10 +214,7 @@ class Trainer:
 
     @property
     def total_steps(self) -> int:
-        """Number of planned steps of the run.
-
-        If some clusters lack a row, an epoch may have an additional step, which the learning rates ignore.
-        """
+        """Number of planned steps; the learning rates ignore an additional step of clusters that lack a row."""
         return self._steps_an_epoch * self.epochs + self._more_steps
 
     def rate_factor(self, step: int) -> float:
@@ -329,7 +326,6 @@ class Trainer:
         context.tracker.record("adoption", progress.global_step + 1, {"epoch": progress.epoch, **asdict(adoption)})
 
     def _spend(self, since: float) -> float:
-        """Add the seconds since the time `since` to the epoch's time; return the current time."""
         time_now = time.perf_counter()
         self.progress.budget.spend(time_now - since)
         return time_now
@@ -446,10 +442,7 @@ class Trainer:
         return EpochReport(epoch, self.epochs, loss, seconds, rows, adoption, metrics)
 
     def _record_validation(self, metrics: dict[str, float], last: bool) -> None:
-        """Record the best validation; end the run early after `validation.patience`, unless this is the `last` epoch.
-
-        All ranks have the same metrics, so they make the same decision.
-        """
+        """Record the best validation; end the run after `validation.patience`, the same on all ranks."""
         context, progress, options = self.context, self.progress, self.recipe.validation
         metric = metrics[options.metric]
         if progress.best_metric is None or metric > progress.best_metric:

@@ -95,9 +95,8 @@ class Model:
         return columns_of(self.inputs)
 
     def embed(self, inputs: Inputs, labels: bool = False) -> torch.Tensor:
-        """Embed B queries as x [B, D] (D + 1 with a bias), which can be scored against vectors, without gradients.
-
-        `labels`: embed labels, with their own encoder if `head.shared` is false.
+        """Embed B queries, or `labels`, as x [B, D] (D + 1 with a bias), to be scored against vectors, without
+        gradients.
         """
         encoder = self.encoders.get("label-encoder", self.encoder) if labels else self.encoder
         return self.head.extend(encoder.encode(encoder.prepare(inputs)))
@@ -116,9 +115,8 @@ class Model:
         return tensors
 
     def load(self, checkpoint: Checkpoint, optimizer: bool = False) -> None:
-        """Load the parameters of a checkpoint; with `optimizer`, also all state that is needed to continue training.
-
-        An optimizer that the checkpoint has no state of starts without state. Raises TableError.
+        """Load a checkpoint's parameters; `optimizer`: also the state of optimizers, where it has any. Raises
+        TableError.
         """
         self.load_encoders(checkpoint, optimizer)
         checkpoint.read_rows(self.head.rows(optimizer), self.head.start)
@@ -134,10 +132,7 @@ class Model:
 
 @torch.no_grad()
 def embed_labels(model: Model, data: DataLayout, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield (l, embeddings [n, D] of labels [l, l + n)) for all of [start, stop), one row group at a time.
-
-    Raises InputError if the labels lack columns that the encoder reads. Raises TableError.
-    """
+    """Yield (l, embeddings [n, D] of labels [l, l + n)) for [start, stop), by row group. Raises InputError, TableError."""
     table = Table.open(data.labels, "labels")
     require_inputs(table, model.inputs)
     first = start
@@ -195,10 +190,7 @@ def find_checkpoint(
 def find_earlier(
     data: DataLayout, run: RunLayout, step: int | str | None = None
 ) -> tuple[Recipe, Checkpoint, list[str]]:
-    """Open the recipe and checkpoint of a run on DATA or an earlier version; also return the parts added since.
-
-    Raises InputError if there is no run or no checkpoint, or if the run used different data; TableError.
-    """
+    """Return what `find_checkpoint` does for this or an earlier version of DATA, and the parts added since."""
     recipe, checkpoint = find_checkpoint(data, run, step, earlier=True)
     trained = str(trained_digest(load_config(run.config)))
     return recipe, checkpoint, parts_since(Table.open(data.root, "data").manifest, trained) or []
@@ -231,10 +223,7 @@ def trained_labels(model: Model, checkpoint: Checkpoint) -> int | None:
 
 
 def load_encoder(data: DataLayout, run: RunLayout, step: int | str | None = None, device: torch.device = CPU) -> Model:
-    """Load a checkpoint's model for embedding only, without the rows of labels, so that memory does not grow with L.
-
-    Raises the errors of `find_checkpoint`.
-    """
+    """Load a checkpoint's model for embedding only, without rows of labels. Raises the errors of `find_checkpoint`."""
     recipe, checkpoint = find_checkpoint(data, run, step)
     sizes = DataSizes.of(data)
     model = Model.build(recipe, sizes.vocabulary, 0, sizes.features, device=device, dense=sizes.dense)
@@ -258,10 +247,7 @@ def trained_digest(config: dict) -> str | None:
 
 
 def require_same_data(config: dict, manifest: Manifest, data: str, run: str, earlier: bool = False) -> None:
-    """Refuse a run that was trained on different data; with `earlier`, earlier versions of this data are accepted.
-
-    Raises InputError with both digests.
-    """
+    """Refuse a run on different data, or, if not `earlier`, on an earlier version. Raises InputError with both digests."""
     trained = trained_digest(config)
     if trained != manifest.digest and not (earlier and parts_since(manifest, str(trained)) is not None):
         raise InputError(
@@ -274,8 +260,7 @@ def require_same_data(config: dict, manifest: Manifest, data: str, run: str, ear
 def load_encoder_of_run(model: Model, data: DataLayout, recipe: Recipe) -> bool:
     """Load the encoder of the run `train.encoder_from`; return False if the recipe names no run.
 
-    Raises InputError if the encoder is frozen but untrained, if the run or its checkpoint does not exist, or if the run
-    used different data or a different encoder; TableError.
+    Raises InputError if the encoder is frozen but untrained, or if the run does not fit; TableError.
     """
     url = recipe.train.encoder_from
     if not url:
@@ -314,8 +299,7 @@ def initialise_from_texts(model: Model, data: DataLayout, norm: float) -> None:
 def initialise_from_run(model: Model, data: DataLayout, recipe: Recipe, say: Say) -> bool:
     """Load the parameters of the run `train.start_from`, by label id; return False if the recipe names no run.
 
-    `train.new_labels` determines the vectors of new labels. Raises InputError if the run does not exist, used different
-    data, or has a different model; TableError.
+    `train.new_labels` determines the vectors of new labels. Raises InputError if the run does not fit; TableError.
     """
     url = recipe.train.start_from
     if not url:

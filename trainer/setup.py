@@ -86,7 +86,7 @@ def set_up(
 ) -> RunContext:
     """Open and build what a run needs, on every rank. Raises InputError, TableError.
 
-    `threads`: number of torch threads if the recipe does not set this number; 0: one thread per core.
+    `threads`: torch threads (0: one per core) if the recipe does not set them.
     """
     say = say if group.first else lambda line: None
     keep_freed_memory()

@@ -28,10 +28,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def label_bounds(data: DataLayout, recipe: Recipe, ranks: int) -> list[int] | None:
-    """Return bounds [G + 1] of ranges with about equal work; None means ranges with equal numbers of labels.
-
-    Memory does not grow with L. Raises TableError.
-    """
+    """Return bounds [G + 1] of ranges with about equal work; None: equal numbers of labels. Raises TableError."""
     labels = Table.open(data.labels, "labels")
     points = labels.parameters.get("training_points")
     if ranks == 1 or not points or not isinstance(recipe, ClassifierRecipe) or recipe.negatives.all_labels:
@@ -48,8 +45,7 @@ def label_bounds(data: DataLayout, recipe: Recipe, ranks: int) -> list[int] | No
 def cumulated(groups: Iterable[np.ndarray], labels: int) -> tuple[np.ndarray, np.ndarray]:
     """Return ascending label ends [K], including 0 and L, and the sum of frequencies [K] before each end.
 
-    `groups` yields frequencies [n] in label order. Ends are evenly spaced, with additional ends before and after
-    frequent labels.
+    `groups` yields frequencies in label order. Ends are evenly spaced, with more ends around frequent labels.
     """
     stride, first, total = max(1, labels >> _STRIDE), 0, 0
     ends, sums = [np.zeros(1, np.int64)], [np.zeros(1, np.int64)]
@@ -132,10 +128,7 @@ def require_memory(recipe: Recipe, sizes: DataSizes, ranks: int) -> None:
 
 
 def require_scratch(recipe: Recipe, rows: int, labels: int, ranks: int, dense: int = 0) -> None:
-    """Refuse a run on `rows` training rows if the scratch files of all ranks on this machine do not fit into TMPDIR.
-
-    `dense`: length of a row's dense vector. Raises InputError.
-    """
+    """Refuse a run whose ranks' scratch files do not fit into TMPDIR. Raises InputError."""
     a_row, here = 2 * recipe.encoder.dimension, min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     needs, dumps = {}, len(recipe.table_epochs())
     if dumps:

@@ -125,10 +125,7 @@ class StepContext:
 
 @dataclass(frozen=True)
 class StepResult:
-    """Result of `step` of the epoch on every rank: mean loss, row ids [B] and x [B, D] of the global batch.
-
-    The loss is a float64 tensor [] on the device; reading the loss waits for the step.
-    """
+    """Result of `step` of the epoch on every rank: the loss, a float64 tensor on the device, row ids [B] and x [B, D]."""
 
     step: int
     loss: torch.Tensor

@@ -89,9 +89,8 @@ class Tracker:
         self._listeners.append(listener)
 
     def start(self, step: int) -> None:
-        """Continue after global `step`: records of an interrupted run after this step will be written again.
-
-        Raises InputError if a watcher's setup fails.
+        """Continue after global `step`, and drop later records of an interrupted run. Raises InputError of a watcher's
+        setup.
         """
         records, services = read_metrics(self._run) if step else [], dict[str, Any]()
         with contextlib.suppress(FileNotFoundError, TableError):

@@ -103,7 +103,11 @@ class _Rank:
             DataLayout(f"{self.task.folder}/data"), run, recipe, lambda line: None, self.group, Unclaimed()
         )
         initialise_model(context)
-        made_from = {"digest": context.sizes.manifest.digest, "labels": context.labels, "queries": context.sources[0].rows}
+        made_from = {
+            "digest": context.sizes.manifest.digest,
+            "labels": context.labels,
+            "queries": context.sources[0].rows,
+        }
         storage.write_bytes(run.config, dump_config(recipe, data=made_from))
         yield Stage("train", "start", time.perf_counter() - began)
         self.trainer, began = Trainer(context), time.perf_counter()

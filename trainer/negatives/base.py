@@ -59,9 +59,8 @@ class SourceContext:
 
 
 class NegativeSource(ABC):
-    """A source of negatives. A source without state overrides only `find`.
-
-    A new source needs a file with its section and its class, and an entry in trainer/methods/astra.py.
+    """A source of negatives. One without state overrides only `find`. It also needs a section, and an entry in
+    astra.py.
     """
 
     name: ClassVar[str]
@@ -70,9 +69,8 @@ class NegativeSource(ABC):
 
     @abstractmethod
     def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled | None:
-        """Return negatives for the global batch, whose embeddings are x [B, D], or None.
-
-        On several ranks, each rank returns labels from its own range, or all ranks return the same labels.
+        """Return negatives for the global batch, with embeddings x [B, D]: a rank's own labels, or the same on all
+        ranks.
         """
 
     def touch(self, rows: np.ndarray) -> None:  # noqa: B027

@@ -151,9 +151,8 @@ def _random(word):  # type: ignore[no-untyped-def]
 def _draw_labels(key, rows, count, labels, start, stop, kind):  # type: ignore[no-untyped-def]
     """Draw `count` uniform labels from [0, labels) for each row; return the part in [start, stop), counted from start.
 
-    Also return the end of each row, int64 [B + 1]. In the first and the last cell, draws outside the range become
-    padding. A 64-bit number u gives label u · labels / 2^64, rounded down, so the number of values u per label differs
-    by at most one.
+    Also return the end of each row. In the first and the last cell, draws outside the range become padding. A 64-bit
+    number u gives label u · labels / 2^64, rounded down, so the number of values u per label differs by at most one.
     """
     first, last = start * _CELLS // labels, min(_CELLS - 1, (stop * _CELLS - 1) // labels)
     counts, keys = _count_in_cells(key, rows, count, first, last)
@@ -193,7 +192,6 @@ def _draw_numbers(key, rows, count, first, last):  # type: ignore[no-untyped-def
 
 @numba.njit(nogil=True, cache=True)
 def _words_of_cell(key, cell):  # type: ignore[no-untyped-def]
-    """Return the position of the first random word for a cell of a row; the words for nodes come first."""
     return key + ((np.uint64(_CELLS + cell) << _WORDS) * _STEP)
 
 
@@ -233,10 +231,7 @@ def _lower_half(word, draws):  # type: ignore[no-untyped-def]
 
 
 def draw_hard(hard: np.ndarray, rows: np.ndarray, count: int, *, seed: int, epoch: int, step: int) -> np.ndarray:
-    """Draw `count` of the table's K columns for each query, in order: [B, K] -> [B, count]; all columns if count = K.
-
-    A query's draw depends on its row id in `rows` [B] and the step, not on the rest of the batch.
-    """
+    """Draw `count` of the K columns of [B, K] for each query, in order, by its row id and the step; all if count = K."""
     if count >= hard.shape[1]:
         return hard
     key = generator(seed, Purpose.HARD_COLUMNS, epoch, step).integers(0, 1 << 64, dtype=np.uint64)

@@ -34,10 +34,7 @@ _HASHED = 1 << 16  # rows of the classifier that are hashed at a time
 
 
 class HashedNegatives(NegativeSource):
-    """Labels from the query's buckets in hash tables over the vectors of a rank's labels.
-
-    All results depend only on (options, seed), the vectors, and the (epoch, step) of each call.
-    """
+    """Labels from the query's buckets in hash tables over a rank's label vectors, the same for the same (epoch, step)."""
 
     name = "lsh"
     stateful = True
@@ -91,9 +88,8 @@ class HashedNegatives(NegativeSource):
     def sample(self, x: np.ndarray, positives: Ragged, *, epoch: int, step: int) -> Ragged:
         """Return distinct negatives of B queries, int32, without positives.
 
-        With `query` = "embedding" (Theorem 2), x [B, D] is hashed. With "label" (Theorem 1), each step draws a positive
-        of each query and uses the positive's stored code instead of hashing x; a query without a positive gets no
-        negatives.
+        With `query` = "embedding" (Theorem 2), x [B, D] is hashed. With "label" (Theorem 1), a random positive's stored
+        code is used instead of a hash of x; a query without a positive gets no negatives.
         """
         draw = generator(self.seed, Purpose.HASH_TABLES, epoch, step, HashTablesStream.QUERIES)
         order = draw.permutation(self.options.tables)
@@ -165,10 +161,8 @@ class HashTables:
         self.arrays = TableArrays(self.codes, slots, held, members, owed)
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return the arrays that later steps depend on, by name, with only the buckets in use.
-
-        `buckets` [n] contains the indices of the buckets in use among all buckets of all tables; `rows` contains the
-        rows in these buckets, in the same order.
+        """Return the arrays that later steps depend on: `rows` of the `buckets` [n] in use, which count over all
+        tables.
         """
         codes, slots, held, members, owed = self.arrays
         buckets = np.flatnonzero((members.ravel() != 0) | (owed.ravel() != 0))
@@ -208,10 +202,9 @@ class HashTables:
         _move_rows(rows, codes, np.uint64(key), self.arrays)
 
     def find(self, codes: np.ndarray, order: np.ndarray, without: Ragged, most: int = 0) -> Ragged:
-        """Return the distinct rows in the buckets `codes` [B, L] of each query, int32.
+        """Return the distinct rows in the buckets `codes` [B, L] of each query, int32, without the rows `without`.
 
-        The search visits tables in `order` [L] until a query has `most` rows (0: no maximum). `without`: rows to leave
-        out for each query.
+        The search visits tables in `order` [L] until a query has `most` rows (0: no maximum).
         """
         tables, _, capacity = self.arrays.slots.shape
         width = min(most or tables * capacity, tables * capacity, len(self.codes))
@@ -282,7 +275,6 @@ def _delete(row: int, table: int, code: int, tables: TableArrays) -> None:
 
 @numba.njit(nogil=True, cache=True)
 def _find(codes, order, without, most, tables, seen, into):  # type: ignore[no-untyped-def]
-    """Write rows and offsets to `into`; return the number of rows."""
     values, offsets = without
     rows, starts = into
     count = 0

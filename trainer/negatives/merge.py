@@ -53,10 +53,7 @@ def merge(
 def merge_with_pool(
     positives: np.ndarray, offsets: np.ndarray, hard: LabelLists, pool: np.ndarray, weight: float
 ) -> Candidates:
-    """Merge like `merge`, but with one pool of draws, `pool` [k], shared by all queries; each draw weighs `weight`.
-
-    Every pair has weight 1.
-    """
+    """Merge like `merge`, but with one `pool` [k] of draws, each of `weight`, for all queries; every pair weighs 1."""
     queries, size = _queries(positives, offsets, hard, None, pool)
     ids, (query, place, masked_query, masked_pool) = np.empty(size, np.int64), np.empty((4, size), np.int32)
     positive, ones, pool_weight = np.empty(size, bool), np.empty(size, np.float32), np.zeros(len(pool), np.float32)
@@ -74,10 +71,9 @@ def concatenate_labels(
     weight: float = 1.0,
     with_pads: bool = False,
 ) -> DrawnLabels:
-    """Concatenate the labels of `merge`, for a device that merges them itself; `with_pads` keeps the padding of `hard`.
+    """Concatenate the labels of `merge`, int32 if they fit, for a device; `with_pads` keeps the padding of `hard`.
 
-    A draw has the weight `weight`, other labels have the weight 1. Labels are int32 if all of them are below the
-    maximum of int32, else int64. Raises ValueError as `merge` does.
+    A draw has the weight `weight`, other labels have the weight 1. Raises ValueError as `merge` does.
     """
     queries, size = _queries(positives, offsets, hard, draws, None)
     label, starts, draws_from = _concatenate_labels(queries, size, with_pads)
@@ -123,7 +119,6 @@ def _rows(labels: LabelLists, bounds: int) -> Ragged:
 
 @numba.njit(nogil=True, cache=True)
 def _merge(queries, weights, pairs):  # type: ignore[no-untyped-def]
-    """Write to the arrays of `pairs`; return the numbers of labels and of pairs."""
     label, starts, draws_from = _concatenate_labels(queries, len(pairs.ids), False)
     labels, _ = _number(label, len(label), pairs.ids, pairs.pair_label)
     latest, kept = np.full(labels, -1, np.int32), np.uint32(0)  # the latest pair of each label
@@ -215,7 +210,7 @@ def _append(label, size, values, start, stop, with_pads):  # type: ignore[no-unt
 
 @numba.njit(nogil=True, cache=True)
 def _number(label, pairs, ids, place):  # type: ignore[no-untyped-def]
-    """Number labels [n], labels of the pool (from `pairs` on) first: write `ids` [C], and each label's index in `ids`.
+    """Number the labels, those of the pool (from `pairs` on) first: write `ids` [C], and each label's `place` in it.
 
     Return C, and the number of labels in the pool.
     """
@@ -260,10 +255,7 @@ def _number_by_bits(label, pairs, words, ids, place):  # type: ignore[no-untyped
 
 @numba.njit(nogil=True, cache=True)
 def _sort(label, every, words, others):  # type: ignore[no-untyped-def]
-    """Sort words of (label, number) stably by label; return whether the result is in `others`.
-
-    `every`: bitwise or of all labels.
-    """
+    """Sort words of (label, number) stably by label; return if the result is in `others`. `every`: or of all labels."""
     bits = 0
     while every >> bits:
         bits += 1
@@ -290,7 +282,6 @@ def _sort(label, every, words, others):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _deal(label, target, ends, last):  # type: ignore[no-untyped-def]
-    """Write a word (label, number) for each label, ordered by the label's last digit."""
     for number in range(len(label)):
         value = np.uint64(label[number])
         end = ends[value & last]

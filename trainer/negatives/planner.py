@@ -203,10 +203,7 @@ class Planner:
         return None if batch.hard is None else self._columns(batch, batch.hard)
 
     def hard(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> np.ndarray | None:
-        """Return this rank's hard negatives [B, k] in a step, as ids counted from its first label, padded with -1.
-
-        Waits for negatives that are still on a device.
-        """
+        """Return this rank's hard negatives [B, k] in a step, counted from its first label, padded; waits for a device."""
         hard = self._hard(batch, self._sampled(batch, sampled))
         return None if hard is None else _matrix(hard)
 
@@ -217,7 +214,6 @@ class Planner:
         return batch if self.label_range is None else restrict_to_labels(batch, *self.label_range)
 
     def _hard(self, batch: Batch, sampled: Sequence[Sampled]) -> np.ndarray | Ragged | None:
-        """Return this rank's hard negatives in the step, from all sources; a label counts once per query."""
         ranked = [self._columns(batch, _on_host(each.ids)) for each in sampled if each.ranked]
         others = [_on_host(each.ids) for each in sampled if not each.ranked]
         ranked_labels, other_labels = self._own_labels(ranked), self._own_labels(others)
@@ -309,9 +305,8 @@ def unmerged_candidates(
 
 
 def distinct_labels(batch: Batch, hard: LabelLists, drawn: np.ndarray | None = None) -> np.ndarray:
-    """Return the distinct labels of a batch, ascending, int64 [C]: its positives and the negatives `hard`.
-
-    Only the `drawn` positives [sum P] are included; None: all positives.
+    """Return the distinct labels of a batch, ascending, int64 [C]: `hard`, and the `drawn` positives [sum P] (None:
+    all).
     """
     negatives = np.empty(0, np.int64) if hard is None else hard.values if isinstance(hard, Ragged) else hard.ravel()
     positives = batch.positives if drawn is None else batch.positives[drawn]

@@ -105,11 +105,7 @@ class Batch:
         return len(self.rows)
 
     def padded(self, *, pad: int = 0, most: int | None = None, dtype: torch.dtype = torch.int64) -> Padded:
-        """Return token ids as tensors: `input_ids` [B, T], padded at the end of each row, and `lengths` [B].
-
-        T, the length of the longest row, is at least 1; rows are truncated to `most` tokens. Raises ValueError for a
-        batch without tokens.
-        """
+        """Return token ids [B, T], T at least 1, as `pad_rows` does. Raises ValueError for a batch without tokens."""
         if self.inputs.tokens is None:
             raise ValueError("this batch has no tokens: the stream was opened with other inputs")
         return pad_rows(self.inputs.tokens, pad=pad, most=most, dtype=dtype)
@@ -159,7 +155,7 @@ def _pad_arrays(tokens: Ragged, pad: int, most: int | None, dtype: torch.dtype) 
 
 @numba.njit(cache=True)  # so short that releasing the lock would take longer
 def _measure(offsets: np.ndarray, most: int, lengths: np.ndarray) -> int:
-    """Write the lengths of rows, at most `most`; return the largest length, at least 1."""
+    """Write the lengths of rows, at most `most`; return the largest, at least 1."""
     longest = 1
     for row in range(len(lengths)):
         lengths[row] = min(offsets[row + 1] - offsets[row], most)

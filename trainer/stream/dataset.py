@@ -145,9 +145,8 @@ class JoinedStream(IterableDataset):
         return self.steps
 
     def set_epoch(self, epoch: int, sources: list[Source] | None = None) -> None:
-        """Start `epoch` at its first step; `sources` provide new negatives and weights.
-
-        Workers of a DataLoader, including persistent workers, get the epoch at the loader's next iteration.
+        """Start `epoch` at its first step, in workers at the loader's next iteration; `sources`: new negatives and
+        weights.
         """
         epoch = whole_number("epoch", epoch)
         sources, self._later = sources or self._later, None
@@ -240,7 +239,6 @@ class JoinedStream(IterableDataset):
         self._set_sources([replace(source, weight=weight) for source, (_, weight) in pairs])
 
     def _notify_workers(self) -> None:
-        """Send the current step of this stream to the copies in workers."""
         if slice_of_process() is not None:
             return
         negatives = {s.name: None if s.negatives is None else s.negatives.url for s in self._sources}
@@ -280,7 +278,6 @@ class JoinedStream(IterableDataset):
                 yield batch
 
     def _batches(self, order: EpochOrder, steps: range) -> Generator[Batch, None, None]:
-        """Deal the batches of `steps`, with candidates if the stream plans."""
         keep_freed_memory()
         if not steps:
             return
@@ -301,9 +298,8 @@ class JoinedStream(IterableDataset):
                 window.close()
 
     def _deal_ahead(self, pool: Executor, windows: Iterator[Decoding], steps: range) -> Generator[Batch, None, None]:
-        """Deal the batches in order; the pool works some pieces ahead, and decodes the next window.
-
-        Tasks of the next window alternate with pieces of the current window, so that both make progress.
+        """Deal the batches in order. Tasks of the next window alternate with pieces of the current one: both make
+        progress.
         """
         pieces: deque[tuple[Future[list[Batch]], Window | None]] = deque()
 
@@ -364,9 +360,8 @@ def slice_of_process() -> WorkerSlice | None:
 class WorkerChannel:
     """Shared memory with the last message of the main process to copies of a stream in persistent workers.
 
-    The memory is anonymous, and is freed when the processes end. If a loader spawns workers, the memory moves to
-    /dev/shm, which may be small in a container. Writer and readers take turns: a loader's workers begin an epoch only
-    after the owner has called `set_epoch`.
+    If a loader spawns workers, the memory moves to /dev/shm, which may be small in a container. Writer and readers take
+    turns: a loader's workers begin an epoch only after the owner has called `set_epoch`.
     """
 
     def __init__(self) -> None:

@@ -89,7 +89,7 @@ class EpochOrder:
 
     @cached_property
     def _starts(self) -> np.ndarray:
-        """Start of each piece, followed by the total number of dealt units, [E + 1]."""
+        """Start of each piece, and the total number of dealt units, [E + 1]."""
         counts = self.pieces[:, 2] - self.pieces[:, 1] if self.clusters is None else self.clusters[self.pieces[:, 0]]
         return offsets_of(counts)
 
@@ -181,16 +181,14 @@ class EpochOrder:
         return bounds
 
     def _window_range(self, stream: int, window: int) -> tuple[int, int]:
-        """Return the positions [start, stop) of one stream's window in the permuted sequence."""
         first, last = stream * self.units // self.streams, (stream + 1) * self.units // self.streams
         start = min(first + window * self.window_units, last)
         return start, min(start + self.window_units, last)
 
 
 def streams_of_rank(streams: int, rank: int, ranks: int) -> range:
-    """Return the streams of `rank`, a contiguous range: the batches of all `ranks`, in order, form the global batch.
-
-    The number of streams differs by at most one between ranks. Raises InputError for more ranks than streams.
+    """Return the streams of `rank`, a contiguous range; sizes differ by at most one. Raises InputError for too many
+    ranks.
     """
     if ranks > streams:
         raise InputError(
@@ -201,11 +199,10 @@ def streams_of_rank(streams: int, rank: int, ranks: int) -> range:
 
 
 def deal(deals: Sequence[WindowDeal]) -> tuple[np.ndarray, np.ndarray]:
-    """Order the concatenated rows of several streams' windows by batch.
+    """Return the order that gathers the concatenated rows of `deals` [s] batch by batch, and the batches' offsets into
+    it.
 
-    `deals` [s]: one deal for each stream's window, all with the same number of batches. Returns the gather order (batch
-    by batch, and stream by stream within a batch) and the batches' offsets into it [batches + 1]; rows after the last
-    batch are left out.
+    There is a deal for each stream's window, with the same number of batches [batches + 1]; later rows are left out.
     """
     starts = offsets_of(np.array([len(rows) for rows, _ in deals], np.int64))
     rows = np.concatenate([rows[: ends[-1]] + start for (rows, ends), start in zip(deals, starts, strict=False)])
@@ -330,8 +327,7 @@ def count_rows(dealt: np.ndarray, mix: Sequence[WeightedGroups]) -> int:
 def pieces_of(dealt: np.ndarray, mix: Sequence[WeightedGroups], seed: int, epoch: int) -> np.ndarray:
     """Return the pieces that `epoch` deals, in storage order: (row group, first row within it, end) [E, 3] int64.
 
-    `dealt` [M, 2]: the rows [first, end) of each row group that are dealt, in storage order; without a `mix`, each of
-    these rows is dealt once.
+    `dealt` [M, 2]: the rows [first, end) of each row group that are dealt; without a `mix`, each of them once.
     """
     whole_groups = np.column_stack([np.arange(len(dealt)), dealt])
     if not mix:

@@ -73,11 +73,7 @@ class _TableGroup:
 
 
 class RowGroups:
-    """Reads the row groups of several sources. Thread-safe.
-
-    Row groups and row ids are numbered source by source in storage order. Pickling the object leaves out open files and
-    downloads.
-    """
+    """Reads the row groups of several sources, numbered source by source in storage order, as row ids are. Thread-safe."""
 
     _downloads: "DownloadQueue[FetchedRanges] | None"
 
@@ -120,10 +116,8 @@ class RowGroups:
         return RowGroups, (*self._arguments, self.dealt)  # a copy in a worker does not look for the rows again
 
     def request(self, groups: Iterable[int]) -> None:
-        """Start downloads of `groups` for `read`; pass each group once for each time that it will be read.
-
-        Tables on a local disk need no download. Requests beyond the memory limit wait until earlier row groups have
-        been read.
+        """Start downloads of `groups` from remote tables, within the memory limit; pass a group once for each later
+        `read`.
         """
         self._after_fork()  # here only one thread is active; several read later
         if self._downloads is None:
@@ -145,9 +139,8 @@ class RowGroups:
         self._shards.close()
 
     def read(self, group: int) -> pa.Table:
-        """Read row group `group`: columns of the inputs, `label_ids`, filter pairs and, from joined negatives, `hard`.
-
-        Raises TableError, which names the shard and the row group; StorageError.
+        """Read the inputs, `label_ids`, filter pairs and joined negatives (`hard`) of a row group. Raises TableError,
+        StorageError.
         """
         self._after_fork()
         take = self._downloads.take if self._downloads is not None else lambda item: None
@@ -294,10 +287,9 @@ class _Download(Generic[T]):
 
 
 class DownloadQueue(Generic[T]):
-    """Calls `download` for requested items on `threads` separate threads, in the order of the requests.
+    """Calls `download` for requested items, in order, on `threads` separate threads. Thread-safe, also after `close`.
 
-    The total `size` of items in progress or waiting to be taken is at most `limit` bytes; a single item may be larger.
-    Thread-safe, and usable after `close`.
+    The total `size` of items in progress or waiting to be taken is at most `limit` bytes, unless it is one larger item.
     """
 
     def __init__(self, download: Callable[[Any], T], size: Callable[[Any], int], threads: int, limit: int) -> None:
@@ -312,10 +304,7 @@ class DownloadQueue(Generic[T]):
             self._start_more()
 
     def take(self, item: Hashable) -> T | None:
-        """Wait for the download of `item` and return it; None if its download has not begun.
-
-        Raises the exceptions of `download`.
-        """
+        """Wait for the download of `item`, or raise its error; return None if its download has not begun."""
         with self._lock:
             download = self._started.get(item)
             if download is None:

@@ -52,8 +52,7 @@ class Source:
     def with_negatives(self, url: str | None, ids_of: str | None = "labels") -> "Source":
         """Join the rows with the table at `url`, or with the newest finished table of the run at `url`.
 
-        Raises TableError if there is no table, if the table has different rows, or if its ids are not `ids_of` (None:
-        any ids).
+        Raises TableError if there is no table of these rows whose ids are `ids_of` (None: any ids).
         """
         if url is None:
             return replace(self, negatives=None)
@@ -119,10 +118,9 @@ def open_sources(
 
 
 def by_shares(sources: Sequence[Source]) -> list[Source]:
-    """Return `sources` with new weights, so that the numbers of dealt rows are in proportion to the current weights.
+    """Return `sources` with weights in proportion to which an epoch deals rows; the least weight is 1.
 
-    An epoch deals each row of the least dealt source once. Raises InputError if rows of another source would be dealt
-    too often.
+    Raises InputError if rows of another source would be dealt too often.
     """
     rows = [max(1, source.share.rows(source.table)) for source in sources]
     times = [source.weight * count**-1.0 for source, count in zip(sources, rows, strict=True)]
@@ -146,10 +144,10 @@ class Replay(NamedTuple):
 
 
 def select_window(sources: list[Source], window: str | Sequence[str], replay: Replay | None = None) -> list[Source]:
-    """Return `sources` with the parts of the window in place of the queries, oldest first.
+    """Return `sources` with the parts of the window in place of the queries, oldest first; raises InputError without
+    one.
 
-    Rows of an earlier run, including label texts, are dealt `replay.times` times as often. Raises InputError if no part
-    is in the window.
+    Rows of an earlier run, including label texts, are dealt `replay.times` times as often.
     """
     if not window and replay is None:
         return sources
@@ -167,19 +165,12 @@ def select_window(sources: list[Source], window: str | Sequence[str], replay: Re
 
 
 def clusters_per_group(group_rows: np.ndarray, rows: int, halvings: int) -> np.ndarray:
-    """Count the clusters of each row group [M]; a cluster of at most `rows` rows is dealt as 2**halvings parts.
-
-    A row group has clusters of `rows` rows, or fewer than `rows` clusters with one row less; the size of the row group
-    determines which case applies.
-    """
+    """Count the clusters of each row group [M]; a cluster of at most `rows` rows is dealt as 2**halvings parts."""
     return np.minimum(group_rows, -(-group_rows // rows) << halvings)
 
 
 def count_clusters(sources: Sequence[Source], size: int) -> np.ndarray | None:
-    """Count the clusters of about `size` rows in each row group of `sources`, [M]; None if a source has no clusters.
-
-    Raises InputError if a table's clusters cannot be halved down to `size`.
-    """
+    """Count the clusters of about `size` rows in each row group, [M]; None if a source has none. Raises InputError."""
     counts = []
     for source in sources:
         table = source.table

@@ -90,8 +90,7 @@ def _read(group: int, groups: RowGroups, windows: Sequence[Decoding], damaged: D
 class Decoding:
     """The decoding of window `window` of `streams`: run `tasks` in any threads, then call `result`.
 
-    The rows [n] of the window are its concatenated segments. Lists stay as they were read from a row group; matrices,
-    such as hard negatives, are copied.
+    The rows [n] are the window's concatenated segments. Lists stay as they were read; matrices (`hard`) are copied.
     """
 
     def __init__(
@@ -106,7 +105,6 @@ class Decoding:
         self.tasks: list[Callable[[], None]] = [self._arrange]
 
     def _arrange(self) -> None:
-        """Order the rows by batch, and find the end of each batch."""
         self._positions, self._offsets = deal([self._order.take(stream, self._window) for stream in self._streams])
         first_row = self._groups.first_row
         ids = [np.arange(s.start, s.stop) + first_row[s.group] for s in self._segments]
@@ -263,7 +261,7 @@ def take_batches(column: Ragged, rows: np.ndarray, bounds: np.ndarray) -> list[R
 
 @numba.njit(nogil=True, cache=True)
 def _find_rows(offsets, rows, bounds, ends, stops):  # type: ignore[no-untyped-def]
-    """Write the offsets of each batch, and the end of its values; return the number of values."""
+    """Write the offsets of each batch and the end of its values; return the number of values."""
     size = 0
     stops[0] = 0
     for batch in range(len(bounds) - 1):
