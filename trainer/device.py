@@ -1,4 +1,4 @@
-"""The device of a run, and the transfer of anything to it."""
+"""The device of a run, its arithmetic, and the transfer of arrays in any record to it and from it."""
 
 import contextlib
 import ctypes
@@ -170,16 +170,19 @@ def pack(value: T, pinned: bool = False) -> tuple[T, torch.Tensor] | None:
         except RuntimeError:  # /dev/shm is full, or cannot be written
             return None
         buffer = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
-    memory = buffer.numpy()
-    for position, array in zip(places, arrays, strict=True):
-        _array_at(memory, position)[...] = array
+    for view, array in zip(unpack(tuple(places), buffer), arrays, strict=True):
+        view[...] = array
     return skeleton, buffer
 
 
 def unpack(skeleton: T, buffer: torch.Tensor) -> T:
     """Undo `pack`; the arrays are views of `buffer`."""
-    memory = buffer.numpy()
-    return map_arrays(skeleton, lambda position: _array_at(memory, position), (PackedArray,))
+    memory = buffer.numpy().data
+
+    def view(place: PackedArray) -> np.ndarray:
+        return np.ndarray(place.shape, place.dtype, memory, place.start)
+
+    return map_arrays(skeleton, view, (PackedArray,))
 
 
 def send(value: Any, device: torch.device) -> Any:
@@ -197,7 +200,13 @@ def send(value: Any, device: torch.device) -> Any:
         return value
     skeleton, buffer = packed
     moved = send_tensor(buffer, device)
-    return map_arrays(skeleton, lambda place: _tensor_at(moved, place), (PackedArray,))
+
+    def view(place: PackedArray) -> torch.Tensor:
+        dtype = torch.from_numpy(np.empty(0, place.dtype)).dtype
+        stop = place.start + int(np.prod(place.shape)) * dtype.itemsize
+        return moved[place.start : stop].view(dtype).view(place.shape)
+
+    return map_arrays(skeleton, view, (PackedArray,))
 
 
 class AsyncCopy:
@@ -271,13 +280,3 @@ def _stream_of(device: torch.device, streams: "dict[torch.device, torch.cuda.Str
     if device not in streams:
         streams[device] = torch.cuda.Stream(device)
     return streams[device]
-
-
-def _array_at(memory: np.ndarray, place: PackedArray) -> np.ndarray:
-    return np.ndarray(place.shape, place.dtype, memory.data, place.start)
-
-
-def _tensor_at(moved: torch.Tensor, place: PackedArray) -> torch.Tensor:
-    dtype = torch.from_numpy(np.empty(0, place.dtype)).dtype
-    stop = place.start + int(np.prod(place.shape)) * dtype.itemsize
-    return moved[place.start : stop].view(dtype).view(place.shape)

@@ -132,7 +132,7 @@ class Model:
 
 @torch.no_grad()
 def embed_labels(model: Model, data: DataLayout, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield (l, embeddings [n, D] of labels [l, l + n)) for [start, stop), by row group. Raises InputError, TableError."""
+    """Yield (l, embeddings [n, D] of labels [l, l + n)) for [start, stop). Raises InputError, TableError."""
     table = Table.open(data.labels, "labels")
     require_inputs(table, model.inputs)
     first = start

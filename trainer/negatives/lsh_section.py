@@ -24,13 +24,11 @@ class LshSection(Options):
     )
     query: Literal["embedding", "label"] = Field(
         "embedding",
-        description=("the vector that is hashed: the query's embedding x, or the vector of a random positive"),
+        description="the vector that is hashed: the query's embedding x, or the vector of a random positive",
     )
     family: Family = Field(
         "dwta",
-        description=(
-            "hash functions: signs of random projections (simhash), or the largest coordinate in each bin (dwta)"
-        ),
+        description="hash functions: signs of random projections (simhash), or the largest coordinate in each bin (dwta)",
     )
     bits: int = Field(6, ge=1, le=28, description="K, the number of hash functions per code")
     tables: int = Field(50, ge=1, description="L, the number of hash tables")
@@ -38,16 +36,12 @@ class LshSection(Options):
     capacity: int = Field(
         128,
         ge=1,
-        description=(
-            "maximum number of labels that a bucket stores; a bucket with more labels stores a uniform sample"
-        ),
+        description="maximum number of labels that a bucket stores; a bucket with more labels stores a uniform sample",
     )
     every: int = Field(
         50,
         ge=1,
-        description=(
-            "number of steps until changed rows are hashed again; this number grows by a factor of 1.1 each time"
-        ),
+        description="number of steps until changed rows are hashed again; this number grows by a factor of 1.1 each time",
     )
 
     @model_validator(mode="after")

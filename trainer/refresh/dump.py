@@ -256,9 +256,8 @@ class EmbeddingCollector:
         )
         manifest = Manifest(kind="vectors", rows=labels, row_group_rows=VECTOR_GROUP_ROWS, parameters=parameters)
         schema = arrow.vectors(vectors.shape[1], "float16" if narrow else "float32")
-        self._publish_table(
-            self._run.vectors(self.epoch), schema, blocks, len(places), manifest, lambda _: VECTOR_GROUP_ROWS
-        )
+        url = self._run.vectors(self.epoch)
+        self._publish_table(url, schema, blocks, len(places), manifest, lambda _: VECTOR_GROUP_ROWS)
 
     def _publish_table(
         self,

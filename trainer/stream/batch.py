@@ -132,7 +132,11 @@ class Batch:
 def pad_rows(tokens: Ragged, *, pad: int = 0, most: int | None = None, dtype: torch.dtype = torch.int64) -> Padded:
     """Pad B rows of token ids, truncated to `most` tokens: arrays, or tensors on the same device."""
     if isinstance(tokens.values, np.ndarray) and isinstance(tokens.offsets, np.ndarray):
-        return _pad_arrays(tokens, pad, most, dtype)
+        sizes = np.empty(tokens.rows, np.int64)
+        longest = _measure(tokens.offsets, np.iinfo(np.int64).max if most is None else most, sizes)
+        matrix = torch.empty((tokens.rows, longest), dtype=dtype)
+        _copy_rows(*tokens, sizes, pad, matrix.numpy())
+        return Padded(matrix, torch.from_numpy(sizes))
     ids, bounds = as_tensor(tokens.values).to(dtype), as_tensor(tokens.offsets)
     lengths = bounds[1:] - bounds[:-1]
     if most is not None:
@@ -143,14 +147,6 @@ def pad_rows(tokens: Ragged, *, pad: int = 0, most: int | None = None, dtype: to
     padded = Padded(ids.new_full((len(lengths), width), pad), lengths)
     padded.input_ids.masked_scatter_(padded.attention_mask, ids)
     return padded
-
-
-def _pad_arrays(tokens: Ragged, pad: int, most: int | None, dtype: torch.dtype) -> Padded:
-    lengths = np.empty(tokens.rows, np.int64)
-    longest = _measure(tokens.offsets, np.iinfo(np.int64).max if most is None else most, lengths)
-    ids = torch.empty((tokens.rows, longest), dtype=dtype)
-    _copy_rows(*tokens, lengths, pad, ids.numpy())
-    return Padded(ids, torch.from_numpy(lengths))
 
 
 @numba.njit(cache=True)  # so short that releasing the lock would take longer

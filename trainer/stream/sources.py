@@ -56,23 +56,19 @@ class Source:
         """
         if url is None:
             return replace(self, negatives=None)
-        negatives = Table.find(url, "negatives") or self._newest_negatives(url)
+        negatives, run = Table.find(url, "negatives"), RunLayout(url)
+        if negatives is None and storage.exists(run.config):
+            newest = next(run_tables(run, self.name), None)
+            if newest is None:
+                raise TableError(
+                    f"{url}: this run has no finished table of negatives for {self.name}. Mine a table (extremis "
+                    "mine), or train with random negatives only."
+                )
+            negatives = newest.table
+        negatives = negatives or Table.open(url, "negatives")  # which says what is missing
         negatives.require_ids_of(ids_of or negatives.ids_of)
         negatives.require_aligned(self.table, "Mine the table again.")
         return replace(self, negatives=negatives)
-
-    def _newest_negatives(self, url: str) -> Table:
-        """Return the newest table of the run at `url`. If there is no run, raises the TableError of `Table.open`."""
-        run = RunLayout(url)
-        if not storage.exists(run.config):
-            return Table.open(url, "negatives")
-        newest = next(run_tables(run, self.name), None)
-        if newest is None:
-            raise TableError(
-                f"{url}: this run has no finished table of negatives for {self.name}. Mine a table (extremis mine), or "
-                "train with random negatives only."
-            )
-        return newest.table
 
     def with_clusters(self, url: str) -> "Source":
         """Take the rows in the order of the clustered table at `url`. Raises TableError if the table has other rows."""
