@@ -247,7 +247,7 @@ def trained_digest(config: dict) -> str | None:
 
 
 def require_same_data(config: dict, manifest: Manifest, data: str, run: str, earlier: bool = False) -> None:
-    """Refuse a run on different data, or, if not `earlier`, on an earlier version. Raises InputError with both digests."""
+    """Refuse a run on other data, or, if not `earlier`, on an earlier version. Raises InputError with both digests."""
     trained = trained_digest(config)
     if trained != manifest.digest and not (earlier and parts_since(manifest, str(trained)) is not None):
         raise InputError(

@@ -231,7 +231,7 @@ def _lower_half(word, draws):  # type: ignore[no-untyped-def]
 
 
 def draw_hard(hard: np.ndarray, rows: np.ndarray, count: int, *, seed: int, epoch: int, step: int) -> np.ndarray:
-    """Draw `count` of the K columns of [B, K] for each query, in order, by its row id and the step; all if count = K."""
+    """Draw `count` of the K columns [B, K] for each query, in order, by its row id and the step; all if count = K."""
     if count >= hard.shape[1]:
         return hard
     key = generator(seed, Purpose.HARD_COLUMNS, epoch, step).integers(0, 1 << 64, dtype=np.uint64)

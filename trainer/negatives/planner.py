@@ -167,27 +167,30 @@ class Planner:
         """
         if group.ranks == 1:
             return GlobalBatch(batch, batch, [len(batch)], stop_requested)
-        columns, drawn_positives = [Ragged(batch.positives, batch.positive_offsets)], self.drawn_positives(batch)
-        hard = self.table_negatives(batch)
+        positives, drawn = Ragged(batch.positives, batch.positive_offsets), self.drawn_positives(batch)
+        hard, filtered = self.table_negatives(batch), batch.filtered
+        messages = []
+        for counts, own in self._split_by_rank(positives, group.ranks):
+            marks = [] if drawn is None else [drawn[own]]
+            messages.append([batch.rows, np.array([stop_requested]), counts, positives.values[own], *marks])
         if hard is not None:
-            columns.append(hard if isinstance(hard, Ragged) else Ragged.from_matrix(hard))
-        messages = [[batch.rows, np.array([stop_requested])] for _ in range(group.ranks)]
-        for column, marks in zip(columns, (drawn_positives, None), strict=False):
-            for message, (counts, own) in zip(messages, self._split_by_rank(column, group.ranks), strict=True):
-                message += [counts, column.values[own]] if marks is None else [counts, column.values[own], marks[own]]
-        if batch.filtered is not None:
-            messages = [[*message, batch.filtered.counts, batch.filtered.values] for message in messages]
+            hard = hard if isinstance(hard, Ragged) else Ragged.from_matrix(hard)
+            for message, (counts, own) in zip(messages, self._split_by_rank(hard, group.ranks), strict=True):
+                message += [counts, hard.values[own]]
+        if filtered is not None:
+            messages = [[*message, filtered.counts, filtered.values] for message in messages]
         arrived = group.all_to_all(messages)
-        rows, askers, *received = (np.concatenate(each) for each in zip(*arrived, strict=True))
-        positives, received, filtered = Ragged.from_counts(received[1], received[0]), received[2:], None
-        if batch.filtered is not None:
-            *received, counts, values = received
-            filtered = Ragged.from_counts(values, counts)
-        if drawn_positives is not None:
-            drawn_positives, *received = received
-        hard = Ragged.from_counts(received[1], received[0]) if received else None
-        number = batch.epoch, batch.step
-        gathered = Batch(*number, rows, Inputs(), *positives, hard, None, drawn_positives, None, filtered)
+        received = (np.concatenate(each) for each in zip(*arrived, strict=True))
+
+        def take_rows() -> Ragged:
+            counts = next(received)
+            return Ragged.from_counts(next(received), counts)
+
+        rows, askers, positives = next(received), next(received), take_rows()
+        drawn = None if drawn is None else next(received)
+        hard = None if hard is None else take_rows()
+        filtered = None if filtered is None else take_rows()
+        gathered = Batch(batch.epoch, batch.step, rows, Inputs(), *positives, hard, None, drawn, None, filtered)
         return GlobalBatch(batch, gathered, [len(message[0]) for message in arrived], bool(askers.any()))
 
     def _split_by_rank(self, rows: Ragged, ranks: int) -> Iterator[tuple[np.ndarray, np.ndarray | slice]]:
