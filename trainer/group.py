@@ -26,9 +26,7 @@ class Ranks(NamedTuple):
 
 
 def ranks_of_environment(environment: Mapping[str, str] | None = None) -> Ranks:
-    """Return RANK and WORLD_SIZE, as launchers set them; default (0, 1). Raises InputError for one, or impossible
-    values.
-    """
+    """Return RANK and WORLD_SIZE, as launchers set them; default (0, 1). Raises InputError for impossible values."""
     variables = os.environ if environment is None else environment
     rank, ranks = variables.get("RANK"), variables.get("WORLD_SIZE")
     if rank is None and ranks is None:
@@ -99,9 +97,7 @@ class Group:
         return tensor
 
     def all_gather(self, tensor: torch.Tensor, sizes: list[int] | None = None) -> torch.Tensor:
-        """Concatenate the tensors [b_r, ...] of all ranks in order, without gradients; known `sizes` [G] save a
-        message.
-        """
+        """Concatenate the tensors [b_r, ...] of all ranks, without gradients; known `sizes` [G] save a message."""
         return tensor
 
     def all_gather_arrays(self, *arrays: np.ndarray) -> list[np.ndarray]:

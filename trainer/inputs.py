@@ -24,9 +24,7 @@ _INPUT_COLUMNS = frozenset(name for columns in _COLUMNS.values() for name in col
 
 @dataclass(frozen=True)
 class Inputs:
-    """B rows: token ids, int32 feature ids (sorted, unique within a row), vectors `dense` [B, d] float16; None: not
-    read.
-    """
+    """B rows: token ids, int32 feature ids (sorted, unique in a row), `dense` [B, d] float16; None: not read."""
 
     tokens: Ragged | None = None
     features: SparseRows | None = None

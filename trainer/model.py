@@ -95,9 +95,7 @@ class Model:
         return columns_of(self.inputs)
 
     def embed(self, inputs: Inputs, labels: bool = False) -> torch.Tensor:
-        """Embed B queries, or `labels`, as x [B, D] (D + 1 with a bias), to be scored against vectors, without
-        gradients.
-        """
+        """Embed B queries, or `labels`, as x [B, D] (D + 1 with a bias) to score against vectors, without gradients."""
         encoder = self.encoders.get("label-encoder", self.encoder) if labels else self.encoder
         return self.head.extend(encoder.encode(encoder.prepare(inputs)))
 
@@ -115,9 +113,7 @@ class Model:
         return tensors
 
     def load(self, checkpoint: Checkpoint, optimizer: bool = False) -> None:
-        """Load a checkpoint's parameters; `optimizer`: also the state of optimizers, where it has any. Raises
-        TableError.
-        """
+        """Load a checkpoint's parameters; `optimizer`: also the state of optimizers. Raises TableError."""
         self.load_encoders(checkpoint, optimizer)
         checkpoint.read_rows(self.head.rows(optimizer), self.head.start)
 

@@ -125,7 +125,7 @@ class StepContext:
 
 @dataclass(frozen=True)
 class StepResult:
-    """Result of `step` of the epoch on every rank: the loss, a float64 tensor on the device, row ids [B] and x [B, D]."""
+    """Result of `step` of the epoch on every rank: the loss, a float64 tensor on the device, row ids [B], x [B, D]."""
 
     step: int
     loss: torch.Tensor

@@ -89,9 +89,7 @@ class Tracker:
         self._listeners.append(listener)
 
     def start(self, step: int) -> None:
-        """Continue after global `step`, and drop later records of an interrupted run. Raises InputError of a watcher's
-        setup.
-        """
+        """Continue after global `step`: later records will be written again. Raises InputError of a watcher's setup."""
         records, services = read_metrics(self._run) if step else [], dict[str, Any]()
         with contextlib.suppress(FileNotFoundError, TableError):
             services = read_json(self._run.services) if step else {}

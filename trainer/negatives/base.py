@@ -59,9 +59,7 @@ class SourceContext:
 
 
 class NegativeSource(ABC):
-    """A source of negatives. One without state overrides only `find`. It also needs a section, and an entry in
-    astra.py.
-    """
+    """A source of negatives; without state it overrides only `find`. It also needs a section, and an entry in astra.py."""
 
     name: ClassVar[str]
     stateful: ClassVar[bool] = False  # True: a resumed run needs the source's `state`, which one rank saves
@@ -69,9 +67,7 @@ class NegativeSource(ABC):
 
     @abstractmethod
     def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled | None:
-        """Return negatives for the global batch, with embeddings x [B, D]: a rank's own labels, or the same on all
-        ranks.
-        """
+        """Return negatives for the global batch, with x [B, D]: a rank's own labels, or the same labels on all ranks."""
 
     def touch(self, rows: np.ndarray) -> None:  # noqa: B027
         """Record an update of the vectors of the distinct `rows` [C], counted from the rank's first row."""

@@ -34,7 +34,7 @@ _HASHED = 1 << 16  # rows of the classifier that are hashed at a time
 
 
 class HashedNegatives(NegativeSource):
-    """Labels from the query's buckets in hash tables over a rank's label vectors, the same for the same (epoch, step)."""
+    """Labels from the query's buckets in hash tables over a rank's vectors, the same for the same (epoch, step)."""
 
     name = "lsh"
     stateful = True
@@ -161,9 +161,7 @@ class HashTables:
         self.arrays = TableArrays(self.codes, slots, held, members, owed)
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return the arrays that later steps depend on: `rows` of the `buckets` [n] in use, which count over all
-        tables.
-        """
+        """Return the arrays that later steps depend on: `rows` of the `buckets` [n] in use, counted over all tables."""
         codes, slots, held, members, owed = self.arrays
         buckets = np.flatnonzero((members.ravel() != 0) | (owed.ravel() != 0))
         rows = np.concatenate([table[_filled(counts, table)] for table, counts in zip(slots, held, strict=True)])

@@ -28,7 +28,9 @@ class LshSection(Options):
     )
     family: Family = Field(
         "dwta",
-        description="hash functions: signs of random projections (simhash), or the largest coordinate in each bin (dwta)",
+        description=(
+            "hash functions: signs of random projections (simhash), or the largest coordinate in each bin (dwta)"
+        ),
     )
     bits: int = Field(6, ge=1, le=28, description="K, the number of hash functions per code")
     tables: int = Field(50, ge=1, description="L, the number of hash tables")
@@ -41,7 +43,9 @@ class LshSection(Options):
     every: int = Field(
         50,
         ge=1,
-        description="number of steps until changed rows are hashed again; this number grows by a factor of 1.1 each time",
+        description=(
+            "number of steps until changed rows are hashed again; this number grows by a factor of 1.1 each time"
+        ),
     )
 
     @model_validator(mode="after")

@@ -206,7 +206,7 @@ class Planner:
         return None if batch.hard is None else self._columns(batch, batch.hard)
 
     def hard(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> np.ndarray | None:
-        """Return this rank's hard negatives [B, k] in a step, counted from its first label, padded; waits for a device."""
+        """Return this rank's hard negatives [B, k] of a step, counted from its first label; waits for a device."""
         hard = self._hard(batch, self._sampled(batch, sampled))
         return None if hard is None else _matrix(hard)
 
@@ -308,9 +308,7 @@ def unmerged_candidates(
 
 
 def distinct_labels(batch: Batch, hard: LabelLists, drawn: np.ndarray | None = None) -> np.ndarray:
-    """Return the distinct labels of a batch, ascending, int64 [C]: `hard`, and the `drawn` positives [sum P] (None:
-    all).
-    """
+    """Return the distinct labels of a batch, ascending, int64 [C]: `hard`, and the `drawn` positives (None: all)."""
     negatives = np.empty(0, np.int64) if hard is None else hard.values if isinstance(hard, Ragged) else hard.ravel()
     positives = batch.positives if drawn is None else batch.positives[drawn]
     ids = np.unique(np.concatenate([positives.astype(np.int64), negatives]))

@@ -145,9 +145,7 @@ class JoinedStream(IterableDataset):
         return self.steps
 
     def set_epoch(self, epoch: int, sources: list[Source] | None = None) -> None:
-        """Start `epoch` at its first step, in workers at the loader's next iteration; `sources`: new negatives and
-        weights.
-        """
+        """Start `epoch`, in workers at the loader's next iteration; `sources`: new negatives and weights."""
         epoch = whole_number("epoch", epoch)
         sources, self._later = sources or self._later, None
         if sources is not None:
@@ -298,9 +296,7 @@ class JoinedStream(IterableDataset):
                 window.close()
 
     def _deal_ahead(self, pool: Executor, windows: Iterator[Decoding], steps: range) -> Generator[Batch, None, None]:
-        """Deal the batches in order. Tasks of the next window alternate with pieces of the current one: both make
-        progress.
-        """
+        """Deal the batches in order. Tasks of the next window alternate with pieces of the current window."""
         pieces: deque[tuple[Future[list[Batch]], Window | None]] = deque()
 
         def finish() -> list[Batch]:

@@ -187,9 +187,7 @@ class EpochOrder:
 
 
 def streams_of_rank(streams: int, rank: int, ranks: int) -> range:
-    """Return the streams of `rank`, a contiguous range; sizes differ by at most one. Raises InputError for too many
-    ranks.
-    """
+    """Return the streams of `rank`, a contiguous range of nearly equal size. Raises InputError for too many ranks."""
     if ranks > streams:
         raise InputError(
             f"order.streams = {streams} is less than the number of ranks, {ranks}, so a rank would have no rows. "

@@ -73,7 +73,7 @@ class _TableGroup:
 
 
 class RowGroups:
-    """Reads the row groups of several sources, numbered source by source in storage order, as row ids are. Thread-safe."""
+    """Reads the row groups of several sources, numbered source by source, as row ids are. Thread-safe."""
 
     _downloads: "DownloadQueue[FetchedRanges] | None"
 
@@ -116,9 +116,7 @@ class RowGroups:
         return RowGroups, (*self._arguments, self.dealt)  # a copy in a worker does not look for the rows again
 
     def request(self, groups: Iterable[int]) -> None:
-        """Start downloads of `groups` from remote tables, within the memory limit; pass a group once for each later
-        `read`.
-        """
+        """Start downloads of `groups` from remote tables within the memory limit; pass a group for each `read` to come."""
         self._after_fork()  # here only one thread is active; several read later
         if self._downloads is None:
             return
@@ -139,9 +137,7 @@ class RowGroups:
         self._shards.close()
 
     def read(self, group: int) -> pa.Table:
-        """Read the inputs, `label_ids`, filter pairs and joined negatives (`hard`) of a row group. Raises TableError,
-        StorageError.
-        """
+        """Read inputs, `label_ids`, filter pairs and joined negatives (`hard`). Raises TableError, StorageError."""
         self._after_fork()
         take = self._downloads.take if self._downloads is not None else lambda item: None
         rows, *negatives = [self._read(part, take((group, n))) for n, part in enumerate(self._tables_of(group))]
