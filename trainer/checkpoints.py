@@ -160,7 +160,7 @@ class BackgroundWriter:
         self._seconds = 0.0
 
     def begin(self, step: int, rows: Tensors, job: Job) -> None:
-        """Start `job` on this rank's `rows` [n, ...], after `step` steps, on all ranks. Raises an earlier job's error."""
+        """Start `job` on this rank's `rows` [n, ...] after `step` steps, on all ranks. Raises an earlier error."""
         if not self.background:
             job(lambda start, stop, *names: {name: rows[name][start:stop] for name in names or rows})
             return

@@ -59,7 +59,7 @@ class SourceContext:
 
 
 class NegativeSource(ABC):
-    """A source of negatives; without state it overrides only `find`. It also needs a section, and an entry in astra.py."""
+    """A source of negatives; without state it overrides only `find`. A new one needs a section, named in astra.py."""
 
     name: ClassVar[str]
     stateful: ClassVar[bool] = False  # True: a resumed run needs the source's `state`, which one rank saves
@@ -67,7 +67,7 @@ class NegativeSource(ABC):
 
     @abstractmethod
     def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled | None:
-        """Return negatives for the global batch, with x [B, D]: a rank's own labels, or the same labels on all ranks."""
+        """Return negatives for the global batch with x [B, D]: a rank's own labels, or the same labels on all ranks."""
 
     def touch(self, rows: np.ndarray) -> None:  # noqa: B027
         """Record an update of the vectors of the distinct `rows` [C], counted from the rank's first row."""

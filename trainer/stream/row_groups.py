@@ -116,7 +116,7 @@ class RowGroups:
         return RowGroups, (*self._arguments, self.dealt)  # a copy in a worker does not look for the rows again
 
     def request(self, groups: Iterable[int]) -> None:
-        """Start downloads of `groups` from remote tables within the memory limit; pass a group for each `read` to come."""
+        """Start downloads of `groups` of remote tables, in bounded memory; name a group for each `read` to come."""
         self._after_fork()  # here only one thread is active; several read later
         if self._downloads is None:
             return
