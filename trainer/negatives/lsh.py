@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -43,7 +42,7 @@ class HashedNegatives(NegativeSource):
         self.options, self.seed = options, seed
         self._vectors, self._touched = vectors, list[np.ndarray]()
         self.labels, dimension = vectors.vectors.shape
-        self.hashes = open_hashes(options.family, dimension, options.bits, options.tables, seed, options.width)
+        self.hashes = HashFunctions(options.family, dimension, options.bits, options.tables, seed, options.width)
         self.tables = HashTables(self.labels, options.tables, self.hashes.buckets, options.capacity)
         self._started = False
 
@@ -308,78 +307,63 @@ def _see(row: int, query: int, seen: np.ndarray) -> bool:
     return True
 
 
-def open_hashes(family: Family, dimension: int, bits: int, tables: int, seed: int, width: int = 2) -> HashFunctions:
-    """Open the family by name; `width` is m in DWTA. Raises ValueError for an invalid number of buckets, or D < m."""
-    width = 2 if family == "simhash" else width
-    buckets = width**bits
-    if not 2 <= buckets <= _MOST_BUCKETS:
-        raise ValueError(f"{buckets} buckets per table; expected 2 to {_MOST_BUCKETS}: change bits")
-    if family == "simhash":
-        return SimHash(dimension, bits, tables, seed)
-    if not 2 <= width <= dimension:
-        raise ValueError(f"bins of {width} coordinates out of {dimension}; expected 2 to {dimension}")
-    return Dwta(dimension, bits, tables, seed, width)
-
-
 @dataclass(frozen=True)
-class HashFunctions(ABC):
-    """A family of locality-sensitive hash functions: K `bits` per code, one code per table (LNS, 1.2, A.2 and A.3).
+class HashFunctions:
+    """Locality-sensitive hash functions: K `bits` per code, one code per table (LNS, 1.2, A.2 and A.3).
 
     Function j L + t is the j-th of the K functions of table t. A code depends only on the vector and the seed, not on
-    the batch, because every sum adds the coordinates in order.
+    the batch, because every sum adds the coordinates in order. `width` is m in DWTA. Raises ValueError for an invalid
+    number of buckets, or D < m.
     """
 
+    family: Family
     dimension: int  # D
     bits: int  # K
     tables: int  # L
     seed: int
-    width: int = 2  # number of values of a function: two signs, or the coordinates of a bin
+    width: int = 2
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.buckets <= _MOST_BUCKETS:
+            raise ValueError(f"{self.buckets} buckets per table; expected 2 to {_MOST_BUCKETS}: change bits")
+        if self.family == "dwta" and not 2 <= self.width <= self.dimension:
+            raise ValueError(f"bins of {self.width} coordinates of {self.dimension}; expected 2 to {self.dimension}")
 
     @property
     def buckets(self) -> int:
         """Number of codes."""
-        return self.width**self.bits
+        return int((self.width if self.family == "dwta" else 2) ** self.bits)
 
     def codes(self, vectors: np.ndarray) -> np.ndarray:
         """Hash `vectors` [n, D] to codes [n, L], of `code_type`. Raises ValueError if D differs."""
         if vectors.ndim != 2 or vectors.shape[1] != self.dimension:
             raise ValueError(f"vectors have shape {vectors.shape}; these functions hash [n, {self.dimension}]")
         codes = np.empty((len(vectors), self.tables), code_type(self.buckets))
-        self._hash(np.ascontiguousarray(vectors, np.float32), codes)
+        vectors = np.ascontiguousarray(vectors, np.float32)
+        if self.family == "simhash":
+            _signs(vectors, self.directions, codes)
+        else:
+            _winners(vectors, self.coordinates, self._key, codes)
         return codes
-
-    @abstractmethod
-    def _hash(self, vectors: np.ndarray, codes: np.ndarray) -> None:
-        pass
-
-
-@dataclass(frozen=True)
-class SimHash(HashFunctions):
-    """Signs of Gaussian projections (equation 2): vectors at angle a have equal signs with probability 1 - a / pi."""
 
     @cached_property
     def directions(self) -> np.ndarray:
-        """Directions of the projections, [D, K L] float32."""
+        """Directions [D, K L] float32 of Gaussian projections (equation 2).
+
+        Vectors at angle a have equal signs with probability 1 - a / pi.
+        """
         size = self.dimension, self.bits * self.tables
         draw = generator(self.seed, Purpose.HASH_FUNCTIONS, HashFunctionsStream.DIRECTIONS)
         return draw.standard_normal(size, np.float32)
 
-    def _hash(self, vectors: np.ndarray, codes: np.ndarray) -> None:
-        _signs(vectors, self.directions, codes)
-
-
-@dataclass(frozen=True)
-class Dwta(HashFunctions):
-    """Densified winner-take-all: the index of the largest of the m coordinates in a bin (equation 4), ignoring zeros.
-
-    Bins are cut from permutations of the coordinates. The K bins of a table come from different permutations, because
-    p^K requires independence. A bin of zeros borrows the winner of another bin; bins are tried in an order that is the
-    same for every vector.
-    """
-
     @cached_property
     def coordinates(self) -> np.ndarray:
-        """Coordinates of each function's bin, [K L, m] int32."""
+        """Coordinates of each function's bin, [K L, m] int32, for densified winner-take-all.
+
+        A function is the index of the largest of the m coordinates (equation 4), ignoring zeros. Bins are cut from
+        permutations of the coordinates. The K bins of a table come from different permutations, because p^K requires
+        independence. A bin of zeros borrows the winner of another bin, in an order that is the same for every vector.
+        """
         draw = generator(self.seed, Purpose.HASH_FUNCTIONS, HashFunctionsStream.COORDINATES)
         bins = self.dimension // self.width  # bins per permutation
         each = -(-self.tables // bins)  # permutations that give the bins of function j of every table
@@ -390,9 +374,6 @@ class Dwta(HashFunctions):
     @cached_property
     def _key(self) -> np.uint64:
         return np.uint64(generator(self.seed, Purpose.HASH_FUNCTIONS, HashFunctionsStream.BORROWING).integers(0, 2**63))
-
-    def _hash(self, vectors: np.ndarray, codes: np.ndarray) -> None:
-        _winners(vectors, self.coordinates, self._key, codes)
 
 
 def code_type(buckets: int) -> np.dtype:
