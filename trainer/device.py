@@ -170,7 +170,8 @@ def pack(value: T, pinned: bool = False) -> tuple[T, torch.Tensor] | None:
         except RuntimeError:  # /dev/shm is full, or cannot be written
             return None
         buffer = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
-    for view, array in zip(unpack(tuple(places), buffer), arrays, strict=True):
+    views: Any = unpack(tuple(places), buffer)
+    for view, array in zip(views, arrays, strict=True):
         view[...] = array
     return skeleton, buffer
 
