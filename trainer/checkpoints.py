@@ -233,9 +233,8 @@ class BackgroundWriter:
 class CheckpointContents:
     """Contents of the checkpoint of global step `step`, on one rank.
 
-    `tensors`: tensors per file, the same on every rank; rank 0 writes the files. `rows`: tensors [n, ...] for this
-    rank's range [first, first + n) of the labels [0, `labels`). `best`: the step of the best checkpoint, which is never
-    removed.
+    `tensors`: tensors per file, which rank 0 writes. `rows`: tensors [n, ...] of labels [first, first + n) out of
+    `labels`. `best`: the step of the best checkpoint, which is never removed.
     """
 
     step: int
@@ -251,9 +250,8 @@ class CheckpointContents:
 class CheckpointWriter(BackgroundWriter):
     """Writes one checkpoint at a time and retains the newest `keep` checkpoints.
 
-    In the background, the writer writes the state at the time of the call to `save`: rank 0 copies the tensors, and
-    each rank copies rows before they change. Memory: the tensors, a snapshot's memory and the rows of one file
-    (FILE_BYTES), never all rows. In the foreground, the writer copies nothing. Rank 0 holds the `claim` on the run.
+    In the background, the state is that at the call of `save`: rank 0 copies the tensors, and each rank copies rows
+    before they change. Memory: the tensors, a snapshot's memory and the rows of one file (FILE_BYTES), never all rows.
     """
 
     def __init__(
@@ -353,14 +351,14 @@ class _Piece(NamedTuple):
 class RowSnapshot:
     """Rows [0, n) of `tensors` [n, ...], with the values at the time of the snapshot.
 
-    The thread that changes rows calls `keep` before each change; another thread reads the snapshot. Several readers
-    read one after another; each reader reads every range once, in any order. Memory: one byte per row, the range being
-    read, and _MAX_KEPT_BYTES for rows that changed before the last reader had read these rows. Beyond this limit, rows
-    are written to a scratch file of at most n rows, in blocks.
+    The thread that changes rows calls `keep` before each change; another thread reads the snapshot. Readers read one
+    after another, each of them every range once, in any order. Memory: one byte per row, the range being read, and
+    _MAX_KEPT_BYTES for rows that changed before the last reader had read them. Beyond this limit, rows go to a scratch
+    file of at most n rows, in blocks.
 
-    For rows on a GPU, the byte per row is on the GPU too, so the GPU can select the rows to save without the host. A
-    separate stream copies the rows to pinned memory, and a thread writes the rows to the file. Training waits only if
-    too many rows are being copied.
+    For rows on a GPU, the byte per row is there too, so the GPU selects the rows to save without the host. A separate
+    stream copies them to pinned memory, and a thread writes them to the file; training waits only if too many are on
+    the way.
     """
 
     def __init__(self, tensors: Tensors) -> None:

@@ -22,11 +22,10 @@ _KEPT, _LARGEST_KEPT = 256 << 20, 32 << 20  # bytes: free memory that the heap k
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Make the process reuse the memory of one batch for the next batch.
+    """Make the process reuse the memory of one batch for the next batch, where it has glibc.
 
-    By default, glibc may return freed blocks of a few megabytes to the system, depending on earlier frees. The system
-    then has to clear each page before the next batch gets the memory, which doubled the time to plan a batch with own
-    pools. On systems without glibc nothing changes.
+    By default, glibc may return freed blocks of a few megabytes to the system, which then has to clear each page again:
+    that doubled the time to plan a batch with own pools.
     """
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
@@ -70,8 +69,7 @@ def autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.Abst
 def products_with(vectors: torch.Tensor) -> Iterator[None]:
     """Let a GPU multiply float32 by `vectors` of a narrower dtype in TF32, which represents these vectors exactly.
 
-    TF32 has a 10-bit mantissa. The float32 factor is rounded to TF32, and sums are in float32. For float32 `vectors`,
-    and on a CPU, nothing changes.
+    The float32 factor is rounded to TF32 (10 bits of mantissa), and sums are in float32. On a CPU nothing changes.
     """
     settings = torch.backends.cuda.matmul
     if vectors.device.type != "cuda" or vectors.dtype == torch.float32 or not hasattr(settings, "fp32_precision"):
@@ -143,10 +141,8 @@ def map_arrays(value: T, change: Callable[[Any], Any], kinds: tuple[type, ...] =
 def pack(value: T, pinned: bool = False) -> tuple[T, torch.Tensor] | None:
     """Return `value` with a `PackedArray` instead of each NumPy array, and the uint8 tensor that contains the arrays.
 
-    Return None if there are no arrays, or if there is not enough shared memory.
-
-    In a DataLoader worker the tensor is in shared memory, so another process gets the arrays without a copy. With
-    `pinned`, the tensor is in page-locked memory, which a device can read directly.
+    The tensor is `pinned`, or, in a DataLoader worker, in shared memory, so that another process needs no copy. Return
+    None if there are no arrays, or if there is not enough shared memory.
     """
     arrays: list[np.ndarray] = []
     places: list[PackedArray] = []
@@ -189,9 +185,8 @@ def unpack(skeleton: T, buffer: torch.Tensor) -> T:
 def send(value: Any, device: torch.device) -> Any:
     """Return `value` with tensors on `device` in place of all arrays; on a CPU, tensors share memory with the arrays.
 
-    For another device, one copy moves the arrays from pinned memory, on a separate stream, while the device works on
-    earlier input; tensors that are already on the device stay there. 64-bit and 32-bit arrays are treated alike;
-    unsigned arrays are not allowed.
+    For another device, one copy moves the arrays, which must not be unsigned, from pinned memory on a separate stream,
+    while the device works on earlier input; tensors that are already on the device stay there.
     """
     if device == CPU:
         return map_arrays(value, as_tensor)

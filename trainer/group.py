@@ -136,10 +136,10 @@ class Group:
         """Wait until every rank has reached this call."""
 
     def wait_for(self, tensor: torch.Tensor, is_stop_requested: Callable[[], bool] = lambda: False) -> None:
-        """Wait until `tensor` has been computed, which may need the work of other ranks in a step.
+        """Wait until `tensor` has been computed, which may need the work of other ranks. Raises RankLostError at a
+        limit.
 
-        A GPU cannot tell a rank that has ended from a slow rank. So the wait has a limit, which is shorter after a
-        request to stop. Raises RankLostError at the limit.
+        A GPU cannot tell a rank that has ended from a slow rank; the limit is shorter after a request to stop.
         """
 
     def for_another_thread(self) -> "Group":

@@ -59,9 +59,7 @@ class Progress:
     budget: Budget = field(default_factory=Budget)
 
     def state(self, timed: bool, patient: bool = False) -> dict[str, Any]:
-        """Return the state for a checkpoint: with seconds, which differ between runs, only if `timed`; with the
-        validations since the best validation only if `patient`.
-        """
+        """Return the state for a checkpoint: with seconds if `timed`, with validations since the best if `patient`."""
         state = asdict(self)
         if not timed:
             del state["budget"]

@@ -167,10 +167,9 @@ class DataSizes:
 def find_checkpoint(
     data: DataLayout, run: RunLayout, step: int | str | None = None, earlier: bool = False
 ) -> tuple[Recipe, Checkpoint]:
-    """Open the recipe of a run that was trained on DATA, and its checkpoint of `step`, as in `open_step`.
+    """Open the recipe of a run on DATA, or an `earlier` version of it, and its checkpoint of `step`, as in `open_step`.
 
-    With `earlier`, the run may have used an earlier version of DATA. Raises InputError if there is no run or no
-    checkpoint, or if the run used different data; TableError if a table is unfinished or damaged.
+    Raises InputError if there is no run or no checkpoint, or if the run used different data; TableError.
     """
     config = load_config(run.config)
     require_same_data(config, Table.open(data.root, "data").manifest, data.root, run.root, earlier)
@@ -202,8 +201,7 @@ def load_model(
 ) -> tuple[Recipe, Model, Checkpoint]:
     """Load the recipe, the checkpoint, and the model onto `device`; each rank loads the vectors of its labels.
 
-    With `earlier`, the run may have used an earlier version of DATA: vectors of labels from `trained_labels` on are
-    initial vectors. Raises the errors of `find_checkpoint`.
+    With `earlier`, as in `find_checkpoint`, labels from `trained_labels` on have initial vectors. Raises its errors.
     """
     recipe, checkpoint = group.decide(lambda: find_checkpoint(data, run, step, earlier))
     sizes = DataSizes.of(data)
@@ -352,9 +350,8 @@ def initialise_new_labels(
 ) -> None:
     """Initialise this rank's new labels (ids from the checkpoint's L on); the number of ranks has no effect.
 
-    `train.new_labels` chooses between the mean of a label's points in `parts` and the label's text. A label without
-    points starts from the embedding of its text. If no earlier label can be used for the fit, vectors do not change.
-    Raises TableError.
+    `train.new_labels` chooses between the mean of a label's points in `parts` and the label's text, which also serves a
+    label without points. If no earlier label can be used for the fit, vectors do not change. Raises TableError.
     """
     head, stop = model.head, checkpoint.labels
     new = range(max(head.start, stop), head.stop)

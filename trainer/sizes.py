@@ -64,8 +64,7 @@ def cumulated(groups: Iterable[np.ndarray], labels: int) -> tuple[np.ndarray, np
 def balanced_bounds(ends: np.ndarray, work: np.ndarray, ranks: int) -> list[int] | None:
     """Return bounds [G + 1] of ranges that minimise the maximum work, with at most MOST_LABELS * L/G labels each.
 
-    `work` [K] is the work of all labels before each of `ends` [K]. Returns None if there are fewer labels than ranks,
-    or if ranges with equal numbers of labels are about as good.
+    `work` [K] is that of all labels before each of `ends` [K]. None: too few labels, or equal ranges are about as good.
     """
     labels = int(ends[-1])
     most_labels = -(-int(MOST_LABELS * labels) // ranks)

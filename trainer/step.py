@@ -35,10 +35,10 @@ StepHook = Callable[[Batch, torch.Tensor, list[Sampled]], None]
 class GlobalBatches:
     """The batches of `stream` on all ranks of `group`.
 
-    With several ranks, a thread of each rank gathers batches ahead of the steps, over a separate group. If `plans`,
-    `threads` additional threads plan the batches. With 0 threads, the caller's thread does all work. A caller that does
-    not iterate to the end must close the iterator after the same step on every rank. `is_stop_requested`: whether this
-    rank has been asked to stop; the next gathered batch informs the other ranks.
+    With several ranks, a thread of each rank gathers batches ahead of the steps, over a separate group, and if `plans`,
+    `threads` more threads plan them. With 0 threads, the caller's thread does all work. A caller that does not iterate
+    to the end must close the iterator after the same step on every rank. `is_stop_requested`: whether this rank has
+    been asked to stop; the next gathered batch informs the other ranks.
     """
 
     stream: JoinedStream
@@ -144,8 +144,7 @@ def take_step(
     """Train on a global batch at step `number` of the run; `batch` is the global batch or this rank's part of it.
 
     `factor` scales every learning rate. Without `update`, the head updates its rows, but the encoders only keep their
-    gradients, without a sum over ranks. Raises RankLostError, or StorageError if a checkpoint that is being written
-    fails.
+    gradients, without a sum over ranks. Raises RankLostError, or a StorageError of a checkpoint.
     """
     model, group, clock = context.model, context.group, context.clock
     global_batch = context.planner.gather(batch, group) if isinstance(batch, Batch) else batch

@@ -168,10 +168,7 @@ class Watcher:
     """A destination for a run's numbers, with its own library; created from `RunFacts` and the value of an option."""
 
     def start(self, step: int, identity: str | None) -> str | None:
-        """Begin a run, or continue the run `identity` after global `step`; return the run's identity, if it has one.
-
-        Raises InputError if the setup of the watcher fails.
-        """
+        """Begin a run, or continue the run `identity` after global `step`; return its identity. Raises InputError."""
 
     def record(self, step: int, numbers: Mapping[str, float]) -> None:
         """Send the `numbers_of` a record, without waiting for a response."""

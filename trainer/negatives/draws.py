@@ -199,8 +199,8 @@ def _words_of_cell(key, cell):  # type: ignore[no-untyped-def]
 def _count_in_cells(key, rows, count, first, last):  # type: ignore[no-untyped-def]
     """Return the number of draws per row and cell in [first, last], [B, cells], and the rows' keys [B].
 
-    A draw falls into either half of a node with equal probability. Of n draws, the number in the lower half is
-    therefore the number of set bits among n random bits. Only nodes above the cells [first, last] are visited.
+    A draw falls into either half of a node with equal probability, so the number of n draws in the lower half is the
+    number of set bits among n random bits. Only nodes above the cells [first, last] are visited.
     """
     counts, keys = np.empty((len(rows), last - first + 1), np.uint32), np.empty(len(rows), np.uint64)
     of_step = np.uint64(0)

@@ -43,9 +43,8 @@ _QUERIES = 512  # queries whose scores are in memory at a time
 class CopiedIndex(NegativeSource):
     """Index of a rank's labels, built when first used; a search finds the best `width` labels over all ranks.
 
-    `kind`: a recipe's `refresh.index`, tuned to TARGET_RECALL: the run's first index must reach this recall, a later
-    index is only measured. The index is rebuilt every `every` steps, and a new index is used `lag` steps after its
-    vectors were copied.
+    `kind`: a recipe's `refresh.index`, tuned to TARGET_RECALL, which the run's first index must reach. The index is
+    rebuilt every `every` steps, and a new index is used `lag` steps after its vectors were copied.
     """
 
     name = "in-trainer"
@@ -170,10 +169,10 @@ class Products:
     def best(
         self, x: torch.Tensor, vectors: torch.Tensor, width: int, masked: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return rows int64 and scores float32 [B, width] with the largest x.w; x [B, D], vectors [n, D], width <= n.
+        """Return rows int64 and scores float32 [B, width], in any order, with the largest x.w; x [B, D], vectors [n,
+        D].
 
-        The order is arbitrary. Scores have the precision of `product_dtype`, and are -inf for the `masked` pairs of
-        queries and rows.
+        Scores have the precision of `product_dtype`, and are -inf for the `masked` pairs of queries and rows.
         """
         queries, rows = len(x), len(vectors)
         chunks = -(-rows // _CHUNK)

@@ -300,9 +300,7 @@ def _deal_words(source, target, ends, shift, last):  # type: ignore[no-untyped-d
 
 @numba.njit(nogil=True, cache=True)
 def _number_sorted(words, pairs, ids, place):  # type: ignore[no-untyped-def]
-    """Labels of the pool have the largest numbers. Their words therefore come last among the words of a label, and the
-    last word shows whether the label is in the pool.
-    """
+    """The words of a label end with those of the pool, so its last word shows whether the pool has the label."""
     size = len(words)
     other, first = np.uint64(size > 0), np.uint64(size > 0 and words[-1] & _MASK >= pairs)
     for i in range(size - 1):

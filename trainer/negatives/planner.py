@@ -46,9 +46,8 @@ class NegativesOptions(Protocol):
 class GlobalBatch:
     """A batch of all ranks: `local` contains this rank's rows, `sizes` [G] the number of rows of each rank.
 
-    `gathered` contains the row ids of all ranks, the positives and hard negatives that this rank plans for, and
-    candidates if the batch is already planned. `stop_requested`: a rank was asked to stop before the batch was
-    gathered.
+    `gathered`: row ids of all ranks, this rank's part of positives and hard negatives, and candidates if planned.
+    `stop_requested`: a rank was asked to stop before the batch was gathered.
     """
 
     local: Batch
@@ -162,8 +161,7 @@ class Planner:
     def gather(self, batch: Batch, group: Group, stop_requested: bool = False) -> GlobalBatch:
         """Gather and concatenate the batches of all ranks, with their row ids. Raises RankLostError.
 
-        A rank sends to each other rank the positives in that rank's label range, and the negatives from the table in
-        this range that the step uses; without `label_ranges`, a rank sends all of them.
+        A rank gets the positives and the table's negatives of the step that are in its label range, or all of them.
         """
         if group.ranks == 1:
             return GlobalBatch(batch, batch, [len(batch)], stop_requested)
@@ -277,9 +275,8 @@ def shared_pool(batch: Batch, hard: LabelLists, pool: np.ndarray, weight: float 
 def own_pool(batch: Batch, hard: LabelLists, pool: np.ndarray | Ragged, weight: float | np.ndarray) -> Candidates:
     """Build candidates with a random pool per query: `pool` [B, k_r], or rows of random draws, padded with -1.
 
-    A draw that is already a positive or hard negative of the query is dropped; every other draw has the weight
-    `weight`, as in `shared_pool`. A label that a query draws twice is one pair with twice the weight, so the number of
-    pairs is at most the number of queries times the number of labels.
+    A draw that is a positive or hard negative of the query is dropped; another draw has the weight `weight`, as in
+    `shared_pool`. A label that a query draws twice is one pair with twice the weight.
     """
     rows = batch.positives, batch.positive_offsets, hard, pool
     if not isinstance(weight, np.ndarray):

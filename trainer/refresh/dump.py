@@ -38,10 +38,7 @@ _MAX_IN_FLIGHT = 2  # steps whose embeddings are still being copied from a GPU
 
 
 def dump_is_published(run: RunLayout, epoch: int, for_clusters: str | None = None) -> bool:
-    """Return whether the dump of `epoch` is complete: whether its vectors, which come last, are published.
-
-    `for_clusters`: the source of a dump for clusters, which contains only embeddings.
-    """
+    """Return whether the dump of `epoch`, `for_clusters` of a source or with vectors, is complete."""
     return is_published(run.vectors(epoch) if for_clusters is None else run.embeddings(epoch, for_clusters))
 
 
@@ -56,10 +53,7 @@ class DumpWriter:
     writer: BackgroundWriter
 
     def dump_first(self, sources: list[Source], model: Model) -> None:
-        """Start to write the dump for the table of epoch 0: all rows, embedded with the model of the earlier run.
-
-        Raises TableError, StorageError.
-        """
+        """Start to write the dump for the table of epoch 0, of an earlier model. Raises TableError, StorageError."""
         dump = self.dump(-LEAD, 0, sources, model.width)
         if dump is not None:
             dump.embed(model)
@@ -113,9 +107,8 @@ class _EmbeddingShard:
 class EmbeddingCollector:
     """Collects the embeddings of one epoch's training rows, by row id, in a scratch file: [N, D] float16.
 
-    With several ranks, each rank keeps only the rows of its shards, about N/G. Each checkpoint saves the rows collected
-    since the previous checkpoint as a part, so a resumed run, on any number of ranks, does not lose rows. Rank 0 holds
-    the `claim` on the run.
+    A rank keeps only the rows of its shards, about N/G. Each checkpoint saves the rows since the previous one as a
+    part, so a run that resumes, on any number of ranks, loses none.
     """
 
     def __init__(
@@ -167,10 +160,9 @@ class EmbeddingCollector:
         return rows
 
     def save_part(self, step: int, rows: np.ndarray) -> None:
-        """Publish `rows` [n] as a part. `step` is the step of the epoch at which the checkpoint resumes.
+        """Publish `rows` [n] as a part, for a checkpoint that resumes at the epoch's `step`.
 
-        If training embeds a row again before the part is written, the part may contain the newer embedding. A resumed
-        run repeats these steps, and writes the same embedding.
+        The part may contain a newer embedding of a row; a resumed run repeats the steps, and gets the same embedding.
         """
         if not len(rows):
             return
@@ -194,11 +186,11 @@ class EmbeddingCollector:
     def publish(
         self, vectors: torch.Tensor | None, labels: int, parameters: dict, read: ReadVectors | None = None
     ) -> None:
-        """Write each source's embeddings in row order, and then this rank's vectors [n, D] of the `labels` labels.
-
-        `read` returns rows of `vectors` as they were when writing began, even while training changes the vectors. A
-        dump for clusters contains only embeddings, and the manifest of the embeddings contains the `parameters`. Raises
+        """Write each source's embeddings in row order, then this rank's vectors [n, D] of `labels` labels. Raises
         StorageError.
+
+        `read` returns rows of `vectors` as they were when writing began. Without vectors, as for clusters, the manifest
+        of the embeddings has the `parameters`.
         """
         parameters = {**parameters, "epoch": self.epoch}
         for number in range(len(self._sources)):

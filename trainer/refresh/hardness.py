@@ -56,10 +56,7 @@ def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> 
 
 
 def _stored(sources: list[Source], rows: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return positions of some `rows` [n], and their pairs: index of the position, label id int64, score float32.
-
-    The rows come from only a few row groups. Row ids are counted over all sources, in storage order.
-    """
+    """Return places of some `rows` [n] in few row groups, and their pairs: index of place, label id, score float32."""
     first, parts = 0, list[list[_Row]]()
     for source in sources:
         table, stop = source.negatives, first + source.rows

@@ -20,8 +20,8 @@ _WHAT = "a memory of training points"
 class Neighbours:
     """Keys of all points, [N, D] float16 of length 1, and their labels, in memory-mapped scratch files.
 
-    Keys come from the dump that the table of neighbours was mined from, so a resumed run has the same keys. A point
-    that the run does not train on has no embedding in the dump, and is never a neighbour.
+    Keys come from the dump that the table of neighbours was mined from. A point without an embedding there, which the
+    run does not train on, is never a neighbour.
     """
 
     def __init__(self, run: RunLayout, options: MemorySection) -> None:

@@ -20,9 +20,9 @@ class DrawnLabels:
 
     The labels of query q are `label` [starts[q] : starts[q + 1]], draws last, int32 (int64 from 2**31 labels on);
     `starts` [B + 1] int32. A draw is ignored if the query already has the same label. `use` [n] int32 is 2 q, or 2 q +
-    1 for a draw. The absolute value of `weight` [n] float32 is the weight of a label; the sign is negative for a
-    positive. Hard negatives may already be on the device, as `hard` [B, H] padded with -1. Their positions in `label`
-    then start at hard_starts[q] for query q, and contain -1.
+    1 for a draw. The absolute value of `weight` [n] float32 is the weight of a label; it is negative for a positive.
+    Hard negatives may already be on the device, as `hard` [B, H] padded with -1: then their places in `label`, from
+    hard_starts[q] on, contain -1.
     """
 
     label: np.ndarray

@@ -25,9 +25,8 @@ _WITHOUT_LABELS = (
 class Source:
     """Rows of `table`; a point's positives are its `label_ids`, or, for a labels table, the label itself.
 
-    `negatives` is aligned with `table`: shard by shard, row group by row group, row by row, so the join is a zip. An
-    epoch deals each row of `share` `weight` times, rounded up or down (see `order`). Raises InputError for an invalid
-    weight.
+    `negatives` is aligned with `table`, row group by row group and row by row, so the join is a zip. An epoch deals
+    each row of `share` `weight` times, rounded up or down (see `order`). Raises InputError for an invalid weight.
     """
 
     name: str  # 'queries', 'labels', or the split's name if several are mixed
@@ -96,8 +95,7 @@ def open_sources(
 ) -> list[Source]:
     """Open the training points: `split`, and label texts if `label_texts`; or the splits in `mix`, sorted by name.
 
-    `share`: the rows of `split` to train on. Raises InputError if the split does not exist or lacks the `inputs`;
-    TableError.
+    `share`: the rows of `split` to train on. Raises InputError for an unknown split or missing `inputs`; TableError.
     """
     if mix:
         # Sorted, because the order decides the row ids, and a recipe may list splits in any order.
