@@ -114,7 +114,7 @@ def set_up(
     negative_sources = open_negative_sources(recipe, model, group)
     plans_ahead = not negative_sources and model.head.has_rows  # otherwise planning needs the model
     clock = Clock()
-    queries = open_queries(recipe, model, group, clock)
+    queries = open_query_embeddings(recipe, model, group, clock)
     # Several ranks plan the global batch, but a stream has only this rank's part of the batch.
     plan = partial(plan_for_device, planner, device) if plans_ahead and group.ranks == 1 else None
     stream = open_stream(recipe, sources, sizes.labels, group, plan, queries.preparing())
@@ -273,7 +273,7 @@ def open_negative_sources(recipe: Recipe, model: Model, group: Group) -> Negativ
     return opened
 
 
-def open_queries(recipe: Recipe, model: Model, group: Group, clock: Clock) -> QueryEmbeddings:
+def open_query_embeddings(recipe: Recipe, model: Model, group: Group, clock: Clock) -> QueryEmbeddings:
     """Choose how queries are encoded in training."""
     if recipe.train.freeze_encoder:
         return FrozenQueries(model.encoder)

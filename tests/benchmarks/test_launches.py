@@ -8,7 +8,7 @@ from trainer.group import ALONE
 from trainer.heads import SubBatches, WholeBatch
 from trainer.methods.recipe import Recipe
 from trainer.model import Model
-from trainer.setup import open_queries
+from trainer.setup import open_query_embeddings
 from trainer.step import Clock
 
 
@@ -37,7 +37,7 @@ def test_so_is_a_bag_s_which_is_prepared_ahead() -> None:
 def test_batches_are_prepared_ahead_for_a_device_and_as_a_whole_alone(changes: dict, kind: type) -> None:
     recipe = Recipe.model_validate({"encoder": {"dimension": 4, "buckets": 16}, "train": changes})
     for device in (torch.device("cpu"), META):
-        queries = open_queries(recipe, Model.build(recipe, 10, 20, device=device), ALONE, Clock())
+        queries = open_query_embeddings(recipe, Model.build(recipe, 10, 20, device=device), ALONE, Clock())
         assert isinstance(queries, kind)
         assert (queries.preparing() is not None) == (kind is WholeBatch and device == META)
 
