@@ -135,23 +135,9 @@ def set_up(
     )
     batches = GlobalBatches(stream, planner, group.for_another_thread(), recipe.order.threads, plans_ahead)
     tracker = Tracker(run, recipe.logging, recipe.model_dump(mode="json"), claim, say) if group.first else NoTracker()
-    return RunContext(
-        recipe=recipe,
-        data=data,
-        run=run,
-        group=group,
-        say=say,
-        claim=claim,
-        sizes=sizes,
-        sources=sources,
-        stream=stream,
-        batches=batches,
-        step=step,
-        dump_writer=DumpWriter(run, recipe, group, claim, writer),
-        validator=validator,
-        writer=writer,
-        tracker=tracker,
-    )
+    dumps = DumpWriter(run, recipe, group, claim, writer)
+    opened = sizes, sources, stream, batches, step, dumps, validator, writer, tracker
+    return RunContext(recipe, data, run, group, say, claim, *opened)
 
 
 def require_consistent_ranks(recipe: Recipe, sizes: DataSizes, group: Group, device: torch.device = CPU) -> None:
