@@ -41,7 +41,7 @@ from schemas.shard_files.parquet import list_column, matrix_column
 from schemas.sizes import parse_bytes
 from schemas.table import Table
 from trainer.evaluation.metrics import Contributions, bootstrap
-from trainer.stopping import StoppedError
+from trainer.refresh.adoption import StoppedError
 from trainer.stream import open_queries
 from trainer.tracking import read_metrics
 

@@ -103,7 +103,7 @@ def work(data: str, run: str, recipe: Recipe, threads: int) -> None:
     if group.first:
         epochs = [record for record in read_metrics(RunLayout(run)) if record["kind"] == "epoch"]
         seconds_of = {part: sum(epoch[f"seconds_{part}"] for epoch in epochs) for part in PARTS}
-        steps = trainer.runner.total_steps
+        steps = trainer.total_steps
         print(
             json.dumps(
                 {

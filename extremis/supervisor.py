@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from extremis.console import Bar, current_output, output, say
 from extremis.spinner import show_activity
+from extremis.stopping import GRACE, stopping_on_signal
 from pipelines.options import DumpOptions
 from schemas import storage
 from schemas.errors import ExtremisError, InputError, StorageError, redact
@@ -33,7 +34,6 @@ from trainer.group import ALONE, Group
 from trainer.loop import EpochReport, Trainer
 from trainer.methods.recipe import Recipe
 from trainer.refresh.adoption import Interrupts, discard_unfinished_tables
-from trainer.stopping import GRACE, stopping_on_signal
 
 _RATE_SECONDS = 10.0  # seconds over which a rate is averaged
 _HELP = {
@@ -347,7 +347,7 @@ def train(
             log.begin()
             record_command(RunLayout(run))
         interrupts = Interrupts(stop_requested)
-        trainer.runner.interrupts = interrupts
+        trainer.interrupts = interrupts
         state = RunMetrics(recipe.order.batch)
         trainer.on_record(state.record)
         recipe, epochs, miner = trainer.recipe, list[dict[str, Any]](), None
@@ -358,7 +358,7 @@ def train(
         try:
             with (
                 serve_metrics(state, metrics if group.first else None, say),
-                Bar(title or f"train {recipe.title}", trainer.runner.total_steps, quiet=not group.first) as bar,
+                Bar(title or f"train {recipe.title}", trainer.total_steps, quiet=not group.first) as bar,
             ):
 
                 def on_step(step: int, total: int, loss: float) -> None:

@@ -1,4 +1,9 @@
-"""Checkpoints: written whole, in the background, and read again."""
+"""Checkpoints of a run, read and written.
+
+`CheckpointWriter` writes in the background, file by file. `RowSnapshot` keeps the rows that training changes meanwhile.
+"""
+
+from __future__ import annotations
 
 import errno
 import functools
@@ -33,6 +38,13 @@ from trainer.group import ALONE, Group
 
 FILE_BYTES = 1 << 28  # maximum bytes of vectors and optimizer state in a file
 _VECTORS = "vectors-"
+NEWEST = "newest"  # value of `step` for the newest checkpoint
+Tensors = Mapping[str, torch.Tensor]
+ReadRows = Callable[..., dict[str, torch.Tensor]]  # (start, stop, *names): rows by name; without names, all rows
+Job = Callable[[ReadRows], object]
+_ID = "row"  # name of the field with the row id in a record of the scratch file
+_MAX_KEPT_BYTES, _MAX_KEPT_PIECES = 1 << 26, 1 << 10  # maximum bytes, and pieces, of kept rows in memory
+_MAX_IN_FLIGHT = 2  # maximum number of pieces that a GPU is sending
 
 
 @dataclass(frozen=True)
@@ -42,7 +54,7 @@ class Checkpoint:
     table: Table
 
     @classmethod
-    def open(cls, url: str) -> "Checkpoint":
+    def open(cls, url: str) -> Checkpoint:
         """Open the checkpoint at `url`. Raises TableError if the checkpoint is missing or damaged."""
         return cls(Table.open(url, "checkpoint"))
 
@@ -95,6 +107,207 @@ class Checkpoint:
         return load(read_shard(url, shard, f"Remove {url} to continue from the previous checkpoint."))
 
 
+def latest_checkpoint(run: RunLayout) -> Checkpoint | None:
+    """Open the newest finished checkpoint of a run; return None if no checkpoint is finished."""
+    finished = (step for step in reversed(list_numbers(run.checkpoints)) if is_published(run.checkpoint(step)))
+    newest = next(finished, None)
+    return None if newest is None else Checkpoint.open(run.checkpoint(newest))
+
+
+def open_step(run: RunLayout, step: int | str | None = None) -> Checkpoint | None:
+    """Open the checkpoint of `step`, by default of `best_step`, or the NEWEST; None if there is no checkpoint."""
+    if step == NEWEST:
+        return latest_checkpoint(run)
+    step = best_step(run) if step is None else step
+    return None if step is None else Checkpoint.open(run.checkpoint(int(step)))
+
+
+def best_step(run: RunLayout) -> int | None:
+    """Return the step with the best validation metric, else the newest step; None if there is no checkpoint."""
+    newest = latest_checkpoint(run)
+    if newest is None:
+        return None
+    best: int | None = newest.state["progress"].get("best_step")
+    return newest.step if best is None else best
+
+
+def drop_old_checkpoints(run: RunLayout, keep: int, spare: int | None = None) -> None:
+    """Remove all finished checkpoints except the newest `keep` and the checkpoint of step `spare` (the best)."""
+    steps = list_numbers(run.checkpoints)
+    finished = [step for step in steps if is_published(run.checkpoint(step))]
+    kept = {*finished[max(0, len(finished) - keep) :], spare}
+    for step in steps:
+        if step not in kept:
+            unpublish(run.checkpoint(step))
+            storage.remove(run.checkpoint(step), recursive=True)
+
+
+class BackgroundWriter:
+    """Writes snapshots while training continues: a thread runs the jobs one after another.
+
+    Jobs for the same step share one snapshot of the rows; training calls `before_change` before it changes rows. A job
+    for a different step waits for all earlier jobs. If a job fails, later jobs are skipped and the next call raises the
+    error. With `background=False`, a job runs at once and copies no rows.
+    """
+
+    def __init__(self, what: str, background: bool = True, group: Group = ALONE) -> None:
+        self._what, self.background = what, background
+        self.group = group.for_another_thread() if background else group
+        self._thread: threading.Thread | None = None
+        self._snapshot: RowSnapshot | None = None
+        self._step = -1
+        self._failed: BaseException | None = None
+        self._seconds = 0.0
+
+    def begin(self, step: int, rows: Tensors, job: Job) -> None:
+        """Start `job` on this rank's `rows` [n, ...] after `step` steps, on all ranks. Raises an earlier error."""
+        if not self.background:
+            job(lambda start, stop, *names: {name: rows[name][start:stop] for name in names or rows})
+            return
+        if step != self._step:
+            self.wait()
+        read: ReadRows = lambda start, stop, *names: {}  # noqa: E731
+        if rows:
+            self._snapshot = self._snapshot or RowSnapshot(rows)
+            read = self._snapshot.reader()
+        self._step = step
+        work = partial(self._work, job, read, self._thread)
+        self._thread = threading.Thread(target=work, name="extremis-write", daemon=True)
+        self._thread.start()
+
+    @property
+    def copies_rows(self) -> bool:
+        """True if the caller must call `before_change` before it changes rows."""
+        return self._thread is not None
+
+    def before_change(self, ids: np.ndarray | torch.Tensor) -> None:
+        """Save copies of the rows `ids` [C] before a change. Raises StorageError if writing failed.
+
+        Ids count from this rank's first row; on a device, they may include padding.
+        """
+        if self._thread is None:
+            return
+        if not self._thread.is_alive():
+            self.wait()
+        elif self._snapshot is not None:
+            self._snapshot.keep(ids)
+
+    def wait(self) -> None:
+        """Wait until all jobs are finished. Raises StorageError, RankLostError."""
+        self.close()
+        self._thread, self._snapshot, self._step = None, None, -1
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+
+    def check(self) -> None:
+        """Raise the error if a job has failed, without waiting for other jobs."""
+        if self._failed is not None:
+            self.wait()
+
+    def close(self) -> None:
+        """Wait for the thread. Raises nothing, because an error may already be propagating."""
+        if self._thread is not None:
+            with Wait(f"{self._what} to be written", until="the files are written"):
+                self._thread.join()
+
+    def seconds(self) -> float:
+        """Return the total seconds taken by the jobs that ended since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def _work(self, job: Job, read: ReadRows, previous: threading.Thread | None) -> None:
+        if previous is not None:
+            previous.join()
+        if self._failed is not None:
+            return
+        began = time.perf_counter()
+        try:
+            job(read)
+        except BaseException as error:
+            self._failed = error
+        self._seconds += time.perf_counter() - began
+
+
+@dataclass(frozen=True)
+class CheckpointContents:
+    """Contents of the checkpoint of global step `step`, on one rank.
+
+    `tensors`: tensors per file, which rank 0 writes. `rows`: tensors [n, ...] of labels [first, first + n) out of
+    `labels`. `best`: the step of the best checkpoint, which is never removed.
+    """
+
+    step: int
+    tensors: Mapping[str, Tensors]
+    rows: Tensors
+    first: int
+    labels: int
+    state: Mapping[str, Any]
+    parents: Mapping[str, str]
+    best: int | None = None
+
+
+class CheckpointWriter(BackgroundWriter):
+    """Writes one checkpoint at a time and retains the newest `keep` checkpoints.
+
+    In the background, the state is that at the call of `save`: rank 0 copies the tensors, and each rank copies rows
+    before they change. Memory: the tensors, a snapshot's memory and the rows of one file (FILE_BYTES), never all rows.
+    """
+
+    def __init__(
+        self, run: RunLayout, keep: int = 2, background: bool = True, group: Group = ALONE, claim: Claim | None = None
+    ) -> None:
+        super().__init__(f"checkpoints and dumps of {run.root}", background, group)
+        self._claim, self._run, self._keep = claim or Unclaimed(), run, keep
+
+    def save(self, contents: CheckpointContents) -> None:
+        """Start to write a checkpoint; all ranks call this. Raises the StorageError of this or an earlier one."""
+        if not self.background:
+            self.begin(contents.step, contents.rows, partial(self._write, contents))
+            return
+        if contents.step != self._step:
+            self.wait()
+        files = contents.tensors.items() if self.group.first else ()
+        copies = {name: {key: copy_before_change(each.detach()) for key, each in file.items()} for name, file in files}
+
+        def write(read: ReadRows) -> None:
+            tensors = {name: {key: wait() for key, wait in waits.items()} for name, waits in copies.items()}
+            self._write(replace(contents, tensors=tensors), read)
+
+        self.begin(contents.step, contents.rows, write)
+
+    def _write(self, contents: CheckpointContents, read: ReadRows) -> None:
+        url, group = self._run.checkpoint(contents.step), self.group
+        if group.first:
+            self._claim.require()
+            # An earlier attempt may have left files, with different label ranges.
+            unpublish(url)
+            storage.remove(url, recursive=True)
+        group.barrier()
+        files = contents.tensors.items() if group.first else ()
+        shards = [write_tensors(url, name, tensors) for name, tensors in files]
+        rows, first = contents.rows, contents.first
+        count = len(next(iter(rows.values()), ()))  # none if labels are encoded
+        row_bytes = sum(value[:1].numel() * value.element_size() for value in rows.values())
+        shards += [
+            write_rows(url, start, read(start - first, stop - first))
+            for start, stop in row_ranges(first, first + count, row_bytes)
+        ]
+        by_rank = group.all_gather_objects(shards)
+        if group.first:
+            manifest = Manifest(
+                kind="checkpoint",
+                shards=tuple(shard for shards in by_rank for shard in shards),  # shards of rows are ascending by label
+                rows=contents.labels,
+                id_range=(0, contents.labels),
+                parameters=dict(contents.state),
+                parents=dict(contents.parents),
+            )
+            self._claim.require()
+            publish(url, manifest)
+            drop_old_checkpoints(self._run, self._keep, contents.best)
+
+
 def row_ranges(start: int, stop: int, row_bytes: int) -> list[tuple[int, int]]:
     """Split labels [start, stop) into one range per file, for rows of `row_bytes` bytes, independently of the ranks."""
     rows = 1 << max(0, (FILE_BYTES // max(1, row_bytes)).bit_length() - 1)
@@ -128,56 +341,6 @@ def save_tensors(path: str, tensors: dict[str, torch.Tensor], metadata: dict[str
         raise OSError(number, os.strerror(number)) from error
 
 
-def latest_checkpoint(run: RunLayout) -> Checkpoint | None:
-    """Open the newest finished checkpoint of a run; return None if no checkpoint is finished."""
-    for step in reversed(list_numbers(run.checkpoints)):
-        if is_published(run.checkpoint(step)):
-            return Checkpoint.open(run.checkpoint(step))
-    return None
-
-
-NEWEST = "newest"  # value of `step` for the newest checkpoint
-
-
-def open_step(run: RunLayout, step: int | str | None = None) -> Checkpoint | None:
-    """Open the checkpoint of step `step`, by default of `best_step`; return None if there is no checkpoint.
-
-    With NEWEST, open the newest checkpoint.
-    """
-    if step == NEWEST:
-        return latest_checkpoint(run)
-    step = best_step(run) if step is None else step
-    return None if step is None else Checkpoint.open(run.checkpoint(int(step)))
-
-
-def best_step(run: RunLayout) -> int | None:
-    """Return the step with the best validation metric, else the newest step; None if there is no checkpoint."""
-    newest = latest_checkpoint(run)
-    if newest is None:
-        return None
-    best: int | None = newest.state["progress"].get("best_step")
-    return newest.step if best is None else best
-
-
-def drop_old_checkpoints(run: RunLayout, keep: int, spare: int | None = None) -> None:
-    """Remove all finished checkpoints except the newest `keep` and the checkpoint of step `spare` (the best)."""
-    steps = list_numbers(run.checkpoints)
-    finished = [step for step in steps if is_published(run.checkpoint(step))]
-    kept = {*finished[max(0, len(finished) - keep) :], spare}
-    for step in steps:
-        if step not in kept:
-            unpublish(run.checkpoint(step))
-            storage.remove(run.checkpoint(step), recursive=True)
-
-
-Tensors = Mapping[str, torch.Tensor]
-ReadRows = Callable[..., dict[str, torch.Tensor]]  # (start, stop, *names): rows by name; without names, all rows
-Job = Callable[[ReadRows], object]
-_ID = "row"  # name of the field with the row id in a record of the scratch file
-_MAX_KEPT_BYTES, _MAX_KEPT_PIECES = 1 << 26, 1 << 10  # maximum bytes, and pieces, of kept rows in memory
-_MAX_IN_FLIGHT = 2  # maximum number of pieces that a GPU is sending
-
-
 class _Piece(NamedTuple):
     """At most `size` saved rows; `take` returns the row ids [C] in ascending order, and the records [C] by name."""
 
@@ -188,14 +351,14 @@ class _Piece(NamedTuple):
 class RowSnapshot:
     """Rows [0, n) of `tensors` [n, ...], with the values at the time of the snapshot.
 
-    The thread that changes rows calls `keep` before each change; another thread reads the snapshot. Several readers
-    read one after another; each reader reads every range once, in any order. Memory: one byte per row, the range being
-    read, and _MAX_KEPT_BYTES for rows that changed before the last reader had read these rows. Beyond this limit, rows
-    are written to a scratch file of at most n rows, in blocks.
+    The thread that changes rows calls `keep` before each change; another thread reads the snapshot. Readers read one
+    after another, each of them every range once, in any order. Memory: one byte per row, the range being read, and
+    _MAX_KEPT_BYTES for rows that changed before the last reader had read them. Beyond this limit, rows go to a scratch
+    file of at most n rows, in blocks.
 
-    For rows on a GPU, the byte per row is on the GPU too, so the GPU can select the rows to save without the host. A
-    separate stream copies the rows to pinned memory, and a thread writes the rows to the file. Training waits only if
-    too many rows are being copied.
+    For rows on a GPU, the byte per row is there too, so the GPU selects the rows to save without the host. A separate
+    stream copies them to pinned memory, and a thread writes them to the file; training waits only if too many are on
+    the way.
     """
 
     def __init__(self, tensors: Tensors) -> None:
@@ -225,10 +388,7 @@ class RowSnapshot:
         return partial(self._read, self._readers)
 
     def keep(self, ids: np.ndarray | torch.Tensor) -> None:
-        """Save copies of the rows `ids` [C], which are about to change; apart from padding, ids are distinct.
-
-        Raises StorageError if there is no room for a scratch file.
-        """
+        """Save copies of the distinct rows `ids` [C], which are about to change. Raises StorageError without room."""
         with self._lock:
             piece = None
             if self._unread and len(ids):
@@ -279,7 +439,6 @@ class RowSnapshot:
         return _Piece(len(sent), take)
 
     def _read(self, reader: int, start: int, stop: int, *names: str) -> dict[str, torch.Tensor]:
-        """Copy rows [start, stop) of the snapshot to the host."""
         # The copy needs no lock: a row that changes during the copy was kept before, and is corrected below.
         rows = {name: self._tensors[name][start:stop] for name in names or self._tensors}
         if next(iter(rows.values())).device.type == "cuda":
@@ -298,13 +457,11 @@ class RowSnapshot:
         return copies
 
     def _shrink(self) -> None:
-        """Write the rows that exceed the memory limit to the file."""
+        """Write the pieces that exceed the limits to the file."""
         while True:
             with self._lock:
-                exceeds_limit = (
-                    self._held * self._record.itemsize > _MAX_KEPT_BYTES or len(self._kept) > _MAX_KEPT_PIECES
-                )
-                if len(self._kept) <= _MAX_IN_FLIGHT or not exceeds_limit:
+                pieces, size = len(self._kept), self._held * self._record.itemsize
+                if pieces <= _MAX_IN_FLIGHT or (pieces <= _MAX_KEPT_PIECES and size <= _MAX_KEPT_BYTES):
                     return
                 piece = self._kept[0]
             counts = self._write(*piece.take())
@@ -336,194 +493,7 @@ class RowSnapshot:
             yield records[_ID], records
 
 
-class BackgroundWriter:
-    """Writes snapshots while training continues: a thread runs the jobs one after another.
-
-    Jobs for the same step share one snapshot of the rows; training calls `before_change` before it changes rows. A job
-    for a different step waits for all earlier jobs. If a job fails, later jobs are skipped and the next call raises the
-    error. With `background=False`, a job runs at once and copies no rows.
-    """
-
-    def __init__(self, what: str, background: bool = True, group: Group = ALONE) -> None:
-        self._what, self.background = what, background
-        self.group = group.for_another_thread() if background else group
-        self._thread: threading.Thread | None = None
-        self._snapshot: RowSnapshot | None = None
-        self._step = -1
-        self._failed: BaseException | None = None
-        self._seconds = 0.0
-
-    def begin(self, step: int, rows: Tensors, job: Job) -> None:
-        """Start `job` on this rank's `rows` [n, ...], after `step` steps of the run; all ranks call `begin`.
-
-        Raises the StorageError or RankLostError of an earlier job or, in the foreground, of this job.
-        """
-        if not self.background:
-            job(lambda start, stop, *names: {name: rows[name][start:stop] for name in names or rows})
-            return
-        self.wait_for_other_steps(step)
-        read: ReadRows = lambda start, stop, *names: {}  # noqa: E731
-        if rows:
-            self._snapshot = self._snapshot or RowSnapshot(rows)
-            read = self._snapshot.reader()
-        self._step = step
-        work = partial(self._work, job, read, self._thread)
-        self._thread = threading.Thread(target=work, name="extremis-write", daemon=True)
-        self._thread.start()
-
-    def wait_for_other_steps(self, step: int) -> None:
-        """Wait for jobs for other steps than `step`. Raises StorageError, RankLostError."""
-        if step != self._step:
-            self.wait()
-
-    @property
-    def copies_rows(self) -> bool:
-        """True if the caller must call `before_change` before it changes rows."""
-        return self._thread is not None
-
-    def before_change(self, ids: np.ndarray | torch.Tensor) -> None:
-        """Save copies of the rows `ids` [C] before a change; ids are relative to this rank's first row.
-
-        Ids on a device may include padding.
-
-        Raises StorageError if writing failed.
-        """
-        if self._thread is None:
-            return
-        if not self._thread.is_alive():
-            self.wait()
-        elif self._snapshot is not None:
-            self._snapshot.keep(ids)
-
-    def wait(self) -> None:
-        """Wait until all jobs are finished. Raises StorageError, RankLostError."""
-        self.close()
-        self._thread, self._snapshot, self._step = None, None, -1
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            raise failed
-
-    def check(self) -> None:
-        """Raise the error if a job has failed, without waiting for other jobs."""
-        if self._failed is not None:
-            self.wait()
-
-    def close(self) -> None:
-        """Wait for the thread. Raises nothing, because an error may already be propagating."""
-        if self._thread is not None:
-            with Wait(f"{self._what} to be written", until="the files are written"):
-                self._thread.join()
-
-    def seconds(self) -> float:
-        """Return the total seconds taken by the jobs that ended since the last call."""
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
-
-    def _work(self, job: Job, read: ReadRows, previous: threading.Thread | None) -> None:
-        if previous is not None:
-            previous.join()
-        if self._failed is not None:
-            return
-        began = time.perf_counter()
-        try:
-            job(read)
-        except BaseException as error:
-            self._failed = error
-        self._seconds += time.perf_counter() - began
-
-
 def _records(rows: torch.Tensor) -> np.ndarray:
     """View rows [C, ...] on the host as records [C] of bytes, so that NumPy copies each row as a whole."""
     values = rows.reshape(len(rows), -1).view(torch.uint8).numpy()
     return values.view(f"V{values.shape[1]}")[:, 0]
-
-
-WaitForCopy = Callable[[], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class CheckpointContents:
-    """Contents of the checkpoint of global step `step`, on one rank.
-
-    `tensors`: tensors per file, the same on every rank; rank 0 writes the files. `rows`: tensors [n, ...] for this
-    rank's range [first, first + n) of the labels [0, `labels`). `best`: the step of the best checkpoint, which is never
-    removed.
-    """
-
-    step: int
-    tensors: Mapping[str, Tensors]
-    rows: Tensors
-    first: int
-    labels: int
-    state: Mapping[str, Any]
-    parents: Mapping[str, str]
-    best: int | None = None
-
-
-class CheckpointWriter(BackgroundWriter):
-    """Writes one checkpoint at a time and retains the newest `keep` checkpoints.
-
-    In the background, the writer writes the state at the time of the call to `save`: rank 0 copies the tensors, and
-    each rank copies rows before they change. Memory: the tensors, a snapshot's memory and the rows of one file
-    (FILE_BYTES), never all rows. In the foreground, the writer copies nothing. Rank 0 holds the `claim` on the run.
-    """
-
-    def __init__(
-        self, run: RunLayout, keep: int = 2, background: bool = True, group: Group = ALONE, claim: Claim | None = None
-    ) -> None:
-        super().__init__(f"checkpoints and dumps of {run.root}", background, group)
-        self._claim, self._run, self._keep = claim or Unclaimed(), run, keep
-
-    def save(self, contents: CheckpointContents) -> None:
-        """Start to write a checkpoint, after all earlier checkpoints; all ranks call `save`.
-
-        Raises the StorageError of an earlier checkpoint or of this checkpoint.
-        """
-        if self.background:
-            self.wait_for_other_steps(contents.step)
-            files = contents.tensors.items() if self.group.first else ()
-            copies = {
-                name: {key: copy_before_change(value.detach()) for key, value in tensors.items()}
-                for name, tensors in files
-            }
-            self.begin(contents.step, contents.rows, partial(self._write_copies, contents, copies))
-            return
-        self.begin(contents.step, contents.rows, partial(self._write, contents))
-
-    def _write_copies(
-        self, contents: CheckpointContents, copies: Mapping[str, Mapping[str, WaitForCopy]], read: ReadRows
-    ) -> None:
-        tensors = {name: {key: wait() for key, wait in waits.items()} for name, waits in copies.items()}
-        self._write(replace(contents, tensors=tensors), read)
-
-    def _write(self, contents: CheckpointContents, read: ReadRows) -> None:
-        url, group = self._run.checkpoint(contents.step), self.group
-        if group.first:
-            self._claim.require()
-            # An earlier attempt may have left files, with different label ranges.
-            unpublish(url)
-            storage.remove(url, recursive=True)
-        group.barrier()
-        shards = (
-            [write_tensors(url, name, tensors) for name, tensors in contents.tensors.items()] if group.first else []
-        )
-        rows, first = contents.rows, contents.first
-        count = len(next(iter(rows.values()), ()))  # none if labels are encoded
-        row_bytes = sum(value[:1].numel() * value.element_size() for value in rows.values())
-        shards += [
-            write_rows(url, start, read(start - first, stop - first))
-            for start, stop in row_ranges(first, first + count, row_bytes)
-        ]
-        by_rank = group.all_gather_objects(shards)
-        if group.first:
-            manifest = Manifest(
-                kind="checkpoint",
-                shards=tuple(shard for shards in by_rank for shard in shards),  # shards of rows are ascending by label
-                rows=contents.labels,
-                id_range=(0, contents.labels),
-                parameters=dict(contents.state),
-                parents=dict(contents.parents),
-            )
-            self._claim.require()
-            publish(url, manifest)
-            drop_old_checkpoints(self._run, self._keep, contents.best)

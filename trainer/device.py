@@ -1,4 +1,4 @@
-"""The device of a run, and the transfer of anything to it."""
+"""The device of a run, its arithmetic, and the transfer of arrays in any record to it and from it."""
 
 import contextlib
 import ctypes
@@ -22,11 +22,10 @@ _KEPT, _LARGEST_KEPT = 256 << 20, 32 << 20  # bytes: free memory that the heap k
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Make the process reuse the memory of one batch for the next batch.
+    """Make the process reuse the memory of one batch for the next batch, where it has glibc.
 
-    By default, glibc may return freed blocks of a few megabytes to the system, depending on earlier frees. The system
-    then has to clear each page before the next batch gets the memory, which doubled the time to plan a batch with own
-    pools. On systems without glibc nothing changes.
+    By default, glibc may return freed blocks of a few megabytes to the system, which then has to clear each page again:
+    that doubled the time to plan a batch with own pools.
     """
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
@@ -37,8 +36,7 @@ def keep_freed_memory() -> None:
 def open_device(name: str) -> torch.device:
     """Return the device `name`: auto, cpu, cuda or cuda:N. Raises InputError if the device does not exist.
 
-    `auto` is a GPU if there is one, else the CPU. Without a number, `cuda` is the GPU with number LOCAL_RANK, which
-    torchrun sets.
+    `auto` is a GPU if there is one; `cuda` without a number is the GPU with number LOCAL_RANK, as torchrun sets it.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     kind, _, number = name.partition(":")
@@ -71,8 +69,7 @@ def autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.Abst
 def products_with(vectors: torch.Tensor) -> Iterator[None]:
     """Let a GPU multiply float32 by `vectors` of a narrower dtype in TF32, which represents these vectors exactly.
 
-    TF32 has a 10-bit mantissa. The float32 factor is rounded to TF32, and sums are in float32. For float32 `vectors`,
-    and on a CPU, nothing changes.
+    The float32 factor is rounded to TF32 (10 bits of mantissa), and sums are in float32. On a CPU nothing changes.
     """
     settings = torch.backends.cuda.matmul
     if vectors.device.type != "cuda" or vectors.dtype == torch.float32 or not hasattr(settings, "fp32_precision"):
@@ -94,10 +91,7 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def denormals_flushed() -> Iterator[None]:
-    """Flush denormals to zero: Adagrad's sums and Adam's moments become denormal, which slows down most processors.
-
-    The setting applies to the whole process, so the block turns it off at the end.
-    """
+    """Flush denormals, which Adagrad's sums and Adam's moments become, to zero in this process: they are slow."""
     torch.set_flush_denormal(True)
     try:
         yield
@@ -147,10 +141,8 @@ def map_arrays(value: T, change: Callable[[Any], Any], kinds: tuple[type, ...] =
 def pack(value: T, pinned: bool = False) -> tuple[T, torch.Tensor] | None:
     """Return `value` with a `PackedArray` instead of each NumPy array, and the uint8 tensor that contains the arrays.
 
-    Return None if there are no arrays, or if there is not enough shared memory.
-
-    In a DataLoader worker the tensor is in shared memory, so another process gets the arrays without a copy. With
-    `pinned`, the tensor is in page-locked memory, which a device can read directly.
+    The tensor is `pinned`, or, in a DataLoader worker, in shared memory, so that another process needs no copy. Return
+    None if there are no arrays, or if there is not enough shared memory.
     """
     arrays: list[np.ndarray] = []
     places: list[PackedArray] = []
@@ -174,24 +166,27 @@ def pack(value: T, pinned: bool = False) -> tuple[T, torch.Tensor] | None:
         except RuntimeError:  # /dev/shm is full, or cannot be written
             return None
         buffer = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
-    memory = buffer.numpy()
-    for position, array in zip(places, arrays, strict=True):
-        _array_at(memory, position)[...] = array
+    views: Any = unpack(tuple(places), buffer)
+    for view, array in zip(views, arrays, strict=True):
+        view[...] = array
     return skeleton, buffer
 
 
 def unpack(skeleton: T, buffer: torch.Tensor) -> T:
     """Undo `pack`; the arrays are views of `buffer`."""
-    memory = buffer.numpy()
-    return map_arrays(skeleton, lambda position: _array_at(memory, position), (PackedArray,))
+    memory = buffer.numpy().data
+
+    def view(place: PackedArray) -> np.ndarray:
+        return np.ndarray(place.shape, place.dtype, memory, place.start)
+
+    return map_arrays(skeleton, view, (PackedArray,))
 
 
 def send(value: Any, device: torch.device) -> Any:
     """Return `value` with tensors on `device` in place of all arrays; on a CPU, tensors share memory with the arrays.
 
-    For another device, one copy moves the arrays from pinned memory, on a separate stream, while the device works on
-    earlier input; tensors that are already on the device stay there. 64-bit and 32-bit arrays are treated alike;
-    unsigned arrays are not allowed.
+    For another device, one copy moves the arrays, which must not be unsigned, from pinned memory on a separate stream,
+    while the device works on earlier input; tensors that are already on the device stay there.
     """
     if device == CPU:
         return map_arrays(value, as_tensor)
@@ -201,14 +196,17 @@ def send(value: Any, device: torch.device) -> Any:
         return value
     skeleton, buffer = packed
     moved = send_tensor(buffer, device)
-    return map_arrays(skeleton, lambda place: _tensor_at(moved, place), (PackedArray,))
+
+    def view(place: PackedArray) -> torch.Tensor:
+        dtype = torch.from_numpy(np.empty(0, place.dtype)).dtype
+        stop = place.start + int(np.prod(place.shape)) * dtype.itemsize
+        return moved[place.start : stop].view(dtype).view(place.shape)
+
+    return map_arrays(skeleton, view, (PackedArray,))
 
 
 class AsyncCopy:
-    """A copy of a tensor to the CPU, on a separate stream: `take` waits for the copy, but no step waits for it.
-
-    The tensor must not change before the copy is complete, unless the caller of `take` can handle a change.
-    """
+    """A copy of a tensor to the CPU, on a separate stream; the tensor must not change before the copy is complete."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._event: torch.cuda.Event | None = None
@@ -257,10 +255,9 @@ def send_tensor(buffer: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 @contextlib.contextmanager
 def on_copy_stream(device: torch.device) -> Iterator[Callable[[T], T]]:
-    """Run the block's work on the stream for incoming arrays, in parallel with the device's current work.
+    """Run the block on the stream for incoming arrays, in parallel with the device's current work; on a CPU, at once.
 
     The block gets a function that hands tensors over to the current stream, so that later work waits for the tensors.
-    This has no effect without a GPU.
     """
     if device.type != "cuda":
         yield lambda value: value
@@ -279,13 +276,3 @@ def _stream_of(device: torch.device, streams: "dict[torch.device, torch.cuda.Str
     if device not in streams:
         streams[device] = torch.cuda.Stream(device)
     return streams[device]
-
-
-def _array_at(memory: np.ndarray, place: PackedArray) -> np.ndarray:
-    return np.ndarray(place.shape, place.dtype, memory.data, place.start)
-
-
-def _tensor_at(moved: torch.Tensor, place: PackedArray) -> torch.Tensor:
-    dtype = torch.from_numpy(np.empty(0, place.dtype)).dtype
-    stop = place.start + int(np.prod(place.shape)) * dtype.itemsize
-    return moved[place.start : stop].view(dtype).view(place.shape)

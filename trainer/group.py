@@ -1,4 +1,7 @@
-"""Ranks."""
+"""Ranks of a run, and the operations between them.
+
+A `Group` of one rank does nothing; `_Joined` calls torch.distributed, and tells a lost rank from other errors.
+"""
 
 import contextlib
 import os
@@ -23,10 +26,7 @@ class Ranks(NamedTuple):
 
 
 def ranks_of_environment(environment: Mapping[str, str] | None = None) -> Ranks:
-    """Return RANK and WORLD_SIZE from the environment, as set by `torchrun` and other launchers; default (0, 1).
-
-    Raises InputError if only one variable is set, or if a value is impossible.
-    """
+    """Return RANK and WORLD_SIZE, as launchers set them; default (0, 1). Raises InputError for impossible values."""
     variables = os.environ if environment is None else environment
     rank, ranks = variables.get("RANK"), variables.get("WORLD_SIZE")
     if rank is None and ranks is None:
@@ -75,10 +75,7 @@ class Group:
 
     @staticmethod
     def of_environment() -> "Group":
-        """Join the ranks that torchrun launched: gloo for tensors on a CPU, nccl on a GPU; ALONE for a single rank.
-
-        Raises InputError for invalid environment variables, ExtremisError if some ranks do not join.
-        """
+        """Join the ranks that torchrun launched; ALONE for a single rank. Raises InputError, ExtremisError."""
         ranks = ranks_of_environment()
         return ALONE if ranks.ranks == 1 else join(ranks)
 
@@ -92,10 +89,7 @@ class Group:
         return tensor
 
     def begin_sum(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Begin to replace `tensor` [n] with its sum over ranks; return a function that waits for the sum.
-
-        The function returns `tensor`. Other work and other messages may continue in the meantime.
-        """
+        """Begin to replace `tensor` [n] with its sum over ranks; return a function that waits for it and returns it."""
         return lambda: tensor
 
     def max(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -103,10 +97,7 @@ class Group:
         return tensor
 
     def all_gather(self, tensor: torch.Tensor, sizes: list[int] | None = None) -> torch.Tensor:
-        """Concatenate the tensors [b_r, ...] of all ranks in rank order, to [sum b_r, ...], without gradients.
-
-        b_r may differ by rank; passing known `sizes` [G] saves a message.
-        """
+        """Concatenate the tensors [b_r, ...] of all ranks, without gradients; known `sizes` [G] save a message."""
         return tensor
 
     def all_gather_arrays(self, *arrays: np.ndarray) -> list[np.ndarray]:
@@ -114,10 +105,7 @@ class Group:
         return list(arrays)
 
     def all_to_all(self, messages: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
-        """Send the arrays messages[g], each [n, ...], to rank g; return the arrays that each rank sent to this rank.
-
-        All messages have the same dtypes.
-        """
+        """Send the arrays messages[g], each [n, ...], to rank g; return the arrays that each rank sent to this rank."""
         return [list(message) for message in messages]
 
     def reduce_scatter(self, tensor: torch.Tensor, sizes: list[int]) -> torch.Tensor:
@@ -148,17 +136,14 @@ class Group:
         """Wait until every rank has reached this call."""
 
     def wait_for(self, tensor: torch.Tensor, is_stop_requested: Callable[[], bool] = lambda: False) -> None:
-        """Wait until `tensor` has been computed, if `tensor` depends on the work of other ranks in a step.
+        """Wait until `tensor` has been computed, which may need the work of other ranks. Raises RankLostError at a
+        limit.
 
-        A GPU cannot distinguish a rank that has ended from a slow rank. Therefore the wait has a limit, which is
-        shorter after a request to stop (`is_stop_requested`). Raises RankLostError at the limit.
+        A GPU cannot tell a rank that has ended from a slow rank; the limit is shorter after a request to stop.
         """
 
     def for_another_thread(self) -> "Group":
-        """Return a group of the same ranks for another thread, with a separate order of calls.
-
-        All ranks must call this.
-        """
+        """Return a group of the same ranks, with its own order of calls, for another thread; all ranks call this."""
         return self
 
     def first_to_report(self) -> bool:
@@ -294,11 +279,10 @@ class _Joined(Group):
         self.sum(torch.zeros(1))
 
     def wait_for(self, tensor: torch.Tensor, is_stop_requested: Callable[[], bool] = lambda: False) -> None:
-        if tensor.device.type != "cuda":
-            return
-        made = torch.cuda.Event()
-        made.record()
-        self._wait_until(made.query, is_stop_requested)
+        if tensor.device.type == "cuda":
+            made = torch.cuda.Event()
+            made.record()
+            self._wait_until(made.query, is_stop_requested)
 
     def _wait_until(self, is_done: Callable[[], bool], is_stop_requested: Callable[[], bool]) -> None:
         began, seconds = time.monotonic(), GPU_SECONDS

@@ -24,10 +24,7 @@ _INPUT_COLUMNS = frozenset(name for columns in _COLUMNS.values() for name in col
 
 @dataclass(frozen=True)
 class Inputs:
-    """B rows: token ids, int32 feature ids (sorted and unique within a row), and vectors `dense` [B, d] float16.
-
-    Inputs that are not read are None.
-    """
+    """B rows: token ids, int32 feature ids (sorted, unique in a row), `dense` [B, d] float16; None: not read."""
 
     tokens: Ragged | None = None
     features: SparseRows | None = None
@@ -43,10 +40,9 @@ class Inputs:
     @classmethod
     def from_columns(cls, columns: Mapping[str, Ragged], dense: np.ndarray | None = None) -> "Inputs":
         """Take the inputs from `columns` by name, with vectors `dense`."""
-        tokens, ids = columns.get("input_ids"), columns.get("feature_ids")
-        return cls(
-            tokens, SparseRows(ids.values, columns["feature_values"].values, ids.offsets) if ids else None, dense
-        )
+        ids = columns.get("feature_ids")
+        features = SparseRows(ids.values, columns["feature_values"].values, ids.offsets) if ids else None
+        return cls(columns.get("input_ids"), features, dense)
 
     @property
     def rows(self) -> int:
@@ -72,10 +68,7 @@ class Inputs:
 
 
 def open_queries(data: DataLayout, split: str) -> Table:
-    """Open the queries of `split`.
-
-    Raises InputError if DATA lacks this split, TableError if the split is unfinished.
-    """
+    """Open the queries of `split`. Raises InputError if DATA lacks this split, TableError if it is unfinished."""
     prefix = "queries/"
     splits = [name.removeprefix(prefix) for name in Table.open(data.root, "data").parents if name.startswith(prefix)]
     if split not in splits:

@@ -1,4 +1,8 @@
-"""Progress of a run, detection of jumps of the loss, and reports of epochs."""
+"""One rank of a run: start or resume it, train its epochs step by step, save checkpoints, record and report.
+
+`train` runs epochs. An epoch adopts a table, takes its steps, publishes a dump if a later table needs one, validates,
+and ends with a report. Rank 0 decides and records; all ranks take the same steps.
+"""
 
 import contextlib
 import json
@@ -26,12 +30,11 @@ from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.model import require_same_data
 from trainer.negatives.base import Sampled
 from trainer.refresh import hardness
-from trainer.refresh.adoption import Adoption, Interrupts, adopt, discard_refreshes, follow
+from trainer.refresh.adoption import Adoption, Interrupts, StoppedError, adopt, discard_refreshes, follow
 from trainer.refresh.dump import EmbeddingCollector
 from trainer.schedule import Budget, epochs_that_fit, rate_factor
 from trainer.setup import RunContext, initialise_model, require_room_for_run, require_same_recipe, set_up
 from trainer.step import StepResult, take_step
-from trainer.stopping import StoppedError
 from trainer.stream import Batch, Source
 from trainer.tracking import Listener
 
@@ -56,25 +59,13 @@ class Progress:
     budget: Budget = field(default_factory=Budget)
 
     def state(self, timed: bool, patient: bool = False) -> dict[str, Any]:
-        """Return the state for a checkpoint.
-
-        The state includes seconds, which differ between runs, only if `timed`. The state includes the number of
-        validations since the best validation only if `patient`.
-        """
+        """Return the state for a checkpoint: with seconds if `timed`, with validations since the best if `patient`."""
         state = asdict(self)
         if not timed:
             del state["budget"]
         if not patient:
             del state["worse"], state["stopped"]
         return state
-
-    def record_validation(self, metric: float, patience: int) -> None:
-        """Record a validation; stop the run after `patience` (0: never) consecutive validations without a new best."""
-        if self.best_metric is None or metric > self.best_metric:
-            self.best_metric, self.best_step, self.worse = metric, self.global_step, 0
-            return
-        self.worse += 1
-        self.stopped = bool(patience) and self.worse >= patience
 
     @staticmethod
     def of(state: Mapping[str, Any]) -> "Progress":
@@ -84,7 +75,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class EpochReport:
-    """Report of an epoch. `epochs`: number of epochs of the run, if known."""
+    """Report of an epoch, the first of which is number 0. `epochs`: number of planned epochs of the run."""
 
     epoch: int
     epochs: int
@@ -95,315 +86,7 @@ class EpochReport:
     metrics: dict[str, float]
 
 
-class LossWatch:
-    """Detects a loss far above the largest recent loss. The recent steps may include rows of different sources."""
-
-    def __init__(self) -> None:
-        self._losses: deque[float] = deque(maxlen=_WINDOW)
-        self._high = 0  # number of consecutive losses that have jumped
-
-    def jumped(self, loss: float) -> float | None:
-        """Record the loss of a step; if it jumped and stayed high, return the earlier maximum and reset."""
-        largest = max(self._losses) if len(self._losses) == _WINDOW else math.inf
-        if loss <= _JUMP * largest:
-            self._high = 0
-            self._losses.append(loss)
-            return None
-        self._high += 1
-        if self._high < _IN_A_ROW:
-            return None
-        self._losses.clear()
-        self._high = 0
-        return largest
-
-
 OnStep = Callable[[int, int, float], None]  # global step, steps of the run, loss
-
-
-class EpochRunner:
-    """Runs epochs, starting at `progress`; `mix`: the source weights with which the current epoch began."""
-
-    def __init__(self, context: RunContext, progress: Progress, mix: list[list[Any]] | None = None) -> None:
-        self._context, self.progress, self._mix = context, progress, mix
-        self._steps_an_epoch = context.stream.steps
-        self._more_steps = 0  # additional steps of earlier epochs, which had other weights
-        self._watch = LossWatch()
-        self._unread: list[tuple[int, torch.Tensor]] = []  # step of the run, and its loss on the device
-        self._loss = math.nan  # the last loss that was read
-        self._saved = progress.global_step  # step of the newest checkpoint; 0: none
-        self.interrupts = Interrupts()  # requests to end the run after the current step, or to end a wait
-
-    @property
-    def epochs(self) -> int:
-        """Planned number of epochs of the run; with `train.minutes`, each epoch begins with a new plan."""
-        if self.progress.stopped:
-            return self.progress.epoch
-        return self.progress.budget.epochs(self.progress.global_step, self._context.recipe.train.epochs)
-
-    @property
-    def total_steps(self) -> int:
-        """Number of planned steps of the run.
-
-        If some clusters lack a row, an epoch may have an additional step, which the learning rates ignore.
-        """
-        return self._steps_an_epoch * self.epochs + self._more_steps
-
-    def rate_factor(self, step: int) -> float:
-        """Return the learning rate at global `step`, as a fraction of the full rate."""
-        options = self._context.recipe.train
-        epochs = self.progress.budget.epochs(step, options.epochs)
-        total = self._steps_an_epoch * epochs + self._more_steps
-        return rate_factor(step, total, options.warmup, options.final_lr, options.decay)
-
-    def run(self, on_step: OnStep | None = None) -> EpochReport:
-        """Run the rest of the current epoch. Raises StoppedError, or ExtremisError if training diverges."""
-        context, progress, clock = self._context, self.progress, self._context.step.clock
-        clock.restart()
-        began = counted_until = time.perf_counter()
-        try:
-            adoption, sources = self.adopt()
-        except StoppedError:  # during the wait for a table: no rank has begun the epoch
-            if context.group.ranks == 1:
-                self._save_and_stop()
-            raise
-        clock.lap("adopt")
-        self._begin(adoption, sources)
-        stream, rows, skipped = context.stream, 0, context.stream.skipped_rows
-        dump = context.dump_writer.dump(progress.epoch, progress.step, sources, context.model.width)
-        batches_with_requests = replace(context.batches, is_stop_requested=self.interrupts.stop.is_set)
-        with contextlib.closing(iter(batches_with_requests)) as batches:
-            for batch in batches:
-                clock.lap("stream")
-                if batch.local.step == 0 and adoption.table_epoch is not None:
-                    step = progress.global_step
-                    figures = adoption.staleness(step)
-                    if not context.recipe.is_clustered:
-                        figures |= hardness.measure(context.model, context.group, sources, batch.local)
-                    context.tracker.record("staleness", step + 1, figures)
-                    clock.lap("rest")
-                step, every = progress.global_step, context.recipe.logging.ranks_every
-                hook = self._record_ranks if every and (step + 1) % every == 0 else None
-                result = take_step(context.step, batch, step, self.rate_factor(step), hook)
-                counted_until = self._spend(counted_until)
-                # A single rank stops at once; several ranks stop after the batch that informed all ranks.
-                must_stop = self.interrupts.stop.is_set() if context.group.ranks == 1 else batch.stop_requested
-                self._after_step(result, dump, must_stop)
-                rows += len(result.rows)
-                if on_step is not None:
-                    on_step(progress.global_step, self.total_steps, self._loss)
-                clock.lap("rest")
-        self._read_losses()
-        if dump:
-            context.dump_writer.publish(dump, context.model, progress.global_step)
-            clock.lap("dump")
-        skipped = sum(context.group.sizes(stream.skipped_rows - skipped))
-        if skipped:
-            context.say(
-                f"epoch {progress.epoch}: {skipped:,} rows were skipped, because their row groups are damaged or "
-                f"missing; extremis inspect --verify {context.data.root} lists the files"
-            )
-        self._spend(counted_until)
-        return self._end(adoption, rows, skipped, time.perf_counter() - began)
-
-    def adopt(self) -> tuple[Adoption, list[Source]]:
-        """Return rank 0's decision about the epoch's table, and the joined sources.
-
-        Raises StoppedError on interruption.
-        """
-        context, options = self._context, self._context.recipe.train
-        context.claim.require()
-        epochs = epochs_that_fit(options.minutes, options.epochs, self.progress.budget.spent)
-        interrupts = replace(self.interrupts, check=context.writer.check)
-        adopt_arguments = context.run, context.recipe, context.sources, self.progress.epoch
-        decision = adopt(*adopt_arguments, context.say, epochs, interrupts) if context.group.first else None
-        context.group.barrier()
-        return decision or follow(*adopt_arguments)
-
-    def save(self) -> None:
-        """Start writing a checkpoint of the current state. Raises StorageError."""
-        context, progress = self._context, self.progress
-        # The records come first, so that a resumed run finds every record up to the checkpoint.
-        context.tracker.sync()
-        stream = context.stream.state_dict()
-        if progress.step:  # threads may already have taken batches of later steps
-            stream["step"] = progress.step
-        state = {
-            "progress": progress.state(context.recipe.train.minutes > 0, context.recipe.validation.patience > 0),
-            "stream": stream,
-            "seed": context.recipe.train.seed,
-        }
-        for source in context.step.negative_sources:
-            source.before_checkpoint()
-        step, head, tensors = progress.global_step, context.model.head, context.model.checkpoint_tensors()
-        if negatives := context.step.negative_sources.state():
-            tensors[NEGATIVES] = {name: torch.from_numpy(array) for name, array in negatives.items()}
-        parents = {"data": context.manifest.digest}
-        context.writer.save(
-            CheckpointContents(
-                step, tensors, head.rows(), head.start, context.labels, state, parents, progress.best_step
-            )
-        )
-        self._saved = step
-
-    def _begin(self, adoption: Adoption, sources: list[Source]) -> None:
-        context, progress = self._context, self.progress
-        context.stream.set_epoch(progress.epoch, sources)
-        context.step.queries.begin(sources)
-        if context.step.neighbours is not None:
-            context.step.neighbours.begin(sources)
-        if progress.step:
-            state = context.stream.state_dict()
-            context.stream.load_state_dict({**state, "mix": self._mix or state["mix"], "step": progress.step})
-        self._mix = None
-        if context.recipe.data.mix:
-            first = progress.global_step - progress.step
-            self._more_steps = first + context.stream.steps - (progress.epoch + 1) * self._steps_an_epoch
-        if progress.step:
-            return
-        progress.loss_sum = 0.0
-        progress.budget.begin(progress.global_step, adoption.epochs or context.recipe.train.epochs)
-        context.tracker.record("adoption", progress.global_step + 1, {"epoch": progress.epoch, **asdict(adoption)})
-
-    def _spend(self, since: float) -> float:
-        """Add the seconds since the time `since` to the epoch's time; return the current time."""
-        time_now = time.perf_counter()
-        self.progress.budget.spend(time_now - since)
-        return time_now
-
-    def _record_ranks(self, batch: Batch, x: torch.Tensor, sampled: list[Sampled]) -> None:
-        """Record the true ranks of a step's hard negatives; `batch` is the global batch."""
-        context, head = self._context, self._context.model.head
-        hard = context.step.planner.hard(batch, sampled)
-        if hard is None:
-            return
-        ranks = hardness.measure_true_ranks(head.vectors, head.start, x, batch, hard, context.group)
-        if len(ranks):
-            figures = {"epoch": batch.epoch, "of": context.labels, **context.step.negative_sources.figures()}
-            figures |= hardness.describe(ranks)
-            context.tracker.record("hard", self.progress.global_step + 1, figures)
-
-    def _after_step(self, result: StepResult, dump: EmbeddingCollector | None, must_stop: bool) -> None:
-        context, progress, recipe = self._context, self.progress, self._context.recipe
-        context.claim.require()
-        factor = self.rate_factor(progress.global_step)
-        logged = (progress.global_step + 1) % recipe.logging.every_steps == 0
-        self._unread.append((progress.global_step, result.loss))
-        # A GPU has the next steps queued while it computes this step: reading the loss here would stall the GPU.
-        if logged or math.isnan(self._loss) or context.model.device == CPU:
-            self._read_losses()
-        if dump:
-            dump.add(result.rows, result.x)
-        progress.step = result.step + 1
-        progress.global_step += 1
-        for source in context.step.negative_sources:
-            source.after_step(progress.global_step, progress.epoch, result.step)
-        if logged:
-            rates = {"encoder_lr": recipe.encoder.lr * factor}
-            if isinstance(recipe, ClassifierRecipe):
-                rates["classifier_lr"] = recipe.classifier.lr * factor
-            figures = {"epoch": progress.epoch, "loss": self._loss, **rates}
-            context.tracker.record("train", progress.global_step, figures)
-        every = recipe.checkpoint.every_steps
-        is_last = progress.step == context.stream.steps
-        if (must_stop or (every and progress.global_step % every == 0)) and not is_last:
-            self._read_losses()
-            if dump:
-                context.dump_writer.save_part(dump, progress.step, progress.global_step)
-            self.save()
-            if must_stop:
-                self._save_and_stop()
-
-    def _save_and_stop(self) -> None:
-        """End the run here, and save a checkpoint of the last step. Raises StoppedError; StorageError."""
-        step = self.progress.global_step
-        if self._saved != step:
-            self.save()
-        self._context.writer.wait()
-        kept = f"after step {step:,}; the checkpoint is saved" if step else "before its first step"
-        raise StoppedError(f"{self._context.run.root}: stopped by a signal {kept}. Continue with --resume.")
-
-    def _read_losses(self) -> None:
-        """Read the losses of all steps since the last read, in a single copy.
-
-        Raises ExtremisError for NaN or infinity.
-        """
-        progress, unread = self.progress, self._unread
-        self._unread = []
-        losses: list[float] = []
-        if unread:
-            together = torch.stack([loss for _, loss in unread])
-            self._context.group.wait_for(together, self.interrupts.stop.is_set)
-            losses = together.tolist()
-        for (step, _), loss in zip(unread, losses, strict=True):
-            if not math.isfinite(loss):
-                raise ExtremisError(
-                    f"the loss is {loss} at step {step} (epoch {progress.epoch}): training has "
-                    "diverged. Lower encoder.lr and classifier.lr, or raise train.warmup, and start a new run."
-                )
-            before = self._watch.jumped(loss)
-            if before is not None:
-                self._context.say(
-                    f"odd: at step {step} the loss jumped from {before:.3g} to {loss:.3g}. If this happens again, "
-                    "lower encoder.lr and classifier.lr"
-                )
-            progress.loss_sum += loss
-            self._loss = loss
-
-    def _end(self, adoption: Adoption, rows: int, skipped: int, seconds: float) -> EpochReport:
-        context, progress = self._context, self.progress
-        epoch, loss = progress.epoch, progress.loss_sum / max(1, context.stream.steps)
-        progress.epoch, progress.step = epoch + 1, 0
-        last = progress.epoch == self.epochs
-        metrics = context.validator.measure(context.model) if context.validator.is_due(progress.epoch, last) else {}
-        figures = {
-            "epoch": epoch,
-            "loss": loss,
-            "seconds": seconds,
-            "rows_per_second": rows / max(seconds, 1e-9),
-            "skipped_rows": skipped,
-            "table_epoch": adoption.table_epoch,
-            "table_age": adoption.age,
-            "late": adoption.late,
-            "device": describe_device(context.model.device),
-            "kernels": context.kernels,
-            "seconds_background": round(context.writer.seconds(), 3),
-        }
-        seconds_of = {f"seconds_{name}": round(value, 3) for name, value in context.step.clock.seconds.items()}
-        context.tracker.record("epoch", progress.global_step, {**figures, **seconds_of})
-        if metrics:
-            context.tracker.record("validation", progress.global_step, {"epoch": epoch, **metrics})
-            self._record_validation(metrics, last)
-            last = last or progress.stopped
-            odd = [context.validator.odd(metrics)]
-            if last:
-                odd.append(context.validator.fell(metrics[context.recipe.validation.metric], progress.best_metric))
-            for line in filter(None, odd):
-                context.tracker.record("odd", progress.global_step, {"epoch": epoch, "line": line})
-                context.say(f"odd: after epoch {epoch} {line}")
-        every = context.recipe.checkpoint.every_epochs
-        if last or progress.best_step == progress.global_step or (every and progress.epoch % every == 0):
-            self.save()
-        context.tracker.sync()
-        if not last and any(context.group.all_gather_objects(self.interrupts.stop.is_set())):
-            self._save_and_stop()
-        return EpochReport(epoch, self.epochs, loss, seconds, rows, adoption, metrics)
-
-    def _record_validation(self, metrics: dict[str, float], last: bool) -> None:
-        """Record the best validation; end the run early after `validation.patience`, unless this is the `last` epoch.
-
-        Metrics are the same on every rank, so all ranks make the same decision.
-        """
-        context, progress, options = self._context, self.progress, self._context.recipe.validation
-        progress.record_validation(metrics[options.metric], 0 if last else options.patience)
-        if not progress.stopped:
-            return
-        figures = {"best": progress.best_metric, "best_step": progress.best_step, "validations": progress.worse}
-        context.tracker.record("stopped", progress.global_step, {"epoch": progress.epoch - 1, **figures})
-        context.say(
-            f"stopped early after epoch {progress.epoch - 1}: {options.metric} was best at step {progress.best_step:,} "
-            f"({progress.best_metric:.2f}), {progress.worse} validation(s) ago. The best checkpoint is kept: extremis "
-            f"evaluate {context.data.root} {context.run.root} --step {progress.best_step}"
-        )
 
 
 class Trainer:
@@ -419,7 +102,14 @@ class Trainer:
         self.context, self.recipe, self.run = context, context.recipe, context.run
         self.model, self.stream = context.model, context.stream
         self.progress = progress or Progress()
-        self.runner = EpochRunner(context, self.progress, mix)
+        self.interrupts = Interrupts()  # requests to end the run after the current step, or to end a wait
+        self._mix = mix  # weights of the sources with which a resumed epoch began
+        self._steps_an_epoch = context.stream.steps
+        self._more_steps = 0  # additional steps of earlier epochs, which had other weights
+        self._watch = LossWatch()
+        self._unread: list[tuple[int, torch.Tensor]] = []  # step of the run, and its loss on the device
+        self._loss = math.nan  # the last loss that was read
+        self._saved = self.progress.global_step  # step of the newest checkpoint; 0: none
 
     @classmethod
     def start(
@@ -501,12 +191,12 @@ class Trainer:
         """Run the remaining epochs, and yield a report of each; call `on_step(global step, total, loss)` every step."""
         writer, is_finished = self.context.writer, False
         try:
-            while self.progress.epoch < self.runner.epochs:
+            while self.progress.epoch < self.epochs:
                 with denormals_flushed():
-                    report = self.runner.run(on_step)
+                    report = self._run_epoch(on_step)
                 yield report
             writer.wait()
-            finished = {"step": self.progress.global_step, "epochs": self.runner.epochs}
+            finished = {"step": self.progress.global_step, "epochs": self.epochs}
             if self.context.group.first:
                 self.context.claim.require()
                 storage.write_bytes(self.run.finished, json.dumps(finished).encode())
@@ -518,9 +208,287 @@ class Trainer:
             self.context.tracker.close(is_finished)
             writer.close()
 
+    @property
+    def epochs(self) -> int:
+        """Planned number of epochs of the run; with `train.minutes`, each epoch begins with a new plan."""
+        if self.progress.stopped:
+            return self.progress.epoch
+        return self.progress.budget.epochs(self.progress.global_step, self.recipe.train.epochs)
+
+    @property
+    def total_steps(self) -> int:
+        """Number of planned steps; the learning rates ignore an additional step of clusters that lack a row."""
+        return self._steps_an_epoch * self.epochs + self._more_steps
+
+    def rate_factor(self, step: int) -> float:
+        """Return the learning rate at global `step`, as a fraction of the full rate."""
+        options = self.recipe.train
+        total = self._steps_an_epoch * self.progress.budget.epochs(step, options.epochs) + self._more_steps
+        return rate_factor(step, total, options.warmup, options.final_lr, options.decay)
+
+    def _run_epoch(self, on_step: OnStep | None) -> EpochReport:
+        """Run the rest of the current epoch. Raises StoppedError, or ExtremisError if training diverges."""
+        context, progress, stream, clock = self.context, self.progress, self.stream, self.context.step.clock
+        clock.restart()
+        began = counted_until = time.perf_counter()
+        try:
+            adoption, sources = self.adopt()
+        except StoppedError:  # during the wait for a table: no rank has begun the epoch
+            if context.group.ranks == 1:
+                self._save_and_stop()
+            raise
+        clock.lap("adopt")
+        self._begin(adoption, sources)
+        rows, skipped = 0, stream.skipped_rows
+        dump = context.dump_writer.dump(progress.epoch, progress.step, sources, self.model.width)
+        batches_with_requests = replace(context.batches, is_stop_requested=self.interrupts.stop.is_set)
+        with contextlib.closing(iter(batches_with_requests)) as batches:
+            for batch in batches:
+                clock.lap("stream")
+                step, every = progress.global_step, self.recipe.logging.ranks_every
+                if batch.local.step == 0 and adoption.table_epoch is not None:
+                    figures = adoption.staleness(step)
+                    if not self.recipe.is_clustered:
+                        figures |= hardness.measure(self.model, context.group, sources, batch.local)
+                    context.tracker.record("staleness", step + 1, figures)
+                    clock.lap("rest")
+                hook = self._record_ranks if every and (step + 1) % every == 0 else None
+                result = take_step(context.step, batch, step, self.rate_factor(step), hook)
+                counted_until = self._spend(counted_until)
+                # A single rank stops at once; several ranks stop after the batch that informed all ranks.
+                must_stop = self.interrupts.stop.is_set() if context.group.ranks == 1 else batch.stop_requested
+                self._after_step(result, dump, must_stop)
+                rows += len(result.rows)
+                if on_step is not None:
+                    on_step(progress.global_step, self.total_steps, self._loss)
+                clock.lap("rest")
+        self._read_losses()
+        if dump:
+            context.dump_writer.publish(dump, self.model, progress.global_step)
+            clock.lap("dump")
+        skipped = sum(context.group.sizes(stream.skipped_rows - skipped))
+        if skipped:
+            context.say(
+                f"epoch {progress.epoch}: {skipped:,} rows were skipped, because their row groups are damaged or "
+                f"missing; extremis inspect --verify {context.data.root} lists the files"
+            )
+        self._spend(counted_until)
+        return self._end(adoption, rows, skipped, time.perf_counter() - began)
+
+    def adopt(self) -> tuple[Adoption, list[Source]]:
+        """Return rank 0's decision about the epoch's table, and the joined sources. Raises StoppedError."""
+        context, options = self.context, self.recipe.train
+        context.claim.require()
+        epochs = epochs_that_fit(options.minutes, options.epochs, self.progress.budget.spent)
+        interrupts = replace(self.interrupts, check=context.writer.check)
+        arguments = self.run, self.recipe, context.sources, self.progress.epoch
+        decision = adopt(*arguments, context.say, epochs, interrupts) if context.group.first else None
+        context.group.barrier()
+        return decision or follow(*arguments)
+
+    def save(self) -> None:
+        """Start writing a checkpoint of the current state. Raises StorageError."""
+        context, progress, head = self.context, self.progress, self.model.head
+        # The records come first, so that a resumed run finds every record up to the checkpoint.
+        context.tracker.sync()
+        stream = self.stream.state_dict()
+        if progress.step:  # threads may already have taken batches of later steps
+            stream["step"] = progress.step
+        state = {
+            "progress": progress.state(self.recipe.train.minutes > 0, self.recipe.validation.patience > 0),
+            "stream": stream,
+            "seed": self.recipe.train.seed,
+        }
+        for source in context.step.negative_sources:
+            source.before_checkpoint()
+        step, tensors = progress.global_step, self.model.checkpoint_tensors()
+        if negatives := context.step.negative_sources.state():
+            tensors[NEGATIVES] = {name: torch.from_numpy(array) for name, array in negatives.items()}
+        parents = {"data": context.sizes.manifest.digest}
+        rows = head.rows(), head.start, context.labels
+        context.writer.save(CheckpointContents(step, tensors, *rows, state, parents, progress.best_step))
+        self._saved = step
+
+    def _begin(self, adoption: Adoption, sources: list[Source]) -> None:
+        context, progress, stream = self.context, self.progress, self.stream
+        stream.set_epoch(progress.epoch, sources)
+        context.step.queries.begin(sources)
+        if context.step.neighbours is not None:
+            context.step.neighbours.begin(sources)
+        if progress.step:
+            state = stream.state_dict()
+            stream.load_state_dict({**state, "mix": self._mix or state["mix"], "step": progress.step})
+        self._mix = None
+        if self.recipe.data.mix:
+            first = progress.global_step - progress.step
+            self._more_steps = first + stream.steps - (progress.epoch + 1) * self._steps_an_epoch
+        if progress.step:
+            return
+        progress.loss_sum = 0.0
+        progress.budget.begin(progress.global_step, adoption.epochs or self.recipe.train.epochs)
+        context.tracker.record("adoption", progress.global_step + 1, {"epoch": progress.epoch, **asdict(adoption)})
+
+    def _spend(self, since: float) -> float:
+        time_now = time.perf_counter()
+        self.progress.budget.spend(time_now - since)
+        return time_now
+
+    def _record_ranks(self, batch: Batch, x: torch.Tensor, sampled: list[Sampled]) -> None:
+        """Record the true ranks of a step's hard negatives; `batch` is the global batch."""
+        context, head = self.context, self.model.head
+        hard = context.step.planner.hard(batch, sampled)
+        if hard is None:
+            return
+        ranks = hardness.measure_true_ranks(head.vectors, head.start, x, batch, hard, context.group)
+        if len(ranks):
+            figures = {"epoch": batch.epoch, "of": context.labels, **context.step.negative_sources.figures()}
+            figures |= hardness.describe(ranks)
+            context.tracker.record("hard", self.progress.global_step + 1, figures)
+
+    def _after_step(self, result: StepResult, dump: EmbeddingCollector | None, must_stop: bool) -> None:
+        context, progress, recipe = self.context, self.progress, self.recipe
+        context.claim.require()
+        factor = self.rate_factor(progress.global_step)
+        logged = (progress.global_step + 1) % recipe.logging.every_steps == 0
+        self._unread.append((progress.global_step, result.loss))
+        # A GPU has the next steps queued while it computes this step: reading the loss here would stall the GPU.
+        if logged or math.isnan(self._loss) or self.model.device == CPU:
+            self._read_losses()
+        if dump:
+            dump.add(result.rows, result.x)
+        progress.step = result.step + 1
+        progress.global_step += 1
+        for source in context.step.negative_sources:
+            source.after_step(progress.global_step, progress.epoch, result.step)
+        if logged:
+            rates = {"encoder_lr": recipe.encoder.lr * factor}
+            if isinstance(recipe, ClassifierRecipe):
+                rates["classifier_lr"] = recipe.classifier.lr * factor
+            figures = {"epoch": progress.epoch, "loss": self._loss, **rates}
+            context.tracker.record("train", progress.global_step, figures)
+        every = recipe.checkpoint.every_steps
+        is_last = progress.step == self.stream.steps
+        if (must_stop or (every and progress.global_step % every == 0)) and not is_last:
+            self._read_losses()
+            if dump:
+                context.dump_writer.save_part(dump, progress.step, progress.global_step)
+            self.save()
+            if must_stop:
+                self._save_and_stop()
+
+    def _save_and_stop(self) -> None:
+        """End the run here, and save a checkpoint of the last step. Raises StoppedError; StorageError."""
+        step = self.progress.global_step
+        if self._saved != step:
+            self.save()
+        self.context.writer.wait()
+        kept = f"after step {step:,}; the checkpoint is saved" if step else "before its first step"
+        raise StoppedError(f"{self.run.root}: stopped by a signal {kept}. Continue with --resume.")
+
+    def _read_losses(self) -> None:
+        """Read the losses of all steps since the last read, in one copy. Raises ExtremisError for NaN or infinity."""
+        if not self._unread:
+            return
+        progress, unread, self._unread = self.progress, self._unread, []
+        losses = torch.stack([loss for _, loss in unread])
+        self.context.group.wait_for(losses, self.interrupts.stop.is_set)
+        for (step, _), loss in zip(unread, losses.tolist(), strict=True):
+            if not math.isfinite(loss):
+                raise ExtremisError(
+                    f"the loss is {loss} at step {step} (epoch {progress.epoch}): training has "
+                    "diverged. Lower encoder.lr and classifier.lr, or raise train.warmup, and start a new run."
+                )
+            if (before := self._watch.jumped(loss)) is not None:
+                self.context.say(
+                    f"odd: at step {step} the loss jumped from {before:.3g} to {loss:.3g}. If this happens again, "
+                    "lower encoder.lr and classifier.lr"
+                )
+            progress.loss_sum += loss
+            self._loss = loss
+
+    def _end(self, adoption: Adoption, rows: int, skipped: int, seconds: float) -> EpochReport:
+        context, progress = self.context, self.progress
+        epoch, loss = progress.epoch, progress.loss_sum / max(1, self.stream.steps)
+        progress.epoch, progress.step = epoch + 1, 0
+        last = progress.epoch == self.epochs
+        metrics = context.validator.measure(self.model) if context.validator.is_due(progress.epoch, last) else {}
+        figures = {
+            "epoch": epoch,
+            "loss": loss,
+            "seconds": seconds,
+            "rows_per_second": rows / max(seconds, 1e-9),
+            "skipped_rows": skipped,
+            "table_epoch": adoption.table_epoch,
+            "table_age": adoption.age,
+            "late": adoption.late,
+            "device": describe_device(self.model.device),
+            "kernels": context.kernels,
+            "seconds_background": round(context.writer.seconds(), 3),
+        }
+        seconds_of = {f"seconds_{name}": round(value, 3) for name, value in context.step.clock.seconds.items()}
+        context.tracker.record("epoch", progress.global_step, {**figures, **seconds_of})
+        if metrics:
+            context.tracker.record("validation", progress.global_step, {"epoch": epoch, **metrics})
+            self._record_validation(metrics, last)
+            last = last or progress.stopped
+            odd = [context.validator.odd(metrics)]
+            if last:
+                odd.append(context.validator.fell(metrics[self.recipe.validation.metric], progress.best_metric))
+            for line in filter(None, odd):
+                context.tracker.record("odd", progress.global_step, {"epoch": epoch, "line": line})
+                context.say(f"odd: after epoch {epoch} {line}")
+        every = self.recipe.checkpoint.every_epochs
+        if last or progress.best_step == progress.global_step or (every and progress.epoch % every == 0):
+            self.save()
+        context.tracker.sync()
+        if not last and any(context.group.all_gather_objects(self.interrupts.stop.is_set())):
+            self._save_and_stop()
+        return EpochReport(epoch, self.epochs, loss, seconds, rows, adoption, metrics)
+
+    def _record_validation(self, metrics: dict[str, float], last: bool) -> None:
+        """Record the best validation; end the run after `validation.patience`, the same on all ranks."""
+        context, progress, options = self.context, self.progress, self.recipe.validation
+        metric = metrics[options.metric]
+        if progress.best_metric is None or metric > progress.best_metric:
+            progress.best_metric, progress.best_step, progress.worse = metric, progress.global_step, 0
+            return
+        progress.worse += 1
+        progress.stopped = not last and 0 < options.patience <= progress.worse
+        if not progress.stopped:
+            return
+        figures = {"best": progress.best_metric, "best_step": progress.best_step, "validations": progress.worse}
+        context.tracker.record("stopped", progress.global_step, {"epoch": progress.epoch - 1, **figures})
+        context.say(
+            f"stopped early after epoch {progress.epoch - 1}: {options.metric} was best at step {progress.best_step:,} "
+            f"({progress.best_metric:.2f}), {progress.worse} validation(s) ago. The best checkpoint is kept: extremis "
+            f"evaluate {context.data.root} {self.run.root} --step {progress.best_step}"
+        )
+
+
+class LossWatch:
+    """Detects a loss far above the largest recent loss. The recent steps may include rows of different sources."""
+
+    def __init__(self) -> None:
+        self._losses: deque[float] = deque(maxlen=_WINDOW)
+        self._high = 0  # number of consecutive losses that have jumped
+
+    def jumped(self, loss: float) -> float | None:
+        """Record the loss of a step; if it jumped and stayed high, return the earlier maximum and reset."""
+        largest = max(self._losses) if len(self._losses) == _WINDOW else math.inf
+        if loss <= _JUMP * largest:
+            self._high = 0
+            self._losses.append(loss)
+            return None
+        self._high += 1
+        if self._high < _IN_A_ROW:
+            return None
+        self._losses.clear()
+        self._high = 0
+        return largest
+
 
 def _write_config(context: RunContext) -> None:
-    made_from = {"digest": context.manifest.digest, "labels": context.labels, "queries": context.sources[0].rows}
+    made_from = {"digest": context.sizes.manifest.digest, "labels": context.labels, "queries": context.sources[0].rows}
     if context.group.first:
         machine = {"threads": torch.get_num_threads(), "kernels": context.kernels}
         storage.write_bytes(context.run.config, dump_config(context.recipe, data=made_from, machine=machine))

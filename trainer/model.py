@@ -1,4 +1,4 @@
-"""Model: encoder and head, built from a recipe and DATA, saved to and loaded from a checkpoint."""
+"""The model of a run: an encoder of queries and a head, built from a recipe, loaded from a run, or begun from texts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import torch
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, pad
 
 from schemas.arrow import DENSE
 from schemas.errors import InputError
@@ -27,10 +27,13 @@ from trainer.inputs import Inputs, columns_of, require_inputs
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.stream import open_queries
 
+_BATCH = 1024  # queries embedded at a time
+_FITTED = 1 << 14  # number of labels to fit c on; the first labels are as mixed as all labels
+
 
 @dataclass
 class Model:
-    """Parameters of a run: an encoder of queries and a head."""
+    """An encoder of queries, and a head with or without a row per label."""
 
     encoder: Encoder
     head: Head
@@ -73,7 +76,7 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        """Device of the parameters and of embeddings."""
+        """Device of the parameters and embeddings."""
         return self.encoder.device
 
     @property
@@ -88,14 +91,11 @@ class Model:
 
     @property
     def columns(self) -> list[str]:
-        """Names of the columns to read from a table of queries or labels."""
+        """Columns to read from a table of queries or labels."""
         return columns_of(self.inputs)
 
     def embed(self, inputs: Inputs, labels: bool = False) -> torch.Tensor:
-        """Embed B queries as x [B, D] (D + 1 with a bias), which can be scored against vectors, without gradients.
-
-        `labels`: embed labels, with their own encoder if `head.shared` is false.
-        """
+        """Embed B queries, or `labels`, as x [B, D] (D + 1 with a bias) to score against vectors, without gradients."""
         encoder = self.encoders.get("label-encoder", self.encoder) if labels else self.encoder
         return self.head.extend(encoder.encode(encoder.prepare(inputs)))
 
@@ -113,10 +113,7 @@ class Model:
         return tensors
 
     def load(self, checkpoint: Checkpoint, optimizer: bool = False) -> None:
-        """Load the parameters of a checkpoint; with `optimizer`, also all state that is needed to continue training.
-
-        An optimizer that the checkpoint has no state of starts without state. Raises TableError.
-        """
+        """Load a checkpoint's parameters; `optimizer`: also the state of optimizers. Raises TableError."""
         self.load_encoders(checkpoint, optimizer)
         checkpoint.read_rows(self.head.rows(optimizer), self.head.start)
 
@@ -131,10 +128,7 @@ class Model:
 
 @torch.no_grad()
 def embed_labels(model: Model, data: DataLayout, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield (l, embeddings [n, D] of labels [l, l + n)) for all of [start, stop), one row group at a time.
-
-    Raises InputError if the labels lack columns that the encoder reads. Raises TableError.
-    """
+    """Yield (l, embeddings [n, D] of labels [l, l + n)) for [start, stop). Raises InputError, TableError."""
     table = Table.open(data.labels, "labels")
     require_inputs(table, model.inputs)
     first = start
@@ -173,10 +167,9 @@ class DataSizes:
 def find_checkpoint(
     data: DataLayout, run: RunLayout, step: int | str | None = None, earlier: bool = False
 ) -> tuple[Recipe, Checkpoint]:
-    """Open the recipe of a run that was trained on DATA, and its checkpoint of `step`, as in `open_step`.
+    """Open the recipe of a run on DATA, or an `earlier` version of it, and its checkpoint of `step`, as in `open_step`.
 
-    With `earlier`, the run may have used an earlier version of DATA. Raises InputError if there is no run or no
-    checkpoint, or if the run used different data; TableError if a table is unfinished or damaged.
+    Raises InputError if there is no run or no checkpoint, or if the run used different data; TableError.
     """
     config = load_config(run.config)
     require_same_data(config, Table.open(data.root, "data").manifest, data.root, run.root, earlier)
@@ -192,10 +185,7 @@ def find_checkpoint(
 def find_earlier(
     data: DataLayout, run: RunLayout, step: int | str | None = None
 ) -> tuple[Recipe, Checkpoint, list[str]]:
-    """Open the recipe and checkpoint of a run on DATA or an earlier version; also return the parts added since.
-
-    Raises InputError if there is no run or no checkpoint, or if the run used different data; TableError.
-    """
+    """Return what `find_checkpoint` does for this or an earlier version of DATA, and the parts added since."""
     recipe, checkpoint = find_checkpoint(data, run, step, earlier=True)
     trained = str(trained_digest(load_config(run.config)))
     return recipe, checkpoint, parts_since(Table.open(data.root, "data").manifest, trained) or []
@@ -211,8 +201,7 @@ def load_model(
 ) -> tuple[Recipe, Model, Checkpoint]:
     """Load the recipe, the checkpoint, and the model onto `device`; each rank loads the vectors of its labels.
 
-    With `earlier`, the run may have used an earlier version of DATA: vectors of labels from `trained_labels` on are
-    initial vectors. Raises the errors of `find_checkpoint`.
+    With `earlier`, as in `find_checkpoint`, labels from `trained_labels` on have initial vectors. Raises its errors.
     """
     recipe, checkpoint = group.decide(lambda: find_checkpoint(data, run, step, earlier))
     sizes = DataSizes.of(data)
@@ -228,10 +217,7 @@ def trained_labels(model: Model, checkpoint: Checkpoint) -> int | None:
 
 
 def load_encoder(data: DataLayout, run: RunLayout, step: int | str | None = None, device: torch.device = CPU) -> Model:
-    """Load a checkpoint's model for embedding only, without the rows of labels, so that memory does not grow with L.
-
-    Raises the errors of `find_checkpoint`.
-    """
+    """Load a checkpoint's model for embedding only, without rows of labels. Raises the errors of `find_checkpoint`."""
     recipe, checkpoint = find_checkpoint(data, run, step)
     sizes = DataSizes.of(data)
     model = Model.build(recipe, sizes.vocabulary, 0, sizes.features, device=device, dense=sizes.dense)
@@ -240,7 +226,7 @@ def load_encoder(data: DataLayout, run: RunLayout, step: int | str | None = None
 
 
 def open_texts(data: DataLayout, recipe: Recipe) -> Inputs | None:
-    """Open the label inputs of the recipe's head; None for a classifier. Raises InputError, TableError."""
+    """Open the label inputs that the recipe's head encodes, if any. Raises InputError, TableError."""
     return open_label_texts(data, recipe.encoder.inputs) if recipe.encodes_labels else None
 
 
@@ -255,10 +241,7 @@ def trained_digest(config: dict) -> str | None:
 
 
 def require_same_data(config: dict, manifest: Manifest, data: str, run: str, earlier: bool = False) -> None:
-    """Refuse a run that was trained on different data; with `earlier`, earlier versions of this data are accepted.
-
-    Raises InputError with both digests.
-    """
+    """Refuse a run on other data, or, if not `earlier`, on an earlier version. Raises InputError with both digests."""
     trained = trained_digest(config)
     if trained != manifest.digest and not (earlier and parts_since(manifest, str(trained)) is not None):
         raise InputError(
@@ -268,15 +251,10 @@ def require_same_data(config: dict, manifest: Manifest, data: str, run: str, ear
         )
 
 
-_BATCH = 1024  # queries embedded at a time
-_FITTED = 1 << 14  # number of labels to fit c on; the first labels are as mixed as all labels
-
-
 def load_encoder_of_run(model: Model, data: DataLayout, recipe: Recipe) -> bool:
     """Load the encoder of the run `train.encoder_from`; return False if the recipe names no run.
 
-    Raises InputError if the encoder is frozen but untrained, if the run or its checkpoint does not exist, or if the run
-    used different data or a different encoder; TableError.
+    Raises InputError if the encoder is frozen but untrained, or if the run does not fit; TableError.
     """
     url = recipe.train.encoder_from
     if not url:
@@ -315,41 +293,12 @@ def initialise_from_texts(model: Model, data: DataLayout, norm: float) -> None:
 def initialise_from_run(model: Model, data: DataLayout, recipe: Recipe, say: Say) -> bool:
     """Load the parameters of the run `train.start_from`, by label id; return False if the recipe names no run.
 
-    `train.new_labels` determines the vectors of new labels. Raises InputError if the run does not exist, used different
-    data, or has a different model; TableError.
+    `train.new_labels` determines the vectors of new labels. Raises InputError if the run does not fit; TableError.
     """
     url = recipe.train.start_from
     if not url:
         return False
     trained, checkpoint, parts = find_earlier(data, RunLayout(url))
-    _require_same_shape(recipe, trained, url)
-    model.load(checkpoint, recipe.train.start_optimizer)
-    for encoder in model.encoders.values():
-        encoder.admit(new_inputs(model, data, recipe, parts), open_queries(data, recipe.data.split).manifest.rows)
-    say(f"starts from {url} at step {checkpoint.step}, with {checkpoint.labels:,} of {model.head.labels:,} labels")
-    if model.head.has_rows:
-        initialise_new_labels(model, data, recipe, checkpoint, parts)
-    return True
-
-
-def new_inputs(model: Model, data: DataLayout, recipe: Recipe, parts: Sequence[str]) -> Iterator[Inputs]:
-    """Yield training rows of `parts`, and label texts if texts are training points, one row group at a time."""
-    tables = [open_queries(data, recipe.data.split)]
-    if recipe.data.label_texts or recipe.encodes_labels:
-        tables.append(Table.open(data.labels, "labels"))
-    for table in tables:
-        for rows in _rows_of(table, parts, model.columns):
-            yield Inputs.of(rows.select(model.columns))
-
-
-def _rows_of(table: Table, parts: Sequence[str], columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield the rows of the existing `parts` of a table, one row group at a time."""
-    some = [part for part in table.parts if part.name in parts]
-    yield from table.of_parts(some).batches(columns) if some else ()
-
-
-def _require_same_shape(recipe: Recipe, trained: Recipe, url: str) -> None:
-    """Raise InputError if the model of the earlier run has a different shape."""
     differing = recipe.encoder.differences(trained.encoder)
     if recipe.encodes_labels != trained.encodes_labels:
         differing.append(f"method was {trained.method!r}, now {recipe.method!r}")
@@ -359,6 +308,22 @@ def _require_same_shape(recipe: Recipe, trained: Recipe, url: str) -> None:
             differing.append(f"classifier.bias was {before!r}, now {after!r}")
     if differing:
         raise InputError(f"{url}: the model of this run differs: {'; '.join(differing)}. Use the same settings.")
+    model.load(checkpoint, recipe.train.start_optimizer)
+    queries = open_queries(data, recipe.data.split)
+    texts = [Table.open(data.labels, "labels")] if recipe.data.label_texts or recipe.encodes_labels else []
+    for encoder in model.encoders.values():
+        new = (rows for table in (queries, *texts) for rows in _rows_of(table, parts, model.columns))
+        encoder.admit((Inputs.of(rows.select(model.columns)) for rows in new), queries.rows)
+    say(f"starts from {url} at step {checkpoint.step}, with {checkpoint.labels:,} of {model.head.labels:,} labels")
+    if model.head.has_rows:
+        initialise_new_labels(model, data, recipe, checkpoint, parts)
+    return True
+
+
+def _rows_of(table: Table, parts: Sequence[str], columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield the rows of the existing `parts` of a table, one row group at a time."""
+    some = [part for part in table.parts if part.name in parts]
+    yield from table.of_parts(some).batches(columns) if some else ()
 
 
 def fit_vectors(
@@ -385,9 +350,8 @@ def initialise_new_labels(
 ) -> None:
     """Initialise this rank's new labels (ids from the checkpoint's L on); the number of ranks has no effect.
 
-    `train.new_labels` chooses between the mean of a label's points in `parts` and the label's text. A label without
-    points starts from the embedding of its text. If no earlier label can be used for the fit, vectors do not change.
-    Raises TableError.
+    `train.new_labels` chooses between the mean of a label's points in `parts` and the label's text, which also serves a
+    label without points. If no earlier label can be used for the fit, vectors do not change. Raises TableError.
     """
     head, stop = model.head, checkpoint.labels
     new = range(max(head.start, stop), head.stop)
@@ -398,7 +362,7 @@ def initialise_new_labels(
     *_, query = points
     trained = checkpoint.vectors("weight", 0, len(fitted)).float().to(model.device)
     if not head.bias:
-        trained = torch.nn.functional.pad(trained, (0, 1))
+        trained = pad(trained, (0, 1))
     vectors = torch.zeros(len(new), trained.shape[1], device=model.device)
     is_initialised = torch.zeros(len(new), dtype=torch.bool, device=model.device)
     estimates = [points] if recipe.train.new_labels == "points" else []
@@ -411,7 +375,7 @@ def initialise_new_labels(
             vectors[is_new] = fit_vectors(known, trained[has_fit], mean, query, others)
             is_initialised |= is_new
     if isinstance(recipe, ClassifierRecipe) and recipe.classifier.normalize:
-        vectors = torch.nn.functional.normalize(vectors, dim=1)
+        vectors = normalize(vectors, dim=1)
     rows = head.vectors[new.start - head.start :]
     rows[is_initialised.to(rows.device)] = vectors[is_initialised, : rows.shape[1]].to(rows)
 

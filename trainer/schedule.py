@@ -24,10 +24,9 @@ def rate_factor(step: int, steps: int, warmup: float, final: float, decay: str =
 
 
 def epochs_that_fit(minutes: float, most: int, seconds: Sequence[float]) -> int:
-    """Return the number of epochs for a run of about `minutes` (0: `most`), given the `seconds` of each epoch so far.
+    """Return the number of epochs, at least one more and at most `most`, of a run of about `minutes` (0: `most`).
 
-    The number includes the epochs that fit into the remaining minutes at the pace of the last epoch, with a tolerance
-    of a tenth of an epoch. The number includes at least the next epoch, and is at most `most`.
+    Epochs that fit into the remaining time at the pace of the last of `seconds`, give or take a tenth of an epoch.
     """
     if not minutes or not seconds:
         return most
@@ -37,10 +36,7 @@ def epochs_that_fit(minutes: float, most: int, seconds: Sequence[float]) -> int:
 
 @dataclass
 class Budget:
-    """Time budget of a run.
-
-    `spent`: seconds of each epoch so far. `plans`: [first step, planned epochs] of each epoch.
-    """
+    """Time budget of a run: `spent` seconds of each epoch so far, and `plans`, [first step, planned epochs] of each."""
 
     spent: list[float] = field(default_factory=list)
     plans: list[list[int]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Setup of a run: open and build what the recipe requires, or refuse the recipe."""
+"""Setup of a run: `set_up` opens and builds what the recipe requires, or refuses it early; its parts follow."""
 
 import itertools
 import os
@@ -12,7 +12,7 @@ import torch
 
 from schemas.errors import InputError
 from schemas.layout import LABEL_TEXTS, DataLayout, RunLayout
-from schemas.manifest import Manifest, code_version
+from schemas.manifest import code_version
 from schemas.owners import Claim
 from schemas.process import Say
 from schemas.storage import require_room
@@ -63,8 +63,7 @@ class RunContext:
     group: Group
     say: Say
     claim: Claim  # rank 0's claim on the run
-    manifest: Manifest  # manifest of DATA
-    labels: int
+    sizes: DataSizes
     sources: list[Source]  # of training rows
     stream: JoinedStream
     batches: GlobalBatches  # batches of the stream
@@ -79,13 +78,17 @@ class RunContext:
     def model(self) -> Model:
         return self.step.model
 
+    @property
+    def labels(self) -> int:
+        return self.sizes.labels
+
 
 def set_up(
     data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Group, claim: Claim, threads: int = 0
 ) -> RunContext:
     """Open and build what a run needs, on every rank. Raises InputError, TableError.
 
-    `threads`: number of torch threads if the recipe does not set this number; 0: one thread per core.
+    `threads`: torch threads (0: one per core) if the recipe does not set them.
     """
     say = say if group.first else lambda line: None
     keep_freed_memory()
@@ -94,16 +97,15 @@ def set_up(
     device = open_device(recipe.train.device)
     say(f"device: {describe_device(device)}")
     sizes = DataSizes.of(data)
-    rows = recipe.data
-    sources = open_sources(data, rows.split, rows.label_texts, recipe.encoder.inputs, rows.mix, rows.training_rows)
-    if rows.mix_by == "shares":
-        sources = by_shares(sources)
+    rows, inputs = recipe.data, recipe.encoder.inputs
+    sources = open_sources(data, rows.split, rows.label_texts, inputs, rows.mix, rows.training_rows)
+    sources = by_shares(sources) if rows.mix_by == "shares" else sources
     sources = select_window(sources, rows.parts, open_replay(data, recipe))
     require_whole_epochs(recipe)
     require_label_texts(data, recipe, say)
     require_streamable(recipe, sources, data.root, group)
     validator = Validator(recipe.validation, recipe.data, data, group)
-    validator.check(recipe.encoder.inputs)
+    validator.check(inputs)
     require_consistent_ranks(recipe, sizes, group, device)
     require_scratch(recipe, sum(source.rows for source in sources), sizes.labels, group.ranks, sizes.dense)
     texts, bounds = open_texts(data, recipe), group.decide(lambda: label_bounds(data, recipe, group.ranks))
@@ -118,7 +120,7 @@ def set_up(
     negative_sources = open_negative_sources(recipe, model, group)
     plans_ahead = not negative_sources and model.head.has_rows  # otherwise planning needs the model
     clock = Clock()
-    queries = open_queries(recipe, model, group, clock)
+    queries = open_query_embeddings(recipe, model, group, clock)
     # Several ranks plan the global batch, but a stream has only this rank's part of the batch.
     plan = partial(plan_for_device, planner, device) if plans_ahead and group.ranks == 1 else None
     stream = open_stream(recipe, sources, sizes.labels, group, plan, queries.preparing())
@@ -139,32 +141,14 @@ def set_up(
     )
     batches = GlobalBatches(stream, planner, group.for_another_thread(), recipe.order.threads, plans_ahead)
     tracker = Tracker(run, recipe.logging, recipe.model_dump(mode="json"), claim, say) if group.first else NoTracker()
-    return RunContext(
-        recipe=recipe,
-        data=data,
-        run=run,
-        group=group,
-        say=say,
-        claim=claim,
-        manifest=sizes.manifest,
-        labels=sizes.labels,
-        sources=sources,
-        stream=stream,
-        batches=batches,
-        step=step,
-        dump_writer=DumpWriter(run, recipe, group, claim, writer),
-        validator=validator,
-        writer=writer,
-        tracker=tracker,
-        kernels=name_kernels(device) if forms else "none",
-    )
+    dumps = DumpWriter(run, recipe, group, claim, writer)
+    opened = sizes, sources, stream, batches, step, dumps, validator, writer, tracker
+    kernels = name_kernels(device) if forms else "none"
+    return RunContext(recipe, data, run, group, say, claim, *opened, kernels)
 
 
 def require_consistent_ranks(recipe: Recipe, sizes: DataSizes, group: Group, device: torch.device = CPU) -> None:
-    """On all ranks, refuse different releases, a rank that lacks memory for its part, and two ranks on one GPU.
-
-    Raises InputError.
-    """
+    """On all ranks, refuse different releases, a rank without memory for its part, or two ranks on one GPU."""
     refusal = ""
     try:
         require_memory(recipe, sizes, group.ranks)
@@ -192,10 +176,7 @@ def require_consistent_ranks(recipe: Recipe, sizes: DataSizes, group: Group, dev
 
 
 def require_whole_epochs(recipe: Recipe) -> None:
-    """Refuse mined tables and clusters if the recipe selects or weights parts in a way that leaves out rows.
-
-    Raises InputError.
-    """
+    """Refuse mined tables and clusters if the recipe leaves rows of parts out of an epoch. Raises InputError."""
     if not recipe.data.by_parts or not any(recipe.table_epochs()):  # the table of epoch 0 has all rows
         return
     if recipe.is_clustered:
@@ -231,10 +212,7 @@ def require_label_texts(data: DataLayout, recipe: Recipe, say: Say) -> None:
 
 
 def open_replay(data: DataLayout, recipe: Recipe) -> Replay | None:
-    """Return the parts that the run `train.start_from` was trained on, whose rows are read less often.
-
-    Raises InputError, TableError.
-    """
+    """Return the parts that the run `train.start_from` was trained on, whose rows are dealt less often."""
     times, url = recipe.data.replay, recipe.train.start_from
     if times == 1:
         return None
@@ -275,7 +253,7 @@ def open_planner(
 
 
 def open_negative_sources(recipe: Recipe, model: Model, group: Group) -> NegativeSources:
-    """Open the sources of negatives that need embeddings. Raises InputError if a source cannot run on several ranks."""
+    """Open the sources that need embeddings. Raises InputError if one of them cannot run on several ranks."""
     on_device = group.ranks == 1 and recipe.keeps_negatives_on_device and merges_on(model.device, recipe)
     context = SourceContext(model.head, group, recipe.train.seed, on_device=on_device)
     opened = NegativeSources(recipe.open_sources(context))
@@ -288,8 +266,8 @@ def open_negative_sources(recipe: Recipe, model: Model, group: Group) -> Negativ
     return opened
 
 
-def open_queries(recipe: Recipe, model: Model, group: Group, clock: Clock) -> QueryEmbeddings:
-    """Return the way in which queries are encoded in training."""
+def open_query_embeddings(recipe: Recipe, model: Model, group: Group, clock: Clock) -> QueryEmbeddings:
+    """Choose how queries are encoded in training."""
     if recipe.train.freeze_encoder:
         return FrozenQueries(model.encoder)
     if recipe.train.accumulate > 1 or recipe.encodes_labels:
@@ -330,15 +308,12 @@ def require_room_for_run(context: RunContext) -> None:
     if not context.group.first:
         return
     recipe, vectors = context.recipe, context.labels * label_bytes(context.recipe).parameters
-    checkpoints = (recipe.checkpoint.keep + 1) * (vectors + encoder_bytes(recipe, DataSizes.of(context.data)))
+    checkpoints = (recipe.checkpoint.keep + 1) * (vectors + encoder_bytes(recipe, context.sizes))
     rows = sum(source.rows for source in context.sources)
     dumps = (vectors + 2 * rows * recipe.encoder.dimension) * len(recipe.table_epochs())
-    kept = f"checkpoints ({recipe.checkpoint.keep} are kept while one is written)"
-    require_room(
-        context.run.root,
-        {kept: checkpoints, "dumps": dumps},
-        "Choose another path, or lower encoder.dimension, checkpoint.keep or the number of refreshes (refresh.every).",
-    )
+    needs = {f"checkpoints ({recipe.checkpoint.keep} are kept while one is written)": checkpoints, "dumps": dumps}
+    remedy = "Choose another path, or lower encoder.dimension, checkpoint.keep or the number of refreshes"
+    require_room(context.run.root, needs, f"{remedy} (refresh.every).")
 
 
 def initialise_model(context: RunContext) -> None:
@@ -358,10 +333,7 @@ def initialise_model(context: RunContext) -> None:
 
 
 def require_streamable(recipe: Recipe, sources: list[Source], data: str, group: Group) -> None:
-    """Refuse tables without row groups, and a `refresh.wait_seconds` so long that a waiting rank would seem lost.
-
-    Raises InputError.
-    """
+    """Refuse tables without row groups, and waits so long that a waiting rank would seem lost. Raises InputError."""
     waits = recipe.tables.wait_seconds if recipe.tables else 0.0
     if group.ranks > 1 and waits >= SILENCE_SECONDS:
         raise InputError(
@@ -375,8 +347,8 @@ def require_streamable(recipe: Recipe, sources: list[Source], data: str, group: 
 def require_same_recipe(started: Recipe, recipe: Recipe, run: str) -> None:
     """Refuse to resume a run with a different recipe. Raises InputError, which lists the differences."""
     before, after = flatten(started.model_dump()), flatten(recipe.model_dump())
-    same_sources = started.data.mix.keys() == recipe.data.mix.keys()  # shares of the same sources may differ
     after = {**{key: None for key in before if key.startswith("data.mix.")}, **after}
+    same_sources = started.data.mix.keys() == recipe.data.mix.keys()  # shares of the same sources may differ
     differing = [
         f"{key} was {before.get(key)!r}, now {value!r}"
         for key, value in after.items()

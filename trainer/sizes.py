@@ -24,13 +24,11 @@ MOST_LABELS = 1.25  # maximum number of a rank's labels, as a multiple of L/G; b
 _EVEN = 1.05  # ranges have equal numbers of labels up to this ratio of the maximum work to the mean work
 _STRIDE = 18  # log2 of the number of places with exact work, without frequent labels; work in between is interpolated
 _FREQUENT = 14  # labels with more than 2 ** -_FREQUENT of the points are frequent
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 def label_bounds(data: DataLayout, recipe: Recipe, ranks: int) -> list[int] | None:
-    """Return bounds [G + 1] of ranges with about equal work; None means ranges with equal numbers of labels.
-
-    Memory does not grow with L. Raises TableError.
-    """
+    """Return bounds [G + 1] of ranges with about equal work; None: equal numbers of labels. Raises TableError."""
     labels = Table.open(data.labels, "labels")
     points = labels.parameters.get("training_points")
     if ranks == 1 or not points or not isinstance(recipe, ClassifierRecipe) or recipe.negatives.all_labels:
@@ -47,8 +45,7 @@ def label_bounds(data: DataLayout, recipe: Recipe, ranks: int) -> list[int] | No
 def cumulated(groups: Iterable[np.ndarray], labels: int) -> tuple[np.ndarray, np.ndarray]:
     """Return ascending label ends [K], including 0 and L, and the sum of frequencies [K] before each end.
 
-    `groups` yields frequencies [n] in label order. Ends are evenly spaced, with additional ends before and after
-    frequent labels.
+    `groups` yields frequencies in label order. Ends are evenly spaced, with more ends around frequent labels.
     """
     stride, first, total = max(1, labels >> _STRIDE), 0, 0
     ends, sums = [np.zeros(1, np.int64)], [np.zeros(1, np.int64)]
@@ -67,8 +64,7 @@ def cumulated(groups: Iterable[np.ndarray], labels: int) -> tuple[np.ndarray, np
 def balanced_bounds(ends: np.ndarray, work: np.ndarray, ranks: int) -> list[int] | None:
     """Return bounds [G + 1] of ranges that minimise the maximum work, with at most MOST_LABELS * L/G labels each.
 
-    `work` [K] is the work of all labels before each of `ends` [K]. Returns None if there are fewer labels than ranks,
-    or if ranges with equal numbers of labels are about as good.
+    `work` [K] is that of all labels before each of `ends` [K]. None: too few labels, or equal ranges are about as good.
     """
     labels = int(ends[-1])
     most_labels = -(-int(MOST_LABELS * labels) // ranks)
@@ -93,37 +89,24 @@ def balanced_bounds(ends: np.ndarray, work: np.ndarray, ranks: int) -> list[int]
     return cut(high)
 
 
-_CGROUP = Path("/sys/fs/cgroup")
-
-
 def parameter_bytes(recipe: Recipe, vocabulary: int, labels: int, dense: int = 0) -> Size:
-    """Return the size in bytes of the encoder and the classifier.
-
-    Raises InputError if the encoder's model does not exist.
-    """
-    label = label_bytes(recipe)
+    """Return the bytes of the encoder and the classifier. Raises InputError if the encoder's model does not exist."""
     encoder: Size = recipe.encoder.implementation.size(recipe.encoder, vocabulary, dense)
-    encoders = recipe.encoders
-    return Size(*(part * labels + encoders * whole for part, whole in zip(label, encoder, strict=True)))
+    parts = zip(label_bytes(recipe), encoder, strict=True)
+    return Size(*(label * labels + recipe.encoders * each for label, each in parts))
 
 
 def label_bytes(recipe: Recipe) -> Size:
-    """Return the number of bytes per label."""
     if not isinstance(recipe, ClassifierRecipe):
         return Size(0, 0)
     options = recipe.classifier
-    columns = recipe.encoder.dimension + int(options.bias)
-    row = RowMatrix(
-        torch.zeros(1, columns, dtype=DTYPES[options.dtype]), RowOptimizer(options.optimizer, options.momentum)
-    )
+    weight = torch.zeros(1, recipe.encoder.dimension + int(options.bias), dtype=DTYPES[options.dtype])
+    row = RowMatrix(weight, RowOptimizer(options.optimizer, options.momentum))
     return Size(tensor_bytes([row.weight]), tensor_bytes(row.state.values()))
 
 
 def require_memory(recipe: Recipe, sizes: DataSizes, ranks: int) -> None:
-    """Refuse a model whose parameters do not fit into free memory; with a GPU, only parameters on the host are counted.
-
-    Raises InputError, which names the required and the free memory.
-    """
+    """Refuse a model whose parameters, beside a GPU those on the host, exceed the free memory. Raises InputError."""
     free, has_gpu = free_memory(), torch.cuda.is_available()
     storage = recipe.classifier.storage if isinstance(recipe, ClassifierRecipe) else IN_MEMORY
     if free is None or (has_gpu and storage != ON_HOST):
@@ -133,10 +116,10 @@ def require_memory(recipe: Recipe, sizes: DataSizes, ranks: int) -> None:
     if storage not in (IN_MEMORY, ON_HOST):
         vectors = 0
     draws = 8 * recipe.negatives.draws(recipe.order.batch)
-    if encoder + vectors + draws <= free:
+    if (needed := encoder + vectors + draws) <= free:
         return
     raise InputError(
-        f"this model needs at least {say_bytes(encoder + vectors + draws)} of memory ({say_bytes(encoder)} encoder, "
+        f"this model needs at least {say_bytes(needed)} of memory ({say_bytes(encoder)} encoder, "
         f"{say_bytes(vectors)} label vectors, {say_bytes(draws)} drawn negatives), and {say_bytes(free)} are free. "
         f"Lower encoder.dimension (now {recipe.encoder.dimension:,}), the number of rows of the encoder's table, or "
         "negatives.random; or keep the vectors in a mapped file (classifier.storage)."
@@ -144,10 +127,7 @@ def require_memory(recipe: Recipe, sizes: DataSizes, ranks: int) -> None:
 
 
 def require_scratch(recipe: Recipe, rows: int, labels: int, ranks: int, dense: int = 0) -> None:
-    """Refuse a run on `rows` training rows if the scratch files of all ranks on this machine do not fit into TMPDIR.
-
-    `dense`: length of a row's dense vector. Raises InputError.
-    """
+    """Refuse a run whose ranks' scratch files do not fit into TMPDIR. Raises InputError."""
     a_row, here = 2 * recipe.encoder.dimension, min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     needs, dumps = {}, len(recipe.table_epochs())
     if dumps:
@@ -169,9 +149,8 @@ def require_scratch(recipe: Recipe, rows: int, labels: int, ranks: int, dense: i
 
 def encoder_bytes(recipe: Recipe, sizes: DataSizes) -> int:
     """Return a lower bound on the size in bytes of a recipe's encoder parameters."""
-    least: int = recipe.encoder.implementation.least_bytes(
-        recipe.encoder, sizes.vocabulary, sizes.features, sizes.dense
-    )
+    counts = sizes.vocabulary, sizes.features, sizes.dense
+    least: int = recipe.encoder.implementation.least_bytes(recipe.encoder, *counts)
     return least * recipe.encoders
 
 

@@ -35,10 +35,10 @@ StepHook = Callable[[Batch, torch.Tensor, list[Sampled]], None]
 class GlobalBatches:
     """The batches of `stream` on all ranks of `group`.
 
-    With several ranks, a thread of each rank gathers batches ahead of the steps, over a separate group. If `plans`,
-    `threads` additional threads plan the batches. With 0 threads, the caller's thread does all work. A caller that does
-    not iterate to the end must close the iterator after the same step on every rank. `is_stop_requested`: whether this
-    rank has been asked to stop; the next gathered batch informs the other ranks.
+    With several ranks, a thread of each rank gathers batches ahead of the steps, over a separate group, and if `plans`,
+    `threads` more threads plan them. With 0 threads, the caller's thread does all work. A caller that does not iterate
+    to the end must close the iterator after the same step on every rank. `is_stop_requested`: whether this rank has
+    been asked to stop; the next gathered batch informs the other ranks.
     """
 
     stream: JoinedStream
@@ -50,12 +50,12 @@ class GlobalBatches:
 
     def __iter__(self) -> Generator[GlobalBatch, None, None]:
         if self.threads and self.group.ranks > 1:
-            yield from self._prefetch()
+            yield from self._gather_ahead()
         else:
             for part in self.stream:
                 yield self.planner.gather(part, self.group, self.is_stop_requested())
 
-    def _prefetch(self) -> Generator[GlobalBatch, None, None]:
+    def _gather_ahead(self) -> Generator[GlobalBatch, None, None]:
         # Work that has begun is finished even if the iterator is closed: other ranks may be waiting for the batch.
         with (
             contextlib.closing(iter(self.stream)) as parts,
@@ -83,13 +83,12 @@ class GlobalBatches:
 
 @dataclass
 class Clock:
-    """Seconds by activity."""
+    """Seconds by activity, from one lap to the next."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     _last: float = field(default_factory=time.perf_counter)
 
     def restart(self) -> None:
-        """Reset the counts to zero."""
         self.seconds, self._last = {}, time.perf_counter()
 
     def lap(self, name: str) -> None:
@@ -126,10 +125,7 @@ class StepContext:
 
 @dataclass(frozen=True)
 class StepResult:
-    """Result of `step` of the epoch on every rank: mean loss, row ids [B] and x [B, D] of the global batch.
-
-    The loss is a float64 tensor [] on the device; reading the loss waits for the step.
-    """
+    """Result of `step` of the epoch on every rank: the loss, a float64 tensor on the device, row ids [B], x [B, D]."""
 
     step: int
     loss: torch.Tensor
@@ -148,8 +144,7 @@ def take_step(
     """Train on a global batch at step `number` of the run; `batch` is the global batch or this rank's part of it.
 
     `factor` scales every learning rate. Without `update`, the head updates its rows, but the encoders only keep their
-    gradients, without a sum over ranks. Raises RankLostError, or StorageError if a checkpoint that is being written
-    fails.
+    gradients, without a sum over ranks. Raises RankLostError, or a StorageError of a checkpoint.
     """
     model, group, clock = context.model, context.group, context.clock
     global_batch = context.planner.gather(batch, group) if isinstance(batch, Batch) else batch
@@ -166,9 +161,8 @@ def take_step(
     if hook is not None:
         hook(gathered, x, sampled)
         clock.lap("look")
-    loss, on_x = model.head.learn(
-        HeadStep(gathered, x, sampled, context.planner, number, factor, context.before_change)
-    )
+    step = HeadStep(gathered, x, sampled, context.planner, number, factor, context.before_change)
+    loss, on_x = model.head.learn(step)
     if context.neighbours is not None:
         own = slice(first, first + len(part))
         votes, gradient = context.neighbours.learn(global_batch.local, x[own], len(x))

@@ -103,12 +103,16 @@ class _Rank:
             DataLayout(f"{self.task.folder}/data"), run, recipe, lambda line: None, self.group, Unclaimed()
         )
         initialise_model(context)
-        made_from = {"digest": context.manifest.digest, "labels": context.labels, "queries": context.sources[0].rows}
+        made_from = {
+            "digest": context.sizes.manifest.digest,
+            "labels": context.labels,
+            "queries": context.sources[0].rows,
+        }
         storage.write_bytes(run.config, dump_config(recipe, data=made_from))
         yield Stage("train", "start", time.perf_counter() - began)
         self.trainer, began = Trainer(context), time.perf_counter()
         self.trainer.progress.epoch = first_epoch(recipe)
-        _, self.tables = self.trainer.runner.adopt()
+        _, self.tables = self.trainer.adopt()
         yield Stage("train", "adoption", time.perf_counter() - began)
 
     def in_line(self) -> JoinedStream:
@@ -155,7 +159,7 @@ class _Rank:
             if len(times) in (3, 4):  # before and after one step
                 operators.__enter__() if len(times) == 3 else operators.__exit__(None, None, None)
             if (len(times) > 3 * WARM_UP_STEPS and times[-1] > until) or trainer.progress.step == trainer.stream.steps:
-                trainer.runner.save()
+                trainer.save()
                 trainer.context.writer.wait()
                 saved = time.perf_counter() - times[-1]
                 raise _EnoughStepsError

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from extremis.command import Option, Progress, command
 from extremis.commands import train as training
 from extremis.commands.shared import BeamOptions, Place, Recipe, Settings, StartTimeout
+from extremis.stopping import GRACE
 from schemas.errors import InputError
-from trainer.stopping import GRACE
 
 
 @command()

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from extremis.command import Option, Progress, changes, command
 from extremis.commands.shared import DEVICE, Place, Recipe, Settings, with_settings
 from extremis.console import say
+from extremis.stopping import GRACE
 from schemas.process import limit_openmp_threads
-from trainer.stopping import GRACE
 
 LOOPBACK = "127.0.0.1"
 _FROM = "Start from the encoder and the label vectors of RUN1, a run on an earlier version of DATA."

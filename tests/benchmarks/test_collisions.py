@@ -3,7 +3,7 @@
 import numpy as np
 
 from benchmarks.common.collisions import FIRST, clustered_probe, measure
-from trainer.negatives.lsh import open_hashes
+from trainer.negatives.lsh import HashFunctions
 from trainer.negatives.lsh_section import LshSection
 
 
@@ -12,7 +12,7 @@ def test_what_is_found_is_what_shares_a_code_with_the_query_in_some_table() -> N
     probe = clustered_probe(labels, 30, dimension=16, size=100, seed=3)
     options = LshSection(hard="all", width=4, bits=3, tables=tables, capacity=labels)  # nothing overflows
     figures = measure(probe, options)
-    codes = open_hashes("dwta", 16, 3, tables, 0, 4).codes(np.concatenate([probe.vectors, probe.x]))
+    codes = HashFunctions("dwta", 16, 3, tables, 0, 4).codes(np.concatenate([probe.vectors, probe.x]))
     positives = probe.positives.values
     scores = probe.x @ probe.vectors.T
     scores[np.arange(30), positives] = -np.inf

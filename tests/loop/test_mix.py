@@ -105,7 +105,7 @@ def test_other_shares_count_from_the_epoch_after_the_checkpoint(data: SmallData,
 
         def on_step(step: int, total: int, loss: float) -> None:
             losses.append(loss)
-            ends.append((step, total, trainer.runner.rate_factor(step)))
+            ends.append((step, total, trainer.rate_factor(step)))
 
         rows = [report.rows for report in trainer.train(on_step)]
         return losses, rows

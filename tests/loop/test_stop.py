@@ -32,7 +32,7 @@ def start(*arguments: str | Path) -> subprocess.Popen[str]:
 
 
 _WAIT = """
-from trainer.stopping import stopping_on_signal
+from extremis.stopping import stopping_on_signal
 with stopping_on_signal(30) as asked:
     print("ready", flush=True)
     print(asked.wait(5), flush=True)
@@ -63,7 +63,7 @@ def test_a_signal_is_heard_unless_nohup_ignores_it(number: int, prefix: list[str
 
 _LATE = """
 import os, time
-from trainer.stopping import stopping_on_signal
+from extremis.stopping import stopping_on_signal
 with stopping_on_signal(0.2):
     for number in numbers:
         os.kill(os.getpid(), number)

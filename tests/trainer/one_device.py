@@ -18,7 +18,7 @@ from trainer.methods.recipe import Recipe
 from trainer.model import DataSizes, Model, open_texts
 from trainer.negatives.base import NegativeSources, Sampled
 from trainer.negatives.indexes import FreshIndex
-from trainer.setup import open_negative_sources, open_planner, open_queries, open_stream
+from trainer.setup import open_negative_sources, open_planner, open_query_embeddings, open_stream
 from trainer.step import Clock, StepContext, plan_for_device, take_step
 from trainer.stream import Batch, open_sources
 
@@ -66,7 +66,7 @@ def step_on_meta(
     model, host = build(META), build(torch.device("cpu"))
     planner = open_planner(recipe, data, facts.labels, group, lambda line: None, META)
     clock = Clock()
-    queries = open_queries(recipe, model, group, clock)
+    queries = open_query_embeddings(recipe, model, group, clock)
     plan, prepare = partial(plan_for_device, planner, META), queries.preparing()
     if not ahead:
         plan, prepare = planner if model.head.has_rows else None, None

@@ -97,7 +97,7 @@ def test_a_run_without_minutes_has_all_its_epochs(data: SmallData) -> None:
     trainer = started(data, "whole", with_sections(BASE, {}))
     steps = len(train(trainer)) // MOST
     assert planned(trainer) == [MOST] * MOST
-    assert trainer.runner.total_steps == MOST * steps
+    assert trainer.total_steps == MOST * steps
 
 
 @pytest.mark.parametrize(("share", "epochs"), [(1.0, 4), (0.5, 2), (0.01, 2), (50.0, MOST)])
@@ -120,7 +120,7 @@ def test_a_run_ends_when_its_minutes_are_over(data: SmallData, share: float, epo
     assert len(rates) == len(losses)
     full = trainer.recipe.encoder.lr
     assert rates[-1] < 0.1 * full
-    assert rates == pytest.approx([full * trainer.runner.rate_factor(step) for step in range(epochs * steps)])
+    assert rates == pytest.approx([full * trainer.rate_factor(step) for step in range(epochs * steps)])
 
 
 def test_a_resumed_run_keeps_to_what_was_decided(data: SmallData, seconds: SimpleNamespace) -> None:

@@ -1,1 +1,1 @@
-"""Negatives that depend on the current model, from hash tables over classifier vectors (LNS) or an index."""
+"""Negatives of a batch: random draws, sources that need the current model (an index, hash tables), and their merge."""

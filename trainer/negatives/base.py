@@ -50,10 +50,7 @@ class LabelVectors(Protocol):
 
 @dataclass(frozen=True)
 class SourceContext:
-    """Arguments for opening a source.
-
-    `on_device`: the source's labels may stay on the vectors' device, which merges the labels of a batch.
-    """
+    """Arguments for opening a source; `on_device`: its labels may stay on the vectors' device, which merges them."""
 
     vectors: LabelVectors
     group: Group
@@ -62,10 +59,7 @@ class SourceContext:
 
 
 class NegativeSource(ABC):
-    """A source of negatives. A source without state overrides only `find`.
-
-    A new source needs a file with its section and its class, and an entry in trainer/methods/astra.py.
-    """
+    """A source of negatives; without state it overrides only `find`. A new one needs a section, named in astra.py."""
 
     name: ClassVar[str]
     stateful: ClassVar[bool] = False  # True: a resumed run needs the source's `state`, which one rank saves
@@ -73,10 +67,7 @@ class NegativeSource(ABC):
 
     @abstractmethod
     def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled | None:
-        """Return negatives for the global batch, whose embeddings are x [B, D], or None.
-
-        On several ranks, each rank returns labels from its own range, or all ranks return the same labels.
-        """
+        """Return negatives for the global batch with x [B, D]: a rank's own labels, or the same labels on all ranks."""
 
     def touch(self, rows: np.ndarray) -> None:  # noqa: B027
         """Record an update of the vectors of the distinct `rows` [C], counted from the rank's first row."""
@@ -130,11 +121,10 @@ class NegativeSources(list[NegativeSource]):
         return [sampled for source in serving if (sampled := source.find(batch, x)) is not None]
 
     def figures(self) -> dict[str, float]:
-        """Return measurements of the last step from all sources."""
         return {name: value for source in self for name, value in source.figures().items()}
 
     def state(self) -> State:
-        """Return the state of every source by its name; empty before the first use."""
+        """Return the states of all sources, as `source.array`."""
         return {f"{s.name}.{name}": array for s in self for name, array in s.state().items()}
 
     def load(self, state: State) -> None:

@@ -120,7 +120,6 @@ class RandomPool:
 
 @intrinsic
 def _halves(context, first, second):  # type: ignore[no-untyped-def]
-    """Return the high and low 64 bits of a product."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         wide, word = ir.IntType(128), ir.IntType(64)
@@ -152,9 +151,8 @@ def _random(word):  # type: ignore[no-untyped-def]
 def _draw_labels(key, rows, count, labels, start, stop, kind):  # type: ignore[no-untyped-def]
     """Draw `count` uniform labels from [0, labels) for each row; return the part in [start, stop), counted from start.
 
-    Also return the end of each row, int64 [B + 1]. In the first and the last cell, draws outside the range become
-    padding. A 64-bit number u gives label u · labels / 2^64, rounded down, so the number of values u per label differs
-    by at most one.
+    Also return the end of each row. In the first and the last cell, draws outside the range become padding. A 64-bit
+    number u gives label u · labels / 2^64, rounded down, so the number of values u per label differs by at most one.
     """
     first, last = start * _CELLS // labels, min(_CELLS - 1, (stop * _CELLS - 1) // labels)
     counts, keys = _count_in_cells(key, rows, count, first, last)
@@ -178,10 +176,7 @@ def _draw_labels(key, rows, count, labels, start, stop, kind):  # type: ignore[n
 
 @numba.njit(nogil=True, cache=True)
 def _draw_numbers(key, rows, count, first, last):  # type: ignore[no-untyped-def]
-    """Draw `count` 64-bit numbers for each row, and return the numbers in the cells [first, last].
-
-    Also return the end of each row.
-    """
+    """Draw `count` 64-bit numbers for each row; return the numbers in the cells [first, last], and each row's end."""
     counts, keys = _count_in_cells(key, rows, count, first, last)
     drawn, ends, at = np.empty(counts.sum(), np.uint64), np.zeros(len(rows) + 1, np.int64), 0
     for row in range(len(rows)):
@@ -197,7 +192,6 @@ def _draw_numbers(key, rows, count, first, last):  # type: ignore[no-untyped-def
 
 @numba.njit(nogil=True, cache=True)
 def _words_of_cell(key, cell):  # type: ignore[no-untyped-def]
-    """Return the position of the first random word for a cell of a row; the words for nodes come first."""
     return key + ((np.uint64(_CELLS + cell) << _WORDS) * _STEP)
 
 
@@ -205,8 +199,8 @@ def _words_of_cell(key, cell):  # type: ignore[no-untyped-def]
 def _count_in_cells(key, rows, count, first, last):  # type: ignore[no-untyped-def]
     """Return the number of draws per row and cell in [first, last], [B, cells], and the rows' keys [B].
 
-    A draw falls into either half of a node with equal probability. Of n draws, the number in the lower half is
-    therefore the number of set bits among n random bits. Only nodes above the cells [first, last] are visited.
+    A draw falls into either half of a node with equal probability, so the number of n draws in the lower half is the
+    number of set bits among n random bits. Only nodes above the cells [first, last] are visited.
     """
     counts, keys = np.empty((len(rows), last - first + 1), np.uint32), np.empty(len(rows), np.uint64)
     of_step = np.uint64(0)
@@ -228,7 +222,6 @@ def _count_in_cells(key, rows, count, first, last):  # type: ignore[no-untyped-d
 
 @numba.njit(nogil=True, cache=True)
 def _lower_half(word, draws):  # type: ignore[no-untyped-def]
-    """Return the number of set bits among `draws` random bits."""
     left, found = np.uint64(draws), np.uint64(0)
     while left >= np.uint64(64):
         found += popcount(_random(word))
@@ -238,10 +231,7 @@ def _lower_half(word, draws):  # type: ignore[no-untyped-def]
 
 
 def draw_hard(hard: np.ndarray, rows: np.ndarray, count: int, *, seed: int, epoch: int, step: int) -> np.ndarray:
-    """Draw `count` of the table's K columns for each query, in order: [B, K] -> [B, count]; all columns if count = K.
-
-    A query's draw depends on its row id in `rows` [B] and the step, not on the rest of the batch.
-    """
+    """Draw `count` of the K columns [B, K] for each query, in order, by its row id and the step; all if count = K."""
     if count >= hard.shape[1]:
         return hard
     key = generator(seed, Purpose.HARD_COLUMNS, epoch, step).integers(0, 1 << 64, dtype=np.uint64)

@@ -1,4 +1,4 @@
-"""Find hard negatives for fresh query embeddings with the trainer's own index of a rank's labels.
+"""Hard negatives for fresh query embeddings, from the trainer's own index of a rank's labels.
 
 `CopiedIndex` searches a stale copy of the vectors (MIPS-s, section 3). The copy is renewed every `refresh.every_steps`
 steps and after every checkpoint, so that a resumed run and a run that was not stopped build the same index from the
@@ -40,11 +40,10 @@ _QUERIES = 512  # queries whose scores are in memory at a time
 
 
 class CopiedIndex(NegativeSource):
-    """Index of a rank's labels, built when first used; a search finds `width` labels per query.
+    """Index of a rank's labels, built when first used; a search finds the best `width` labels over all ranks.
 
-    `kind`: a recipe's `refresh.index`, tuned to TARGET_RECALL: the run's first index must reach this recall, a later
-    index is only measured. The index is rebuilt every `every` steps, and a new index is used `lag` steps after its
-    vectors were copied.
+    `kind`: a recipe's `refresh.index`, tuned to TARGET_RECALL, which the run's first index must reach. The index is
+    rebuilt every `every` steps, and a new index is used `lag` steps after its vectors were copied.
     """
 
     name = "in-trainer"
@@ -68,7 +67,6 @@ class CopiedIndex(NegativeSource):
         return figures | ({} if recall is None else {"index_recall": recall})
 
     def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled:
-        """Return the best labels [B, K] over all ranks for the queries x [B, D], without positives."""
         from search.index import require_recall
 
         assert x is not None
@@ -126,7 +124,7 @@ class CopiedIndex(NegativeSource):
 
 
 class FreshIndex(NegativeSource):
-    """Search for the best `width` labels of each query with the current vectors."""
+    """Searches the current vectors for the best `width` labels of each query over all ranks."""
 
     name = "in-trainer"
 
@@ -136,7 +134,6 @@ class FreshIndex(NegativeSource):
         self._products = Products()
 
     def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled:
-        """Return the best labels [B, K] over all ranks for the queries x [B, D], without positives."""
         assert x is not None
         rows, scores = map(torch.cat, zip(*self._best(batch, x), strict=True))
         if self._on_device:
@@ -145,7 +142,6 @@ class FreshIndex(NegativeSource):
         return best_of_ranks(pack(np.where(values == -np.inf, PAD, labels), values), self._width, self._group)
 
     def _best(self, batch: Batch, x: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield the best rows and their scores for successive groups of queries."""
         vectors, start = self._vectors.vectors, self._vectors.start
         own = restrict_to_labels(batch, start, start + len(vectors))
         positives = Ragged(own.positives, own.positive_offsets)
@@ -172,10 +168,10 @@ class Products:
     def best(
         self, x: torch.Tensor, vectors: torch.Tensor, width: int, masked: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return rows int64 and scores float32 [B, width] with the largest x.w; x [B, D], vectors [n, D], width <= n.
+        """Return rows int64 and scores float32 [B, width], in any order, with the largest x.w; x [B, D], vectors [n,
+        D].
 
-        The order is arbitrary. Scores have the precision of `product_dtype`, and are -inf for the `masked` pairs of
-        queries and rows.
+        Scores have the precision of `product_dtype`, and are -inf for the `masked` pairs of queries and rows.
         """
         queries, rows = len(x), len(vectors)
         chunks = -(-rows // _CHUNK)
@@ -202,7 +198,6 @@ class Products:
         return labels, best.values.float()
 
     def _room(self, x: torch.Tensor, count: int) -> torch.Tensor:
-        """Return uninitialised memory for [count] numbers, with the dtype and device of `x`."""
         if self._memory is None or len(self._memory) < count:
             # If every step allocated this memory, the system would have to clear it every time.
             self._memory = zeros((count,), x.dtype) if x.device.type == "cpu" else x.new_empty(count)

@@ -24,7 +24,7 @@ class LshSection(Options):
     )
     query: Literal["embedding", "label"] = Field(
         "embedding",
-        description=("the vector that is hashed: the query's embedding x, or the vector of a random positive"),
+        description="the vector that is hashed: the query's embedding x, or the vector of a random positive",
     )
     family: Family = Field(
         "dwta",
@@ -38,9 +38,7 @@ class LshSection(Options):
     capacity: int = Field(
         128,
         ge=1,
-        description=(
-            "maximum number of labels that a bucket stores; a bucket with more labels stores a uniform sample"
-        ),
+        description="maximum number of labels that a bucket stores; a bucket with more labels stores a uniform sample",
     )
     every: int = Field(
         50,

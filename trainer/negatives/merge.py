@@ -23,8 +23,6 @@ _ONE = np.uint32(1)
 _SPARSE = 64  # labels per pair up to which a bitmap is faster, measured with 30,000 and 260,000 pairs
 _NONE = np.empty(0, np.int32)
 _WORD, _BIT, _LOW = np.uint64(6), np.uint64(1), np.uint64(63)  # a label's word is label >> 6
-
-
 # Labels of B queries: a matrix [B, K] or rows of any length, with padding; or None.
 LabelLists = np.ndarray | Ragged | None
 
@@ -55,10 +53,7 @@ def merge(
 def merge_with_pool(
     positives: np.ndarray, offsets: np.ndarray, hard: LabelLists, pool: np.ndarray, weight: float
 ) -> Candidates:
-    """Merge like `merge`, but with one pool of draws, `pool` [k], shared by all queries; each draw weighs `weight`.
-
-    Every pair has weight 1.
-    """
+    """Merge like `merge`, but with one `pool` [k] of draws, each of `weight`, for all queries; every pair weighs 1."""
     queries, size = _queries(positives, offsets, hard, None, pool)
     ids, (query, place, masked_query, masked_pool) = np.empty(size, np.int64), np.empty((4, size), np.int32)
     positive, ones, pool_weight = np.empty(size, bool), np.empty(size, np.float32), np.zeros(len(pool), np.float32)
@@ -76,10 +71,9 @@ def concatenate_labels(
     weight: float = 1.0,
     with_pads: bool = False,
 ) -> DrawnLabels:
-    """Concatenate the labels of `merge`, for a device that merges them itself; `with_pads` keeps the padding of `hard`.
+    """Concatenate the labels of `merge`, int32 if they fit, for a device; `with_pads` keeps the padding of `hard`.
 
-    A draw has the weight `weight`, other labels have the weight 1. Labels are int32 if all of them are below the
-    maximum of int32, else int64. Raises ValueError as `merge` does.
+    A draw has the weight `weight`, other labels have the weight 1. Raises ValueError as `merge` does.
     """
     queries, size = _queries(positives, offsets, hard, draws, None)
     label, starts, draws_from = _concatenate_labels(queries, size, with_pads)
@@ -91,7 +85,6 @@ def concatenate_labels(
 
 @numba.njit(nogil=True, cache=True)
 def _mark(starts, draws_from, offsets, weight):  # type: ignore[no-untyped-def]
-    """Return the use and weight of each label, as in `DrawnLabels`."""
     use, weights = np.empty(starts[-1], np.int32), np.empty(starts[-1], np.float32)
     for row in range(len(draws_from)):
         others = starts[row] + offsets[row + 1] - offsets[row]
@@ -119,7 +112,6 @@ def _queries(
 
 
 def _rows(labels: LabelLists, bounds: int) -> Ragged:
-    """Return the labels of queries as ragged rows, with offsets int64 [bounds]."""
     if labels is None:
         return Ragged(_NONE, np.zeros(bounds, np.int64))
     return Ragged.from_matrix(labels) if isinstance(labels, np.ndarray) else labels
@@ -127,7 +119,6 @@ def _rows(labels: LabelLists, bounds: int) -> Ragged:
 
 @numba.njit(nogil=True, cache=True)
 def _merge(queries, weights, pairs):  # type: ignore[no-untyped-def]
-    """Write to the arrays of `pairs`; return the numbers of labels and of pairs."""
     label, starts, draws_from = _concatenate_labels(queries, len(pairs.ids), False)
     labels, _ = _number(label, len(label), pairs.ids, pairs.pair_label)
     latest, kept = np.full(labels, -1, np.int32), np.uint32(0)  # the latest pair of each label
@@ -219,7 +210,7 @@ def _append(label, size, values, start, stop, with_pads):  # type: ignore[no-unt
 
 @numba.njit(nogil=True, cache=True)
 def _number(label, pairs, ids, place):  # type: ignore[no-untyped-def]
-    """Number labels [n], labels of the pool (from `pairs` on) first: write `ids` [C], and each label's index in `ids`.
+    """Number the labels, those of the pool (from `pairs` on) first: write `ids` [C], and each label's `place` in it.
 
     Return C, and the number of labels in the pool.
     """
@@ -235,7 +226,6 @@ def _number(label, pairs, ids, place):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _number_by_bits(label, pairs, words, ids, place):  # type: ignore[no-untyped-def]
-    """Implement `_number` with a bitmap of `words` words."""
     # Words, each next to the number of bits before it: first for labels outside the pool, then for labels of the pool.
     bits, in_pool = np.zeros((words, 2), np.uint64), np.zeros(words, np.uint64)
     before_in_pool = np.empty(words, np.uint32)
@@ -265,10 +255,7 @@ def _number_by_bits(label, pairs, words, ids, place):  # type: ignore[no-untyped
 
 @numba.njit(nogil=True, cache=True)
 def _sort(label, every, words, others):  # type: ignore[no-untyped-def]
-    """Sort words of (label, number) stably by label; return whether the result is in `others`.
-
-    `every`: bitwise or of all labels.
-    """
+    """Sort words of (label, number) stably by label; return if the result is in `others`. `every`: or of all labels."""
     bits = 0
     while every >> bits:
         bits += 1
@@ -295,7 +282,6 @@ def _sort(label, every, words, others):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _deal(label, target, ends, last):  # type: ignore[no-untyped-def]
-    """Write a word (label, number) for each label, ordered by the label's last digit."""
     for number in range(len(label)):
         value = np.uint64(label[number])
         end = ends[value & last]
@@ -305,7 +291,6 @@ def _deal(label, target, ends, last):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _deal_words(source, target, ends, shift, last):  # type: ignore[no-untyped-def]
-    """Write the words ordered by the digit above bit `shift`."""
     for word in source:
         digit = word >> shift & last
         end = ends[digit]
@@ -315,11 +300,7 @@ def _deal_words(source, target, ends, shift, last):  # type: ignore[no-untyped-d
 
 @numba.njit(nogil=True, cache=True)
 def _number_sorted(words, pairs, ids, place):  # type: ignore[no-untyped-def]
-    """Implement `_number` with sorted words.
-
-    Labels of the pool have the largest numbers. Their words therefore come last among the words of a label, and the
-    last word shows whether the label is in the pool.
-    """
+    """The words of a label end with those of the pool, so its last word shows whether the pool has the label."""
     size = len(words)
     other, first = np.uint64(size > 0), np.uint64(size > 0 and words[-1] & _MASK >= pairs)
     for i in range(size - 1):

@@ -6,9 +6,12 @@ The miner works during epoch e - 1. At the start of epoch e, the trainer decides
 are removed: all files when a run starts over, and unfinished tables when a run has ended.
 """
 
+import contextlib
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from schemas import storage
 from schemas.errors import ExtremisError, InputError, TableError
@@ -20,40 +23,36 @@ from schemas.storage import join, read_json, write_json
 from schemas.table import Table
 from trainer.methods.recipe import Recipe
 from trainer.methods.sections import LEAD, TableSchedule
-from trainer.stopping import StoppedError
 from trainer.stream import Source
+
+
+class StoppedError(ExtremisError):
+    """The run stopped on request. The exit status is always 143, as after SIGTERM."""
+
+    exit_status = 128 + signal.SIGTERM
 
 
 @dataclass(frozen=True)
 class Interrupts:
-    """Reasons to end a run, or its wait for a table, early: a signal to `stop`, or the loss of the miner.
-
-    `check` raises errors from background writing, because no table can be built from a failed dump.
-    """
+    """Reasons to end a run, or its wait for a table, early: a signal to `stop`, or the loss of the miner."""
 
     stop: threading.Event = field(default_factory=threading.Event)
     miner_ended: threading.Event = field(default_factory=threading.Event)
-    check: Callable[[], None] = lambda: None
+    check: Callable[[], None] = lambda: None  # raises errors of background writing: a failed dump makes no table
 
 
 @dataclass(frozen=True)
 class Adoption:
-    """Decision that an epoch uses the table built for `table_epoch` (None: random negatives only, or random order).
-
-    late: the table that was due was missing. stale: the newest table was also too old, so `refresh.stale` decided.
-    dumped_at: the step of the run when the vectors were dumped. overlap: mean fraction of a row's hard negatives that
-    the previous table also contained, over all sources; None if unknown. epochs: the number of epochs of the run at
-    that time.
-    """
+    """Decision that an epoch uses the table built for `table_epoch` (None: random negatives only, or random order)."""
 
     epoch: int
     table_epoch: int | None
     digests: dict[str, str]
-    late: bool
-    stale: bool = False
-    dumped_at: int | None = None
-    overlap: float | None = None
-    epochs: int | None = None
+    late: bool  # the table that was due was missing
+    stale: bool = False  # the newest table was also too old, so `refresh.stale` decided
+    dumped_at: int | None = None  # the step of the run when the vectors were dumped
+    overlap: float | None = None  # mean fraction of a row's hard negatives that the previous table also contained
+    epochs: int | None = None  # planned number of epochs of the run at that time
 
     @property
     def age(self) -> int | None:
@@ -83,9 +82,9 @@ def adopt(
 ) -> tuple[Adoption, list[Source]]:
     """Decide once which table `epoch` trains on, record the decision with `epochs`, and join the table to `sources`.
 
-    The newest finished table that was built for this epoch or an earlier epoch is chosen. If that table is older than
-    `refresh.max_age`, `refresh.stale` decides. In a resumed run, a recorded decision is followed even if newer tables
-    exist. Raises TableError if a recorded table is missing or differs; ExtremisError if `refresh.stale` is "stop"
+    The newest finished table that was built for this or an earlier epoch is chosen; if it is older than
+    `refresh.max_age`, `refresh.stale` decides. A resumed run follows a recorded decision even if newer tables exist.
+    Raises TableError if a recorded table is missing or differs; ExtremisError if `refresh.stale` is "stop"
     (nothing is recorded, and the run can resume when a table exists); StoppedError if a signal to stop comes during the
     wait for a table.
     """
@@ -129,9 +128,8 @@ def follow(
 
 def _recorded(run: RunLayout, epoch: int) -> Adoption | None:
     try:
-        return Adoption(
-            **read_json(run.adoption(epoch), "Start a new run, because the table of this epoch is unknown.")
-        )
+        remedy = "Start a new run, because the table of this epoch is unknown."
+        return Adoption(**read_json(run.adoption(epoch), remedy))
     except FileNotFoundError:
         return None
     except TypeError as error:
@@ -193,11 +191,8 @@ def _report_missing(
     command, alone = ("cluster", "random order") if recipe.is_clustered else ("mine", "random negatives only")
     missing = f"epoch {epoch}: {_describe_table(due, recipe)} is not finished yet"
     if stale and options.stale == "stop":
-        state = (
-            "there is no older table"
-            if newest is None
-            else f"the table of epoch {newest} is {epoch - newest + LEAD} epochs old"
-        )
+        age = "" if newest is None else f"the table of epoch {newest} is {epoch - newest + LEAD} epochs old"
+        state = age or "there is no older table"
         raise ExtremisError(
             f"{missing}; {state}, and refresh.max_age allows {options.oldest}. Is the miner running (extremis "
             f"{command} DATA RUN --watch)? Continue with --resume when the table is finished."
@@ -216,12 +211,9 @@ def _overlap(tables: list[Manifest]) -> float | None:
 
 
 def _newest(run: RunLayout, recipe: Recipe, sources: list[Source], epoch: int) -> int | None:
-    """Return the newest epoch, at most `epoch`, that has a finished table for every source.
-
-    The due table is looked up by name, because a store may list new files late.
-    """
+    """Return the newest epoch, at most `epoch`, that has a finished table for every source."""
     root = run.clusters_root if recipe.is_clustered else run.negatives_root
-    due = [number for number in recipe.table_epochs() if number <= epoch][-1:]
+    due = [number for number in recipe.table_epochs() if number <= epoch][-1:]  # a store may list new files late
     for number in sorted({*list_numbers(root), *due}, reverse=True):
         if number <= epoch and all(is_published(_url(run, recipe, number, source)) for source in sources):
             return number
@@ -241,7 +233,10 @@ def discard_refreshes(run: RunLayout) -> None:
         for epoch in list_numbers(root):
             folder = epoch_folder(root, epoch)
             for name in storage.list_names(folder):
-                if _is_of_a_dump(join(folder, name)):
+                parameters: Mapping[str, Any] = {}
+                with contextlib.suppress(TableError):
+                    parameters = Table.open(join(folder, name)).parameters
+                if parameters.get(CLUSTERS, parameters).get("epoch") is not None:  # built from a dump
                     unpublish(join(folder, name))
                     storage.remove(join(folder, name), recursive=True)
     for place in (run.adoptions, run.dumps):
@@ -257,11 +252,3 @@ def discard_unfinished_tables(run: RunLayout) -> None:
         clean_up(out, doing)
         if not storage.list_names(out):
             storage.remove(out, recursive=True)
-
-
-def _is_of_a_dump(url: str) -> bool:
-    try:
-        parameters = Table.open(url).parameters
-    except TableError:
-        return False
-    return parameters.get(CLUSTERS, parameters).get("epoch") is not None

@@ -3,6 +3,8 @@
 Each rank collects and writes the embeddings of some shards, and the vectors of its labels; rank 0 publishes the dump.
 """
 
+from __future__ import annotations
+
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -35,6 +37,63 @@ ReadVectors = Callable[[int, int], torch.Tensor]  # rows [start, stop) of a rank
 _MAX_IN_FLIGHT = 2  # steps whose embeddings are still being copied from a GPU
 
 
+def dump_is_published(run: RunLayout, epoch: int, for_clusters: str | None = None) -> bool:
+    """Return whether the dump of `epoch`, `for_clusters` of a source or with vectors, is complete."""
+    return is_published(run.vectors(epoch) if for_clusters is None else run.embeddings(epoch, for_clusters))
+
+
+@dataclass(frozen=True)
+class DumpWriter:
+    """Writes the dumps for the tables of later epochs, on all ranks."""
+
+    run: RunLayout
+    recipe: Recipe
+    group: Group
+    claim: Claim
+    writer: BackgroundWriter
+
+    def dump_first(self, sources: list[Source], model: Model) -> None:
+        """Start to write the dump for the table of epoch 0, of an earlier model. Raises TableError, StorageError."""
+        dump = self.dump(-LEAD, 0, sources, model.width)
+        if dump is not None:
+            dump.embed(model)
+            self.publish(dump, model, 0)
+
+    def dump(self, epoch: int, step: int, sources: list[Source], columns: int) -> EmbeddingCollector | None:
+        """Open the dump of `epoch`, restored up to its `step`; None if no table needs the dump, or the dump exists."""
+        if epoch + LEAD not in self.recipe.table_epochs():
+            return None
+        for_clusters = sources[0].name if self.recipe.is_clustered else None
+        if self.group.decide(lambda: dump_is_published(self.run, epoch, for_clusters)):
+            if self.group.first:  # a crash may have happened after a dump and before the removal of its parts
+                self.claim.require()
+                storage.remove(self.run.parts(epoch), recursive=True)
+            return None
+        collector = EmbeddingCollector(self.run, epoch, sources, columns, self.writer.group, self.claim)
+        if step:
+            collector.restore(step)
+        return collector
+
+    def save_part(self, dump: EmbeddingCollector, step: int, global_step: int) -> None:
+        """Start to write the dump up to the epoch's `step`. Raises StorageError from earlier background writing."""
+        rows = dump.take_fresh()
+        self.writer.begin(global_step, {}, lambda _: dump.save_part(step, rows))
+
+    def publish(self, dump: EmbeddingCollector, model: Model, step: int) -> None:
+        """Start to write a dump with the current vectors, at global `step`. Raises StorageError as `save_part` does."""
+        head = model.head
+        dump.fetch()
+        facts: dict[str, Any] = {"step": step, "use_from": dump.epoch + LEAD, "bias": head.bias}
+        facts |= self.recipe.table_parameters
+        rows, vectors = ({}, None) if self.recipe.is_clustered else (head.rows(), head.vectors)
+
+        def write(read: ReadRows) -> None:
+            vectors_then = (lambda low, high: read(low, high, "weight")["weight"]) if rows else None
+            dump.publish(vectors, head.labels, facts, vectors_then)
+
+        self.writer.begin(step, rows, write)
+
+
 @dataclass(frozen=True)
 class _EmbeddingShard:
     """A shard of embeddings to write: shard `index` of `source`, with the row ids [start, stop) over all sources."""
@@ -48,9 +107,8 @@ class _EmbeddingShard:
 class EmbeddingCollector:
     """Collects the embeddings of one epoch's training rows, by row id, in a scratch file: [N, D] float16.
 
-    With several ranks, each rank keeps only the rows of its shards, about N/G. Each checkpoint saves the rows collected
-    since the previous checkpoint as a part, so a resumed run, on any number of ranks, does not lose rows. Rank 0 holds
-    the `claim` on the run.
+    A rank keeps only the rows of its shards, about N/G. Each checkpoint saves the rows since the previous one as a
+    part, so a run that resumes, on any number of ranks, loses none.
     """
 
     def __init__(
@@ -64,7 +122,7 @@ class EmbeddingCollector:
     ) -> None:
         self.epoch, self._claim = epoch, claim or Unclaimed()
         self._run, self._sources, self._group, self._dimension = run, sources, group, dimension
-        self._places = [place for rank, place in _dealt(sources, group.ranks) if rank == group.rank]
+        self._places = _deal_shards(sources, group)
         # This rank keeps the rows [first, last).
         self._first = self._places[0].start if self._places else 0
         self._last = self._places[-1].stop if self._places else 0
@@ -102,10 +160,9 @@ class EmbeddingCollector:
         return rows
 
     def save_part(self, step: int, rows: np.ndarray) -> None:
-        """Publish `rows` [n] as a part. `step` is the step of the epoch at which the checkpoint resumes.
+        """Publish `rows` [n] as a part, for a checkpoint that resumes at the epoch's `step`.
 
-        If training embeds a row again before the part is written, the part may contain the newer embedding. A resumed
-        run repeats these steps, and writes the same embedding.
+        The part may contain a newer embedding of a row; a resumed run repeats the steps, and gets the same embedding.
         """
         if not len(rows):
             return
@@ -129,11 +186,11 @@ class EmbeddingCollector:
     def publish(
         self, vectors: torch.Tensor | None, labels: int, parameters: dict, read: ReadVectors | None = None
     ) -> None:
-        """Write each source's embeddings in row order, and then this rank's vectors [n, D] of the `labels` labels.
-
-        `read` returns rows of `vectors` as they were when writing began, even while training changes the vectors. A
-        dump for clusters contains only embeddings, and the manifest of the embeddings contains the `parameters`. Raises
+        """Write each source's embeddings in row order, then this rank's vectors [n, D] of `labels` labels. Raises
         StorageError.
+
+        `read` returns rows of `vectors` as they were when writing began. Without vectors, as for clusters, the manifest
+        of the embeddings has the `parameters`.
         """
         parameters = {**parameters, "epoch": self.epoch}
         for number in range(len(self._sources)):
@@ -145,7 +202,7 @@ class EmbeddingCollector:
             storage.remove(self._run.parts(self.epoch), recursive=True)
 
     def _take(self, rows: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """Store the embeddings of this rank's rows; return the ids of these rows."""
+        """Store the embeddings of this rank's rows; return their ids."""
         inside = (rows >= self._first) & (rows < self._last)
         kept: np.ndarray = rows[inside]
         self._vectors[kept - self._first] = x[inside]
@@ -191,9 +248,8 @@ class EmbeddingCollector:
         )
         manifest = Manifest(kind="vectors", rows=labels, row_group_rows=VECTOR_GROUP_ROWS, parameters=parameters)
         schema = arrow.vectors(vectors.shape[1], "float16" if narrow else "float32")
-        self._publish_table(
-            self._run.vectors(self.epoch), schema, blocks, len(places), manifest, lambda _: VECTOR_GROUP_ROWS
-        )
+        url = self._run.vectors(self.epoch)
+        self._publish_table(url, schema, blocks, len(places), manifest, lambda _: VECTOR_GROUP_ROWS)
 
     def _publish_table(
         self,
@@ -204,12 +260,11 @@ class EmbeddingCollector:
         manifest: Manifest,
         group_rows: Callable[[int], int | tuple[int, ...]],
     ) -> None:
-        """Publish a table of vectors by id.
+        """Publish a table of vectors by id, after all ranks have written their shards, which are in rank order.
 
         `blocks`: this rank's shards as (index among `count` shards, first id, vectors [n, D]). `manifest`: all fields
         except columns, shards and range of ids. `group_rows`: the sizes of the row groups of each shard. No rank
-        overwrites a shard of a table that is still published. The manifest is written after all ranks have written
-        their shards, which are in rank order.
+        overwrites a shard of a table that is still published.
         """
         group = self._group
         if group.first:
@@ -230,77 +285,14 @@ class EmbeddingCollector:
             publish(url, manifest.model_copy(update=facts))
 
 
-def dump_is_published(run: RunLayout, epoch: int, for_clusters: str | None = None) -> bool:
-    """Return whether the dump of `epoch` is complete: whether its vectors, which come last, are published.
-
-    `for_clusters`: the name of the source, if the dump is for clusters and contains only embeddings.
-    """
-    return is_published(run.vectors(epoch) if for_clusters is None else run.embeddings(epoch, for_clusters))
-
-
-@dataclass(frozen=True)
-class DumpWriter:
-    """Writes the dumps for the tables of later epochs, on all ranks."""
-
-    run: RunLayout
-    recipe: Recipe
-    group: Group
-    claim: Claim
-    writer: BackgroundWriter
-
-    def dump_first(self, sources: list[Source], model: Model) -> None:
-        """Start to write the dump for the table of epoch 0: all rows, embedded with the model of the earlier run.
-
-        Raises TableError, StorageError.
-        """
-        dump = self.dump(-LEAD, 0, sources, model.width)
-        if dump is not None:
-            dump.embed(model)
-            self.publish(dump, model, 0)
-
-    def dump(self, epoch: int, step: int, sources: list[Source], columns: int) -> EmbeddingCollector | None:
-        """Open the dump of `epoch`, restored up to its `step`; None if no table needs the dump, or the dump exists."""
-        if epoch + LEAD not in self.recipe.table_epochs():
-            return None
-        for_clusters = sources[0].name if self.recipe.is_clustered else None
-        if self.group.decide(lambda: dump_is_published(self.run, epoch, for_clusters)):
-            if self.group.first:  # a crash may have happened after a dump and before the removal of its parts
-                self.claim.require()
-                storage.remove(self.run.parts(epoch), recursive=True)
-            return None
-        collector = EmbeddingCollector(self.run, epoch, sources, columns, self.writer.group, self.claim)
-        if step:
-            collector.restore(step)
-        return collector
-
-    def save_part(self, dump: EmbeddingCollector, step: int, global_step: int) -> None:
-        """Start to write the dump up to the epoch's `step`. Raises StorageError from earlier background writing."""
-        rows = dump.take_fresh()
-        self.writer.begin(global_step, {}, lambda _: dump.save_part(step, rows))
-
-    def publish(self, dump: EmbeddingCollector, model: Model, step: int) -> None:
-        """Start to write a dump with the current vectors, at global `step`. Raises StorageError as `save_part` does."""
-        head = model.head
-        dump.fetch()
-        facts: dict[str, Any] = {"step": step, "use_from": dump.epoch + LEAD, "bias": head.bias}
-        facts |= self.recipe.table_parameters
-        rows, vectors = ({}, None) if self.recipe.is_clustered else (head.rows(), head.vectors)
-
-        def write(read: ReadRows) -> None:
-            vectors_then = (lambda low, high: read(low, high, "weight")["weight"]) if rows else None
-            dump.publish(vectors, head.labels, facts, vectors_then)
-
-        self.writer.begin(step, rows, write)
-
-
-def _dealt(sources: Sequence[Source], ranks: int) -> list[tuple[int, _EmbeddingShard]]:
-    """Deal the shards of all sources to ranks: contiguous shards in order, with about equal numbers of rows."""
+def _deal_shards(sources: Sequence[Source], group: Group) -> list[_EmbeddingShard]:
+    """Return this rank's shards: contiguous shards of all sources, in order, with about N/G rows."""
     total = max(1, sum(source.rows for source in sources))
     places, start = [], 0
     for number, source in enumerate(sources):
         for index, shard in enumerate(source.table.manifest.shards):
             stop = start + shard.rows
-            rank = min(ranks - 1, (start + stop) * ranks // (2 * total))
-            places.append((rank, _EmbeddingShard(number, index, start, stop)))
+            if min(group.ranks - 1, (start + stop) * group.ranks // (2 * total)) == group.rank:
+                places.append(_EmbeddingShard(number, index, start, stop))
             start = stop
     return places

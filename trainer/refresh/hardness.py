@@ -16,6 +16,8 @@ from trainer.stream import Batch, Source
 
 GROUPS = 8  # maximum number of row groups of a table to read
 ROWS = 64  # maximum number of rows of a batch to score
+LABELS = 1 << 16  # labels scored at a time
+_TIE = 1e-9  # scores with a smaller relative difference may differ only by the rounding of their sums
 _Row = tuple[int, np.ndarray, np.ndarray]  # place in a batch, label ids [K], and scores [K]
 
 
@@ -23,11 +25,8 @@ _Row = tuple[int, np.ndarray, np.ndarray]  # place in a batch, label ids [K], an
 def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> dict[str, float]:
     """Return the mean score of (query, hard negative) pairs in the table, the mean score now, and the difference.
 
-    The pairs come from some rows of the batch, which are encoded as in training, with dropout, before the model trains
-    on the batch.
-
-    Every rank calls the function with its part of the batch. The result is empty if there is nothing to compare,
-    because no row has a table, or because the table was mined with label embeddings.
+    Every rank calls this with its part of a batch that the model has not trained on yet. Some of its rows give pairs,
+    and are encoded as in training, with dropout. The result is empty without a table of classifier vectors.
     """
     places, pairs, labels, scores = _stored(sources, batch.rows)
     key = (batch.epoch, batch.step)
@@ -57,10 +56,7 @@ def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> 
 
 
 def _stored(sources: list[Source], rows: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return positions of some `rows` [n], and their pairs: index of the position, label id int64, score float32.
-
-    The rows come from only a few row groups. Row ids are counted over all sources, in storage order.
-    """
+    """Return places of some `rows` [n] in few row groups, and their pairs: index of place, label id, score float32."""
     first, parts = 0, list[list[_Row]]()
     for source in sources:
         table, stop = source.negatives, first + source.rows
@@ -93,16 +89,12 @@ def _rows_of_table(table: Table, places: np.ndarray, rows: np.ndarray) -> list[l
     return parts
 
 
-LABELS = 1 << 16  # labels scored at a time
-_TIE = 1e-9  # scores with a smaller relative difference may differ only by the rounding of their sums
-
-
 def describe(ranks: np.ndarray) -> dict[str, float]:
     """Return the quantiles of `ranks` [n], and the fractions of ranks below 10, 100 and 1000."""
     quantiles = np.quantile(ranks, (0.1, 0.5, 0.9), method="inverted_cdf").tolist()
-    names = ("rank_p10", "rank_p50", "rank_p90")
+    named = dict(zip(("rank_p10", "rank_p50", "rank_p90"), quantiles, strict=True))
     within = {f"within_{first}": float((ranks < first).mean()) for first in (10, 100, 1000)}
-    return {"negatives": len(ranks), **dict(zip(names, quantiles, strict=True)), **within}
+    return {"negatives": len(ranks), **named, **within}
 
 
 @torch.no_grad()

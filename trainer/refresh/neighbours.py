@@ -20,8 +20,8 @@ _WHAT = "a memory of training points"
 class Neighbours:
     """Keys of all points, [N, D] float16 of length 1, and their labels, in memory-mapped scratch files.
 
-    Keys come from the dump that the table of neighbours was mined from, so a resumed run has the same keys. A point
-    that the run does not train on has no embedding in the dump, and is never a neighbour.
+    Keys come from the dump that the table of neighbours was mined from. A point without an embedding there, which the
+    run does not train on, is never a neighbour.
     """
 
     def __init__(self, run: RunLayout, options: MemorySection) -> None:
@@ -44,10 +44,8 @@ class Neighbours:
             self._labels = labels.mapped()
         self._keys = np.empty((0, 0), np.float16)  # frees the space of the earlier keys
         scratch = ScratchFile(_WHAT).reserve(2 * max(1, dump.rows) * dump.dimension)
-        self._keys, self._known = (
-            np.ndarray((dump.rows, dump.dimension), np.float16, scratch),
-            np.zeros(dump.rows, bool),
-        )
+        self._keys = np.ndarray((dump.rows, dump.dimension), np.float16, scratch)
+        self._known = np.zeros(dump.rows, bool)
         for first, vectors in dump.vectors():
             rows, lengths = slice(first, first + len(vectors)), np.linalg.norm(vectors.astype(np.float32), axis=1)
             self._known[rows] = lengths > 0

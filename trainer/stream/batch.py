@@ -20,9 +20,9 @@ class DrawnLabels:
 
     The labels of query q are `label` [starts[q] : starts[q + 1]], draws last, int32 (int64 from 2**31 labels on);
     `starts` [B + 1] int32. A draw is ignored if the query already has the same label. `use` [n] int32 is 2 q, or 2 q +
-    1 for a draw. The absolute value of `weight` [n] float32 is the weight of a label; the sign is negative for a
-    positive. Hard negatives may already be on the device, as `hard` [B, H] padded with -1. Their positions in `label`
-    then start at hard_starts[q] for query q, and contain -1.
+    1 for a draw. The absolute value of `weight` [n] float32 is the weight of a label; it is negative for a positive.
+    Hard negatives may already be on the device, as `hard` [B, H] padded with -1: then their places in `label`, from
+    hard_starts[q] on, contain -1.
     """
 
     label: np.ndarray
@@ -105,11 +105,7 @@ class Batch:
         return len(self.rows)
 
     def padded(self, *, pad: int = 0, most: int | None = None, dtype: torch.dtype = torch.int64) -> Padded:
-        """Return token ids as tensors: `input_ids` [B, T], padded at the end of each row, and `lengths` [B].
-
-        T, the length of the longest row, is at least 1; rows are truncated to `most` tokens. Raises ValueError for a
-        batch without tokens.
-        """
+        """Return token ids [B, T], T at least 1, as `pad_rows` does. Raises ValueError for a batch without tokens."""
         if self.inputs.tokens is None:
             raise ValueError("this batch has no tokens: the stream was opened with other inputs")
         return pad_rows(self.inputs.tokens, pad=pad, most=most, dtype=dtype)
@@ -136,7 +132,11 @@ class Batch:
 def pad_rows(tokens: Ragged, *, pad: int = 0, most: int | None = None, dtype: torch.dtype = torch.int64) -> Padded:
     """Pad B rows of token ids, truncated to `most` tokens: arrays, or tensors on the same device."""
     if isinstance(tokens.values, np.ndarray) and isinstance(tokens.offsets, np.ndarray):
-        return _pad_arrays(tokens, pad, most, dtype)
+        sizes = np.empty(tokens.rows, np.int64)
+        longest = _measure(tokens.offsets, np.iinfo(np.int64).max if most is None else most, sizes)
+        matrix = torch.empty((tokens.rows, longest), dtype=dtype)
+        _copy_rows(*tokens, sizes, pad, matrix.numpy())
+        return Padded(matrix, torch.from_numpy(sizes))
     ids, bounds = as_tensor(tokens.values).to(dtype), as_tensor(tokens.offsets)
     lengths = bounds[1:] - bounds[:-1]
     if most is not None:
@@ -149,17 +149,9 @@ def pad_rows(tokens: Ragged, *, pad: int = 0, most: int | None = None, dtype: to
     return padded
 
 
-def _pad_arrays(tokens: Ragged, pad: int, most: int | None, dtype: torch.dtype) -> Padded:
-    lengths = np.empty(tokens.rows, np.int64)
-    longest = _measure(tokens.offsets, np.iinfo(np.int64).max if most is None else most, lengths)
-    ids = torch.empty((tokens.rows, longest), dtype=dtype)
-    _copy_rows(*tokens, lengths, pad, ids.numpy())
-    return Padded(ids, torch.from_numpy(lengths))
-
-
 @numba.njit(cache=True)  # so short that releasing the lock would take longer
 def _measure(offsets: np.ndarray, most: int, lengths: np.ndarray) -> int:
-    """Write the lengths of rows, at most `most`; return the largest length, at least 1."""
+    """Write the lengths of rows, at most `most`; return the largest, at least 1."""
     longest = 1
     for row in range(len(lengths)):
         lengths[row] = min(offsets[row + 1] - offsets[row], most)

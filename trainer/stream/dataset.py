@@ -1,12 +1,13 @@
-"""Position of this process among others: the rank set by the launcher, and the slice of a DataLoader worker."""
+"""The joined stream: its state, its epochs, its batches, and its copies in the workers of a DataLoader."""
 
 import contextlib
 import functools
 import json
 import math
 import mmap
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -24,85 +25,14 @@ from trainer.input_kinds import InputKind
 from trainer.schedule import SINGLE_ROWS, ClusterSchedule
 from trainer.stream.batch import Batch, Candidates
 from trainer.stream.order import EpochOrder, OrderBySource, streams_of_rank
-from trainer.stream.row_groups import (
-    Damaged,
-    Decoding,
-    Opened,
-    ReadOptions,
-    RowGroups,
-    Work,
-    decodings,
-    run_in_threads,
-    run_serially,
-)
+from trainer.stream.row_groups import ReadOptions, RowGroups
 from trainer.stream.sources import Source, count_clusters
+from trainer.stream.window import Damaged, Decoding, Window, decodings
 
-_BYTES = 1 << 16
-
-
-@dataclass(frozen=True)
-class WorkerSlice:
-    """Worker `worker` of `workers`: a loader takes batches from workers in turn, so a worker deals every n-th step."""
-
-    worker: int
-    workers: int
-
-
-def slice_of_process() -> WorkerSlice | None:
-    """Return the slice of this process; None outside DataLoader workers."""
-    info = get_worker_info()
-    return None if info is None else WorkerSlice(info.id, info.num_workers)
-
-
-class WorkerChannel:
-    """Shared memory with the last message of the main process to copies of a stream in persistent workers.
-
-    The memory is anonymous, and is freed when the processes end. If a loader spawns workers, the memory moves to
-    /dev/shm, which may be small in a container. Writer and readers take turns: a loader's workers begin an epoch only
-    after the owner has called `set_epoch`.
-    """
-
-    def __init__(self) -> None:
-        self._text = torch.frombuffer(mmap.mmap(-1, _BYTES), dtype=torch.uint8)
-        # (number, bytes of the text, skipped rows)
-        self._header = torch.frombuffer(mmap.mmap(-1, 3 * 8), dtype=torch.int64)
-
-    @property
-    def number(self) -> int:
-        """Number of messages written so far."""
-        return int(self._header[0])
-
-    def write(self, body: dict[str, Any]) -> None:
-        """Write the next message. Raises InputError if the message does not fit."""
-        text = json.dumps(body).encode()
-        if len(text) > _BYTES:
-            raise InputError(
-                f"the URLs of the negatives take {len(text):,} bytes, and the limit for workers is {_BYTES:,}: use "
-                "shorter URLs, or fewer sources."
-            )
-        self._text.numpy()[: len(text)] = np.frombuffer(text, np.uint8)
-        self._header[1] = len(text)
-        self._header[0] += 1
-
-    def read(self) -> dict[str, Any]:
-        """Read the last message."""
-        body: dict[str, Any] = json.loads(self._text.numpy()[: int(self._header[1])].tobytes())
-        return body
-
-    @property
-    def skipped(self) -> int:
-        """Number of rows skipped so far, in all processes."""
-        return int(self._header[2])
-
-    def skip(self, rows: int) -> None:
-        """Add `rows` to the number of skipped rows."""
-        self._header[2] += rows
-
-
-STATE_VERSION = 1
 THREAD = "extremis-stream"
 PIECES_AHEAD = 1  # pieces (a few batches each) beyond the pieces that threads work on
-_OPTIONAL = {"batches", "clusters", "parts", "shares"}  # keys of a state that may be missing
+_OPTIONAL = {"batches", "clusters", "shares"}  # keys of a state that may be missing
+_BYTES = 1 << 16  # maximum bytes of a message to workers
 WINDOWS_AHEAD = 1  # windows that threads decode ahead; meanwhile a remote store is asked for the next window
 
 Plan = Callable[[Batch], Candidates | None]
@@ -149,8 +79,8 @@ class JoinedStream(IterableDataset):
 
     `sources`: tables that are dealt as one table, each as often as its weight specifies. `labels`: L. `options` are
     fields of `StreamOptions`. Iteration yields the rest of the current epoch as `Batch`es; call `set_epoch` for the
-    next epoch. `state_dict` is small and the same on every rank; `load_state_dict` is O(1): it reads no data before the
-    step at which the stream resumes. Raises InputError for invalid options, such as a `batch` that `streams` does not
+    next epoch. `state_dict` is small and the same on every rank; `load_state_dict` reads no data before the step at
+    which the stream resumes. Raises InputError for invalid options, such as a `batch` that `streams` does not
     divide or more ranks than streams, for no sources or two with the same name, or a source that lacks the `inputs`.
     """
 
@@ -215,16 +145,13 @@ class JoinedStream(IterableDataset):
         return self.steps
 
     def set_epoch(self, epoch: int, sources: list[Source] | None = None) -> None:
-        """Start `epoch` at its first step; `sources` provide new negatives and weights.
-
-        Workers of a DataLoader, including persistent workers, get the epoch at the loader's next iteration.
-        """
+        """Start `epoch`, in workers at the loader's next iteration; `sources`: new negatives and weights."""
         epoch = whole_number("epoch", epoch)
         sources, self._later = sources or self._later, None
         if sources is not None:
             self._set_sources(sources)
-        self._go_to(epoch)
-        self._step, self._slice = 0, None
+        self._go_to(epoch, 0)
+        self._slice = None
         self._notify_workers()
 
     def state_dict(self, after: Batch | None = None) -> dict[str, Any]:
@@ -269,15 +196,14 @@ class JoinedStream(IterableDataset):
         if mix != self._identity["mix"]:
             self._later = self._sources
             self._set_weights(mix)
-        self._go_to(epoch)
-        self._step = step
+        self._go_to(epoch, step)
         self._notify_workers()
 
     @functools.cached_property
     def _identity(self) -> dict[str, Any]:
-        """Return everything that determines the order."""
+        """Everything that determines the order."""
         return {
-            "version": STATE_VERSION,
+            "version": 1,
             "seed": self._options.seed,
             "rows": self.rows,
             "batch": self._options.batch,
@@ -292,8 +218,8 @@ class JoinedStream(IterableDataset):
             "negatives": {s.name: s.negatives.manifest.digest for s in self._sources if s.negatives is not None},
         }
 
-    def _go_to(self, epoch: int) -> None:
-        self._epoch = epoch
+    def _go_to(self, epoch: int, step: int) -> None:
+        self._epoch, self._step = epoch, step
         self.__dict__.pop("_cluster_counts", None)
 
     def _set_sources(self, sources: list[Source]) -> None:
@@ -307,12 +233,10 @@ class JoinedStream(IterableDataset):
         self.__dict__.pop("_cluster_counts", None)
 
     def _set_weights(self, mix: list[list[Any]]) -> None:
-        """Set the weights of the sources from `mix`, which lists the sources in order."""
         pairs = zip(self._sources, mix, strict=True)
         self._set_sources([replace(source, weight=weight) for source, (_, weight) in pairs])
 
     def _notify_workers(self) -> None:
-        """Send the current step of this stream to the copies in workers."""
         if slice_of_process() is not None:
             return
         negatives = {s.name: None if s.negatives is None else s.negatives.url for s in self._sources}
@@ -325,12 +249,12 @@ class JoinedStream(IterableDataset):
         if own_slice is None:
             return
         if self._last_read != self._channel.number:
-            self._follow(self._channel.read())
+            self._follow_message()
         if self._slice is None:
             self._slice, self._step = own_slice, self._step + own_slice.worker
 
-    def _follow(self, message: dict[str, Any]) -> None:
-        self._last_read = self._channel.number
+    def _follow_message(self) -> None:
+        message, self._last_read = self._channel.read(), self._channel.number
         if message["tables"] != self._identity["tables"]:
             raise InputError("set_epoch changed the tables: make a new DataLoader, whose workers open the new tables.")
         if message["mix"] != self._identity["mix"]:
@@ -340,8 +264,8 @@ class JoinedStream(IterableDataset):
             if message["negatives"] != self._identity["negatives"]:
                 urls = ", ".join(filter(None, message["urls"].values()))
                 raise TableError(f"{urls}: a table changed while it was in use. Start a new run.")
-        self._go_to(message["epoch"])
-        self._step, self._slice = message["step"], None
+        self._go_to(message["epoch"], message["step"])
+        self._slice = None
 
     def __iter__(self) -> Generator[Batch, None, None]:
         self._sync_worker()
@@ -352,36 +276,122 @@ class JoinedStream(IterableDataset):
                 yield batch
 
     def _batches(self, order: EpochOrder, steps: range) -> Generator[Batch, None, None]:
-        """Deal the batches of `steps`, with candidates if the stream plans."""
         keep_freed_memory()
         if not steps:
             return
-        windows, threads = self._windows(order, steps), self._options.threads
+        first, options = steps.start // order.steps_per_window, self._options
+        windows = decodings(order, self._groups, self._streams, first, WINDOWS_AHEAD + 1, options.damaged)
         with contextlib.closing(self._groups), contextlib.ExitStack() as ended:
-            if not threads:
-                yield from run_serially(windows)
+            if options.threads:
+                pool = ThreadPoolExecutor(options.threads, thread_name_prefix=THREAD)
+                ended.callback(pool.shutdown, cancel_futures=True)
+                yield from self._deal_ahead(pool, windows, steps)
                 return
-            pool = ThreadPoolExecutor(threads, thread_name_prefix=THREAD)
-            ended.callback(pool.shutdown, cancel_futures=True)
-            yield from run_in_threads(pool, windows, threads + PIECES_AHEAD)
+            for decoding in windows:
+                for task in decoding.tasks:
+                    task()
+                window = self._open(decoding)
+                for some in window.pieces(steps):
+                    yield from self._deal(window, some)
+                window.close()
 
-    def _windows(self, order: EpochOrder, steps: range) -> Iterator[Work[Batch]]:
-        first = steps.start // order.steps_per_window
-        decoded = decodings(order, self._groups, self._streams, first, WINDOWS_AHEAD + 1, self._options.damaged)
-        for number, decoding in enumerate(decoded, first):
-            first_step = number * order.steps_per_window
-            yield Work(decoding.tasks, functools.partial(self._open, decoding, order.epoch, first_step, steps))
+    def _deal_ahead(self, pool: Executor, windows: Iterator[Decoding], steps: range) -> Generator[Batch, None, None]:
+        """Deal the batches in order. Tasks of the next window alternate with pieces of the current window."""
+        pieces: deque[tuple[Future[list[Batch]], Window | None]] = deque()
 
-    def _open(self, decoding: Decoding, epoch: int, first_step: int, steps: range) -> Opened[Batch]:
-        """Open a decoded window, whose batch 0 belongs to `first_step`, to deal the window's batches of `steps`."""
-        window, plan, prepare = decoding.result(), self._options.plan, self._options.prepare
+        def finish() -> list[Batch]:
+            future, window = pieces.popleft()
+            batches = future.result()
+            if window is not None:
+                window.close()
+            return batches
+
+        current = next(windows, None)
+        decoding = [pool.submit(task) for task in current.tasks] if current is not None else []
+        while current is not None:
+            for future in decoding:
+                future.result()
+            window = self._open(current)
+            todo, following = window.pieces(steps), next(windows, None)
+            tasks, decoding = deque(following.tasks if following is not None else []), []
+            for number, some in enumerate(todo, 1):
+                last = number == len(todo)
+                pieces.append((pool.submit(self._deal, window, some), window if last else None))
+                share = -(-len(tasks) // (len(todo) - number + 1))
+                decoding += [pool.submit(tasks.popleft()) for _ in range(share)]
+                if len(pieces) > self._options.threads + PIECES_AHEAD:
+                    yield from finish()
+            decoding += [pool.submit(task) for task in tasks]
+            current = following
+        while pieces:
+            yield from finish()
+
+    def _open(self, decoding: Decoding) -> Window:
+        window = decoding.result()
         if self._slice is None or self._slice.worker == 0:  # every worker decodes every window
             self._channel.skip(window.skipped)
+        return window
 
-        def deal(some: range) -> list[Batch]:
-            batches = window.batches(epoch, first_step, some)
-            if plan is not None:
-                batches = [replace(batch, candidates=plan(batch)) for batch in batches]
-            return batches if prepare is None else [replace(batch, prepared=prepare(batch)) for batch in batches]
+    def _deal(self, window: Window, steps: range) -> list[Batch]:
+        batches, plan, prepare = window.batches(steps), self._options.plan, self._options.prepare
+        if plan is not None:
+            batches = [replace(batch, candidates=plan(batch)) for batch in batches]
+        return batches if prepare is None else [replace(batch, prepared=prepare(batch)) for batch in batches]
 
-        return [functools.partial(deal, some) for some in window.pieces(first_step, steps)], window.close
+
+@dataclass(frozen=True)
+class WorkerSlice:
+    """Worker `worker` of `workers`: a loader takes batches from workers in turn, so a worker deals every n-th step."""
+
+    worker: int
+    workers: int
+
+
+def slice_of_process() -> WorkerSlice | None:
+    """Return the slice of this process; None outside DataLoader workers."""
+    info = get_worker_info()
+    return None if info is None else WorkerSlice(info.id, info.num_workers)
+
+
+class WorkerChannel:
+    """Shared memory with the last message of the main process to copies of a stream in persistent workers.
+
+    If a loader spawns workers, the memory moves to /dev/shm, which may be small in a container. Writer and readers take
+    turns: a loader's workers begin an epoch only after the owner has called `set_epoch`.
+    """
+
+    def __init__(self) -> None:
+        self._text = torch.frombuffer(mmap.mmap(-1, _BYTES), dtype=torch.uint8)
+        # (number, bytes of the text, skipped rows)
+        self._header = torch.frombuffer(mmap.mmap(-1, 3 * 8), dtype=torch.int64)
+
+    @property
+    def number(self) -> int:
+        """Number of messages written so far."""
+        return int(self._header[0])
+
+    def write(self, body: dict[str, Any]) -> None:
+        """Write the next message. Raises InputError if the message does not fit."""
+        text = json.dumps(body).encode()
+        if len(text) > _BYTES:
+            raise InputError(
+                f"the URLs of the negatives take {len(text):,} bytes, and the limit for workers is {_BYTES:,}: use "
+                "shorter URLs, or fewer sources."
+            )
+        self._text.numpy()[: len(text)] = np.frombuffer(text, np.uint8)
+        self._header[1] = len(text)
+        self._header[0] += 1
+
+    def read(self) -> dict[str, Any]:
+        """Read the last message."""
+        body: dict[str, Any] = json.loads(self._text.numpy()[: int(self._header[1])].tobytes())
+        return body
+
+    @property
+    def skipped(self) -> int:
+        """Number of rows skipped so far, in all processes."""
+        return int(self._header[2])
+
+    def skip(self, rows: int) -> None:
+        """Add `rows` to the number of skipped rows."""
+        self._header[2] += rows

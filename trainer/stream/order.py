@@ -36,69 +36,6 @@ class WeightedGroups:
     weight: float
 
 
-def split_weight(weight: float, rows: int) -> tuple[int, int]:
-    """Return how many times each of a source's `rows` rows is dealt, and how many rows are dealt once more."""
-    whole = math.floor(weight)
-    return whole, round((weight - whole) * rows)
-
-
-def count_rows(dealt: np.ndarray, mix: Sequence[WeightedGroups]) -> int:
-    """Return the number of rows of an epoch, the same in every epoch; `dealt` [M, 2] as in `pieces_of`."""
-    group_rows = dealt[:, 1] - dealt[:, 0]
-    if not mix:
-        return int(group_rows.sum())
-    total = 0
-    for _, first, stop, share in source_ranges(mix):
-        rows = int(group_rows[first:stop].sum())
-        whole, more = split_weight(share.weight, rows)
-        total += whole * rows + more
-    return total
-
-
-def pieces_of(dealt: np.ndarray, mix: Sequence[WeightedGroups], seed: int, epoch: int) -> np.ndarray:
-    """Return the pieces that `epoch` deals, in storage order: (row group, first row within it, end) [E, 3] int64.
-
-    `dealt` [M, 2]: the rows [first, end) of each row group that are dealt, in storage order; without a `mix`, each of
-    these rows is dealt once.
-    """
-    whole_groups = np.column_stack([np.arange(len(dealt)), dealt])
-    if not mix:
-        return whole_groups
-    pieces = [np.empty((0, 3), np.int64)]
-    for source, first, stop, share in source_ranges(mix):
-        groups = whole_groups[first:stop]
-        times, more = split_weight(share.weight, int(_sizes(groups).sum()))
-        pieces.append(np.tile(groups, (times, 1)))
-        if more:
-            pieces.append(_choose(groups, more, seed, epoch, source))
-    return np.concatenate(pieces)
-
-
-def _choose(groups: np.ndarray, rows: int, seed: int, epoch: int, source: int) -> np.ndarray:
-    """Choose `rows` rows from the pieces `groups` [m, 3] of one source, as pieces [e, 3]."""
-    epochs = int(_sizes(groups).sum()) // rows
-    number, part = divmod(epoch, epochs)
-    permuted = groups[generator(seed, Purpose.MIXTURE, number, source).permutation(len(groups))]
-    ends = np.cumsum(_sizes(permuted))
-    starts = ends - _sizes(permuted)
-    first = np.maximum(starts, part * rows)
-    stop = np.minimum(ends, (part + 1) * rows)
-    pieces = np.stack([permuted[:, 0], permuted[:, 1] + first - starts, permuted[:, 1] + stop - starts], axis=1)
-    return pieces[first < stop]
-
-
-def _sizes(pieces: np.ndarray) -> np.ndarray:
-    return pieces[:, 2] - pieces[:, 1]
-
-
-def source_ranges(mix: Sequence[WeightedGroups]) -> Iterator[tuple[int, int, int, WeightedGroups]]:
-    """Yield (number, first row group, end, share) for each source."""
-    stop = 0
-    for number, share in enumerate(mix):
-        first, stop = stop, stop + share.groups
-        yield number, first, stop, share
-
-
 @dataclass(frozen=True)
 class Segment:
     """Rows [start, stop) within row group `group` (storage order)."""
@@ -141,9 +78,8 @@ class EpochOrder:
 
     @cached_property
     def _dealt(self) -> np.ndarray:
-        if self.dealt is not None:
-            return self.dealt
-        return np.column_stack([np.zeros(len(self.group_rows), np.int64), self.group_rows])
+        whole = np.column_stack([np.zeros(len(self.group_rows), np.int64), self.group_rows])
+        return whole if self.dealt is None else self.dealt
 
     @cached_property
     def pieces(self) -> np.ndarray:
@@ -153,7 +89,7 @@ class EpochOrder:
 
     @cached_property
     def _starts(self) -> np.ndarray:
-        """Start of each piece, followed by the total number of dealt units, [E + 1]."""
+        """Start of each piece, and the total number of dealt units, [E + 1]."""
         counts = self.pieces[:, 2] - self.pieces[:, 1] if self.clusters is None else self.clusters[self.pieces[:, 0]]
         return offsets_of(counts)
 
@@ -164,7 +100,7 @@ class EpochOrder:
 
     @cached_property
     def units(self) -> int:
-        """Number of units in an epoch: clusters, or N rows without clusters. Positions and cursors count units."""
+        """Number of units in an epoch: clusters, or N rows without clusters. Positions count units."""
         return self.rows if self.clusters is None else int(self.clusters.sum())
 
     @property
@@ -174,10 +110,7 @@ class EpochOrder:
 
     @cached_property
     def window_units(self) -> int:
-        """Units per window: about `window_groups` row groups, and a multiple of `units_per_batch`.
-
-        No batch straddles windows.
-        """
+        """Units per window: about `window_groups` row groups, and whole batches."""
         per_group = self._dealt[:, 1] - self._dealt[:, 0] if self.clusters is None else self.clusters
         typical = int(per_group.max(initial=1)) * self.window_groups
         longest = -(-self.units // self.streams)
@@ -202,7 +135,7 @@ class EpochOrder:
         return self.window_units // self.units_per_batch
 
     def steps_of(self, window: int) -> int:
-        """Return the number of batches in `window`; the last window may have fewer batches."""
+        """Return the number of batches in `window`; the last window may have fewer."""
         return min(self.steps_per_window, self.steps - window * self.steps_per_window)
 
     def segments(self, stream: int, window: int) -> list[Segment]:
@@ -227,13 +160,12 @@ class EpochOrder:
         return WindowDeal(rows, until[ends])
 
     def _bounds(self, stream: int, window: int) -> list[tuple[int, np.ndarray]]:
-        """For each row group in a stream's window, return (row group, bounds [u + 1] of its units, as rows within it).
+        """Return (row group, bounds [u + 1] of its units, as rows within it) for each row group of a stream's window.
 
         For single rows, the bounds are the first and the last row.
         """
         start, stop = self._window_range(stream, window)
-        bounds: list[tuple[int, np.ndarray]] = []
-        piece = int(np.searchsorted(self._starts, start, side="right")) - 1
+        bounds, piece = list[tuple[int, np.ndarray]](), int(np.searchsorted(self._starts, start, side="right")) - 1
         while start < stop:
             upto = min(stop, int(self._starts[piece + 1]))
             if upto > start:
@@ -249,17 +181,13 @@ class EpochOrder:
         return bounds
 
     def _window_range(self, stream: int, window: int) -> tuple[int, int]:
-        """Return positions [start, stop) of one stream's window in the permuted sequence."""
         first, last = stream * self.units // self.streams, (stream + 1) * self.units // self.streams
         start = min(first + window * self.window_units, last)
         return start, min(start + self.window_units, last)
 
 
 def streams_of_rank(streams: int, rank: int, ranks: int) -> range:
-    """Return the streams of `rank`, a contiguous range: the batches of all `ranks`, in order, form the global batch.
-
-    The number of streams differs by at most one between ranks. Raises InputError for more ranks than streams.
-    """
+    """Return the streams of `rank`, a contiguous range of nearly equal size. Raises InputError for too many ranks."""
     if ranks > streams:
         raise InputError(
             f"order.streams = {streams} is less than the number of ranks, {ranks}, so a rank would have no rows. "
@@ -269,11 +197,10 @@ def streams_of_rank(streams: int, rank: int, ranks: int) -> range:
 
 
 def deal(deals: Sequence[WindowDeal]) -> tuple[np.ndarray, np.ndarray]:
-    """Order the concatenated rows of several streams' windows by batch.
+    """Return the order that gathers the concatenated rows of `deals` [s] batch by batch, and the batches' offsets into
+    it.
 
-    `deals` [s]: one deal for each stream's window, all with the same number of batches. Returns the gather order (batch
-    by batch, and stream by stream within a batch) and the batches' offsets into it [batches + 1]; rows after the last
-    batch are left out.
+    There is a deal for each stream's window, with the same number of batches [batches + 1]; later rows are left out.
     """
     starts = offsets_of(np.array([len(rows) for rows, _ in deals], np.int64))
     rows = np.concatenate([rows[: ends[-1]] + start for (rows, ends), start in zip(deals, starts, strict=False)])
@@ -283,25 +210,6 @@ def deal(deals: Sequence[WindowDeal]) -> tuple[np.ndarray, np.ndarray]:
         return rows.reshape(*counts.shape, -1).swapaxes(0, 1).reshape(-1), offsets
     number = np.repeat(np.tile(np.arange(counts.shape[1]), len(deals)), counts.reshape(-1))
     return rows[np.argsort(number, kind="stable")], offsets
-
-
-@dataclass(frozen=True, eq=False)
-class SourceOrder(EpochOrder):
-    """Order of one source's rows; window w contains the batches [ends[w], ends[w + 1]); `ends` [W + 1] int64."""
-
-    ends: np.ndarray | None = None
-
-    def steps_of(self, window: int) -> int:
-        return int(np.diff(self._batches(window))[0])
-
-    def _window_range(self, stream: int, window: int) -> tuple[int, int]:
-        first, last = stream * self.units // self.streams, (stream + 1) * self.units // self.streams
-        start, stop = (min(first + batches * self.units_per_batch, last) for batches in self._batches(window).tolist())
-        return start, stop
-
-    def _batches(self, window: int) -> np.ndarray:
-        assert self.ends is not None
-        return self.ends[window : window + 2]
 
 
 @dataclass(frozen=True, eq=False)
@@ -328,7 +236,7 @@ class OrderBySource(EpochOrder):
         return generator(self.seed, Purpose.TURNS, self.epoch).permutation(numbers)
 
     @cached_property
-    def _orders(self) -> list[SourceOrder]:
+    def _orders(self) -> "list[SourceOrder]":
         """Order of each source: a stream has the same rows as if the source were alone."""
         bounds = np.minimum(np.arange(self.windows + 1) * self.steps_per_window, self.steps)
         return [
@@ -374,3 +282,84 @@ class OrderBySource(EpochOrder):
         sizes_by_step[place], begins[place] = sizes, offsets_of(sizes)[:-1]
         until = offsets_of(sizes_by_step)
         return WindowDeal(rows[np.repeat(begins - until[:-1], sizes_by_step) + np.arange(until[-1])], until)
+
+
+@dataclass(frozen=True, eq=False)
+class SourceOrder(EpochOrder):
+    """Order of one source's rows; window w contains the batches [ends[w], ends[w + 1]); `ends` [W + 1] int64."""
+
+    ends: np.ndarray | None = None
+
+    def steps_of(self, window: int) -> int:
+        return int(np.diff(self._batches(window))[0])
+
+    def _window_range(self, stream: int, window: int) -> tuple[int, int]:
+        first, last = stream * self.units // self.streams, (stream + 1) * self.units // self.streams
+        start, stop = (min(first + batches * self.units_per_batch, last) for batches in self._batches(window).tolist())
+        return start, stop
+
+    def _batches(self, window: int) -> np.ndarray:
+        assert self.ends is not None
+        return self.ends[window : window + 2]
+
+
+def split_weight(weight: float, rows: int) -> tuple[int, int]:
+    """Return how many times each of a source's `rows` rows is dealt, and how many rows are dealt once more."""
+    whole = math.floor(weight)
+    return whole, round((weight - whole) * rows)
+
+
+def count_rows(dealt: np.ndarray, mix: Sequence[WeightedGroups]) -> int:
+    """Return the number of rows of an epoch, the same in every epoch; `dealt` [M, 2] as in `pieces_of`."""
+    group_rows = dealt[:, 1] - dealt[:, 0]
+    if not mix:
+        return int(group_rows.sum())
+    total = 0
+    for _, first, stop, share in source_ranges(mix):
+        rows = int(group_rows[first:stop].sum())
+        whole, more = split_weight(share.weight, rows)
+        total += whole * rows + more
+    return total
+
+
+def pieces_of(dealt: np.ndarray, mix: Sequence[WeightedGroups], seed: int, epoch: int) -> np.ndarray:
+    """Return the pieces that `epoch` deals, in storage order: (row group, first row within it, end) [E, 3] int64.
+
+    `dealt` [M, 2]: the rows [first, end) of each row group that are dealt; without a `mix`, each of them once.
+    """
+    whole_groups = np.column_stack([np.arange(len(dealt)), dealt])
+    if not mix:
+        return whole_groups
+    pieces = [np.empty((0, 3), np.int64)]
+    for source, first, stop, share in source_ranges(mix):
+        groups = whole_groups[first:stop]
+        times, more = split_weight(share.weight, int(_sizes(groups).sum()))
+        pieces.append(np.tile(groups, (times, 1)))
+        if more:
+            pieces.append(_choose(groups, more, seed, epoch, source))
+    return np.concatenate(pieces)
+
+
+def _choose(groups: np.ndarray, rows: int, seed: int, epoch: int, source: int) -> np.ndarray:
+    """Choose `rows` rows from the pieces `groups` [m, 3] of one source, as pieces [e, 3]."""
+    epochs = int(_sizes(groups).sum()) // rows
+    number, part = divmod(epoch, epochs)
+    permuted = groups[generator(seed, Purpose.MIXTURE, number, source).permutation(len(groups))]
+    ends = np.cumsum(_sizes(permuted))
+    starts = ends - _sizes(permuted)
+    first = np.maximum(starts, part * rows)
+    stop = np.minimum(ends, (part + 1) * rows)
+    pieces = np.stack([permuted[:, 0], permuted[:, 1] + first - starts, permuted[:, 1] + stop - starts], axis=1)
+    return pieces[first < stop]
+
+
+def _sizes(pieces: np.ndarray) -> np.ndarray:
+    return pieces[:, 2] - pieces[:, 1]
+
+
+def source_ranges(mix: Sequence[WeightedGroups]) -> Iterator[tuple[int, int, int, WeightedGroups]]:
+    """Yield (number, first row group, end, share) for each source."""
+    stop = 0
+    for number, share in enumerate(mix):
+        first, stop = stop, stop + share.groups
+        yield number, first, stop, share

@@ -1,14 +1,15 @@
-"""Work that is done in advance: downloads in bounded memory, and items that are yielded in order."""
+"""Row groups of the training rows, joined with their negatives: `RowGroups` reads one row group of both tables.
 
-import contextlib
-import functools
+Bytes of remote tables are downloaded ahead of the reads, within a memory limit; recently used shards stay open.
+"""
+
 import os
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Callable, Hashable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,149 +17,20 @@ import pyarrow as pa
 from schemas import PAD, storage
 from schemas.errors import TableError
 from schemas.manifest import Shard, shard_url
-from schemas.ragged import Ragged, offsets_of
-from schemas.shard_files.parquet import list_array, list_column, matrix_column
+from schemas.ragged import offsets_of
+from schemas.shard_files.parquet import list_array
 from schemas.shard_files.ranges import Access, FetchedRanges, LocalCache, naming_damage
 from schemas.shard_files.shards import OpenShard, open_shard, read_group
 from schemas.shares import ALL_ROWS
 from schemas.table import Table
 from trainer.input_kinds import InputKind
 from trainer.inputs import columns_of
-from trainer.stream.order import EpochOrder, WeightedGroups, deal
+from trainer.stream.order import WeightedGroups
 from trainer.stream.sources import Source
-from trainer.stream.window import FILTERED, Buffers, Window
 
 T = TypeVar("T")
 THREAD = "extremis-fetch"
-# Pieces that yield items, in any threads; and a call that ends the work afterwards.
-Opened = tuple[list[Callable[[], list[T]]], Callable[[], None]]
-
-
-@dataclass(frozen=True)
-class Work(Generic[T]):
-    """Work that `tasks` prepare, in any threads and in any order, before `open` is called."""
-
-    tasks: list[Callable[[], None]]
-    open: Callable[[], Opened[T]]
-
-
-def run_serially(works: Iterator[Work[T]]) -> Generator[T, None, None]:
-    """Yield the items of `works`; all work is done in this thread, on demand."""
-    for work in works:
-        for task in work.tasks:
-            task()
-        pieces, close = work.open()
-        for piece in pieces:
-            yield from piece()
-        close()
-
-
-def run_in_threads(pool: Executor, works: Iterator[Work[T]], depth: int) -> Generator[T, None, None]:
-    """Yield the items in order; the pool works on up to `depth` pieces ahead, and prepares the next of `works`.
-
-    Tasks of the next work alternate with pieces of the current work, so that both make progress.
-    """
-    pieces: deque[tuple[Future[list[T]], Callable[[], None] | None]] = deque()
-
-    def finish() -> list[T]:
-        future, close = pieces.popleft()
-        items = future.result()
-        if close is not None:
-            close()
-        return items
-
-    current = next(works, None)
-    preparing = [pool.submit(task) for task in current.tasks] if current is not None else []
-    while current is not None:
-        for future in preparing:
-            future.result()
-        todo, close = current.open()
-        following = next(works, None)
-        tasks = deque(following.tasks if following is not None else [])
-        preparing = []
-        for number, piece in enumerate(todo, 1):
-            pieces.append((pool.submit(piece), close if number == len(todo) else None))
-            share = -(-len(tasks) // (len(todo) - number + 1))
-            preparing += [pool.submit(tasks.popleft()) for _ in range(share)]
-            if len(pieces) > depth:
-                yield from finish()
-        preparing += [pool.submit(task) for task in tasks]
-        current = following
-    while pieces:
-        yield from finish()
-
-
-@dataclass
-class _Download(Generic[T]):
-    future: Future[T]
-    size: int
-    readers: int = 1
-
-
-class DownloadQueue(Generic[T]):
-    """Calls `download` for requested items on `threads` separate threads, in the order of the requests.
-
-    The total `size` of items in progress or waiting to be taken is at most `limit` bytes; a single item may be larger.
-    Thread-safe, and usable after `close`.
-    """
-
-    def __init__(self, download: Callable[[Any], T], size: Callable[[Any], int], threads: int, limit: int) -> None:
-        self._download, self._size, self._threads, self._limit = download, size, threads, limit
-        self._lock = threading.Lock()
-        self._reset()
-
-    def request(self, items: Iterable[Hashable]) -> None:
-        """Queue `items`. The caller must take each item once for each request."""
-        with self._lock:
-            self._waiting.extend(items)
-            self._start_more()
-
-    def take(self, item: Hashable) -> T | None:
-        """Wait for the download of `item` and return it; None if its download has not begun.
-
-        Raises the exceptions of `download`.
-        """
-        with self._lock:
-            download = self._started.get(item)
-            if download is None:
-                if item in self._waiting:
-                    self._waiting.remove(item)
-                return None
-            download.readers -= 1
-            if not download.readers:
-                del self._started[item]
-                self._held -= download.size
-            self._start_more()
-        return download.future.result()
-
-    def close(self) -> None:
-        """Cancel waiting requests, wait for downloads in progress, drop all downloads, and end the threads."""
-        with self._lock:
-            pool = self._pool
-            self._reset()
-        if pool is not None:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-    def _reset(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
-        self._waiting: deque[Hashable] = deque()
-        self._started: dict[Hashable, _Download[T]] = {}
-        self._held = 0
-
-    def _start_more(self) -> None:
-        while self._waiting:
-            item = self._waiting[0]
-            started, size = self._started.get(item), self._size(item)
-            if started is None and self._held and self._held + size > self._limit:
-                return
-            self._waiting.popleft()
-            if started is not None:
-                started.readers += 1
-                continue
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix=THREAD)
-            self._started[item] = _Download(self._pool.submit(self._download, item), size)
-            self._held += size
+HARD, FILTERED = "hard", "filter_label_ids"  # the columns of joined negatives, and of labels that are no negatives
 
 
 @dataclass(frozen=True)
@@ -178,7 +50,7 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class _TableGroup:
-    """Part of a row group in one table: `rows` rows in row group `group` of shard number `shard`."""
+    """Row group `group`, of `rows` rows, of shard number `shard` of one table."""
 
     table: Table
     shard: int
@@ -201,13 +73,9 @@ class _TableGroup:
 
 
 class RowGroups:
-    """Reads the row groups of several sources. Thread-safe.
+    """Reads the row groups of several sources, numbered source by source, as row ids are. Thread-safe."""
 
-    Row groups and row ids are numbered source by source in storage order. Pickling the object leaves out open files and
-    downloads.
-    """
-
-    _downloads: DownloadQueue[FetchedRanges] | None
+    _downloads: "DownloadQueue[FetchedRanges] | None"
 
     def __init__(
         self,
@@ -248,11 +116,7 @@ class RowGroups:
         return RowGroups, (*self._arguments, self.dealt)  # a copy in a worker does not look for the rows again
 
     def request(self, groups: Iterable[int]) -> None:
-        """Start downloads of `groups` for `read`; pass each group once for each time that it will be read.
-
-        Tables on a local disk need no download. Requests beyond the memory limit wait until earlier row groups have
-        been read.
-        """
+        """Start downloads of `groups` of remote tables, in bounded memory; name a group for each `read` to come."""
         self._after_fork()  # here only one thread is active; several read later
         if self._downloads is None:
             return
@@ -273,10 +137,7 @@ class RowGroups:
         self._shards.close()
 
     def read(self, group: int) -> pa.Table:
-        """Read row group `group`: columns of the inputs, `label_ids`, filter pairs and, from joined negatives, `hard`.
-
-        Raises TableError, which names the shard and the row group; StorageError.
-        """
+        """Read inputs, `label_ids`, filter pairs and joined negatives (`hard`). Raises TableError, StorageError."""
         self._after_fork()
         take = self._downloads.take if self._downloads is not None else lambda item: None
         rows, *negatives = [self._read(part, take((group, n))) for n, part in enumerate(self._tables_of(group))]
@@ -298,7 +159,6 @@ class RowGroups:
         return pa.table(columns)
 
     def _open_cache(self) -> LocalCache | None:
-        """Open the cache. Raises InputError if the directory or the size is unsuitable."""
         if not self._reading.cache or not self._remote:
             return None
         cache = LocalCache(self._reading.cache, self._reading.cache_bytes)
@@ -318,7 +178,8 @@ class RowGroups:
         self._process = os.getpid()
         self._downloads = None  # otherwise, its methods would refer to this object and keep local files open
         if self._remote and (threads := self._reading.threads):
-            self._downloads = DownloadQueue(self._download, self._bytes_of, threads, self._reading.ahead_bytes)
+            size = lambda item: self._tables_of(item[0])[item[1]].bytes  # noqa: E731
+            self._downloads = DownloadQueue(self._download, size, threads, self._reading.ahead_bytes)
         self._given_up = threading.Event()
         self._shards = ShardPool(Access(self._reading.verify, self._cache, self._given_up))
 
@@ -337,10 +198,6 @@ class RowGroups:
         if source.negatives is not None:
             parts.append(_TableGroup(source.negatives, shard, within, rows, ("label_ids",)))
         return parts
-
-    def _bytes_of(self, item: tuple[int, int]) -> int:
-        group, number = item
-        return self._tables_of(group)[number].bytes
 
     def _download(self, item: tuple[int, int]) -> FetchedRanges:
         group, number = item
@@ -418,143 +275,70 @@ class ShardPool:
                 self._bytes -= self._open.pop(place).result().memory
 
 
-Damaged = Literal["stop", "skip"]
-Task: TypeAlias = Callable[[], None]
+@dataclass
+class _Download(Generic[T]):
+    future: Future[T]
+    size: int
+    readers: int = 1
 
 
-class Decoding:
-    """The decoding of window `window` of `streams`: run `tasks` in any threads, then call `result`.
+class DownloadQueue(Generic[T]):
+    """Calls `download` for requested items, in order, on `threads` separate threads. Thread-safe, also after `close`.
 
-    The rows [n] of the window are its concatenated segments. Lists stay as they were read from a row group; matrices,
-    such as hard negatives, are copied.
+    The total `size` of items in progress or waiting to be taken is at most `limit` bytes, unless it is one larger item.
     """
 
-    def __init__(
-        self, order: EpochOrder, groups: RowGroups, streams: Sequence[int], window: int, buffers: Buffers
-    ) -> None:
-        self._order, self._groups, self._streams, self._window, self._buffers = order, groups, streams, window, buffers
-        self._segments = [segment for stream in streams for segment in order.segments(stream, window)]
-        self._starts = np.cumsum([0, *(segment.stop - segment.start for segment in self._segments)])
-        self._lists: list[pa.Table | None] = [None] * len(self._segments)
-        self._matrices: dict[str, np.ndarray] = {}
+    def __init__(self, download: Callable[[Any], T], size: Callable[[Any], int], threads: int, limit: int) -> None:
+        self._download, self._size, self._threads, self._limit = download, size, threads, limit
         self._lock = threading.Lock()
-        self.tasks: list[Task] = [self._arrange]
+        self._reset()
 
-    def _arrange(self) -> None:
-        """Order the rows by batch, and find the end of each batch."""
-        self._positions, self._offsets = deal([self._order.take(stream, self._window) for stream in self._streams])
-        first_row = self._groups.first_row
-        ids = [np.arange(s.start, s.stop) + first_row[s.group] for s in self._segments]
-        self._rows = np.concatenate([np.empty(0, np.int64), *ids])[self._positions]
+    def request(self, items: Iterable[Hashable]) -> None:
+        """Queue `items`. The caller must take each item once for each request."""
+        with self._lock:
+            self._waiting.extend(items)
+            self._start_more()
 
-    def add(self, group: int, table: pa.Table) -> None:
-        """Add row group `group` to all its segments. Thread-safe."""
-        if names := _matrices_of(table):
-            with self._lock:
-                if not self._matrices:
-                    self._matrices = self._lend(table, names, int(self._starts[-1]))
-        matrices, table = {name: matrix_column(table, name) for name in names}, table.drop_columns(names)
-        for number, segment in enumerate(self._segments):
-            if segment.group == group:
-                rows, start = segment.stop - segment.start, int(self._starts[number])
-                self._lists[number] = table.slice(segment.start, rows)
-                for name, values in matrices.items():
-                    self._matrices[name][start : start + rows] = values[segment.start : segment.stop]
+    def take(self, item: Hashable) -> T | None:
+        """Wait for the download of `item`, or raise its error; return None if its download has not begun."""
+        with self._lock:
+            download = self._started.get(item)
+            if download is None:
+                if item in self._waiting:
+                    self._waiting.remove(item)
+                return None
+            download.readers -= 1
+            if not download.readers:
+                del self._started[item]
+                self._held -= download.size
+            self._start_more()
+        return download.future.result()
 
-    def result(self) -> Window:
-        """Return the window; no batch contains unread rows. Raises TableError if no row group can be decoded."""
-        self.tasks.clear()  # tasks refer to this object: the cycle would keep the window until a garbage collection
-        positions, rows, offsets, matrices = self._positions, self._rows, self._offsets, self._matrices
-        sizes = np.diff(self._starts)
-        missing = np.repeat([segment is None for segment in self._lists], sizes).astype(bool)
-        like = next((segment for segment in self._lists if segment is not None), None)
-        if like is None:  # fewer rows than streams, or all damaged: this rank takes as many steps as other ranks
-            like = _read_no_rows(self._groups)
-            names = _matrices_of(like)
-            matrices, like = self._lend(like, names, 0), like.drop_columns(names)
-            lists, positions, rows, offsets = [like], positions[:0], rows[:0], np.zeros_like(offsets)
-        else:
-            lists = [
-                _blank(like.schema, int(size)) if segment is None else segment
-                for segment, size in zip(self._lists, sizes, strict=True)
-            ]
-            if missing.any():
-                kept = ~missing[positions]
-                positions, rows, offsets = positions[kept], rows[kept], offsets_of(kept)[offsets]
-        columns = {name: Ragged.join([list_column(each, name) for each in lists]) for name in like.column_names}
-        return Window(columns, matrices, self._buffers, positions, rows, offsets, int(missing.sum()))
+    def close(self) -> None:
+        """Cancel waiting requests, wait for downloads in progress, drop all downloads, and end the threads."""
+        with self._lock:
+            pool = self._pool
+            self._reset()
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)
 
-    def _lend(self, table: pa.Table, names: list[str], rows: int) -> dict[str, np.ndarray]:
-        return {name: self._buffers.take(rows, table.schema.field(name).type) for name in names}
+    def _reset(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._waiting: deque[Hashable] = deque()
+        self._started: dict[Hashable, _Download[T]] = {}
+        self._held = 0
 
-
-def _matrices_of(table: pa.Table) -> list[str]:
-    return [field.name for field in table.schema if pa.types.is_fixed_size_list(field.type)]
-
-
-def decodings(
-    order: EpochOrder, groups: RowGroups, streams: Sequence[int], first: int, fetched: int, damaged: Damaged
-) -> Iterator[Decoding]:
-    """Yield the decoding of each window of `streams` from number `first` on; the decodings complete in order.
-
-    Row groups are requested `fetched` windows ahead. A row group that spans two windows is read once, for both.
-    """
-    buffers = Buffers()
-    readings = _readings(order, streams, first)
-    ahead: deque[tuple[list[int], set[int]]] = deque()
-    coming = Decoding(order, groups, streams, first, buffers)
-    for window in range(first, order.windows):
-        for reading in readings:
-            groups.request(reading[0])
-            ahead.append(reading)
-            if len(ahead) > fetched:
-                break
-        needed, shared = ahead.popleft()
-        current = coming
-        if window + 1 < order.windows:
-            coming = Decoding(order, groups, streams, window + 1, buffers)
-        for group in needed:
-            windows = [current, coming] if group in shared else [current]
-            current.tasks.append(functools.partial(_read, group, groups, windows, damaged))
-        yield current
-
-
-def _readings(order: EpochOrder, streams: Sequence[int], first: int) -> Iterator[tuple[list[int], set[int]]]:
-    """Yield for each window from `first` on: the row groups to read, and the row groups that the next window shares."""
-
-    def groups_of(window: int) -> set[int]:
-        return {segment.group for stream in streams for segment in order.segments(stream, window)}
-
-    before: set[int] = set()
-    needed = groups_of(first)
-    for window in range(first, order.windows):
-        following = groups_of(window + 1) if window + 1 < order.windows else set()
-        shared = (needed & following) - before
-        yield sorted(needed - before, key=lambda group: (group not in shared, group)), shared
-        before, needed = shared, following
-
-
-def _read(group: int, groups: RowGroups, windows: Sequence[Decoding], damaged: Damaged) -> None:
-    """Read a row group and add it to `windows`. Raises TableError, unless damaged row groups are skipped."""
-    try:
-        table = groups.read(group)
-    except TableError:
-        if damaged == "stop":
-            raise
-        return
-    for window in windows:
-        window.add(group, table)
-
-
-def _blank(schema: pa.Schema, rows: int) -> pa.Table:
-    """Return `rows` rows of empty lists."""
-    return pa.table({field.name: pa.nulls(rows, field.type) for field in schema})
-
-
-def _read_no_rows(groups: RowGroups) -> pa.Table:
-    """Return an empty table with the columns of the row groups. Raises TableError if no row group can be decoded."""
-    last = len(groups.group_rows) - 1
-    for number in range(last):
-        with contextlib.suppress(TableError):
-            return groups.read(number).slice(0, 0)
-    return groups.read(last).slice(0, 0)
+    def _start_more(self) -> None:
+        while self._waiting:
+            item = self._waiting[0]
+            started, size = self._started.get(item), self._size(item)
+            if started is None and self._held and self._held + size > self._limit:
+                return
+            self._waiting.popleft()
+            if started is not None:
+                started.readers += 1
+                continue
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix=THREAD)
+            self._started[item] = _Download(self._pool.submit(self._download, item), size)
+            self._held += size

@@ -25,9 +25,8 @@ _WITHOUT_LABELS = (
 class Source:
     """Rows of `table`; a point's positives are its `label_ids`, or, for a labels table, the label itself.
 
-    `negatives` is aligned with `table`: shard by shard, row group by row group, row by row, so the join is a zip. An
-    epoch deals each row of `share` `weight` times, rounded up or down (see `order`). Raises InputError for an invalid
-    weight.
+    `negatives` is aligned with `table`, row group by row group and row by row, so the join is a zip. An epoch deals
+    each row of `share` `weight` times, rounded up or down (see `order`). Raises InputError for an invalid weight.
     """
 
     name: str  # 'queries', 'labels', or the split's name if several are mixed
@@ -52,28 +51,23 @@ class Source:
     def with_negatives(self, url: str | None, ids_of: str | None = "labels") -> "Source":
         """Join the rows with the table at `url`, or with the newest finished table of the run at `url`.
 
-        Raises TableError if there is no table, if the table has different rows, or if its ids are not `ids_of` (None:
-        any ids).
+        Raises TableError if there is no table of these rows whose ids are `ids_of` (None: any ids).
         """
         if url is None:
             return replace(self, negatives=None)
-        negatives = Table.find(url, "negatives") or self._newest_negatives(url)
+        negatives, run = Table.find(url, "negatives"), RunLayout(url)
+        if negatives is None and storage.exists(run.config):
+            newest = next(run_tables(run, self.name), None)
+            if newest is None:
+                raise TableError(
+                    f"{url}: this run has no finished table of negatives for {self.name}. Mine a table (extremis "
+                    "mine), or train with random negatives only."
+                )
+            negatives = newest.table
+        negatives = negatives or Table.open(url, "negatives")  # which says what is missing
         negatives.require_ids_of(ids_of or negatives.ids_of)
         negatives.require_aligned(self.table, "Mine the table again.")
         return replace(self, negatives=negatives)
-
-    def _newest_negatives(self, url: str) -> Table:
-        """Return the newest table of the run at `url`. If there is no run, raises the TableError of `Table.open`."""
-        run = RunLayout(url)
-        if not storage.exists(run.config):
-            return Table.open(url, "negatives")
-        newest = next(run_tables(run, self.name), None)
-        if newest is None:
-            raise TableError(
-                f"{url}: this run has no finished table of negatives for {self.name}. Mine a table (extremis mine), or "
-                "train with random negatives only."
-            )
-        return newest.table
 
     def with_clusters(self, url: str) -> "Source":
         """Take the rows in the order of the clustered table at `url`. Raises TableError if the table has other rows."""
@@ -101,8 +95,7 @@ def open_sources(
 ) -> list[Source]:
     """Open the training points: `split`, and label texts if `label_texts`; or the splits in `mix`, sorted by name.
 
-    `share`: the rows of `split` to train on. Raises InputError if the split does not exist or lacks the `inputs`;
-    TableError.
+    `share`: the rows of `split` to train on. Raises InputError for an unknown split or missing `inputs`; TableError.
     """
     if mix:
         # Sorted, because the order decides the row ids, and a recipe may list splits in any order.
@@ -119,10 +112,9 @@ def open_sources(
 
 
 def by_shares(sources: Sequence[Source]) -> list[Source]:
-    """Return `sources` with new weights, so that the numbers of dealt rows are in proportion to the current weights.
+    """Return `sources` with weights in proportion to which an epoch deals rows; the least weight is 1.
 
-    An epoch deals each row of the least dealt source once. Raises InputError if rows of another source would be dealt
-    too often.
+    Raises InputError if rows of another source would be dealt too often.
     """
     rows = [max(1, source.share.rows(source.table)) for source in sources]
     times = [source.weight * count**-1.0 for source, count in zip(sources, rows, strict=True)]
@@ -146,10 +138,10 @@ class Replay(NamedTuple):
 
 
 def select_window(sources: list[Source], window: str | Sequence[str], replay: Replay | None = None) -> list[Source]:
-    """Return `sources` with the parts of the window in place of the queries, oldest first.
+    """Return `sources` with the parts of the window in place of the queries, oldest first; raises InputError without
+    one.
 
-    Rows of an earlier run, including label texts, are dealt `replay.times` times as often. Raises InputError if no part
-    is in the window.
+    Rows of an earlier run, including label texts, are dealt `replay.times` times as often.
     """
     if not window and replay is None:
         return sources
@@ -167,19 +159,12 @@ def select_window(sources: list[Source], window: str | Sequence[str], replay: Re
 
 
 def clusters_per_group(group_rows: np.ndarray, rows: int, halvings: int) -> np.ndarray:
-    """Count the clusters of each row group [M]; a cluster of at most `rows` rows is dealt as 2**halvings parts.
-
-    A row group has clusters of `rows` rows, or fewer than `rows` clusters with one row less; the size of the row group
-    determines which case applies.
-    """
+    """Count the clusters of each row group [M]; a cluster of at most `rows` rows is dealt as 2**halvings parts."""
     return np.minimum(group_rows, -(-group_rows // rows) << halvings)
 
 
 def count_clusters(sources: Sequence[Source], size: int) -> np.ndarray | None:
-    """Count the clusters of about `size` rows in each row group of `sources`, [M]; None if a source has no clusters.
-
-    Raises InputError if a table's clusters cannot be halved down to `size`.
-    """
+    """Count the clusters of about `size` rows in each row group, [M]; None if a source has none. Raises InputError."""
     counts = []
     for source in sources:
         table = source.table

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.stats import binomtest
 
-from trainer.negatives.lsh import Dwta, SimHash, open_hashes
+from trainer.negatives.lsh import HashFunctions
 
 RARE = 1e-4
 
@@ -41,7 +41,7 @@ def close(hits: int, trials: int, expected: float) -> bool:
 @pytest.mark.parametrize("angle", [0.2, 0.9, 1.6, 2.5])
 def test_a_code_of_simhash_collides_as_its_angle_says(angle: float) -> None:
     pair = pair_at(angle, 24, seed=1)
-    codes = open_hashes("simhash", 24, bits=3, tables=20_000, seed=5).codes(pair)
+    codes = HashFunctions("simhash", 24, bits=3, tables=20_000, seed=5).codes(pair)
     assert close(int((codes[0] == codes[1]).sum()), 20_000, (1 - angle / np.pi) ** 3)
 
 
@@ -52,7 +52,7 @@ def test_a_code_of_dwta_collides_as_its_rank_similarity_says(width: int, noise: 
     pair = draw.standard_normal((1, 12)) + noise * draw.standard_normal((2, 12))
     p = wta_collision(pair, width)
     # Tables of one draw share permutations, so that only one of each draw is counted.
-    codes = np.stack([open_hashes("dwta", 12, 2, 1, seed, width).codes(pair)[:, 0] for seed in range(4000)])
+    codes = np.stack([HashFunctions("dwta", 12, 2, 1, seed, width).codes(pair)[:, 0] for seed in range(4000)])
     assert close(int((codes[:, 0] == codes[:, 1]).sum()), 4000, p**2)
 
 
@@ -69,7 +69,7 @@ def test_any_of_the_tables_collides_as_the_paper_says(family: str, dimension: in
         p = wta_collision(pair, 2)
     met = [
         (c[0] == c[1]).any()
-        for c in (open_hashes(family, dimension, bits, tables, s).codes(pair) for s in range(seeds))
+        for c in (HashFunctions(family, dimension, bits, tables, s).codes(pair) for s in range(seeds))
     ]
     assert close(int(np.sum(met)), seeds, 1 - (1 - p**bits) ** tables)
 
@@ -81,24 +81,24 @@ def test_bins_of_zeros_borrow_and_collide_as_the_others_do() -> None:
     support = draw.choice(60, 8, replace=False)
     pair[:, support] = draw.standard_normal(8) + 0.7 * draw.standard_normal((2, 8))
     p = wta_collision(pair, 2)
-    codes = np.stack([open_hashes("dwta", 60, 1, 40, seed).codes(pair) for seed in range(3000)])
+    codes = np.stack([HashFunctions("dwta", 60, 1, 40, seed).codes(pair) for seed in range(3000)])
     # One table of each draw: those that borrow from one bin are not independent.
     table = codes[np.arange(3000), :, np.arange(3000) % 40]
     assert close(int((table[:, 0] == table[:, 1]).sum()), 3000, p)
 
 
 HASHES = [
-    open_hashes("simhash", 16, 5, 7, 1),
-    open_hashes("dwta", 16, 5, 7, 1),
-    open_hashes("dwta", 16, 3, 40, 1, width=5),
-    open_hashes("dwta", 16, 6, 40, 1, width=8),  # 262,144 buckets
+    HashFunctions("simhash", 16, 5, 7, 1),
+    HashFunctions("dwta", 16, 5, 7, 1),
+    HashFunctions("dwta", 16, 3, 40, 1, width=5),
+    HashFunctions("dwta", 16, 6, 40, 1, width=8),  # 262,144 buckets
 ]
 VALUES = st.one_of(st.just(0.0), st.floats(-4, 4, width=32, allow_subnormal=False), st.sampled_from([1.0, -1.0]))
 
 
 @pytest.mark.parametrize("hashes", HASHES)
 @given(hnp.arrays(np.float32, st.tuples(st.integers(0, 20), st.just(16)), elements=VALUES))
-def test_a_vector_has_one_code_whatever_is_beside_it(hashes: SimHash | Dwta, vectors: np.ndarray) -> None:
+def test_a_vector_has_one_code_whatever_is_beside_it(hashes: HashFunctions, vectors: np.ndarray) -> None:
     codes = hashes.codes(vectors)
     assert codes.shape == (len(vectors), hashes.tables)
     assert (codes < hashes.buckets).all()
@@ -112,7 +112,7 @@ def test_bins_of_a_permutation_do_not_overlap_and_a_tables_functions_come_from_d
     dimension: int, bits: int, tables: int, width: int
 ) -> None:
     width = min(width, dimension)
-    hashes = open_hashes("dwta", dimension, bits, tables, 3, width)
+    hashes = HashFunctions("dwta", dimension, bits, tables, 3, width)
     bins = hashes.coordinates.reshape(bits, tables, width)
     each = dimension // width
     for cut in (bins[:, start : start + each].reshape(bits, -1) for start in range(0, tables, each)):
@@ -124,7 +124,7 @@ def test_bins_of_a_permutation_do_not_overlap_and_a_tables_functions_come_from_d
 )
 def test_what_has_no_tables_is_refused(change: dict) -> None:
     with pytest.raises(ValueError, match=r"buckets|bins"):
-        open_hashes(**{"family": "dwta", "dimension": 8, "bits": 2, "tables": 3, "seed": 0, "width": 2, **change})
+        HashFunctions(**{"family": "dwta", "dimension": 8, "bits": 2, "tables": 3, "seed": 0, "width": 2, **change})
 
 
 def test_vectors_of_another_dimension_are_refused() -> None:

@@ -74,7 +74,7 @@ def trainers(data: SmallData, request: pytest.FixtureRequest) -> Iterator[Traine
 
 def first_batch(trainer: Trainer, epoch: int) -> tuple[list[Source], Batch]:
     trainer.progress.epoch = epoch
-    _, sources = trainer.runner.adopt()
+    _, sources = trainer.adopt()
     trainer.stream.set_epoch(epoch, sources)
     return sources, next(iter(trainer.stream))
 

@@ -11,7 +11,7 @@ from tests.builders import build_data
 from tests.recipes import RECIPES
 from tests.training import train, with_sections
 from trainer.config.load import read_recipe
-from trainer.loop import EpochRunner, LossWatch, Trainer
+from trainer.loop import LossWatch, Trainer
 from trainer.methods.rules import DataStatistics, log_odds
 from trainer.settings.resolve import apply_rules, odd_settings, resolve
 
@@ -113,8 +113,8 @@ def test_a_run_tells_a_jump(monkeypatch: pytest.MonkeyPatch) -> None:
         "logging": {"tensorboard": False},
     }
     monkeypatch.setattr("trainer.loop._WINDOW", 12)
-    factor = EpochRunner.rate_factor
-    monkeypatch.setattr(EpochRunner, "rate_factor", lambda self, step: factor(self, step) * (1e6 if step == 17 else 1))
+    factor = Trainer.rate_factor
+    monkeypatch.setattr(Trainer, "rate_factor", lambda self, step: factor(self, step) * (1e6 if step == 17 else 1))
     said: list[str] = []
     train(Trainer.start(data.layout.root, "memory://odd/run", with_sections(base, {}), said.append))
     told = [line for line in said if line.startswith("odd: ")]

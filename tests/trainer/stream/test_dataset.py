@@ -33,8 +33,8 @@ from trainer.input_kinds import InputKind
 from trainer.methods.astra import Negatives
 from trainer.negatives.planner import Planner
 from trainer.stream import Batch, JoinedStream, Source, open_sources
-from trainer.stream.row_groups import Decoding, RowGroups
-from trainer.stream.window import Window
+from trainer.stream.row_groups import RowGroups
+from trainer.stream.window import Decoding, Window
 
 THREAD = "extremis-stream"
 FORMS: list[tuple[str, Sink, InputKind]] = [

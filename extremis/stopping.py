@@ -1,4 +1,4 @@
-"""Stops a run on a signal, as on preempted machines; the run first saves a checkpoint if the grace period allows."""
+"""Requests by signal to end a run, as on preempted machines: it saves a checkpoint if the grace period allows."""
 
 import contextlib
 import os
@@ -7,15 +7,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from schemas.errors import ExtremisError
-
 GRACE = 25.0  # seconds for saving a checkpoint: preempted machines get 30
-
-
-class StoppedError(ExtremisError):
-    """The run stopped on request. The exit status is always 143, as after SIGTERM."""
-
-    exit_status = 128 + signal.SIGTERM
 
 
 @contextlib.contextmanager
@@ -32,7 +24,7 @@ def stopping_on_signal(grace: float) -> Iterator[threading.Event]:
 
     def end(cause: str) -> None:
         _print(f"error: no checkpoint was saved {cause}; --resume continues from the newest earlier checkpoint")
-        os._exit(StoppedError.exit_status)
+        os._exit(128 + signal.SIGTERM)  # as a StoppedError
 
     timer = threading.Timer(grace, end, [f"within --grace {grace:g} s"])
     timer.daemon = True
