@@ -18,7 +18,7 @@ from schemas.ragged import Ragged, pad_columns
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.storage import join
 from schemas.table import Table
-from scoring.fusion import DEPTH, Fusion, FusionTree, FusionWeights, Reranker, Scorers, ShortlistScores
+from scoring.fusion import DEPTH, Fusion, FusionTree, FusionWeights, Reranker, Scorers, ShortlistScores, parse_fusion
 from scoring.linear import BUDGET as RANKER_BUDGET
 from scoring.linear import FILE, TRAINED_FILE, LinearRanker
 from scoring.memory import BUDGET, FACTS, TUNED, Memory, describe_memory
@@ -124,8 +124,7 @@ def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> RunFusion:
     file = next((shard for shard in table.shards if shard.path in (TREE, WEIGHTS)), None)
     if file is None:
         raise TableError(f"{url}: contains neither {TREE} nor {WEIGHTS}. Fit the fusion again.")
-    parse = FusionWeights.parse if file.path == WEIGHTS else FusionTree.parse
-    return RunFusion(parse(read_shard(url, file, "Fit the fusion again."), join(url, file.path)), table)
+    return RunFusion(parse_fusion(read_shard(url, file, "Fit the fusion again."), join(url, file.path)), table)
 
 
 @dataclass(frozen=True)

@@ -316,6 +316,12 @@ def _minimize(columns: np.ndarray, right: np.ndarray, listed: np.ndarray, kept: 
 Fusion: TypeAlias = FusionWeights | FusionTree
 
 
+def parse_fusion(data: bytes, place: str) -> Fusion:
+    """Parse the content of a file at `place`, whose name says whether it contains weights. Raises TableError."""
+    parse = FusionWeights.parse if place.endswith("weights.json") else FusionTree.parse
+    return parse(data, place)
+
+
 @dataclass(frozen=True, eq=False)
 class Reranker:
     """Reranks a `shortlist` by fused scores; `frequency` [L]: number of training points of each label."""
