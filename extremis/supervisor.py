@@ -25,7 +25,7 @@ from schemas import storage
 from schemas.errors import ExtremisError, InputError, StorageError, redact
 from schemas.layout import RunLayout
 from schemas.owners import Claim, Unclaimed, claimed, require_output_folder
-from schemas.process import Wait, end_with_parent, python_command, waiting
+from schemas.process import Say, Wait, end_with_parent, python_command, waiting
 from schemas.storage import read_json, write_json
 from scoring.fitting import carry_fusion
 from scoring.memory import FACTS, describe_memory
@@ -78,12 +78,19 @@ class RunMetrics(Collector):
                     self._values.pop(metric, None)
 
     def note(self) -> str:
-        """Describe the loss, the rate, and the table in use."""
+        """Describe the loss, the rate, and the table in use: the table's epoch, and how late the next table is."""
         with self._lock:
             values = dict(self._values)
-        rate = values.get("rows_per_second")
-        loss = f"loss {values['loss']:.3f}" if "loss" in values else ""
-        return "  ".join(filter(None, [loss, f"{rate:,.0f} rows/s" if rate else "", _table_of(values)]))
+        parts = [f"loss {values['loss']:.3f}"] if "loss" in values else []
+        if rate := values.get("rows_per_second"):
+            parts.append(f"{rate:,.0f} rows/s")
+        made_for, late = values.get("adoption_table_epoch"), values.get("adoption_late")
+        if made_for is not None:
+            overdue = f", {values['adoption_epoch'] - made_for:.0f} epoch(s) late" if late else ""
+            parts.append(f"table {made_for:.0f}{overdue}{', stale' if values.get('adoption_stale') else ''}")
+        elif late:
+            parts.append("waiting for the first table")
+        return "  ".join(parts)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield all metrics; Prometheus' client calls this."""
@@ -93,19 +100,8 @@ class RunMetrics(Collector):
             yield GaugeMetricFamily(f"extremis_{name}", _HELP.get(name, _RECORD), value)
 
 
-def _table_of(values: Mapping[str, float]) -> str:
-    """Describe the table in use by the table's epoch, and by the delay if the next table is late."""
-    made_for, late = values.get("adoption_table_epoch"), values.get("adoption_late")
-    if made_for is None:
-        return "waiting for the first table" if late else ""
-    overdue = f", {values['adoption_epoch'] - made_for:.0f} epoch(s) late" if late else ""
-    return f"table {made_for:.0f}{overdue}{', stale' if values.get('adoption_stale') else ''}"
-
-
 @contextlib.contextmanager
-def serve_metrics(
-    collector: Collector, place: tuple[str, int] | None, say: Callable[[str], None]
-) -> Iterator[int | None]:
+def serve_metrics(collector: Collector, place: tuple[str, int] | None, say: Say) -> Iterator[int | None]:
     """Serve the metrics of `collector` until the block ends; yield the port.
 
     `place`: host and port (0: any free port); None: no server.
@@ -171,8 +167,7 @@ def claimed_by_first_rank(run: str, group: Group, data: str) -> Iterator[Claim]:
                 claim = held.enter_context(claimed(run, "trained", say))
             except ExtremisError as error:
                 refused = error
-        refused = group.broadcast(refused)
-        if refused is not None:
+        if refused := group.broadcast(refused):
             raise refused
         yield claim
 
@@ -196,15 +191,14 @@ TRAINER_PID = "EXTREMIS_ATTACHED"  # environment variable of a miner: the traine
 def start_miner(
     data: str,
     run: str,
-    log: Callable[[str], object],
+    log: Say,
     beam_options: Sequence[str],
     verb: str = "mine",
     ended: threading.Event | None = None,
 ) -> "Miner":
     """Start `extremis mine --watch` (or `cluster`) as a process; its output goes to `log`. Raises ExtremisError."""
     words = (verb, "--watch", "--", data, run, *beam_options)  # a name may begin with a dash
-    command = python_command("from extremis.cli import main; main()", *words)
-    return Miner(command, log, ended)
+    return Miner(python_command("from extremis.cli import main; main()", *words), log, ended)
 
 
 class Miner:
@@ -213,9 +207,7 @@ class Miner:
     RESTART_PAUSES limits the number of restarts. `ended` is set when the miner has ended and is not restarted.
     """
 
-    def __init__(
-        self, command: Sequence[str], log: Callable[[str], object], ended: threading.Event | None = None
-    ) -> None:
+    def __init__(self, command: Sequence[str], log: Say, ended: threading.Event | None = None) -> None:
         self._command, self._log, self._last = command, log, ""
         self._stopping, self._ended = threading.Event(), ended or threading.Event()
         self.process = self._start()
@@ -247,16 +239,17 @@ class Miner:
             )
         except OSError as error:
             raise ExtremisError(f"cannot start the miner ({self._command[0]}): {error}.") from error
-        self._reader = threading.Thread(target=self._read, args=(process,), name="extremis-miner-log", daemon=True)
+        output = process.stderr
+        assert output is not None
+
+        def read() -> None:
+            for line in output:
+                self._last = line.rstrip()
+                self._log(f"miner: {self._last}")
+
+        self._reader = threading.Thread(target=read, name="extremis-miner-log", daemon=True)
         self._reader.start()
         return process
-
-    def _read(self, process: subprocess.Popen) -> None:
-        """Write the output of a process to the log, and remember the last line."""
-        assert process.stderr is not None
-        for line in process.stderr:
-            self._last = line.rstrip()
-            self._log(f"miner: {self._last}")
 
     def _watch(self) -> None:
         self._watch_and_restart()
@@ -270,8 +263,13 @@ class Miner:
             if self._stopping.is_set() or self.process.returncode == 0:
                 return
             self._reader.join(_POLL_SECONDS)
-            ended = _describe_miner(self.process.returncode) + (f": {self._last}" if self._last else "")
-            if pause is None or self.process.returncode == InputError.exit_status:
+            status = self.process.returncode
+            ended = f"ended with status {status}"
+            if status < 0:
+                name = signal.Signals(-status).name if -status in {*signal.Signals} else f"signal {-status}"
+                ended = f"was killed by {name}" + (" (perhaps out of memory)" if -status == signal.SIGKILL else "")
+            ended += f": {self._last}" if self._last else ""
+            if pause is None or status == InputError.exit_status:
                 say(
                     f"the miner {ended} and is not started again: later epochs use older tables, or only random "
                     "negatives"
@@ -285,13 +283,6 @@ class Miner:
             except ExtremisError as error:
                 say(f"{error}")
                 return
-
-
-def _describe_miner(status: int) -> str:
-    if status >= 0:
-        return f"ended with status {status}"
-    name = signal.Signals(-status).name if -status in {*signal.Signals} else f"signal {-status}"
-    return f"was killed by {name}" + (" (perhaps out of memory)" if -status == signal.SIGKILL else "")
 
 
 def end_with_trainer() -> None:
@@ -311,8 +302,7 @@ def require_watchable(watch: bool, options: DumpOptions, epoch: int | None) -> N
     flags = [f"--{name}" for name, value in one_dump.items() if value is not None]
     flags += ["--overwrite"] if options.overwrite else []
     if watch and flags:
-        stated = " ".join(flags)
-        raise InputError(f"--watch processes every dump and publishes each table in RUN. Leave out {stated}.")
+        raise InputError(f"--watch processes every dump and publishes each table in RUN. Leave out {' '.join(flags)}.")
 
 
 def train(
@@ -346,8 +336,7 @@ def train(
         if group.first:
             log.begin()
             record_command(RunLayout(run))
-        interrupts = Interrupts(stop_requested)
-        trainer.runner.interrupts = interrupts
+        interrupts = trainer.runner.interrupts = Interrupts(stop_requested)
         state = RunMetrics(recipe.order.batch)
         trainer.on_record(state.record)
         recipe, epochs, miner = trainer.recipe, list[dict[str, Any]](), None
@@ -367,7 +356,19 @@ def train(
 
                 with contextlib.closing(trainer.train(on_step)) as reports:
                     for report in reports:
-                        epochs.append(_describe(report))
+                        adoption = report.adoption
+                        epochs.append(
+                            {
+                                "epoch": report.epoch,
+                                "loss": report.loss,
+                                "seconds": round(report.seconds, 2),
+                                "rows": report.rows,
+                                "table_epoch": adoption.table_epoch,
+                                "table_age": adoption.age,
+                                "late": adoption.late,
+                                **({"validation": report.metrics} if report.metrics else {}),
+                            }
+                        )
                         if group.first:
                             say(_epoch_line(report, recipe))
                         if should_continue is not None and not should_continue(report):
@@ -390,19 +391,6 @@ def carry(data: str, run: str, earlier: str, device: str) -> None:
         say(f"scores are fused with the weights of {earlier}{own}")
 
 
-def _describe(report: EpochReport) -> dict[str, Any]:
-    return {
-        "epoch": report.epoch,
-        "loss": report.loss,
-        "seconds": round(report.seconds, 2),
-        "rows": report.rows,
-        "table_epoch": report.adoption.table_epoch,
-        "table_age": report.adoption.age,
-        "late": report.adoption.late,
-        **({"validation": report.metrics} if report.metrics else {}),
-    }
-
-
 def _epoch_line(report: EpochReport, recipe: Recipe) -> str:
     if recipe.negatives.all_labels:
         table = "every label"
@@ -411,9 +399,8 @@ def _epoch_line(report: EpochReport, recipe: Recipe) -> str:
     else:
         none = "random order" if recipe.is_clustered else "random only"
         table = none if report.adoption.table_epoch is None else f"table {report.adoption.table_epoch}"
-    scores = "".join(
-        f"  {name} {report.metrics[name]:.2f}" for name in ("P@1", "P@5", "PSP@5") if name in report.metrics
-    )
+    shown = (name for name in ("P@1", "P@5", "PSP@5") if name in report.metrics)
+    scores = "".join(f"  {name} {report.metrics[name]:.2f}" for name in shown)
     return (
         f"epoch {report.epoch} ({report.epoch + 1} of {report.epochs})  loss {report.loss:.3f}  {table}  "
         f"{report.seconds:.1f} s  {report.rows / max(report.seconds, 1e-9):,.0f} rows/s{scores}"
