@@ -131,6 +131,13 @@ class Workload:
         return len(self.recipe.table_epochs())
 
     @property
+    def input_bytes(self) -> int:
+        """Estimated bytes of the input as uncompressed JSON lines."""
+        reference = self.key_bytes + _JSON_REFERENCE
+        point = _JSON_TOKEN * self.tokens + self.key_bytes + self.labels_per_query * reference + _JSON_POINT
+        return int(self.queries * point + self.labels * (self.text_bytes + self.key_bytes + _JSON_LABEL))
+
+    @property
     def row_bytes(self) -> dict[str, float]:
         """Estimated bytes in memory per row, for queries and for labels."""
         token = arrow.token_type(self.vocabulary).bit_width / 8
@@ -401,13 +408,9 @@ def plan(workload: Workload, engine: str | None = None) -> dict[str, Any]:
 
 
 def _plan_engine(name: str, workload: Workload, tables: dict[str, TableSize], memory: dict[str, int]) -> dict[str, Any]:
-    """Return what the pipelines need on the engine `name`; the input is uncompressed JSON lines."""
+    """Return what the pipelines need on the engine `name`."""
     worker = max(memory[step] for step in ("shard", "mine", "cluster") if step in memory)
-    reference = workload.key_bytes + _JSON_REFERENCE
-    point = _JSON_TOKEN * workload.tokens + workload.key_bytes + workload.labels_per_query * reference + _JSON_POINT
-    label = workload.text_bytes + workload.key_bytes + _JSON_LABEL
-    read = int(workload.queries * point + workload.labels * label)
-    stored = sum(tables[each].bytes for each in ("queries", "labels"))
+    read, stored = workload.input_bytes, sum(tables[each].bytes for each in ("queries", "labels"))
     return {
         "engine": name,
         "workers": workload.workers,

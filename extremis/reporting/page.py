@@ -67,24 +67,23 @@ CANDIDATE_OUTCOMES = {
 
 _BOX = {"lowerfence": "p01", "q1": "p10", "median": "p50", "q3": "p90", "upperfence": "p99"}  # Plotly's name: quantile
 _DASHES = ("solid", "dot", "dash")
-_LOG: dict[str, Any] = {"type": "log", "dtick": 1, "exponentformat": "power"}
 
 
 def data_charts(statistics: DataStatistics) -> list[Chart]:
     """Draw the tail of the labels, and histograms of labels and tokens per point."""
     traces = [line("training points", 0, statistics.tail.rank, statistics.tail.points)]
+    title, x, y = "Training points per label, by rank", "rank of the label", "training points"
     note = "both axes are logarithmic; labels without a training point are left out"
-    tail = draw_chart(
-        "tail", "Training points per label, by rank", traces, "rank of the label", "training points", note
-    )
-    tail["figure"]["layout"]["xaxis"] |= _LOG
-    tail["figure"]["layout"]["yaxis"] |= _LOG
-    lengths = [_lengths(name, f"{name.capitalize()} per point", statistics.splits) for name in ("labels", "tokens")]
+    tail = draw_chart("tail", title, traces, x, y, note)
+    for axis in ("xaxis", "yaxis"):
+        tail["figure"]["layout"][axis] |= {"type": "log", "dtick": 1, "exponentformat": "power"}
+    lengths = [_lengths(name, statistics.splits) for name in ("labels", "tokens")]
     return _simplify_charts([tail, *lengths])
 
 
-def _lengths(name: str, title: str, splits: Sequence[SplitStatistics]) -> Chart:
+def _lengths(name: str, splits: Sequence[SplitStatistics]) -> Chart:
     """Draw the percentage of rows per value, in equal bins, so that splits with different sizes can be compared."""
+    title = f"{name.capitalize()} per point"
     values, rows = histograms([getattr(split, name) for split in splits])
     shares = 100 * rows / np.maximum(1, rows.sum(axis=1, keepdims=True)) / np.diff(values[:2]).max(initial=1)
     named = enumerate(zip(splits, shares, strict=True))
@@ -137,10 +136,8 @@ def _against_time(name: str, runs: Sequence[Run]) -> Chart:
         ends = [sum(length for epoch, length in seconds.items() if epoch <= last) for last in epochs]
         traces.append(line(run.name, number, ends, [rows[epoch] for epoch in epochs], points=True))
     note = f"{_validation_note(runs)}; seconds of epochs, which a miner on the same cores makes slower"
-    identity = f"time-to-{name.replace('@', '-')}"
-    return draw_chart(
-        identity, f"Validation {name} of classifier scores against time", traces, "seconds of training", "%", note
-    )
+    title = f"Validation {name} of classifier scores against time"
+    return draw_chart(f"time-to-{name.replace('@', '-')}", title, traces, "seconds of training", "%", note)
 
 
 def _step_times(number: int, run: Run, several: bool) -> Chart:
@@ -177,9 +174,8 @@ def table_charts(runs: Sequence[Run]) -> list[Chart]:
             suffix = f" ({source})" if source != "queries" else ""
             suffix += f": {run.name}" if len(runs) > 1 else ""
             charts.append(_scores(f"scores-{number}-{source}", f"Scores{suffix}", tables))
-            charts.append(
-                _candidate_counts(f"funnel-{number}-{source}", f"Candidates kept and dropped{suffix}", tables)
-            )
+            title = f"Candidates kept and dropped{suffix}"
+            charts.append(_candidate_counts(f"funnel-{number}-{source}", title, tables))
     return _simplify_charts(charts)
 
 
@@ -283,21 +279,20 @@ def _legend(runs: Sequence[Run], run: Run, label: str) -> str:
 
 def _simplify_charts(charts: list[Chart]) -> list[Chart]:
     """Omit empty charts, and turn charts with one dot per line into sentences."""
-    return [_as_sentence(chart) or chart for chart in charts if chart["figure"]["data"]]
-
-
-def _as_sentence(chart: Chart) -> Chart | None:
-    """Return a chart with a sentence about the dots, or None if a line has several dots or the chart has no lines."""
-    traces, layout = chart["figure"]["data"], chart["figure"]["layout"]
-    if any(trace["type"] != "scatter" or len(trace["x"]) > 1 for trace in traces):
-        return None
-    over, unit = layout["xaxis"]["title"]["text"], layout["yaxis"]["title"]["text"]
-    dots = []
-    for trace in traces:
-        name = f"{html.unescape(trace['name'])}: " if len(traces) > 1 else ""
-        value, place = (format_value(*trace[axis]) or "none" for axis in "yx")
-        dots.append(f"{name}{f'{value} %' if unit == '%' else f'{unit} {value}'} ({over} {place})")
-    return {"id": chart["id"], "title": chart["title"], "said": "; ".join(dots)}
+    simple = []
+    for chart in charts:
+        traces, layout = chart["figure"]["data"], chart["figure"]["layout"]
+        if any(trace["type"] != "scatter" or len(trace["x"]) > 1 for trace in traces):
+            simple.append(chart)
+        elif traces:
+            over, unit = layout["xaxis"]["title"]["text"], layout["yaxis"]["title"]["text"]
+            dots = []
+            for trace in traces:
+                name = f"{html.unescape(trace['name'])}: " if len(traces) > 1 else ""
+                value, place = (format_value(*trace[axis]) or "none" for axis in "yx")
+                dots.append(f"{name}{f'{value} %' if unit == '%' else f'{unit} {value}'} ({over} {place})")
+            simple.append({"id": chart["id"], "title": chart["title"], "said": "; ".join(dots)})
+    return simple
 
 
 def _sources_of(run: Run) -> list[str]:
@@ -307,14 +302,8 @@ def _sources_of(run: Run) -> list[str]:
 
 def _plain(values: Iterable[Any]) -> list[Any]:
     """Convert values for JSON: 5 significant digits, which are enough for a screen, and NaN as null."""
-    values = values.tolist() if isinstance(values, np.ndarray) else values
-    return [_round(value) for value in values]
-
-
-def _round(value: Any) -> Any:
-    if not isinstance(value, float):
-        return value
-    return float(f"{value:.5g}") if np.isfinite(value) else None
+    plain = values.tolist() if isinstance(values, np.ndarray) else values
+    return [(float(f"{v:.5g}") if np.isfinite(v) else None) if isinstance(v, float) else v for v in plain]
 
 
 _OF_QUERIES = ("P@1", "P@5", "PSP@5")
@@ -386,9 +375,12 @@ def build(
     """
     began = time.perf_counter()
     data, runs = _open(urls)
-    default_out = join(runs[0].layout.root, NAME)
-    out = out or default_out
-    _require_page(out, default_out, [*([] if data is None else [data.root]), *(run.layout.root for run in runs)])
+    own_page = join(runs[0].layout.root, NAME)
+    out = out or own_page
+    if not storage.is_within(out, own_page):
+        is_page = storage.exists(out) and _TITLE in storage.read_range(out, 0, min(storage.size(out), _HEAD))
+        reads = [*([] if data is None else [data.root]), *(run.layout.root for run in runs)]
+        require_output_file(out, reads, "The file is not a report; choose another path.", is_page)
     show_activity("report: reading facts of the data")
     statistics = None if data is None else describe(data)
     tables = [] if data is None else list_weakest(data, runs)
@@ -420,15 +412,8 @@ def build(
     searched = {"queries": sample.queries, "labels": sample.labels, "near": sample.near, "k": DEPTH}
     page = render(values, {"charts": charts, "runs": [run.name for run in runs], **searched})
     storage.write_bytes(out, page)
-    seconds = round(time.perf_counter() - began, 2)
-    return {"out": out, "bytes": len(page), "seconds": seconds, "runs": {run.name: run.layout.root for run in runs}}
-
-
-def _require_page(out: str, default_out: str, reads: Sequence[str]) -> None:
-    """Refuse to overwrite a file that is not a report page. Raises InputError, StorageError."""
-    if not storage.is_within(out, default_out):
-        is_page = storage.exists(out) and _TITLE in storage.read_range(out, 0, min(storage.size(out), _HEAD))
-        require_output_file(out, reads, "The file is not a report; choose another path.", is_page)
+    seconds, places = round(time.perf_counter() - began, 2), {run.name: run.layout.root for run in runs}
+    return {"out": out, "bytes": len(page), "seconds": seconds, "runs": places}
 
 
 def _open(urls: Sequence[str]) -> tuple[DataLayout | None, list[Run]]:
