@@ -224,7 +224,7 @@ def fit_weights(
     return publish_fusion(data, run, checkpoint, (WEIGHTS, weights.to_json()), facts, memory, kept)
 
 
-def carry_fusion(data: str, run: str, earlier: str, device: str = "auto", budget: int = BUDGET) -> Manifest | None:
+def carry_fusion(data: str, run: str, earlier: str, device: str = "auto") -> Manifest | None:
     """Copy the fusion of the run `earlier` that `run` continues: weights and linear ranker, but with a new memory.
 
     Nothing is fitted; the ranker is the one without the rows that `earlier` held out, and the memory's index is tuned
@@ -241,16 +241,15 @@ def carry_fusion(data: str, run: str, earlier: str, device: str = "auto", budget
         return None
     carried = open_fusion(data, earlier, before)
     fusion, table = carried
-    memory = None
+    memory, name = None, WEIGHTS if isinstance(fusion, FusionWeights) else TREE
     if isinstance(fusion, FusionWeights) and fusion.votes and not recipe.data.mix:
-        memory = Memory.build(model, layout, recipe.data, budget)
-        memory = memory.indexed(torch.from_numpy(memory.vectors[: 3 * TUNED].astype(np.float32)), budget)
+        memory = Memory.build(model, layout, recipe.data)
+        memory = memory.indexed(torch.from_numpy(memory.vectors[: 3 * TUNED].astype(np.float32)))
     ranker = carried.ranker(HOLDOUT)  # no row that `run` holds out has trained this ranker
     rankers = {FILE: ranker} if ranker else {}
     measured = table.parameters.get("carried_from", earlier)  # the run that fitted the fusion
     facts = {**table.parameters, "carried_from": measured, FACTS: memory.facts if memory else None}
     facts["memory_bytes"] = memory.bytes if memory else 0
-    name = WEIGHTS if isinstance(fusion, FusionWeights) else TREE
     return publish_fusion(data, run, checkpoint, (name, fusion.to_json()), facts, memory, rankers)
 
 
