@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.sharding.tokenizer import FILE
 from schemas import PAD, storage
 from schemas.arrow import DENSE, DenseModel
 from schemas.errors import ExtremisError, InputError, MissingExtra, TableError
@@ -24,7 +25,7 @@ from schemas.shard_files.parquet import number_column
 from schemas.shard_files.shards import RETIRED, ViewedShard, open_shard, read_group
 from schemas.storage import join, require_room
 from schemas.table import Table
-from scoring.calibration import FILE, NONE_THRESHOLD, Calibration, fragments_of, require_fractions, share_of_fragments
+from scoring.calibration import NONE_THRESHOLD, Calibration, fragments_of, require_fractions, share_of_fragments
 from scoring.fusion import Reranker, Scorers, ShortlistScores, parse_fusion
 from scoring.linear import LinearRanker
 from scoring.memory import Memory

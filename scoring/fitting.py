@@ -192,7 +192,12 @@ def fit_weights(
     layout = DataLayout(data)
     recipe, model, checkpoint, split, groups = _open_validation(data, run, options)
     whole = None if recipe.data.mix else Memory.build(model, layout, recipe.data, budget)
-    memory = whole and whole.first(whole.trained).indexed(_embed_first(model, groups, 3 * TUNED), budget)
+    memory, embedded = None, [torch.zeros(0, model.width)]
+    if whole is not None:
+        for rows in groups:
+            missing = 3 * TUNED - sum(map(len, embedded))
+            embedded += [model.embed_table(rows.slice(0, missing)).float().cpu()] if missing > 0 else []
+        memory = whole.first(whole.trained).indexed(torch.cat(embedded), budget)
     readable = set(model.columns) <= {*Table.open(layout.labels, "labels").columns}
     texts = embed_label_texts(model, layout) if model.head.has_rows and readable else None
     ranker = ranker or fit_ranker(data, recipe, ranker_budget, seconds)
@@ -204,6 +209,12 @@ def fit_weights(
         **({"linear ranker": scored.linear} if ranker else {}),
         "fused": weights.fuse(scored),
     }
+    metrics = {}
+    for name, scores in rankings.items():
+        order = np.argsort(-np.where(scored.ids == PAD, -np.inf, scores), axis=1, kind="stable")
+        ranked = Metrics((1, 5))
+        ranked.update(np.take_along_axis(scored.ids, order, 1), relevant)
+        metrics[name] = {metric: round(value, 2) for metric, value in ranked.result().items() if metric[:2] == "P@"}
     memory = memory.extended(whole) if memory and whole and weights.votes else None
     facts = {
         "split": split,
@@ -213,7 +224,7 @@ def fit_weights(
         "votes": weights.votes,
         "linear": weights.linear,
         "unit": weights.unit,
-        "metrics": {name: _measure(scored, scores, relevant) for name, scores in rankings.items()},
+        "metrics": metrics,
         FACTS: memory.facts if memory else None,
         "memory_bytes": memory.bytes if memory else 0,
     }
@@ -262,23 +273,6 @@ def describe_weights(facts: dict[str, Any]) -> str:
         "on these queries: "
         + ", ".join(f"{name} {of['P@1']:.1f} / {of['P@5']:.1f}" for name, of in facts["metrics"].items())
     )
-
-
-def _embed_first(model: Model, groups: Iterable[pa.Table], count: int) -> torch.Tensor:
-    """Embed the first `count` rows of `groups`, or all rows if there are fewer."""
-    embedded = [torch.zeros(0, model.width)]
-    for rows in groups:
-        missing = count - sum(map(len, embedded))
-        embedded += [model.embed_table(rows.slice(0, missing)).float().cpu()] if missing > 0 else []
-    return torch.cat(embedded)
-
-
-def _measure(scored: ShortlistScores, scores: np.ndarray, relevant: Ragged) -> dict[str, float]:
-    """Return P@1 and P@5 of the shortlists ranked by `scores` [B, S]."""
-    order = np.argsort(-np.where(scored.ids == PAD, -np.inf, scores), axis=1, kind="stable")
-    metrics = Metrics((1, 5))
-    metrics.update(np.take_along_axis(scored.ids, order, 1), relevant)
-    return {name: round(value, 2) for name, value in metrics.result().items() if name.startswith("P@")}
 
 
 def score_shortlists(
