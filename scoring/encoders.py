@@ -56,10 +56,8 @@ class TorchInference:
 
 AUTO_FORM = "auto"
 _INT8 = "onnx-int8"
-_EXTRAS = {"onnxruntime": "onnx", "onnxscript": "trainer"}
 _MAX_DIFFERENCE = 1e-4  # largest float32 difference of x, as a fraction of the largest absolute value
 _MIN_COSINE = 0.9  # least mean cosine of int8 with float32
-_LEAST = 1e-12  # least divisor
 _DEPTH = 5  # number of labels per query that are compared
 
 
@@ -74,10 +72,12 @@ def choose_form(stated: str, section: EncoderSection, earlier: Mapping[str, Any]
         raise InputError(
             f"--form {stated}: encoder.kind = {section.kind!r} has only the form {first}. Leave --form out."
         )
-    for module, extra in _EXTRAS.items() if form in others else ():
+    if form not in others:
+        return None
+    for module, extra in {"onnxruntime": "onnx", "onnxscript": "trainer"}.items():
         if find_spec(module) is None:
             raise MissingExtra(f"--form {form} needs {module}", extra)
-    return form if form in others else None
+    return form
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class ConvertedEncoder:
 
 def _require_near(form: str, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
     """Compare a form's x [B, D] with PyTorch's y; return the distances. Raises InputError if x is too far from y."""
-    difference = float(np.abs(x - y).max(initial=0) / max(np.abs(y).max(initial=0), _LEAST))
+    difference = float(np.abs(x - y).max(initial=0) / max(np.abs(y).max(initial=0), 1e-12))
     cosine = float((unit(x) * unit(y)).sum() / max(1, len(x)))
     if len(x) and not (cosine >= _MIN_COSINE if form == _INT8 else difference <= _MAX_DIFFERENCE):
         expected = f"a cosine >= {_MIN_COSINE:g}" if form == _INT8 else f"a difference <= {_MAX_DIFFERENCE:g}"
@@ -142,8 +142,8 @@ def _require_near(form: str, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
     return {"difference": difference, "cosine": cosine}
 
 
-FILE = "model.onnx"
-INPUTS, OUTPUT = ["input_ids", "attention_mask"], "sentence_embedding"  # input names as in Optimum
+_FILE = "model.onnx"
+_INPUTS, _OUTPUT = ["input_ids", "attention_mask"], "sentence_embedding"  # input names as in Optimum
 
 
 class OnnxInference:
@@ -158,8 +158,8 @@ class OnnxInference:
     @classmethod
     def open(cls, section: TransformerSection, folder: Path, map_file: MapFile, *_: Any) -> "OnnxInference":
         """Open the files that `write_onnx` wrote. Raises ValueError for a graph with other inputs or outputs."""
-        map_file(f"{FILE}.data")  # onnxruntime maps the tensors itself, so processes share them
-        return cls(section, map_file(FILE).path)
+        map_file(f"{_FILE}.data")  # onnxruntime maps the tensors itself, so processes share them
+        return cls(section, map_file(_FILE).path)
 
     def __init__(self, section: TransformerSection, path: str) -> None:
         options = onnxruntime.SessionOptions()
@@ -169,8 +169,8 @@ class OnnxInference:
         self._section = section
         inputs = [each.name for each in self._session.get_inputs()]
         outputs = {each.name: each.shape[-1:] for each in self._session.get_outputs()}
-        if (inputs, outputs) != (INPUTS, {OUTPUT: [section.dimension]}):
-            raise ValueError(f"{FILE}: the graph has inputs {inputs} and outputs {outputs}")
+        if (inputs, outputs) != (_INPUTS, {_OUTPUT: [section.dimension]}):
+            raise ValueError(f"{_FILE}: the graph has inputs {inputs} and outputs {outputs}")
 
     def embed(self, inputs: Inputs) -> np.ndarray:
         """Return x float32 [B, D]."""
@@ -184,7 +184,7 @@ class OnnxInference:
                 part = tokens.take(rows)
                 ids = part.padded()[:, :most] if part.longest else np.full((len(rows), 1), PAD)
                 ids[:, 0] = np.maximum(ids[:, 0], 0)  # an empty row attends to one pad
-                fed = dict(zip(INPUTS, (np.maximum(ids, 0), (ids != PAD).astype(np.int64)), strict=True))
+                fed = dict(zip(_INPUTS, (np.maximum(ids, 0), (ids != PAD).astype(np.int64)), strict=True))
                 x[rows] = self._session.run(None, fed)[0]
 
         map_ranges(work, len(batches), min_rows=2)
@@ -221,13 +221,13 @@ def write_onnx(encoder: TransformerEncoder, folder: Path, int8: bool) -> None:
         warnings.simplefilter("ignore")
         free = torch.export.Dim.DYNAMIC
         traced = torch.export.export(_Graph(encoder), example, dynamic_shapes=({0: free, 1: free},) * 2, strict=False)
-        program = torch.onnx.export(traced, input_names=INPUTS, output_names=[OUTPUT], dynamo=True, verbose=False)
+        program = torch.onnx.export(traced, input_names=_INPUTS, output_names=[_OUTPUT], dynamo=True, verbose=False)
         assert program is not None
         for node in program.model.graph:
             node.metadata_props.clear()  # lines of code, with paths on this machine
         if not int8:
-            program.save(folder / FILE, external_data=True)
+            program.save(folder / _FILE, external_data=True)
         else:
             # Weights have seven bits: with eight bits, sums overflow on processors without VNNI.
             options = {"weight_type": QuantType.QInt8, "per_channel": True, "reduce_range": True}
-            quantize_dynamic(program.model_proto, folder / FILE, use_external_data_format=True, **options)
+            quantize_dynamic(program.model_proto, folder / _FILE, use_external_data_format=True, **options)
