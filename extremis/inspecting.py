@@ -252,7 +252,6 @@ class Example:
 
     @property
     def label_ids(self) -> list[int]:
-        """Return the ids of all labels in the example."""
         return [*self.positives, *(label for label, _ in self.negatives), *(label for label, _ in self.predictions)]
 
 

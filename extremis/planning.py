@@ -101,7 +101,6 @@ class Workload:
 
     @property
     def searched(self) -> str:
-        """Name of the table that contains the vectors for mining."""
         return "embeddings of queries" if self.recipe.table_parameters.get("by") == "points" else "vectors"
 
     @property
@@ -116,12 +115,10 @@ class Workload:
 
     @property
     def rows(self) -> int:
-        """Number of rows of all sources."""
         return sum(self.sources.values())
 
     @property
     def steps(self) -> int:
-        """Number of steps in the whole run."""
         rows = self.trained_queries + self.sources.get("labels", 0)
         return -(-rows // self.recipe.order.batch) * self.recipe.train.epochs
 
@@ -408,7 +405,6 @@ def plan(workload: Workload, engine: str | None = None) -> dict[str, Any]:
 
 
 def _plan_engine(name: str, workload: Workload, tables: dict[str, TableSize], memory: dict[str, int]) -> dict[str, Any]:
-    """Return what the pipelines need on the engine `name`."""
     worker = max(memory[step] for step in ("shard", "mine", "cluster") if step in memory)
     read, stored = workload.input_bytes, sum(tables[each].bytes for each in ("queries", "labels"))
     return {
@@ -424,7 +420,6 @@ def _plan_engine(name: str, workload: Workload, tables: dict[str, TableSize], me
 
 
 def show(plan: dict[str, Any]) -> None:
-    """Print the tables, the steps and the verdict."""
     rows = []
     for name, size in plan["tables"].items():
         numbers = [f"{size['rows']:,}", f"{size['shards']:,}", say_bytes(size["bytes"]), str(size["times"])]

@@ -93,7 +93,6 @@ class ListedExport(_Listed):
 
     @property
     def folders(self) -> list[str]:
-        """Names of the export's own folders."""
         return sorted({path.partition("/")[0] for path in self.table.manifest.files})
 
     @property

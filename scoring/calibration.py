@@ -265,7 +265,6 @@ def _errors(probabilities: np.ndarray, hits: np.ndarray) -> dict[str, float]:
 
 
 def describe_calibration(facts: dict[str, Any], of: str) -> str:
-    """Describe the result of `measure`; `of`: the queries, in words."""
     before, none = facts["uncalibrated"], facts["none_of_these"]
     return (
         f"probabilities of the best 10 labels {of}: ECE {100 * facts['ece']:.2f} %, Brier {facts['brier']:.4f} "

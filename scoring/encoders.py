@@ -31,8 +31,6 @@ from trainer.threads import RANGES, map_ranges
 
 
 class TorchInference:
-    """An encoder on a device, with arrays as input and output."""
-
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
 

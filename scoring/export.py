@@ -111,12 +111,10 @@ class EarlierExport:
 
     @cached_property
     def files(self) -> ExportFiles:
-        """Local files of the earlier export."""
         return ExportFiles(self.table)
 
     @cached_property
     def version(self) -> ExportVersion:
-        """Version of the earlier export."""
         return ExportVersion.of(self.table.manifest)
 
     def named(
@@ -140,7 +138,6 @@ class EarlierExport:
         return tuple(each for each in (*self.version.moved(self.table.url, self.out), own) if each[1] in places)
 
     def index(self) -> EarlierIndex | None:
-        """Open the earlier indexes; None without an index."""
         facts = self.table.parameters["index"]
         if facts is None:
             return None

@@ -63,7 +63,6 @@ class ExportFiles:
         return tempfile.TemporaryDirectory(prefix="extremis-export-")
 
     def of(self, part: str) -> tuple[Shard, ...]:
-        """Return the files of one part of the export, in order."""
         return tuple(shard for shard in self.table.shards if shard.path.startswith(f"{part}/"))
 
     def path(self, shard: Shard) -> Path:
@@ -196,8 +195,6 @@ class Answer(NamedTuple):
 
 
 class Embedder(Protocol):
-    """An export's encoder."""
-
     def embed(self, inputs: Inputs, /) -> np.ndarray:
         """Return x float32 [B, D]."""
 

@@ -37,8 +37,6 @@ KIND, TREE, WEIGHTS = "fusion", "tree.json", "weights.json"
 
 
 class RunFusion(NamedTuple):
-    """Fusion for a run's checkpoint, and the table with the fusion's files."""
-
     fusion: Fusion
     table: Table
 

@@ -126,7 +126,6 @@ class FusionTree:
 
 
 def _describe(label_scores: np.ndarray, scores: np.ndarray, frequency: np.ndarray) -> np.ndarray:
-    """Return the descriptors d, float32 [..., 3]."""
     return np.stack(np.broadcast_arrays(label_scores, scores, frequency), axis=-1).astype(np.float32)
 
 

@@ -34,8 +34,6 @@ _SMALLEST = 0.5  # weights below this, divided by the root of the mean number of
 
 
 class Points(NamedTuple):
-    """Rows of counted features, and the labels of each row."""
-
     rows: SparseRows
     labels: Ragged
 
@@ -218,7 +216,6 @@ class LinearRanker:
             raise TableError(f"{table.url}/{name}: not a linear ranker: {error}. Fit the fusion again.") from None
 
     def write(self, url: str, name: str = FILE) -> Shard:
-        """Write a file under `url`, and return its manifest entry."""
         from safetensors.numpy import save
 
         arrays = dict(zip(_WEIGHTS, self.weights, strict=True))

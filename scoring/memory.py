@@ -308,7 +308,6 @@ class Memory:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return the manifest fields that describe the memory."""
         return {
             "points": len(self.vectors),
             "trained": self.trained,
@@ -381,7 +380,6 @@ class Memory:
 
 
 def describe_memory(facts: Mapping[str, Any]) -> str:
-    """Describe a memory: points, search, recall, bytes and milliseconds."""
     measured = facts["measured"]
     found = "" if facts["index"] == EXACT else f" with recall {100 * measured['recall']:.1f} %"
     return (

@@ -360,7 +360,6 @@ class TextTokenizer:
         return Ragged(values, offsets), counts_of(offsets_of((values[:, None] != self._unknown).all(1))[offsets])
 
     def words(self, ids: Sequence[int]) -> str:
-        """Return the words for token ids."""
         return " ".join(str(self._tokenizer.id_to_token(token)) for token in ids)
 
 

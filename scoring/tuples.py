@@ -101,7 +101,6 @@ class TupleTables:
 
     @property
     def width(self) -> int:
-        """The maximum number n of negatives per row."""
         return self.options.negatives or (1 if self.options.form == "triplets" else self.negatives.width("label_ids"))
 
     def texts(self, table: Table, rows: np.ndarray) -> pa.Array:

@@ -127,7 +127,6 @@ def _curves(
 
 
 def _against_time(name: str, runs: Sequence[Run]) -> Chart:
-    """Draw a validation metric against the seconds of training (ASTRA, figure 1; NGAME, figure 2)."""
     traces = []
     for number, run in enumerate(runs):
         seconds = {row["epoch"]: row.get("seconds", 0.0) for row in run.records.get("epoch", [])}
@@ -141,7 +140,6 @@ def _against_time(name: str, runs: Sequence[Run]) -> Chart:
 
 
 def _step_times(number: int, run: Run, several: bool) -> Chart:
-    """Draw the seconds of each epoch, divided into the parts of a step."""
     rows = run.records.get("epoch", [])
     parts = sorted({key for row in rows for key in row if key.startswith("seconds_") and key != "seconds_background"})
     epochs = [row["epoch"] for row in rows]
@@ -205,7 +203,6 @@ def _ages(runs: Sequence[Run]) -> Chart:
 
 
 def _scores(name: str, title: str, tables: Sequence[RunTable]) -> Chart:
-    """Draw the quantiles of positives' and negatives' scores as boxes."""
     traces = []
     fields = {"positive_score_quantiles": "positives", "score_quantiles": "hard negatives"}
     for color, (field, label) in enumerate(fields.items()):
@@ -244,7 +241,6 @@ def metric_charts(runs: Sequence[Run]) -> list[Chart]:
 
 
 def line(name: str, color: int, x: Iterable[Any], y: Iterable[Any], dash: int = 0, points: bool = False) -> Trace:
-    """Make a line; with `points`, with a marker at each point."""
     style = {"width": 2, "dash": _DASHES[dash % len(_DASHES)]}
     mode = "lines+markers" if points else "lines"
     return {**_trace("scatter", name, color, x=x, y=y), "mode": mode, "line": style, "marker": {"size": 6}}
@@ -296,7 +292,6 @@ def _simplify_charts(charts: list[Chart]) -> list[Chart]:
 
 
 def _sources_of(run: Run) -> list[str]:
-    """List the sources of the run's tables, starting with queries."""
     return sorted({table.source for table in run.tables}, key=lambda name: (name != "queries", name))
 
 

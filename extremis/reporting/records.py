@@ -68,8 +68,6 @@ class LabelTail:
 
 @dataclass(frozen=True)
 class DataStatistics:
-    """Information about DATA for the page."""
-
     url: str
     manifest: Manifest
     splits: list[SplitStatistics]
@@ -80,7 +78,6 @@ class DataStatistics:
 
     @property
     def files(self) -> str:
-        """Names of the first input files."""
         return say_names(sorted(str(entry["file"]) for entry in self.manifest.parameters["input"].values()))
 
 
@@ -157,14 +154,12 @@ class RepresentativeScores(NamedTuple):
 
     @classmethod
     def of(cls, run: RunLayout, checkpoint: Checkpoint) -> "RepresentativeScores":
-        """Read the step and scores that represent a run. Raises TableError."""
         scores = scores_of(run.root, checkpoint.step)
         fusion = Table.open(run.fusion(checkpoint.step), KIND).parameters if scores == "fused" else {}
         return cls(checkpoint.step, scores, fusion)
 
     @property
     def formula(self) -> str:
-        """Format the fused score as a weighted sum."""
         weights = [(self.fusion.get(field), name) for field, name in _FUSED_SCORES.items()]
         return " + ".join(["vectors", *(f"{weight:.2f} × {name}" for weight, name in weights if weight)])
 
@@ -193,7 +188,6 @@ class Run:
 
 
 def ordered_splits(names: Iterable[str]) -> list[str]:
-    """Sort splits, with test first and train last."""
     return sorted(names, key=lambda name: (name == "train", name != "test", name))
 
 
@@ -270,7 +264,6 @@ def _evaluations(folder: str, checkpoint: Checkpoint | None) -> dict[str, dict[s
 
 
 def evaluated_splits(runs: Iterable[Run]) -> list[str]:
-    """List the splits on which any run has been evaluated, test first."""
     return ordered_splits({split for run in runs for split in run.evaluations})
 
 
