@@ -1,4 +1,4 @@
-"""`run auto`: survey the data, try recipes, choose; and ablations."""
+"""`run auto`: survey the data, list contenders, try them on an excerpt, choose one, train and fuse it."""
 
 import math
 import statistics

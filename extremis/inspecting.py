@@ -1,4 +1,4 @@
-"""Look into anything: data, tables, runs, exports."""
+"""Look into anything: data, tables, runs, exports; counts of DATA, and texts of its rows."""
 
 import bisect
 import itertools
@@ -28,6 +28,69 @@ from schemas.table import Table, run_tables
 from schemas.versions import Version
 from trainer.config.load import load_config
 from trainer.config.merging import flatten
+
+
+def inspect_url(
+    url: str, *, verify: bool, rows: int, key: str | None, split: str | None, run: str | None
+) -> dict[str, Any]:
+    """Print and return a description of `url`. Raises InputError, and TableError if a table is missing or damaged."""
+    url = url.removesuffix("/").removesuffix("/" + MANIFEST)
+    layout = None if run is None else RunLayout(run)
+    if layout is not None:
+        load_config(layout.config)  # raises InputError if there is no run
+    if key is not None or layout is not None:
+        body = inspect_queries(DataLayout(url), rows, split, key, layout)
+    elif is_published(url) and (manifest := Table.open(url).manifest).kind != "data":
+        body = _inspect_table(url, manifest, verify, rows)
+    else:
+        body = _inspect_prefix(url, verify, rows, split)
+    return {"url": url, **body}
+
+
+def _inspect_prefix(url: str, check: bool, rows: int, split: str | None) -> dict[str, Any]:
+    """Print the tables below `url`, their problems, and the first queries of a DATA.
+
+    With `check`, verify every byte. Raises TableError.
+    """
+    data = Table.open(url, "data").manifest if is_published(url) else None
+    layout = RunLayout(url)
+    is_run = data is None and storage.exists(layout.config)
+    tables = list_tables(url)
+    if data is None and not is_run and not tables:
+        Table.open(url)  # raises
+    mismatches = find_mismatches(data, tables)
+    kind = "data" if data else "run" if is_run else "prefix"
+    size = sum(item.bytes for item in tables)
+    fields = [f"{len(tables)} tables, {size:,} bytes"]
+    if is_run:
+        fields.append("finished" if storage.exists(layout.finished) else "not finished")
+    if data is not None:
+        fields.append(f"digest {data.digest}")
+    results.print(f"{url}: {kind}, {', '.join(fields)}")
+    _print_tables(url, tables, mismatches)
+    if data is not None:
+        _print_fields({"code version": data.code_version})
+        _print_section(data, "parameters")
+        if data.parameters.get("options"):  # empty if vectors in files were mined
+            results.print(f"to create DATA again (INPUT: the input files):\n  {sharding_command(url, data)}")
+    if kind == "prefix" and {"queries", "labels"} <= set(storage.list_names(url)):
+        Table.open(url)  # raises for an unfinished DATA, whose parts were printed above
+    if check:
+        _verify_tables({item.url: item.manifest for item in tables if item.manifest is not None})
+    body = {
+        "kind": kind,
+        "verified": check,
+        "bytes": size,
+        "tables": {item.name: _describe(item) for item in tables},
+        "checks": {name: [fault] for name, fault in mismatches.items()},
+    }
+    if data is not None:
+        body |= {"digest": data.digest, "parameters": data.parameters, "command": sharding_command(url, data)}
+        body |= inspect_queries(DataLayout(url), rows, split)
+    if mismatches and check:
+        raise TableError(f"{url}: {len(mismatches)} item(s) do not match the manifests; see above.")
+    return body
+
 
 _COMPARED_ROWS = 2_000_000  # limit for the rows of all splits; above it, texts are not compared
 _TRAIN = "train"
@@ -492,68 +555,6 @@ def sharding_command(url: str, data: Manifest) -> str:
             if value is not True:  # else the option has no value
                 words.append("TOKENIZER" if str(value).startswith(_DIRECTORY) else shlex.quote(str(value)))
     return " ".join(words)
-
-
-def inspect_url(
-    url: str, *, verify: bool, rows: int, key: str | None, split: str | None, run: str | None
-) -> dict[str, Any]:
-    """Print and return a description of `url`. Raises InputError, and TableError if a table is missing or damaged."""
-    url = url.removesuffix("/").removesuffix("/" + MANIFEST)
-    layout = None if run is None else RunLayout(run)
-    if layout is not None:
-        load_config(layout.config)  # raises InputError if there is no run
-    if key is not None or layout is not None:
-        body = inspect_queries(DataLayout(url), rows, split, key, layout)
-    elif is_published(url) and (manifest := Table.open(url).manifest).kind != "data":
-        body = _inspect_table(url, manifest, verify, rows)
-    else:
-        body = _inspect_prefix(url, verify, rows, split)
-    return {"url": url, **body}
-
-
-def _inspect_prefix(url: str, check: bool, rows: int, split: str | None) -> dict[str, Any]:
-    """Print the tables below `url`, their problems, and the first queries of a DATA.
-
-    With `check`, verify every byte. Raises TableError.
-    """
-    data = Table.open(url, "data").manifest if is_published(url) else None
-    layout = RunLayout(url)
-    is_run = data is None and storage.exists(layout.config)
-    tables = list_tables(url)
-    if data is None and not is_run and not tables:
-        Table.open(url)  # raises
-    mismatches = find_mismatches(data, tables)
-    kind = "data" if data else "run" if is_run else "prefix"
-    size = sum(item.bytes for item in tables)
-    fields = [f"{len(tables)} tables, {size:,} bytes"]
-    if is_run:
-        fields.append("finished" if storage.exists(layout.finished) else "not finished")
-    if data is not None:
-        fields.append(f"digest {data.digest}")
-    results.print(f"{url}: {kind}, {', '.join(fields)}")
-    _print_tables(url, tables, mismatches)
-    if data is not None:
-        _print_fields({"code version": data.code_version})
-        _print_section(data, "parameters")
-        if data.parameters.get("options"):  # empty if vectors in files were mined
-            results.print(f"to create DATA again (INPUT: the input files):\n  {sharding_command(url, data)}")
-    if kind == "prefix" and {"queries", "labels"} <= set(storage.list_names(url)):
-        Table.open(url)  # raises for an unfinished DATA, whose parts were printed above
-    if check:
-        _verify_tables({item.url: item.manifest for item in tables if item.manifest is not None})
-    body = {
-        "kind": kind,
-        "verified": check,
-        "bytes": size,
-        "tables": {item.name: _describe(item) for item in tables},
-        "checks": {name: [fault] for name, fault in mismatches.items()},
-    }
-    if data is not None:
-        body |= {"digest": data.digest, "parameters": data.parameters, "command": sharding_command(url, data)}
-        body |= inspect_queries(DataLayout(url), rows, split)
-    if mismatches and check:
-        raise TableError(f"{url}: {len(mismatches)} item(s) do not match the manifests; see above.")
-    return body
 
 
 def _print_tables(url: str, tables: list[ListedTable], mismatches: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""A run with its miner, its ranks, their signals, and its metrics for Prometheus."""
+"""A run with its ranks, its miner, its metrics for Prometheus and its log, in this order."""
 
 import contextlib
 import os
@@ -35,104 +35,107 @@ from trainer.methods.recipe import Recipe
 from trainer.refresh.adoption import Interrupts, discard_unfinished_tables
 from trainer.stopping import GRACE, stopping_on_signal
 
-_RATE_SECONDS = 10.0  # seconds over which a rate is averaged
-_HELP = {
-    "step": "Optimizer steps done.",
-    "steps_total": "Optimizer steps of the whole run.",
-    "loss": "Loss of the last step.",
-    "rows_per_second": "Rows trained per second, averaged over the last seconds.",
-}
-_RECORD = "Newest value in metrics.jsonl of the run."
 
+def train(
+    data: str,
+    run: str,
+    recipe: Recipe,
+    resume: bool = False,
+    beam_options: Sequence[str] | None = None,
+    group: Group = ALONE,
+    metrics: tuple[str, int] | None = None,
+    grace: float = GRACE,
+    should_continue: Callable[[EpochReport], bool] | None = None,
+    title: str = "",
+) -> dict[str, Any]:
+    """Train `recipe`; `resume` continues an existing run. With `beam_options`, a miner runs next to rank 0.
 
-class RunMetrics(Collector):
-    """Metrics of one run by name. The trainer calls `step` and `record`; any thread may call the other methods."""
-
-    def __init__(self, batch: int) -> None:
-        self._batch = batch
-        self._lock = threading.Lock()
-        self._values: dict[str, float] = {}
-        self._rate_start: tuple[float, int] | None = None  # second and step at which the rate starts
-
-    def step(self, step: int, total: int, loss: float) -> None:
-        """Record a training step."""
-        second = time.monotonic()
-        with self._lock:
-            self._values |= {"step": step, "steps_total": total, "loss": loss}
-            if self._rate_start is None:
-                self._rate_start = second, step
-            seconds = second - self._rate_start[0]
-            if seconds > 0.5:
-                self._values["rows_per_second"] = (step - self._rate_start[1]) * self._batch / seconds
-            if seconds >= _RATE_SECONDS:
-                self._rate_start = second, step
-
-    def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """Process a record of the run: numbers set the metric `<kind>_<name>`, and other values remove the metric."""
-        with self._lock:
-            for name, value in values.items():
-                metric = re.sub(r"\W+", "_", f"{kind}_{name}".replace("@", "_at_"))
-                if isinstance(value, int | float):
-                    self._values[metric] = float(value)
-                else:
-                    self._values.pop(metric, None)
-
-    def note(self) -> str:
-        """Describe the loss, the rate, and the table in use: the table's epoch, and how late the next table is."""
-        with self._lock:
-            values = dict(self._values)
-        parts = [f"loss {values['loss']:.3f}"] if "loss" in values else []
-        if rate := values.get("rows_per_second"):
-            parts.append(f"{rate:,.0f} rows/s")
-        made_for, late = values.get("adoption_table_epoch"), values.get("adoption_late")
-        if made_for is not None:
-            overdue = f", {values['adoption_epoch'] - made_for:.0f} epoch(s) late" if late else ""
-            parts.append(f"table {made_for:.0f}{overdue}{', stale' if values.get('adoption_stale') else ''}")
-        elif late:
-            parts.append("waiting for the first table")
-        return "  ".join(parts)
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield all metrics; Prometheus' client calls this."""
-        with self._lock:
-            values = sorted(self._values.items())
-        for name, value in values:
-            yield GaugeMetricFamily(f"extremis_{name}", _HELP.get(name, _RECORD), value)
-
-
-@contextlib.contextmanager
-def serve_metrics(collector: Collector, place: tuple[str, int] | None, say: Say) -> Iterator[int | None]:
-    """Serve the metrics of `collector` until the block ends; yield the port.
-
-    `place`: host and port (0: any free port); None: no server.
-    Raises InputError if the port cannot be opened.
+    `metrics`: host and port at which rank 0 serves metrics for Prometheus. `grace`: seconds after SIGTERM or SIGHUP for
+    saving a checkpoint; 0: the process ends at once. `should_continue` is called after each epoch; if it returns False,
+    the run stops. `title`: title of the progress bar; "": the recipe's name. Returns {"epochs": [...],
+    "table_versions": {epoch: table epoch or None}}. Raises ExtremisError: ClaimedError while another process trains
+    RUN, StoppedError if a signal stopped this process.
     """
-    if place is None:
-        yield None
-        return
-    host, port = place
-    registry = CollectorRegistry()
-    registry.register(collector)
-    try:
-        server, thread = start_http_server(port, host, registry)
-    except (OSError, OverflowError) as error:
-        raise InputError(f"--metrics-port {port}: cannot listen on {host}: {error}. Choose another port.") from None
-    metrics: Any = server.get_app()
+    with (
+        claimed_by_first_rank(run, group, data) as claim,
+        stopping_on_signal(grace) as stop_requested,
+        logged(run) as log,
+    ):
+        show_activity(f"{title or 'train'}: reading the data")
+        run_exists = resume and group.decide(lambda: storage.exists(RunLayout(run).config))
+        trainer = (Trainer.resume if run_exists else Trainer.start)(data, run, recipe, say, group, claim)
+        if group.first:
+            log.begin()
+            record_command(RunLayout(run))
+        interrupts = trainer.runner.interrupts = Interrupts(stop_requested)
+        state = RunMetrics(recipe.order.batch)
+        trainer.on_record(state.record)
+        recipe, epochs, miner = trainer.recipe, list[dict[str, Any]](), None
+        if group.first and beam_options is not None and recipe.table_epochs():
+            verb = "cluster" if recipe.is_clustered else "mine"
+            miner = start_miner(data, run, log, beam_options, verb, interrupts.miner_ended)
+        show_activity(f"{title or 'train'}: ending the run")  # after the bar
+        try:
+            with (
+                serve_metrics(state, metrics if group.first else None, say),
+                Bar(title or f"train {recipe.title}", trainer.runner.total_steps, quiet=not group.first) as bar,
+            ):
 
-    def respond(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        if environ["PATH_INFO"] == "/metrics":
-            return metrics(environ, start_response)
-        start_response("404 Not Found", [("Content-Type", "text/plain")])
-        return [b"metrics are at /metrics\n"]
+                def on_step(step: int, total: int, loss: float) -> None:
+                    state.step(step, total, loss)
+                    bar.update(step, state.note(), total)
 
-    server.set_app(respond)
-    try:
-        say(f"metrics for Prometheus at http://{host}:{server.server_port}/metrics")
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+                with contextlib.closing(trainer.train(on_step)) as reports:
+                    for report in reports:
+                        adoption = report.adoption
+                        epochs.append(
+                            {
+                                "epoch": report.epoch,
+                                "loss": report.loss,
+                                "seconds": round(report.seconds, 2),
+                                "rows": report.rows,
+                                "table_epoch": adoption.table_epoch,
+                                "table_age": adoption.age,
+                                "late": adoption.late,
+                                **({"validation": report.metrics} if report.metrics else {}),
+                            }
+                        )
+                        if group.first:
+                            say(_epoch_line(report, recipe))
+                        if should_continue is not None and not should_continue(report):
+                            break
+        finally:
+            if miner is not None:
+                miner.stop()
+        if miner is not None:
+            with contextlib.suppress(StorageError):  # the run is finished even if files of its miner remain
+                discard_unfinished_tables(RunLayout(run))
+    return {"epochs": epochs, "table_versions": {row["epoch"]: row["table_epoch"] for row in epochs}}
+
+
+def carry(data: str, run: str, earlier: str, device: str) -> None:
+    """If the earlier run has a fusion, carry it over to the refreshed run. Raises ExtremisError."""
+    fusion = carry_fusion(data, run, earlier, device)
+    if fusion is not None:
+        memory = fusion.parameters.get(FACTS)
+        own = f", with the training points of this run: {describe_memory(memory)}" if memory else ""
+        say(f"scores are fused with the weights of {earlier}{own}")
+
+
+def _epoch_line(report: EpochReport, recipe: Recipe) -> str:
+    if recipe.negatives.all_labels:
+        table = "every label"
+    elif recipe.first_indexed_epoch is not None and report.epoch >= recipe.first_indexed_epoch:
+        table = "own index"
+    else:
+        none = "random order" if recipe.is_clustered else "random only"
+        table = none if report.adoption.table_epoch is None else f"table {report.adoption.table_epoch}"
+    shown = (name for name in ("P@1", "P@5", "PSP@5") if name in report.metrics)
+    scores = "".join(f"  {name} {report.metrics[name]:.2f}" for name in shown)
+    return (
+        f"epoch {report.epoch} ({report.epoch + 1} of {report.epochs})  loss {report.loss:.3f}  {table}  "
+        f"{report.seconds:.1f} s  {report.rows / max(report.seconds, 1e-9):,.0f} rows/s{scores}"
+    )
 
 
 @contextlib.contextmanager
@@ -305,106 +308,104 @@ def require_watchable(watch: bool, options: DumpOptions, epoch: int | None) -> N
         raise InputError(f"--watch processes every dump and publishes each table in RUN. Leave out {' '.join(flags)}.")
 
 
-def train(
-    data: str,
-    run: str,
-    recipe: Recipe,
-    resume: bool = False,
-    beam_options: Sequence[str] | None = None,
-    group: Group = ALONE,
-    metrics: tuple[str, int] | None = None,
-    grace: float = GRACE,
-    should_continue: Callable[[EpochReport], bool] | None = None,
-    title: str = "",
-) -> dict[str, Any]:
-    """Train `recipe`; `resume` continues an existing run. With `beam_options`, a miner runs next to rank 0.
+_RATE_SECONDS = 10.0  # seconds over which a rate is averaged
+_HELP = {
+    "step": "Optimizer steps done.",
+    "steps_total": "Optimizer steps of the whole run.",
+    "loss": "Loss of the last step.",
+    "rows_per_second": "Rows trained per second, averaged over the last seconds.",
+}
+_RECORD = "Newest value in metrics.jsonl of the run."
 
-    `metrics`: host and port at which rank 0 serves metrics for Prometheus. `grace`: seconds after SIGTERM or SIGHUP for
-    saving a checkpoint; 0: the process ends at once. `should_continue` is called after each epoch; if it returns False,
-    the run stops. `title`: title of the progress bar; "": the recipe's name. Returns {"epochs": [...],
-    "table_versions": {epoch: table epoch or None}}. Raises ExtremisError: ClaimedError while another process trains
-    RUN, StoppedError if a signal stopped this process.
+
+class RunMetrics(Collector):
+    """Metrics of one run by name. The trainer calls `step` and `record`; any thread may call the other methods."""
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+        self._lock = threading.Lock()
+        self._values: dict[str, float] = {}
+        self._rate_start: tuple[float, int] | None = None  # second and step at which the rate starts
+
+    def step(self, step: int, total: int, loss: float) -> None:
+        """Record a training step."""
+        second = time.monotonic()
+        with self._lock:
+            self._values |= {"step": step, "steps_total": total, "loss": loss}
+            if self._rate_start is None:
+                self._rate_start = second, step
+            seconds = second - self._rate_start[0]
+            if seconds > 0.5:
+                self._values["rows_per_second"] = (step - self._rate_start[1]) * self._batch / seconds
+            if seconds >= _RATE_SECONDS:
+                self._rate_start = second, step
+
+    def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        """Process a record of the run: numbers set the metric `<kind>_<name>`, and other values remove the metric."""
+        with self._lock:
+            for name, value in values.items():
+                metric = re.sub(r"\W+", "_", f"{kind}_{name}".replace("@", "_at_"))
+                if isinstance(value, int | float):
+                    self._values[metric] = float(value)
+                else:
+                    self._values.pop(metric, None)
+
+    def note(self) -> str:
+        """Describe the loss, the rate, and the table in use: the table's epoch, and how late the next table is."""
+        with self._lock:
+            values = dict(self._values)
+        parts = [f"loss {values['loss']:.3f}"] if "loss" in values else []
+        if rate := values.get("rows_per_second"):
+            parts.append(f"{rate:,.0f} rows/s")
+        made_for, late = values.get("adoption_table_epoch"), values.get("adoption_late")
+        if made_for is not None:
+            overdue = f", {values['adoption_epoch'] - made_for:.0f} epoch(s) late" if late else ""
+            parts.append(f"table {made_for:.0f}{overdue}{', stale' if values.get('adoption_stale') else ''}")
+        elif late:
+            parts.append("waiting for the first table")
+        return "  ".join(parts)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield all metrics; Prometheus' client calls this."""
+        with self._lock:
+            values = sorted(self._values.items())
+        for name, value in values:
+            yield GaugeMetricFamily(f"extremis_{name}", _HELP.get(name, _RECORD), value)
+
+
+@contextlib.contextmanager
+def serve_metrics(collector: Collector, place: tuple[str, int] | None, say: Say) -> Iterator[int | None]:
+    """Serve the metrics of `collector` until the block ends; yield the port.
+
+    `place`: host and port (0: any free port); None: no server.
+    Raises InputError if the port cannot be opened.
     """
-    with (
-        claimed_by_first_rank(run, group, data) as claim,
-        stopping_on_signal(grace) as stop_requested,
-        logged(run) as log,
-    ):
-        show_activity(f"{title or 'train'}: reading the data")
-        run_exists = resume and group.decide(lambda: storage.exists(RunLayout(run).config))
-        trainer = (Trainer.resume if run_exists else Trainer.start)(data, run, recipe, say, group, claim)
-        if group.first:
-            log.begin()
-            record_command(RunLayout(run))
-        interrupts = trainer.runner.interrupts = Interrupts(stop_requested)
-        state = RunMetrics(recipe.order.batch)
-        trainer.on_record(state.record)
-        recipe, epochs, miner = trainer.recipe, list[dict[str, Any]](), None
-        if group.first and beam_options is not None and recipe.table_epochs():
-            verb = "cluster" if recipe.is_clustered else "mine"
-            miner = start_miner(data, run, log, beam_options, verb, interrupts.miner_ended)
-        show_activity(f"{title or 'train'}: ending the run")  # after the bar
-        try:
-            with (
-                serve_metrics(state, metrics if group.first else None, say),
-                Bar(title or f"train {recipe.title}", trainer.runner.total_steps, quiet=not group.first) as bar,
-            ):
+    if place is None:
+        yield None
+        return
+    host, port = place
+    registry = CollectorRegistry()
+    registry.register(collector)
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except (OSError, OverflowError) as error:
+        raise InputError(f"--metrics-port {port}: cannot listen on {host}: {error}. Choose another port.") from None
+    metrics: Any = server.get_app()
 
-                def on_step(step: int, total: int, loss: float) -> None:
-                    state.step(step, total, loss)
-                    bar.update(step, state.note(), total)
+    def respond(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == "/metrics":
+            return metrics(environ, start_response)
+        start_response("404 Not Found", [("Content-Type", "text/plain")])
+        return [b"metrics are at /metrics\n"]
 
-                with contextlib.closing(trainer.train(on_step)) as reports:
-                    for report in reports:
-                        adoption = report.adoption
-                        epochs.append(
-                            {
-                                "epoch": report.epoch,
-                                "loss": report.loss,
-                                "seconds": round(report.seconds, 2),
-                                "rows": report.rows,
-                                "table_epoch": adoption.table_epoch,
-                                "table_age": adoption.age,
-                                "late": adoption.late,
-                                **({"validation": report.metrics} if report.metrics else {}),
-                            }
-                        )
-                        if group.first:
-                            say(_epoch_line(report, recipe))
-                        if should_continue is not None and not should_continue(report):
-                            break
-        finally:
-            if miner is not None:
-                miner.stop()
-        if miner is not None:
-            with contextlib.suppress(StorageError):  # the run is finished even if files of its miner remain
-                discard_unfinished_tables(RunLayout(run))
-    return {"epochs": epochs, "table_versions": {row["epoch"]: row["table_epoch"] for row in epochs}}
-
-
-def carry(data: str, run: str, earlier: str, device: str) -> None:
-    """If the earlier run has a fusion, carry it over to the refreshed run. Raises ExtremisError."""
-    fusion = carry_fusion(data, run, earlier, device)
-    if fusion is not None:
-        memory = fusion.parameters.get(FACTS)
-        own = f", with the training points of this run: {describe_memory(memory)}" if memory else ""
-        say(f"scores are fused with the weights of {earlier}{own}")
-
-
-def _epoch_line(report: EpochReport, recipe: Recipe) -> str:
-    if recipe.negatives.all_labels:
-        table = "every label"
-    elif recipe.first_indexed_epoch is not None and report.epoch >= recipe.first_indexed_epoch:
-        table = "own index"
-    else:
-        none = "random order" if recipe.is_clustered else "random only"
-        table = none if report.adoption.table_epoch is None else f"table {report.adoption.table_epoch}"
-    shown = (name for name in ("P@1", "P@5", "PSP@5") if name in report.metrics)
-    scores = "".join(f"  {name} {report.metrics[name]:.2f}" for name in shown)
-    return (
-        f"epoch {report.epoch} ({report.epoch + 1} of {report.epochs})  loss {report.loss:.3f}  {table}  "
-        f"{report.seconds:.1f} s  {report.rows / max(report.seconds, 1e-9):,.0f} rows/s{scores}"
-    )
+    server.set_app(respond)
+    try:
+        say(f"metrics for Prometheus at http://{host}:{server.server_port}/metrics")
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 class RunLog:

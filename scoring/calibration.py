@@ -1,4 +1,7 @@
-"""Probabilities of scores, and thresholds."""
+"""Thresholds and probabilities of scores, both learned from the `ScoredPredictions` of a split.
+
+A text with more fragments of words than the split's texts counts as unfamiliar, whatever the scores say.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Forms of an encoder in an export: PyTorch, ONNX, int8."""
+"""Forms of an encoder in an export: PyTorch, ONNX, int8; another form than PyTorch is compared before it is used."""
 
 import contextlib
 import logging

@@ -1,4 +1,7 @@
-"""Write an export, whole or onto an earlier one."""
+"""Write an export, whole or onto an earlier one.
+
+First what an earlier export leaves to write, then files of vectors and labels, then `export` and its writer.
+"""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""An open export, and its files."""
+"""An open export: its files, checked and mapped (`ExportFiles`); its scores (`Serving`); its answers (`Exported`)."""
 
 import contextlib
 import shutil

@@ -1,4 +1,4 @@
-"""Tables of tuples for others' trainers."""
+"""Mined negatives as examples for others' trainers: tables, forms of examples, a stream, and files."""
 
 import contextlib
 import os
