@@ -382,14 +382,14 @@ def inspect_queries(
 
 
 def _print(example: Example, texts: dict[int, str], run: RunLayout | None) -> None:
-    lines = [f"  {example.text}"]
-    lines += [f"  + {texts.get(label, label)}  [{label}]" for label in example.positives]
-    lines += [f"  - {texts.get(label, label)}  [{label}] {score:.3f}" for label, score in example.negatives]
-    if run is not None and not example.negatives:
-        lines.append(f"  no hard negatives of {run.root} belong to the split {example.split}")
     results.print(f"{example.split} row {example.row}, key {example.key}", style="bold")
-    for line in lines:
-        results.print(line)
+    results.print(f"  {example.text}")
+    for label in example.positives:
+        results.print(f"  + {texts.get(label, label)}  [{label}]")
+    for label, score in example.negatives:
+        results.print(f"  - {texts.get(label, label)}  [{label}] {score:.3f}")
+    if run is not None and not example.negatives:
+        results.print(f"  no hard negatives of {run.root} belong to the split {example.split}")
 
 
 def _describe_example(example: Example, texts: dict[int, str]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from extremis.console import results, table
@@ -147,18 +146,25 @@ class Workload:
     def with_averages_of(self, data: str) -> "Workload":
         """Return the workload with averages measured on DATA. Raises TableError."""
         layout = DataLayout(data)
-        queries, queries_bytes = _sample(Table.open(layout.queries("train"), "queries"))
-        labels, labels_bytes = _sample(Table.open(layout.labels, "labels"))
+        tables = {
+            "queries": Table.open(layout.queries("train"), "queries"),
+            "labels": Table.open(layout.labels, "labels"),
+        }
+        queries, labels = (table.read(stop=_SAMPLED_ROWS) for table in tables.values())
+
+        def mean(lengths: Any) -> float:
+            return pc.mean(lengths).as_py() or 0.0
+
         return replace(
             self,
-            tokens=_mean(pc.list_value_length(queries["input_ids"])),
-            label_tokens=_mean(pc.list_value_length(labels["input_ids"])),
-            labels_per_query=_mean(pc.list_value_length(queries["label_ids"])),
-            key_bytes=_mean(pc.binary_length(queries["key"])),
-            text_bytes=_mean(pc.binary_length(labels["text"])),
+            tokens=mean(pc.list_value_length(queries["input_ids"])),
+            label_tokens=mean(pc.list_value_length(labels["input_ids"])),
+            labels_per_query=mean(pc.list_value_length(queries["label_ids"])),
+            key_bytes=mean(pc.binary_length(queries["key"])),
+            text_bytes=mean(pc.binary_length(labels["text"])),
             vocabulary=int(Table.open(layout.tokenizer, "tokenizer").parameters["vocabulary"]),
             dense=int(Table.open(data, "data").parameters.get(DENSE) or 0),
-            stored={"queries": queries_bytes, "labels": labels_bytes},
+            stored={name: sum(shard.bytes for shard in table.shards) / table.rows for name, table in tables.items()},
         )
 
 
@@ -282,15 +288,6 @@ def _train_memory(workload: Workload) -> int:
     saved = copies if recipe.checkpoint.background else 0
     counts = 12 * workload.labels if recipe.train.positive_weight else 0  # frequencies and weights of labels
     return _PROCESS_BYTES["train"] + int(encoder + vectors + saved + window + step + scores + counts)
-
-
-def _sample(table: Table) -> tuple[pa.Table, float]:
-    """Return the first rows of a table, and the table's stored bytes per row."""
-    return table.read(stop=_SAMPLED_ROWS), sum(shard.bytes for shard in table.shards) / table.rows
-
-
-def _mean(lengths: Any) -> float:
-    return pc.mean(lengths).as_py() or 0.0
 
 
 # Options of `extremis plan` that are fields of a workload, in addition to its recipe, memory and rows.

@@ -152,12 +152,6 @@ class RepresentativeScores(NamedTuple):
     scores: str
     fusion: Mapping[str, Any]
 
-    @classmethod
-    def of(cls, run: RunLayout, checkpoint: Checkpoint) -> "RepresentativeScores":
-        scores = scores_of(run.root, checkpoint.step)
-        fusion = Table.open(run.fusion(checkpoint.step), KIND).parameters if scores == "fused" else {}
-        return cls(checkpoint.step, scores, fusion)
-
     @property
     def formula(self) -> str:
         weights = [(self.fusion.get(field), name) for field, name in _FUSED_SCORES.items()]
@@ -205,6 +199,11 @@ def open_run(url: str, name: str, data: Manifest | None = None) -> Run:
     config = load_config(layout.config)
     later = data.digest if data is not None and trained_digest(config) != data.digest else None
     recipe, checkpoint = config.get("recipe", {}), open_step(layout, scored_step(layout))
+    representative, auto = None, join(layout.root, AUTO_REPORT)
+    if checkpoint is not None:
+        step, scores = checkpoint.step, scores_of(url, checkpoint.step)
+        fusion = Table.open(layout.fusion(step), KIND).parameters if scores == "fused" else {}
+        representative = RepresentativeScores(step, scores, fusion)
     records: dict[str, list[dict[str, Any]]] = {}
     for record in read_metrics(layout):
         records.setdefault(str(record.get("kind")), []).append(record)
@@ -217,8 +216,8 @@ def open_run(url: str, name: str, data: Manifest | None = None) -> Run:
         _evaluations(layout.evaluations_on(later), checkpoint),
         storage.exists(layout.finished),
         read_commands(layout),
-        None if checkpoint is None else RepresentativeScores.of(layout, checkpoint),
-        read_json(join(layout.root, AUTO_REPORT)) if storage.exists(join(layout.root, AUTO_REPORT)) else None,
+        representative,
+        read_json(auto) if storage.exists(auto) else None,
     )
 
 
