@@ -199,6 +199,7 @@ HEAVY = ("torch", "transformers", "apache_beam", "faiss")
         ("trainer.loop, trainer.evaluation.evaluate", ("apache_beam", "faiss", "pipelines", "extremis")),
         ("extremis.cli", HEAVY),
         ("scoring.predict", ("torch", "transformers", "apache_beam", "numba", "scipy")),
+        ("extremis.versioning", (*HEAVY, "search", "pipelines", "trainer", "tokenizers", "safetensors")),
     ],
 )
 def test_a_process_loads_only_its_side(modules: str, absent: tuple[str, ...]) -> None:
