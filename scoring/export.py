@@ -205,8 +205,8 @@ def write_vector_files(
     shards, mapped = [], []
     for piece in ranges:
         rows = rows_of(piece.start, piece.stop).detach().to(getattr(torch, dtype))
-        reused = None if earlier is None else earlier.reuse_vectors(folder, piece, rows.cpu().numpy())
-        if reused is None:
+        made = None if earlier is None else earlier.reuse_vectors(folder, piece, rows.cpu().numpy())
+        if made is None:
             name = f"{folder}/{shard_name(piece.number, piece.files, 'safetensors')}"
             url = join(out, name)
             is_local = storage.is_local(url)
@@ -216,9 +216,9 @@ def write_vector_files(
                 shard = describe_file(path, name, len(rows))
                 if not is_local:
                     shutil.copyfile(path, local)
-            reused = shard, map_vectors(MappedFile(str(local), private=True))
-        shards.append(reused[0])
-        mapped.append(reused[1])
+            made = shard, map_vectors(MappedFile(str(local), private=True))
+        shards.append(made[0])
+        mapped.append(made[1])
     return shards, Vectors(mapped)
 
 

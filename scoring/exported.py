@@ -239,11 +239,9 @@ class Serving:
             x[part, : x.shape[1] - self.bias] = self.encoder.embed(inputs.slice(part.start, part.stop))
         return x
 
-    def rank(
-        self, inputs: Inputs, k: int, filters: Ragged | None = None, exact: bool = False
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def rank(self, inputs: Inputs, k: int, filters: Ragged | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the result of `top_k` for the inputs of B rows."""
-        return self.top_k(self.embed(inputs), k, filters, exact, inputs)
+        return self.top_k(self.embed(inputs), k, filters, inputs=inputs)
 
     def top_k(
         self, x: np.ndarray, k: int, filters: Ragged | None = None, exact: bool = False, inputs: Inputs | None = None
