@@ -71,7 +71,7 @@ _PATCH_ROWS = 1 << 16  # rows in a row group
 
 
 class FileRange(NamedTuple):
-    """Rows [start, stop) of a part of an export; `entry`: the earlier export's file with these rows, if reused.
+    """Rows [start, stop) of a folder's files; `entry`: the earlier export's file with these rows, if reused.
 
     `number` is the index of the file among `files` files.
     """
@@ -149,9 +149,9 @@ class EarlierExport:
         files = [None if shard is None else (self.files.path(shard), self.named(shard)) for shard in shards]
         return EarlierIndex(facts, files, lambda number: self.files.vectors(vectors[number]))
 
-    def ranges(self, part: str, labels: int, rows_a_file: int) -> list[FileRange]:
-        """Return the files of `part` for all `labels`: earlier files that are reused, and new files for later rows."""
-        kept = list(self.files.of(part))
+    def ranges(self, folder: str, labels: int, rows_a_file: int) -> list[FileRange]:
+        """Return a folder's files for all `labels`: earlier files that are reused, and new files for later rows."""
+        kept = list(self.files.of(folder))
         covered = sum(shard.rows for shard in kept)
         if self.version.onto is not None and covered < labels:
             while kept and kept[-1].view is None and _SMALL * (labels - covered + kept[-1].rows) < labels:

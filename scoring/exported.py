@@ -62,8 +62,8 @@ class ExportFiles:
     def _copies(self) -> tempfile.TemporaryDirectory:
         return tempfile.TemporaryDirectory(prefix="extremis-export-")
 
-    def of(self, part: str) -> tuple[Shard, ...]:
-        return tuple(shard for shard in self.table.shards if shard.path.startswith(f"{part}/"))
+    def of(self, folder: str) -> tuple[Shard, ...]:
+        return tuple(shard for shard in self.table.shards if shard.path.startswith(f"{folder}/"))
 
     def path(self, shard: Shard) -> Path:
         """Check a file once, and return the path.
@@ -116,10 +116,10 @@ class ExportFiles:
             patch_vectors(rows, read_patch(self.url, shard.view.changed))
         return rows
 
-    def read(self, part: str, columns: tuple[str, ...]) -> pa.Table:
-        """Read columns of all rows of the Parquet files of `part`. Raises TableError."""
-        rows = pa.concat_tables(self._rows(shard, columns) for shard in self.of(part)).combine_chunks()
-        for shard in self.of(part):
+    def read(self, folder: str, columns: tuple[str, ...]) -> pa.Table:
+        """Read columns of all rows of the Parquet files in `folder`. Raises TableError."""
+        rows = pa.concat_tables(self._rows(shard, columns) for shard in self.of(folder)).combine_chunks()
+        for shard in self.of(folder):
             self.path(shard)  # checks that the file has not changed
         return rows
 
@@ -335,7 +335,7 @@ class Exported:
     @staticmethod
     def _open_serving(files: ExportFiles, section: EncoderSection, served: Any, exact: bool, device: str) -> Serving:
         table, folder, facts = files.table, files.folder, files.table.parameters
-        vectors, texts = (Vectors([files.vectors(s) for s in files.of(part)], device) for part in (VECTORS, TEXTS))
+        vectors, texts = (Vectors([files.vectors(s) for s in files.of(name)], device) for name in (VECTORS, TEXTS))
         files.check_all()
         sizes = facts["vocabulary"], facts["features"], facts.get(DENSE) or 0
         encoder = served.open(section, folder / ENCODER, lambda name: files.map(f"{ENCODER}/{name}"), sizes, device)
