@@ -118,20 +118,21 @@ class ExportFiles:
 
     def read(self, folder: str, columns: tuple[str, ...]) -> pa.Table:
         """Read columns of all rows of the Parquet files in `folder`. Raises TableError."""
-        rows = pa.concat_tables(self._rows(shard, columns) for shard in self.of(folder)).combine_chunks()
+        tables = []
+        for shard in self.of(folder):
+            path = self.path(shard)
+            if shard.view is None:
+                tables.append(pq.ParquetFile(path).read([*columns]))
+                continue
+            root = str(path).removesuffix(shard.path)
+            with open_shard(root, shard.model_copy(update={"view": None})) as file:
+                viewed = ViewedShard(file, self.url, shard.view)
+                for group in range(viewed.num_row_groups):
+                    tables.append(read_group(viewed, group, columns, str(path)).select([*columns]))
+        rows = pa.concat_tables(tables).combine_chunks()
         for shard in self.of(folder):
             self.path(shard)  # checks that the file has not changed
         return rows
-
-    def _rows(self, shard: Shard, columns: tuple[str, ...]) -> pa.Table:
-        path = self.path(shard)
-        if shard.view is None:
-            return pq.ParquetFile(path).read([*columns])
-        root = str(path).removesuffix(shard.path)
-        with open_shard(root, shard.model_copy(update={"view": None})) as file:
-            viewed = ViewedShard(file, self.url, shard.view)
-            groups = [read_group(viewed, group, columns, str(path)) for group in range(viewed.num_row_groups)]
-        return pa.concat_tables(groups).select([*columns])
 
     def _fetch(self, shard: Shard, path: Path) -> None:
         place = find_shard(self.url, shard, REMEDY)
