@@ -166,8 +166,8 @@ FORMS: Mapping[str, Mapping[str, str]] = {
     "bag": {"numpy": "trainer.encoders.bag:BagInference"},
     "transformer": {
         **_TORCH,
-        "onnx": "scoring.encoders:OnnxInference",
-        "onnx-int8": "scoring.encoders:OnnxInt8Inference",
+        "onnx": "scoring.onnx_inference:OnnxInference",
+        "onnx-int8": "scoring.onnx_inference:OnnxInt8Inference",
     },
 }
 

@@ -199,6 +199,7 @@ HEAVY = ("torch", "transformers", "apache_beam", "faiss")
         ("trainer.loop, trainer.evaluation.evaluate", ("apache_beam", "faiss", "pipelines", "extremis")),
         ("extremis.cli", HEAVY),
         ("scoring.predict", ("torch", "transformers", "apache_beam", "numba", "scipy")),
+        ("scoring.onnx_inference", ("torch", "transformers", "apache_beam", "numba", "scipy")),
         ("extremis.versioning", (*HEAVY, "search", "pipelines", "trainer", "tokenizers", "safetensors")),
     ],
 )
