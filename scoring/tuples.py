@@ -5,12 +5,11 @@ import os
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
-from pydantic import Field
 from torch.utils.data import IterableDataset
 
 from schemas import PAD, storage
@@ -18,40 +17,17 @@ from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, columns_of, is_published
 from schemas.mapped import ScratchRows
-from schemas.options import Options, check
+from schemas.options import check
 from schemas.owners import building, clean_up, require_output_file, require_output_folder
 from schemas.ragged import Ragged, offsets_of
 from schemas.randomness import Purpose, generator
 from schemas.shard_files.parquet import list_column, matrix_column, string_bytes, writing_shard
 from schemas.storage import join
 from schemas.table import Request, Table, find_reusable
+from scoring.options import TupleOptions
 from trainer.negatives.draws import splitmix64
 from trainer.stream import JoinedStream, Source
 from trainer.stream.dataset import slice_of_process
-
-Form = Literal["triplets", "tuples", "pairs", "lists", "tevatron", "flagembedding"]
-
-
-class TupleOptions(Options):
-    """Options of `extremis tuples` and of a `TupleStream`."""
-
-    form: Form = Field("tuples", description="Columns of an example, or the library that reads the file.")
-    negatives: int | None = Field(
-        None, ge=1, description="Number of negatives per example, best first. Default: 1 in triplets, otherwise all."
-    )
-    keys: bool = Field(False, description="Write keys instead of texts.")
-    each_positive: bool = Field(
-        False,
-        description=(
-            "Write an example for each positive of a row. Default: use one positive of each row, and a different "
-            "positive in each epoch."
-        ),
-    )
-    scores: Literal["search", "teacher"] | None = Field(
-        None,
-        description=("Write scores instead of labels: scores from the search, or from a teacher (null for positives)."),
-    )
-    seed: int = Field(0, ge=0, lt=1 << 64, description="Seed of the order and of the choice of positives.")
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ def test_a_cycle_is_seen() -> None:
 
 def test_one_place_waits_for_others() -> None:
     """A loop that sleeps elsewhere is a thread's rhythm, or a pause that was said."""
-    rhythms = {"schemas.owners", "pipelines.progress", "extremis.spinner", "extremis.supervisor"}
+    rhythms = {"schemas.owners", "pipelines.progress", "extremis.miner", "extremis.spinner"}
     sleeping = set()
     for module in MODULES:
         loops = [node for node in ast.walk(tree_of(module)) if isinstance(node, ast.While | ast.For)]
@@ -198,6 +198,7 @@ HEAVY = ("torch", "transformers", "apache_beam", "faiss")
         ("pipelines.mine", ("torch", "transformers", "trainer", "extremis")),
         ("trainer.loop, trainer.evaluation.evaluate", ("apache_beam", "faiss", "pipelines", "extremis")),
         ("extremis.cli", HEAVY),
+        (", ".join(name for name in MODULES if room(name) == "extremis.commands"), (*HEAVY, "numba", "pyarrow")),
         ("scoring.predict", ("torch", "transformers", "apache_beam", "numba", "scipy")),
         ("scoring.onnx_inference", ("torch", "transformers", "apache_beam", "numba", "scipy")),
         ("extremis.versioning", (*HEAVY, "search", "pipelines", "trainer", "tokenizers", "safetensors")),

@@ -20,7 +20,7 @@ from extremis.commands.shared import Fields, Settings
 from pipelines.options import ClusterOptions, EmbedTextsOptions, MergeOptions, MineOptions, ShardOptions, TeachOptions
 from schemas.errors import InputError
 from schemas.options import Options
-from scoring.tuples import TupleOptions
+from scoring.options import TupleOptions
 from tests.command import ROOT, call, environment, refused
 from tests.pages import DOCS, blocks
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from extremis import supervisor
-from extremis.supervisor import Miner
+from extremis.miner import Miner
 
 
 def script(counter: Path, body: str) -> list[str]:

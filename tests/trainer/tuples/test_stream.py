@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader
 import extremis
 from schemas.errors import InputError, TableError
 from schemas.table import Table
-from scoring.tuples import TupleOptions, TupleStream
+from scoring.options import TupleOptions
+from scoring.tuples import TupleStream
 from tests.builders import build_data, build_negatives
 from tests.laws import assert_exact_resume
 from tests.trainer.tuples.world import World, build, expected, frozen
