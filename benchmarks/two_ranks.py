@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.common.report import report
-from extremis.supervisor import start_miner
+from extremis.miner import start_miner
 from schemas.layout import DataLayout, RunLayout
 from trainer.evaluation.evaluate import SplitScorer
 from trainer.group import Group

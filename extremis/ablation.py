@@ -5,7 +5,7 @@ import gc
 import json
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any, TypeAlias
+from typing import Any
 
 from extremis.console import format_metric, say, table
 from extremis.evaluation import EvaluateOptions, evaluate
@@ -21,17 +21,15 @@ from trainer.config.load import applicable_overrides, recipe_names
 from trainer.methods.recipe import Recipe
 from trainer.settings.resolve import resolve
 
-SHOWN_METRICS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5")
+_KS = (1, 3, 5)
+SHOWN_METRICS = [f"{name}@{k}" for name in ("P", "PSP") for k in _KS]
 CHARTS = "ablation.html"  # `extremis report` of all runs, if plotly is installed
 
-Variants: TypeAlias = dict[str, Recipe]  # recipes by the name of their line in the comparison
 
+def load_variants(recipes: Sequence[str], data: str, overrides: Sequence[str]) -> dict[str, Recipe]:
+    """Load `recipes` for `data`, each with the applicable `overrides`, by the name of its line in the comparison.
 
-def load_variants(recipes: Sequence[str], data: str, overrides: Sequence[str]) -> Variants:
-    """Load `recipes` for `data`, each with the applicable `overrides`.
-
-    A recipe is a name, a file, or a folder of files. For a file, the line in the comparison has the file's name.
-    Raises InputError.
+    A recipe is a name, a file, or a folder of files. For a file, the line has the file's name. Raises InputError.
     """
     lines: dict[str, str] = {}
     for recipe in recipes:
@@ -45,24 +43,21 @@ def load_variants(recipes: Sequence[str], data: str, overrides: Sequence[str]) -
     }
 
 
-def ablate(
-    data: str, out: str, variants: Variants, split: str, shown: Sequence[str] = SHOWN_METRICS, retry: bool = False
-) -> dict[str, Any]:
-    """Train each variant in OUT/<name>, evaluate it on `split`, and print and write a comparison of `shown` metrics.
+def ablate(data: str, out: str, variants: Mapping[str, Recipe], split: str, retry: bool) -> dict[str, Any]:
+    """Train each variant in OUT/<name>, evaluate it on `split`, and print and write a comparison of the metrics.
 
     Finished variants are not trained again, and interrupted variants continue. Variants that failed earlier are
     trained again only with `retry`. If a variant fails, the others are still compared. Raises InputError if OUT
     contains runs on other data or with other recipes.
     """
-    ks = tuple(sorted({int(name.partition("@")[2]) for name in shown}))
     require_output_folder(out, "compared", [data])
     report: dict[str, Any] = {}
-    _write_comparison(out, report, split, shown)
+    _write_comparison(out, report, split)
     for name, recipe in variants.items():
-        report[name] = _train_and_score(data, join(out, name), recipe, split, ks, retry)
-        _write_comparison(out, report, split, shown)
-    rows = [[name, *_cells(result, shown)] for name, result in report.items()]
-    table(f"{split}, in %, ± half of the 95 % interval", ["recipe", *shown, "train s"], rows)
+        report[name] = _train_and_score(data, join(out, name), recipe, split, retry)
+        _write_comparison(out, report, split)
+    rows = [[name, *_cells(result)] for name, result in report.items()]
+    table(f"{split}, in %, ± half of the 95 % interval", ["recipe", *SHOWN_METRICS, "train s"], rows)
     files = [ABLATION_RESULT, ABLATION_PAGE]
     runs = [result["run"] for result in report.values() if result["error"] is None]
     if runs and find_spec("plotly"):
@@ -72,9 +67,7 @@ def ablate(
     return report
 
 
-def _train_and_score(
-    data: str, run: str, recipe: Recipe, split: str, ks: tuple[int, ...], retry: bool
-) -> dict[str, Any]:
+def _train_and_score(data: str, run: str, recipe: Recipe, split: str, retry: bool) -> dict[str, Any]:
     """Train and score one variant, and return the result; reuse the result of an earlier call if there is one."""
     name = run.rsplit("/", 1)[-1]
     settings = recipe.model_dump(mode="json", exclude={"storage", "name"})
@@ -90,7 +83,7 @@ def _train_and_score(
     result: dict[str, Any] = {"run": run, "split": split, "error": None, "train_seconds": None}
     if earlier is not None:
         result |= earlier["result"]
-        measured = result["split"] == split and {f"P@{k}" for k in ks} <= result.get("metrics", {}).keys()
+        measured = result["split"] == split and {f"P@{k}" for k in _KS} <= result.get("metrics", {}).keys()
         if (measured and not result["error"]) or (result["error"] and not retry):
             say(f"{name}: {'failed' if result['error'] else 'finished'} earlier")
             return result
@@ -102,7 +95,7 @@ def _train_and_score(
             gc.collect()  # a trainer has reference cycles, and would stay in memory while the next trainer runs
             result["train_seconds"] = round(sum(epoch["seconds"] for epoch in outcome["epochs"]), 1)
             result["table_versions"] = {str(epoch): table for epoch, table in outcome["table_versions"].items()}
-        result |= evaluate(data, run, EvaluateOptions(split, ks=ks))
+        result |= evaluate(data, run, EvaluateOptions(split, ks=_KS))
     except InputError:
         raise  # incorrect usage: no training has started
     except ExtremisError as error:
@@ -112,19 +105,19 @@ def _train_and_score(
     return result
 
 
-def _cells(result: Mapping[str, Any], shown: Sequence[str]) -> list[str]:
+def _cells(result: Mapping[str, Any]) -> list[str]:
     """Format the metrics, half the width of each interval, and the seconds of training."""
     if result["error"] is not None:
-        return ["failed", *[""] * len(shown)]
+        return ["failed", *[""] * len(SHOWN_METRICS)]
     seconds = result["train_seconds"]
-    return [*(format_metric(result, name) for name in shown), "" if seconds is None else f"{seconds:.0f}"]
+    return [*(format_metric(result, name) for name in SHOWN_METRICS), "" if seconds is None else f"{seconds:.0f}"]
 
 
-def _write_comparison(out: str, report: Mapping[str, Any], split: str, shown: Sequence[str]) -> None:
+def _write_comparison(out: str, report: Mapping[str, Any], split: str) -> None:
     storage.write_bytes(join(out, ABLATION_RESULT), json.dumps(report, indent=1, sort_keys=True).encode())
     lines = [f"Split {split}: metrics in %, ± half of the 95 % bootstrap interval over queries.", ""]
-    lines += ["| recipe | " + " | ".join([*shown, "train s"]) + " |", "|---" * (len(shown) + 2) + "|"]
+    lines += ["| recipe | " + " | ".join([*SHOWN_METRICS, "train s"]) + " |", "|---" * (len(SHOWN_METRICS) + 2) + "|"]
     for name, result in report.items():
-        lines.append("| " + " | ".join([f"`{name}`", *_cells(result, shown)]) + " |")
+        lines.append("| " + " | ".join([f"`{name}`", *_cells(result)]) + " |")
     failed = [f"- `{name}` failed: {result['error']}" for name, result in report.items() if result["error"]]
     storage.write_bytes(join(out, ABLATION_PAGE), "\n".join([*lines, *([""] if failed else []), *failed, ""]).encode())

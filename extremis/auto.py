@@ -1,4 +1,4 @@
-"""`run auto`: survey the data, try recipes, choose; and ablations."""
+"""`run auto`: survey the data, list contenders, try them on an excerpt, choose one, train and fuse it."""
 
 import math
 import statistics
@@ -23,7 +23,7 @@ from schemas.errors import InputError
 from schemas.hashing import hash_strings
 from schemas.layout import DataLayout, RunLayout, epoch_folder, list_numbers
 from schemas.manifest import Manifest, is_published, publish
-from schemas.owners import Claim, claimed, require_output_folder
+from schemas.owners import claimed, require_output_folder
 from schemas.randomness import Purpose, generator
 from schemas.shard_files import shards
 from schemas.shard_files.parquet import list_array, list_column
@@ -131,7 +131,6 @@ class Contender(NamedTuple):
 
     @property
     def is_dual_encoder(self) -> bool:
-        """True if the recipe is a dual encoder."""
         return _FEW_MINED in self.changes
 
     def changed(self, *changes: str) -> "Contender":
@@ -201,7 +200,7 @@ class Trial:
         """Return the information about the trial that a run records."""
         metrics = {name: round(self.metrics[name], 2) for name in SHOWN_METRICS}
         fields = {"recipe": self.contender.recipe, "changes": list(self.contender.changes), **metrics}
-        return {**fields, "ended": True} if self.ended else fields
+        return fields | ({"ended": True} if self.ended else {})
 
     def beats(self, other: Contender, course: Sequence[float], queries: int, epochs: int) -> bool:
         """Return whether `other` has lost, given its scores `course` after `epochs` epochs, on `queries` queries.
@@ -273,17 +272,21 @@ class TrialData:
                 ended = lost and report.epoch + 1 < report.epochs
             return not ended
 
+        recipe = self.recipe(contender, minutes)
         with output(log_only=True):
-            outcome = train(
-                self.data, run, self.recipe(contender, minutes), should_continue=should_continue, title=title
-            )
-        metrics = outcome["epochs"][-1]["validation"]
-        seconds, epoch = round(time.perf_counter() - began, 1), outcome["epochs"][-1]["seconds"]
-        trial = Trial(contender, metrics, course, ended, seconds, epoch)
-        scores = "  ".join(f"{name} {metrics[name]:.2f}" for name in SHOWN_METRICS)
-        say(f"{title}: {scores}  {trial.seconds:.0f} s{', stopped early: behind the best trial' if ended else ''}")
-        write_json(place, {name: value for name, value in vars(trial).items() if name != "contender"})
-        return trial
+            outcome = train(self.data, run, recipe, should_continue=should_continue, title=title)
+        last = outcome["epochs"][-1]
+        facts: dict[str, Any] = {
+            "metrics": last["validation"],
+            "course": course,
+            "ended": ended,
+            "seconds": round(time.perf_counter() - began, 1),
+            "epoch": last["seconds"],
+        }
+        scores = "  ".join(f"{name} {last['validation'][name]:.2f}" for name in SHOWN_METRICS)
+        say(f"{title}: {scores}  {facts['seconds']:.0f} s{', stopped early: behind the best trial' if ended else ''}")
+        write_json(place, facts)
+        return Trial(contender, **facts)
 
     def recipe(self, contender: Contender, minutes: float = 0.0) -> Recipe:
         """Return the recipe of a trial. Raises InputError, TableError."""
@@ -344,7 +347,7 @@ def write_excerpt(data: DataLayout, root: str, rows: int) -> None:
         ).digest
     queries, label_table = _write_queries(data, layout, drawn), Table.open(data.labels, "labels")
     drawn_labels = label_table.rows_at(np.flatnonzero(drawn))
-    labels = _write_table(layout.labels, "label_id", [drawn_labels], label_table, label_table.parameters)
+    labels = _write_table(layout.labels, "label_id", drawn_labels, label_table, label_table.parameters)
     parents |= {f"queries/{_SPLIT}": queries.digest, "labels": labels.digest}
     parameters = {**_plain(source_data.parameters), "labels": labels.rows, "rows": {_SPLIT: queries.rows}}
     publish(root, Manifest(kind="data", parents=parents, parameters=parameters))
@@ -381,14 +384,14 @@ def _write_queries(data: DataLayout, layout: DataLayout, kept: np.ndarray) -> Ma
             group = group.set_column(columns.index(name), field, column)
         parts.append(group.filter(pa.array(labels.counts > 0)))
     rows = pa.concat_tables(parts)
-    in_order = np.argsort(hash_strings(rows["key"], seed_of(queries)), kind="stable")
-    parts, parameters = [rows.take(pa.array(in_order))], {**queries.parameters, "labels": int(kept.sum())}
-    return _write_table(layout.queries(_SPLIT), "query_id", parts, queries, parameters)
+    rows = rows.take(pa.array(np.argsort(hash_strings(rows["key"], seed_of(queries)), kind="stable")))
+    parameters = {**queries.parameters, "labels": int(kept.sum())}
+    return _write_table(layout.queries(_SPLIT), "query_id", rows, queries, parameters)
 
 
-def _write_table(url: str, key: str, parts: list[pa.Table], whole: Table, parameters: Mapping[str, Any]) -> Manifest:
-    """Publish the rows of `parts` as a table, with new ids in the column `key`, and the row-group size of `whole`."""
-    rows = pa.concat_tables(parts).combine_chunks()
+def _write_table(url: str, key: str, rows: pa.Table, whole: Table, parameters: Mapping[str, Any]) -> Manifest:
+    """Publish `rows` as a table, with new ids in the column `key`, and the row-group size of `whole`."""
+    rows = rows.combine_chunks()
     place = rows.schema.get_field_index(key)
     rows = rows.set_column(place, rows.schema.field(key), pa.array(np.arange(rows.num_rows)))
     groups, ids = whole.manifest.row_group_rows or 1, (0, rows.num_rows)
@@ -465,17 +468,24 @@ def run_auto(
         seconds = max(0.0, 60 * minutes - spent) * _RANKER_SHARE if minutes else math.inf
         ranker = fit_ranker(data, recipe, seconds=seconds) if fits else None
         if not run_exists:
-            recipe = _limit_training(
-                recipe, minutes, epoch, time.perf_counter() - began, time.perf_counter() - began - spent
-            )
-            _write_choice(run, report, again or recipe.model_dump(mode="json"), claim)
+            now = time.perf_counter() - began
+            recipe = _limit_training(recipe, minutes, epoch, now, now - spent)
+            claim.require()
+            write_json(join(run, AUTO_REPORT), report, indent=1)
+            body = again or recipe.model_dump(mode="json")  # can be used like any other recipe
+            storage.write_bytes(join(run, RECIPE_FILE), tomli_w.dumps(body).encode())
+            storage.remove(join(run, TRIALS_FOLDER), recursive=True)
         remaining.begin(training, lambda own: epoch * _FUSION_EPOCHS)
         if storage.exists(RunLayout(run).finished):  # the newest checkpoint of a finished run may be gone
             outcome: dict[str, Any] = {"epochs": [], "table_versions": {}}
         else:
             outcome = train(data, run, recipe, resume=resume, beam_options=beam_options, **process)
-        best = best_step(RunLayout(run))
-        _remove_leftovers(RunLayout(run), best, claim)
+        layout, best = RunLayout(run), best_step(RunLayout(run))
+        claim.require()
+        storage.remove(layout.dumps, recursive=True)  # a finished run needs neither dumps nor older tables
+        drop_old_checkpoints(layout, 0, best)
+        for older in list_numbers(layout.negatives_root)[:-1]:
+            storage.remove(epoch_folder(layout.negatives_root, older), recursive=True)
         if not fits:
             carry(data, run, recipe.train.start_from, recipe.train.device)
             say(f"{run}: trained; next: extremis evaluate {data} {run}")
@@ -520,9 +530,9 @@ def _choose(
     rows, began = survey.facts.queries, time.perf_counter()
     fitting = _applicable_contenders(data, contenders(survey, pretrained), rows, overrides)
     first = next(iter(fitting.values()))
-    machine = first.train
-    open_device(machine.device)  # raises InputError before anything is written
-    trial_data = TrialData.prepare(data, survey, join(run, TRIALS_FOLDER), machine.device, machine.threads)
+    device, threads = first.train.device, first.train.threads
+    open_device(device)  # raises InputError before anything is written
+    trial_data = TrialData.prepare(data, survey, join(run, TRIALS_FOLDER), device, threads)
     trials = list[Trial]()
 
     def epoch_seconds(seconds: float, recipe: Recipe) -> float:
@@ -562,8 +572,11 @@ def _choose(
     say(f"chosen: {chosen.contender.name}")
     if minutes and len(trials) == 1:
         say("odd: no other recipe was tried. Raise --minutes to compare recipes")
-    report: dict[str, Any] = {"chosen": chosen.contender.recipe, "changes": list(chosen.contender.changes)}
-    report["trials"] = [trial.to_json() for trial in trials]
+    report = {
+        "chosen": chosen.contender.recipe,
+        "changes": list(chosen.contender.changes),
+        "trials": [trial.to_json() for trial in trials],
+    }
     resolved = _resolve(data, chosen.contender, rows, overrides)
     return report, resolved, epoch_seconds(chosen.epoch, resolved.recipe)
 
@@ -623,8 +636,9 @@ def _find_recipe(run: str) -> str:
 def _refits_fusion(data: str, recipe: Recipe) -> bool:
     """Return whether the fusion of the earlier run is fitted again: it needs rows that the run is not trained on."""
     earlier = recipe.train.start_from
-    _, before, _ = find_earlier(DataLayout(data), RunLayout(earlier), scored_step(RunLayout(earlier)))
-    if not is_published(RunLayout(earlier).fusion(before.step)):
+    layout = RunLayout(earlier)
+    _, before, _ = find_earlier(DataLayout(data), layout, scored_step(layout))
+    if not is_published(layout.fusion(before.step)):
         say(f"{earlier} has no fusion, so no fusion is fitted")
         return False
     refits = bool(recipe.data.holdout) or "queries/val" in Table.open(data, "data").parents
@@ -651,20 +665,3 @@ def _limit_training(recipe: Recipe, minutes: float, epoch: float, spent: float, 
         )
     left = max(0.1, left / 60)
     return recipe.model_copy(update={"train": recipe.train.model_copy(update={"minutes": left})})
-
-
-def _remove_leftovers(run: RunLayout, best: int | None, claim: Claim) -> None:
-    """Remove files that a finished run no longer needs: dumps, older tables, and checkpoints except `best`."""
-    claim.require()
-    storage.remove(run.dumps, recursive=True)
-    drop_old_checkpoints(run, 0, best)
-    for epoch in list_numbers(run.negatives_root)[:-1]:
-        storage.remove(epoch_folder(run.negatives_root, epoch), recursive=True)
-
-
-def _write_choice(run: str, report: dict[str, Any], recipe: dict[str, Any], claim: Claim) -> None:
-    """Write the chosen recipe and the reasons for the choice; the recipe file can be used like any other recipe."""
-    claim.require()
-    write_json(join(run, AUTO_REPORT), report, indent=1)
-    storage.write_bytes(join(run, RECIPE_FILE), tomli_w.dumps(recipe).encode())
-    storage.remove(join(run, TRIALS_FOLDER), recursive=True)

@@ -15,14 +15,13 @@ from schemas.versions import Version
 from scoring.baselines import compare_baselines
 from scoring.calibration import ScoredPredictions, calibrate, measure, open_fragments
 from scoring.fitting import open_fused, scored_step, scores_of
-from trainer.checkpoints import Checkpoint
 from trainer.config.load import load_config
 from trainer.device import open_device
 from trainer.evaluation.evaluate import SplitScorer, SplitScores, label_statistics, open_held_out
 from trainer.evaluation.metrics import bootstrap
 from trainer.evaluation.ranking import By, Ranking
 from trainer.group import ALONE, Group
-from trainer.model import Model, load_model, trained_digest, trained_labels
+from trainer.model import load_model, trained_digest, trained_labels
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,11 @@ def evaluate(
         statistics = replace(statistics, trained_labels=trained_labels(model, checkpoint))
 
     def open_scorer(split: str) -> SplitScorer:
-        ranking = _ranking(data, run, checkpoint, model, group, by, split)
+        if by in ("classifier", "fused"):
+            fused = open_fused(data, run, checkpoint, model, split, group) if by == "fused" else None
+            ranking = Ranking.of(model, group, fused)
+        else:
+            ranking = Ranking.by_texts(model, layouts[0], group, add=by == "sum")
         return SplitScorer.open(layouts[0], model, split, group, ranking, statistics, recipe.data)
 
     held_out, fragments = None, None
@@ -97,14 +100,13 @@ def evaluate(
             learned_from = ScoredPredictions(fragments)
             open_scorer(held_out).score(collect=learned_from.collect)
         curve, facts = calibrate(learned_from)
-        if held_out != options.split:
-            facts = measure(curve, predictions)
-        calibration = {"split": held_out, "queries": learned_from.queries, **curve.described(facts)}
+        facts = facts if held_out == options.split else measure(curve, predictions)
+        described = {"split": held_out, "queries": learned_from.queries, **curve.described(facts)}
+        calibration = {"calibration": described}
     show_activity("evaluate: computing intervals")
     version = Version.of(Table.open(data, "data").manifest)
     stated = {"number": version.number, "part": version.part}
-    report = {"step": checkpoint.step, "scores": by, "version": stated, **scores.report()}
-    report |= {"calibration": calibration} if calibration else {}
+    report = {"step": checkpoint.step, "scores": by, "version": stated, **scores.report(), **calibration}
     show_activity("evaluate: comparing texts with the training texts")
     if options.limit is None:
         report |= group.decide(lambda: _seen_and_unseen(data, options.split, scores))
@@ -149,12 +151,3 @@ def _seen_and_unseen(data: str, split: str, scores: SplitScores) -> dict[str, An
         **{name: {"queries": int(on.sum()), "metrics": scores.metrics.result(on)} for name, on in parts.items()},
         "gain_of_seen": {name: list(ends) for name, ends in gains.items()},
     }
-
-
-def _ranking(data: str, run: str, checkpoint: Checkpoint, model: Model, group: Group, by: By, split: str) -> Ranking:
-    if by == "classifier":
-        return Ranking.of(model, group)
-    layout = DataLayout(data)
-    if by != "fused":
-        return Ranking.by_texts(model, layout, group, add=by == "sum")
-    return Ranking.of(model, group, open_fused(data, run, checkpoint, model, split, group))

@@ -1,11 +1,13 @@
-"""Look into anything: data, tables, runs, exports."""
+"""Look into anything: data, tables, runs, exports; counts of DATA, and texts of its rows."""
 
 import bisect
+import itertools
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +29,69 @@ from schemas.versions import Version
 from trainer.config.load import load_config
 from trainer.config.merging import flatten
 
+
+def inspect_url(
+    url: str, *, verify: bool, rows: int, key: str | None, split: str | None, run: str | None
+) -> dict[str, Any]:
+    """Print and return a description of `url`. Raises InputError, and TableError if a table is missing or damaged."""
+    url = url.removesuffix("/").removesuffix("/" + MANIFEST)
+    layout = None if run is None else RunLayout(run)
+    if layout is not None:
+        load_config(layout.config)  # raises InputError if there is no run
+    if key is not None or layout is not None:
+        body = inspect_queries(DataLayout(url), rows, split, key, layout)
+    elif is_published(url) and (manifest := Table.open(url).manifest).kind != "data":
+        body = _inspect_table(url, manifest, verify, rows)
+    else:
+        body = _inspect_prefix(url, verify, rows, split)
+    return {"url": url, **body}
+
+
+def _inspect_prefix(url: str, check: bool, rows: int, split: str | None) -> dict[str, Any]:
+    """Print the tables below `url`, their problems, and the first queries of a DATA.
+
+    With `check`, verify every byte. Raises TableError.
+    """
+    data = Table.open(url, "data").manifest if is_published(url) else None
+    layout = RunLayout(url)
+    is_run = data is None and storage.exists(layout.config)
+    tables = list_tables(url)
+    if data is None and not is_run and not tables:
+        Table.open(url)  # raises
+    mismatches = find_mismatches(data, tables)
+    kind = "data" if data else "run" if is_run else "prefix"
+    size = sum(item.bytes for item in tables)
+    fields = [f"{len(tables)} tables, {size:,} bytes"]
+    if is_run:
+        fields.append("finished" if storage.exists(layout.finished) else "not finished")
+    if data is not None:
+        fields.append(f"digest {data.digest}")
+    results.print(f"{url}: {kind}, {', '.join(fields)}")
+    _print_tables(url, tables, mismatches)
+    if data is not None:
+        _print_fields({"code version": data.code_version})
+        _print_section(data, "parameters")
+        if data.parameters.get("options"):  # empty if vectors in files were mined
+            results.print(f"to create DATA again (INPUT: the input files):\n  {sharding_command(url, data)}")
+    if kind == "prefix" and {"queries", "labels"} <= set(storage.list_names(url)):
+        Table.open(url)  # raises for an unfinished DATA, whose parts were printed above
+    if check:
+        _verify_tables({item.url: item.manifest for item in tables if item.manifest is not None})
+    body = {
+        "kind": kind,
+        "verified": check,
+        "bytes": size,
+        "tables": {item.name: _describe(item) for item in tables},
+        "checks": {name: [fault] for name, fault in mismatches.items()},
+    }
+    if data is not None:
+        body |= {"digest": data.digest, "parameters": data.parameters, "command": sharding_command(url, data)}
+        body |= inspect_queries(DataLayout(url), rows, split)
+    if mismatches and check:
+        raise TableError(f"{url}: {len(mismatches)} item(s) do not match the manifests; see above.")
+    return body
+
+
 _COMPARED_ROWS = 2_000_000  # limit for the rows of all splits; above it, texts are not compared
 _TRAIN = "train"
 
@@ -39,10 +104,21 @@ def summarize(data: str) -> dict[str, Any]:
     """
     manifest = Table.open(data, "data").manifest
     tables = {name: Table.open(join(data, name)) for name in manifest.parents if name != "tokenizer"}
-    by_split = {name.partition("/")[2]: table for name, table in tables.items() if name.startswith("queries/")}
-    splits = {name: by_split[name] for name in sorted(by_split, key=lambda name: (name != _TRAIN, name))}
+    splits = {name: tables[f"queries/{name}"] for name in splits_of(DataLayout(data))}
     is_small = sum(table.rows for table in splits.values()) <= _COMPARED_ROWS
     texts = {name: texts_of(table) for name, table in splits.items()} if is_small else {}
+    counts = {}
+    for name, split in splits.items():
+        counters = split.manifest.counters
+        written = counters.get("rows_out", split.rows)  # a version may have lost rows: an approximate count
+        counts[name] = {
+            "points": split.rows,
+            "merged": counters.get("rows_merged", 0),
+            "labels": round(counters.get("labels", 0) * split.rows / max(1, written)),
+            "empty_texts": counters.get("empty_texts", 0),
+        }
+        if name != _TRAIN and len(texts.get(name, ())):
+            counts[name]["in_train"] = int(pc.sum(repeated(texts[name], texts[_TRAIN])).as_py())
     labels, sizes = tables["labels"], Counter[str]()
     for kind, files in manifest.parameters.get("input", {}).items():
         sizes[kind.partition("/")[0]] += files["bytes"]
@@ -53,7 +129,7 @@ def summarize(data: str) -> dict[str, Any]:
         if manifest.parameters["options"].get(share):  # the split was taken from train, and shares its rejects
             rejected.pop(name, None)
     return {
-        "splits": {name: _split_counts(name, table.manifest, texts) for name, table in splits.items()},
+        "splits": counts,
         "labels": {
             "labels": labels.rows,
             "merged": 0 if derived else labels.manifest.counters.get("rows_merged", 0),
@@ -62,23 +138,6 @@ def summarize(data: str) -> dict[str, Any]:
         },
         "rejected": {name: reasons for name, reasons in rejected.items() if reasons},
     }
-
-
-def summary_lines(data: str, summary: Mapping[str, Any]) -> list[str]:
-    """Format the summary of the DATA at `data`: one line per table, starting with the labels."""
-    labels = summary["labels"]
-    parts = [f"{labels['labels']:,}"] + [
-        f"{labels[key]:,} {said}" for key, said in _COUNT_TEXTS.items() if labels.get(key)
-    ]
-    lines = [f"labels: {', '.join(parts)}"]
-    for name, counts in summary["splits"].items():
-        parts = [f"{counts['points']:,} points, {counts['labels'] / max(1, counts['points']):.1f} labels each"]
-        parts += [f"{counts[key]:,} {said}" for key, said in _COUNT_TEXTS.items() if counts.get(key)]
-        lines.append(f"{name}: {', '.join(parts)}")
-    for name, reasons in summary["rejected"].items():
-        rejected = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
-        lines.append(f"rejected from {name.removeprefix('queries/')}: {rejected}; see {DataLayout(data).rejects}")
-    return lines
 
 
 _COUNT_TEXTS = {
@@ -90,17 +149,21 @@ _COUNT_TEXTS = {
 }
 
 
-def _split_counts(name: str, table: Manifest, texts: Mapping[str, pa.Array]) -> dict[str, int]:
-    written = table.counters.get("rows_out", table.rows)  # a version may have lost rows: an approximate count
-    counts = {
-        "points": table.rows,
-        "merged": table.counters.get("rows_merged", 0),
-        "labels": round(table.counters.get("labels", 0) * table.rows / max(1, written)),
-        "empty_texts": table.counters.get("empty_texts", 0),
-    }
-    if name != _TRAIN and len(texts.get(name, ())):
-        counts["in_train"] = int(pc.sum(repeated(texts[name], texts[_TRAIN])).as_py())
-    return counts
+def summary_lines(data: str, summary: Mapping[str, Any]) -> list[str]:
+    """Format the summary of the DATA at `data`: one line per table, starting with the labels."""
+
+    def line(name: str, first: str, counts: Mapping[str, int]) -> str:
+        more = [f"{counts[key]:,} {said}" for key, said in _COUNT_TEXTS.items() if counts.get(key)]
+        return f"{name}: {', '.join([first, *more])}"
+
+    lines = [line("labels", f"{summary['labels']['labels']:,}", summary["labels"])]
+    for name, counts in summary["splits"].items():
+        each = counts["labels"] / max(1, counts["points"])
+        lines.append(line(name, f"{counts['points']:,} points, {each:.1f} labels each", counts))
+    for name, reasons in summary["rejected"].items():
+        rejected = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
+        lines.append(f"rejected from {name.removeprefix('queries/')}: {rejected}; see {DataLayout(data).rejects}")
+    return lines
 
 
 def seen_queries(data: str, split: str) -> np.ndarray | None:
@@ -156,8 +219,22 @@ class TextDecoder:
     def __init__(self, data: DataLayout) -> None:
         self._data = data
         Table.open(data.root, "data")
-        self._labels: Table | None = None
-        self._tokenizer: Any = None
+
+    @cached_property
+    def _labels(self) -> Table:
+        return Table.open(self._data.labels, "labels")
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from pipelines.sharding.tokenizer import FILE, open_tokenizer
+
+        files = Table.open(self._data.tokenizer, "tokenizer").read_files()
+        tokenizer = open_tokenizer(files[FILE], self._data.tokenizer)
+        if tokenizer.decoder is None and type(tokenizer.model).__name__ == "WordPiece":
+            from tokenizers.decoders import WordPiece
+
+            tokenizer.decoder = WordPiece()  # joins the pieces of a word
+        return tokenizer
 
     def texts(self, rows: pa.Table, longest: int | None = None) -> list[str]:
         """Return the text of each row (query or label): the stored text if there is one, else the decoded tokens."""
@@ -165,7 +242,7 @@ class TextDecoder:
         if "text" in names:
             texts = rows.column("text").to_pylist()
         elif "input_ids" in names:
-            texts = self._decode(rows.column("input_ids").to_pylist())
+            texts = self._tokenizer.decode_batch(rows.column("input_ids").to_pylist(), skip_special_tokens=True)
         elif "feature_ids" in names:
             pairs = zip(rows.column("feature_ids").to_pylist(), rows.column("feature_values").to_pylist(), strict=True)
             texts = [_format_features(ids, values) for ids, values in pairs]
@@ -182,24 +259,10 @@ class TextDecoder:
 
     def label_rows(self, ids: Iterable[int] | np.ndarray) -> list[dict[str, Any]]:
         """Read label_id, key, text and frequency of labels in the order of their ids; ids below 0 are padding."""
-        if self._labels is None:
-            self._labels = Table.open(self._data.labels, "labels")
         unique = np.unique(np.fromiter(ids, np.int64))
         unique = unique[(unique >= 0) & (unique < self._labels.rows)]
         rows: list[dict[str, Any]] = self._labels.rows_at(unique, ["label_id", "key", "text", "frequency"]).to_pylist()
         return rows
-
-    def _decode(self, ids: list[list[int]]) -> list[str]:
-        from pipelines.sharding.tokenizer import FILE, open_tokenizer
-
-        if self._tokenizer is None:
-            files = Table.open(self._data.tokenizer, "tokenizer").read_files()
-            self._tokenizer = open_tokenizer(files[FILE], self._data.tokenizer)
-            if self._tokenizer.decoder is None and type(self._tokenizer.model).__name__ == "WordPiece":
-                from tokenizers.decoders import WordPiece
-
-                self._tokenizer.decoder = WordPiece()  # joins the pieces of a word
-        return list(self._tokenizer.decode_batch(ids, skip_special_tokens=True))
 
 
 def input_columns(names: Sequence[str]) -> list[str]:
@@ -222,29 +285,20 @@ def find_row(table: Table, key: str) -> int | None:
     `extremis shard` orders rows by a salted hash of the key, so that a binary search reads only a few row groups. If
     a table has a different order, all row groups are searched from the start.
     """
-    for number in (*_likely_group(table, key), *range(len(table.groups))):
-        position = pc.index(_keys(table, number), key).as_py()
+    numbers, seed = range(len(table.groups)), table.parameters.get("seed")
+
+    def keys(number: int) -> pa.Array:
+        return table.read_group(number, ["key"]).column("key").combine_chunks()
+
+    likely = len(numbers)  # the group that can contain the key if rows are ordered by hash
+    if isinstance(seed, int):
+        target = hash_strings(pa.array([key], pa.string()), seed)[0]
+        likely = bisect.bisect_left(numbers, target, key=lambda number: hash_strings(keys(number), seed)[-1])
+    for number in (*numbers[likely : likely + 1], *numbers):
+        position = pc.index(keys(number), key).as_py()
         if position >= 0:
             return int(table.groups.first[number]) + int(position)
     return None
-
-
-def _likely_group(table: Table, key: str) -> list[int]:
-    """Return the row group that can contain the key if rows are ordered by hash; empty if there is no such group."""
-    seed = table.parameters.get("seed")
-    if not isinstance(seed, int):
-        return []
-
-    def last_hash(number: int) -> np.uint64:
-        return hash_strings(_keys(table, number), seed)[-1]
-
-    target = hash_strings(pa.array([key], pa.string()), seed)[0]
-    number = bisect.bisect_left(range(len(table.groups)), target, key=last_hash)
-    return [number] if number < len(table.groups) else []
-
-
-def _keys(table: Table, number: int) -> pa.Array:
-    return table.read_group(number, ["key"]).column("key").combine_chunks()
 
 
 @dataclass
@@ -261,7 +315,6 @@ class Example:
 
     @property
     def label_ids(self) -> list[int]:
-        """Return the ids of all labels in the example."""
         return [*self.positives, *(label for label, _ in self.negatives), *(label for label, _ in self.predictions)]
 
 
@@ -300,22 +353,6 @@ def read_examples(
     return examples
 
 
-def find_query(data: DataLayout, key: str, split: str | None) -> tuple[str, np.ndarray]:
-    """Find the query with this key in `split`, or in the first split that has the key; return the split and row [1].
-
-    Raises InputError, TableError.
-    """
-    splits = splits_of(data, split)
-    for name in splits:
-        row = find_row(Table.open(data.queries(name), "queries"), key)
-        if row is not None:
-            return name, np.asarray([row])
-    raise InputError(
-        f"{data.root}: no query with key {key!r} in {', '.join(splits)}. "
-        f"Keys come from the input (uid, _id, or the line number). Rejected rows are in {data.rejects}."
-    )
-
-
 def inspect_queries(
     data: DataLayout, rows: int, split: str | None, key: str | None = None, run: RunLayout | None = None
 ) -> dict[str, Any]:
@@ -323,15 +360,20 @@ def inspect_queries(
 
     Returns {"queries": [...]}, or {} if DATA has no split or `rows` is 0. Raises InputError, TableError.
     """
-    decoder = TextDecoder(data)
+    decoder, splits = TextDecoder(data), splits_of(data, split)
     if key is not None:
-        name, numbers = find_query(data, key, split)
+        found = ((name, find_row(Table.open(data.queries(name), "queries"), key)) for name in splits)
+        name, row = next(((name, row) for name, row in found if row is not None), ("", None))
+        if row is None:
+            raise InputError(
+                f"{data.root}: no query with key {key!r} in {', '.join(splits)}. "
+                f"Keys come from the input (uid, _id, or the line number). Rejected rows are in {data.rejects}."
+            )
+        numbers = np.asarray([row])
+    elif splits and rows:
+        name, numbers = splits[0], np.arange(min(rows, Table.open(data.queries(splits[0]), "queries").rows))
     else:
-        splits = splits_of(data, split)
-        if not splits or rows == 0:
-            return {}
-        name = splits[0]
-        numbers = np.arange(min(rows, Table.open(data.queries(name), "queries").rows))
+        return {}
     examples = read_examples(data, name, numbers, decoder, run)
     texts = decoder.labels((label for example in examples for label in example.label_ids), LONGEST_LABEL)
     for example in examples:
@@ -340,14 +382,14 @@ def inspect_queries(
 
 
 def _print(example: Example, texts: dict[int, str], run: RunLayout | None) -> None:
-    lines = [f"  {example.text}"]
-    lines += [f"  + {texts.get(label, label)}  [{label}]" for label in example.positives]
-    lines += [f"  - {texts.get(label, label)}  [{label}] {score:.3f}" for label, score in example.negatives]
-    if run is not None and not example.negatives:
-        lines.append(f"  no hard negatives of {run.root} belong to the split {example.split}")
     results.print(f"{example.split} row {example.row}, key {example.key}", style="bold")
-    for line in lines:
-        results.print(line)
+    results.print(f"  {example.text}")
+    for label in example.positives:
+        results.print(f"  + {texts.get(label, label)}  [{label}]")
+    for label, score in example.negatives:
+        results.print(f"  - {texts.get(label, label)}  [{label}] {score:.3f}")
+    if run is not None and not example.negatives:
+        results.print(f"  no hard negatives of {run.root} belong to the split {example.split}")
 
 
 def _describe_example(example: Example, texts: dict[int, str]) -> dict[str, Any]:
@@ -361,8 +403,7 @@ DEPTH = 4  # levels of folders to search
 FOLDERS = 10_000  # maximum of folders to search
 
 
-@dataclass(frozen=True)
-class ListedTable:
+class ListedTable(NamedTuple):
     """A table below a prefix, with its manifest, or with a description of what is wrong."""
 
     name: str
@@ -414,10 +455,10 @@ def find_mismatches(data: Manifest | None, tables: list[ListedTable]) -> dict[st
 _SHOWN_VALUES = 8  # values shown of a list
 
 
-def inspect_table(url: str, manifest: Manifest, check: bool, rows: int) -> dict[str, Any]:
+def _inspect_table(url: str, manifest: Manifest, check: bool, rows: int) -> dict[str, Any]:
     """Print information about a table and its first `rows` rows; with `check`, verify its bytes. Raises TableError."""
     if check:
-        verify_tables({url: manifest})
+        _verify_tables({url: manifest})
     fields: dict[str, Any] = {
         "kind": manifest.kind,
         "rows": f"{manifest.rows:,}",
@@ -431,27 +472,30 @@ def inspect_table(url: str, manifest: Manifest, check: bool, rows: int) -> dict[
     if manifest.row_group_rows:
         fields["rows per row group"] = f"{manifest.row_group_rows:,}"
     results.print(url, style="bold")
-    print_fields(fields)
+    _print_fields(fields)
     for section in ("parents", "parameters", "counters", "quality"):
-        print_section(manifest, section)
-    for row in _sample(url, manifest, rows):
-        results.print(row)
+        _print_section(manifest, section)
+    for group in Table(url, manifest).batches(stop=rows) if manifest.columns else ():
+        decoder = _decoder_of(url, manifest) if "input_ids" in group.column_names else None
+        texts = decoder.texts(group, LONGEST_LABEL) if decoder else itertools.repeat(None, group.num_rows)
+        for row, text in zip(group.to_pylist(), texts, strict=True):
+            words = {} if text is None else {"words": text}
+            results.print({**{name: _shorten(value) for name, value in row.items()}, **words})
     return {"digest": manifest.digest, "verified": check, **manifest.model_dump(mode="json")}
 
 
-def print_fields(fields: dict[str, Any]) -> None:
-    """Print each name and value on a line."""
+def _print_fields(fields: dict[str, Any]) -> None:
     for name, value in fields.items():
         results.print(f"  {name}: {clean_text(str(value))}")
 
 
-def print_section(manifest: Manifest, section: str) -> None:
+def _print_section(manifest: Manifest, section: str) -> None:
     """Print a section of a manifest, one entry per line; leave out entries that are None."""
     entries = flatten(getattr(manifest, section))
-    print_fields({f"{section}: {name}": value for name, value in entries.items() if value is not None})
+    _print_fields({f"{section}: {name}": value for name, value in entries.items() if value is not None})
 
 
-def verify_tables(tables: dict[str, Manifest]) -> None:
+def _verify_tables(tables: dict[str, Manifest]) -> None:
     """Verify every byte of the tables, given by URL. Raises TableError that names the first damaged shard."""
     shards = [shard for manifest in tables.values() for shard in manifest.shards]
     total = sum(shard.bytes for shard in shards)
@@ -459,19 +503,6 @@ def verify_tables(tables: dict[str, Manifest]) -> None:
         for url, manifest in tables.items():
             Table(url, manifest).verify(bar.advance)
     say(f"verified: {len(shards)} shard(s), {total:,} bytes")
-
-
-def _sample(url: str, manifest: Manifest, rows: int) -> list[dict[str, Any]]:
-    """Read the first rows; add texts to rows of queries and labels if the tokenizer of DATA is available."""
-    sample: list[dict[str, Any]] = []
-    for group in Table(url, manifest).batches(stop=rows) if manifest.columns else ():
-        part = [{name: _shorten(value) for name, value in row.items()} for row in group.to_pylist()]
-        decoder = _decoder_of(url, manifest) if "input_ids" in group.column_names else None
-        if decoder is not None:
-            for row, text in zip(part, decoder.texts(group, LONGEST_LABEL), strict=True):
-                row["words"] = text
-        sample += part
-    return sample
 
 
 def _decoder_of(url: str, manifest: Manifest) -> TextDecoder | None:
@@ -524,68 +555,6 @@ def sharding_command(url: str, data: Manifest) -> str:
             if value is not True:  # else the option has no value
                 words.append("TOKENIZER" if str(value).startswith(_DIRECTORY) else shlex.quote(str(value)))
     return " ".join(words)
-
-
-def inspect_url(
-    url: str, *, verify: bool, rows: int, key: str | None, split: str | None, run: str | None
-) -> dict[str, Any]:
-    """Print and return a description of `url`. Raises InputError, and TableError if a table is missing or damaged."""
-    url = url.removesuffix("/").removesuffix("/" + MANIFEST)
-    layout = None if run is None else RunLayout(run)
-    if layout is not None:
-        load_config(layout.config)  # raises InputError if there is no run
-    if key is not None or layout is not None:
-        body = inspect_queries(DataLayout(url), rows, split, key, layout)
-    elif is_published(url) and (manifest := Table.open(url).manifest).kind != "data":
-        body = inspect_table(url, manifest, verify, rows)
-    else:
-        body = _inspect_prefix(url, verify, rows, split)
-    return {"url": url, **body}
-
-
-def _inspect_prefix(url: str, check: bool, rows: int, split: str | None) -> dict[str, Any]:
-    """Print the tables below `url`, their problems, and the first queries of a DATA.
-
-    With `check`, verify every byte. Raises TableError.
-    """
-    data = Table.open(url, "data").manifest if is_published(url) else None
-    layout = RunLayout(url)
-    is_run = data is None and storage.exists(layout.config)
-    tables = list_tables(url)
-    if data is None and not is_run and not tables:
-        Table.open(url)  # raises
-    mismatches = find_mismatches(data, tables)
-    kind = "data" if data else "run" if is_run else "prefix"
-    size = sum(item.bytes for item in tables)
-    fields = [f"{len(tables)} tables, {size:,} bytes"]
-    if is_run:
-        fields.append("finished" if storage.exists(layout.finished) else "not finished")
-    if data is not None:
-        fields.append(f"digest {data.digest}")
-    results.print(f"{url}: {kind}, {', '.join(fields)}")
-    _print_tables(url, tables, mismatches)
-    if data is not None:
-        print_fields({"code version": data.code_version})
-        print_section(data, "parameters")
-        if data.parameters.get("options"):  # empty if vectors in files were mined
-            results.print(f"to create DATA again (INPUT: the input files):\n  {sharding_command(url, data)}")
-    if kind == "prefix" and {"queries", "labels"} <= set(storage.list_names(url)):
-        Table.open(url)  # raises for an unfinished DATA, whose parts were printed above
-    if check:
-        verify_tables({item.url: item.manifest for item in tables if item.manifest is not None})
-    body = {
-        "kind": kind,
-        "verified": check,
-        "bytes": size,
-        "tables": {item.name: _describe(item) for item in tables},
-        "checks": {name: [fault] for name, fault in mismatches.items()},
-    }
-    if data is not None:
-        body |= {"digest": data.digest, "parameters": data.parameters, "command": sharding_command(url, data)}
-        body |= inspect_queries(DataLayout(url), rows, split)
-    if mismatches and check:
-        raise TableError(f"{url}: {len(mismatches)} item(s) do not match the manifests; see above.")
-    return body
 
 
 def _print_tables(url: str, tables: list[ListedTable], mismatches: dict[str, str]) -> None:

@@ -25,7 +25,11 @@ def require_own_packages() -> None:
     try:
         check_own_packages()
     except ImportError as error:
-        if not _is_command():
+        program, words = sys.argv[0], sys.orig_argv
+        is_ours = Path(program).stem in ("extremis", "extremis-worker")
+        if program == "-m":  # Python has not found the module yet
+            is_ours = words[len(words) - len(sys.argv)].removeprefix("-m").partition(".")[0] == "extremis"
+        if not is_ours:
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -62,14 +66,6 @@ def _remedy(folder: Path | None) -> str:
             f"{folder} off the path."
         )
     return "Install Extremis into an environment of its own (python -m venv)."
-
-
-def _is_command() -> bool:
-    """Return whether this process is one of our commands, rather than a program that imports Extremis."""
-    program, words = sys.argv[0], sys.orig_argv
-    if program == "-m":  # Python has not found the module yet
-        return words[len(words) - len(sys.argv)].removeprefix("-m").partition(".")[0] == "extremis"
-    return Path(program).stem in ("extremis", "extremis-worker")
 
 
 def extra_of(module: str) -> str | None:

@@ -1,11 +1,13 @@
-"""Sizes of data, run and miner by formulas."""
+"""Sizes of data, run and miner by formulas.
+
+A `Workload` is described, `estimate` sizes its tables and processes, `plan` makes one JSON object of all sizes.
+"""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from extremis.console import results, table
@@ -17,6 +19,7 @@ from schemas.arrow import DENSE
 from schemas.errors import InputError
 from schemas.layout import DataLayout, shard_name
 from schemas.manifest import Manifest, Shard
+from schemas.process import Say
 from schemas.shares import ALL_ROWS
 from schemas.sizes import parse_bytes, say_bytes
 from schemas.table import Table
@@ -49,6 +52,7 @@ _SHARD_COPIES = 3  # copies of a shard while it is decoded, sorted and encoded
 _JSON_TOKEN, _JSON_POINT, _JSON_LABEL, _JSON_REFERENCE = 4.7, 40, 25, 4
 
 _SAMPLED_ROWS = 1 << 13  # rows of DATA for averages
+_AVERAGES = ("tokens", "label_tokens", "labels_per_query", "key_bytes", "text_bytes")
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class Workload:
             raise InputError(
                 "data.mix: plan does not support data.mix. Plan with data.split and data.label_texts instead."
             )
-        for name in ("tokens", "label_tokens", "labels_per_query", "key_bytes", "text_bytes"):
+        for name in _AVERAGES:
             if not 0 < getattr(self, name) < 1e6:
                 raise InputError(f"--{name.replace('_', '-')} must be above 0; got {getattr(self, name):g}.")
         if self.labels_per_query > self.labels:
@@ -96,7 +100,6 @@ class Workload:
 
     @property
     def searched(self) -> str:
-        """Name of the table that contains the vectors for mining."""
         return "embeddings of queries" if self.recipe.table_parameters.get("by") == "points" else "vectors"
 
     @property
@@ -111,12 +114,10 @@ class Workload:
 
     @property
     def rows(self) -> int:
-        """Number of rows of all sources."""
         return sum(self.sources.values())
 
     @property
     def steps(self) -> int:
-        """Number of steps in the whole run."""
         rows = self.trained_queries + self.sources.get("labels", 0)
         return -(-rows // self.recipe.order.batch) * self.recipe.train.epochs
 
@@ -145,18 +146,25 @@ class Workload:
     def with_averages_of(self, data: str) -> "Workload":
         """Return the workload with averages measured on DATA. Raises TableError."""
         layout = DataLayout(data)
-        queries, queries_bytes = _sample(Table.open(layout.queries("train"), "queries"))
-        labels, labels_bytes = _sample(Table.open(layout.labels, "labels"))
+        tables = {
+            "queries": Table.open(layout.queries("train"), "queries"),
+            "labels": Table.open(layout.labels, "labels"),
+        }
+        queries, labels = (table.read(stop=_SAMPLED_ROWS) for table in tables.values())
+
+        def mean(lengths: Any) -> float:
+            return pc.mean(lengths).as_py() or 0.0
+
         return replace(
             self,
-            tokens=_mean(pc.list_value_length(queries["input_ids"])),
-            label_tokens=_mean(pc.list_value_length(labels["input_ids"])),
-            labels_per_query=_mean(pc.list_value_length(queries["label_ids"])),
-            key_bytes=_mean(pc.binary_length(queries["key"])),
-            text_bytes=_mean(pc.binary_length(labels["text"])),
+            tokens=mean(pc.list_value_length(queries["input_ids"])),
+            label_tokens=mean(pc.list_value_length(labels["input_ids"])),
+            labels_per_query=mean(pc.list_value_length(queries["label_ids"])),
+            key_bytes=mean(pc.binary_length(queries["key"])),
+            text_bytes=mean(pc.binary_length(labels["text"])),
             vocabulary=int(Table.open(layout.tokenizer, "tokenizer").parameters["vocabulary"]),
             dense=int(Table.open(data, "data").parameters.get(DENSE) or 0),
-            stored={"queries": queries_bytes, "labels": labels_bytes},
+            stored={name: sum(shard.bytes for shard in table.shards) / table.rows for name, table in tables.items()},
         )
 
 
@@ -170,8 +178,7 @@ class TableSize:
     times: int = 1
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """Sizes of all tables in storage, peak bytes of a process for each step, and the blocks of mining."""
 
     tables: dict[str, TableSize]
@@ -181,26 +188,31 @@ class Estimate:
 
 def estimate(workload: Workload) -> Estimate:
     """Estimate the whole run. Raises InputError if mining needs more memory."""
-    recipe = workload.recipe
-    sizes = dict(_data_tables(workload))
-    blocks = None
+    recipe, rows = workload.recipe, workload.labels
+    sizes, blocks = _data_tables(workload), None
+
+    def add_sources(kind: str, each: float) -> None:
+        """Add the tables of `kind`, with `each` bytes per row. Each dump contains one table per source."""
+        for name, count in workload.sources.items():
+            size = int((_ROW_ID_BYTES + each) * count)
+            sizes[f"{kind} of {name}"] = TableSize(count, size, sizes[name].shards, workload.dumps)
+
     if workload.dumps:
-        sizes |= _source_tables("embeddings", _VECTOR_FACTOR * 2 * workload.columns, workload, sizes)
+        add_sources("embeddings", _VECTOR_FACTOR * 2 * workload.columns)
         if recipe.is_clustered:
             sizes["queries in cluster order"] = replace(sizes["queries"], times=workload.dumps)
         else:
-            rows = workload.labels
             size = int(rows * (_ROW_ID_BYTES + _VECTOR_FACTOR * 4 * workload.columns))
             sizes["vectors"] = TableSize(rows, size, -(-rows // VECTOR_ROWS), workload.dumps)
             blocks = _mining_blocks(workload, sizes)
             each = _NEGATIVE_FACTOR * _entropy(sizes[workload.searched].rows) + _SCORE_BYTES
-            sizes |= _source_tables("negatives", each * recipe.table_parameters["table_width"], workload, sizes)
+            add_sources("negatives", each * recipe.table_parameters["table_width"])
             needs = blocks.needs(workload.rows)
             if scratch := needs.get("candidates", 0) + needs.get("indexes", 0):  # only one mining runs at a time
                 sizes["candidates and indexes of mining"] = TableSize(workload.rows, scratch, 0)
-    parameters, optimizer = parameter_bytes(recipe, workload.vocabulary, workload.labels, workload.dense)
-    files = 2 + len(row_ranges(0, workload.labels, sum(label_bytes(recipe))))
-    sizes["checkpoint"] = TableSize(workload.labels, parameters + optimizer, files, recipe.checkpoint.keep)
+    parameters, optimizer = parameter_bytes(recipe, workload.vocabulary, rows, workload.dense)
+    files = 2 + len(row_ranges(0, rows, sum(label_bytes(recipe))))
+    sizes["checkpoint"] = TableSize(rows, parameters + optimizer, files, recipe.checkpoint.keep)
     # A sharding worker holds a few copies of the largest shard.
     shards = (each * sizes[name].rows / sizes[name].shards for name, each in workload.row_bytes.items())
     memory = {"shard": _PROCESS_BYTES["shard"] + int(_SHARD_COPIES * max(shards))}
@@ -219,7 +231,7 @@ def _entropy(count: int) -> float:
     return (math.log2(count) / 2 + math.log2(math.log(count))) / 8
 
 
-def _data_tables(workload: Workload) -> Iterator[tuple[str, TableSize]]:
+def _data_tables(workload: Workload) -> dict[str, TableSize]:
     """Estimate the tables of queries and labels, with the number of shards that `extremis shard` would choose."""
     token, label = _TOKEN_FACTOR * _entropy(workload.vocabulary), _LABEL_FACTOR * _entropy(workload.labels)
     key = _ROW_ID_BYTES + _CHARACTER_BYTES * workload.key_bytes
@@ -228,33 +240,27 @@ def _data_tables(workload: Workload) -> Iterator[tuple[str, TableSize]]:
         "labels": key + token * workload.label_tokens + _CHARACTER_BYTES * workload.text_bytes,
         **workload.stored,
     }
+    tables = {}
     for name, rows in (("queries", workload.queries), ("labels", workload.labels)):
         size = int(stored[name] * rows)
-        yield name, TableSize(rows, size, default_shards(rows, size, ShardOptions().shard_bytes))
-
-
-def _source_tables(kind: str, each: float, workload: Workload, data: dict[str, TableSize]) -> dict[str, TableSize]:
-    """Estimate the tables of `kind`, with `each` bytes per row. Each dump contains one table per source."""
-    return {
-        f"{kind} of {name}": TableSize(rows, int((_ROW_ID_BYTES + each) * rows), data[name].shards, workload.dumps)
-        for name, rows in workload.sources.items()
-    }
+        tables[name] = TableSize(rows, size, default_shards(rows, size, ShardOptions().shard_bytes))
+    return tables
 
 
 def _mining_blocks(workload: Workload, data: dict[str, TableSize]) -> BlockPlan:
     """Choose index, blocks and query batch as `extremis mine --memory` does. Raises InputError if memory is short."""
     facts, searched = workload.recipe.table_parameters, data[workload.searched]
     options = MineOptions(memory=workload.memory)
-    vectors = _planned_manifest("vectors", searched, VECTOR_GROUP_ROWS)
-    points = [_planned_manifest(name, data[name], default_row_group_rows(n)) for name, n in workload.sources.items()]
+
+    def manifest(kind: str, table: TableSize, row_group_rows: int) -> Manifest:  # with the fields that mining reads
+        rows = -(-table.rows // table.shards)
+        shard = Shard(path=shard_name(0, table.shards), rows=rows, bytes=0, sha256="0" * 64)
+        return Manifest(kind=kind, shards=(shard,), rows=table.rows, row_group_rows=row_group_rows)
+
+    vectors = manifest("vectors", searched, VECTOR_GROUP_ROWS)
+    points = [manifest(name, data[name], default_row_group_rows(n)) for name, n in workload.sources.items()]
     sizes = sizes_of(workload.columns, vectors, points, options, facts["table_width"], facts["table_width"])
     return plan_blocks(facts["index"], searched.rows, workload.rows, options, sizes)
-
-
-def _planned_manifest(kind: str, table: TableSize, row_group_rows: int) -> Manifest:
-    """Build a manifest for a planned table, with the fields that mining reads."""
-    shard = Shard(path=shard_name(0, table.shards), rows=-(-table.rows // table.shards), bytes=0, sha256="0" * 64)
-    return Manifest(kind=kind, shards=(shard,), rows=table.rows, row_group_rows=row_group_rows)
 
 
 def saved_bytes(workload: Workload) -> tuple[int, int]:
@@ -278,34 +284,14 @@ def _train_memory(workload: Workload) -> int:
     scores = 8.0 * recipe.negatives.scores(batch, positives)
     # While a checkpoint is written: a copy of all but the labels, a copy of one file's labels, a byte per label.
     encoder, vectors = saved_bytes(workload)
-    saved = (
-        encoder + min(vectors, FILE_BYTES) + workload.labels // workload.ranks if recipe.checkpoint.background else 0
-    )
+    copies = encoder + min(vectors, FILE_BYTES) + workload.labels // workload.ranks
+    saved = copies if recipe.checkpoint.background else 0
     counts = 12 * workload.labels if recipe.train.positive_weight else 0  # frequencies and weights of labels
     return _PROCESS_BYTES["train"] + int(encoder + vectors + saved + window + step + scores + counts)
 
 
-def _sample(table: Table) -> tuple[pa.Table, float]:
-    """Return the first rows of a table, and the table's stored bytes per row."""
-    return table.read(stop=_SAMPLED_ROWS), sum(shard.bytes for shard in table.shards) / table.rows
-
-
-def _mean(lengths: Any) -> float:
-    return pc.mean(lengths).as_py() or 0.0
-
-
-PIPELINES = ("shard", "mine", "cluster")  # steps of a run that are pipelines
 # Options of `extremis plan` that are fields of a workload, in addition to its recipe, memory and rows.
-WORKLOAD_OPTIONS = (
-    "tokens",
-    "label_tokens",
-    "labels_per_query",
-    "key_bytes",
-    "text_bytes",
-    "vocabulary",
-    "ranks",
-    "workers",
-)
+WORKLOAD_OPTIONS = (*_AVERAGES, "vocabulary", "ranks", "workers")
 
 _NGRAMS = 4  # factor of (tokens of all texts) ** HEAPS: 1.8 to 9 on texts of six data sets; buckets are rounded up
 _STAGING_PEAK = 1.05  # peak bytes in staging, with tables, relative to the bytes of the input: 1.00 to 1.06 measured
@@ -318,7 +304,7 @@ _JOB_SERVER = (
 )
 
 # Bytes of Java per Python worker, which do not grow with the data, because bulk data goes through files.
-ENGINES = {
+_ENGINES = {
     "flink": 1728 << 20,  # Flink's default TaskManager with one slot
     "spark": 1320 << 20,  # an executor of 1,200 MiB, plus a tenth
 }
@@ -341,41 +327,27 @@ def workload(
 
 
 def resolve_for(workload: Workload, recipe: str, overrides: Iterable[str], data: str | None) -> Resolved:
-    """Compute the settings that the recipe `recipe` takes from the data. `data`: a sample of the data.
+    """Compute the settings that the recipe `recipe` takes from the data.
 
-    Raises InputError for the same reasons as `resolve`, and TableError.
+    The statistics of the data come from the workload's averages, or are scaled up from the sample `data`. Raises
+    InputError for the same reasons as `resolve`, and TableError.
     """
     body = read_recipe(recipe, overrides)
     if not options_left_to_data(body):
         return Resolved(workload.recipe)
-    return apply_rules(body, facts_of(workload, data), recipe)
-
-
-def facts_of(workload: Workload, data: str | None) -> DataStatistics:
-    """Return statistics of the planned data, from the workload's averages or scaled up from `data`.
-
-    Raises TableError.
-    """
-    label_texts = workload.sources.get("labels", 0)
-    queries = workload.trained_queries
+    queries, label_texts = workload.trained_queries, workload.sources.get("labels", 0)
     if data is None:
-        tokens = queries * workload.tokens
-        pairs = round(queries * workload.labels_per_query)
-        ngrams = round(_NGRAMS * tokens**HEAPS)
-        return DataStatistics(queries, workload.labels, pairs, label_texts, ngrams, workload.tokens)
+        pairs, ngrams = queries * workload.labels_per_query, _NGRAMS * (queries * workload.tokens) ** HEAPS
+        numbers = queries, workload.labels, round(pairs), label_texts, round(ngrams)
+        return apply_rules(body, DataStatistics(*numbers, workload.tokens), recipe)
     sample = measure(DataLayout(data), "train", ALL_ROWS, bool(label_texts))
     times = queries / sample.queries
-    return replace(
-        sample,
-        queries=queries,
-        labels=workload.labels,
-        pairs=round(sample.pairs * times),
-        label_texts=label_texts,
-        ngrams=round(sample.ngrams * times**HEAPS),
-    )
+    pairs, ngrams = round(sample.pairs * times), round(sample.ngrams * times**HEAPS)
+    scaled = {"queries": queries, "labels": workload.labels, "label_texts": label_texts}
+    return apply_rules(body, replace(sample, pairs=pairs, ngrams=ngrams, **scaled), recipe)
 
 
-def with_streams_for(ranks: int, recipe: Recipe, say: Callable[[str], None]) -> Recipe:
+def with_streams_for(ranks: int, recipe: Recipe, say: Say) -> Recipe:
     """Return the recipe with at least one stream for each of the `ranks`; report a change with `say`."""
     streams = recipe.order.streams * -(-ranks // recipe.order.streams)
     if streams == recipe.order.streams:
@@ -387,21 +359,25 @@ def with_streams_for(ranks: int, recipe: Recipe, say: Callable[[str], None]) -> 
 def plan(workload: Workload, engine: str | None = None) -> dict[str, Any]:
     """Estimate all sizes; return one JSON object.
 
-    `engine`: engine that runs the pipelines; None: this machine. Raises InputError if mining needs more memory.
+    `engine`: engine that runs the pipelines; None: this machine. "fusion": what `extremis fuse` needs for training
+    points, with the default limit and, as `memory_bytes_of_all`, without a limit. Raises InputError if mining needs
+    more memory.
     """
-    sizes = estimate(workload)
-    over = {step: need for step, need in sizes.memory.items() if need > workload.memory}
-    recipe, blocks = workload.recipe, sizes.blocks
-    on_engine = None
-    if engine is not None:
-        stored = sum(sizes.tables[name].bytes for name in ("queries", "labels"))
-        on_engine = plan_engine(engine, workload, sizes.memory, stored)
-    facts = {"recipe": recipe.title, "dimension": recipe.encoder.dimension, "epochs": recipe.train.epochs}
+    tables, memory, blocks = estimate(workload)
+    over = {step: need for step, need in memory.items() if need > workload.memory}
+    recipe = workload.recipe
+    points = workload.queries, recipe.encoder.dimension, workload.labels_per_query
+    settled = plan_index(*points)
     return {
-        "workload": {**asdict(workload), **facts},
-        "tables": {name: asdict(size) for name, size in sizes.tables.items()},
-        "bytes": sum(size.bytes * size.times for size in sizes.tables.values()),
-        "memory": sizes.memory,
+        "workload": {
+            **asdict(workload),
+            "recipe": recipe.title,
+            "dimension": recipe.encoder.dimension,
+            "epochs": recipe.train.epochs,
+        },
+        "tables": {name: asdict(size) for name, size in tables.items()},
+        "bytes": sum(size.bytes * size.times for size in tables.values()),
+        "memory": memory,
         "mining": blocks
         and {
             "index": blocks.factory.spec,
@@ -410,49 +386,37 @@ def plan(workload: Workload, engine: str | None = None) -> dict[str, Any]:
             "query_batch": blocks.batch,
             "refreshes": workload.dumps,
         },
-        "fusion": plan_memory(workload),
+        "fusion": {
+            "index": settled.factory.spec,
+            "points": settled.points,
+            "memory_bytes": settled.bytes,
+            "stored_bytes": settled.stored,
+            "milliseconds": settled.milliseconds,
+            "memory_bytes_of_all": plan_index(*points, budget=1 << 62).bytes,
+        },
         "steps": workload.steps,
-        "on_engine": on_engine,
+        "on_engine": None if engine is None else _plan_engine(engine, workload, tables, memory),
         "over": over,
         "go": not over,
     }
 
 
-def plan_memory(workload: Workload) -> dict[str, Any]:
-    """Return how much memory `extremis fuse` needs for training points, with the default limit and without a limit."""
-    sizes = workload.queries, workload.recipe.encoder.dimension, workload.labels_per_query
-    settled = plan_index(*sizes)
-    return {
-        "index": settled.factory.spec,
-        "points": settled.points,
-        "memory_bytes": settled.bytes,
-        "stored_bytes": settled.stored,
-        "milliseconds": settled.milliseconds,
-        "memory_bytes_of_all": plan_index(*sizes, budget=1 << 62).bytes,
-    }
-
-
-def plan_engine(name: str, workload: Workload, memory: dict[str, int], tables: int) -> dict[str, Any]:
-    """Return what the pipelines need on the engine `name`. `memory`: bytes of a process, for each step.
-
-    `tables`: bytes of queries and labels.
-    """
-    worker = max(memory[step] for step in PIPELINES if step in memory)
-    input_bytes = workload.input_bytes
+def _plan_engine(name: str, workload: Workload, tables: dict[str, TableSize], memory: dict[str, int]) -> dict[str, Any]:
+    worker = max(memory[step] for step in ("shard", "mine", "cluster") if step in memory)
+    read, stored = workload.input_bytes, sum(tables[each].bytes for each in ("queries", "labels"))
     return {
         "engine": name,
         "workers": workload.workers,
         "options": _JOB_SERVER.format(workers=workload.workers),
         "worker_bytes": worker,
-        "slot_bytes": worker + ENGINES[name],
-        "input_bytes": input_bytes,
-        "staging_bytes": int(_STAGING_PEAK * input_bytes),
-        "network_bytes": int(input_bytes + 2 * _STAGING_TOTAL * input_bytes + tables),
+        "slot_bytes": worker + _ENGINES[name],
+        "input_bytes": read,
+        "staging_bytes": int(_STAGING_PEAK * read),
+        "network_bytes": int(read + 2 * _STAGING_TOTAL * read + stored),
     }
 
 
 def show(plan: dict[str, Any]) -> None:
-    """Print the tables, the steps and the verdict."""
     rows = []
     for name, size in plan["tables"].items():
         numbers = [f"{size['rows']:,}", f"{size['shards']:,}", say_bytes(size["bytes"]), str(size["times"])]
@@ -461,35 +425,28 @@ def show(plan: dict[str, Any]) -> None:
     limit = plan["workload"]["memory"]
     steps = [[step, say_bytes(need), "fits" if need <= limit else "too much"] for step, need in plan["memory"].items()]
     table(f"each process, with {say_bytes(limit)}", ["step", "memory", ""], steps)
-    mining = plan["mining"]
-    if mining:
+    if mining := plan["mining"]:
         results.print(
             f"mining: {mining['blocks']:,} block(s) of up to {mining['block_rows']:,} vectors, "
             f"index {mining['index']}, {mining['query_batch']:,} queries at a time, {mining['refreshes']} refresh(es)",
         )
     fusion = plan["fusion"]
-    size, stored, all_bytes = (
-        say_bytes(fusion[name]) for name in ("memory_bytes", "stored_bytes", "memory_bytes_of_all")
-    )
     all_points = fusion["points"] == plan["workload"]["queries"]
+    more = "" if all_points else f"; all points need --memory {say_bytes(fusion['memory_bytes_of_all'])}"
     results.print(
-        f"fusion: {fusion['points']:,} points, index {fusion['index']}, {size} in memory, {stored} stored, about "
-        f"{fusion['milliseconds']:.2g} ms per query in large "
-        f"batches{'' if all_points else f'; all points need --memory {all_bytes}'}"
+        f"fusion: {fusion['points']:,} points, index {fusion['index']}, {say_bytes(fusion['memory_bytes'])} in memory, "
+        f"{say_bytes(fusion['stored_bytes'])} stored, about {fusion['milliseconds']:.2g} ms per query in large batches"
+        f"{more}"
     )
-    if plan["on_engine"]:
-        _show_engine(plan["on_engine"])
+    if engine := plan["on_engine"]:
+        worker, slot, staging, network, read = (
+            say_bytes(engine[f"{name}_bytes"]) for name in ("worker", "slot", "staging", "network", "input")
+        )
+        results.print(f"pipelines on {engine['engine']} with {engine['workers']:,} worker(s)")
+        results.print(f"  memory: {worker} per worker, {slot} per slot with a worker")
+        traffic = f"{network} read and written by shard, for about {read} of input"
+        results.print(f"  storage: at most {staging} of temporary files; {traffic}")
+        results.print(f"  options after --: {engine['options']}")
     over = ", ".join(f"{step} needs {say_bytes(need)}" for step, need in plan["over"].items())
     verdict = f"does not fit: {over}" if over else "every step fits"
     results.print(f"{say_bytes(plan['bytes'])} in storage, {plan['steps']:,} steps; {verdict}")
-
-
-def _show_engine(plan: dict[str, Any]) -> None:
-    results.print(f"pipelines on {plan['engine']} with {plan['workers']:,} worker(s)")
-    worker, slot, staging, network, read = (
-        say_bytes(plan[f"{name}_bytes"]) for name in ("worker", "slot", "staging", "network", "input")
-    )
-    results.print(f"  memory: {worker} per worker, {slot} per slot with a worker")
-    traffic = f"{network} read and written by shard, for about {read} of input"
-    results.print(f"  storage: at most {staging} of temporary files; {traffic}")
-    results.print(f"  options after --: {plan['options']}")

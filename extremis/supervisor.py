@@ -1,10 +1,7 @@
-"""A run with its miner, its ranks, their signals, and its metrics for Prometheus."""
+"""A run with its miner, its ranks, its metrics for Prometheus and its log."""
 
 import contextlib
-import os
 import re
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -19,14 +16,14 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from extremis.console import Bar, current_output, output, say
+from extremis.miner import start_miner
 from extremis.spinner import show_activity
 from extremis.stopping import GRACE, stopping_on_signal
-from pipelines.options import DumpOptions
 from schemas import storage
 from schemas.errors import ExtremisError, InputError, StorageError, redact
 from schemas.layout import RunLayout
 from schemas.owners import Claim, Unclaimed, claimed, require_output_folder
-from schemas.process import Wait, end_with_parent, python_command, waiting
+from schemas.process import Say
 from schemas.storage import read_json, write_json
 from scoring.fitting import carry_fusion
 from scoring.memory import FACTS, describe_memory
@@ -34,6 +31,157 @@ from trainer.group import ALONE, Group
 from trainer.loop import EpochReport, Trainer
 from trainer.methods.recipe import Recipe
 from trainer.refresh.adoption import Interrupts, discard_unfinished_tables
+
+
+def train(
+    data: str,
+    run: str,
+    recipe: Recipe,
+    resume: bool = False,
+    beam_options: Sequence[str] | None = None,
+    group: Group = ALONE,
+    metrics: tuple[str, int] | None = None,
+    grace: float = GRACE,
+    should_continue: Callable[[EpochReport], bool] | None = None,
+    title: str = "",
+) -> dict[str, Any]:
+    """Train `recipe`; `resume` continues an existing run. With `beam_options`, a miner runs next to rank 0.
+
+    `metrics`: host and port at which rank 0 serves metrics for Prometheus. `grace`: seconds after SIGTERM or SIGHUP for
+    saving a checkpoint; 0: the process ends at once. `should_continue` is called after each epoch; if it returns False,
+    the run stops. `title`: title of the progress bar; "": the recipe's name. Returns {"epochs": [...],
+    "table_versions": {epoch: table epoch or None}}. Raises ExtremisError: ClaimedError while another process trains
+    RUN, StoppedError if a signal stopped this process.
+    """
+    with (
+        claimed_by_first_rank(run, group, data) as claim,
+        stopping_on_signal(grace) as stop_requested,
+        logged(run) as log,
+    ):
+        show_activity(f"{title or 'train'}: reading the data")
+        run_exists = resume and group.decide(lambda: storage.exists(RunLayout(run).config))
+        trainer = (Trainer.resume if run_exists else Trainer.start)(data, run, recipe, say, group, claim)
+        if group.first:
+            log.begin()
+            record_command(RunLayout(run))
+        interrupts = trainer.interrupts = Interrupts(stop_requested)
+        state = RunMetrics(recipe.order.batch)
+        trainer.on_record(state.record)
+        recipe, epochs, miner = trainer.recipe, list[dict[str, Any]](), None
+        if group.first and beam_options is not None and recipe.table_epochs():
+            verb = "cluster" if recipe.is_clustered else "mine"
+            miner = start_miner(data, run, log, beam_options, verb, interrupts.miner_ended)
+        show_activity(f"{title or 'train'}: ending the run")  # after the bar
+        try:
+            with (
+                serve_metrics(state, metrics if group.first else None, say),
+                Bar(title or f"train {recipe.title}", trainer.total_steps, quiet=not group.first) as bar,
+            ):
+
+                def on_step(step: int, total: int, loss: float) -> None:
+                    state.step(step, total, loss)
+                    bar.update(step, state.note(), total)
+
+                with contextlib.closing(trainer.train(on_step)) as reports:
+                    for report in reports:
+                        adoption = report.adoption
+                        epochs.append(
+                            {
+                                "epoch": report.epoch,
+                                "loss": report.loss,
+                                "seconds": round(report.seconds, 2),
+                                "rows": report.rows,
+                                "table_epoch": adoption.table_epoch,
+                                "table_age": adoption.age,
+                                "late": adoption.late,
+                                **({"validation": report.metrics} if report.metrics else {}),
+                            }
+                        )
+                        if group.first:
+                            say(_epoch_line(report, recipe))
+                        if should_continue is not None and not should_continue(report):
+                            break
+        finally:
+            if miner is not None:
+                miner.stop()
+        if miner is not None:
+            with contextlib.suppress(StorageError):  # the run is finished even if files of its miner remain
+                discard_unfinished_tables(RunLayout(run))
+    return {"epochs": epochs, "table_versions": {row["epoch"]: row["table_epoch"] for row in epochs}}
+
+
+def carry(data: str, run: str, earlier: str, device: str) -> None:
+    """If the earlier run has a fusion, carry it over to the refreshed run. Raises ExtremisError."""
+    fusion = carry_fusion(data, run, earlier, device)
+    if fusion is not None:
+        memory = fusion.parameters.get(FACTS)
+        own = f", with the training points of this run: {describe_memory(memory)}" if memory else ""
+        say(f"scores are fused with the weights of {earlier}{own}")
+
+
+def _epoch_line(report: EpochReport, recipe: Recipe) -> str:
+    if recipe.negatives.all_labels:
+        table = "every label"
+    elif recipe.first_indexed_epoch is not None and report.epoch >= recipe.first_indexed_epoch:
+        table = "own index"
+    else:
+        none = "random order" if recipe.is_clustered else "random only"
+        table = none if report.adoption.table_epoch is None else f"table {report.adoption.table_epoch}"
+    shown = (name for name in ("P@1", "P@5", "PSP@5") if name in report.metrics)
+    scores = "".join(f"  {name} {report.metrics[name]:.2f}" for name in shown)
+    return (
+        f"epoch {report.epoch} ({report.epoch + 1} of {report.epochs})  loss {report.loss:.3f}  {table}  "
+        f"{report.seconds:.1f} s  {report.rows / max(report.seconds, 1e-9):,.0f} rows/s{scores}"
+    )
+
+
+@contextlib.contextmanager
+def joined_ranks() -> Iterator[Group]:
+    """Join this process's group until the block ends. The first rank that fails raises its error; other ranks exit.
+
+    Raises ExtremisError, SystemExit.
+    """
+    group = Group.of_environment()
+    try:
+        yield group
+        group.barrier()
+    except ExtremisError as error:
+        if not group.first_to_report():
+            sys.exit(error.exit_status)
+        raise
+    except BaseException:
+        group.first_to_report()
+        raise
+    group.close()
+
+
+@contextlib.contextmanager
+def claimed_by_first_rank(run: str, group: Group, data: str) -> Iterator[Claim]:
+    """Let rank 0 hold the claim on RUN for all ranks until the block ends. Raises InputError on every rank."""
+    with contextlib.ExitStack() as held:
+        claim: Claim = Unclaimed()
+        refused: ExtremisError | None = None
+        if group.first:
+            try:
+                require_output_folder(run, "trained", [data])
+                claim = held.enter_context(claimed(run, "trained", say))
+            except ExtremisError as error:
+                refused = error
+        if refused := group.broadcast(refused):
+            raise refused
+        yield claim
+
+
+def record_command(run: RunLayout) -> None:
+    """Append the current command line, if any, to the command lines of RUN. Raises TableError, StorageError."""
+    if line := redact(current_output().command):
+        write_json(run.commands, {"commands": [*read_commands(run), line]}, indent=1)
+
+
+def read_commands(run: RunLayout) -> list[str]:
+    """Return the command lines that created RUN, oldest first. Raises TableError if the file is damaged."""
+    return list(read_json(run.commands)["commands"]) if storage.exists(run.commands) else []
+
 
 _RATE_SECONDS = 10.0  # seconds over which a rate is averaged
 _HELP = {
@@ -78,12 +226,19 @@ class RunMetrics(Collector):
                     self._values.pop(metric, None)
 
     def note(self) -> str:
-        """Describe the loss, the rate, and the table in use."""
+        """Describe the loss, the rate, and the table in use: the table's epoch, and how late the next table is."""
         with self._lock:
             values = dict(self._values)
-        rate = values.get("rows_per_second")
-        loss = f"loss {values['loss']:.3f}" if "loss" in values else ""
-        return "  ".join(filter(None, [loss, f"{rate:,.0f} rows/s" if rate else "", _table_of(values)]))
+        parts = [f"loss {values['loss']:.3f}"] if "loss" in values else []
+        if rate := values.get("rows_per_second"):
+            parts.append(f"{rate:,.0f} rows/s")
+        made_for, late = values.get("adoption_table_epoch"), values.get("adoption_late")
+        if made_for is not None:
+            overdue = f", {values['adoption_epoch'] - made_for:.0f} epoch(s) late" if late else ""
+            parts.append(f"table {made_for:.0f}{overdue}{', stale' if values.get('adoption_stale') else ''}")
+        elif late:
+            parts.append("waiting for the first table")
+        return "  ".join(parts)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield all metrics; Prometheus' client calls this."""
@@ -93,19 +248,8 @@ class RunMetrics(Collector):
             yield GaugeMetricFamily(f"extremis_{name}", _HELP.get(name, _RECORD), value)
 
 
-def _table_of(values: Mapping[str, float]) -> str:
-    """Describe the table in use by the table's epoch, and by the delay if the next table is late."""
-    made_for, late = values.get("adoption_table_epoch"), values.get("adoption_late")
-    if made_for is None:
-        return "waiting for the first table" if late else ""
-    overdue = f", {values['adoption_epoch'] - made_for:.0f} epoch(s) late" if late else ""
-    return f"table {made_for:.0f}{overdue}{', stale' if values.get('adoption_stale') else ''}"
-
-
 @contextlib.contextmanager
-def serve_metrics(
-    collector: Collector, place: tuple[str, int] | None, say: Callable[[str], None]
-) -> Iterator[int | None]:
+def serve_metrics(collector: Collector, place: tuple[str, int] | None, say: Say) -> Iterator[int | None]:
     """Serve the metrics of `collector` until the block ends; yield the port.
 
     `place`: host and port (0: any free port); None: no server.
@@ -137,287 +281,6 @@ def serve_metrics(
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-@contextlib.contextmanager
-def joined_ranks() -> Iterator[Group]:
-    """Join this process's group until the block ends. The first rank that fails raises its error; other ranks exit.
-
-    Raises ExtremisError, SystemExit.
-    """
-    group = Group.of_environment()
-    try:
-        yield group
-        group.barrier()
-    except ExtremisError as error:
-        if not group.first_to_report():
-            sys.exit(error.exit_status)
-        raise
-    except BaseException:
-        group.first_to_report()
-        raise
-    group.close()
-
-
-@contextlib.contextmanager
-def claimed_by_first_rank(run: str, group: Group, data: str) -> Iterator[Claim]:
-    """Let rank 0 hold the claim on RUN for all ranks until the block ends. Raises InputError on every rank."""
-    with contextlib.ExitStack() as held:
-        claim: Claim = Unclaimed()
-        refused: ExtremisError | None = None
-        if group.first:
-            try:
-                require_output_folder(run, "trained", [data])
-                claim = held.enter_context(claimed(run, "trained", say))
-            except ExtremisError as error:
-                refused = error
-        refused = group.broadcast(refused)
-        if refused is not None:
-            raise refused
-        yield claim
-
-
-def record_command(run: RunLayout) -> None:
-    """Append the current command line, if any, to the command lines of RUN. Raises TableError, StorageError."""
-    if line := redact(current_output().command):
-        write_json(run.commands, {"commands": [*read_commands(run), line]}, indent=1)
-
-
-def read_commands(run: RunLayout) -> list[str]:
-    """Return the command lines that created RUN, oldest first. Raises TableError if the file is damaged."""
-    return list(read_json(run.commands)["commands"]) if storage.exists(run.commands) else []
-
-
-RESTART_PAUSES = 2.0, 10.0, 30.0  # seconds before the restarts of a dead miner
-_POLL_SECONDS = 0.2
-TRAINER_PID = "EXTREMIS_ATTACHED"  # environment variable of a miner: the trainer's pid
-
-
-def start_miner(
-    data: str,
-    run: str,
-    log: Callable[[str], object],
-    beam_options: Sequence[str],
-    verb: str = "mine",
-    ended: threading.Event | None = None,
-) -> "Miner":
-    """Start `extremis mine --watch` (or `cluster`) as a process; its output goes to `log`. Raises ExtremisError."""
-    words = (verb, "--watch", "--", data, run, *beam_options)  # a name may begin with a dash
-    command = python_command("from extremis.cli import main; main()", *words)
-    return Miner(command, log, ended)
-
-
-class Miner:
-    """A miner process that is watched. If it dies, this is reported at once, and it is restarted after a pause.
-
-    RESTART_PAUSES limits the number of restarts. `ended` is set when the miner has ended and is not restarted.
-    """
-
-    def __init__(
-        self, command: Sequence[str], log: Callable[[str], object], ended: threading.Event | None = None
-    ) -> None:
-        self._command, self._log, self._last = command, log, ""
-        self._stopping, self._ended = threading.Event(), ended or threading.Event()
-        self.process = self._start()
-        self._thread = threading.Thread(target=self._watch, name="extremis-miner", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop the miner if it is still running after the end of the run; no epoch would use its unfinished table."""
-        self._stopping.set()
-        self._thread.join()
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                with Wait("the miner to end", seconds=10):
-                    self.process.wait(10)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-
-    def _start(self) -> subprocess.Popen:
-        try:
-            process = subprocess.Popen(
-                self._command,
-                env={**os.environ, TRAINER_PID: str(os.getpid())},
-                stdin=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-            )
-        except OSError as error:
-            raise ExtremisError(f"cannot start the miner ({self._command[0]}): {error}.") from error
-        self._reader = threading.Thread(target=self._read, args=(process,), name="extremis-miner-log", daemon=True)
-        self._reader.start()
-        return process
-
-    def _read(self, process: subprocess.Popen) -> None:
-        """Write the output of a process to the log, and remember the last line."""
-        assert process.stderr is not None
-        for line in process.stderr:
-            self._last = line.rstrip()
-            self._log(f"miner: {self._last}")
-
-    def _watch(self) -> None:
-        self._watch_and_restart()
-        self._ended.set()
-
-    def _watch_and_restart(self) -> None:
-        for number, pause in enumerate([*RESTART_PAUSES, None], 1):
-            for _ in waiting("", every=_POLL_SECONDS, stop=self._stopping):
-                if self.process.poll() is not None:
-                    break
-            if self._stopping.is_set() or self.process.returncode == 0:
-                return
-            self._reader.join(_POLL_SECONDS)
-            ended = _describe_miner(self.process.returncode) + (f": {self._last}" if self._last else "")
-            if pause is None or self.process.returncode == InputError.exit_status:
-                say(
-                    f"the miner {ended} and is not started again: later epochs use older tables, or only random "
-                    "negatives"
-                )
-                return
-            say(f"the miner {ended}; restart in {pause:g} s ({number} of {len(RESTART_PAUSES)})")
-            if self._stopping.wait(pause):
-                return
-            try:
-                self.process = self._start()
-            except ExtremisError as error:
-                say(f"{error}")
-                return
-
-
-def _describe_miner(status: int) -> str:
-    if status >= 0:
-        return f"ended with status {status}"
-    name = signal.Signals(-status).name if -status in {*signal.Signals} else f"signal {-status}"
-    return f"was killed by {name}" + (" (perhaps out of memory)" if -status == signal.SIGKILL else "")
-
-
-def end_with_trainer() -> None:
-    """End this process when the trainer that started it ends, even by `kill -9`; without a trainer do nothing.
-
-    A miner that outlived its trainer could write the same files as the miner of the resumed run. Ctrl-C is left to the
-    trainer, which stops its miner.
-    """
-    if TRAINER_PID in os.environ:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        end_with_parent(int(os.environ[TRAINER_PID]))
-
-
-def require_watchable(watch: bool, options: DumpOptions, epoch: int | None) -> None:
-    """Check that --watch is not combined with options for a single dump or output. Raises InputError."""
-    one_dump = {"epoch": epoch, "queries": options.queries, "out": options.out, "for-epoch": options.for_epoch}
-    flags = [f"--{name}" for name, value in one_dump.items() if value is not None]
-    flags += ["--overwrite"] if options.overwrite else []
-    if watch and flags:
-        stated = " ".join(flags)
-        raise InputError(f"--watch processes every dump and publishes each table in RUN. Leave out {stated}.")
-
-
-def train(
-    data: str,
-    run: str,
-    recipe: Recipe,
-    resume: bool = False,
-    beam_options: Sequence[str] | None = None,
-    group: Group = ALONE,
-    metrics: tuple[str, int] | None = None,
-    grace: float = GRACE,
-    should_continue: Callable[[EpochReport], bool] | None = None,
-    title: str = "",
-) -> dict[str, Any]:
-    """Train `recipe`; `resume` continues an existing run. With `beam_options`, a miner runs next to rank 0.
-
-    `metrics`: host and port at which rank 0 serves metrics for Prometheus. `grace`: seconds after SIGTERM or SIGHUP for
-    saving a checkpoint; 0: the process ends at once. `should_continue` is called after each epoch; if it returns False,
-    the run stops. `title`: title of the progress bar; "": the recipe's name. Returns {"epochs": [...],
-    "table_versions": {epoch: table epoch or None}}. Raises ExtremisError: ClaimedError while another process trains
-    RUN, StoppedError if a signal stopped this process.
-    """
-    with (
-        claimed_by_first_rank(run, group, data) as claim,
-        stopping_on_signal(grace) as stop_requested,
-        logged(run) as log,
-    ):
-        show_activity(f"{title or 'train'}: reading the data")
-        run_exists = resume and group.decide(lambda: storage.exists(RunLayout(run).config))
-        trainer = (Trainer.resume if run_exists else Trainer.start)(data, run, recipe, say, group, claim)
-        if group.first:
-            log.begin()
-            record_command(RunLayout(run))
-        interrupts = Interrupts(stop_requested)
-        trainer.interrupts = interrupts
-        state = RunMetrics(recipe.order.batch)
-        trainer.on_record(state.record)
-        recipe, epochs, miner = trainer.recipe, list[dict[str, Any]](), None
-        if group.first and beam_options is not None and recipe.table_epochs():
-            verb = "cluster" if recipe.is_clustered else "mine"
-            miner = start_miner(data, run, log, beam_options, verb, interrupts.miner_ended)
-        show_activity(f"{title or 'train'}: ending the run")  # after the bar
-        try:
-            with (
-                serve_metrics(state, metrics if group.first else None, say),
-                Bar(title or f"train {recipe.title}", trainer.total_steps, quiet=not group.first) as bar,
-            ):
-
-                def on_step(step: int, total: int, loss: float) -> None:
-                    state.step(step, total, loss)
-                    bar.update(step, state.note(), total)
-
-                with contextlib.closing(trainer.train(on_step)) as reports:
-                    for report in reports:
-                        epochs.append(_describe(report))
-                        if group.first:
-                            say(_epoch_line(report, recipe))
-                        if should_continue is not None and not should_continue(report):
-                            break
-        finally:
-            if miner is not None:
-                miner.stop()
-        if miner is not None:
-            with contextlib.suppress(StorageError):  # the run is finished even if files of its miner remain
-                discard_unfinished_tables(RunLayout(run))
-    return {"epochs": epochs, "table_versions": {row["epoch"]: row["table_epoch"] for row in epochs}}
-
-
-def carry(data: str, run: str, earlier: str, device: str) -> None:
-    """If the earlier run has a fusion, carry it over to the refreshed run. Raises ExtremisError."""
-    fusion = carry_fusion(data, run, earlier, device)
-    if fusion is not None:
-        memory = fusion.parameters.get(FACTS)
-        own = f", with the training points of this run: {describe_memory(memory)}" if memory else ""
-        say(f"scores are fused with the weights of {earlier}{own}")
-
-
-def _describe(report: EpochReport) -> dict[str, Any]:
-    return {
-        "epoch": report.epoch,
-        "loss": report.loss,
-        "seconds": round(report.seconds, 2),
-        "rows": report.rows,
-        "table_epoch": report.adoption.table_epoch,
-        "table_age": report.adoption.age,
-        "late": report.adoption.late,
-        **({"validation": report.metrics} if report.metrics else {}),
-    }
-
-
-def _epoch_line(report: EpochReport, recipe: Recipe) -> str:
-    if recipe.negatives.all_labels:
-        table = "every label"
-    elif recipe.first_indexed_epoch is not None and report.epoch >= recipe.first_indexed_epoch:
-        table = "own index"
-    else:
-        none = "random order" if recipe.is_clustered else "random only"
-        table = none if report.adoption.table_epoch is None else f"table {report.adoption.table_epoch}"
-    scores = "".join(
-        f"  {name} {report.metrics[name]:.2f}" for name in ("P@1", "P@5", "PSP@5") if name in report.metrics
-    )
-    return (
-        f"epoch {report.epoch} ({report.epoch + 1} of {report.epochs})  loss {report.loss:.3f}  {table}  "
-        f"{report.seconds:.1f} s  {report.rows / max(report.seconds, 1e-9):,.0f} rows/s{scores}"
-    )
 
 
 class RunLog:

@@ -12,12 +12,10 @@ from schemas.owners import claimed
 from schemas.storage import join, relative, resolve
 from schemas.table import Table
 from schemas.versions import Version, require_parts
-from scoring.exported import ExportVersion, find_current, require_needed_exports
+from scoring.versions import ExportVersion, find_current, require_needed_exports
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-_REQUIRE = {"data": require_parts, "export": require_needed_exports}
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class _Listed:
         if table is None or table.kind != cls.KIND:
             return None
         try:
-            _REQUIRE[cls.KIND](table)
+            (require_parts if cls.KIND == "data" else require_needed_exports)(table)
         except TableError as error:
             return cls(table, str(error))
         return cls(table, None)
@@ -49,14 +47,11 @@ class _Listed:
 
 
 class ListedData(_Listed):
-    """A data set."""
-
     KIND = "data"
     folders = DataLayout.FOLDERS
 
     @property
     def version(self) -> Version:
-        """Version of the data set."""
         return Version.of(self.table.manifest)
 
     @property
@@ -79,12 +74,11 @@ class ListedData(_Listed):
             "fault": self.fault,
         }
 
-    def require_unneeded(self) -> None:
-        """Raise InputError if other data sets in the same folder need this data set; the message names them."""
-        url = resolve(self.table.url, ".")
+    def require_unneeded(self, url: str, folder: str) -> None:
+        """Raise InputError if other data sets in `folder` need this data set at `url`; the message names them."""
         others = [
             f"{each.table.url} (version {each.version.number})"
-            for each in ListedData.below(resolve(url, ".."))
+            for each in ListedData.below(folder)
             if resolve(each.table.url, ".") != url and url in (resolve(place, ".") for place in each.needs.values())
         ]
         if others:
@@ -95,9 +89,11 @@ class ListedData(_Listed):
 
 
 class ListedExport(_Listed):
-    """An export."""
-
     KIND = "export"
+
+    @property
+    def folders(self) -> list[str]:
+        return sorted({path.partition("/")[0] for path in self.table.manifest.files})
 
     @property
     def needs(self) -> list[str]:
@@ -118,15 +114,8 @@ class ListedExport(_Listed):
             "fault": self.fault,
         }
 
-    @property
-    def folders(self) -> list[str]:
-        """Names of the export's own folders."""
-        return sorted({path.partition("/")[0] for path in self.table.manifest.files})
-
-    def require_unneeded(self) -> None:
-        """Raise InputError if the export is current, or if another export in the folder uses its files."""
-        url = resolve(self.table.url, ".")
-        folder = resolve(url, "..")
+    def require_unneeded(self, url: str, folder: str) -> None:
+        """Raise InputError if the export at `url` is current, or if another export in `folder` uses its files."""
         current = find_current(folder)
         if current is not None and resolve(current, ".") == url:
             raise InputError(f"{url}: this is the current export of {folder}. Make another export current first.")
@@ -135,21 +124,22 @@ class ListedExport(_Listed):
             raise InputError(f"{url}: {', '.join(others)} need files of this export. Drop these exports first.")
 
 
-def drop(url: str) -> dict[str, Any]:
-    """Unpublish and remove the data set or export at `url`.
+def drop(place: str) -> dict[str, Any]:
+    """Unpublish and remove the data set or export at `place`.
 
     Raises InputError if there is none, or if it is still needed; ClaimedError if another process is writing it.
     """
-    with claimed(url, "removed", say):
-        listed = ListedExport.find(url) or ListedData.find(url)
+    with claimed(place, "removed", say):
+        listed = ListedExport.find(place) or ListedData.find(place)
         if listed is None:
             raise InputError(
-                f"{url}: no data set or export here. extremis data list shows the data sets and exports in a folder."
+                f"{place}: no data set or export here. extremis data list shows the data sets and exports in a folder."
             )
-        listed.require_unneeded()
-        unpublish(url)
+        url = resolve(place, ".")
+        listed.require_unneeded(url, resolve(url, ".."))
+        unpublish(place)
         for name in listed.folders:
-            storage.remove(join(url, name), recursive=True)
-        storage.remove(staging(url), recursive=True)
-    say(f"{url}: removed")
-    return {listed.KIND: url, "digest": listed.table.digest}
+            storage.remove(join(place, name), recursive=True)
+        storage.remove(staging(place), recursive=True)
+    say(f"{place}: removed")
+    return {listed.KIND: place, "digest": listed.table.digest}

@@ -175,8 +175,8 @@ def _baselines(data: DataLayout, training_data: Data, scorer: SplitScorer) -> It
     if words is not None:
         yield "linear ranker", Baseline(words.rank, labels, [_TOKENS]), {}
     texts = _joined(ALL_ROWS.batches(scorer.labels, [_TOKENS], TEXTS), _TOKENS)
-    own = Ragged.from_matrix(ALL_ROWS.ids(scorer.labels, TEXTS)[:, None])  # each text has its own label
     if len(texts.entries):
+        own = Ragged.from_matrix(ALL_ROWS.ids(scorer.labels, TEXTS)[:, None])  # each text has its own label
         by_texts = Baseline(NearestTexts.of(texts, own, vocabulary).rank, labels, [_TOKENS])
         yield "nearest label texts by TF-IDF", by_texts, {}
 

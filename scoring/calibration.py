@@ -1,4 +1,7 @@
-"""Probabilities of scores, and thresholds."""
+"""Thresholds and probabilities of scores, both learned from the `ScoredPredictions` of a split.
+
+A text with more fragments of words than the split's texts counts as unfamiliar, whatever the scores say.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
+from pipelines.sharding.tokenizer import FILE
 from schemas import PAD
 from schemas.errors import InputError, MissingExtra, TableError
 from schemas.layout import DataLayout
@@ -14,7 +18,6 @@ from schemas.ragged import Ragged
 from schemas.table import Table
 from trainer.inputs import Inputs
 
-FILE = "tokenizer.json"
 _STARTS = "\u0120\u2581"  # the first character of a word's first token in a byte-level BPE, and in SentencePiece
 
 
@@ -124,12 +127,9 @@ class ScoredPredictions:
         share = right[last] / (last + 1)
         thresholds = []
         for precision in precisions:
-            enough = np.flatnonzero(share >= precision)
-            if enough.size:
-                group = int(enough[-1])
-                end = int(last[group])
+            for group in np.flatnonzero(share >= precision)[-1:].tolist():
+                end, reached = int(last[group]), float(share[group])
                 recall = float(right[end] / max(self.positives, 1))
-                reached = float(share[group])
                 thresholds.append(Threshold(precision, float(ranked[end]), reached, recall, (end + 1) / self.queries))
         return thresholds
 
@@ -176,10 +176,9 @@ class Calibration:
             curve = IsotonicRegression(y_min=0.0, y_max=1.0).fit(scores[rows].astype(np.float64), hits[rows])
             return cls(curve.X_thresholds_, curve.y_thresholds_)
 
-        none_below = fit(is_best).score_of(NONE_THRESHOLD)
+        lowest = fit(is_best).score_of(NONE_THRESHOLD)
         most = 1.0 if fragments is None else float(np.quantile(fragments[is_best], FAMILIAR, method="higher"))
-        none_below = np.inf if none_below is None else none_below
-        return replace(fit(slice(None)), none_below=none_below, most_fragments=most)
+        return replace(fit(slice(None)), none_below=np.inf if lowest is None else lowest, most_fragments=most)
 
     def __call__(self, scores: np.ndarray) -> np.ndarray:
         """Return the probabilities of labels with `scores` of any shape, float32."""
@@ -205,9 +204,9 @@ class Calibration:
         """Read the `curve` in `facts` of the manifest at `place`. Raises TableError if there is no curve."""
         try:
             x, y = (np.array(facts["curve"][name], float) for name in ("scores", "probabilities"))
-            none_below = facts["none_of_these"]["score"]
-            none_below = np.inf if none_below is None else float(none_below)
-            most_fragments = float(facts["none_of_these"]["fragments"])
+            limits = facts["none_of_these"]
+            none_below = np.inf if limits["score"] is None else float(limits["score"])
+            most_fragments = float(limits["fragments"])
             rising = x.shape == y.shape == (len(x),) and np.isfinite(x).all() and (np.diff([x, y]) >= 0).all()
             if not (rising and len(x) and 0 <= y[0] <= y[-1] <= 1):
                 raise ValueError("the probabilities do not increase")
@@ -226,7 +225,7 @@ def calibrate(held_out: ScoredPredictions) -> tuple[Calibration, dict[str, Any]]
     Raises the same errors as `Calibration.fit`.
     """
     scores, hits, query = held_out.pairs()
-    is_best, fragments = _is_best(query), held_out.fragments[query]
+    is_best, fragments = np.diff(query, prepend=-1) > 0, held_out.fragments[query]
     found, is_none = np.zeros(len(scores)), np.zeros(len(scores), bool)
     for half in (0, 1):
         own = query % 2 == half
@@ -243,11 +242,7 @@ def measure(curve: Calibration, predictions: ScoredPredictions) -> dict[str, Any
     """
     scores, hits, query = predictions.pairs()
     is_none = curve.is_none(scores, predictions.fragments[query])
-    return _measure(curve(scores), is_none, scores, hits, _is_best(query))
-
-
-def _is_best(query: np.ndarray) -> np.ndarray:
-    return np.diff(query, prepend=-1) > 0
+    return _measure(curve(scores), is_none, scores, hits, np.diff(query, prepend=-1) > 0)
 
 
 def _measure(
@@ -273,7 +268,6 @@ def _errors(probabilities: np.ndarray, hits: np.ndarray) -> dict[str, float]:
 
 
 def describe_calibration(facts: dict[str, Any], of: str) -> str:
-    """Describe the result of `measure`; `of`: the queries, in words."""
     before, none = facts["uncalibrated"], facts["none_of_these"]
     return (
         f"probabilities of the best 10 labels {of}: ECE {100 * facts['ece']:.2f} %, Brier {facts['brier']:.4f} "

@@ -1,4 +1,4 @@
-"""Forms of an encoder in an export: PyTorch, ONNX, int8."""
+"""Forms of an encoder in an export: PyTorch, and graphs, which are written here and compared with PyTorch's encoder."""
 
 import contextlib
 import logging
@@ -7,32 +7,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-import onnxruntime
 import torch
 from torch import nn
 
 from schemas import PAD
 from schemas.errors import InputError, MissingExtra
 from schemas.mapped import MapFile, MappedFile
-from schemas.ragged import Ragged, batches_by_length
+from schemas.ragged import Ragged
 from scoring.exported import Embedder, Serving, forms_of
 from trainer.device import open_device
 from trainer.encoders.bag import unit
 from trainer.encoders.base import Encoder
-from trainer.encoders.transformer import TransformerSection
 from trainer.encoders.transformer_encoder import PaddedInputs, TransformerEncoder
 from trainer.input_kinds import input_names
 from trainer.inputs import Inputs
 from trainer.methods.kinds import EncoderSection, Sizes, import_name
-from trainer.threads import RANGES, map_ranges
 
 
 class TorchInference:
-    """An encoder on a device, with arrays as input and output."""
-
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
 
@@ -56,10 +51,8 @@ class TorchInference:
 
 AUTO_FORM = "auto"
 _INT8 = "onnx-int8"
-_EXTRAS = {"onnxruntime": "onnx", "onnxscript": "trainer"}
 _MAX_DIFFERENCE = 1e-4  # largest float32 difference of x, as a fraction of the largest absolute value
 _MIN_COSINE = 0.9  # least mean cosine of int8 with float32
-_LEAST = 1e-12  # least divisor
 _DEPTH = 5  # number of labels per query that are compared
 
 
@@ -74,10 +67,12 @@ def choose_form(stated: str, section: EncoderSection, earlier: Mapping[str, Any]
         raise InputError(
             f"--form {stated}: encoder.kind = {section.kind!r} has only the form {first}. Leave --form out."
         )
-    for module, extra in _EXTRAS.items() if form in others else ():
+    if form not in others:
+        return None
+    for module, extra in {"onnxruntime": "onnx", "onnxscript": "trainer"}.items():
         if find_spec(module) is None:
             raise MissingExtra(f"--form {form} needs {module}", extra)
-    return form if form in others else None
+    return form
 
 
 @dataclass(frozen=True)
@@ -130,7 +125,7 @@ class ConvertedEncoder:
 
 def _require_near(form: str, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
     """Compare a form's x [B, D] with PyTorch's y; return the distances. Raises InputError if x is too far from y."""
-    difference = float(np.abs(x - y).max(initial=0) / max(np.abs(y).max(initial=0), _LEAST))
+    difference = float(np.abs(x - y).max(initial=0) / max(np.abs(y).max(initial=0), 1e-12))
     cosine = float((unit(x) * unit(y)).sum() / max(1, len(x)))
     if len(x) and not (cosine >= _MIN_COSINE if form == _INT8 else difference <= _MAX_DIFFERENCE):
         expected = f"a cosine >= {_MIN_COSINE:g}" if form == _INT8 else f"a difference <= {_MAX_DIFFERENCE:g}"
@@ -140,61 +135,6 @@ def _require_near(form: str, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
             "--form out."
         )
     return {"difference": difference, "cosine": cosine}
-
-
-FILE = "model.onnx"
-INPUTS, OUTPUT = ["input_ids", "attention_mask"], "sentence_embedding"  # input names as in Optimum
-
-
-class OnnxInference:
-    """Computes x with an ONNX graph from ids and a mask, int64 [B, T]; up to rounding, rows do not affect each other.
-
-    Each thread computes whole batches, so x does not depend on the number of threads. onnxruntime starts no threads, so
-    a forked process can use the graph.
-    """
-
-    TOKENS: ClassVar[int] = 1024  # tokens of a batch, including padding
-
-    @classmethod
-    def open(cls, section: TransformerSection, folder: Path, map_file: MapFile, *_: Any) -> "OnnxInference":
-        """Open the files that `write_onnx` wrote. Raises ValueError for a graph with other inputs or outputs."""
-        map_file(f"{FILE}.data")  # onnxruntime maps the tensors itself, so processes share them
-        return cls(section, map_file(FILE).path)
-
-    def __init__(self, section: TransformerSection, path: str) -> None:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 3  # errors only: warnings are about the optimization of the graph
-        self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        self._section = section
-        inputs = [each.name for each in self._session.get_inputs()]
-        outputs = {each.name: each.shape[-1:] for each in self._session.get_outputs()}
-        if (inputs, outputs) != (INPUTS, {OUTPUT: [section.dimension]}):
-            raise ValueError(f"{FILE}: the graph has inputs {inputs} and outputs {outputs}")
-
-    def embed(self, inputs: Inputs) -> np.ndarray:
-        """Return x float32 [B, D]."""
-        assert inputs.tokens is not None, "a transformer reads tokens"
-        tokens, most = inputs.tokens, self._section.max_tokens
-        x = np.empty((tokens.rows, self._section.dimension), np.float32)
-        batches = [*batches_by_length(np.minimum(tokens.counts, most), self.TOKENS)]
-
-        def work(number: int, *_: int) -> None:
-            for rows in batches[number::RANGES]:
-                part = tokens.take(rows)
-                ids = part.padded()[:, :most] if part.longest else np.full((len(rows), 1), PAD)
-                ids[:, 0] = np.maximum(ids[:, 0], 0)  # an empty row attends to one pad
-                fed = dict(zip(INPUTS, (np.maximum(ids, 0), (ids != PAD).astype(np.int64)), strict=True))
-                x[rows] = self._session.run(None, fed)[0]
-
-        map_ranges(work, len(batches), min_rows=2)
-        return x
-
-
-class OnnxInt8Inference(OnnxInference):
-    """Computes one row at a time, because int8 scales depend on a batch's largest value; x depends only on the row."""
-
-    TOKENS = 1
 
 
 class _Graph(nn.Module):
@@ -208,7 +148,9 @@ class _Graph(nn.Module):
 
 def write_onnx(encoder: TransformerEncoder, folder: Path, int8: bool) -> None:
     """Write the graph of `encoder`, which must be on the CPU, to `folder`, with the tensors in a second file."""
-    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization import QuantType, quantize_dynamic  # only the extra `onnx` installs it
+
+    from scoring.onnx_inference import FILE, INPUTS, OUTPUT
 
     # There are two tensors, because a single tensor would become one input. No size is 0 or 1, because a graph may
     # treat these sizes as constants.

@@ -1,9 +1,9 @@
-"""An open export, and its files."""
+"""An open export: its files, checked and mapped (`ExportFiles`); its scores (`Serving`); its answers (`Exported`)."""
 
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,30 +13,29 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.sharding.tokenizer import FILE
 from schemas import PAD, storage
 from schemas.arrow import DENSE, DenseModel
 from schemas.errors import ExtremisError, InputError, MissingExtra, TableError
-from schemas.layout import check_folder, check_name
-from schemas.manifest import Manifest, Shard, find_shard, is_published, read_patch, shard_url, verify_shard
+from schemas.manifest import Shard, find_shard, read_patch, shard_url, verify_shard
 from schemas.mapped import MappedFile, file_stamp
 from schemas.options import is_number
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import number_column
 from schemas.shard_files.shards import RETIRED, ViewedShard, open_shard, read_group
-from schemas.storage import join, relative, require_room, resolve
+from schemas.storage import join, require_room
 from schemas.table import Table
-from schemas.versions import VERSION, part_name, require_tables
-from scoring.calibration import FILE, NONE_THRESHOLD, Calibration, fragments_of, require_fractions, share_of_fragments
-from scoring.fusion import Fusion, FusionTree, FusionWeights, Reranker, Scorers, ShortlistScores
+from scoring.calibration import NONE_THRESHOLD, Calibration, fragments_of, require_fractions, share_of_fragments
+from scoring.fusion import Reranker, Scorers, ShortlistScores, parse_fusion
 from scoring.linear import LinearRanker
 from scoring.memory import Memory
 from scoring.vectors import IndexedRange, Vectors, map_vectors, open_indexes, patch_vectors, search_indexes
-from search.topk import CPU, configure_faiss
+from scoring.versions import KIND, require_needed_exports, resolve_export
+from search.topk import CPU
 from trainer.config.load import restore_encoder
 from trainer.input_kinds import InputKind
 from trainer.inputs import Inputs, columns_of
 from trainer.methods.kinds import EncoderSection, import_name
-from trainer.threads import set_threads
 
 REMEDY = "Export the run again."
 _HASHED = 256 << 20  # only the length of a larger file is checked; `extremis inspect --verify` reads everything
@@ -63,28 +62,27 @@ class ExportFiles:
     def _copies(self) -> tempfile.TemporaryDirectory:
         return tempfile.TemporaryDirectory(prefix="extremis-export-")
 
-    def of(self, part: str) -> tuple[Shard, ...]:
-        """Return the files of one part of the export, in order."""
-        return tuple(shard for shard in self.table.shards if shard.path.startswith(f"{part}/"))
+    def of(self, folder: str) -> tuple[Shard, ...]:
+        return tuple(shard for shard in self.table.shards if shard.path.startswith(f"{folder}/"))
 
     def path(self, shard: Shard) -> Path:
         """Check a file once, and return the path.
 
         Raises TableError if the file is missing, damaged or changed. Raises StorageError.
         """
-        path, local = self._place(shard)
+        place = shard_url(self.url, shard)
+        is_local = storage.is_local(place)
+        path = storage.filesystem(place)[1] if is_local else join(self._copies.name, shard.path)
         if path in self._checked:
             if file_stamp(path) != self._checked[path]:
                 raise _changed(path)
             return Path(path)
-        if not local:
+        if not is_local:
             self._fetch(shard, Path(path))
         before = file_stamp(path)
-        if local:
-            if shard.bytes <= _HASHED:
-                verify_shard(self.url, shard, remedy=REMEDY)
-            else:
-                find_shard(self.url, shard, REMEDY)
+        if is_local:
+            check = verify_shard if shard.bytes <= _HASHED else find_shard
+            check(self.url, shard, remedy=REMEDY)
         self._checked[path] = before
         return Path(path)
 
@@ -118,35 +116,35 @@ class ExportFiles:
             patch_vectors(rows, read_patch(self.url, shard.view.changed))
         return rows
 
-    def read(self, part: str, columns: tuple[str, ...]) -> pa.Table:
-        """Read columns of all rows of the Parquet files of `part`. Raises TableError."""
-        rows = pa.concat_tables(self._rows(shard, columns) for shard in self.of(part)).combine_chunks()
-        for shard in self.of(part):
+    def read(self, folder: str, columns: tuple[str, ...]) -> pa.Table:
+        """Read columns of all rows of the Parquet files in `folder`. Raises TableError."""
+        tables = []
+        for shard in self.of(folder):
+            path = self.path(shard)
+            if shard.view is None:
+                tables.append(pq.ParquetFile(path).read([*columns]))
+                continue
+            root = str(path).removesuffix(shard.path)
+            with open_shard(root, shard.model_copy(update={"view": None})) as file:
+                viewed = ViewedShard(file, self.url, shard.view)
+                for group in range(viewed.num_row_groups):
+                    tables.append(read_group(viewed, group, columns, str(path)).select([*columns]))
+        rows = pa.concat_tables(tables).combine_chunks()
+        for shard in self.of(folder):
             self.path(shard)  # checks that the file has not changed
         return rows
-
-    def _rows(self, shard: Shard, columns: tuple[str, ...]) -> pa.Table:
-        path = self.path(shard)
-        if shard.view is None:
-            return pq.ParquetFile(path).read([*columns])
-        root = str(path).removesuffix(shard.path)
-        with open_shard(root, shard.model_copy(update={"view": None})) as file:
-            viewed = ViewedShard(file, self.url, shard.view)
-            groups = [read_group(viewed, group, columns, str(path)) for group in range(viewed.num_row_groups)]
-        return pa.concat_tables(groups).select([*columns])
-
-    def _place(self, shard: Shard) -> tuple[str, bool]:
-        """Return the local path of a file, and whether the file is the original, not a copy."""
-        place = shard_url(self.url, shard)
-        local = storage.is_local(place)
-        return storage.filesystem(place)[1] if local else join(self._copies.name, shard.path), local
 
     def _fetch(self, shard: Shard, path: Path) -> None:
         place = find_shard(self.url, shard, REMEDY)
         require_room(str(path.parent), {f"copies of {self.url}": shard.bytes}, "Set TMPDIR to a folder with more room.")
         path.parent.mkdir(parents=True, exist_ok=True)
-        digest = storage.read_matching(lambda: _copy(place, path), lambda digest: digest == shard.sha256)
-        if digest != shard.sha256:
+
+        def copy() -> str:
+            with storage.open_read(place) as source, path.open("wb") as out:
+                shutil.copyfileobj(source, out, _COPY_BYTES)
+            return storage.file_sha256(str(path))
+
+        if storage.read_matching(copy, lambda digest: digest == shard.sha256) != shard.sha256:
             raise TableError(f"{place}: damaged: the SHA-256 does not match the manifest. {REMEDY}")
 
 
@@ -157,19 +155,9 @@ def _changed(path: str) -> TableError:
     )
 
 
-def _copy(url: str, target: Path) -> str:
-    """Copy a file to the local `target`, and return the SHA-256 of the copy."""
-    with storage.open_read(url) as source, target.open("wb") as out:
-        shutil.copyfileobj(source, out, _COPY_BYTES)
-    return storage.file_sha256(str(target))
-
-
-KIND = "export"
 ENCODER, VECTORS, LABELS, INDEX, THRESHOLDS = "encoder", "vectors", "labels", "index", "thresholds.json"
 POINTS = "points"  # keys of a memory's training points
 TEXTS, TREE, WEIGHTS = "label-texts", "fusion.json", "fusion-weights.json"  # files of a fusion
-CURRENT = "CURRENT"  # file in a folder of exports that names the current export; replaced as a whole
-_LONGEST = 1024  # longest content of CURRENT in bytes
 _BATCH = 1024  # number of rows encoded at a time
 
 # Places of classes by kind of encoder and form, the default form first. `open` of a class reads the encoder's files.
@@ -178,8 +166,8 @@ FORMS: Mapping[str, Mapping[str, str]] = {
     "bag": {"numpy": "trainer.encoders.bag:BagInference"},
     "transformer": {
         **_TORCH,
-        "onnx": "scoring.encoders:OnnxInference",
-        "onnx-int8": "scoring.encoders:OnnxInt8Inference",
+        "onnx": "scoring.onnx_inference:OnnxInference",
+        "onnx-int8": "scoring.onnx_inference:OnnxInt8Inference",
     },
 }
 
@@ -187,95 +175,6 @@ FORMS: Mapping[str, Mapping[str, str]] = {
 def forms_of(section: EncoderSection) -> Mapping[str, str]:
     """Return the forms that an encoder can be exported in, as in FORMS."""
     return FORMS.get(section.kind, _TORCH)
-
-
-@dataclass(frozen=True)
-class ExportVersion:
-    """Version of an export: the name of the newest part in the exported data, and the predecessor of the export.
-
-    `onto`, `digest`: path and digest of the predecessor; None if there is none. `needs`: (part, path, digest) for all
-    exports whose files this export uses.
-    """
-
-    part: str
-    onto: str | None = None
-    digest: str | None = None
-    needs: tuple[tuple[str, str, str], ...] = ()
-
-    @classmethod
-    def of(cls, manifest: Manifest) -> "ExportVersion":
-        """Read the version from an export's manifest."""
-        stated = manifest.parameters.get(VERSION)
-        if stated is None:
-            return cls(part_name(1))
-        return cls(**{**stated, "needs": tuple((part, place, digest) for part, place, digest in stated["needs"])})
-
-    def moved(self, before: str, after: str) -> tuple[tuple[str, str, str], ...]:
-        """Return `needs` of the export at `before`, with paths relative to `after`."""
-        return tuple((part, relative(after, resolve(before, place)), digest) for part, place, digest in self.needs)
-
-
-def require_needed_exports(table: Table) -> None:
-    """Raise TableError, which names the exports, if needed exports are missing or were rebuilt."""
-    needs = ExportVersion.of(table.manifest).needs
-    needed = {(resolve(table.url, place), digest): part for part, place, digest in needs}
-    require_tables(table, needed, "use another version, or export the run again without --onto")
-
-
-def resolve_export(url: str) -> str:
-    """Return `url` itself, or the current export if `url` is a folder of exports.
-
-    Raises InputError if no export is current; TableError if CURRENT names no export; StorageError.
-    """
-    if is_published(url):
-        return url
-    current = find_current(url)
-    if current is None and any(is_published(join(url, name)) for name in storage.list_names(url)):
-        raise InputError(
-            f"{url}: no export in this folder is current. Name an export in the folder, or make an export current with "
-            "extremis export --current."
-        )
-    return current or url
-
-
-def find_current(url: str) -> str | None:
-    """Return the URL of the export that CURRENT names in the folder `url`; None if there is no such file.
-
-    Raises TableError if CURRENT names no export; StorageError.
-    """
-    place = join(url, CURRENT)
-    try:
-        content = storage.read_bytes(place)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    try:
-        return join(url, check_folder(content[:_LONGEST].decode().strip()))
-    except (InputError, UnicodeDecodeError):
-        raise TableError(
-            f"{place}: expected the name of a folder next to this file, got {content[:60]!r}. Write the name of an "
-            "export into the file, or export again with --current."
-        ) from None
-
-
-def export_name(url: str) -> str:
-    """Return the name of the export at `url`, as written to CURRENT.
-
-    Raises InputError if CURRENT cannot contain this name.
-    """
-    return check_name("--current: the folder", relative(resolve(url, ".."), resolve(url, ".")))
-
-
-def make_current(url: str) -> str:
-    """Make the export at `url` the current export in its folder, and return the URL of CURRENT.
-
-    A process that opens the folder meanwhile gets either this export or the previous export. Raises InputError,
-    StorageError.
-    """
-    if not is_published(url):
-        raise InputError(f"{url}: no finished table here, so it cannot be made current.")
-    parent, name = resolve(url, ".."), export_name(url)
-    storage.write_bytes(join(parent, CURRENT), f"{name}\n".encode())
-    return join(parent, CURRENT)
 
 
 class Answer(NamedTuple):
@@ -297,8 +196,6 @@ class Answer(NamedTuple):
 
 
 class Embedder(Protocol):
-    """An export's encoder."""
-
     def embed(self, inputs: Inputs, /) -> np.ndarray:
         """Return x float32 [B, D]."""
 
@@ -343,11 +240,9 @@ class Serving:
             x[part, : x.shape[1] - self.bias] = self.encoder.embed(inputs.slice(part.start, part.stop))
         return x
 
-    def rank(
-        self, inputs: Inputs, k: int, filters: Ragged | None = None, exact: bool = False
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def rank(self, inputs: Inputs, k: int, filters: Ragged | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the result of `top_k` for the inputs of B rows."""
-        return self.top_k(self.embed(inputs), k, filters, exact, inputs)
+        return self.top_k(self.embed(inputs), k, filters, inputs=inputs)
 
     def top_k(
         self, x: np.ndarray, k: int, filters: Ragged | None = None, exact: bool = False, inputs: Inputs | None = None
@@ -415,9 +310,7 @@ class Exported:
             try:
                 return cls._open(version, exact, device)
             except TableError:
-                if (
-                    resolve_export(url) == version
-                ):  # otherwise another export is current now, and this export may be gone
+                if resolve_export(url) == version:  # else another export is current now, and this one may be gone
                     raise
 
     @classmethod
@@ -443,7 +336,7 @@ class Exported:
     @staticmethod
     def _open_serving(files: ExportFiles, section: EncoderSection, served: Any, exact: bool, device: str) -> Serving:
         table, folder, facts = files.table, files.folder, files.table.parameters
-        vectors, texts = (Vectors([files.vectors(s) for s in files.of(part)], device) for part in (VECTORS, TEXTS))
+        vectors, texts = (Vectors([files.vectors(s) for s in files.of(name)], device) for name in (VECTORS, TEXTS))
         files.check_all()
         sizes = facts["vocabulary"], facts["features"], facts.get(DENSE) or 0
         encoder = served.open(section, folder / ENCODER, lambda name: files.map(f"{ENCODER}/{name}"), sizes, device)
@@ -466,12 +359,9 @@ class Exported:
                 files.watch(scorer.file if scorer else None)
             scorers = Scorers(texts if len(texts) else None, memory, linear)
             file = folder / (WEIGHTS if (folder / WEIGHTS).exists() else TREE)
-            parse: Callable[[bytes, str], Fusion] = FusionWeights.parse if file.name == WEIGHTS else FusionTree.parse
             frequency = number_column(files.read(LABELS, ("frequency",)), "frequency")
-            fusion = parse(file.read_bytes(), str(file))
-            fused = Reranker(fusion, scorers, frequency, facts["shortlist"])
-        has_retired = facts.get(RETIRED)
-        retired = number_column(files.read(LABELS, (RETIRED,)), RETIRED) if has_retired else None
+            fused = Reranker(parse_fusion(file.read_bytes(), str(file)), scorers, frequency, facts["shortlist"])
+        retired = number_column(files.read(LABELS, (RETIRED,)), RETIRED) if facts.get(RETIRED) else None
         return Serving(encoder, section.inputs, vectors, bool(facts["bias"]), indexed, fused, retired, files)
 
     @property
@@ -581,10 +471,3 @@ def _naming_damage(url: str) -> Iterator[None]:
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(".")
         raise TableError(f"{url}: damaged, or not an export of this version: {reason}. Export the run again.") from None
-
-
-def use_threads(threads: int | None) -> None:
-    """Set the number of threads in Faiss, and in torch if loaded; None: all cores, but one thread in a forked child."""
-    if threads:
-        set_threads(threads)
-    configure_faiss(threads)

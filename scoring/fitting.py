@@ -19,7 +19,7 @@ from schemas.shard_files.parquet import filters_of, list_column
 from schemas.storage import join
 from schemas.table import Table
 from scoring import QUERIES, SHORTLIST
-from scoring.fusion import DEPTH, Fusion, FusionTree, FusionWeights, Reranker, Scorers, ShortlistScores
+from scoring.fusion import DEPTH, Fusion, FusionTree, FusionWeights, Reranker, Scorers, ShortlistScores, parse_fusion
 from scoring.linear import BUDGET as RANKER_BUDGET
 from scoring.linear import FILE, TRAINED_FILE, LinearRanker
 from scoring.memory import BUDGET, FACTS, TUNED, Memory, describe_memory
@@ -37,8 +37,6 @@ KIND, TREE, WEIGHTS = "fusion", "tree.json", "weights.json"
 
 
 class RunFusion(NamedTuple):
-    """Fusion for a run's checkpoint, and the table with the fusion's files."""
-
     fusion: Fusion
     table: Table
 
@@ -124,8 +122,7 @@ def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> RunFusion:
     file = next((shard for shard in table.shards if shard.path in (TREE, WEIGHTS)), None)
     if file is None:
         raise TableError(f"{url}: contains neither {TREE} nor {WEIGHTS}. Fit the fusion again.")
-    parse = FusionWeights.parse if file.path == WEIGHTS else FusionTree.parse
-    return RunFusion(parse(read_shard(url, file, "Fit the fusion again."), join(url, file.path)), table)
+    return RunFusion(parse_fusion(read_shard(url, file, "Fit the fusion again."), join(url, file.path)), table)
 
 
 @dataclass(frozen=True)
@@ -193,7 +190,12 @@ def fit_weights(
     layout = DataLayout(data)
     recipe, model, checkpoint, split, groups = _open_validation(data, run, options)
     whole = None if recipe.data.mix else Memory.build(model, layout, recipe.data, budget)
-    memory = whole and whole.first(whole.trained).indexed(_embed_first(model, groups, 3 * TUNED), budget)
+    memory, embedded = None, [torch.zeros(0, model.width)]
+    if whole is not None:
+        for rows in groups:
+            missing = 3 * TUNED - sum(map(len, embedded))
+            embedded += [model.embed_table(rows.slice(0, missing)).float().cpu()] if missing > 0 else []
+        memory = whole.first(whole.trained).indexed(torch.cat(embedded), budget)
     readable = set(model.columns) <= {*Table.open(layout.labels, "labels").columns}
     texts = embed_label_texts(model, layout) if model.head.has_rows and readable else None
     ranker = ranker or fit_ranker(data, recipe, ranker_budget, seconds)
@@ -205,6 +207,12 @@ def fit_weights(
         **({"linear ranker": scored.linear} if ranker else {}),
         "fused": weights.fuse(scored),
     }
+    metrics = {}
+    for name, scores in rankings.items():
+        order = np.argsort(-np.where(scored.ids == PAD, -np.inf, scores), axis=1, kind="stable")
+        ranked = Metrics((1, 5))
+        ranked.update(np.take_along_axis(scored.ids, order, 1), relevant)
+        metrics[name] = {metric: round(value, 2) for metric, value in ranked.result().items() if metric[:2] == "P@"}
     memory = memory.extended(whole) if memory and whole and weights.votes else None
     facts = {
         "split": split,
@@ -214,7 +222,7 @@ def fit_weights(
         "votes": weights.votes,
         "linear": weights.linear,
         "unit": weights.unit,
-        "metrics": {name: _measure(scored, scores, relevant) for name, scores in rankings.items()},
+        "metrics": metrics,
         FACTS: memory.facts if memory else None,
         "memory_bytes": memory.bytes if memory else 0,
     }
@@ -225,7 +233,7 @@ def fit_weights(
     return publish_fusion(data, run, checkpoint, (WEIGHTS, weights.to_json()), facts, memory, kept)
 
 
-def carry_fusion(data: str, run: str, earlier: str, device: str = "auto", budget: int = BUDGET) -> Manifest | None:
+def carry_fusion(data: str, run: str, earlier: str, device: str = "auto") -> Manifest | None:
     """Copy the fusion of the run `earlier` that `run` continues: weights and linear ranker, but with a new memory.
 
     Nothing is fitted; the ranker is the one without the rows that `earlier` held out, and the memory's index is tuned
@@ -242,16 +250,15 @@ def carry_fusion(data: str, run: str, earlier: str, device: str = "auto", budget
         return None
     carried = open_fusion(data, earlier, before)
     fusion, table = carried
-    memory = None
+    memory, name = None, WEIGHTS if isinstance(fusion, FusionWeights) else TREE
     if isinstance(fusion, FusionWeights) and fusion.votes and not recipe.data.mix:
-        memory = Memory.build(model, layout, recipe.data, budget)
-        memory = memory.indexed(torch.from_numpy(memory.vectors[: 3 * TUNED].astype(np.float32)), budget)
+        memory = Memory.build(model, layout, recipe.data)
+        memory = memory.indexed(torch.from_numpy(memory.vectors[: 3 * TUNED].astype(np.float32)))
     ranker = carried.ranker(HOLDOUT)  # no row that `run` holds out has trained this ranker
     rankers = {FILE: ranker} if ranker else {}
     measured = table.parameters.get("carried_from", earlier)  # the run that fitted the fusion
     facts = {**table.parameters, "carried_from": measured, FACTS: memory.facts if memory else None}
     facts["memory_bytes"] = memory.bytes if memory else 0
-    name = WEIGHTS if isinstance(fusion, FusionWeights) else TREE
     return publish_fusion(data, run, checkpoint, (name, fusion.to_json()), facts, memory, rankers)
 
 
@@ -264,23 +271,6 @@ def describe_weights(facts: dict[str, Any]) -> str:
         "on these queries: "
         + ", ".join(f"{name} {of['P@1']:.1f} / {of['P@5']:.1f}" for name, of in facts["metrics"].items())
     )
-
-
-def _embed_first(model: Model, groups: Iterable[pa.Table], count: int) -> torch.Tensor:
-    """Embed the first `count` rows of `groups`, or all rows if there are fewer."""
-    embedded = [torch.zeros(0, model.width)]
-    for rows in groups:
-        missing = count - sum(map(len, embedded))
-        embedded += [model.embed_table(rows.slice(0, missing)).float().cpu()] if missing > 0 else []
-    return torch.cat(embedded)
-
-
-def _measure(scored: ShortlistScores, scores: np.ndarray, relevant: Ragged) -> dict[str, float]:
-    """Return P@1 and P@5 of the shortlists ranked by `scores` [B, S]."""
-    order = np.argsort(-np.where(scored.ids == PAD, -np.inf, scores), axis=1, kind="stable")
-    metrics = Metrics((1, 5))
-    metrics.update(np.take_along_axis(scored.ids, order, 1), relevant)
-    return {name: round(value, 2) for name, value in metrics.result().items() if name.startswith("P@")}
 
 
 def score_shortlists(

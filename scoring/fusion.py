@@ -73,7 +73,7 @@ class FusionTree:
             left=tree.children_left.astype(np.int64),
             right=tree.children_right.astype(np.int64),
             value=tree.value[:, 0, 0].astype(np.float64),
-            units=np.array([_largest(label_scores), _largest(scores)]),
+            units=np.array([float(np.abs(each).max(initial=0.0)) or 1.0 for each in (label_scores, scores)]),
         )
 
     def predict(self, label_scores: np.ndarray, scores: np.ndarray, frequency: np.ndarray) -> np.ndarray:
@@ -99,10 +99,8 @@ class FusionTree:
         return {"text": text, "vector": vector, "tree": self.predict(scored.texts, scored.scores, frequency)}
 
     def to_json(self) -> bytes:
-        """Return the tree as JSON."""
-        return json.dumps(
-            {"format": TREE_FORMAT, **{name: array.tolist() for name, array in vars(self).items()}}
-        ).encode()
+        arrays = {name: array.tolist() for name, array in vars(self).items()}
+        return json.dumps({"format": TREE_FORMAT, **arrays}).encode()
 
     @classmethod
     def parse(cls, data: bytes, place: str) -> "FusionTree":
@@ -113,30 +111,22 @@ class FusionTree:
             tree = cls(**{name: np.array(body[name], kind) for name, kind in kinds.items()})
             if body["format"] != TREE_FORMAT:
                 raise ValueError(f"format {body['format']}, expected {TREE_FORMAT}")
-            if not tree._is_whole():
+            nodes, inner = len(tree.feature), np.flatnonzero(tree.feature != _LEAF)
+            shapes = {array.shape for name, array in vars(tree).items() if name != "units"}
+            is_whole = nodes > 0 and shapes == {(nodes,)} and tree.units.shape == (2,) and (tree.units > 0).all()
+            if is_whole:  # every node comes before its children, so every path ends
+                children = np.stack([tree.left[inner], tree.right[inner]])
+                named = (tree.feature >= _LEAF) & (tree.feature < 3)
+                is_whole = named.all() and ((children > inner) & (children < nodes)).all()
+            if not is_whole:
                 raise ValueError("the nodes are inconsistent")
         except (ValueError, KeyError, TypeError) as error:
             raise TableError(f"{place}: not a fusion tree: {error}. Fit the fusion again.") from None
         return tree
 
-    def _is_whole(self) -> bool:
-        """Return whether every node is complete and comes before its children, so that every path ends."""
-        nodes, inner = len(self.feature), np.flatnonzero(self.feature != _LEAF)
-        equal = all(array.shape == (nodes,) for name, array in vars(self).items() if name != "units")
-        if not (equal and nodes and self.units.shape == (2,) and (self.units > 0).all()):
-            return False
-        children = np.stack([self.left[inner], self.right[inner]])
-        named = (self.feature >= _LEAF) & (self.feature < 3)
-        return bool(named.all() and ((children > inner) & (children < nodes)).all())
-
 
 def _describe(label_scores: np.ndarray, scores: np.ndarray, frequency: np.ndarray) -> np.ndarray:
-    """Return the descriptors d, float32 [..., 3]."""
     return np.stack(np.broadcast_arrays(label_scores, scores, frequency), axis=-1).astype(np.float32)
-
-
-def _largest(scores: np.ndarray) -> float:
-    return float(np.abs(scores).max(initial=0.0)) or 1.0
 
 
 ADDED_LABELS = 100  # maximum number of labels that a memory, and a linear ranker, each add to the shortlist
@@ -187,10 +177,9 @@ class Scorers:
             listed = listed | filters.contains(more)
             more = np.where(listed if candidates is None else listed | ~np.isin(more, candidates), PAD, more)
             ids, scores = np.concatenate([ids, more], 1), np.concatenate([scores, labels.score(x, more)], 1)
-        texts = none = np.zeros(ids.shape, np.float32)
-        if self.texts is not None:
-            texts = labels.of(self.texts).score(x, ids)
-        other_scores = (none if found is None else votes_of(found, ids) for found in (votes, ranked))
+        none = np.zeros(ids.shape, np.float32)
+        texts = none if self.texts is None else labels.of(self.texts).score(x, ids)
+        other_scores = (none if rows is None else votes_of(rows, ids) for rows in (votes, ranked))
         return ShortlistScores(ids, np.where(ids == PAD, 0, scores), texts, *other_scores)
 
     def score_listed(
@@ -227,9 +216,8 @@ class FusionWeights:
         likelihood; ranking metrics would be too noisy.
         """
         unit = float(np.std(scored.scores[scored.ids != PAD])) or 1.0
-        columns = np.stack([scored.scores / unit, *(getattr(scored, name) for name in _OTHER_SCORERS)]).astype(
-            np.float64
-        )
+        others = (getattr(scored, name) for name in _OTHER_SCORERS)
+        columns = np.stack([scored.scores / unit, *others]).astype(np.float64)
         right, listed = relevant.contains(scored.ids), scored.ids != PAD
         kept = np.abs(columns).sum((1, 2)) > 0
         kept[0] = True
@@ -244,7 +232,6 @@ class FusionWeights:
 
     @property
     def reads_texts(self) -> bool:
-        """True if the weight of labels' texts is above 0."""
         return self.texts > 0
 
     def fuse(self, scored: ShortlistScores, frequency: np.ndarray | None = None) -> np.ndarray:
@@ -262,7 +249,6 @@ class FusionWeights:
         }
 
     def to_json(self) -> bytes:
-        """Return the weights as JSON."""
         return json.dumps({"format": FORMAT, **asdict(self)}).encode()
 
     @classmethod
@@ -314,6 +300,12 @@ def _minimize(columns: np.ndarray, right: np.ndarray, listed: np.ndarray, kept: 
 
 
 Fusion: TypeAlias = FusionWeights | FusionTree
+
+
+def parse_fusion(data: bytes, place: str) -> Fusion:
+    """Parse the content of a file at `place`, whose name says whether it contains weights. Raises TableError."""
+    parse = FusionWeights.parse if place.endswith("weights.json") else FusionTree.parse
+    return parse(data, place)
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,8 +34,6 @@ _SMALLEST = 0.5  # weights below this, divided by the root of the mean number of
 
 
 class Points(NamedTuple):
-    """Rows of counted features, and the labels of each row."""
-
     rows: SparseRows
     labels: Ragged
 
@@ -180,22 +178,16 @@ class LinearRanker:
         """Return the words and pairs of words in a text's `tokens`, with their contributions to w.x, largest first."""
         names = sorted({*((word,) for word in tokens.tolist()), *itertools.pairwise(tokens.tolist())})
         listed = np.fromiter(itertools.chain.from_iterable(names), np.int64)
-        counted = count_features(
-            Inputs(Ragged.from_counts(listed, np.array([len(name) for name in names], np.int64))), self.words.vocabulary
-        )
+        each = Ragged.from_counts(listed, np.array([*map(len, names)], np.int64))
+        counted = count_features(Inputs(each), self.words.vocabulary)
         last = counted.ids[counted.offsets[1:] - 1].tolist()  # the feature of a pair has a greater id than its words
-        x = self.words(Inputs(Ragged.from_matrix(tokens[None])))
-        value = dict(
-            zip(self.words.seen[x.ids].tolist(), zip(x.ids.tolist(), x.values.tolist(), strict=True), strict=True)
-        )
-        added = []
-        for name, feature in zip(names, last, strict=True):
-            place, weight = value.get(feature, (0, 0.0))
+        x, added = self.words(Inputs(Ragged.from_matrix(tokens[None]))), {}
+        for place, value in zip(x.ids.tolist(), x.values.tolist(), strict=True):
             of_feature = slice(*self.weights.offsets[place : place + 2])
-            weight *= float(self.weights.values[of_feature][self.weights.ids[of_feature] == label].sum())
-            if weight:
-                added.append((name, weight))
-        return sorted(added, key=lambda pair: -pair[1])
+            weights = self.weights.values[of_feature][self.weights.ids[of_feature] == label]
+            added[int(self.words.seen[place])] = value * float(weights.sum())
+        found = [(name, added.get(feature, 0.0)) for name, feature in zip(names, last, strict=True)]
+        return sorted((pair for pair in found if pair[1]), key=lambda pair: -pair[1])
 
     @classmethod
     def read(cls, table: Table, name: str = FILE) -> "LinearRanker | None":
@@ -224,14 +216,11 @@ class LinearRanker:
             raise TableError(f"{table.url}/{name}: not a linear ranker: {error}. Fit the fusion again.") from None
 
     def write(self, url: str, name: str = FILE) -> Shard:
-        """Write a file under `url`, and return its manifest entry."""
         from safetensors.numpy import save
 
-        arrays = {
-            "sizes": np.array([self.words.vocabulary, self.labels]),
-            **dict(zip(_WEIGHTS, self.weights, strict=True)),
-        }
-        return write_file(url, name, save({**arrays, "seen": self.words.seen, "factors": self.words.factors}))
+        arrays = dict(zip(_WEIGHTS, self.weights, strict=True))
+        arrays |= {"seen": self.words.seen, "factors": self.words.factors}
+        return write_file(url, name, save({"sizes": np.array([self.words.vocabulary, self.labels]), **arrays}))
 
 
 def _best_labels(x: SparseRows, weights: SparseRows, labels: int, k: int) -> tuple[np.ndarray, np.ndarray]:

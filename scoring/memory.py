@@ -179,12 +179,11 @@ class Memory:
                 "data.mix: a memory contains the training points of a single split, but this run mixes splits."
             )
         table, dimension = open_queries(data, training_data.split), model.encoder.dimension
-
         shares = (training_data.training_rows, training_data.held_out_rows)
-        of_rows = [
-            [list_column(rows, "label_ids").counts for rows in of.batches(table, ["label_ids"])] for of in shares
-        ]
-        counts = [np.concatenate([np.zeros(0, np.int64), *each]) for each in of_rows]
+        counts = []
+        for share in shares:
+            of_rows = (list_column(rows, "label_ids").counts for rows in share.batches(table, ["label_ids"]))
+            counts.append(np.concatenate([np.zeros(0, np.int64), *of_rows]))
         both = np.concatenate(counts)
         factory = plan_index(len(both), dimension, both.mean() if len(both) else 0.0, budget).factory
         left, points = float(budget - _fixed_bytes(factory, dimension)), list[int]()
@@ -192,23 +191,19 @@ class Memory:
             costs = _point_bytes(factory, dimension) + _LABEL_BYTES * lengths
             points.append(share.fitting(table, costs, left))
             left = left - float(costs.sum()) if points[-1] == len(costs) else 0.0
-        labels: list[Ragged] = []
-
-        def embed() -> Iterator[np.ndarray]:
-            for share, limit in zip(shares, points, strict=True):
-                for rows in share.batches(table, [*model.columns, "label_ids"], limit):
-                    labels.append(list_column(rows, "label_ids"))
-                    yield unit(model.embed_table(rows)[:, :dimension].float().cpu().numpy()).astype(np.float16)
-
-        vectors = _mapped(embed()).reshape(-1, dimension)
+        labels, file = list[Ragged](), ScratchFile(_WHAT)
+        for share, limit in zip(shares, points, strict=True):
+            for rows in share.batches(table, [*model.columns, "label_ids"], limit):
+                labels.append(list_column(rows, "label_ids"))
+                embedded = unit(model.embed_table(rows)[:, :dimension].float().cpu().numpy()).astype(np.float16)
+                file.write(np.ascontiguousarray(embedded).view(np.uint8).data)
+        vectors = np.frombuffer(file.map(), np.float16).reshape(-1, dimension)
         return cls(vectors, _join(labels), points[0], factory)
 
     def first(self, points: int) -> "Memory":
         """Return a memory of only the first `points` points, without an index."""
-        labels = self.labels.slice(0, points)
-        return replace(
-            self, vectors=self.vectors[:points], labels=labels, trained=min(points, self.trained), index=None
-        )
+        labels, trained = self.labels.slice(0, points), min(points, self.trained)
+        return replace(self, vectors=self.vectors[:points], labels=labels, trained=trained, index=None)
 
     def indexed(self, queries: Any, budget: int = BUDGET) -> "Memory":
         """Return this memory with an index, tuned on `queries` [S, D or more] that are not points of the memory.
@@ -266,9 +261,8 @@ class Memory:
             raise TableError(
                 f"{table.url}: the labels, vectors and index of this memory are inconsistent. Fit the fusion again."
             )
-        count = int(facts["trained"])
-        measured = facts.get("measured", {})
-        memory = cls(vectors, labels, count, factory, index, facts.get("refine", 1), measured, file=file, coded=coded)
+        count, refine, measured = int(facts["trained"]), facts.get("refine", 1), facts.get("measured", {})
+        memory = cls(vectors, labels, count, factory, index, refine, measured, file=file, coded=coded)
         if coded and index is None:
             memory._block.prepare()
         if not trained_only:
@@ -306,13 +300,11 @@ class Memory:
     @property
     def bytes(self) -> int:
         """Bytes of main memory that the points take."""
-        labels = _LABEL_BYTES * len(self.labels.entries)
         points = len(self.vectors) * _point_bytes(self.factory, self._wide)
-        return int(_fixed_bytes(self.factory, self._wide) + points + labels)
+        return int(_fixed_bytes(self.factory, self._wide) + points + _LABEL_BYTES * len(self.labels.entries))
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return the manifest fields that describe the memory."""
         return {
             "points": len(self.vectors),
             "trained": self.trained,
@@ -333,7 +325,7 @@ class Memory:
 
         The result does not depend on the number of threads.
         """
-        queries, count = self._unit(x), self._voters
+        queries, count = self._unit(x), min(NEIGHBOURS, len(self.vectors))
         if self.on_device is not None:
             import torch
 
@@ -364,10 +356,6 @@ class Memory:
     def _wide(self) -> int:
         return int(self.vectors.shape[1])
 
-    @property
-    def _voters(self) -> int:
-        return min(NEIGHBOURS, len(self.vectors))
-
     def _unit(self, x: Any) -> np.ndarray:
         rows = x[:, : self._wide]
         return unit(rows if isinstance(rows, np.ndarray) else rows.float().cpu().numpy())
@@ -381,22 +369,12 @@ class Memory:
 
 
 def describe_memory(facts: Mapping[str, Any]) -> str:
-    """Describe a memory: points, search, recall, bytes and milliseconds."""
     measured = facts["measured"]
     found = "" if facts["index"] == EXACT else f" with recall {100 * measured['recall']:.1f} %"
     return (
         f"{facts['points']:,} points, index {facts['index']}{found}, {measured['milliseconds']:.2f} ms per query, "
         f"{say_bytes(facts['bytes'])} in memory, {say_bytes(facts['stored'])} of vectors in files"
     )
-
-
-def _mapped(parts: Iterable[np.ndarray]) -> np.ndarray:
-    """Concatenate `parts` into rows [n, D] float16, mapped from a scratch file; [0, 1] without parts."""
-    file, dimension = ScratchFile(_WHAT), 1
-    for part in parts:
-        dimension = part.shape[1]
-        file.write(np.ascontiguousarray(part).view(np.uint8).data)
-    return np.frombuffer(file.map(), np.float16).reshape(-1, dimension)
 
 
 def _open(url: str, shard: Shard) -> tuple[np.ndarray, MappedFile | None]:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tokenizers import Tokenizer
 
 from pipelines.formats.base import Fields, parse_fields_by_table
 from pipelines.formats.keyed import Texts
@@ -27,12 +26,14 @@ from schemas.process import Say
 from schemas.ragged import Ragged, counts_of, offsets_of
 from schemas.shard_files.parquet import filters_of, list_array, list_column
 from schemas.table import Table
-from scoring.exported import ENCODER, Answer, Exported, resolve_export, use_threads
+from scoring.exported import ENCODER, Answer, Exported
 from scoring.fusion import FusionWeights
 from scoring.memory import shares_of
 from scoring.objects import html_table, input_url, items_of, require_texts
-from search.topk import find_device
+from scoring.versions import resolve_export
+from search.topk import configure_faiss, find_device
 from trainer.inputs import Inputs, open_queries, require_inputs
+from trainer.threads import set_threads
 
 _BATCH = 512  # texts per batch
 _EMBEDDER = "Give a path or hub name of the same model: --embedder MODEL, or extremis.load(export, embedder=MODEL)."
@@ -151,7 +152,7 @@ class Model:
         if "feature_ids" in columns or (self._embed is None and DENSE in columns):
             needed = "sparse features" if "feature_ids" in columns else "your own vectors"
             raise InputError(f"{exported.table.url}: the encoder needs {needed}, not only texts. Use extremis.predict.")
-        self._tokenizer = TextTokenizer.of(exported)
+        self._tokenizer = TextTokenizer(exported)
 
     def __repr__(self) -> str:
         dimension, step = (self._exported.table.parameters[name] for name in ("dimension", "step"))
@@ -200,7 +201,12 @@ class Model:
         exported = leave_out(self._exported, self.labels, left_out, self._say) if is_shared else self._exported
         predictions = Predictions()
         for part, inputs, known in self._batches(texts):
-            filters = None if is_shared else self._filters(left_out, len(predictions), len(predictions) + len(part))
+            filters = None
+            if not is_shared:
+                places = range(len(predictions), len(predictions) + len(part))
+                ids = [self.labels.ids(_listed(left_out[n], f"filter[{n}]")) for n in places]
+                flat = np.array([*itertools.chain(*ids)], np.int64)
+                filters = Ragged.from_counts(flat, np.array([*map(len, ids)], np.int64))
             answer = exported.answer(inputs, k, filters, known)
             is_kept = answer.reaching(lowest)
             numbers = [column[is_kept] for column in (answer.scores, answer.probabilities) if column is not None]
@@ -246,12 +252,7 @@ class Model:
         """
         parts = [self._exported.serving.embed(inputs) for _, inputs, _ in self._batches(self._read(texts))]
         dimension = int(self._exported.table.parameters["dimension"])
-        return np.concatenate(parts) if parts else np.zeros((0, dimension), np.float32)
-
-    def _filters(self, lists: list[Any], start: int, stop: int) -> Ragged:
-        """Return the ids of the labels to leave out for texts [start, stop). Raises InputError."""
-        ids = [self.labels.ids(_listed(lists[n], f"filter[{n}]")) for n in range(start, stop)]
-        return Ragged.from_counts(np.array([*itertools.chain(*ids)], np.int64), np.array([*map(len, ids)], np.int64))
+        return np.concatenate([np.zeros((0, dimension), np.float32), *parts])
 
     def _read(self, texts: Any) -> list[str]:
         """Return the texts in anything that `predict` accepts. Raises InputError."""
@@ -298,12 +299,14 @@ def leave_out(exported: Exported, labels: Labels, keys: Sequence[str], say: Say)
 
 
 def open_export(url: str, exact: bool = False, threads: int | None = None, device: str = "auto") -> Exported:
-    """Open the export at `url` on `device`, with `threads` threads for searches.
+    """Open the export at `url` on `device`, with `threads` threads; None: all cores, but one thread in a forked child.
 
     Raises InputError if the device does not exist, TableError, and StorageError.
     """
     exported = Exported.open(url, exact, find_device(device))
-    use_threads(threads)
+    if threads:
+        set_threads(threads)
+    configure_faiss(threads)
     return exported
 
 
@@ -336,38 +339,26 @@ def open_embedder(exported: Exported, place: str | None = None) -> Callable[[pa.
     return functools.partial(dense_column, model.embedder("queries"), dimension=exported.table.parameters[DENSE])
 
 
-@dataclass(frozen=True, eq=False)
 class TextTokenizer:
-    """The tokenizer of an export.
+    """The tokenizer of an export whose encoder reads tokens, or dense vectors of texts."""
 
-    `unknown` [n]: special and unknown tokens. `counts_words`: count words, not known tokens.
-    """
-
-    tokenizer: Tokenizer
-    unknown: np.ndarray
-    counts_words: bool
-    url: str
-
-    @classmethod
-    def of(cls, exported: Exported) -> "TextTokenizer":
-        """Open the tokenizer of an export whose encoder reads tokens."""
+    def __init__(self, exported: Exported) -> None:
         place = exported.files.folder / ENCODER / FILE
-        tokenizer = open_tokenizer(place.read_bytes(), str(place))
-        added = tokenizer.get_added_tokens_decoder().items()
-        unknown_token = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")
-        unknown = {number for number, token in added if token.special} | {unknown_token}
-        counts_words = DENSE in exported.serving.columns
-        return cls(tokenizer, np.array([*(unknown - {None})], np.int64), counts_words, exported.table.url)
+        self._tokenizer, self._url = open_tokenizer(place.read_bytes(), str(place)), exported.table.url
+        special = {n for n, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+        unknown = self._tokenizer.token_to_id(getattr(self._tokenizer.model, "unk_token", None) or "")
+        self._unknown = np.array([*((special | {unknown}) - {None})], np.int64)
+        self._counts_words = DENSE in exported.serving.columns
 
     def encode(self, texts: Sequence[str]) -> tuple[Ragged, np.ndarray]:
-        """Return the tokens of `texts` [B], and the numbers of known tokens (words if `counts_words`), int64 [B]."""
-        values, offsets, _ = encode_texts(self.tokenizer, texts, f"of {self.url}")
-        known = counts_of(offsets_of((values[:, None] != self.unknown).all(1))[offsets])
-        return Ragged(values, offsets), np.array([len(text.split()) for text in texts]) if self.counts_words else known
+        """Return the tokens of `texts` [B], and the numbers of known tokens (words for dense vectors), int64 [B]."""
+        values, offsets, _ = encode_texts(self._tokenizer, texts, f"of {self._url}")
+        if self._counts_words:
+            return Ragged(values, offsets), np.array([len(text.split()) for text in texts])
+        return Ragged(values, offsets), counts_of(offsets_of((values[:, None] != self._unknown).all(1))[offsets])
 
     def words(self, ids: Sequence[int]) -> str:
-        """Return the words for token ids."""
-        return " ".join(str(self.tokenizer.id_to_token(token)) for token in ids)
+        return " ".join(str(self._tokenizer.id_to_token(token)) for token in ids)
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # first characters of cells that spreadsheets read as formulas
@@ -387,11 +378,11 @@ def write_predictions(
     out: str,
     *,
     k: int,
-    lowest: float = -np.inf,
-    to: str | None = None,
-    safe_cells: bool = False,
-    filter: bool = True,
-    on_rows: Callable[[int], None] | None = None,
+    lowest: float,
+    to: str | None,
+    safe_cells: bool,
+    filter: bool,
+    on_rows: Callable[[int], None],
 ) -> dict[str, Any]:
     """Write the best `k` labels of every row that score at least `lowest`, except labels in the row's filter pairs.
 
@@ -404,9 +395,8 @@ def write_predictions(
     first = [*itertools.islice(rows, 1)]
     extra = {"probabilities"} if exported.calibration is not None else set()
     extra |= {name for table in first for name in table.column_names}
-    schema = arrow.without_nulls(
-        {**_COLUMNS, **{name: _EXTRA_COLUMNS[name] for name in _EXTRA_COLUMNS if name in extra}}
-    )
+    more = {name: kind for name, kind in _EXTRA_COLUMNS.items() if name in extra}
+    schema = arrow.without_nulls({**_COLUMNS, **more})
     with open_writer(out, to, len(labels), safe_cells, schema) as write:
         for table in itertools.chain(first, rows):
             known = table[KNOWN_TOKENS].to_numpy() if KNOWN_TOKENS in table.column_names else None
@@ -416,10 +406,8 @@ def write_predictions(
             write(prediction_table(table, answer, labels, schema))
             done += table.num_rows
             predictions += int((answer.ids != PAD).sum())
-            if on_rows is not None:
-                on_rows(done)
-    seconds = time.perf_counter() - began
-    counts = {"queries": done, "predictions": predictions, "seconds": round(seconds, 3)}
+            on_rows(done)
+    counts = {"queries": done, "predictions": predictions, "seconds": round(time.perf_counter() - began, 3)}
     return {"out": out, "export": exported.table.url, **counts}
 
 
@@ -432,7 +420,7 @@ def rows_of_texts(exported: Exported, texts: Texts, batch: int, embedder: str | 
     columns = exported.serving.columns
     features, embed = "feature_ids" in columns, open_embedder(exported, embedder)
     vector_dimension = 0 if embed or DENSE not in columns else exported.table.parameters[DENSE]
-    tokenizer = TextTokenizer.of(exported) if "input_ids" in columns or embed else None
+    tokenizer = TextTokenizer(exported) if "input_ids" in columns or embed else None
 
     def with_columns(rows: pa.RecordBatch) -> pa.Table:
         table = pa.Table.from_batches([rows])

@@ -1,16 +1,15 @@
-"""Tables of tuples for others' trainers."""
+"""Mined negatives as examples for others' trainers: tables, forms of examples, a stream, and files."""
 
 import contextlib
 import os
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
-from pydantic import Field
 from torch.utils.data import IterableDataset
 
 from schemas import PAD, storage
@@ -18,40 +17,17 @@ from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, columns_of, is_published
 from schemas.mapped import ScratchRows
-from schemas.options import Options, check
+from schemas.options import check
 from schemas.owners import building, clean_up, require_output_file, require_output_folder
 from schemas.ragged import Ragged, offsets_of
 from schemas.randomness import Purpose, generator
 from schemas.shard_files.parquet import list_column, matrix_column, string_bytes, writing_shard
 from schemas.storage import join
 from schemas.table import Request, Table, find_reusable
+from scoring.options import TupleOptions
 from trainer.negatives.draws import splitmix64
 from trainer.stream import JoinedStream, Source
 from trainer.stream.dataset import slice_of_process
-
-Form = Literal["triplets", "tuples", "pairs", "lists", "tevatron", "flagembedding"]
-
-
-class TupleOptions(Options):
-    """Options of `extremis tuples` and of a `TupleStream`."""
-
-    form: Form = Field("tuples", description="Columns of an example, or the library that reads the file.")
-    negatives: int | None = Field(
-        None, ge=1, description="Number of negatives per example, best first. Default: 1 in triplets, otherwise all."
-    )
-    keys: bool = Field(False, description="Write keys instead of texts.")
-    each_positive: bool = Field(
-        False,
-        description=(
-            "Write an example for each positive of a row. Default: use one positive of each row, and a different "
-            "positive in each epoch."
-        ),
-    )
-    scores: Literal["search", "teacher"] | None = Field(
-        None,
-        description=("Write scores instead of labels: scores from the search, or from a teacher (null for positives)."),
-    )
-    seed: int = Field(0, ge=0, lt=1 << 64, description="Seed of the order and of the choice of positives.")
 
 
 @dataclass(frozen=True)
@@ -65,7 +41,7 @@ class TupleTables:
     labels: Table
     mining: bool
     options: TupleOptions
-    _held: dict[tuple[str, str], Any] = field(default_factory=dict, compare=False)  # columns by table and name
+    _held: dict[tuple[str, str], Any] = field(default_factory=dict, compare=False)  # mapped columns by table and name
 
     @classmethod
     def open(cls, url: str, data: str | None, options: TupleOptions) -> "TupleTables":
@@ -92,22 +68,15 @@ class TupleTables:
         negatives = Source("queries", queries).with_negatives(url).negatives
         assert negatives is not None
         tables = cls(place, data, queries, negatives, Table.open(layout.labels, "labels"), mining, options)
-        tables._require(options, negatives.width("label_ids"))
+        tables._require()
         return tables
 
     @property
     def source(self) -> Source:
-        """The queries joined with their negatives."""
         return Source("queries", self.queries, self.negatives)
 
     @property
-    def digests(self) -> dict[str, str]:
-        """Digests of the tables, by name."""
-        return {"queries": self.queries.digest, "negatives": self.negatives.digest, "labels": self.labels.digest}
-
-    @property
     def width(self) -> int:
-        """The maximum number n of negatives per row."""
         return self.options.negatives or (1 if self.options.form == "triplets" else self.negatives.width("label_ids"))
 
     def texts(self, table: Table, rows: np.ndarray) -> pa.Array:
@@ -116,14 +85,29 @@ class TupleTables:
 
     def strings(self, table: Table, column: str, rows: np.ndarray) -> pa.Array:
         """Return strings of a column for `rows` [n]. Raises InputError if all are empty; TableError, StorageError."""
-        held = self._hold(table, column, _open_strings)
+        held = self._held.get((table.url, column))
+        if held is None:
+            texts = ScratchRows("texts")
+            for group in table.batches([column]):
+                chunks = group[column].cast(pa.large_string()).chunks
+                texts.add(string_bytes(pa.concat_arrays([pa.array([], pa.large_string()), *chunks])))
+            values, offsets = texts.mapped()
+            held = pa.LargeStringArray.from_buffers(table.rows, pa.py_buffer(offsets), pa.py_buffer(values))
+            self._held[table.url, column] = held
         if not held.buffers()[2].size and table.rows:
             raise InputError(f"{table.url}: the table has no {column}. Give --keys to write keys instead of texts.")
         return held.take(pa.array(rows)).cast(pa.string())
 
-    def scores(self, column: str, rows: np.ndarray) -> np.ndarray:
-        """Return a score column for the negatives of `rows` [B], float32 [B, K]. Raises TableError, StorageError."""
-        return self._hold(self.negatives, column, _open_matrix)[rows].astype(np.float32)
+    def numbers(self, table: Table, column: str, rows: np.ndarray) -> np.ndarray:
+        """Return lists of K numbers for `rows` [n] of a table, float32 [n, K]. Raises TableError, StorageError."""
+        held = self._held.get((table.url, column))
+        if held is None:
+            lists = ScratchRows("scores and vectors")
+            for group in table.batches([column]):
+                lists.add(Ragged.from_matrix(matrix_column(group, column)))
+            held = lists.mapped().values.reshape(table.rows, table.width(column))
+            self._held[table.url, column] = held
+        return held[rows].astype(np.float32)
 
     def positive_scores(self, rows: np.ndarray, positives: Ragged) -> np.ndarray:
         """Return scores of the positives of `rows` [B], float32, one per positive.
@@ -138,20 +122,15 @@ class TupleTables:
         for name, (parent, ids) in sides.items():
             table = Table.open(join(self.place, "embeddings", name))
             self.negatives.require_made_from(parent, table)
-            vectors.append(self._hold(table, "vector", _open_matrix)[ids].astype(np.float32))
+            vectors.append(self.numbers(table, "vector", ids))
         return np.einsum("pd,pd->p", *vectors)
-
-    def _hold(self, table: Table, column: str, read: Any) -> Any:
-        place = table.url, column
-        if place not in self._held:
-            self._held[place] = read(table, column)
-        return self._held[place]
 
     def __reduce__(self) -> tuple[Any, ...]:
         own = self.place, self.data, self.queries, self.negatives, self.labels, self.mining, self.options
         return TupleTables, own  # without maps
 
-    def _require(self, options: TupleOptions, width: int) -> None:
+    def _require(self) -> None:
+        options, width = self.options, self.negatives.width("label_ids")
         if (options.negatives or 0) > width:
             raise InputError(
                 f"--negatives {options.negatives}: {self.negatives.url} has {width} negatives per row. Ask for "
@@ -169,24 +148,6 @@ class TupleTables:
             )
         if options.scores == "teacher" and "teacher" not in self.negatives.columns:
             raise InputError(f"--scores teacher: no teacher has scored {self.negatives.url}. Leave --scores out.")
-
-
-def _open_strings(table: Table, column: str) -> pa.LargeStringArray:
-    """Return a column of strings [N]. Raises TableError, StorageError."""
-    rows = ScratchRows("texts")
-    for group in table.batches([column]):
-        array = pa.concat_arrays([pa.array([], pa.large_string()), *group[column].cast(pa.large_string()).chunks])
-        rows.add(string_bytes(array))
-    values, offsets = rows.mapped()
-    return pa.LargeStringArray.from_buffers(table.rows, pa.py_buffer(offsets), pa.py_buffer(values))
-
-
-def _open_matrix(table: Table, column: str) -> np.ndarray:
-    """Return a column of lists of K numbers, [N, K]. Raises TableError, StorageError."""
-    rows = ScratchRows("scores and vectors")
-    for group in table.batches([column]):
-        rows.add(Ragged.from_matrix(matrix_column(group, column)))
-    return rows.mapped().values.reshape(table.rows, table.width(column))
 
 
 Columns = dict[str, pa.Array]
@@ -240,12 +201,13 @@ def make_examples(
     """
     options, width, counts = tables.options, tables.width, positives.counts
     several = len(tables.negatives.parameters.get("ranges", ())) > 1  # ranges of labels, each range best first
-    best = np.argsort(-tables.scores("scores", rows) if several else hard == PAD, axis=1, kind="stable")[:, :width]
+    order_by = -tables.numbers(tables.negatives, "scores", rows) if several else hard == PAD
+    best = np.argsort(order_by, axis=1, kind="stable")[:, :width]
     negatives, scores = np.take_along_axis(hard, best, axis=1), None
     found = (negatives != PAD).sum(axis=1)
     if options.scores:
         column = "teacher" if options.scores == "teacher" else "scores"
-        of_negatives = np.take_along_axis(tables.scores(column, rows), best, axis=1)
+        of_negatives = np.take_along_axis(tables.numbers(tables.negatives, column, rows), best, axis=1)
         scores = np.concatenate([tables.positive_scores(rows, positives), of_negatives.reshape(-1)])
     given = count_examples(tables, counts, found)
     row = np.repeat(np.arange(len(rows)), given)
@@ -265,17 +227,13 @@ def make_examples(
     return pa.table(_FORMS[options.form][1](some))
 
 
-def _triplets(some: Examples) -> Columns:
-    negative = some.negative[np.arange(len(some.row)), some.number % some.found]
-    return _fixed(some, {"positive": some.positive, "negative": negative})
-
-
 def _tuples(some: Examples) -> Columns:
-    negatives = {f"negative_{number}": places for number, places in enumerate(some.negative.T, 1)}
-    return _fixed(some, {"positive": some.positive, **negatives})
-
-
-def _fixed(some: Examples, places: dict[str, np.ndarray]) -> Columns:
+    """Make triplets or tuples: one positive, and one or n negatives."""
+    if some.tables.options.form == "triplets":
+        negatives = {"negative": some.negative[np.arange(len(some.row)), some.number % some.found]}
+    else:
+        negatives = {f"negative_{number}": places for number, places in enumerate(some.negative.T, 1)}
+    places = {"positive": some.positive, **negatives}
     columns = some.anchors() | {name: some.texts(each) for name, each in places.items()}
     if some.scores is None:
         return columns
@@ -330,7 +288,7 @@ def _lists(values: pa.Array | np.ndarray, counts: np.ndarray) -> pa.ListArray:
 
 
 _FORMS: dict[str, tuple[Count, Callable[[Examples], Columns]]] = {
-    "triplets": (lambda positives, negatives, n: positives * negatives, _triplets),
+    "triplets": (lambda positives, negatives, n: positives * negatives, _tuples),
     "tuples": (lambda positives, negatives, n: positives * (negatives == n), _tuples),
     "pairs": (lambda positives, negatives, n: positives + negatives * (positives > 0), _pairs),
     "lists": (lambda positives, negatives, n: positives * (negatives > 0), _one_list),
@@ -413,12 +371,13 @@ class TupleStream(IterableDataset):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to the position of `state`, without reading earlier rows. Raises InputError for a different order."""
-        expected = {"ranks": state.get("ranks", self._ranks), "tuples": state.get("tuples")}
-        for name, value in {"ranks": self._ranks, "tuples": self.options.model_dump()}.items():
-            if expected[name] != value:
+        ranks, options = state.get("ranks", self._ranks), state.get("tuples")
+        own = self.options.model_dump()
+        for name, before, now in (("ranks", ranks, self._ranks), ("tuples", options, own)):
+            if before != now:
                 raise InputError(
-                    f"cannot resume the tuples: {name} was {expected[name]!r} in the saved state and is {value!r} now. "
-                    "Resume with the same options, or start a new epoch."
+                    f"cannot resume the tuples: {name} was {before!r} in the saved state and is {now!r} now. Resume "
+                    "with the same options, or start a new epoch."
                 )
         at = {name: value for name, value in state.items() if name not in ("within", "ranks", "tuples")}
         self._rows.load_state_dict(at)
@@ -473,7 +432,6 @@ class TupleStream(IterableDataset):
 KIND, _DOING = "tuples", "handed over"
 _ENDS = {".jsonl": None, ".json": None, ".jsonl.gz": "gzip", ".jsonl.bz2": "bz2", ".jsonl.zst": "zstd"}
 _SHARD = 1_000_000  # maximum number of examples in a shard, if the number of shards is not stated
-_REMEDY = "Give --overwrite to replace it, or another OUT."
 
 
 def is_file(out: str) -> bool:
@@ -497,12 +455,12 @@ def write_tuples(
     of the same input exists, its manifest is returned. `on_examples(number)` is called with the number of examples
     written. Raises InputError if OUT has other contents; StorageError.
     """
-    tables = stream.tables
+    tables, remedy = stream.tables, "Give --overwrite to replace it, or another OUT."
     reads = [tables.place, tables.data]
     if is_file(out):
         if shards is not None:
             raise InputError("--shards works only with a folder, but OUT is a file of JSON lines. Leave --shards out.")
-        require_output_file(out, reads, _REMEDY, overwrite)
+        require_output_file(out, reads, remedy, overwrite)
         end = next(end for end in _ENDS if out.endswith(end))
         with storage.writing(out) as path, pa.output_stream(path, compression=_ENDS[end]) as file:
             for examples in stream.blocks(shuffle):
@@ -513,8 +471,9 @@ def write_tuples(
     rows, left_out = stream.counted
     count = min(rows, shards or -(-rows // _SHARD))
     order = {"shuffle": shuffle, "epoch": stream.state_dict()["epoch"], "shards": count}
-    request = Request(KIND, tables.digests, {**stream.options.model_dump(), **order})
-    finished = find_reusable(out, request, _REMEDY, overwrite=overwrite)
+    digests = {name: getattr(tables, name).digest for name in ("queries", "negatives", "labels")}
+    request = Request(KIND, digests, {**stream.options.model_dump(), **order})
+    finished = find_reusable(out, request, remedy, overwrite=overwrite)
     if finished is not None:
         clean_up(out, _DOING)
         return finished
@@ -539,7 +498,7 @@ def write_tuples(
                 shards=tuple(entries),
                 rows=rows,
                 row_group_rows=group,
-                parents=tables.digests,
+                parents=digests,
                 parameters=dict(request.parameters),
                 counters={"examples": rows, "rows_left_out": left_out},
             )

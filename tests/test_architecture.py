@@ -183,7 +183,10 @@ HEAVY = ("torch", "transformers", "apache_beam", "faiss")
             ("apache_beam", "faiss", "pipelines", "extremis"),
         ),
         ("extremis.cli", HEAVY),
+        (", ".join(name for name in MODULES if room(name) == "extremis.commands"), (*HEAVY, "numba", "pyarrow")),
         ("scoring.predict", ("torch", "transformers", "apache_beam", "numba", "scipy")),
+        ("scoring.onnx_inference", ("torch", "transformers", "apache_beam", "numba", "scipy")),
+        ("extremis.versioning", (*HEAVY, "search", "pipelines", "numba", "tokenizers", "safetensors")),
     ],
 )
 def test_a_process_loads_only_its_side(modules: str, absent: tuple[str, ...]) -> None:

@@ -39,4 +39,4 @@ def ablate(
 
     data = fspath(data)
     variants = load_variants(recipes or ("random", "astra"), data, changes(set))
-    return train_and_compare(data, fspath(out), variants, split, retry=retry)
+    return train_and_compare(data, fspath(out), variants, split, retry)

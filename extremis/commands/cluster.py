@@ -6,7 +6,7 @@ from typing import Any
 from extremis.command import Progress, build_options, command
 from extremis.commands.shared import BeamOptions, NotNegative, Place, Size, StartTimeout, Url
 from extremis.console import say, say_without_bars
-from extremis.supervisor import end_with_trainer, require_watchable
+from extremis.miner import end_with_trainer, require_watchable
 from pipelines.options import ClusterOptions
 
 

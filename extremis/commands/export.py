@@ -57,15 +57,18 @@ def export(
       extremis export data/ runs/1 exported/
       extremis export data/2 runs/2 exports/2 --onto exports/1 --current
     """
-    from scoring.exported import export_name, make_current
+    from scoring.versions import export_name, make_current
 
     data, run, out = fspath(data), fspath(run), fspath(out)
     if current:
         export_name(out)
-    from scoring import export as exporting
     from scoring.calibration import describe_calibration
+    from scoring.export import export as export_run
 
-    options = exporting.ExportOptions(
+    manifest = export_run(
+        data,
+        run,
+        out,
         step=step,
         dtype=dtype,
         index=index,
@@ -78,8 +81,8 @@ def export(
         device=device,
         calibrate=calibrate,
         form=form,
+        say=say,
     )
-    manifest = exporting.export(data, run, out, options, say)
     parameters = manifest.parameters
     by = parameters["options"].get("scores", "classifier")
     step, dimension = parameters["step"], parameters["dimension"]

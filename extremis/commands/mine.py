@@ -9,7 +9,7 @@ from typing import Any, Literal
 from extremis.command import Progress, build_options, command, format_argument
 from extremis.commands.shared import BeamOptions, Device, Fields, NotNegative, Size, StartTimeout, Url
 from extremis.console import say, say_without_bars
-from extremis.supervisor import end_with_trainer, require_watchable
+from extremis.miner import end_with_trainer, require_watchable
 from pipelines.options import ArrayOptions, MineOptions, SameKey
 from schemas.errors import InputError, StorageError
 

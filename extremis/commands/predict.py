@@ -88,7 +88,6 @@ def predict(
     from pipelines.formats.base import parse_fields
     from pipelines.formats.keyed import Texts
     from schemas.owners import require_output_file
-    from scoring.exported import resolve_export
     from scoring.objects import input_url
     from scoring.predict import (
         Labels,
@@ -99,6 +98,7 @@ def predict(
         text_fields,
         write_predictions,
     )
+    from scoring.versions import resolve_export
 
     named = None if fields is None else parse_fields(format_argument(fields))
     data = None if data is None else fspath(data)

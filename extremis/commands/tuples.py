@@ -6,7 +6,7 @@ from typing import Any, Literal
 from extremis.command import Progress, build_options, command
 from extremis.commands.shared import NotNegative, Place, Positive
 from extremis.console import Bar, say
-from scoring.tuples import TupleOptions
+from scoring.options import TupleOptions
 
 
 @command(TupleOptions)

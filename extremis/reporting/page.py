@@ -1,4 +1,4 @@
-"""The page of a report, and its charts."""
+"""The page of a report: `build` reads the records, draws charts of them, and renders the template."""
 
 import base64
 import gzip
@@ -8,7 +8,7 @@ import importlib.resources
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -48,8 +48,83 @@ from trainer.evaluation.evaluate import HOLDOUT
 from trainer.evaluation.metrics import DEPTH
 from trainer.model import require_same_data
 
+NAME = "report.html"  # name of a run's own page
+_TITLE, _HEAD = "· Extremis</title>".encode(), 4096  # the end of a page's title, within the first _HEAD bytes
+MAX_PAGE_BYTES = 5_000_000  # largest page in bytes
+
+
+def build(
+    urls: Sequence[str], out: str | None, say: Callable[[str], None], queries: int = 300, predict: bool = True
+) -> dict[str, Any]:
+    """Write the page about `urls`: an optional DATA, and runs on this DATA or an earlier version.
+
+    `queries`: number of queries to show. `predict`: add predictions by each run's checkpoint.
+    Returns {"out", "bytes", "seconds", "runs"}. Raises InputError, TableError, StorageError.
+    """
+    began = time.perf_counter()
+    data, runs = _open(urls)
+    own_page = join(runs[0].layout.root, NAME)
+    out = out or own_page
+    if not storage.is_within(out, own_page):
+        is_page = storage.exists(out) and _TITLE in storage.read_range(out, 0, min(storage.size(out), _HEAD))
+        reads = [*([] if data is None else [data.root]), *(run.layout.root for run in runs)]
+        require_output_file(out, reads, "The file is not a report; choose another path.", is_page)
+    show_activity("report: reading facts of the data")
+    statistics = None if data is None else describe(data)
+    tables = [] if data is None else list_weakest(data, runs)
+    sample = Sample([], {}, [], ["give DATA before the runs to see queries as text"])
+    if data is not None:
+        say(f"reading {queries} queries of {data.root}")
+        show_activity("report: predicting for the queries that are shown")
+        splits = ordered_splits(splits_of(data))
+        ends = list(dict.fromkeys([splits[0], splits[-1]])) if queries else []
+        sample = sample_queries(data, runs, ends, queries, predict and queries > 0, tables)
+    show_activity("report: drawing the page")
+    values = {
+        "runs": runs,
+        "data": statistics,
+        "differences": recipe_differences({run.name: run.config for run in runs}),
+        "metrics": metric_tables(runs),
+        "weakest": tables,
+        "labels": sample.labels,
+        "labels_with_neighbours": LABELS_WITH_NEIGHBOURS,
+        "notes": sample.notes,
+        "queries": len(sample.queries),
+    }
+    charts = {
+        "data": data_charts(statistics) if statistics else [],
+        "training": training_charts(runs),
+        "tables": table_charts(runs),
+        "metrics": [*metric_charts(runs), *drift_charts(runs)],
+    }
+    searched = {"queries": sample.queries, "labels": sample.labels, "near": sample.near, "k": DEPTH}
+    page = render(values, {"charts": charts, "runs": [run.name for run in runs], **searched})
+    storage.write_bytes(out, page)
+    seconds, places = round(time.perf_counter() - began, 2), {run.name: run.layout.root for run in runs}
+    return {"out": out, "bytes": len(page), "seconds": seconds, "runs": places}
+
+
+def _open(urls: Sequence[str]) -> tuple[DataLayout | None, list[Run]]:
+    first = urls[0]
+    data = DataLayout(first) if is_published(first) and Table.open(first).kind == "data" else None
+    places = list(urls[1:] if data is not None else urls)
+    if not places:
+        raise InputError(
+            f"{first}: a report needs a run, but this is a DATA. Name the runs: extremis report DATA RUN [RUN…]."
+        )
+    if len(set(places)) < len(places):
+        raise InputError(f"a run is named twice: {' '.join(places)}.")
+    manifest = None if data is None else Table.open(data.root, "data").manifest
+    runs = [open_run(url, name, manifest) for url, name in zip(places, names_of(places), strict=True)]
+    for run in runs:
+        if data is not None and manifest is not None:
+            require_same_data(run.config, manifest, data.root, run.layout.root, earlier=True)
+    return data, runs
+
+
 Chart: TypeAlias = dict[str, Any]
 Trace: TypeAlias = dict[str, Any]
+Series: TypeAlias = tuple[str, Iterable[Any], Iterable[Any], dict[str, Any]]  # label, x, y, and more of a trace
 
 CANDIDATE_OUTCOMES = {
     "kept": "kept",
@@ -67,24 +142,23 @@ CANDIDATE_OUTCOMES = {
 
 _BOX = {"lowerfence": "p01", "q1": "p10", "median": "p50", "q3": "p90", "upperfence": "p99"}  # Plotly's name: quantile
 _DASHES = ("solid", "dot", "dash")
-_LOG: dict[str, Any] = {"type": "log", "dtick": 1, "exponentformat": "power"}
 
 
 def data_charts(statistics: DataStatistics) -> list[Chart]:
     """Draw the tail of the labels, and histograms of labels and tokens per point."""
     traces = [line("training points", 0, statistics.tail.rank, statistics.tail.points)]
+    title, x, y = "Training points per label, by rank", "rank of the label", "training points"
     note = "both axes are logarithmic; labels without a training point are left out"
-    tail = draw_chart(
-        "tail", "Training points per label, by rank", traces, "rank of the label", "training points", note
-    )
-    tail["figure"]["layout"]["xaxis"] |= _LOG
-    tail["figure"]["layout"]["yaxis"] |= _LOG
-    lengths = [_lengths(name, f"{name.capitalize()} per point", statistics.splits) for name in ("labels", "tokens")]
+    tail = draw_chart("tail", title, traces, x, y, note)
+    for axis in ("xaxis", "yaxis"):
+        tail["figure"]["layout"][axis] |= {"type": "log", "dtick": 1, "exponentformat": "power"}
+    lengths = [_lengths(name, statistics.splits) for name in ("labels", "tokens")]
     return _simplify_charts([tail, *lengths])
 
 
-def _lengths(name: str, title: str, splits: Sequence[SplitStatistics]) -> Chart:
+def _lengths(name: str, splits: Sequence[SplitStatistics]) -> Chart:
     """Draw the percentage of rows per value, in equal bins, so that splits with different sizes can be compared."""
+    title = f"{name.capitalize()} per point"
     values, rows = histograms([getattr(split, name) for split in splits])
     shares = 100 * rows / np.maximum(1, rows.sum(axis=1, keepdims=True)) / np.diff(values[:2]).max(initial=1)
     named = enumerate(zip(splits, shares, strict=True))
@@ -119,32 +193,30 @@ def _curves(
     name: str, title: str, runs: Sequence[Run], kind: str, fields: dict[str, str], over: str, unit: str
 ) -> Chart:
     """Draw recorded `fields` (legend name: field) over steps or epochs."""
-    traces = []
-    for number, run in enumerate(runs):
-        for dash, (field, label) in enumerate(fields.items()):
-            places, values = run.curve(kind, field, over)
-            traces.append(line(_legend(runs, run, label), number, places, values, dash, points=over == "epoch"))
-    return draw_chart(name, title, traces, over, unit)
+
+    def curves(run: Run) -> Iterator[Series]:
+        return ((label, *run.curve(kind, field, over), {}) for field, label in fields.items())
+
+    return draw_chart(name, title, _lines(runs, curves, points=over == "epoch"), over, unit)
 
 
 def _against_time(name: str, runs: Sequence[Run]) -> Chart:
     """Draw a validation metric against the seconds of training (ASTRA, figure 1; NGAME, figure 2)."""
-    traces = []
-    for number, run in enumerate(runs):
+
+    def curves(run: Run) -> Iterator[Series]:
         seconds = {row["epoch"]: row.get("seconds", 0.0) for row in run.records.get("epoch", [])}
         rows = {row["epoch"]: row[name] for row in run.records.get("validation", []) if name in row}
         epochs = sorted(rows.keys() & seconds.keys())
         ends = [sum(length for epoch, length in seconds.items() if epoch <= last) for last in epochs]
-        traces.append(line(run.name, number, ends, [rows[epoch] for epoch in epochs], points=True))
+        yield "", ends, [rows[epoch] for epoch in epochs], {}
+
     note = f"{_validation_note(runs)}; seconds of epochs, which a miner on the same cores makes slower"
+    title = f"Validation {name} of classifier scores against time"
     identity = f"time-to-{name.replace('@', '-')}"
-    return draw_chart(
-        identity, f"Validation {name} of classifier scores against time", traces, "seconds of training", "%", note
-    )
+    return draw_chart(identity, title, _lines(runs, curves), "seconds of training", "%", note)
 
 
 def _step_times(number: int, run: Run, several: bool) -> Chart:
-    """Draw the seconds of each epoch, divided into the parts of a step."""
     rows = run.records.get("epoch", [])
     parts = sorted({key for row in rows for key in row if key.startswith("seconds_") and key != "seconds_background"})
     epochs = [row["epoch"] for row in rows]
@@ -177,39 +249,34 @@ def table_charts(runs: Sequence[Run]) -> list[Chart]:
             suffix = f" ({source})" if source != "queries" else ""
             suffix += f": {run.name}" if len(runs) > 1 else ""
             charts.append(_scores(f"scores-{number}-{source}", f"Scores{suffix}", tables))
-            charts.append(
-                _candidate_counts(f"funnel-{number}-{source}", f"Candidates kept and dropped{suffix}", tables)
-            )
+            title = f"Candidates kept and dropped{suffix}"
+            charts.append(_candidate_counts(f"funnel-{number}-{source}", title, tables))
     return _simplify_charts(charts)
 
 
 def _quality(name: str, title: str, runs: Sequence[Run], field: str) -> Chart:
-    traces = []
-    for number, run in enumerate(runs):
-        for dash, source in enumerate(_sources_of(run)):
-            values = {
-                mined.epoch: 100 * mined.table.manifest.quality[field]
-                for mined in run.tables
-                if mined.source == source and mined.table.manifest.quality.get(field) is not None
-            }
-            traces.append(line(_legend(runs, run, source), number, values.keys(), values.values(), dash, points=True))
-    return draw_chart(name, title, traces, "made for epoch", "%")
+    def curves(run: Run) -> Iterator[Series]:
+        for source in _sources_of(run):
+            qualities = {mined.epoch: mined.table.manifest.quality for mined in run.tables if mined.source == source}
+            values = {epoch: 100 * of[field] for epoch, of in qualities.items() if of.get(field) is not None}
+            yield source, values.keys(), values.values(), {}
+
+    return draw_chart(name, title, _lines(runs, curves), "made for epoch", "%")
 
 
 def _ages(runs: Sequence[Run]) -> Chart:
     """Draw the number of epochs between a table's dump and its use; the line jumps if a table is late."""
-    traces = []
-    for number, run in enumerate(runs):
+
+    def curves(run: Run) -> Iterator[Series]:
         rows = [row for row in run.records.get("epoch", []) if row.get("table_age") is not None]
-        epochs, ages = ([row[name] for row in rows] for name in ("epoch", "table_age"))
         texts = [f"table of epoch {row['table_epoch']}{', late' if row.get('late') else ''}" for row in rows]
-        hover = {"text": texts, "hovertemplate": "%{y}<br>%{text}"}
-        traces.append({**line(run.name, number, epochs, ages, points=True), **hover})
-    return draw_chart("age", "Age of the table in use", traces, "epoch", "epochs")
+        epochs, ages = ([row[name] for row in rows] for name in ("epoch", "table_age"))
+        yield "", epochs, ages, {"text": texts, "hovertemplate": "%{y}<br>%{text}"}
+
+    return draw_chart("age", "Age of the table in use", _lines(runs, curves), "epoch", "epochs")
 
 
 def _scores(name: str, title: str, tables: Sequence[RunTable]) -> Chart:
-    """Draw the quantiles of positives' and negatives' scores as boxes."""
     traces = []
     fields = {"positive_score_quantiles": "positives", "score_quantiles": "hard negatives"}
     for color, (field, label) in enumerate(fields.items()):
@@ -247,6 +314,15 @@ def metric_charts(runs: Sequence[Run]) -> list[Chart]:
     return _simplify_charts(charts)
 
 
+def _lines(runs: Sequence[Run], series: Callable[[Run], Iterable[Series]], points: bool = True) -> list[Trace]:
+    """Make a line for each of a run's `series`, in the run's colour; if there are several runs, labels name the run."""
+    return [
+        line(label if label and len(runs) == 1 else f"{run.name} {label}".rstrip(), number, x, y, dash, points) | more
+        for number, run in enumerate(runs)
+        for dash, (label, x, y, more) in enumerate(series(run))
+    ]
+
+
 def line(name: str, color: int, x: Iterable[Any], y: Iterable[Any], dash: int = 0, points: bool = False) -> Trace:
     """Make a line; with `points`, with a marker at each point."""
     style = {"width": 2, "dash": _DASHES[dash % len(_DASHES)]}
@@ -276,45 +352,32 @@ def draw_chart(
     return {"id": identity, "title": title, "note": note, "figure": {"data": traces, "layout": layout}}
 
 
-def _legend(runs: Sequence[Run], run: Run, label: str) -> str:
-    """Return the name of a run's line in the legend; only `label` if there is only one run."""
-    return label if label and len(runs) == 1 else f"{run.name} {label}".rstrip()
-
-
 def _simplify_charts(charts: list[Chart]) -> list[Chart]:
     """Omit empty charts, and turn charts with one dot per line into sentences."""
-    return [_as_sentence(chart) or chart for chart in charts if chart["figure"]["data"]]
-
-
-def _as_sentence(chart: Chart) -> Chart | None:
-    """Return a chart with a sentence about the dots, or None if a line has several dots or the chart has no lines."""
-    traces, layout = chart["figure"]["data"], chart["figure"]["layout"]
-    if any(trace["type"] != "scatter" or len(trace["x"]) > 1 for trace in traces):
-        return None
-    over, unit = layout["xaxis"]["title"]["text"], layout["yaxis"]["title"]["text"]
-    dots = []
-    for trace in traces:
-        name = f"{html.unescape(trace['name'])}: " if len(traces) > 1 else ""
-        value, place = (format_value(*trace[axis]) or "none" for axis in "yx")
-        dots.append(f"{name}{f'{value} %' if unit == '%' else f'{unit} {value}'} ({over} {place})")
-    return {"id": chart["id"], "title": chart["title"], "said": "; ".join(dots)}
+    simple = []
+    for chart in charts:
+        traces, layout = chart["figure"]["data"], chart["figure"]["layout"]
+        if any(trace["type"] != "scatter" or len(trace["x"]) > 1 for trace in traces):
+            simple.append(chart)
+        elif traces:
+            over, unit = layout["xaxis"]["title"]["text"], layout["yaxis"]["title"]["text"]
+            dots = []
+            for trace in traces:
+                name = f"{html.unescape(trace['name'])}: " if len(traces) > 1 else ""
+                value, place = (format_value(*trace[axis]) or "none" for axis in "yx")
+                dots.append(f"{name}{f'{value} %' if unit == '%' else f'{unit} {value}'} ({over} {place})")
+            simple.append({"id": chart["id"], "title": chart["title"], "said": "; ".join(dots)})
+    return simple
 
 
 def _sources_of(run: Run) -> list[str]:
-    """List the sources of the run's tables, starting with queries."""
     return sorted({table.source for table in run.tables}, key=lambda name: (name != "queries", name))
 
 
 def _plain(values: Iterable[Any]) -> list[Any]:
     """Convert values for JSON: 5 significant digits, which are enough for a screen, and NaN as null."""
-    values = values.tolist() if isinstance(values, np.ndarray) else values
-    return [_round(value) for value in values]
-
-
-def _round(value: Any) -> Any:
-    if not isinstance(value, float):
-        return value
-    return float(f"{value:.5g}") if np.isfinite(value) else None
+    plain = values.tolist() if isinstance(values, np.ndarray) else values
+    return [(float(f"{v:.5g}") if np.isfinite(v) else None) if isinstance(v, float) else v for v in plain]
 
 
 _OF_QUERIES = ("P@1", "P@5", "PSP@5")
@@ -324,16 +387,16 @@ def drift_charts(runs: Sequence[Run]) -> list[Chart]:
     """Draw metrics for every split: per part of the queries, per part of the labels, and per version."""
     charts = []
     for split in evaluated_splits(runs):
-        bodies = {number: run.evaluations[split] for number, run in enumerate(runs) if split in run.evaluations}
         note = "parts from the oldest to the newest"
-        traces = _by_part(runs, bodies, "parts", "queries", _OF_QUERIES)
+        traces = _by_part(runs, split, "parts", "queries", _OF_QUERIES)
         charts.append(draw_chart(f"parts-{split}", f"Metrics on {say_split(split)} by part", traces, "part", "%", note))
         note += "; a run that is older than a part does not know the labels of that part"
-        traces = _by_part(runs, bodies, "labels_by_part", "positives", ("R@5",))
+        traces = _by_part(runs, split, "labels_by_part", "positives", ("R@5",))
         traces = [trace | {"name": trace["name"].replace("R@5", "found")} for trace in traces]  # of all positives
         title = f"True labels among the first 5 predictions on {say_split(split)}, by the part that added the label"
         charts.append(draw_chart(f"label-parts-{split}", title, traces, "part", "%", note))
-        traces = _by_version([body for body in bodies.values() if "version" in body])
+        evaluations = (run.evaluations.get(split, {}) for run in runs)
+        traces = _by_version([body for body in evaluations if "version" in body])
         note = "each run is shown at the version on which it was evaluated"
         title = f"Metrics on {say_split(split)} over versions"
         charts.append(draw_chart(f"versions-{split}", title, traces, "version", "%", note))
@@ -342,19 +405,18 @@ def drift_charts(runs: Sequence[Run]) -> list[Chart]:
     return _simplify_charts(charts)
 
 
-def _by_part(
-    runs: Sequence[Run], bodies: dict[int, dict[str, Any]], section: str, counted: str, names: Sequence[str]
-) -> list[Trace]:
-    """Draw metrics over parts, from a section of the evaluations (`bodies`, by run number), one colour per run."""
-    traces = []
-    for number, body in bodies.items():
-        parts = body.get(section, {})
+def _by_part(runs: Sequence[Run], split: str, section: str, counted: str, names: Sequence[str]) -> list[Trace]:
+    """Draw metrics over parts, from a section of the evaluations on `split`, one colour per run."""
+
+    def curves(run: Run) -> Iterator[Series]:
+        parts = run.evaluations.get(split, {}).get(section, {})
         texts = [f"{values[counted]:,} {counted}" for values in parts.values()]
-        for dash, name in enumerate(name for name in names if any(name in values for values in parts.values())):
-            values = [values.get(name) for values in parts.values()]
-            trace = line(_legend(runs, runs[number], name), number, parts, values, dash, points=True)
-            traces.append({**trace, "text": texts, "hovertemplate": "%{y}, %{text}"})
-    return traces
+        for name in names:
+            if any(name in values for values in parts.values()):
+                hover = {"text": texts, "hovertemplate": "%{y}, %{text}"}
+                yield name, parts, [values.get(name) for values in parts.values()], hover
+
+    return _lines(runs, curves)
 
 
 def _by_version(bodies: Sequence[dict[str, Any]]) -> list[Trace]:
@@ -369,84 +431,6 @@ def _by_version(bodies: Sequence[dict[str, Any]]) -> list[Trace]:
         line(name, number, places, [body["metrics"].get(name) for body in ordered], points=True)
         for number, name in enumerate(names)
     ]
-
-
-NAME = "report.html"  # name of a run's own page
-_TITLE, _HEAD = "· Extremis</title>".encode(), 4096  # the end of a page's title, within the first _HEAD bytes
-MAX_PAGE_BYTES = 5_000_000  # largest page in bytes
-
-
-def build(
-    urls: Sequence[str], out: str | None, say: Callable[[str], None], queries: int = 300, predict: bool = True
-) -> dict[str, Any]:
-    """Write the page about `urls`: an optional DATA, and runs on this DATA or an earlier version.
-
-    `queries`: number of queries to show. `predict`: add predictions by each run's checkpoint.
-    Returns {"out", "bytes", "seconds", "runs"}. Raises InputError, TableError, StorageError.
-    """
-    began = time.perf_counter()
-    data, runs = _open(urls)
-    default_out = join(runs[0].layout.root, NAME)
-    out = out or default_out
-    _require_page(out, default_out, [*([] if data is None else [data.root]), *(run.layout.root for run in runs)])
-    show_activity("report: reading facts of the data")
-    statistics = None if data is None else describe(data)
-    tables = [] if data is None else list_weakest(data, runs)
-    sample = Sample([], {}, [], ["give DATA before the runs to see queries as text"])
-    if data is not None:
-        say(f"reading {queries} queries of {data.root}")
-        show_activity("report: predicting for the queries that are shown")
-        splits = ordered_splits(splits_of(data))
-        ends = list(dict.fromkeys([splits[0], splits[-1]])) if queries else []
-        sample = sample_queries(data, runs, ends, queries, predict and queries > 0, tables)
-    show_activity("report: drawing the page")
-    values = {
-        "runs": runs,
-        "data": statistics,
-        "differences": recipe_differences({run.name: run.config for run in runs}),
-        "metrics": metric_tables(runs),
-        "weakest": tables,
-        "labels": sample.labels,
-        "labels_with_neighbours": LABELS_WITH_NEIGHBOURS,
-        "notes": sample.notes,
-        "queries": len(sample.queries),
-    }
-    charts = {
-        "data": data_charts(statistics) if statistics else [],
-        "training": training_charts(runs),
-        "tables": table_charts(runs),
-        "metrics": [*metric_charts(runs), *drift_charts(runs)],
-    }
-    searched = {"queries": sample.queries, "labels": sample.labels, "near": sample.near, "k": DEPTH}
-    page = render(values, {"charts": charts, "runs": [run.name for run in runs], **searched})
-    storage.write_bytes(out, page)
-    seconds = round(time.perf_counter() - began, 2)
-    return {"out": out, "bytes": len(page), "seconds": seconds, "runs": {run.name: run.layout.root for run in runs}}
-
-
-def _require_page(out: str, default_out: str, reads: Sequence[str]) -> None:
-    """Refuse to overwrite a file that is not a report page. Raises InputError, StorageError."""
-    if not storage.is_within(out, default_out):
-        is_page = storage.exists(out) and _TITLE in storage.read_range(out, 0, min(storage.size(out), _HEAD))
-        require_output_file(out, reads, "The file is not a report; choose another path.", is_page)
-
-
-def _open(urls: Sequence[str]) -> tuple[DataLayout | None, list[Run]]:
-    first = urls[0]
-    data = DataLayout(first) if is_published(first) and Table.open(first).kind == "data" else None
-    places = list(urls[1:] if data is not None else urls)
-    if not places:
-        raise InputError(
-            f"{first}: a report needs a run, but this is a DATA. Name the runs: extremis report DATA RUN [RUN…]."
-        )
-    if len(set(places)) < len(places):
-        raise InputError(f"a run is named twice: {' '.join(places)}.")
-    manifest = None if data is None else Table.open(data.root, "data").manifest
-    runs = [open_run(url, name, manifest) for url, name in zip(places, names_of(places), strict=True)]
-    for run in runs:
-        if data is not None and manifest is not None:
-            require_same_data(run.config, manifest, data.root, run.layout.root, earlier=True)
-    return data, runs
 
 
 TERMS = {

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -27,11 +27,14 @@ from schemas.manifest import Manifest
 from schemas.shard_files.parquet import list_column
 from schemas.storage import join, read_json
 from schemas.table import RunTable, Table, run_tables
-from scoring.fitting import KIND, scored_step, scores_of
+from scoring.fitting import KIND, open_fused, scored_step, scores_of
 from trainer.checkpoints import Checkpoint, open_step
 from trainer.config.load import load_config
 from trainer.config.merging import flatten
-from trainer.model import trained_digest
+from trainer.evaluation.evaluate import label_statistics
+from trainer.evaluation.ranking import nearest_labels, score_rows
+from trainer.inputs import scored_columns
+from trainer.model import load_model, trained_digest, trained_labels
 from trainer.tracking import read_metrics
 
 SAMPLED_GROUPS = 32  # row groups for histograms, spread evenly over a split
@@ -65,41 +68,34 @@ class LabelTail:
 
 @dataclass(frozen=True)
 class DataStatistics:
-    """Information about DATA for the page."""
-
     url: str
     manifest: Manifest
     splits: list[SplitStatistics]
     tail: LabelTail
     rejected: int
     command: str  # command that makes DATA
-    counts: dict[str, dict[str, int]] = field(default_factory=dict)  # counts of each split, as in `summarize`
+    counts: dict[str, dict[str, int]]  # counts of each split, as in `summarize`
 
     @property
     def files(self) -> str:
-        """Names of the first input files."""
         return say_names(sorted(str(entry["file"]) for entry in self.manifest.parameters["input"].values()))
 
 
 def describe(data: DataLayout) -> DataStatistics:
     """Describe DATA, from manifests, label frequencies and a sample of row groups. Raises TableError."""
-    manifest = Table.open(data.root, "data").manifest
-    splits = [_split(data, name) for name in splits_of(data)]
+    manifest, splits = Table.open(data.root, "data").manifest, []
+    for name in splits_of(data):
+        table = Table.open(data.queries(name), "queries")
+        counts = {column: np.empty(0, np.int64) for column in ("input_ids", "label_ids")}
+        columns, groups = [column for column in counts if column in table.columns], len(table.groups)
+        sampled = np.unique(np.linspace(0, groups - 1, min(SAMPLED_GROUPS, groups)).astype(int)).tolist()
+        for _, group in table.read_groups(sampled, columns):
+            for column in columns:
+                counts[column] = np.append(counts[column], list_column(group, column).counts)
+        splits.append(SplitStatistics(name, table.manifest, *counts.values()))
     rejected = Table.open(data.rejects, "rejects").rows if manifest.parents.get("rejects") else 0
-    counts = summarize(data.root)["splits"]
-    command = sharding_command(data.root, manifest)
-    return DataStatistics(data.root, manifest, splits, tail_of(frequencies(data)), rejected, command, counts)
-
-
-def _split(data: DataLayout, name: str) -> SplitStatistics:
-    table = Table.open(data.queries(name), "queries")
-    counts = {column: np.empty(0, np.int64) for column in ("input_ids", "label_ids")}
-    columns, groups = [column for column in counts if column in table.columns], len(table.groups)
-    sampled = np.unique(np.linspace(0, groups - 1, min(SAMPLED_GROUPS, groups)).astype(int)).tolist()
-    for _, group in table.read_groups(sampled, columns):
-        for column in columns:
-            counts[column] = np.append(counts[column], list_column(group, column).counts)
-    return SplitStatistics(name, table.manifest, *counts.values())
+    facts = sharding_command(data.root, manifest), summarize(data.root)["splits"]
+    return DataStatistics(data.root, manifest, splits, tail_of(frequencies(data)), rejected, *facts)
 
 
 def histograms(counts: Sequence[np.ndarray], bins: int = 60) -> tuple[np.ndarray, np.ndarray]:
@@ -156,16 +152,8 @@ class RepresentativeScores(NamedTuple):
     scores: str
     fusion: Mapping[str, Any]
 
-    @classmethod
-    def of(cls, run: RunLayout, checkpoint: Checkpoint) -> "RepresentativeScores":
-        """Read the step and scores that represent a run. Raises TableError."""
-        scores = scores_of(run.root, checkpoint.step)
-        fusion = Table.open(run.fusion(checkpoint.step), KIND).parameters if scores == "fused" else {}
-        return cls(checkpoint.step, scores, fusion)
-
     @property
     def formula(self) -> str:
-        """Format the fused score as a weighted sum."""
         weights = [(self.fusion.get(field), name) for field, name in _FUSED_SCORES.items()]
         return " + ".join(["vectors", *(f"{weight:.2f} × {name}" for weight, name in weights if weight)])
 
@@ -194,7 +182,6 @@ class Run:
 
 
 def ordered_splits(names: Iterable[str]) -> list[str]:
-    """Sort splits, with test first and train last."""
     return sorted(names, key=lambda name: (name == "train", name != "test", name))
 
 
@@ -212,6 +199,11 @@ def open_run(url: str, name: str, data: Manifest | None = None) -> Run:
     config = load_config(layout.config)
     later = data.digest if data is not None and trained_digest(config) != data.digest else None
     recipe, checkpoint = config.get("recipe", {}), open_step(layout, scored_step(layout))
+    representative, auto = None, join(layout.root, AUTO_REPORT)
+    if checkpoint is not None:
+        step, scores = checkpoint.step, scores_of(url, checkpoint.step)
+        fusion = Table.open(layout.fusion(step), KIND).parameters if scores == "fused" else {}
+        representative = RepresentativeScores(step, scores, fusion)
     records: dict[str, list[dict[str, Any]]] = {}
     for record in read_metrics(layout):
         records.setdefault(str(record.get("kind")), []).append(record)
@@ -224,8 +216,8 @@ def open_run(url: str, name: str, data: Manifest | None = None) -> Run:
         _evaluations(layout.evaluations_on(later), checkpoint),
         storage.exists(layout.finished),
         read_commands(layout),
-        None if checkpoint is None else RepresentativeScores.of(layout, checkpoint),
-        read_json(join(layout.root, AUTO_REPORT)) if storage.exists(join(layout.root, AUTO_REPORT)) else None,
+        representative,
+        read_json(auto) if storage.exists(auto) else None,
     )
 
 
@@ -271,7 +263,6 @@ def _evaluations(folder: str, checkpoint: Checkpoint | None) -> dict[str, dict[s
 
 
 def evaluated_splits(runs: Iterable[Run]) -> list[str]:
-    """List the splits on which any run has been evaluated, test first."""
     return ordered_splits({split for run in runs for split in run.evaluations})
 
 
@@ -339,14 +330,8 @@ def group_queries(counted: Sequence[tuple[Example, int, int]]) -> list[dict[str,
     groups: dict[tuple[str, int | None], dict[str, Any]] = {}
     for query, found, positives in counted:
         same = query.text, query.row if query.text.endswith("…") else None
-        empty: dict[str, Any] = {
-            "text": clean_text(query.text, QUERY_CHARACTERS),
-            "keys": [],
-            "rows": [],
-            "found": 0,
-            "positives": 0,
-        }
-        group = groups.setdefault(same, empty)
+        text = clean_text(query.text, QUERY_CHARACTERS)
+        group = groups.setdefault(same, {"text": text, "keys": [], "rows": [], "found": 0, "positives": 0})
         group["keys"].append(query.key)
         group["rows"].append(query.row)
         group["found"] += found
@@ -454,12 +439,6 @@ def _score(data: DataLayout, run: Run, examples: list[Example], label_ids: list[
 
     All results are computed with the checkpoint and the kind of scores that represent the run.
     """
-    from scoring.fitting import open_fused, scored_step
-    from trainer.evaluation.evaluate import label_statistics
-    from trainer.evaluation.ranking import nearest_labels, score_rows
-    from trainer.inputs import scored_columns
-    from trainer.model import load_model, trained_labels
-
     _, model, checkpoint = load_model(data, run.layout, scored_step(run.layout), earlier=True)
     trained, root = trained_labels(model, checkpoint), run.layout.root
     candidates = replace(label_statistics(data), trained_labels=trained).candidates()
@@ -483,28 +462,25 @@ def _score(data: DataLayout, run: Run, examples: list[Example], label_ids: list[
 
 def _describe(examples: tuple[Example, ...], scores: list[Scores]) -> dict[str, Any]:
     """Describe one query for the page, with a view per run. Scores come from the run's checkpoint, else its table."""
-    query = examples[0]
-    views = [
-        _describe_view(example, by_row.get((query.split, query.row), {}))
-        for example, by_row in zip(examples, scores, strict=True)
-    ]
+
+    def rounded(score: float) -> float:
+        return float(f"{score:.4g}")
+
+    query, views = examples[0], []
+    for example, by_row in zip(examples, scores, strict=True):
+        own = by_row.get((query.split, query.row), {})
+        weakest = min((own[label] for label in example.positives if label in own), default=None)
+        negatives = [
+            [label, rounded(own[label] if own else mined_score), weakest is not None and own[label] > weakest]
+            for label, mined_score in example.negatives
+        ]
+        views.append(
+            {
+                "positives": [rounded(own[label]) if label in own else None for label in example.positives],
+                "predictions": [[label, rounded(score)] for label, score in example.predictions],
+                "negatives": negatives,
+                "suspects": sum(suspect for _, _, suspect in negatives),
+                "hit": example.predictions[0][0] in example.positives if example.predictions else None,
+            }
+        )
     return {**{name: getattr(query, name) for name in ("split", "row", "key", "text", "positives")}, "runs": views}
-
-
-def _describe_view(example: Example, scores: dict[int, float]) -> dict[str, Any]:
-    weakest = min((scores[label] for label in example.positives if label in scores), default=None)
-    negatives = []
-    for label, mined_score in example.negatives:
-        suspect = weakest is not None and scores[label] > weakest
-        negatives.append([label, _round_score(scores[label] if scores else mined_score), suspect])
-    return {
-        "positives": [_round_score(scores[label]) if label in scores else None for label in example.positives],
-        "predictions": [[label, _round_score(score)] for label, score in example.predictions],
-        "negatives": negatives,
-        "suspects": sum(suspect for _, _, suspect in negatives),
-        "hit": example.predictions[0][0] in example.positives if example.predictions else None,
-    }
-
-
-def _round_score(score: float) -> float:
-    return float(f"{score:.4g}")

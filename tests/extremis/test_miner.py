@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from extremis import supervisor
-from extremis.supervisor import Miner
+from extremis import miner
+from extremis.miner import Miner
 
 
 def script(counter: Path, body: str) -> list[str]:
@@ -19,8 +19,8 @@ def script(counter: Path, body: str) -> list[str]:
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
-    monkeypatch.setattr(supervisor, "say", lines.append)
-    monkeypatch.setattr(supervisor, "RESTART_PAUSES", (0.05, 0.1, 0.2))
+    monkeypatch.setattr(miner, "say", lines.append)
+    monkeypatch.setattr(miner, "RESTART_PAUSES", (0.05, 0.1, 0.2))
     return lines
 
 

@@ -136,7 +136,7 @@ def test_a_value_beyond_the_dtype_is_named(run: str, small: SmallData, tmp_path:
     wild = RECIPE.model_copy(update={"encoder": RECIPE.encoder.model_copy(update={"scale": 1e6, "normalize": True})})
     other = str(tmp_path / "run")
     trainer = Trainer.start(small.layout.root, other, wild, lambda line: None)
-    trainer.runner.save()
+    trainer.save()
     trainer.context.writer.wait()
     out = str(tmp_path / "out")
     with pytest.raises(InputError, match=r"step 0: .*does not fit into float16\. Embed with --dtype float32"):

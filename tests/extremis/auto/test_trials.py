@@ -75,7 +75,7 @@ def test_symmetric_data_is_tried_on_rows_of_all_labels(tmp_path: Path) -> None:
 
 
 def test_larger_data_is_tried_on_an_excerpt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "_ROWS", 60)
+    monkeypatch.setattr(auto, "_TRIAL_ROWS", 60)
     data = build_data(str(tmp_path / "data"), rows={"train": 400}, labels=90, most_positives=2)
     seen = Survey.of(data.layout)
     trial_data = TrialData.prepare(data.layout.root, seen, str(tmp_path / "trials"), "cpu")

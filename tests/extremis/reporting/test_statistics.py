@@ -63,7 +63,9 @@ def test_splits_are_drawn_in_the_same_bins_as_shares_of_their_rows(counts: list[
     arrays = [np.asarray(each, np.int64) for each in counts]
     splits = [SplitStatistics(f"s{n}", Manifest(kind="queries"), each, each) for n, each in enumerate(arrays)]
     tail = tail_of((np.array([1]), np.array([5])))
-    charts = data_charts(DataStatistics("data", Manifest(kind="data"), splits, tail, 0, "extremis shard INPUT data"))
+    charts = data_charts(
+        DataStatistics("data", Manifest(kind="data"), splits, tail, 0, "extremis shard INPUT data", {})
+    )
     for chart in (chart for chart in charts if "figure" in chart and chart["id"] != "tail"):
         traces = chart["figure"]["data"]
         assert len({tuple(trace["x"]) for trace in traces}) == 1

@@ -19,20 +19,18 @@ from schemas.storage import join, relative
 from schemas.table import Table
 from schemas.versions import VERSION
 from scoring import export
-from scoring.export import EarlierExport, Target, write_vector_files
-from scoring.exported import (
+from scoring.export import EarlierExport, write_vector_files
+from scoring.exported import INDEX, VECTORS, ExportFiles
+from scoring.vectors import EarlierIndex, Vectors, open_indexes, search_indexes, write_indexes
+from scoring.versions import (
     CURRENT,
-    INDEX,
     KIND,
-    VECTORS,
-    ExportFiles,
     ExportVersion,
     find_current,
     make_current,
     require_needed_exports,
     resolve_export,
 )
-from scoring.vectors import EarlierIndex, Vectors, open_indexes, search_indexes, write_indexes
 from search.torch_topk import top_k
 from tests.pipelines.test_versions import contents
 
@@ -94,10 +92,10 @@ def test_vectors_of_a_version_are_those_of_a_whole_export(
             earlier = None
             for number, rows in enumerate(versions):
                 out = join(root, str(number))
-                target = Target(out, dtype, Path(scratch) / str(number), earlier)
-                target.scratch.mkdir()
+                place = out, dtype, Path(scratch) / str(number), earlier
+                place[2].mkdir()
                 tensor = torch.from_numpy(rows)
-                shards, mapped = write_vector_files(VECTORS, len(rows), lambda a, b, of=tensor: of[a:b], target)
+                shards, mapped = write_vector_files(VECTORS, len(rows), lambda a, b, of=tensor: of[a:b], *place)
                 manifest = publish_at(out, shards, earlier)
                 Table(out, manifest).verify()
                 require_needed_exports(Table(out, manifest))
@@ -117,8 +115,8 @@ def test_vectors_of_a_version_are_those_of_a_whole_export(
 
 def write_rows(out: str, rows: np.ndarray, earlier: EarlierExport | None = None) -> list[Shard]:
     tensor = torch.from_numpy(rows)
-    target = Target(out, "float32", Path(out), earlier)
-    return write_vector_files(VECTORS, len(rows), lambda start, stop: tensor[start:stop], target)[0]
+    place = out, "float32", Path(out), earlier
+    return write_vector_files(VECTORS, len(rows), lambda start, stop: tensor[start:stop], *place)[0]
 
 
 def test_a_version_costs_what_has_changed(tmp_path: Path) -> None:

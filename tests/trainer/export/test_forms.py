@@ -169,7 +169,7 @@ def test_what_a_form_needs_is_said(data: Path, exports: Path, tmp_path: Path, mo
         encoders._require_near("onnx-int8", far[0], far[1] * np.nan)
     with monkeypatch.context() as patch:  # as where it is not installed
         patch.setitem(sys.modules, "onnxruntime", None)
-        patch.delitem(sys.modules, "scoring.encoders")
+        patch.delitem(sys.modules, "scoring.onnx_inference")
         with pytest.raises(extremis.InputError, match=r"the encoder needs onnxruntime\. Install the extra `onnx`"):
             extremis.load(exports / "onnx")
     monkeypatch.setattr(encoders, "find_spec", lambda name: None if name == "onnxscript" else "there")
