@@ -23,14 +23,12 @@ from pipelines.job import SUMMARY, Job, Summary, make_table
 from pipelines.options import ShardOptions, vocabulary_size
 from pipelines.progress import Progress, silent
 from pipelines.runners.local import LocalRunner, absolute_path, choose_runner, for_workers
-from pipelines.sharding import plans, publish, read, tokenizer, versions
-from pipelines.sharding import rows as label_steps
-from pipelines.sharding import rows as query_steps
+from pipelines.sharding import plans, publish, read, rows, tokenizer, versions
 from pipelines.sharding.earlier import EarlierData, older_shards
-from pipelines.sharding.plans import DenseVectors, LabelsPlan, PlanInputs, QueriesPlan, ReadPlan
+from pipelines.sharding.plans import LabelsPlan, PlanInputs, QueriesPlan, ReadPlan
 from pipelines.sharding.publish import Finished, Phases
 from pipelines.sharding.read import load_packets, store_packets
-from pipelines.sharding.rows import FREQUENCIES, REPEATED_KEYS, ResolvedBlocks
+from pipelines.sharding.rows import FREQUENCIES, REPEATED_KEYS
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from pipelines.sharding.versions import publish_version, require_most_labels
 from schemas import storage
@@ -109,8 +107,17 @@ def shard(
         phases = Phases(absolute_path(phases_of(data)), publish.digest(inputs, recorded, described), job.build.claim)
         own = source, data, form, inputs, options, recorded, say, phases, overwrite, base, dense
         attempt = Attempt(job.build, job.runner, job.watch, *own)
-        with _kept_for_later(phases, data, say):
+        try:
             manifest = publish.move_to_data(job.build, _make(attempt, frozen))
+        except BaseException as error:
+            with contextlib.suppress(ExtremisError):
+                phases.clear()
+                if phases.needed and not isinstance(error, InputError):
+                    say(
+                        f"{data}: interrupted. The same command resumes from the last finished phase; --overwrite "
+                        "starts from the beginning"
+                    )
+            raise
         made = True
         return manifest
 
@@ -132,22 +139,6 @@ def shard(
     if made:
         say(f"{data}: published")
     return manifest
-
-
-@contextlib.contextmanager
-def _kept_for_later(phases: Phases, data: str, say: Progress) -> Iterator[None]:
-    """If an error interrupts the block, remove the current phase's files, and report that earlier phases are kept."""
-    try:
-        yield
-    except BaseException as error:
-        with contextlib.suppress(ExtremisError):
-            phases.clear()
-            if phases.needed and not isinstance(error, InputError):
-                say(
-                    f"{data}: interrupted. The same command resumes from the last finished phase; --overwrite starts "
-                    "from the beginning"
-                )
-        raise
 
 
 def _find_dense_model(
@@ -245,9 +236,9 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     files = {kind: attempt.files(kind) for kind in (publish.LABELS_DONE, publish.IDS, publish.ROWS, publish.REJECTS)}
     in_process = isinstance(attempt.runner, LocalRunner) and attempt.runner.in_process
     meter, threads = attempt.watch.meter, cores() if in_process else 1
-    made = _open_dense(attempt, raw)
+    dense = attempt.dense, _dimension(attempt, raw)
     plan_inputs = PlanInputs(
-        inputs, raw, data, options, frozen, made, attempt.tables, *before, attempt.exchange, files, meter, threads
+        inputs, raw, data, options, frozen, *dense, attempt.tables, *before, attempt.exchange, files, meter, threads
     )
     labels = plans.plan_labels(plan_inputs)
     queries = plans.plan_queries(plan_inputs, filter_pairs)
@@ -256,7 +247,9 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     say(f"sharding into {', '.join(f'{plan.shards} shards of {plan.split}' for plan in queries)}")
     tables, steps = TablePlans(queries, labels), _steps(raw, queries, labels)
     if finished.phase == publish.READ:
-        small = base is None and _size_of_join(raw) < _WORTH_A_JOB
+        packets = [packet for block in raw.blocks_of(LABELS) for packet in (block.sampled, block.rest)]
+        packets += [block.mentions for block in raw.blocks if block.mentions]
+        small = base is None and sum(size for _, _, size, _ in packets) < _WORTH_A_JOB
         where = replace(attempt, runner=LocalRunner()) if small and attempt.runner.far else attempt
         joined = where.run("join", steps[0], lambda flow: join_labels(flow, where, tables, raw))
         finished = Finished(publish.JOINED, raw, joined, frozen)
@@ -305,10 +298,10 @@ class TablePlans(NamedTuple):
     queries: Sequence[QueriesPlan]
     labels: LabelsPlan
 
-    def groups(self, raw: Summary) -> dict[str, list[tuple[int, label_steps.BlockGroup]]]:
+    def groups(self, raw: Summary) -> dict[str, list[tuple[int, rows.BlockGroup]]]:
         """Return the blocks of points and pairs in groups, by input table."""
         sources = dict.fromkeys(table for plan in self.queries for table in (plan.source, PAIRS + plan.source))
-        return {table: label_steps.group_blocks(raw.blocks_of(table), self.labels.shards) for table in sources}
+        return {table: rows.group_blocks(raw.blocks_of(table), self.labels.shards) for table in sources}
 
 
 def join_labels(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary) -> Collection:
@@ -319,35 +312,27 @@ def join_labels(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary) 
     base, labels, blocks = attempt.base, tables.labels, raw.blocks_of(LABELS)
     summaries = []
     if base is None:
-        ordered = label_steps.order_labels(flow, labels, blocks)
+        ordered = rows.order_labels(flow, labels, blocks)
     else:
         ordered = versions.order_labels_onto(flow, labels, base, blocks)
         kept = versions.STATES, versions.CHANGED
         summaries += [store_packets(ordered[name], name, labels.files[publish.LABELS_DONE]) for name in kept]
-    summaries.append(label_steps.keep_labels(ordered, labels))
+    summaries.append(rows.keep_labels(ordered, labels))
     for table, groups in tables.groups(raw).items():
         if any(block.mentions for _, blocks in groups for block in blocks):
             named = flow.create(f"Blocks of {table}", groups)
-            resolved = label_steps.resolve_labels(named, ordered, labels, attempt.options.seed)
-            summaries.append(store_packets(resolved, label_steps.ids_of_table(table), labels.files[publish.IDS]))
+            resolved = rows.resolve_labels(named, ordered, labels, attempt.options.seed)
+            summaries.append(store_packets(resolved, f"ids of {table}", labels.files[publish.IDS]))
     return flatten(summaries)
-
-
-def _size_of_join(raw: Summary) -> int:
-    """Return the bytes that `join_labels` reads if there are no earlier labels."""
-    packets = [packet for block in raw.blocks_of(LABELS) for packet in (block.sampled, block.rest)]
-    return sum(size for _, _, size, _ in packets) + sum(block.mentions[2] for block in raw.blocks if block.mentions)
 
 
 def tokenize(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary, joined: Summary) -> Collection:
     """Send every split's rows, tokenized and with label ids, to the files of their shards. Returns Summary."""
     groups = {
-        table: [
-            ResolvedBlocks(blocks, joined.kept.get(label_steps.ids_of_table(table), {}).get(n)) for n, blocks in some
-        ]
+        table: [(blocks, joined.kept.get(f"ids of {table}", {}).get(number)) for number, blocks in some]
         for table, some in tables.groups(raw).items()
     }
-    summaries = [query_steps.assemble_queries(flow, plan, groups) for plan in tables.queries]
+    summaries = [rows.assemble_queries(flow, plan, groups) for plan in tables.queries]
     if (base := attempt.base) and base.again == "merge":
         growing = [plan for plan in tables.queries if plan.older]
         summaries += [versions.keep_labels_before(flow, plan, base, raw.blocks_of(plan.source)) for plan in growing]
@@ -357,7 +342,7 @@ def tokenize(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary, joi
 def write(flow: Flow, attempt: Attempt, tables: TablePlans, assembled: Summary) -> Collection:
     """Write all tables from the output of `tokenize`, with training counts for the labels. Returns Summary."""
     base, labels, built = attempt.base, tables.labels, attempt.build.url
-    written = {plan.split: query_steps.write_queries(flow, plan, assembled) for plan in tables.queries}
+    written = {plan.split: rows.write_queries(flow, plan, assembled) for plan in tables.queries}
     summaries = [outputs[SUMMARY] for outputs in written.values()]
     counts = written["train"][FREQUENCIES]
     for plan in tables.queries:
@@ -374,7 +359,7 @@ def write(flow: Flow, attempt: Attempt, tables: TablePlans, assembled: Summary) 
         patched = flow.join("Join what changes", {"counts": older, **kept})
         summaries.append(patched.map("Patch labels", versions.patch_labels, base, built))
         counts = counts.flat_map("Of new labels", _of_labels, labels.shards_before, True)
-    return flatten([*summaries, label_steps.write_labels(counts, labels, assembled)])
+    return flatten([*summaries, rows.write_labels(counts, labels, assembled)])
 
 
 def _of_labels(element: tuple[int, Packet], before: int, new: bool) -> Iterator[tuple[int, Packet]]:
@@ -393,14 +378,15 @@ def _counted(inputs: Inputs, raw: Summary) -> str:
 
 def _steps(raw: Summary, queries: Sequence[QueriesPlan], labels: LabelsPlan) -> tuple[dict[str, int | None], ...]:
     """Return the steps of the later flows with row counts. Splits taken from the same table share its rows."""
-    rows = sum(
+    points = sum(
         round(raw.count_input(plan.source, "rows") * (min(plan.hash_range[1], 1.0) - plan.hash_range[0]))
         for plan in queries
     )
-    joining: dict[str, int | None] = dict.fromkeys((label_steps.ENCODE_LABELS, label_steps.ORDER_LABELS), labels.rows)
-    writing: dict[str, int | None] = dict.fromkeys((query_steps.ORDER_QUERIES, query_steps.WRITE_QUERIES), rows)
-    joining |= dict.fromkeys((label_steps.SEND, label_steps.LOOK_UP))  # rows are distinct keys per block
-    return joining, {query_steps.ENCODE_QUERIES: rows}, {**writing, label_steps.WRITE_LABELS: labels.rows}
+    return (
+        {rows.ENCODE_LABELS: labels.rows, rows.ORDER_LABELS: labels.rows, rows.SEND: None, rows.LOOK_UP: None},
+        {rows.ENCODE_QUERIES: points},
+        {rows.ORDER_QUERIES: points, rows.WRITE_QUERIES: points, rows.WRITE_LABELS: labels.rows},
+    )
 
 
 def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | None) -> FrozenTokenizer | None:
@@ -415,8 +401,8 @@ def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | 
     limit = options.max_tokens or tokenizer.LEAST_TOKENS
     if frozen is None and (size := vocabulary_size(options.tokenizer)) is not None:
         blocks = [block for table in tables for block in raw.blocks_of(table)]
-        rows = sum(raw.count_input(table, "rows") for table in tables)
-        texts = read.sample_texts(blocks, rows, options.tokenizer_texts)
+        total = sum(raw.count_input(table, "rows") for table in tables)
+        texts = read.sample_texts(blocks, total, options.tokenizer_texts)
         frozen = tokenizer.freeze(tokenizer.train_wordpiece(texts, size), {}, limit)
     elif frozen is None:
         frozen = tokenizer.load_hub(options.tokenizer, limit)
@@ -431,18 +417,17 @@ def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | 
     return frozen.with_max_tokens(limit)
 
 
-def _open_dense(attempt: Attempt, raw: Summary) -> DenseVectors | None:
-    """Load the model for dense vectors, and return it with the dimension. Raises InputError if no row has a text."""
-    model = attempt.dense
-    if model is None:
-        return None
+def _dimension(attempt: Attempt, raw: Summary) -> int:
+    """Return the length of the vectors that a model computes; 0 without a model. Raises InputError without texts."""
+    if attempt.dense is None:
+        return 0
     if not any(raw.count_input(table, "text_bytes") for table in (*attempt.inputs.splits, LABELS)):
         raise InputError(f"--embed: {attempt.source} contains no texts. Leave --embed out.")
     from pipelines.models import dimension_of
 
-    dimension = dimension_of(model)
-    attempt.say(f"{model.name}: vectors of {dimension} numbers, computed in {model.compute}")
-    return DenseVectors(model, dimension)
+    dimension = dimension_of(attempt.dense)
+    attempt.say(f"{attempt.dense.name}: vectors of {dimension} numbers, computed in {attempt.dense.compute}")
+    return dimension
 
 
 def _changes(base: EarlierData, summary: Summary) -> str:

@@ -156,19 +156,12 @@ _BYTES = {"tokens": 1.7, "key": 0.9, "mentions": 2.5, "features": 6.0, "dense": 
 _BYTES_A_TOKEN = 4.5  # bytes of text
 
 
-class DenseVectors(NamedTuple):
-    """Dense vectors [dimension] that `model` computes from texts."""
-
-    model: DenseModel
-    dimension: int
-
-
 class PlanInputs(NamedTuple):
     """Information that the plans are based on: inputs, the first flow's summary, DATA, options, and the tokenizer.
 
-    `dense`: vectors that a model computes. `tables`: URL of the tables, which is DATA or a version's part.
-    `labels_before`, `shards_before`: number of labels and label shards in the earlier version. `exchange`, `files`,
-    `meter`, `threads`: see `TablePlan`.
+    `dense`: model that computes vectors [dimension] of texts. `tables`: URL of the tables, which is DATA or a version's
+    part. `labels_before`, `shards_before`: number of labels and label shards in the earlier version. `exchange`,
+    `files`, `meter`, `threads`: see `TablePlan`.
     """
 
     inputs: Inputs
@@ -176,7 +169,8 @@ class PlanInputs(NamedTuple):
     data: str
     options: ShardOptions
     tokenizer: FrozenTokenizer | None
-    dense: DenseVectors | None
+    dense: DenseModel | None
+    dimension: int
     tables: str
     labels_before: int
     shards_before: int
@@ -188,7 +182,7 @@ class PlanInputs(NamedTuple):
     def dense_of(self, table: str) -> int:
         """Return the length of each row's vector in the input table `table`; 0 if rows have no vectors."""
         if self.dense is not None:
-            return self.dense.dimension if self.raw.count_input(table, "text_bytes") else 0
+            return self.dimension if self.raw.count_input(table, "text_bytes") else 0
         return max(
             (part.contents.dense for part in self.inputs.parts_of(table) if not part.contents.derived), default=0
         )
@@ -196,7 +190,7 @@ class PlanInputs(NamedTuple):
     def table_fields(self, table: str, *sources: str) -> dict[str, Any]:
         """Return fields of `TablePlan` for the input `table` and the additional input tables `sources`."""
         rows, frozen, options = self.raw.count_input(table, "rows"), self.tokenizer, self.options
-        dense, what = self.dense_of(table), "labels" if table == LABELS else "queries"
+        dense = self.dense_of(table)
         return {
             "row_group_rows": options.row_group_rows or default_row_group_rows(rows),
             "vocabulary": frozen.vocabulary if frozen else None,
@@ -204,7 +198,9 @@ class PlanInputs(NamedTuple):
             "tokenizer_name": options.tokenizer,
             "features": self.raw.count_input(table, "with_features") > 0,
             "dense": dense,
-            "embedder": self.dense.model.embedder(what) if self.dense and dense else None,
+            "embedder": self.dense.embedder("labels" if table == LABELS else "queries")
+            if self.dense and dense
+            else None,
             "threads": self.threads,
             "sources": {n: part.name for n, part in enumerate(self.inputs.parts) if part.table in (table, *sources)},
             "keyed": self.inputs.keyed,

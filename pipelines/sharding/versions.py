@@ -47,7 +47,7 @@ from pipelines.sharding.rows import (
     count_labels,
     duplicates,
     names_of,
-    send_ordered,
+    send_sorted,
     sum_counts,
 )
 from schemas import manifest as manifests
@@ -89,9 +89,11 @@ def order_labels_onto(flow: Flow, plan: LabelsPlan, earlier: EarlierData, blocks
     every = flow.create("Shards of labels", [(shard, None) for shard in range(plan.shards)])
     joined = flow.join("Labels by shard", {"rows": routed, "before": old, "every": every})
     tags = (ROWS, KEYS, SIZES, SUMMARY, CHANGED, STATES)
-    ordered = joined.split("Order labels", tags, order_new_labels, plan, earlier)
-    sizes_before = flow.create("Sizes before", [(number, entry.rows) for number, entry in enumerate(before)])
-    return ordered | {SIZES: sizes_before + ordered[SIZES]}
+    ordered = joined.split("Order labels", tags, sort_new_labels, plan, earlier)
+    sizes = {number: entry.rows for number, entry in enumerate(before)}
+    sizes_before = flow.create("Sizes before", sizes.items())
+    summary = flow.create("Summary of labels before", [Summary(label_sizes=sizes)])
+    return ordered | {SIZES: sizes_before + ordered[SIZES], SUMMARY: summary + ordered[SUMMARY]}
 
 
 def route_labels(block: StagedBlock, plan: LabelsPlan) -> Iterator[tuple[int, Packet]]:
@@ -115,7 +117,7 @@ def read_before(number: int, plan: LabelsPlan, earlier: EarlierData) -> Iterator
         yield from plan.exchange.send(by_shard(batch, plan.shards))
 
 
-def order_new_labels(element: tuple[int, dict[str, Any]], plan: LabelsPlan, earlier: EarlierData) -> Iterator[Tagged]:
+def sort_new_labels(element: tuple[int, dict[str, Any]], plan: LabelsPlan, earlier: EarlierData) -> Iterator[Tagged]:
     """Order the labels in (shard, parts); yield new rows, their number, keys with ids, and changes to old rows."""
     shard, parts = element
     plan.meter.start(ORDER_LABELS)
@@ -144,7 +146,7 @@ def order_new_labels(element: tuple[int, dict[str, Any]], plan: LabelsPlan, earl
     keys = pa.table({"key": before["key"], "label_id": before["label_id"]})
     missing = pa.nulls(new.num_rows, pa.int64())
     keys = pa.concat_tables([keys, pa.table({"key": new["key"], "label_id": missing})])
-    yield from send_ordered(shard, plan, new, keys, counters, duplicates(ordered, plan.sources))
+    yield from send_sorted(shard, plan, new, keys, counters, duplicates(ordered, plan.sources))
 
 
 def _encoded(plan: LabelsPlan, table: pa.Table) -> pa.Table:
