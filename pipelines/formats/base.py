@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import orjson
@@ -83,9 +83,9 @@ PAIRS = "pairs/"  # a table `pairs/train` contains (query_key, label_key) of the
 class RowContents:
     """What the rows of a part with string keys contain.
 
-    keys: rows contain keys; otherwise, the key of a row is a hash of its text. labels: rows contain labels; otherwise,
-    a file of pairs contains the labels. single: each row names one label. derived: the part contains labels that are
-    extracted from the points. dense: length of a row's vector; 0: no vector.
+    keys: rows contain keys; otherwise, the key of a row is a hash of its text. labels: rows name labels; otherwise,
+    they are labels, or a file of pairs names the labels. single: each row names one label, in the field `label`.
+    derived: the part contains labels that are extracted from the points. dense: length of a row's vector; 0: no vector.
     """
 
     features: bool = False
@@ -94,6 +94,11 @@ class RowContents:
     single: bool = False
     derived: bool = False
     dense: int = 0
+
+    @property
+    def need_text(self) -> bool:
+        """Whether a row without a text would be empty."""
+        return not (self.features or self.dense)
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,11 @@ class Part:
     files: Mapping[str, str]
     rows: int | None = None
     contents: RowContents = RowContents()
+
+    @property
+    def lists_labels(self) -> bool:
+        """Whether the rows are labels with keys of their own."""
+        return self.table == LABELS and not self.contents.derived
 
 
 @dataclass(frozen=True)
@@ -625,24 +635,6 @@ Named = TypeVar("Named", bound="DataclassInstance")  # such as Fields: names of 
 def in_use(*names: str) -> list[str]:
     """Return the field names in use."""
     return [name for name in names if name != ABSENT]
-
-
-class Shape(NamedTuple):
-    """Structure of points: field names, the parts of a text, whether features and labels exist, and vector length."""
-
-    fields: Fields
-    text: Text
-    features: bool
-    labels: bool
-    keyless: bool = False  # a point's key is a hash of its text
-    single: bool = False  # a row names one label, in the field `label`
-    dense: int = 0  # length of a row's vector; 0: no vector
-    of_labels: bool = False  # rows are labels, whose keys have no blanks around them
-
-    @property
-    def needs_text(self) -> bool:
-        """Whether a row without a text would be empty."""
-        return not (self.features or self.dense)
 
 
 def text_key(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Points from columns: files of columns, and the points in them."""
+"""Points and pairs from columns: how files of columns are read, and then the rows in them."""
 
 import codecs
 import contextlib
@@ -21,9 +21,10 @@ from pipelines.formats import base
 from pipelines.formats.base import (
     Fields,
     Parsed,
+    Part,
     RawRows,
     Reason,
-    Shape,
+    Text,
     decode_column,
     pairs_schema,
     points_schema,
@@ -301,21 +302,25 @@ def _text_lines(url: str, encoding: str = "utf-8-sig") -> Iterator[str]:
 _MOST_TEXT = (1 << 31) - 1  # bytes in a column of one batch
 
 
-def parse_points(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -> Parsed:
-    """Parse a raw block into points with the columns of `shape`."""
-    rows = _Rows(raw, first_row, file)
-    text, fields, trim = rows.text(shape), shape.fields, shape.of_labels
-    key = pa.array(map(text_key, text.to_pylist()), pa.string()) if shape.keyless else rows.key(fields.key, trim)
-    columns = [rows.numbers, key, text]
-    if shape.features:
-        columns += rows.features(fields)
-    if shape.dense:
-        columns.append(rows.vector(fields.vector, shape.dense))
-    if shape.labels:
-        columns += rows.label(fields.label) if shape.single else rows.labels(fields.labels)
+def parse_points(raw: pa.RecordBatch, first_row: int, part: Part, fields: Fields, text: Text) -> Parsed:
+    """Parse a raw block of `part` into points, or into labels like points without labels."""
+    rows, contents = _Rows(raw, first_row, part.name), part.contents
+    texts = rows.text(fields, text, contents.need_text)
+    if contents.keys:
+        key = rows.key(fields.key, trim=part.lists_labels)
     else:
-        columns.append(pa.array(np.zeros(len(text), np.int32)))
-    return rows.parsed(columns, points_schema("label_keys" if shape.labels else None, shape.features, shape.dense))
+        key = pa.array(map(text_key, texts.to_pylist()), pa.string())
+    columns = [rows.numbers, key, texts]
+    if contents.features:
+        columns += rows.features(fields)
+    if contents.dense:
+        columns.append(rows.vector(fields.vector, contents.dense))
+    if contents.labels:
+        columns += rows.label(fields.label) if contents.single else rows.labels(fields.labels)
+    else:
+        columns.append(pa.array(np.zeros(len(texts), np.int32)))
+    schema = points_schema("label_keys" if contents.labels else None, contents.features, contents.dense)
+    return rows.parsed(columns, schema)
 
 
 def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) -> Parsed:
@@ -349,9 +354,8 @@ class _Rows(RawRows):
         self._reject(pc.equal(column, ""), Reason.MALFORMED, f"{name} contains an empty key")
         return column
 
-    def text(self, shape: Shape) -> pa.Array:
+    def text(self, fields: Fields, parts: Text, is_required: bool) -> pa.Array:
         """Return the title followed by the text, or by the content if there is no text; each part may be missing."""
-        fields = shape.fields
         absent = pa.array(np.zeros(self.raw.num_rows, bool)), pa.array([""] * self.raw.num_rows, pa.string())
         (has_title, title), (has_body, body), (has_content, content) = (
             (self.raw[name].is_valid(), self._strings(name, "a string", nulls=True))
@@ -359,11 +363,11 @@ class _Rows(RawRows):
             else absent
             for name in fields.texts
         )
-        if shape.needs_text:
+        if is_required:
             missing = pc.invert(pc.or_(has_title, pc.or_(has_body, has_content)))
             self._reject(missing, Reason.MISSING_FIELD, f"{fields.body} is null")
         rest = pc.if_else(has_body, body, content)
-        if shape.text == "title":
+        if parts == "title":
             return pc.if_else(has_title, title, rest)
         gap = pc.if_else(pc.and_(pc.not_equal(title, ""), pc.not_equal(rest, "")), " ", "")
         return pc.binary_join_element_wise(title, gap, rest, "")

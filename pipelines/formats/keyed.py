@@ -1,4 +1,4 @@
-"""Keyed data: JSON lines, CSV, Parquet, data sets, BEIR, AttentionXML; and texts to predict on."""
+"""Formats whose labels have keys: JSON lines, CSV, Parquet, data sets, BEIR, AttentionXML; and texts to predict on."""
 
 import re
 import shutil
@@ -27,7 +27,6 @@ from pipelines.formats.base import (
     Parsed,
     Part,
     RowContents,
-    Shape,
     Text,
     decode_column,
     in_use,
@@ -64,19 +63,21 @@ class Keyed:
     name: str = ""
 
     def fields_of(self, part: Part) -> Fields:
-        """Return the names of the fields in `part`."""
-        own = part.table == LABELS and not part.contents.derived
-        return (own and self.label_fields) or self.fields
+        return (part.lists_labels and self.label_fields) or self.fields
 
     def _inputs(self, parts: Sequence[Part], shared_points: bool = False) -> Inputs:
         """Return the inputs with `parts`. Raises InputError if a file lacks a column that --fields names."""
         for part in parts:
-            (url,), labels = part.files.values(), part.table == LABELS
             if not (part.contents.derived or _is_tabbed(part)):
-                of_labels = ("labels", "label") if part.contents.labels and not labels else ()
+                of_labels = ("labels", "label") if part.contents.labels else ()
                 read = OF_PAIRS if part.table.startswith(PAIRS) else (*OF_ROWS, *of_labels)
-                require_named_columns(url, self.fields_of(part), read, self.fields if labels else Fields())
-        return Inputs(self.name, _of_one_length(parts), keyed=True, shared_points=shared_points)
+                usual = self.fields if part.table == LABELS else Fields()
+                require_named_columns(part.files[ROWS], self.fields_of(part), read, usual)
+        # All vectors have the length of the first one.
+        dense = next((part.contents.dense for part in parts if part.contents.dense), 0)
+        contents = (replace(part.contents, dense=dense if part.contents.dense else 0) for part in parts)
+        parts = tuple(replace(part, contents=known) for part, known in zip(parts, contents, strict=True))
+        return Inputs(self.name, parts, keyed=True, shared_points=shared_points)
 
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
         """Yield blocks with one column `line` or, for columnar files, with the columns of the file."""
@@ -97,15 +98,10 @@ class Keyed:
             return from_lines.parse_tabbed_pairs(raw, first_row, part.name)
         if part.table.startswith(PAIRS):
             return parser.parse_pairs(raw, first_row, part.name, fields)
-        # Labels are parsed like points without labels.
-        labels = part.table == LABELS
-        named = contents.labels and (contents.derived or not labels)
-        keyless, of_labels = not contents.keys, labels and not contents.derived
-        shape = Shape(fields, text, contents.features, named, keyless, contents.single, contents.dense, of_labels)
-        parsed = parser.parse_points(raw, first_row, part.name, shape)
+        parsed = parser.parse_points(raw, first_row, part, fields, text)
         if contents.derived:
             return labels_of(parsed)
-        if not labels:
+        if part.table != LABELS:
             return parsed
         return Parsed(parsed.batch.select(labels_schema(contents.features, contents.dense).names), parsed.rejects)
 
@@ -167,7 +163,7 @@ class KeyedFiles(Keyed):
                 pairs = _pairs(names, split)[0]
                 raise InputError(f"{source}: no points for {pairs} here. Expected {self.expects}.")
             required = [fields.key] if split in paired else [fields.key, fields.labels]
-            parts += _parts(root, split, of_split, fields, required, split not in paired)
+            parts += _parts(root, split, of_split, fields, required, labels=split not in paired)
             parts += _parts(root, PAIRS + split, _pairs(names, split), fields, (fields.query_key, fields.label_key))
         own = self.label_fields or fields
         parts += _parts(root, LABELS, self._label_files(names), own, (own.key,))
@@ -237,7 +233,7 @@ class Beir(Keyed):
                     Part(split, str(queries), {ROWS: join(root, str(queries))}, contents=RowContents(labels=False))
                 )
                 parts.append(Part(PAIRS + split, qrels, {ROWS: join(root, qrels)}))
-        parts.append(Part(LABELS, str(corpus), {ROWS: join(root, str(corpus))}))
+        parts.append(Part(LABELS, str(corpus), {ROWS: join(root, str(corpus))}, contents=RowContents(labels=False)))
         return self._inputs(parts, shared_points=True)
 
 
@@ -284,11 +280,6 @@ def labels_of(points: Parsed) -> Parsed:
     return Parsed(pa.record_batch([rows, coded.dictionary, coded.dictionary], schema=labels_schema(False)), [])
 
 
-def features_in(urls: Sequence[str], fields: Fields) -> bool:
-    """Return whether any file contains features, according to its first rows or its columns. Raises InputError."""
-    return any(fields.feature_ids in field_names(url) for url in urls)
-
-
 def vector_length(urls: Sequence[str], fields: Fields) -> int:
     """Return the length of the first vector in the first rows of the files; 0 if there is none. Raises InputError."""
     name = fields.vector
@@ -311,14 +302,6 @@ def vector_length(urls: Sequence[str], fields: Fields) -> int:
         if length:
             return length
     return 0
-
-
-def _of_one_length(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Return the parts, modified to expect vectors of the same length as the first vector."""
-    dense = next((part.contents.dense for part in parts if part.contents.dense), 0)
-    return tuple(
-        replace(part, contents=replace(part.contents, dense=dense if part.contents.dense else 0)) for part in parts
-    )
 
 
 def field_names(url: str) -> Sequence[str]:
@@ -392,7 +375,7 @@ def _is_tabbed(part: Part) -> bool:
 
 
 def _parts(
-    root: str, table: str, names: Sequence[str], fields: Fields, required: Sequence[str], labels: bool = True
+    root: str, table: str, names: Sequence[str], fields: Fields, required: Sequence[str], labels: bool = False
 ) -> list[Part]:
     """Make one part per file, in the order of the file names."""
     plain: dict[str, str] = {}
@@ -405,7 +388,9 @@ def _parts(
     urls = [join(root, name) for name in names]
     pairs = table.startswith(PAIRS)
     dense = 0 if pairs else vector_length(urls, fields)
-    contents = RowContents(features=not pairs and features_in(urls, fields), labels=labels, dense=dense)
+    contents = RowContents(
+        not pairs and any(fields.feature_ids in field_names(url) for url in urls), labels=labels, dense=dense
+    )
     groups = [[name] for name in required] + ([] if pairs or contents.features or dense else [in_use(*fields.texts)])
     example = "labels.key=code,labels.text=name" if table == LABELS else "key=id,text=query"
     parts = [Part(table, name, {ROWS: url}, contents=contents) for name, url in zip(names, urls, strict=True)]
@@ -440,7 +425,8 @@ class AttentionXml:
             texts = one_of(source, names, raw, self.expects)
             texts = texts or one_of(source, names, plain, self.expects, required=True)
             labels = one_of(source, names, named, self.expects, required=True)
-            files, contents = {TEXT: join(source, str(texts)), LABELS: join(source, str(labels))}, RowContents()
+            files = {TEXT: join(source, str(texts)), LABELS: join(source, str(labels))}
+            contents = RowContents(keys=False)
             parts.append(Part(split, str(texts), files, contents=contents))
             parts.append(Part(LABELS, str(texts), files, contents=replace(contents, derived=True)))
         return Inputs(self.name, tuple(parts), keyed=True)
@@ -459,8 +445,7 @@ class AttentionXml:
         offsets = pa.array(offsets_of(np.array([len(keys) for keys in named])), pa.int32())
         keys = pa.array(chain.from_iterable(named), pa.binary()).view(pa.string())  # checked when it is parsed
         columns = {TEXT: raw[TEXT].view(pa.large_string()), LABELS: pa.ListArray.from_arrays(offsets, keys)}
-        shape = Shape(Fields(), text, features=False, labels=True, keyless=True)
-        parsed = from_columns.parse_points(pa.record_batch(columns), first_row, part.name, shape)
+        parsed = from_columns.parse_points(pa.record_batch(columns), first_row, part, Fields(), text)
         return labels_of(parsed) if part.contents.derived else parsed
 
 
@@ -576,7 +561,7 @@ class Texts:
         keyed = Keyed(fields)
         if not (contents.features or contents.dense):
             check_columns(url, in_use(*fields.texts))
-        is_present = {fields.feature_ids: not contents.features or features_in([url], fields)}
+        is_present = {fields.feature_ids: not contents.features or fields.feature_ids in field_names(url)}
         is_present[fields.vector] = not contents.dense or vector_length([url], fields) > 0
         for name in (name for name, present in is_present.items() if not present):
             raise InputError(
