@@ -205,7 +205,7 @@ class Claim:
     def release(self) -> None:
         """Release the output, if this process still owns it."""
         self._ended.set()
-        self._thread.join(storage.CLEAN_UP_SECONDS if storage.cleaning_up.is_set() else _JOIN_SECONDS)
+        self._thread.join(storage.CLEAN_UP_SECONDS if storage.thread_state.cleaning_up else _JOIN_SECONDS)
         with contextlib.suppress(ClaimLostError, StorageError):
             self.require()
             chain = _chain(self.root)
@@ -276,7 +276,7 @@ def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
         yield claim
     except Exception as error:
         if isinstance(error, StorageError):
-            storage.cleaning_up.set()  # the error is printed after the clean-up
+            storage.thread_state.cleaning_up = True  # the error is printed after the clean-up
         with contextlib.suppress(StorageError):
             claim.require()  # ClaimLostError replaces the error, which another process caused by taking over
         raise
@@ -287,7 +287,7 @@ def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
                 claim.require()
                 unmark_kind(root, doing)
         claim.release()
-        storage.cleaning_up.clear()
+        storage.thread_state.cleaning_up = False
         if is_new:
             with contextlib.suppress(OSError):  # the folder is not empty
                 os.rmdir(storage.filesystem(root)[1])

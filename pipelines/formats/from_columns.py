@@ -17,29 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.formats import base
-from pipelines.formats.base import (
-    Fields,
-    Parsed,
-    Part,
-    RawRows,
-    Reason,
-    Text,
-    decode_column,
-    pairs_schema,
-    points_schema,
-    text_key,
-)
-from pipelines.formats.from_lines import (
-    MOST_FLOAT16,
-    NOT_FLOAT16,
-    WRONG_LENGTH,
-    feature_columns,
-    parse_numbers,
-    split_cells,
-    unite_keys,
-    vector_column,
-)
+from pipelines.formats import base, from_lines
+from pipelines.formats.base import Fields, Parsed, Part, RawRows, Reason, Text
 from schemas import storage
 from schemas.errors import InputError
 from schemas.ragged import SparseRows
@@ -309,7 +288,7 @@ def parse_points(raw: pa.RecordBatch, first_row: int, part: Part, fields: Fields
     if contents.keys:
         key = rows.key(fields.key, trim=part.lists_labels)
     else:
-        key = pa.array(map(text_key, texts.to_pylist()), pa.string())
+        key = pa.array(map(base.text_key, texts.to_pylist()), pa.string())
     columns = [rows.numbers, key, texts]
     if contents.features:
         columns += rows.features(fields)
@@ -319,7 +298,7 @@ def parse_points(raw: pa.RecordBatch, first_row: int, part: Part, fields: Fields
         columns += rows.label(fields.label) if contents.single else rows.labels(fields.labels)
     else:
         columns.append(pa.array(np.zeros(len(texts), np.int32)))
-    schema = points_schema("label_keys" if contents.labels else None, contents.features, contents.dense)
+    schema = base.points_schema("label_keys" if contents.labels else None, contents.features, contents.dense)
     return rows.parsed(columns, schema)
 
 
@@ -328,9 +307,9 @@ def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) 
     rows = _Rows(raw, first_row, file)
     columns = [rows.numbers, rows.key(fields.query_key), rows.key(fields.label_key, trim=True)]
     if fields.weight not in raw.schema.names:
-        return rows.parsed(columns, pairs_schema())
+        return rows.parsed(columns, base.pairs_schema())
     relevant = rows.is_positive(fields.weight)
-    parsed = rows.parsed(columns, pairs_schema())
+    parsed = rows.parsed(columns, base.pairs_schema())
     kept = parsed.batch.filter(pa.array(relevant).filter(rows.good(np.arange(len(relevant)))))
     return replace(parsed, batch=kept, left_out=parsed.batch.num_rows - kept.num_rows)
 
@@ -385,7 +364,7 @@ class _Rows(RawRows):
             offsets, flat = list_entries(self.raw[name])
         else:
             cells = self._strings(name, "a list of label keys, or text", numbers=True, nulls=True)
-            offsets, flat = split_cells(cells, name, self.reject)
+            offsets, flat = from_lines.split_cells(cells, name, self.reject)
         named = flat.is_valid()
         offsets = np.concatenate([[0], np.cumsum(named.to_numpy(zero_copy_only=False))])[offsets]
         if flat.type == pa.string_view():
@@ -396,7 +375,7 @@ class _Rows(RawRows):
         for reject in inner.rejects:
             self.reject(int(owner[reject.line - 1]), reject.reason, reject.detail)
         self._reject(pa.array(np.diff(offsets) == 0), Reason.NO_LABELS, f"the point has no labels ({name} is empty)")
-        return unite_keys(keys, offsets)
+        return from_lines.unite_keys(keys, offsets)
 
     def features(self, fields: Fields) -> list[pa.Array]:
         """Return the columns feature_ids and feature_values; a row without features is empty."""
@@ -425,7 +404,7 @@ class _Rows(RawRows):
         self._reject_owners(owner[beyond], Reason.FEATURE_OUT_OF_RANGE, f"{fields.feature_ids} must be in [0, 2^31)")
         good = ~(wrong | beyond)
         safe = np.where(good, number, 0).astype(np.int64), np.where(good, values, 0).astype(np.float32)
-        return feature_columns(SparseRows(*safe, offsets))
+        return from_lines.feature_columns(SparseRows(*safe, offsets))
 
     def vector(self, name: str, dense: int) -> pa.Array:
         """Return the column of vectors [dense], one vector per row."""
@@ -439,17 +418,16 @@ class _Rows(RawRows):
             vectors[counts == dense] = entries[np.repeat(counts == dense, counts)].reshape(-1, dense)
         self._reject(missing, Reason.MISSING_FIELD, f"{name} is missing or null")
         for row in np.flatnonzero(counts != dense).tolist():
-            self.reject(row, Reason.MALFORMED, WRONG_LENGTH.format(name, counts[row], dense))
-        self._reject(
-            pa.array(~(np.abs(vectors) <= MOST_FLOAT16).all(axis=1)), Reason.MALFORMED, NOT_FLOAT16.format(name)
-        )
-        return vector_column(vectors)
+            self.reject(row, Reason.MALFORMED, from_lines.WRONG_LENGTH.format(name, counts[row], dense))
+        beyond = pa.array(~(np.abs(vectors) <= from_lines.MOST_FLOAT16).all(axis=1))
+        self._reject(beyond, Reason.MALFORMED, from_lines.NOT_FLOAT16.format(name))
+        return from_lines.vector_column(vectors)
 
     def is_positive(self, name: str) -> np.ndarray:
         """Return whether each number in a column is above 0, bool [B]."""
         column = self.raw[name]
         if COUNT in self.raw.schema.names:  # CSV: all columns are text
-            values = parse_numbers(column.fill_null("").cast(pa.large_binary()))
+            values = from_lines.parse_numbers(column.fill_null("").cast(pa.large_binary()))
         else:
             values = self._numbers(column, name, whole=False)
         self._reject(pa.array(np.isnan(values)), Reason.WRONG_TYPE, f"{name} must be a number")
@@ -471,7 +449,7 @@ class _Rows(RawRows):
                 raise too_large(self.file, len(column))
             plain = column.dictionary_decode()
         content = plain.cast(pa.string(), safe=False).fill_null("").cast(pa.binary())
-        return decode_column(
+        return base.decode_column(
             content, lambda row, byte: self.reject(row, Reason.NOT_UNICODE, f"byte {byte} of {name} is not UTF-8")
         )
 

@@ -16,21 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from pipelines.formats import base
-from pipelines.formats.base import (
-    Fields,
-    InvalidRecord,
-    Parsed,
-    Part,
-    RawRows,
-    Reason,
-    Record,
-    Text,
-    decode_column,
-    pairs_schema,
-    points_schema,
-    shown,
-    text_key,
-)
+from pipelines.formats.base import Fields, InvalidRecord, Parsed, Part, RawRows, Reason, Record, Text
 from schemas.ragged import SparseRows, offsets_of
 from schemas.shard_files import parquet
 from schemas.shard_files.parquet import string_bytes
@@ -54,7 +40,7 @@ def parse_points(raw: pa.RecordBatch, first_row: int, part: Part, fields: Fields
         vector = _vector(record, fields.vector, contents.dense) if contents.dense else None
         whole = _text(record, fields, text, contents.need_text)
         key = (
-            text_key(whole)
+            base.text_key(whole)
             if not contents.keys
             else _key(base.required(record, fields.key), fields.key, part.lists_labels)
         )
@@ -78,7 +64,7 @@ def parse_points(raw: pa.RecordBatch, first_row: int, part: Part, fields: Fields
     columns: list[Any] = [rows, keys, texts, *(_features(features) if contents.features else [])]
     columns += [vector_column(np.array(vectors, np.float64).reshape(-1, contents.dense))] if contents.dense else []
     columns += [named] if contents.labels else []
-    schema = points_schema("label_keys" if contents.labels else None, contents.features, contents.dense)
+    schema = base.points_schema("label_keys" if contents.labels else None, contents.features, contents.dense)
     return Parsed(pa.record_batch([*columns, merged], schema=schema), rejects)
 
 
@@ -96,7 +82,7 @@ def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) 
     rows, good, rejects = base.parse_lines(raw["line"].to_pylist(), first_row, file, read, skip_blank=True)
     kept = [(row, query, label) for row, (query, label, relevant) in zip(rows, good, strict=True) if relevant]
     columns = list(zip(*kept, strict=True)) if kept else [(), (), ()]
-    return Parsed(pa.record_batch(columns, schema=pairs_schema()), rejects, len(rows) - len(kept))
+    return Parsed(pa.record_batch(columns, schema=base.pairs_schema()), rejects, len(rows) - len(kept))
 
 
 def _key(value: Any, name: str, trim: bool = False) -> str:
@@ -193,7 +179,7 @@ def _parse_simple_block(lines: Sequence[bytes], first_row: int, fields: Fields) 
     if (np.diff(offsets) == 0).any() or not all(string_bytes(column).counts.all() for column in (keys, named)):
         return None
     columns = [pa.array(np.arange(first_row, first_row + count)), keys, texts, *unite_keys(named, offsets - offsets[0])]
-    return pa.record_batch(columns, schema=points_schema("label_keys", features=False))
+    return pa.record_batch(columns, schema=base.points_schema("label_keys", features=False))
 
 
 def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed:
@@ -201,8 +187,7 @@ def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed
     block, lines = RawRows(raw, first_row, file), raw["line"]
 
     def reject(row: int, reason: Reason, problem: str) -> None:
-        shown = base.shown(lines[row].as_py()[:200].decode("utf-8", "replace"))
-        block.reject(row, reason, f"{problem}{shown}")
+        block.reject(row, reason, problem + base.shown(lines[row].as_py()[:200].decode("utf-8", "replace")))
 
     split = pc.split_pattern(lines, "\t")
     fields, count = split.values, split.value_lengths().to_numpy()
@@ -227,7 +212,7 @@ def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed
     left_out = int(np.count_nonzero(weights <= 0))
     rows = np.flatnonzero(good)
     keys = [
-        decode_column(
+        base.decode_column(
             fields.take(pa.array(first[rows] + number)),
             lambda place, _: reject(int(rows[place]), Reason.NOT_UNICODE, "a key is not UTF-8: "),
         )
@@ -236,7 +221,7 @@ def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed
     keys[1] = pc.utf8_trim_whitespace(keys[1])
     for row in rows[pc.equal(keys[1], "").to_numpy(zero_copy_only=False)].tolist():
         reject(row, Reason.MALFORMED, "an empty key: ")
-    batch = pa.record_batch([pa.array(rows + first_row), *keys], schema=pairs_schema())
+    batch = pa.record_batch([pa.array(rows + first_row), *keys], schema=base.pairs_schema())
     return Parsed(batch.filter(block.good(rows)), block.rejects, left_out)
 
 
@@ -304,7 +289,7 @@ def split_cell(cell: str, name: str) -> list[str]:
         return _read_list(text if text[0] in "'\"" else text[1:-1].strip())
     except ValueError as bad:
         why = "half a surrogate pair" if isinstance(bad, UnicodeDecodeError) else bad
-        detail = f'{name}: {shown(text)} is no list of labels: {why}. Write ["a", "b"]'
+        detail = f'{name}: {base.shown(text)} is no list of labels: {why}. Write ["a", "b"]'
         raise InvalidRecord(Reason.MALFORMED, detail) from None
 
 
@@ -314,7 +299,7 @@ def _read_list(body: str) -> list[str]:
         entries.append(entry)
         place = entry.end()
     if place < len(body):
-        raise ValueError(f"{shown(body[place : place + 20])} is neither a label nor a number")
+        raise ValueError(f"{base.shown(body[place : place + 20])} is neither a label nor a number")
     commas = {"," in entry[4] for entry in entries if entry[4]}
     if len(commas) > 1:
         raise ValueError("there are commas between some entries only")
@@ -327,7 +312,7 @@ def _read_list(body: str) -> list[str]:
         words = word.split()
         values = all(map(_VALUE.fullmatch, words))
         if _NEVER_LABELS & {*words} or (len(words) > 1 and not commas) if values else spaced:
-            raise ValueError(f"{shown(word)} without quotes may mean several things")
+            raise ValueError(f"{base.shown(word)} without quotes may mean several things")
         found = words if spaced else [word]
         nulls |= _NULLS & {*found}
         labels += [label for label in found if label not in _NULLS]

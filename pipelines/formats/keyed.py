@@ -28,17 +28,8 @@ from pipelines.formats.base import (
     Part,
     RowContents,
     Text,
-    decode_column,
-    in_use,
-    is_pattern,
-    labels_schema,
-    list_files,
-    notes_on,
-    one_of,
-    say_names,
-    single_file,
 )
-from pipelines.formats.from_columns import ARROW, CSV, PARQUET, check_columns, is_csv
+from pipelines.formats.from_columns import ARROW, CSV, PARQUET, is_csv
 from schemas import storage
 from schemas.errors import InputError
 from schemas.manifest import MOST_DENSE
@@ -103,7 +94,7 @@ class Keyed:
             return labels_of(parsed)
         if part.table != LABELS:
             return parsed
-        return Parsed(parsed.batch.select(labels_schema(contents.features, contents.dense).names), parsed.rejects)
+        return Parsed(parsed.batch.select(base.labels_schema(contents.features, contents.dense).names), parsed.rejects)
 
 
 @dataclass(frozen=True)
@@ -124,7 +115,7 @@ class KeyedFiles(Keyed):
     other_format_file: str | None = None
 
     def recognises(self, source: str, names: Sequence[str]) -> bool:
-        if self._unsplit_files(names) or (not names and single_file(source, self.extension)):
+        if self._unsplit_files(names) or (not names and base.single_file(source, self.extension)):
             return self.other_format_file not in names
         shared = _table(names, "queries", self.extension) and _pairs(names, "train")
         return bool(_table(names, _STEMS["train"], self.extension) or shared) and self.other_format_file not in names
@@ -134,17 +125,19 @@ class KeyedFiles(Keyed):
 
         Raises InputError if points, labels or columns are missing, or if the same file exists in two formats.
         """
-        if single_file(source, self.extension):
+        if base.single_file(source, self.extension):
             root, slash, name = source.rpartition("/")
             return self._find_points((root or slash) if slash else ".", {"train": [name]})
-        root, names = list_files(source)
+        root, names = base.list_files(source)
         if self._unsplit_files(names):
             return self._find_points(root, {"train": self._unsplit_files(names)})
         if not self.derives or _table(names, "queries", self.extension) or _pairs(names, "train"):
             return self._find_tables(source, root, names)
         files = {split: _table(names, _STEMS[split], self.extension) for split in SPLITS}
         if not files["train"]:
-            raise InputError(f"{source}: no training data here; found: {say_names(names)}. Expected {self.expects}.")
+            raise InputError(
+                f"{source}: no training data here; found: {base.say_names(names)}. Expected {self.expects}."
+            )
         return self._find_points(root, files, self._label_files(names))
 
     def _find_tables(self, source: str, root: str, names: Sequence[str]) -> Inputs:
@@ -169,7 +162,7 @@ class KeyedFiles(Keyed):
         parts += _parts(root, LABELS, self._label_files(names), own, (own.key,))
         for table in ("train", LABELS) if self.labels_needed or self.label_fields else ("train",):
             if not any(part.table == table for part in parts):
-                raise InputError(f"{source}: no {table} here; found: {say_names(names)}. Expected {self.expects}.")
+                raise InputError(f"{source}: no {table} here; found: {base.say_names(names)}. Expected {self.expects}.")
         return self._inputs(parts, shared_points=bool(shared and paired))
 
     def _find_points(self, root: str, files: Mapping[str, Sequence[str]], of_labels: Sequence[str] = ()) -> Inputs:
@@ -218,11 +211,11 @@ class Beir(Keyed):
         return any(f"corpus.jsonl{codec}" in names for codec in base.SUFFIXES)
 
     def find(self, source: str) -> Inputs:
-        root, names = list_files(source)
+        root, names = base.list_files(source)
 
         def find_file(*plain: str, required: bool = True) -> str | None:
             usual = [name + suffix for name in plain for suffix in base.SUFFIXES]
-            return one_of(source, names, usual, self.expects, required=required)
+            return base.one_of(source, names, usual, self.expects, required=required)
 
         corpus, queries = find_file("corpus.jsonl"), find_file("queries.jsonl")
         parts = []
@@ -277,7 +270,7 @@ def labels_of(points: Parsed) -> Parsed:
     first = np.full(len(coded.dictionary), len(owner), np.int64)
     np.minimum.at(first, coded.indices.to_numpy(), np.arange(len(owner)))
     rows = points.batch["row"].take(pa.array(owner[first]))
-    return Parsed(pa.record_batch([rows, coded.dictionary, coded.dictionary], schema=labels_schema(False)), [])
+    return Parsed(pa.record_batch([rows, coded.dictionary, coded.dictionary], schema=base.labels_schema(False)), [])
 
 
 def vector_length(urls: Sequence[str], fields: Fields) -> int:
@@ -336,7 +329,7 @@ def _require_points(url: str, fields: Fields) -> RowContents:
     """Return what a file of points with labels contains. Raises InputError if texts or labels are missing."""
     names = field_names(url)
     featured, dense = fields.feature_ids in names, vector_length([url], fields)
-    of_labels = in_use(fields.label, fields.labels)
+    of_labels = base.in_use(fields.label, fields.labels)
     has_text, has_labels = featured or dense or {*fields.texts} & {*names}, {*of_labels} & {*names}
     problems = [
         *([] if has_text else [f"no text ({fields.body})"]),
@@ -385,13 +378,11 @@ def _parts(
             raise InputError(
                 f"{root}: both {same} and {name} are here, with the same content. Remove one of the two files."
             )
-    urls = [join(root, name) for name in names]
-    pairs = table.startswith(PAIRS)
-    dense = 0 if pairs else vector_length(urls, fields)
-    contents = RowContents(
-        not pairs and any(fields.feature_ids in field_names(url) for url in urls), labels=labels, dense=dense
-    )
-    groups = [[name] for name in required] + ([] if pairs or contents.features or dense else [in_use(*fields.texts)])
+    urls, contents, groups = [join(root, name) for name in names], RowContents(labels=labels), [[n] for n in required]
+    if not table.startswith(PAIRS):
+        featured = any(fields.feature_ids in field_names(url) for url in urls)
+        contents = RowContents(featured, labels=labels, dense=vector_length(urls, fields))
+        groups += [base.in_use(*fields.texts)] if contents.need_text else []
     example = "labels.key=code,labels.text=name" if table == LABELS else "key=id,text=query"
     parts = [Part(table, name, {ROWS: url}, contents=contents) for name, url in zip(names, urls, strict=True)]
     for part in parts:
@@ -414,7 +405,7 @@ class AttentionXml:
         return any(name.startswith(("train_raw_texts.txt", "train_texts.txt")) for name in names)
 
     def find(self, source: str) -> Inputs:
-        source, names = list_files(source)
+        source, names = base.list_files(source)
         parts = list[Part]()
         for split in SPLITS:
             raw, plain, named = (
@@ -422,9 +413,9 @@ class AttentionXml:
             )
             if split != "train" and not {*raw, *plain, *named} & {*names}:
                 continue
-            texts = one_of(source, names, raw, self.expects)
-            texts = texts or one_of(source, names, plain, self.expects, required=True)
-            labels = one_of(source, names, named, self.expects, required=True)
+            texts = base.one_of(source, names, raw, self.expects)
+            texts = texts or base.one_of(source, names, plain, self.expects, required=True)
+            labels = base.one_of(source, names, named, self.expects, required=True)
             files = {TEXT: join(source, str(texts)), LABELS: join(source, str(labels))}
             contents = RowContents(keys=False)
             parts.append(Part(split, str(texts), files, contents=contents))
@@ -517,7 +508,7 @@ class Texts:
 
     def notes(self) -> Iterator[str]:
         """Yield lines to print about the files. Raises InputError like `files`."""
-        yield from () if self.source == STANDARD else notes_on(self.source, self.places())
+        yield from () if self.source == STANDARD else base.notes_on(self.source, self.places())
 
     def places(self) -> list[str]:
         """List the URLs of all files; for standard input, its file descriptor. Raises InputError like `files`."""
@@ -527,15 +518,15 @@ class Texts:
         """List (URL, form) of all files by name. Raises InputError if there are no files or a format is unknown."""
         if storage.exists(self.source):
             return [(self.source, self._form_of(self.source))]
-        root, names = list_files(self.source)
-        wild = is_pattern(self.source)
+        root, names = base.list_files(self.source)
+        wild = base.is_pattern(self.source)
         names = [name for name in names if not name.endswith("/")]
         kept = [name for name in names if wild or self.form or any(re.search(end, name) for end in _ENDS.values())]
         if not kept:
             raise InputError(
-                f"{self.source}: no input here; found: {say_names(names)}. Expected a file, a folder or a pattern: "
-                "text lines (.txt), JSON lines (.jsonl), CSV (.csv, .tsv), all of these also compressed, Parquet "
-                "(.parquet) or Arrow (.arrow)."
+                f"{self.source}: no input here; found: {base.say_names(names)}. Expected a file, a folder or a "
+                "pattern: text lines (.txt), JSON lines (.jsonl), CSV (.csv, .tsv), all of these also compressed, "
+                "Parquet (.parquet) or Arrow (.arrow)."
             )
         urls = [join(root, name) for name in kept]
         return [(url, self._form_of(url)) for url in urls]
@@ -553,14 +544,14 @@ class Texts:
             raise InputError(f"{url}, line {first + row + 1:,}: byte {byte} is not UTF-8. Save the file as UTF-8.")
 
         for block in base.LineBlocks(url, rows):
-            text = decode_column(block["line"], refuse)
+            text = base.decode_column(block["line"], refuse)
             yield pa.record_batch({"key": pa.nulls(len(block), pa.string()), "text": text})
             first += len(block)
 
     def _read_records(self, url: str, rows: int, contents: RowContents, fields: Fields) -> Iterator[pa.RecordBatch]:
         keyed = Keyed(fields)
         if not (contents.features or contents.dense):
-            check_columns(url, in_use(*fields.texts))
+            from_columns.check_columns(url, base.in_use(*fields.texts))
         is_present = {fields.feature_ids: not contents.features or fields.feature_ids in field_names(url)}
         is_present[fields.vector] = not contents.dense or vector_length([url], fields) > 0
         for name in (name for name, present in is_present.items() if not present):

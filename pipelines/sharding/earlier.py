@@ -23,18 +23,8 @@ from schemas.table import PartTable, Table
 from schemas.versions import Version, move_view, open_data, part_name
 
 # Options that determine the content of a row and its split: a version inherits these options.
-_INHERITED = (
-    "tokenizer",
-    "max_tokens",
-    "text",
-    "seed",
-    "propensity_a",
-    "propensity_b",
-    "keep_text",
-    "validation_share",
-    "test_share",
-    "same_key",
-)
+_INHERITED = ("tokenizer", "max_tokens", "text", "seed", "propensity_a", "propensity_b", "keep_text")
+_INHERITED += ("validation_share", "test_share", "same_key")
 
 
 @dataclass(frozen=True)
@@ -80,7 +70,6 @@ class EarlierData:
 
     @cached_property
     def version(self) -> Version:
-        """Version of the earlier data set."""
         return Version.of(self.manifest)
 
     @cached_property
@@ -101,17 +90,15 @@ class EarlierData:
     def inherit(self, options: ShardOptions) -> ShardOptions:
         """Return `options` with the earlier values of options that affect rows. Raises InputError if values differ."""
         recorded = self.manifest.parameters["options"]
-        default = ShardOptions()
         for name in _INHERITED:
             stated = getattr(options, name)
-            if stated not in (getattr(default, name), recorded[name]):
+            if stated not in (ShardOptions.model_fields[name].default, recorded[name]):
                 raise InputError(
                     f"--onto: {name} = {stated!r}, but {self.url} was sharded with {recorded[name]!r}, and all "
                     "versions use the same value. Leave the option out."
                 )
-        names = (name for name in _INHERITED if name != "tokenizer")
-        cut = self.tables["queries/train"].row_group_rows
-        changes = {**{name: recorded[name] for name in names}, "row_group_rows": options.row_group_rows or cut}
+        changes = {name: recorded[name] for name in _INHERITED if name != "tokenizer"}
+        changes["row_group_rows"] = options.row_group_rows or self.tables["queries/train"].row_group_rows
         return options.model_copy(update=changes)
 
     def load_tokenizer(self) -> FrozenTokenizer | None:
@@ -187,16 +174,14 @@ def renumbered(shards: Sequence[Shard]) -> list[Shard]:
 
 def older_shards(views: Sequence[Shard]) -> tuple[OlderShards, ...]:
     """Return the tables behind `views`, with their shards' positions: `part-00007-of-00064` is shard 7 of 64."""
-    tables: dict[str, dict[int, int]] = {}
-    counts: dict[str, int] = {}
+    tables: dict[tuple[str, int], dict[int, int]] = {}
     for number, entry in enumerate(views):
         assert entry.view is not None
         _, index, _, count = entry.path.partition(".")[0].split("-")
-        tables.setdefault(entry.view.table, {})[int(index)] = number
-        counts[entry.view.table] = int(count)
+        tables.setdefault((entry.view.table, int(count)), {})[int(index)] = number
     return tuple(
-        OlderShards(counts[table], tuple(numbers.get(index, -1) for index in range(counts[table])))
-        for table, numbers in tables.items()
+        OlderShards(count, tuple(numbers.get(index, -1) for index in range(count)))
+        for (_, count), numbers in tables.items()
     )
 
 
