@@ -181,12 +181,12 @@ class Table:
     ) -> Iterator[pa.Table]:
         """Yield rows [start, stop) in storage order, one row group at a time (or the part that is in the range)."""
         stop = self.rows if stop is None else min(stop, self.rows)
-        first = 0
-        for number, entry in enumerate(self.shards):
-            last = first + entry.rows
-            if first < stop and last > start:
-                yield from _between(self.batches_of(number, columns), start - first, stop - first)
-            first = last
+        if start >= stop:
+            return
+        begin, end = self.groups.of_rows(np.array([start, stop - 1])).tolist()
+        for first, group in self.read_groups(range(begin, end + 1), columns):
+            low, high = max(start - first, 0), min(stop - first, group.num_rows)
+            yield group if high - low == group.num_rows else group.slice(low, high - low)
 
     def batches_of(self, shard: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Yield the row groups of shard `shard` in storage order."""
@@ -363,18 +363,6 @@ def rechunk(tables: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
         pending, held = [ready.slice(full)], held - full
     if held:
         yield pa.concat_tables(pending).combine_chunks()
-
-
-def _between(groups: Iterator[pa.Table], start: int, stop: int) -> Iterator[pa.Table]:
-    """Yield rows [start, stop) of `groups`; groups after `stop` are not read."""
-    first = 0
-    for group in groups:
-        low, high = max(start - first, 0), min(stop - first, group.num_rows)
-        if low < high:
-            yield group if high - low == group.num_rows else group.slice(low, high - low)
-        first += group.num_rows
-        if first >= stop:
-            return
 
 
 @dataclass(frozen=True)
