@@ -12,20 +12,20 @@ resume.
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from pipelines import formats
-from pipelines.flow import Collection, FileExchange, Flow, Packet, flatten
-from pipelines.formats.base import LABELS, PAIRS, Format, Inputs, notes_on, unchanged
+from pipelines.flow import Collection, Flow, Packet, flatten
+from pipelines.formats.base import LABELS, PAIRS, Inputs, notes_on, unchanged
 from pipelines.formats.keyed import Beir, Keyed
 from pipelines.job import SUMMARY, Job, Summary, make_table
 from pipelines.options import ShardOptions, vocabulary_size
 from pipelines.progress import Progress, silent
 from pipelines.runners.local import LocalRunner, absolute_path, choose_runner, for_workers
 from pipelines.sharding import plans, publish, read, rows, tokenizer, versions
-from pipelines.sharding.earlier import EarlierData, older_shards
-from pipelines.sharding.plans import LabelsPlan, PlanInputs, QueriesPlan, ReadPlan
+from pipelines.sharding.earlier import EarlierData
+from pipelines.sharding.plans import Attempt, LabelsPlan, PlanInputs, QueriesPlan, ReadPlan, TablePlans
 from pipelines.sharding.publish import Finished, Phases
 from pipelines.sharding.read import load_packets, store_packets
 from pipelines.sharding.rows import FREQUENCIES, REPEATED_KEYS
@@ -34,12 +34,9 @@ from pipelines.sharding.versions import publish_version, require_most_labels
 from schemas import storage
 from schemas.arrow import DENSE, DENSE_MODEL, DenseModel
 from schemas.errors import ExtremisError, InputError
-from schemas.layout import parts_prefix
 from schemas.layout import phases as phases_of
 from schemas.manifest import Manifest, is_published
 from schemas.owners import require_output_folder
-from schemas.process import cores
-from schemas.storage import join
 from schemas.versions import open_data
 
 __all__ = ["ShardOptions", "shard"]
@@ -179,37 +176,6 @@ def _find_dense_model(
     return found
 
 
-@dataclass(frozen=True)
-class Attempt(Job):
-    """One attempt to make a data set: the input, the options, and the output of finished phases."""
-
-    source: str
-    data: str
-    form: Format
-    inputs: Inputs
-    options: ShardOptions
-    recorded: Mapping[str, Any]
-    say: Progress
-    phases: Phases
-    anew: bool  # ignore the files of an earlier run
-    base: EarlierData | None = None  # only for a version
-    dense: DenseModel | None = None  # model for dense vectors of texts
-
-    @property
-    def tables(self) -> str:
-        """Prefix of the new tables: the data set, or the part that a version adds."""
-        return self.build.url if self.base is None else join(self.build.url, parts_prefix(self.base.part))
-
-    def files(self, kind: str) -> FileExchange:
-        """Return the files of one kind that phases write."""
-        return FileExchange(self.phases.folder(kind))
-
-    @property
-    def exchange(self) -> FileExchange:
-        """Exchange of data within a flow."""
-        return self.files("bulk")
-
-
 def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     """Read, plan, shard and publish. Raises InputError, StorageError."""
     inputs, options, data, say = attempt.inputs, attempt.options, attempt.build.url, attempt.say
@@ -232,20 +198,10 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
         frozen = _choose_tokenizer(attempt, raw, frozen)
     source = {"source": attempt.recorded["tokenizer"]}
     tokenizer_manifest = publish.write_tokenizer(data, frozen, source) if frozen else None
-    before = (base.labels, len(base.views[LABELS])) if base else (0, 0)
-    files = {kind: attempt.files(kind) for kind in (publish.LABELS_DONE, publish.IDS, publish.ROWS, publish.REJECTS)}
-    in_process = isinstance(attempt.runner, LocalRunner) and attempt.runner.in_process
-    meter, threads = attempt.watch.meter, cores() if in_process else 1
-    dense = attempt.dense, _dimension(attempt, raw)
-    plan_inputs = PlanInputs(
-        inputs, raw, data, options, frozen, *dense, attempt.tables, *before, attempt.exchange, files, meter, threads
-    )
-    labels = plans.plan_labels(plan_inputs)
-    queries = plans.plan_queries(plan_inputs, filter_pairs)
-    if base is not None and base.again != "keep":
-        queries = [replace(plan, older=older_shards(base.views[plan.name])) for plan in queries]
+    tables = PlanInputs(attempt, raw, frozen, _dimension(attempt, raw)).plan(filter_pairs)
+    queries, labels = tables
     say(f"sharding into {', '.join(f'{plan.shards} shards of {plan.split}' for plan in queries)}")
-    tables, steps = TablePlans(queries, labels), _steps(raw, queries, labels)
+    steps = _steps(raw, queries, labels)
     if finished.phase == publish.READ:
         packets = [packet for block in raw.blocks_of(LABELS) for packet in (block.sampled, block.rest)]
         packets += [block.mentions for block in raw.blocks if block.mentions]
@@ -266,9 +222,7 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     if base is not None:
         require_most_labels(base, summary)
     elif not summary.count("queries/train", "rows_out"):
-        raise InputError(
-            f"{attempt.source}: no points with labels in {plans.say_table(inputs, 'train')}. Give at least one row."
-        )
+        raise InputError(f"{attempt.source}: no points with labels in {inputs.shown('train')}. Give at least one row.")
     if options.same_key == "filter":
         own = sum(summary.count(plan.name, "filter_pairs_applied") for plan in queries)
         say(f"{own:,} queries have the key of a label, which is never their negative or prediction (--same-key filter)")
@@ -285,23 +239,11 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
 def _read(attempt: Attempt) -> Summary:
     """Run the first flow, which writes rows as blocks to staging."""
     options, meter, same_key = attempt.options, attempt.watch.meter, attempt.options.same_key == "filter"
-    channels = attempt.exchange, attempt.files(publish.BLOCKS), attempt.files(publish.REJECTS)
+    channels = attempt.files("bulk"), attempt.files(publish.BLOCKS), attempt.files(publish.REJECTS)
     reading = ReadPlan(
         attempt.form, attempt.inputs, options.text, *channels, options.seed, read.BLOCK_ROWS, same_key, meter
     )
     return attempt.run("read", dict.fromkeys((read.READ, read.PARSE)), lambda flow: read.read(flow, reading))
-
-
-class TablePlans(NamedTuple):
-    """Plans of all tables."""
-
-    queries: Sequence[QueriesPlan]
-    labels: LabelsPlan
-
-    def groups(self, raw: Summary) -> dict[str, list[tuple[int, rows.BlockGroup]]]:
-        """Return the blocks of points and pairs in groups, by input table."""
-        sources = dict.fromkeys(table for plan in self.queries for table in (plan.source, PAIRS + plan.source))
-        return {table: rows.group_blocks(raw.blocks_of(table), self.labels.shards) for table in sources}
 
 
 def join_labels(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary) -> Collection:
@@ -318,7 +260,7 @@ def join_labels(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary) 
         kept = versions.STATES, versions.CHANGED
         summaries += [store_packets(ordered[name], name, labels.files[publish.LABELS_DONE]) for name in kept]
     summaries.append(rows.keep_labels(ordered, labels))
-    for table, groups in tables.groups(raw).items():
+    for table, groups in _groups(tables, raw).items():
         if any(block.mentions for _, blocks in groups for block in blocks):
             named = flow.create(f"Blocks of {table}", groups)
             resolved = rows.resolve_labels(named, ordered, labels, attempt.options.seed)
@@ -326,11 +268,17 @@ def join_labels(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary) 
     return flatten(summaries)
 
 
+def _groups(tables: TablePlans, raw: Summary) -> dict[str, list[tuple[int, rows.BlockGroup]]]:
+    """Return the blocks of points and pairs in numbered groups, by input table."""
+    sources = dict.fromkeys(table for plan in tables.queries for table in (plan.source, PAIRS + plan.source))
+    return {table: rows.group_blocks(raw.blocks_of(table), tables.labels.shards) for table in sources}
+
+
 def tokenize(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary, joined: Summary) -> Collection:
     """Send every split's rows, tokenized and with label ids, to the files of their shards. Returns Summary."""
     groups = {
         table: [(blocks, joined.kept.get(f"ids of {table}", {}).get(number)) for number, blocks in some]
-        for table, some in tables.groups(raw).items()
+        for table, some in _groups(tables, raw).items()
     }
     summaries = [rows.assemble_queries(flow, plan, groups) for plan in tables.queries]
     if (base := attempt.base) and base.again == "merge":

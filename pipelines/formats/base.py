@@ -144,6 +144,11 @@ class Inputs:
         """Return the parts of `table`, in the order in which their rows are numbered."""
         return tuple(part for part in self.parts if part.table == table)
 
+    def shown(self, table: str) -> str:
+        """Return a table's name for messages: the file's name, or the number of files."""
+        parts = self.parts_of(table)
+        return parts[0].name if len(parts) == 1 else f"the {len(parts)} files of {table}"
+
     @property
     def splits(self) -> tuple[str, ...]:
         """Splits that have parts."""

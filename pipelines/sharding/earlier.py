@@ -12,7 +12,6 @@ import pyarrow as pa
 from pipelines.flow import split_by
 from pipelines.formats.base import LABELS, Inputs
 from pipelines.options import Again, ShardOptions
-from pipelines.sharding.plans import OlderShards
 from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
 from schemas.arrow import DenseModel
 from schemas.errors import InputError, TableError
@@ -170,6 +169,17 @@ def renumbered(shards: Sequence[Shard]) -> list[Shard]:
             numbered.append(entry.model_copy(update={"view": entry.view.model_copy(update={"first": first})}))
             first += entry.rows
     return numbered
+
+
+@dataclass(frozen=True)
+class OlderShards:
+    """Shards of an older table of points. A key belongs to shard hash % `count`.
+
+    `numbers`: the position of each shard among all older shards of the split; -1 if the shard has no rows.
+    """
+
+    count: int
+    numbers: tuple[int, ...]
 
 
 def older_shards(views: Sequence[Shard]) -> tuple[OlderShards, ...]:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pydantic import TypeAdapter
@@ -18,12 +18,11 @@ from pipelines.formats import base
 from pipelines.formats.base import LABELS, Inputs, Reason
 from pipelines.job import Summary, describe
 from pipelines.progress import Progress
-from pipelines.sharding.plans import LabelsPlan, QueriesPlan, say_table, tokenizer_url
 from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
 from schemas import arrow, storage
 from schemas import manifest as manifests
 from schemas.errors import InputError, StorageError, TableError
-from schemas.layout import MANIFEST, DataLayout
+from schemas.layout import MANIFEST, DataLayout, staging
 from schemas.manifest import Manifest, code_version
 from schemas.owners import Build, Claim, ClaimLostError
 from schemas.shard_files import parquet
@@ -31,7 +30,11 @@ from schemas.storage import join
 from schemas.table import Request, Table, find_reusable
 from schemas.versions import VERSION
 
-BLOCKS, REJECTS, LABELS_DONE, IDS, ROWS = "blocks", "rejects", "labels", "ids", "rows"  # folders that phases write
+if TYPE_CHECKING:
+    from pipelines.sharding.plans import LabelsPlan, QueriesPlan
+
+# Folders that phases write.
+PHASE_FILES = BLOCKS, REJECTS, LABELS_DONE, IDS, ROWS = "blocks", "rejects", "labels", "ids", "rows"
 READ, JOINED, TOKENIZED = "read", "joined", "tokenized"  # phases
 _DONE = {
     READ: "rows have been read",
@@ -243,7 +246,7 @@ def check_rejects(inputs: Inputs, raw: Summary, summary: Summary, max_share: flo
         ):
             if n > share * of:
                 why = f" ({', '.join(f'{n:,} {reason}' for reason, n in reasons.items())})" if unit == "rows" else ""
-                over.append(f"{n:,} of {of:,} {unit} of {say_table(inputs, table)}{why}")
+                over.append(f"{n:,} of {of:,} {unit} of {inputs.shown(table)}{why}")
     if not over:
         return
     first = "".join(f"\n  {reject}" for reject in summary.rejects)
@@ -252,6 +255,11 @@ def check_rejects(inputs: Inputs, raw: Summary, summary: Summary, max_share: flo
         f"rejected {'; '.join(over)}. The first rejects are:{first}\n"
         f"Fix these rows, or raise --max-reject-share, which is {max_share:g}{ids}."
     )
+
+
+def tokenizer_url(data: str) -> str:
+    """Return the URL of the staged tokenizer file, which the workers open."""
+    return join(staging(data), "tokenizer.json")
 
 
 def write_tokenizer(data: str, tokenizer: FrozenTokenizer, parameters: Mapping[str, Any]) -> Manifest:
@@ -267,8 +275,8 @@ def publish(
     data: str,
     summary: Summary,
     tokenizer: Manifest | None,
-    splits: Sequence[QueriesPlan],
-    of_labels: LabelsPlan,
+    splits: "Sequence[QueriesPlan]",
+    of_labels: "LabelsPlan",
     rejects: Manifest,
     parameters: Mapping[str, Any],
 ) -> Manifest:
@@ -293,12 +301,12 @@ def publish(
 
 
 def describe_table(
-    plan: QueriesPlan | LabelsPlan, summary: Summary, parents: dict[str, str], parameters: dict[str, Any]
+    plan: "QueriesPlan | LabelsPlan", summary: Summary, parents: dict[str, str], parameters: dict[str, Any]
 ) -> Manifest:
     """Return the manifest of the table that was written with `plan`."""
-    kind, source = ("queries", plan.source) if isinstance(plan, QueriesPlan) else ("labels", LABELS)
+    kind = "labels" if plan.name == LABELS else "queries"
     rows = sum(shard.rows for shard in summary.shards_of(plan.name))
-    counters = {**dict(sorted(summary.counters[plan.name].items())), "rejected": summary.reasons(source)}
+    counters = {**dict(sorted(summary.counters[plan.name].items())), "rejected": summary.reasons(plan.source)}
     request = Request(kind, parents, parameters)
     return describe(request, summary, plan.schema, plan.row_group_rows, (0, rows), plan.name, counters=counters)
 
