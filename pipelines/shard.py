@@ -84,7 +84,7 @@ def shard(
     frozen = base.load_tokenizer() if base else tokenizer.load_directory(options.tokenizer, least)
     dense = _find_dense_model(options, inputs, base, beam_options)
     # The content identifies a directory's tokenizer; a version has the tokenizer of its base.
-    name = f"directory:{frozen.sha256}" if frozen else options.tokenizer
+    name = f"directory:{storage.sha256(frozen.files[tokenizer.FILE])}" if frozen else options.tokenizer
     name = name if base is None else str(base.manifest.parameters["options"]["tokenizer"])
     recorded = options.recorded(name, None if dense is None else dense.identity())
 

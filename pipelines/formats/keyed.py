@@ -14,21 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.formats import base, from_columns, from_lines
-from pipelines.formats.base import (
-    ABSENT,
-    LABELS,
-    OF_PAIRS,
-    OF_ROWS,
-    OF_TEXTS,
-    PAIRS,
-    SPLITS,
-    Fields,
-    Inputs,
-    Parsed,
-    Part,
-    RowContents,
-    Text,
-)
+from pipelines.formats.base import LABELS, PAIRS, SPLITS, Fields, Inputs, Parsed, Part, RowContents, Text
 from pipelines.formats.from_columns import ARROW, CSV, PARQUET, is_csv
 from schemas import storage
 from schemas.errors import InputError
@@ -61,7 +47,7 @@ class Keyed:
         for part in parts:
             if not (part.contents.derived or _is_tabbed(part)):
                 of_labels = ("labels", "label") if part.contents.labels else ()
-                read = OF_PAIRS if part.table.startswith(PAIRS) else (*OF_ROWS, *of_labels)
+                read = base.OF_PAIRS if part.table.startswith(PAIRS) else (*base.OF_ROWS, *of_labels)
                 usual = self.fields if part.table == LABELS else Fields()
                 require_named_columns(part.files[ROWS], self.fields_of(part), read, usual)
         # All vectors have the length of the first one.
@@ -314,7 +300,9 @@ def field_names(url: str) -> Sequence[str]:
 
 def require_named_columns(url: str, fields: Fields, read: Sequence[str], usual: Fields) -> None:
     """Raise InputError if a file lacks a column that `fields` names otherwise than `usual`, among the fields `read`."""
-    stated = {name: column for name in read if (column := getattr(fields, name)) not in (getattr(usual, name), ABSENT)}
+    stated = {
+        name: column for name in read if (column := getattr(fields, name)) not in (getattr(usual, name), base.ABSENT)
+    }
     names = field_names(url) if stated else ()
     for name, column in stated.items():
         if names and column not in names:
@@ -492,7 +480,7 @@ class Texts:
             names = () if form == "text" else field_names(url)
             fields = self.fields or self.made_with.within(names)
             if form != "text" and self.fields:
-                require_named_columns(url, fields, OF_TEXTS, Fields())
+                require_named_columns(url, fields, base.OF_TEXTS, Fields())
             keyless = fields.key not in names
             contents = RowContents(features, keys=not keyless, labels=False, dense=dense)
             blocks = self._read_lines(url, rows) if form == "text" else self._read_records(url, rows, contents, fields)

@@ -1,5 +1,6 @@
 """Plans of a sharding run: the launching process makes each choice once, based on the counts from the first flow."""
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -78,6 +79,7 @@ class TablePlan:
     dense: int  # length of a row's vector; 0: no vector
     embedder: TextEmbedder | None  # model that makes the vector from the text
     threads: int  # threads for embedding
+    keyed: bool  # rows have keys; else, labels have line numbers
     sources: Mapping[int, str]  # names of the input's parts, by their numbers
     sink: Sink
     exchange: FileExchange  # exchange within a flow
@@ -90,6 +92,20 @@ class TablePlan:
         alone = self.vocabulary is None and (self.features or self.dense)
         return None if alone else arrow.token_type(self.vocabulary or 0)
 
+    @property
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """Columns of the table."""
+
+    @property
+    def row_schema(self) -> pa.Schema:
+        """Columns before writing: for ordering and counting, and the table's columns but for ids and `frequency`."""
+        extra = {"hash": pa.uint64(), "content": pa.uint64(), "part": pa.int32(), "row": pa.int64()}
+        schema, later = self.schema, ("query_id", "label_id", "frequency")
+        extra |= {"truncated": pa.bool_(), **({"merged": pa.int32()} if "label_ids" in schema.names else {})}
+        fields = [each for each in schema if each.name not in later]
+        return pa.schema([*extra.items(), *(each.with_nullable(True) for each in fields)])
+
 
 @dataclass(frozen=True)
 class QueriesPlan(TablePlan):
@@ -98,7 +114,6 @@ class QueriesPlan(TablePlan):
     split: str
     source: str  # the input table: a validation split may be taken from `train`
     labels: int  # greater than every label id
-    keyed: bool
     has_pairs: bool  # whether labels come from pairs
     shared_points: bool  # splits share their points: a point without a label does not belong to this split
     filters: str | None  # URL of the split's filter pairs in staging
@@ -114,17 +129,9 @@ class QueriesPlan(TablePlan):
 
     @property
     def schema(self) -> pa.Schema:
-        """Columns of the table."""
         label, filters = arrow.label_type(self.labels), self.same_key or self.filters is not None
         given = {"text": self.keep_text, "filters": filters, "features": self.features}
         return arrow.queries(self.tokens, label, **given, dense=self.dense)
-
-    @property
-    def row_schema(self) -> pa.Schema:
-        """Columns before writing: all columns except `query_id`, and extra columns for ordering and counting."""
-        extra = [("truncated", pa.bool_()), ("merged", pa.int32())]
-        fields = [field.with_nullable(True) for field in self.schema if field.name != "query_id"]
-        return pa.schema([*_order_fields(), *extra, *fields])
 
 
 @dataclass(frozen=True)
@@ -132,7 +139,6 @@ class LabelsPlan(TablePlan):
     """Plan for turning the parsed blocks of the labels into `labels`."""
 
     rows: int  # number of rows of the input
-    keyed: bool
     shards_before: int = 0  # label shards of the earlier version
 
     name = source = LABELS  # path of the table in the data set, and the input table
@@ -144,26 +150,13 @@ class LabelsPlan(TablePlan):
 
     @property
     def schema(self) -> pa.Schema:
-        """Columns of the table."""
         return arrow.labels(self.tokens, features=self.features, dense=self.dense)
-
-    @property
-    def row_schema(self) -> pa.Schema:
-        """Columns before writing: all columns except `label_id` and `frequency`, and extra columns for ordering."""
-        later = ("label_id", "frequency")
-        fields = [field.with_nullable(True) for field in self.schema if field.name not in later]
-        return pa.schema([*_order_fields(), ("truncated", pa.bool_()), *fields])
 
     @property
     def raw_schema(self) -> pa.Schema:
         """Columns of rows before texts are tokenized and embedded."""
         made = {"truncated", "input_ids", *(["dense"] if self.embedder else [])}
         return pa.schema([field for field in self.row_schema if field.name not in made])
-
-
-def _order_fields() -> list[pa.Field]:
-    names = {"hash": pa.uint64(), "content": pa.uint64(), "part": pa.int32(), "row": pa.int64()}
-    return [pa.field(name, kind) for name, kind in names.items()]
 
 
 # Stored bytes per unit, measured on WordPiece ids, random keys and Zipfian labels; text counts bytes before zstd.

@@ -27,20 +27,9 @@ from pipelines.flow import (
 )
 from pipelines.formats.base import LABELS, PAIRS, Reason, Reject
 from pipelines.job import SUMMARY, StagedBlock, Summary
-from pipelines.sharding import publish
+from pipelines.sharding import publish, read
 from pipelines.sharding.earlier import route_keys
 from pipelines.sharding.plans import LabelsPlan, QueriesPlan
-from pipelines.sharding.read import (
-    ROWS,
-    SIZES,
-    by_shard,
-    encode,
-    first_ids,
-    load_packets,
-    open_column_tokenizer,
-    report_rejects,
-    store_packets,
-)
 from schemas import PAD, storage
 from schemas.hashing import hash_strings, in_hash_range
 from schemas.ragged import offsets_of
@@ -82,15 +71,15 @@ def order_labels(flow: Flow, plan: LabelsPlan, blocks: list[StagedBlock]) -> Ord
     encoded = flow.create("Blocks of labels", blocks).flat_map("Encode labels", encode_labels, plan)
     every = flow.create("Shards of labels", [(shard, None) for shard in range(plan.shards)])  # even without labels
     joined = flow.join("Labels by shard", {"rows": encoded, "every": every})
-    return joined.split("Order labels", (ROWS, KEYS, SIZES, SUMMARY), sort_labels, plan)
+    return joined.split("Order labels", (read.ROWS, KEYS, read.SIZES, SUMMARY), sort_labels, plan)
 
 
 def encode_labels(block: StagedBlock, plan: LabelsPlan) -> Iterator[tuple[int, Packet]]:
     """Tokenize the labels of a block and send them to their shards: (shard, packet)."""
     plan.meter.start(ENCODE_LABELS)
-    batch = encode(block.read(), plan, open_column_tokenizer(plan)).select(plan.row_schema.names)
+    batch = read.encode(block.read(), plan, read.open_column_tokenizer(plan)).select(plan.row_schema.names)
     if plan.keyed:
-        parts = by_shard(batch, plan.shards)
+        parts = read.by_shard(batch, plan.shards)
     else:
         parts = split_by(batch, batch["row"].to_numpy() // plan.shard_rows)
     yield from plan.meter.count_bytes(ENCODE_LABELS, plan.exchange.send(parts))
@@ -98,10 +87,10 @@ def encode_labels(block: StagedBlock, plan: LabelsPlan) -> Iterator[tuple[int, P
 
 
 def sort_labels(element: tuple[int, dict[str, Any]], plan: LabelsPlan) -> Iterator[Tagged]:
-    """Order the labels in the parts of (shard, parts); yield the shard's rows, keys, size and summary."""
-    shard, parts = element
+    """Order the labels in (shard, packets by collection); yield the shard's rows, keys, size and summary."""
+    shard, packets = element
     plan.meter.start(ORDER_LABELS)
-    table = gather(parts["rows"], plan.row_schema)
+    table = gather(packets["rows"], plan.row_schema)
     rejects: list[Reject] = []
     counters: Counter[str] = Counter(rows_in=table.num_rows)
     if plan.keyed:
@@ -121,10 +110,10 @@ def send_sorted(
     number = plan.shards_before + shard
     counters["truncated"] = int(np.count_nonzero(table["truncated"].to_numpy()))
     facts = {"counters": {plan.name: counters}, "label_sizes": {number: table.num_rows}}
-    yield Tagged(SUMMARY, report_rejects(LABELS, rejects, plan.files[publish.REJECTS], **facts))
-    yield Tagged(SIZES, (number, table.num_rows))
+    yield Tagged(SUMMARY, read.report_rejects(LABELS, rejects, plan.files[publish.REJECTS], **facts))
+    yield Tagged(read.SIZES, (number, table.num_rows))
     staged = plan.files[publish.LABELS_DONE]
-    for tag, to, columns, channel in ((ROWS, number, table, staged), (KEYS, shard, keys, plan.exchange)):
+    for tag, to, columns, channel in ((read.ROWS, number, table, staged), (KEYS, shard, keys, plan.exchange)):
         for place in plan.meter.count_bytes(ORDER_LABELS, channel.send([(to, to_record_batch(columns))])):
             yield Tagged(tag, place)
     plan.meter.count(ORDER_LABELS, counters["rows_in"])
@@ -132,7 +121,7 @@ def send_sorted(
 
 def keep_labels(ordered: OrderedLabels, plan: LabelsPlan) -> Collection:
     """Store the rows of ordered labels for the next flow. Returns Summary."""
-    return ordered[SUMMARY] + store_packets(ordered[ROWS], LABELS, plan.files[publish.LABELS_DONE])
+    return ordered[SUMMARY] + read.store_packets(ordered[read.ROWS], LABELS, plan.files[publish.LABELS_DONE])
 
 
 # Points find the ids of their labels: keys of labels meet in lookup tasks, some for each label shard.
@@ -146,7 +135,7 @@ def resolve_labels(groups: Collection, ordered: OrderedLabels, plan: LabelsPlan,
     mentions = groups.flat_map("Route mentions", send_mentions, plan, seed)
     keys = ordered[KEYS].flat_map("Keys to places", copy_keys, plan.shards)
     by_place = groups.flow.join("By place", {"mentions": mentions, "keys": keys})
-    return by_place.flat_map("Look up", find_ids, plan, ordered[SIZES])
+    return by_place.flat_map("Look up", find_ids, plan, ordered[read.SIZES])
 
 
 def group_blocks(blocks: Sequence[StagedBlock], shards: int) -> list[tuple[int, BlockGroup]]:
@@ -193,18 +182,18 @@ def read_mentions(block: StagedBlock) -> pa.RecordBatch | None:
 def find_ids(
     element: tuple[int, dict[str, Any]], plan: LabelsPlan, sizes: dict[int, int]
 ) -> Iterator[tuple[int, Packet]]:
-    """Look up the label keys in (lookup task, parts), and send the ids back: (group number, packet)."""
-    task, parts = element
+    """Look up the label keys in (lookup task, packets by collection), and send the ids back: (group number, packet)."""
+    task, packets = element
     plan.meter.start(LOOK_UP)
-    (labels,) = receive(parts["keys"])
-    first = int(first_ids(sizes)[plan.shards_before + task // tasks_per_shard(plan.shards)])
+    (labels,) = receive(packets["keys"])
+    first = int(read.first_ids(sizes)[plan.shards_before + task // tasks_per_shard(plan.shards)])
     if "label_id" in labels.schema.names:  # new labels, without an id, are numbered from `first` on
         new = pc.is_null(labels["label_id"]).to_numpy(zero_copy_only=False)
         ids = labels["label_id"].fill_null(0).to_numpy(zero_copy_only=False).copy()
         ids[new] = first + np.arange(np.count_nonzero(new))
     else:
         ids = np.arange(first, first + labels.num_rows)
-    received = ((number, batch) for number, packet in parts["mentions"] for batch in receive([packet]))
+    received = ((number, batch) for number, packet in packets["mentions"] for batch in receive([packet]))
     for mentions in batch_by_size(received, lambda mention: mention[1].num_rows, _LOOKED_UP):
         found = plan.files[publish.IDS].send(look_up(labels["key"], pa.array(ids), mentions))
         yield from plan.meter.count_bytes(LOOK_UP, found)
@@ -254,8 +243,8 @@ def assemble_queries(
     summaries = []
     for name, source in zip(names_of(plan), (plan.source, PAIRS + plan.source)[: 1 + plan.has_pairs], strict=False):
         made = flow.create(f"Blocks of {name}", groups[source])
-        assembled = made.split(f"Assemble {name}", (SUMMARY, ROWS), assemble, plan, source, partitions=True)
-        summaries += [assembled[SUMMARY], store_packets(assembled[ROWS], name, plan.files[publish.ROWS])]
+        assembled = made.split(f"Assemble {name}", (SUMMARY, read.ROWS), assemble, plan, source, partitions=True)
+        summaries += [assembled[SUMMARY], read.store_packets(assembled[read.ROWS], name, plan.files[publish.ROWS])]
     return flatten(summaries)
 
 
@@ -264,7 +253,7 @@ def assemble(groups: Iterable[tuple[BlockGroup, Packet | None]], plan: QueriesPl
 
     Points are tokenized, and have the columns of the plan's `row_schema`; pairs have those of PAIRS_SCHEMA.
     """
-    tokenizer, filters, summaries = open_column_tokenizer(plan), None, list[Summary]()
+    tokenizer, filters, summaries = read.open_column_tokenizer(plan), None, list[Summary]()
     if plan.filters:
         filters = np.frombuffer(storage.read_sealed(plan.filters), np.int64).reshape(-1, 2)
 
@@ -279,22 +268,22 @@ def assemble(groups: Iterable[tuple[BlockGroup, Packet | None]], plan: QueriesPl
                 if plan.hash_range != (0.0, 1.0):
                     batch = batch.filter(pa.array(in_hash_range(batch["hash"].to_numpy(), plan.hash_range)))
                 batch, rejects = attach_labels(batch, plan, label_ids, None if named is None else named["key"])
-                summaries.append(report_rejects(block.table, rejects, plan.files[publish.REJECTS]))
+                summaries.append(read.report_rejects(block.table, rejects, plan.files[publish.REJECTS]))
                 if source != plan.source:
                     batch = batch.filter(pc.equal(pc.list_value_length(batch["label_ids"]), 1))
                     batch = batch.append_column("label_id", batch["label_ids"].flatten().cast(pa.int64()))
-                    yield from by_shard(batch.select(PAIRS_SCHEMA.names), plan.shards)
+                    yield from read.by_shard(batch.select(PAIRS_SCHEMA.names), plan.shards)
                     continue
-                batch = encode(batch, plan, tokenizer)
+                batch = read.encode(batch, plan, tokenizer)
                 if filters is not None:
                     kind = plan.schema.field("filter_label_ids").type.value_type
                     of_rows = join_pairs(batch["row"].to_numpy(), filters, kind)
                     batch = batch.append_column("filter_label_ids", of_rows)
-                yield from by_shard(batch.select(plan.row_schema.names), plan.shards)
+                yield from read.by_shard(batch.select(plan.row_schema.names), plan.shards)
                 plan.meter.count(ENCODE_QUERIES, batch.num_rows)
 
     sent = plan.meter.count_bytes(ENCODE_QUERIES, send_together(plan.files[publish.ROWS], rows()))
-    yield from (Tagged(ROWS, packet) for packet in sent)
+    yield from (Tagged(read.ROWS, packet) for packet in sent)
     yield Tagged(SUMMARY, Summary.sum_of(summaries))
 
 
@@ -372,10 +361,10 @@ def write_queries(flow: Flow, plan: QueriesPlan, assembled: Summary) -> dict[str
     """
     kept = [assembled.kept.get(name, {}) for name in names_of(plan)]
     every = [Shard(number, *(places.get(number) for places in kept)) for number in range(plan.shards)]
-    tags, sizes = (ROWS, SIZES, SUMMARY, FREQUENCIES, REPEATED_KEYS), assembled.label_sizes
+    tags, sizes = (read.ROWS, read.SIZES, SUMMARY, FREQUENCIES, REPEATED_KEYS), assembled.label_sizes
     shards = flow.create(f"Shards of {plan.split}", every)
     ordered = shards.split(f"Order {plan.split}", tags, sort_queries, plan, sizes)
-    written = ordered[ROWS].map(f"Write {plan.split}", finish_queries, plan, ordered[SIZES])
+    written = ordered[read.ROWS].map(f"Write {plan.split}", finish_queries, plan, ordered[read.SIZES])
     return ordered | {SUMMARY: ordered[SUMMARY] + written}
 
 
@@ -398,7 +387,7 @@ def sort_queries(shard: Shard, plan: QueriesPlan, label_sizes: dict[int, int]) -
         table, unknown = add_pairs(table, pairs["key"].combine_chunks(), pairs["label_id"].to_numpy())
         detail = "the query {key} is not among the points"
         lost_pairs = reject_rows(pairs.filter(pa.array(unknown)), plan.sources, Reason.UNKNOWN_QUERY, detail)
-        yield Tagged(SUMMARY, report_rejects(f"pairs/{plan.source}", lost_pairs, staged))
+        yield Tagged(SUMMARY, read.report_rejects(f"pairs/{plan.source}", lost_pairs, staged))
         table, lost = without_labels(table, plan.sources)
         if plan.shared_points:
             others = len(lost)
@@ -420,9 +409,9 @@ def sort_queries(shard: Shard, plan: QueriesPlan, label_sizes: dict[int, int]) -
     )
     if "filter_label_ids" in lengths:
         counters["filter_pairs_applied"] = lengths["filter_label_ids"]
-    yield Tagged(SUMMARY, report_rejects(plan.source, rejects, staged, counters={plan.name: counters}))
-    yield Tagged(SIZES, (shard.number, table.num_rows))
-    counts = count_labels(parquet.list_column(table, "label_ids").values, first_ids(label_sizes))
+    yield Tagged(SUMMARY, read.report_rejects(plan.source, rejects, staged, counters={plan.name: counters}))
+    yield Tagged(read.SIZES, (shard.number, table.num_rows))
+    counts = count_labels(parquet.list_column(table, "label_ids").values, read.first_ids(label_sizes))
     yield from (Tagged(FREQUENCIES, place) for place in plan.exchange.send(counts))
     repeated = route_keys(to_record_batch(table.select(["hash", "key", "label_ids"])), plan.older)
     yield from (Tagged(REPEATED_KEYS, place) for place in plan.exchange.send(repeated))
@@ -430,7 +419,7 @@ def sort_queries(shard: Shard, plan: QueriesPlan, label_sizes: dict[int, int]) -
     changed = table.select([_POSITION, *(lengths if differ else ())])
     placed = plan.exchange.send([(shard.number, to_record_batch(changed))])
     for _, packet in plan.meter.count_bytes(ORDER_QUERIES, placed):
-        yield Tagged(ROWS, (shard, packet))
+        yield Tagged(read.ROWS, (shard, packet))
     plan.meter.count(ORDER_QUERIES, rows_in)
 
 
@@ -443,7 +432,7 @@ def finish_queries(element: tuple[Shard, Packet], plan: QueriesPlan, sizes: dict
     table = gather(read_locations(shard.rows), plan.row_schema, columns).take(order[_POSITION])
     for name in order.schema.names[1:]:
         table = table.append_column(name, order[name])
-    first = int(first_ids(sizes)[shard.number])
+    first = int(read.first_ids(sizes)[shard.number])
     ids = pa.array(np.arange(first, first + table.num_rows, dtype=np.int64))
     table = table.append_column("query_id", ids).select(plan.schema.names).cast(plan.schema)
     entry = shards.write_shard(plan.table, shard.number, plan.shards, table, plan.row_group_rows, plan.sink)
@@ -453,17 +442,19 @@ def finish_queries(element: tuple[Shard, Packet], plan: QueriesPlan, sizes: dict
 
 def write_labels(counts: Collection, plan: LabelsPlan, ordered: Summary) -> Collection:
     """Join the labels in `ordered` with their training counts (shard, packet), and write them. Returns Summary."""
-    joined = counts.flow.join("Join counts", {"rows": load_packets(counts.flow, ordered, LABELS), "counts": counts})
+    joined = counts.flow.join(
+        "Join counts", {"rows": read.load_packets(counts.flow, ordered, LABELS), "counts": counts}
+    )
     return joined.map("Write labels", finish_labels, plan, ordered.label_sizes)
 
 
 def finish_labels(element: tuple[int, dict[str, Any]], plan: LabelsPlan, sizes: dict[int, int]) -> Summary:
-    """Write a shard from (shard, parts); the parts are ordered labels, and label counts in any order."""
-    shard, parts = element
+    """Write a shard from (shard, packets by collection): ordered labels, and label counts in any order."""
+    shard, packets = element
     plan.meter.start(WRITE_LABELS)
-    table = gather(parts["rows"], plan.row_schema)
-    first, number = int(first_ids(sizes)[shard]), shard - plan.shards_before
-    frequency = sum_counts(receive(parts["counts"]), first, table.num_rows)
+    table = gather(packets["rows"], plan.row_schema)
+    first, number = int(read.first_ids(sizes)[shard]), shard - plan.shards_before
+    frequency = sum_counts(receive(packets["counts"]), first, table.num_rows)
     table = table.append_column("label_id", pa.array(np.arange(first, first + table.num_rows)))
     table = table.append_column("frequency", pa.array(frequency))
     table = table.select(plan.schema.names).cast(plan.schema)
@@ -484,11 +475,11 @@ def count_labels(label_ids: np.ndarray, first: np.ndarray) -> Iterator[tuple[int
     return split_by(batch, np.searchsorted(first, ids, side="right") - 1)
 
 
-def sum_counts(parts: Iterable[pa.RecordBatch], first: int, labels: int) -> np.ndarray:
+def sum_counts(batches: Iterable[pa.RecordBatch], first: int, labels: int) -> np.ndarray:
     """Sum the numbers of training points of the labels [first, first + labels): int64 [labels]."""
     total = np.zeros(labels, np.int64)
-    for part in parts:
-        np.add.at(total, part["label_id"].to_numpy() - first, part["count"].to_numpy())
+    for batch in batches:
+        np.add.at(total, batch["label_id"].to_numpy() - first, batch["count"].to_numpy())
     return total
 
 

@@ -93,13 +93,13 @@ def read_before(number: int, plan: LabelsPlan, earlier: EarlierData) -> Iterator
 
 
 def sort_new_labels(element: tuple[int, dict[str, Any]], plan: LabelsPlan, earlier: EarlierData) -> Iterator[Tagged]:
-    """Order the labels in (shard, parts); yield new rows, their number, keys with ids, and changes to old rows."""
-    shard, parts = element
+    """Order the labels in (shard, packets by collection); yield new rows, their number, keys, and changes of old rows."""
+    shard, packets = element
     plan.meter.start(rows.ORDER_LABELS)
     staged = plan.files[publish.LABELS_DONE]
     first = offsets_of(np.array([entry.rows for entry in earlier.views[LABELS]], np.int64))
-    ordered = rows.order_rows(gather(parts["rows"], plan.raw_schema))
-    before = gather(parts["before"], EARLIER_SCHEMA).sort_by("label_id").combine_chunks()
+    ordered = rows.order_rows(gather(packets["rows"], plan.raw_schema))
+    before = gather(packets["before"], EARLIER_SCHEMA).sort_by("label_id").combine_chunks()
     table = ordered.rows
     place = pc.index_in(table["key"].combine_chunks(), value_set=before["key"].combine_chunks())
     is_new = pc.is_null(place)
@@ -242,20 +242,20 @@ def write_patch(
 
 def patch_labels(element: tuple[int, dict[str, Any]], earlier: EarlierData, built: str) -> Summary:
     """Write the patches for an earlier label shard, from (number, counts, states and changed rows)."""
-    number, parts = element
+    number, packets = element
     entry, url = earlier.views[LABELS][number], earlier.table_url(LABELS)
     assert entry.view is not None
     first = entry.view.first
     before = pa.concat_tables(iterate_shard(url, entry, ["frequency", RETIRED]))
     was = before["frequency"].to_numpy()
-    frequency = was + rows.sum_counts(receive(parts["counts"]), first, entry.rows)
+    frequency = was + rows.sum_counts(receive(packets["counts"]), first, entry.rows)
     retired = before[RETIRED].to_numpy().copy()
-    states = gather(parts["states"], STATE_SCHEMA)
+    states = gather(packets["states"], STATE_SCHEMA)
     retired[states["label_id"].to_numpy() - first] = states[RETIRED].to_numpy()
     columns = pa.table({"frequency": frequency, RETIRED: retired})
     patched = [write_patch(built, LABELS, number, "columns", columns)]
     more = Counter(without_training_points=int((frequency == 0).sum()) - int((was == 0).sum()))
-    changed = [pa.Table.from_batches([batch]) for batch in receive(parts["changed"])]
+    changed = [pa.Table.from_batches([batch]) for batch in receive(packets["changed"])]
     if changed:
         newer = pa.concat_tables(changed)
         counted = [name for name in ("input_ids", "feature_ids") if name in newer.column_names]
