@@ -28,6 +28,7 @@ PARQUET = "parquet"
 ARROW = "arrow"
 CSV = rf"(?:csv|tsv){base.CODEC}"
 COUNT = "\x01fields"  # column with the number of fields of each row
+_MOST_TEXT = (1 << 31) - 1  # bytes in a column of one batch
 _DELIMITERS = ",;\t|"  # delimiters of a .csv; a .tsv has tabs
 
 csv.field_size_limit(base.MAX_LINE_BYTES)
@@ -70,20 +71,26 @@ def read_arrow(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[pa
     """
     with _open_arrow(url) as stream:
         present = [name for name in columns if name in stream.schema.names]
-        yield from _in_blocks(_with_names((batch.select(present) for batch in stream), stream.schema), block_rows)
+        yield from _in_blocks((batch.select(present) for batch in stream), stream.schema, block_rows)
 
 
-def _with_names(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _in_blocks(batches: Iterable[pa.RecordBatch], schema: pa.Schema, block_rows: int) -> Iterator[pa.RecordBatch]:
+    """Regroup the rows into batches of exactly `block_rows` rows (the last may be shorter), with names of classes."""
     classes = _class_names(schema)
-    for batch in batches:
-        for name in classes.keys() & {*batch.schema.names}:
-            column, names = batch[name], pa.array(classes[name], pa.string())
-            offsets, numbers = list_entries(column) if is_list(column.type) else (None, column)
-            if pa.types.is_integer(numbers.type):
-                named = names.take(pc.if_else(pc.equal(numbers, -1), None, numbers))
-                named = named if offsets is None else pa.LargeListArray.from_arrays(pa.array(offsets), named)
-                batch = batch.set_column(batch.schema.get_field_index(name), name, named)
-        yield batch
+
+    def named() -> Iterator[pa.Table]:
+        for batch in batches:
+            for name in classes.keys() & {*batch.schema.names}:
+                column, names = batch[name], pa.array(classes[name], pa.string())
+                offsets, numbers = list_entries(column) if is_list(column.type) else (None, column)
+                if pa.types.is_integer(numbers.type):
+                    labels = names.take(pc.if_else(pc.equal(numbers, -1), None, numbers))
+                    labels = labels if offsets is None else pa.LargeListArray.from_arrays(pa.array(offsets), labels)
+                    batch = batch.set_column(batch.schema.get_field_index(name), name, labels)
+            yield pa.Table.from_batches([batch])
+
+    for table in rechunk(named(), block_rows):
+        yield from table.to_batches()
 
 
 def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
@@ -135,7 +142,7 @@ def read_parquet(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[
         # Row groups are read one at a time: Arrow cannot join dictionaries within lists.
         groups = (file.iter_batches(rows, [n], present, use_threads=False) for n in range(file.num_row_groups))
         try:
-            yield from _in_blocks(_with_names(chain.from_iterable(groups), file.schema_arrow), block_rows)
+            yield from _in_blocks(chain.from_iterable(groups), file.schema_arrow, block_rows)
         except MemoryError:  # also Arrow's own error
             raise too_large(url, rows) from None
 
@@ -185,13 +192,6 @@ def too_large(url: str, rows: int) -> InputError:
         f"{url}: a batch of {rows:,} rows does not fit into memory: its values are much larger after decompression. "
         "Write the file with shorter values, or give more memory."
     )
-
-
-def _in_blocks(batches: Iterator[pa.RecordBatch], block_rows: int) -> Iterator[pa.RecordBatch]:
-    """Regroup the rows into batches of exactly `block_rows` rows (the last may be shorter)."""
-    for table in rechunk((pa.Table.from_batches([batch]) for batch in batches), block_rows):
-        (block,) = table.to_batches()
-        yield block
 
 
 def is_csv(url: str) -> bool:
@@ -276,9 +276,6 @@ def _text_lines(url: str, encoding: str = "utf-8-sig") -> Iterator[str]:
         if len(pending) > base.MAX_LINE_BYTES:
             raise csv.Error(f"a line of more than {base.MAX_LINE_BYTES:,} characters")
     yield pending
-
-
-_MOST_TEXT = (1 << 31) - 1  # bytes in a column of one batch
 
 
 def parse_points(raw: pa.RecordBatch, first_row: int, part: Part, fields: Fields, text: Text) -> Parsed:

@@ -93,7 +93,7 @@ def read_before(number: int, plan: LabelsPlan, earlier: EarlierData) -> Iterator
 
 
 def sort_new_labels(element: tuple[int, dict[str, Any]], plan: LabelsPlan, earlier: EarlierData) -> Iterator[Tagged]:
-    """Order the labels in (shard, packets by collection); yield new rows, their number, keys, and changes of old rows."""
+    """Order the labels in (shard, packets by collection); yield new rows and keys, and changes of old rows."""
     shard, packets = element
     plan.meter.start(rows.ORDER_LABELS)
     staged = plan.files[publish.LABELS_DONE]
