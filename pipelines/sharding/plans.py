@@ -207,8 +207,8 @@ class PlanInputs(NamedTuple):
         for split, share in (("val", options.validation_share), ("test", options.test_share)):
             if share:
                 shards = options.shards or max(1, round(train.shards * share), min(MIN_SHARDS, train.shards))
-                cut = {"split": split, "table": layout.queries(split), "shards": shards}
-                cuts.append(replace(train, hash_range=(low, low + share), **cut))
+                own = (low, low + share)
+                cuts.append(replace(train, split=split, table=layout.queries(split), shards=shards, hash_range=own))
                 low += share
         if low:
             queries["train"] = replace(train, hash_range=(low, 1.0))

@@ -114,7 +114,11 @@ def sort_new_labels(element: tuple[int, dict[str, Any]], plan: LabelsPlan, earli
         counters["changed"] = changed.num_rows
         columns = [name for name in plan.schema.names if name != "frequency"]
         yield from _by_shard_before(staged, first, CHANGED, to_record_batch(changed.select(columns)))
-    states = _states(before, old["label_id"], earlier.complete is not False)
+    # Listed labels return; if the list is complete, the other labels retire.
+    listed = pc.is_in(before["label_id"], value_set=old["label_id"].combine_chunks())
+    is_other = pc.and_(pc.equal(before[RETIRED], listed), pc.or_(listed, earlier.complete is not False))
+    states = before.filter(is_other).select(STATE_SCHEMA.names)
+    states = states.set_column(1, RETIRED, pc.invert(states[RETIRED]))
     retiring = int(pc.sum(states[RETIRED]).as_py() or 0)
     counters.update(retired=retiring, returned=states.num_rows - retiring)
     yield from _by_shard_before(staged, first, STATES, to_record_batch(states))
@@ -135,22 +139,10 @@ def _by_shard_before(staged: FileExchange, first: np.ndarray, tag: str, batch: p
     yield from (Tagged(tag, packet) for packet in staged.send(split_by(batch, shard)))
 
 
-def _states(before: pa.Table, listed: pa.ChunkedArray, complete: bool) -> pa.Table:
-    """Return labels that change state (STATE_SCHEMA): `listed` labels return; if `complete`, other labels retire."""
-    is_listed = pc.is_in(before["label_id"], value_set=listed.combine_chunks())
-    retired = before[RETIRED]
-    returns = pc.and_(retired, is_listed)
-    retires = pc.and_(pc.and_(pc.invert(retired), pc.invert(is_listed)), complete)
-    changes = before.filter(pc.or_(returns, retires))
-    state = pc.invert(changes[RETIRED])
-    return pa.table({"label_id": changes["label_id"], RETIRED: state})
-
-
 def keep_labels_before(flow: Flow, plan: QueriesPlan, earlier: EarlierData, blocks: list[StagedBlock]) -> Collection:
     """Store the labels of older points with the keys in `blocks`, per shard of the new points. Returns Summary."""
-    keys = flow.create(f"Blocks with keys of {plan.split}", blocks).flat_map(
-        f"Send keys of {plan.split}", send_keys, plan
-    )
+    given = flow.create(f"Blocks with keys of {plan.split}", blocks)
+    keys = given.flat_map(f"Send keys of {plan.split}", send_keys, plan)
     grouped, name = keys.group(f"New keys by older shard of {plan.split}"), rows.names_of(plan)[2]
     found = grouped.flat_map(f"Find {name}", find_labels_before, plan, earlier)
     return read.store_packets(found, name, plan.files[publish.ROWS])
@@ -220,8 +212,7 @@ def remove_keys(
         (shard, batch.set_column(1, "count", pc.negate(batch["count"])))
         for shard, batch in rows.count_labels(named % total, read.first_ids(label_sizes))
     ]
-    for place in plan.exchange.send(sent):
-        yield Tagged(rows.FREQUENCIES, place)
+    yield from (Tagged(rows.FREQUENCIES, place) for place in plan.exchange.send(sent))
 
 
 def _mentions(owners: pa.Array, rows: pa.Table, labels: int) -> np.ndarray:
@@ -255,9 +246,8 @@ def patch_labels(element: tuple[int, dict[str, Any]], earlier: EarlierData, buil
     columns = pa.table({"frequency": frequency, RETIRED: retired})
     patched = [write_patch(built, LABELS, number, "columns", columns)]
     more = Counter(without_training_points=int((frequency == 0).sum()) - int((was == 0).sum()))
-    changed = [pa.Table.from_batches([batch]) for batch in receive(packets["changed"])]
-    if changed:
-        newer = pa.concat_tables(changed)
+    if changed := [*receive(packets["changed"])]:
+        newer = pa.Table.from_batches(changed)
         counted = [name for name in ("input_ids", "feature_ids") if name in newer.column_names]
         old = pa.concat_tables(iterate_shard(url, entry, counted)).take(pc.subtract(newer["label_id"], first))
         more["empty_texts"] = rows.count_tokens(newer)["empty_texts"] - rows.count_tokens(old)["empty_texts"]
@@ -265,17 +255,12 @@ def patch_labels(element: tuple[int, dict[str, Any]], earlier: EarlierData, buil
         newer = newer.set_column(place, POSITION, pc.subtract(newer["label_id"], first)).sort_by(POSITION)
         with open_shard(url, entry) as file:
             assert isinstance(file, ViewedShard)
-            patched.append(write_patch(built, LABELS, number, "changed", _merge_changed(file.changed, newer)))
+            if file.changed is not None:  # earlier changes of other rows stay
+                stay = pc.invert(pc.is_in(file.changed[POSITION], value_set=newer[POSITION].combine_chunks()))
+                kept = file.changed.filter(stay).select(newer.column_names).cast(newer.schema)
+                newer = pa.concat_tables([kept, newer]).sort_by(POSITION)
+            patched.append(write_patch(built, LABELS, number, "changed", newer))
     return Summary(counters={LABELS: more}, patched=tuple(patched))
-
-
-def _merge_changed(older: pa.Table | None, newer: pa.Table) -> pa.Table:
-    """Merge older and newer changed rows by position. If both have a row at a position, the newer row wins."""
-    if older is None:
-        return newer
-    stays = pc.invert(pc.is_in(older[POSITION], value_set=newer[POSITION].combine_chunks()))
-    kept = older.filter(stays).select(newer.column_names).cast(newer.schema)
-    return pa.concat_tables([kept, newer]).sort_by(POSITION)
 
 
 def publish_version(
