@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,8 +17,8 @@ from schemas.arrow import DenseModel
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, Shard, View
-from schemas.storage import join, relative, resolve
-from schemas.table import PartTable, Table
+from schemas.storage import join, relative
+from schemas.table import Table
 from schemas.versions import Version, move_view, open_data, part_name
 
 # Options that determine the content of a row and its split: a version inherits these options.
@@ -123,23 +123,6 @@ class EarlierData:
         for name, table in self.tables.items():
             views[name] = views_of(join(self.url, name), self.table_url(name), table, part)
         return views
-
-    def parts(self, name: str) -> tuple[PartTable, ...]:
-        """Return the parts of the earlier table `name`, with paths relative to the new table."""
-        table, url = self.tables.get(name), join(self.url, name)
-        if table is None:
-            return ()
-        parts = Table(url, table).parts
-        if not parts:
-            place = relative(self.table_url(name), url)
-            shards = len(self.views[name])
-            return (PartTable(self.version.part, place, table.digest, table.rows, 0, shards),)
-        return tuple(replace(part, table=relative(self.table_url(name), resolve(url, part.table))) for part in parts)
-
-    def needs(self) -> list[tuple[str, str]]:
-        """Return (part, path of the part's data set) for all parts; paths are relative to the version."""
-        places = [(part, relative(self.data, resolve(self.url, place))) for part, place in self.version.needs]
-        return [*places, (self.part, ".")]
 
     def described(self) -> dict[str, Any]:
         """Return the settings that, along with input and options, determine the version's content."""

@@ -6,7 +6,7 @@ the tables of all parts are published as views of the shards.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -303,12 +303,13 @@ def publish_version(
     parents[LABELS] = manifests.publish(DataLayout(built).labels, table).digest
     parents["rejects"] = manifests.publish(DataLayout(built).rejects, rejects).digest
     counts, before = summary.counters.get(LABELS, Counter()), earlier.version
+    needs = [(part, relative(earlier.data, resolve(earlier.url, place))) for part, place in before.needs]
     version = Version(
         number=before.number + 1,
         part=earlier.part,
         onto=relative(earlier.data, earlier.url),
         digest=earlier.manifest.digest,
-        needs=earlier.needs(),
+        needs=[*needs, (earlier.part, ".")],
         retired=before.retired + counts["retired"] - counts["returned"],
         lineage=[*before.lineage, earlier.manifest.digest],
         choices=earlier.described(),
@@ -409,14 +410,17 @@ def _cut(entry: Shard, size: int) -> Shard:
 
 def _parts(earlier: EarlierData, name: str, added: Manifest | None, shards: Sequence[Shard]) -> list[PartTable]:
     """Return the non-empty parts of a table, with their current shards and rows."""
-    tables = {part.name: part for part in earlier.parts(name)}
+    before, after, table = join(earlier.url, name), earlier.table_url(name), earlier.tables.get(name)
+    places: dict[str, tuple[str, str]] = {}  # URL and digest of the table that has the part's shards
+    if table is not None:
+        older = {part.name: (resolve(before, part.table), part.digest) for part in Table(before, table).parts}
+        places = older or {earlier.version.part: (before, table.digest)}
     if added is not None:
-        place = relative(earlier.table_url(name), _own(earlier.data, earlier, name))
-        tables[earlier.part] = PartTable(earlier.part, place, added.digest, 0, 0, 0)
+        places[earlier.part] = _own(earlier.data, earlier, name), added.digest
     parts = []
-    for part in tables.values():
-        numbers = [number for number, entry in enumerate(shards) if entry.view and entry.view.part == part.name]
+    for part, (url, digest) in places.items():
+        numbers = [number for number, entry in enumerate(shards) if entry.view and entry.view.part == part]
         if numbers:
             rows = sum(shards[number].rows for number in numbers)
-            parts.append(replace(part, rows=rows, first=numbers[0], stop=numbers[-1] + 1))
+            parts.append(PartTable(part, relative(after, url), digest, rows, numbers[0], numbers[-1] + 1))
     return parts
