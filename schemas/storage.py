@@ -300,34 +300,30 @@ class RangeReader(AbstractBufferedFile):
 
 def list_names(url: str) -> list[str]:
     """Return the sorted names directly under the prefix `url`; empty if there are none."""
-    return sorted(filter(_is_visible, {path.rstrip("/").rsplit("/", 1)[-1] for path in _list(url, detail=False)}))
+    return list(_list(url, detail=False))
 
 
 def list_types(url: str) -> dict[str, str]:
     """Return the type ("file", "directory", "other") of each name directly under the prefix `url`, sorted by name."""
-    types = {each["name"].rstrip("/").rsplit("/", 1)[-1]: each["type"] for each in _list(url, detail=True)}
-    return {name: types[name] for name in sorted(filter(_is_visible, types))}
+    return {name: facts["type"] for name, facts in _list(url).items()}
 
 
 def list_sizes(url: str) -> dict[str, int]:
     """Return the size in bytes of each file directly under the prefix `url`, by name; empty if there are no files."""
-    listed = (each for each in _list(url, detail=True) if each["type"] == "file")
-    files = {each["name"].rsplit("/", 1)[-1]: int(each["size"]) for each in listed}
-    return {name: files[name] for name in sorted(filter(_is_visible, files))}
+    return {name: int(facts["size"]) for name, facts in _list(url).items() if facts["type"] == "file"}
 
 
-def _list(url: str, detail: bool) -> list[Any]:
-    """Return the answer of fsspec's `ls` without the place itself, which some stores list; [] if there is nothing."""
+def _list(url: str, detail: bool = True) -> dict[str, Any]:
+    """Return the entries of fsspec's `ls` by name, sorted, without the place itself, which some stores list."""
     fs, path = filesystem(url)
     try:
         listed = _retry(lambda: list(_call_with_timeout(fs, "ls", path, detail=detail)), "list", url)
     except FileNotFoundError:
-        return []
-    return [each for each in listed if (each["name"] if detail else each).rstrip("/") != path.rstrip("/")]
-
-
-def _is_visible(name: str) -> bool:
-    return bool(name) and not name.startswith(TEMPORARY)
+        return {}
+    places = {(each["name"] if detail else each).rstrip("/"): each for each in listed}
+    places.pop(path.rstrip("/"), None)
+    found = {place.rsplit("/", 1)[-1]: each for place, each in places.items()}
+    return {name: found[name] for name in sorted(found) if name and not name.startswith(TEMPORARY)}
 
 
 def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> None:
