@@ -138,44 +138,6 @@ def shard(
     return manifest
 
 
-def _find_dense_model(
-    options: ShardOptions, inputs: Inputs, base: EarlierData | None, beam_options: Sequence[str]
-) -> DenseModel | None:
-    """Return the model that computes dense vectors of texts, given by the earlier data or the options, or None.
-
-    Raises InputError if --embed is given but INPUT has its own vectors, or if vectors do not match the earlier data.
-    """
-    given = next((part for part in inputs.parts if part.contents.dense and not part.contents.derived), None)
-    if options.embed and given:
-        raise InputError(
-            f"--embed: {given.name} has its own vectors of {given.contents.dense:,} numbers. Leave --embed out, or "
-            "remove the vectors from INPUT."
-        )
-    before = base.dense_model if base else None
-    name = options.embed or (before.name if before and not given else None)
-    if base is not None:
-        has = "computed by a model" if name else given.contents.dense if given else 0
-        had = "computed by a model" if before else base.manifest.parameters.get(DENSE) or 0
-        if has != had:
-            raise InputError(
-                f"--onto: dense vectors differ in length or origin ({base.url}: {had or 'none'}; INPUT: "
-                f"{has or 'none'}). Give INPUT with the same kind of dense vectors."
-            )
-    if name is None:
-        return None
-    from pipelines.models import find_dense_model  # needs the trainer's packages, which may be missing
-
-    found = find_dense_model(name, beam_options)
-    if before is not None:
-        found = replace(found, compute=before.compute)
-        if differing := {*found.identity().items()} - {*before.identity().items()}:
-            raise InputError(
-                f"--onto: the earlier version has vectors of the model {before.name}, but {name} is a different model "
-                f"(different: {', '.join(name for name, _ in sorted(differing))}). Give the same model with --embed."
-            )
-    return found
-
-
 def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     """Read, plan, shard and publish. Raises InputError, StorageError."""
     inputs, options, data, say = attempt.inputs, attempt.options, attempt.build.url, attempt.say
@@ -316,14 +278,6 @@ def _of_labels(element: tuple[int, Packet], before: int, new: bool) -> Iterator[
         yield element
 
 
-def _counted(inputs: Inputs, raw: Summary) -> str:
-    """Describe the points, not labels, which files repeat. Queries are counted once; pairs determine their splits."""
-    if inputs.shared_points:
-        pairs = ", ".join(f"{raw.count_input(PAIRS + split, 'rows'):,} pairs of {split}" for split in inputs.splits)
-        return f"{raw.count_input(inputs.splits[0], 'rows_in'):,} queries, {pairs}"
-    return ", ".join(f"{raw.count_input(split, 'rows'):,} {split} points" for split in inputs.splits)
-
-
 def _steps(raw: Summary, queries: Sequence[QueriesPlan], labels: LabelsPlan) -> tuple[dict[str, int | None], ...]:
     """Return the steps of the later flows with row counts. Splits taken from the same table share its rows."""
     points = sum(
@@ -335,6 +289,44 @@ def _steps(raw: Summary, queries: Sequence[QueriesPlan], labels: LabelsPlan) -> 
         {rows.ENCODE_QUERIES: points},
         {rows.ORDER_QUERIES: points, rows.WRITE_QUERIES: points, rows.WRITE_LABELS: labels.rows},
     )
+
+
+def _find_dense_model(
+    options: ShardOptions, inputs: Inputs, base: EarlierData | None, beam_options: Sequence[str]
+) -> DenseModel | None:
+    """Return the model that computes dense vectors of texts, given by the earlier data or the options, or None.
+
+    Raises InputError if --embed is given but INPUT has its own vectors, or if vectors do not match the earlier data.
+    """
+    given = next((part for part in inputs.parts if part.contents.dense and not part.contents.derived), None)
+    if options.embed and given:
+        raise InputError(
+            f"--embed: {given.name} has its own vectors of {given.contents.dense:,} numbers. Leave --embed out, or "
+            "remove the vectors from INPUT."
+        )
+    before = base.dense_model if base else None
+    name = options.embed or (before.name if before and not given else None)
+    if base is not None:
+        has = "computed by a model" if name else given.contents.dense if given else 0
+        had = "computed by a model" if before else base.manifest.parameters.get(DENSE) or 0
+        if has != had:
+            raise InputError(
+                f"--onto: dense vectors differ in length or origin ({base.url}: {had or 'none'}; INPUT: "
+                f"{has or 'none'}). Give INPUT with the same kind of dense vectors."
+            )
+    if name is None:
+        return None
+    from pipelines.models import find_dense_model  # needs the trainer's packages, which may be missing
+
+    found = find_dense_model(name, beam_options)
+    if before is not None:
+        found = replace(found, compute=before.compute)
+        if differing := {*found.identity().items()} - {*before.identity().items()}:
+            raise InputError(
+                f"--onto: the earlier version has vectors of the model {before.name}, but {name} is a different model "
+                f"(different: {', '.join(name for name, _ in sorted(differing))}). Give the same model with --embed."
+            )
+    return found
 
 
 def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | None) -> FrozenTokenizer | None:
@@ -376,6 +368,14 @@ def _dimension(attempt: Attempt, raw: Summary) -> int:
     dimension = dimension_of(attempt.dense)
     attempt.say(f"{attempt.dense.name}: vectors of {dimension} numbers, computed in {attempt.dense.compute}")
     return dimension
+
+
+def _counted(inputs: Inputs, raw: Summary) -> str:
+    """Describe the points, not labels, which files repeat. Queries are counted once; pairs determine their splits."""
+    if inputs.shared_points:
+        pairs = ", ".join(f"{raw.count_input(PAIRS + split, 'rows'):,} pairs of {split}" for split in inputs.splits)
+        return f"{raw.count_input(inputs.splits[0], 'rows_in'):,} queries, {pairs}"
+    return ", ".join(f"{raw.count_input(split, 'rows'):,} {split} points" for split in inputs.splits)
 
 
 def _changes(base: EarlierData, summary: Summary) -> str:

@@ -1,4 +1,8 @@
-"""What all formats share: parts of input, rejects, names of files and fields, lines and records."""
+"""What all formats share.
+
+First rejects, and the parts of an input with the columns that they are parsed into; then lines of files, compressed or
+not; names of files; names of fields; and records of JSON.
+"""
 
 import bz2
 import codecs
@@ -426,7 +430,6 @@ def _split(url: str) -> Iterator[tuple[list[bytes], bool]]:
 
 
 def _without_mark(url: str, line: bytes) -> bytes:
-    """Return the first line of a file without the UTF-8 byte order mark."""
     if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise InputError(f"{url}: text in UTF-16. Expected UTF-8: convert the file with `iconv -f UTF-16 -t UTF-8`.")
     return line.removeprefix(codecs.BOM_UTF8)
@@ -506,7 +509,6 @@ def one_of(
 
 
 def one_missing(source: str, names: Sequence[str], usual: Sequence[str], expected: str) -> InputError:
-    """Return the error for a required file that is missing."""
     return InputError(f"{source}: no {' or '.join(usual)} here; found: {say_names(names)}. Expected {expected}.")
 
 
@@ -638,7 +640,6 @@ Named = TypeVar("Named", bound="DataclassInstance")  # such as Fields: names of 
 
 
 def in_use(*names: str) -> list[str]:
-    """Return the field names in use."""
     return [name for name in names if name != ABSENT]
 
 
