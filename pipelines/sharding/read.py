@@ -35,6 +35,7 @@ from pipelines.sharding.publish import files_of
 from pipelines.sharding.tokenizer import ColumnTokenizer
 from schemas import storage
 from schemas.hashing import combine, hash_strings
+from schemas.ragged import offsets_of
 from schemas.shard_files import parquet
 
 ROWS, SIZES = "rows", "sizes"  # tags of collections
@@ -80,8 +81,8 @@ def parse_block(element: tuple[tuple[int, int], Iterable[Packet]], plan: ReadPla
     else:
         hashed = with_hashes(parsed.batch, plan.seed)
     rows, mentions = split_mentions(hashed, plan.same_key and part.table in SPLITS)
-    parts = [*split_sample(rows), *([("mentions", mentions)] if mentions else [])]
-    sent = dict(plan.meter.count_bytes(PARSE, plan.blocks.send(parts)))
+    batches = [*split_sample(rows), *([("mentions", mentions)] if mentions else [])]
+    sent = dict(plan.meter.count_bytes(PARSE, plan.blocks.send(batches)))
     plan.meter.count(PARSE, raw.num_rows)
     counters = {INPUT + part.table: _count(len(parsed.rejects) + parsed.left_out, rows)}
     blocks = (StagedBlock(part.table, number, block, sent["sampled"], sent["rest"], sent.get("mentions")),)
@@ -209,31 +210,28 @@ def sample_texts(blocks: Sequence[StagedBlock], rows: int, size: int) -> pa.Chun
 # What the stages of all flows share: tokens, packets that a later flow reads, ids, and rejects.
 
 
-def open_column_tokenizer(plan: TablePlan) -> ColumnTokenizer | None:
-    """Open the tokenizer of `plan`, once per process; None if no row has a text. Raises StorageError."""
-    return None if plan.vocabulary is None else _open_tokenizer(plan.tokenizer, plan.tokenizer_name)
-
-
 @functools.lru_cache(maxsize=1)
 def _open_tokenizer(url: str, name: str) -> ColumnTokenizer:
     return ColumnTokenizer(tokenizer.open_tokenizer(storage.read_sealed(url), url), name)
 
 
-def encode(batch: pa.RecordBatch, plan: TablePlan, column_tokenizer: ColumnTokenizer | None) -> pa.RecordBatch:
-    """Add `truncated` to parsed rows, `input_ids` if rows have texts, and `dense` if a model computes vectors."""
+def encode(batch: pa.RecordBatch, plan: TablePlan) -> pa.RecordBatch:
+    """Add `truncated` to parsed rows, `input_ids` if rows have texts, and `dense` if a model computes vectors.
+
+    The tokenizer is opened once per process. Raises StorageError.
+    """
     rows = batch.num_rows
-    if column_tokenizer is None:
-        values, offsets, truncated = np.zeros(0, np.uint32), np.zeros(rows + 1, np.int64), np.zeros(rows, bool)
-    else:
-        values, offsets, truncated = column_tokenizer.encode(batch["text"])
+    values, offsets, truncated = np.zeros(0, np.uint32), np.zeros(rows + 1, np.int64), np.zeros(rows, bool)
+    if plan.vocabulary is not None:
+        values, offsets, truncated = _open_tokenizer(plan.tokenizer, plan.tokenizer_name).encode(batch["text"])
     batch = batch.append_column("truncated", pa.array(truncated))
     if plan.tokens is not None:
         batch = batch.append_column("input_ids", parquet.list_array(values, offsets, plan.tokens))
     if plan.embedder is not None:
         from pipelines.models import dense_column  # needs the trainer's packages, which may be missing
 
-        column = dense_column(plan.embedder, batch["text"], plan.dense, plan.threads)
-        batch = batch.append_column("dense", column)
+        vectors = dense_column(plan.embedder, batch["text"], plan.dense, plan.threads)
+        batch = batch.append_column("dense", vectors)
     return batch
 
 
@@ -265,7 +263,7 @@ def _packets_of(element: tuple[int, Packet]) -> Iterator[tuple[int, Packet]]:
 
 def first_ids(sizes: Mapping[int, int]) -> np.ndarray:
     """Compute first int64 [shards + 1] from the shards' sizes: shard s contains ids [first[s], first[s + 1])."""
-    return np.concatenate([[0], np.cumsum([sizes[shard] for shard in range(len(sizes))], dtype=np.int64)])
+    return offsets_of(np.array([sizes[shard] for shard in range(len(sizes))], np.int64))
 
 
 def report_rejects(table: str, rejects: list[Reject], exchange: FileExchange, **fields: Any) -> Summary:

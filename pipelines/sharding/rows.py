@@ -77,7 +77,7 @@ def order_labels(flow: Flow, plan: LabelsPlan, blocks: list[StagedBlock]) -> Ord
 def encode_labels(block: StagedBlock, plan: LabelsPlan) -> Iterator[tuple[int, Packet]]:
     """Tokenize the labels of a block and send them to their shards: (shard, packet)."""
     plan.meter.start(ENCODE_LABELS)
-    batch = read.encode(block.read(), plan, read.open_column_tokenizer(plan)).select(plan.row_schema.names)
+    batch = read.encode(block.read(), plan).select(plan.row_schema.names)
     if plan.keyed:
         parts = read.by_shard(batch, plan.shards)
     else:
@@ -253,9 +253,8 @@ def assemble(groups: Iterable[tuple[BlockGroup, Packet | None]], plan: QueriesPl
 
     Points are tokenized, and have the columns of the plan's `row_schema`; pairs have those of PAIRS_SCHEMA.
     """
-    tokenizer, filters, summaries = read.open_column_tokenizer(plan), None, list[Summary]()
-    if plan.filters:
-        filters = np.frombuffer(storage.read_sealed(plan.filters), np.int64).reshape(-1, 2)
+    summaries = list[Summary]()
+    filters = np.frombuffer(storage.read_sealed(plan.filters), np.int64).reshape(-1, 2) if plan.filters else None
 
     def rows() -> Iterator[tuple[int, pa.RecordBatch]]:
         for blocks, located in groups:
@@ -274,7 +273,7 @@ def assemble(groups: Iterable[tuple[BlockGroup, Packet | None]], plan: QueriesPl
                     batch = batch.append_column("label_id", batch["label_ids"].flatten().cast(pa.int64()))
                     yield from read.by_shard(batch.select(PAIRS_SCHEMA.names), plan.shards)
                     continue
-                batch = read.encode(batch, plan, tokenizer)
+                batch = read.encode(batch, plan)
                 if filters is not None:
                     kind = plan.schema.field("filter_label_ids").type.value_type
                     of_rows = join_pairs(batch["row"].to_numpy(), filters, kind)

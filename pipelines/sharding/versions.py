@@ -129,7 +129,7 @@ def sort_new_labels(element: tuple[int, dict[str, Any]], plan: LabelsPlan, earli
 
 
 def _encoded(plan: LabelsPlan, table: pa.Table) -> pa.Table:
-    batch = read.encode(to_record_batch(table), plan, read.open_column_tokenizer(plan))
+    batch = read.encode(to_record_batch(table), plan)
     return pa.Table.from_batches([batch.select(plan.row_schema.names)]).cast(plan.row_schema)
 
 
