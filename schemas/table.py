@@ -378,14 +378,6 @@ class Request:
     parameters: Mapping[str, Any]
     section: str | None = None
 
-    def changes(self, manifest: Manifest, recorded: Mapping[str, Any]) -> Iterator[str]:
-        """Describe the differences between the requested table and a finished table; empty if there are none."""
-        if self.parents is not None:
-            names = sorted({*manifest.parents, *self.parents})
-            yield from (f"other {name}" for name in names if manifest.parents.get(name) != self.parents.get(name))
-        for name, value in json.loads(json.dumps(self.parameters)).items():
-            yield from _changes(name, recorded.get(name), value)
-
 
 def find_reusable(
     url: str,
@@ -411,11 +403,13 @@ def find_reusable(
             f"{url}: contains a finished {manifest.kind} table, but this command writes a {request.kind} table. Give "
             "another path."
         )
-    changes = list(request.changes(manifest, recorded))
+    made_from, wanted = manifest.parents, manifest.parents if request.parents is None else request.parents
+    changes = [f"other {name}" for name in sorted({*made_from, *wanted}) if made_from.get(name) != wanted.get(name)]
+    for name, value in json.loads(json.dumps(request.parameters)).items():
+        changes += _changes(name, recorded.get(name), value)
     if not changes:
         return manifest
-    other_parents = request.parents is not None and manifest.parents != request.parents
-    if not (overwrite or (is_stale is not None and other_parents and is_stale(recorded))):
+    if not (overwrite or (is_stale is not None and made_from != wanted and is_stale(recorded))):
         raise InputError(
             f"{url}: contains a finished {manifest.kind} table that was made with other options "
             f"({'; '.join(changes)}). {remedy}"
