@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
+T = TypeVar("T")
+
+
 class Reason(str, Enum):
     """Reason for rejecting a row; the value is the reason's name in the rejects table and in a manifest's counters."""
 
@@ -375,26 +378,26 @@ def without_checksum(urls: Iterable[str]) -> list[str]:
             head = file.read(8).ljust(8, b"\xff")
         return (head[:4] == _ZSTD and not head[4] & 4) or (head[:6] == _XZ and not head[7] & 15)
 
-    with ThreadPoolExecutor(_THREADS) as pool:
-        urls = [url for url in urls if url.endswith((".zst", ".xz"))]
-        return [url for url, none in zip(urls, pool.map(carries_none, urls), strict=True) if none]
+    urls = [url for url in urls if url.endswith((".zst", ".xz"))]
+    return [url for url, none in of_each(carries_none, urls).items() if none]
 
 
 @contextlib.contextmanager
 def unchanged(urls: Collection[str]) -> Iterator[None]:
     """Raise InputError after the block if one of the files has changed since its start. Raises StorageError."""
-    before = _states(urls)
+    before = of_each(storage.state, urls)
     yield
-    changed = [url for url, state in _states(before).items() if state != before[url]]
+    changed = [url for url, state in of_each(storage.state, urls).items() if state != before[url]]
     if changed:
         raise InputError(
             f"{changed[0]}: the file changed while it was read. Run the same command again when the file is complete."
         )
 
 
-def _states(urls: Collection[str]) -> dict[str, tuple[str, ...]]:
+def of_each(function: Callable[[str], T], urls: Collection[str]) -> dict[str, T]:
+    """Return the results of `function` for each of the `urls`, which are looked up at the same time."""
     with ThreadPoolExecutor(_THREADS) as pool:
-        return dict(zip(urls, pool.map(storage.state, urls), strict=True))
+        return dict(zip(urls, pool.map(function, urls), strict=True))
 
 
 def _batch(lines: list[bytes]) -> pa.RecordBatch:
@@ -691,9 +694,6 @@ def parse_fields(text: str, usual: Named = Fields()) -> Named:  # type: ignore[a
 
 
 _SHOWN = 80
-_WHOLE = {int}  # bool is excluded: JSON `true` is not a number
-
-T = TypeVar("T")
 Record = dict[str, Any]
 
 
@@ -780,7 +780,7 @@ def key(value: Any, name: str) -> str:
 
 def whole_numbers(value: Any, name: str) -> list[int]:
     """Return `value` if it is a list of whole numbers. Raises InvalidRecord."""
-    if not isinstance(value, list) or not {*map(type, value)} <= _WHOLE:
+    if not isinstance(value, list) or not {*map(type, value)} <= {int}:  # not bool: JSON `true` is not a number
         raise InvalidRecord(Reason.WRONG_TYPE, f"{name} must be a list of whole numbers, got {shown(value)}")
     return value
 

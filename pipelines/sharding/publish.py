@@ -6,7 +6,6 @@ First the identity of the input, then the phases that an interrupted run resumes
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +47,6 @@ _NEEDED = {
 }
 _GROUP_ROWS = 8192
 _LINES = 1 << 17  # lines of a file whose rejects are sorted together
-_THREADS = 8
 _REMEDY = "Give another DATA, or --overwrite to replace it."
 
 
@@ -59,9 +57,7 @@ def files_of(inputs: Inputs) -> tuple[str, ...]:
 
 def read_files(inputs: Inputs) -> dict[str, tuple[int, str]]:
     """Return each input file's size in bytes and SHA-256, by URL. Raises InputError, StorageError."""
-    urls = files_of(inputs)
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return dict(zip(urls, pool.map(base.identify, urls), strict=True))
+    return base.of_each(base.identify, files_of(inputs))
 
 
 def identity(inputs: Inputs, files: Mapping[str, tuple[int, str]]) -> dict[str, dict[str, Any]]:
