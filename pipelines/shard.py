@@ -102,10 +102,10 @@ def shard(
         nonlocal made
         publish.clear(data)
         phases = Phases(absolute_path(phases_of(data)), publish.digest(inputs, recorded, described), job.build.claim)
-        own = source, data, form, inputs, options, recorded, say, phases, overwrite, base, dense
+        own = source, data, form, inputs, options, recorded, say, phases.folder, overwrite, base, dense
         attempt = Attempt(job.build, job.runner, job.watch, *own)
         try:
-            manifest = publish.move_to_data(job.build, _make(attempt, frozen))
+            manifest = publish.move_to_data(job.build, _make(attempt, phases, frozen))
         except BaseException as error:
             with contextlib.suppress(ExtremisError):
                 phases.clear()
@@ -138,10 +138,10 @@ def shard(
     return manifest
 
 
-def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
+def _make(attempt: Attempt, phases: Phases, frozen: FrozenTokenizer | None) -> Manifest:
     """Read, plan, shard and publish. Raises InputError, StorageError."""
     inputs, options, data, say = attempt.inputs, attempt.options, attempt.build.url, attempt.say
-    base, phases = attempt.base, attempt.phases
+    base = attempt.base
     with unchanged(publish.files_of(inputs)):
         finished = None if attempt.anew else publish.find_finished(phases, inputs, attempt.data, say)
         raw = _read(attempt) if finished is None else finished.raw
@@ -201,7 +201,7 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
 def _read(attempt: Attempt) -> Summary:
     """Run the first flow, which writes rows as blocks to staging."""
     options, meter, same_key = attempt.options, attempt.watch.meter, attempt.options.same_key == "filter"
-    channels = attempt.files("bulk"), attempt.files(publish.BLOCKS), attempt.files(publish.REJECTS)
+    channels = attempt.files("bulk"), attempt.files(plans.BLOCKS), attempt.files(plans.REJECTS)
     reading = ReadPlan(
         attempt.form, attempt.inputs, options.text, *channels, options.seed, read.BLOCK_ROWS, same_key, meter
     )
@@ -220,13 +220,13 @@ def join_labels(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary) 
     else:
         ordered = versions.order_labels_onto(flow, labels, base, blocks)
         kept = versions.STATES, versions.CHANGED
-        summaries += [store_packets(ordered[name], name, labels.files[publish.LABELS_DONE]) for name in kept]
+        summaries += [store_packets(ordered[name], name, labels.files[plans.LABELS_DONE]) for name in kept]
     summaries.append(rows.keep_labels(ordered, labels))
     for table, groups in _groups(tables, raw).items():
         if any(block.mentions for _, blocks in groups for block in blocks):
             named = flow.create(f"Blocks of {table}", groups)
             resolved = rows.resolve_labels(named, ordered, labels, attempt.options.seed)
-            summaries.append(store_packets(resolved, f"ids of {table}", labels.files[publish.IDS]))
+            summaries.append(store_packets(resolved, f"ids of {table}", labels.files[plans.IDS]))
     return flatten(summaries)
 
 

@@ -1,7 +1,7 @@
 """Plans of a sharding run: the launching process makes each choice once, based on the counts from the first flow."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -15,9 +15,7 @@ from pipelines.job import Job, Summary
 from pipelines.options import MIN_SHARDS, ShardOptions, default_row_group_rows, default_shards
 from pipelines.progress import Meter, Progress
 from pipelines.runners.local import LocalRunner
-from pipelines.sharding import publish
 from pipelines.sharding.earlier import EarlierData, OlderShards, older_shards
-from pipelines.sharding.publish import Phases
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from schemas import arrow, storage
 from schemas.arrow import DenseModel, TextEmbedder
@@ -26,6 +24,9 @@ from schemas.layout import DataLayout, parts_prefix, staging
 from schemas.process import cores
 from schemas.shard_files.shards import Sink
 from schemas.storage import join
+
+# Kinds of files that phases write.
+PHASE_FILES = BLOCKS, REJECTS, LABELS_DONE, IDS, ROWS = "blocks", "rejects", "labels", "ids", "rows"
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,14 @@ class Attempt(Job):
     options: ShardOptions
     recorded: Mapping[str, Any]
     say: Progress
-    phases: Phases
+    folder: Callable[[str], str]  # where this attempt writes the files of one kind
     anew: bool  # ignore the files of an earlier run
     base: EarlierData | None = None  # only for a version
     dense: DenseModel | None = None  # model for dense vectors of texts
 
     def files(self, kind: str) -> FileExchange:
         """Return the files of one kind that phases write; `bulk` is the exchange within a flow."""
-        return FileExchange(self.phases.folder(kind))
+        return FileExchange(self.folder(kind))
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,7 @@ class PlanInputs(NamedTuple):
         return {
             "row_group_rows": attempt.options.row_group_rows or default_row_group_rows(rows),
             "vocabulary": frozen.vocabulary if frozen else None,
-            "tokenizer": publish.tokenizer_url(attempt.build.url),
+            "tokenizer": tokenizer_url(attempt.build.url),
             "tokenizer_name": attempt.options.tokenizer,
             "features": self.raw.count_input(table, "with_features") > 0,
             "dense": dense,
@@ -234,7 +235,7 @@ class PlanInputs(NamedTuple):
             "sources": {number: part.name for number, part in parts if part.table in (table, *sources)},
             "keyed": attempt.inputs.keyed,
             "exchange": attempt.files("bulk"),
-            "files": {kind: attempt.files(kind) for kind in publish.PHASE_FILES},
+            "files": {kind: attempt.files(kind) for kind in PHASE_FILES},
             "meter": attempt.watch.meter,
         }
 
@@ -328,6 +329,11 @@ def parse_filter(content: bytes, url: str, rows: int, labels: int) -> np.ndarray
             )
         pairs.append((row, label))
     return np.unique(np.asarray(pairs, np.int64).reshape(-1, 2), axis=0)
+
+
+def tokenizer_url(data: str) -> str:
+    """Return the URL of the staged tokenizer file, which the workers open."""
+    return join(staging(data), "tokenizer.json")
 
 
 def _filter_url(data: str, split: str) -> str:

@@ -7,7 +7,7 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from pydantic import TypeAdapter
@@ -17,11 +17,12 @@ from pipelines.formats import base
 from pipelines.formats.base import LABELS, Inputs, Reason
 from pipelines.job import Summary, describe
 from pipelines.progress import Progress
+from pipelines.sharding.plans import BLOCKS, IDS, LABELS_DONE, REJECTS, ROWS, LabelsPlan, QueriesPlan, tokenizer_url
 from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
 from schemas import arrow, storage
 from schemas import manifest as manifests
 from schemas.errors import InputError, StorageError, TableError
-from schemas.layout import MANIFEST, DataLayout, staging
+from schemas.layout import MANIFEST, DataLayout
 from schemas.manifest import Manifest, code_version
 from schemas.owners import Build, Claim, ClaimLostError
 from schemas.shard_files import parquet
@@ -29,11 +30,6 @@ from schemas.storage import join
 from schemas.table import Request, Table, find_reusable
 from schemas.versions import VERSION
 
-if TYPE_CHECKING:
-    from pipelines.sharding.plans import LabelsPlan, QueriesPlan
-
-# Folders that phases write.
-PHASE_FILES = BLOCKS, REJECTS, LABELS_DONE, IDS, ROWS = "blocks", "rejects", "labels", "ids", "rows"
 READ, JOINED, TOKENIZED = "read", "joined", "tokenized"  # phases
 _DONE = {
     READ: "rows have been read",
@@ -253,11 +249,6 @@ def check_rejects(inputs: Inputs, raw: Summary, summary: Summary, max_share: flo
     )
 
 
-def tokenizer_url(data: str) -> str:
-    """Return the URL of the staged tokenizer file, which the workers open."""
-    return join(staging(data), "tokenizer.json")
-
-
 def write_tokenizer(data: str, tokenizer: FrozenTokenizer, parameters: Mapping[str, Any]) -> Manifest:
     """Write the tokenizer's files, and a copy for the workers; return the manifest, which is published later."""
     folder = DataLayout(data).tokenizer
@@ -271,8 +262,8 @@ def publish(
     data: str,
     summary: Summary,
     tokenizer: Manifest | None,
-    splits: "Sequence[QueriesPlan]",
-    of_labels: "LabelsPlan",
+    splits: Sequence[QueriesPlan],
+    of_labels: LabelsPlan,
     rejects: Manifest,
     parameters: Mapping[str, Any],
 ) -> Manifest:
@@ -297,7 +288,7 @@ def publish(
 
 
 def describe_table(
-    plan: "QueriesPlan | LabelsPlan", summary: Summary, parents: dict[str, str], parameters: dict[str, Any]
+    plan: QueriesPlan | LabelsPlan, summary: Summary, parents: dict[str, str], parameters: dict[str, Any]
 ) -> Manifest:
     """Return the manifest of the table that was written with `plan`."""
     kind = "labels" if plan.name == LABELS else "queries"

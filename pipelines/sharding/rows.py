@@ -27,7 +27,7 @@ from pipelines.flow import (
 )
 from pipelines.formats.base import LABELS, PAIRS, Reason, Reject
 from pipelines.job import SUMMARY, StagedBlock, Summary
-from pipelines.sharding import publish, read
+from pipelines.sharding import plans, read
 from pipelines.sharding.earlier import route_keys
 from pipelines.sharding.plans import LabelsPlan, QueriesPlan
 from schemas import PAD, storage
@@ -110,9 +110,9 @@ def send_sorted(
     number = plan.shards_before + shard
     counters["truncated"] = int(np.count_nonzero(table["truncated"].to_numpy()))
     facts = {"counters": {plan.name: counters}, "label_sizes": {number: table.num_rows}}
-    yield Tagged(SUMMARY, read.report_rejects(LABELS, rejects, plan.files[publish.REJECTS], **facts))
+    yield Tagged(SUMMARY, read.report_rejects(LABELS, rejects, plan.files[plans.REJECTS], **facts))
     yield Tagged(read.SIZES, (number, table.num_rows))
-    staged = plan.files[publish.LABELS_DONE]
+    staged = plan.files[plans.LABELS_DONE]
     for tag, to, columns, channel in ((read.ROWS, number, table, staged), (KEYS, shard, keys, plan.exchange)):
         for place in plan.meter.count_bytes(ORDER_LABELS, channel.send([(to, to_record_batch(columns))])):
             yield Tagged(tag, place)
@@ -121,7 +121,7 @@ def send_sorted(
 
 def keep_labels(ordered: OrderedLabels, plan: LabelsPlan) -> Collection:
     """Store the rows of ordered labels for the next flow. Returns Summary."""
-    return ordered[SUMMARY] + read.store_packets(ordered[read.ROWS], LABELS, plan.files[publish.LABELS_DONE])
+    return ordered[SUMMARY] + read.store_packets(ordered[read.ROWS], LABELS, plan.files[plans.LABELS_DONE])
 
 
 # Points find the ids of their labels: keys of labels meet in lookup tasks, some for each label shard.
@@ -195,7 +195,7 @@ def find_ids(
         ids = np.arange(first, first + labels.num_rows)
     received = ((number, batch) for number, packet in packets["mentions"] for batch in receive([packet]))
     for mentions in batch_by_size(received, lambda mention: mention[1].num_rows, _LOOKED_UP):
-        found = plan.files[publish.IDS].send(look_up(labels["key"], pa.array(ids), mentions))
+        found = plan.files[plans.IDS].send(look_up(labels["key"], pa.array(ids), mentions))
         yield from plan.meter.count_bytes(LOOK_UP, found)
         plan.meter.count(LOOK_UP, sum(batch.num_rows for _, batch in mentions))
 
@@ -244,7 +244,7 @@ def assemble_queries(
     for name, source in zip(names_of(plan), (plan.source, PAIRS + plan.source)[: 1 + plan.has_pairs], strict=False):
         made = flow.create(f"Blocks of {name}", groups[source])
         assembled = made.split(f"Assemble {name}", (SUMMARY, read.ROWS), assemble, plan, source, partitions=True)
-        summaries += [assembled[SUMMARY], read.store_packets(assembled[read.ROWS], name, plan.files[publish.ROWS])]
+        summaries += [assembled[SUMMARY], read.store_packets(assembled[read.ROWS], name, plan.files[plans.ROWS])]
     return flatten(summaries)
 
 
@@ -267,7 +267,7 @@ def assemble(groups: Iterable[tuple[BlockGroup, Packet | None]], plan: QueriesPl
                 if plan.hash_range != (0.0, 1.0):
                     batch = batch.filter(pa.array(in_hash_range(batch["hash"].to_numpy(), plan.hash_range)))
                 batch, rejects = attach_labels(batch, plan, label_ids, None if named is None else named["key"])
-                summaries.append(read.report_rejects(block.table, rejects, plan.files[publish.REJECTS]))
+                summaries.append(read.report_rejects(block.table, rejects, plan.files[plans.REJECTS]))
                 if source != plan.source:
                     batch = batch.filter(pc.equal(pc.list_value_length(batch["label_ids"]), 1))
                     batch = batch.append_column("label_id", batch["label_ids"].flatten().cast(pa.int64()))
@@ -281,7 +281,7 @@ def assemble(groups: Iterable[tuple[BlockGroup, Packet | None]], plan: QueriesPl
                 yield from read.by_shard(batch.select(plan.row_schema.names), plan.shards)
                 plan.meter.count(ENCODE_QUERIES, batch.num_rows)
 
-    sent = plan.meter.count_bytes(ENCODE_QUERIES, send_together(plan.files[publish.ROWS], rows()))
+    sent = plan.meter.count_bytes(ENCODE_QUERIES, send_together(plan.files[plans.ROWS], rows()))
     yield from (Tagged(read.ROWS, packet) for packet in sent)
     yield Tagged(SUMMARY, Summary.sum_of(summaries))
 
@@ -374,7 +374,7 @@ def sort_queries(shard: Shard, plan: QueriesPlan, label_sizes: dict[int, int]) -
     the labels have changed.
     """
     plan.meter.start(ORDER_QUERIES)
-    staged = plan.files[publish.REJECTS]
+    staged = plan.files[plans.REJECTS]
     columns = [name for name in plan.row_schema.names if name not in _UNORDERED]
     table = gather(read_locations(shard.rows), plan.row_schema, columns)
     table = table.append_column(_POSITION, pa.array(np.arange(table.num_rows)))

@@ -27,7 +27,7 @@ from pipelines.flow import (
 )
 from pipelines.formats.base import LABELS
 from pipelines.job import SUMMARY, Patched, StagedBlock, Summary
-from pipelines.sharding import publish, read, rows
+from pipelines.sharding import plans, publish, read, rows
 from pipelines.sharding.earlier import EarlierData, renumbered, route_keys, views_of
 from pipelines.sharding.plans import LabelsPlan, QueriesPlan
 from pipelines.sharding.rows import OrderedLabels
@@ -96,7 +96,7 @@ def sort_new_labels(element: tuple[int, dict[str, Any]], plan: LabelsPlan, earli
     """Order the labels in (shard, packets by collection); yield new rows and keys, and changes of old rows."""
     shard, packets = element
     plan.meter.start(rows.ORDER_LABELS)
-    staged = plan.files[publish.LABELS_DONE]
+    staged = plan.files[plans.LABELS_DONE]
     first = offsets_of(np.array([entry.rows for entry in earlier.views[LABELS]], np.int64))
     ordered = rows.order_rows(gather(packets["rows"], plan.raw_schema))
     before = gather(packets["before"], EARLIER_SCHEMA).sort_by("label_id").combine_chunks()
@@ -145,7 +145,7 @@ def keep_labels_before(flow: Flow, plan: QueriesPlan, earlier: EarlierData, bloc
     keys = given.flat_map(f"Send keys of {plan.split}", send_keys, plan)
     grouped, name = keys.group(f"New keys by older shard of {plan.split}"), rows.names_of(plan)[2]
     found = grouped.flat_map(f"Find {name}", find_labels_before, plan, earlier)
-    return read.store_packets(found, name, plan.files[publish.ROWS])
+    return read.store_packets(found, name, plan.files[plans.ROWS])
 
 
 def send_keys(block: StagedBlock, plan: QueriesPlan) -> Iterator[tuple[int, Packet]]:
@@ -170,7 +170,7 @@ def find_labels_before(
             batch = pa.record_batch([key, ids.astype(np.int64)], schema=rows.BEFORE_SCHEMA)
             yield from split_by(batch, (hashes % np.uint64(plan.shards)).astype(np.int64))
 
-    yield from send_together(plan.files[publish.ROWS], parts())
+    yield from send_together(plan.files[plans.ROWS], parts())
 
 
 def remove_replaced(
