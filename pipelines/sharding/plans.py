@@ -31,7 +31,7 @@ PHASE_FILES = BLOCKS, REJECTS, LABELS_DONE, IDS, ROWS = "blocks", "rejects", "la
 
 @dataclass(frozen=True)
 class Attempt(Job):
-    """One attempt to make a data set: the input, the options, and the output of finished phases."""
+    """One attempt to make a data set: the input, the options, and where its files are."""
 
     source: str
     data: str
