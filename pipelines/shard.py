@@ -12,36 +12,31 @@ resume.
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from pipelines import formats
-from pipelines.flow import Collection, FileExchange, Flow, Packet, flatten
-from pipelines.formats.base import LABELS, PAIRS, Format, Inputs, notes_on, unchanged
+from pipelines.flow import Collection, Flow, Packet, flatten
+from pipelines.formats.base import LABELS, PAIRS, Inputs, notes_on, unchanged
 from pipelines.formats.keyed import Beir, Keyed
 from pipelines.job import SUMMARY, Job, Summary, make_table
 from pipelines.options import ShardOptions, vocabulary_size
 from pipelines.progress import Progress, silent
 from pipelines.runners.local import LocalRunner, absolute_path, choose_runner, for_workers
-from pipelines.sharding import plans, publish, read, tokenizer, versions
-from pipelines.sharding import rows as label_steps
-from pipelines.sharding import rows as query_steps
-from pipelines.sharding.earlier import EarlierData, older_shards
-from pipelines.sharding.plans import DenseVectors, LabelsPlan, PlanInputs, QueriesPlan, ReadPlan
+from pipelines.sharding import plans, publish, read, rows, tokenizer, versions
+from pipelines.sharding.earlier import EarlierData
+from pipelines.sharding.plans import Attempt, LabelsPlan, PlanInputs, QueriesPlan, ReadPlan, TablePlans
 from pipelines.sharding.publish import Finished, Phases
 from pipelines.sharding.read import load_packets, store_packets
-from pipelines.sharding.rows import FREQUENCIES, REPEATED_KEYS, ResolvedBlocks
+from pipelines.sharding.rows import FREQUENCIES, REPEATED_KEYS
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from pipelines.sharding.versions import publish_version, require_most_labels
 from schemas import storage
 from schemas.arrow import DENSE, DENSE_MODEL, DenseModel
 from schemas.errors import ExtremisError, InputError
-from schemas.layout import parts_prefix
 from schemas.layout import phases as phases_of
 from schemas.manifest import Manifest, is_published
 from schemas.owners import require_output_folder
-from schemas.process import cores
-from schemas.storage import join
 from schemas.versions import open_data
 
 __all__ = ["ShardOptions", "shard"]
@@ -89,7 +84,7 @@ def shard(
     frozen = base.load_tokenizer() if base else tokenizer.load_directory(options.tokenizer, least)
     dense = _find_dense_model(options, inputs, base, beam_options)
     # The content identifies a directory's tokenizer; a version has the tokenizer of its base.
-    name = f"directory:{frozen.sha256}" if frozen else options.tokenizer
+    name = f"directory:{storage.sha256(frozen.files[tokenizer.FILE])}" if frozen else options.tokenizer
     name = name if base is None else str(base.manifest.parameters["options"]["tokenizer"])
     recorded = options.recorded(name, None if dense is None else dense.identity())
 
@@ -107,10 +102,19 @@ def shard(
         nonlocal made
         publish.clear(data)
         phases = Phases(absolute_path(phases_of(data)), publish.digest(inputs, recorded, described), job.build.claim)
-        own = source, data, form, inputs, options, recorded, say, phases, overwrite, base, dense
+        own = source, data, form, inputs, options, recorded, say, phases.folder, overwrite, base, dense
         attempt = Attempt(job.build, job.runner, job.watch, *own)
-        with _kept_for_later(phases, data, say):
-            manifest = publish.move_to_data(job.build, _make(attempt, frozen))
+        try:
+            manifest = publish.move_to_data(job.build, _make(attempt, phases, frozen))
+        except BaseException as error:
+            with contextlib.suppress(ExtremisError):
+                phases.clear()
+                if phases.needed and not isinstance(error, InputError):
+                    say(
+                        f"{data}: interrupted. The same command resumes from the last finished phase; --overwrite "
+                        "starts from the beginning"
+                    )
+            raise
         made = True
         return manifest
 
@@ -134,20 +138,157 @@ def shard(
     return manifest
 
 
-@contextlib.contextmanager
-def _kept_for_later(phases: Phases, data: str, say: Progress) -> Iterator[None]:
-    """If an error interrupts the block, remove the current phase's files, and report that earlier phases are kept."""
-    try:
-        yield
-    except BaseException as error:
-        with contextlib.suppress(ExtremisError):
-            phases.clear()
-            if phases.needed and not isinstance(error, InputError):
-                say(
-                    f"{data}: interrupted. The same command resumes from the last finished phase; --overwrite starts "
-                    "from the beginning"
-                )
-        raise
+def _make(attempt: Attempt, phases: Phases, frozen: FrozenTokenizer | None) -> Manifest:
+    """Read, plan, shard and publish. Raises InputError, StorageError."""
+    inputs, options, data, say = attempt.inputs, attempt.options, attempt.build.url, attempt.say
+    base = attempt.base
+    with unchanged(publish.files_of(inputs)):
+        finished = None if attempt.anew else publish.find_finished(phases, inputs, attempt.data, say)
+        raw = _read(attempt) if finished is None else finished.raw
+        filter_pairs = plans.stage_filters(inputs, raw, data)
+    say(f"{attempt.source} ({inputs.format}): {_counted(inputs, raw)}")
+    for table in ("train", f"{PAIRS}train", LABELS):
+        if line := read.describe_first(raw, inputs, table):
+            say(line)
+    publish.check_rejects(inputs, raw, raw, options.max_reject_share)
+    if finished is None:
+        finished = Finished(publish.READ, raw, Summary())
+        publish.record_phase(phases, finished)
+    if finished.phase != publish.READ:
+        frozen = finished.frozen
+    elif base is None:
+        frozen = _choose_tokenizer(attempt, raw, frozen)
+    source = {"source": attempt.recorded["tokenizer"]}
+    tokenizer_manifest = publish.write_tokenizer(data, frozen, source) if frozen else None
+    tables = PlanInputs(attempt, raw, frozen, _dimension(attempt, raw)).plan(filter_pairs)
+    queries, labels = tables
+    say(f"sharding into {', '.join(f'{plan.shards} shards of {plan.split}' for plan in queries)}")
+    steps = _steps(raw, queries, labels)
+    if finished.phase == publish.READ:
+        packets = [packet for block in raw.blocks_of(LABELS) for packet in (block.sampled, block.rest)]
+        packets += [block.mentions for block in raw.blocks if block.mentions]
+        small = base is None and sum(size for _, _, size, _ in packets) < _WORTH_A_JOB
+        where = replace(attempt, runner=LocalRunner()) if small and attempt.runner.far else attempt
+        joined = where.run("join", steps[0], lambda flow: join_labels(flow, where, tables, raw))
+        finished = Finished(publish.JOINED, raw, joined, frozen)
+        publish.record_phase(phases, finished)
+    if finished.phase == publish.JOINED:
+        joined = finished.later
+        tokenized = attempt.run("tokenize", steps[1], lambda flow: tokenize(flow, attempt, tables, raw, joined))
+        finished = Finished(publish.TOKENIZED, raw, Summary.sum_of([joined, tokenized]), frozen)
+        publish.record_phase(phases, finished)
+    later = finished.later
+    written = attempt.run("write", steps[2], lambda flow: write(flow, attempt, tables, later))
+    summary = Summary.sum_of([raw, later, written])
+    publish.check_rejects(inputs, raw, summary, options.max_reject_share)
+    if base is not None:
+        require_most_labels(base, summary)
+    elif not summary.count("queries/train", "rows_out"):
+        raise InputError(f"{attempt.source}: no points with labels in {inputs.shown('train')}. Give at least one row.")
+    if options.same_key == "filter":
+        own = sum(summary.count(plan.name, "filter_pairs_applied") for plan in queries)
+        say(f"{own:,} queries have the key of a label, which is never their negative or prediction (--same-key filter)")
+    rejects = publish.write_rejects(data, summary.rejected, attempt.files("sorted"))
+    parameters = _parameters(attempt, summary, queries, filter_pairs, max(plan.dense for plan in (*queries, labels)))
+    if base is not None:
+        say(_changes(base, summary))
+        if open_data(base.url)[0].digest != base.manifest.digest:
+            raise InputError(f"{base.url}: another command has just rebuilt this data set. Run the command again.")
+        return publish_version(data, base, summary, queries, labels, rejects, parameters)
+    return publish.publish(data, summary, tokenizer_manifest, queries, labels, rejects, parameters)
+
+
+def _read(attempt: Attempt) -> Summary:
+    """Run the first flow, which writes rows as blocks to staging."""
+    options, meter, same_key = attempt.options, attempt.watch.meter, attempt.options.same_key == "filter"
+    channels = attempt.files("bulk"), attempt.files(plans.BLOCKS), attempt.files(plans.REJECTS)
+    reading = ReadPlan(
+        attempt.form, attempt.inputs, options.text, *channels, options.seed, read.BLOCK_ROWS, same_key, meter
+    )
+    return attempt.run("read", dict.fromkeys((read.READ, read.PARSE)), lambda flow: read.read(flow, reading))
+
+
+def join_labels(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary) -> Collection:
+    """Order the labels, find the ids of the points' labels, and store labels and ids for later. Returns Summary.
+
+    raw: blocks of the first flow.
+    """
+    base, labels, blocks = attempt.base, tables.labels, raw.blocks_of(LABELS)
+    summaries = []
+    if base is None:
+        ordered = rows.order_labels(flow, labels, blocks)
+    else:
+        ordered = versions.order_labels_onto(flow, labels, base, blocks)
+        kept = versions.STATES, versions.CHANGED
+        summaries += [store_packets(ordered[name], name, labels.files[plans.LABELS_DONE]) for name in kept]
+    summaries.append(rows.keep_labels(ordered, labels))
+    for table, groups in _groups(tables, raw).items():
+        if any(block.mentions for _, blocks in groups for block in blocks):
+            named = flow.create(f"Blocks of {table}", groups)
+            resolved = rows.resolve_labels(named, ordered, labels, attempt.options.seed)
+            summaries.append(store_packets(resolved, f"ids of {table}", labels.files[plans.IDS]))
+    return flatten(summaries)
+
+
+def _groups(tables: TablePlans, raw: Summary) -> dict[str, list[tuple[int, rows.BlockGroup]]]:
+    """Return the blocks of points and pairs in numbered groups, by input table."""
+    sources = dict.fromkeys(table for plan in tables.queries for table in (plan.source, PAIRS + plan.source))
+    return {table: rows.group_blocks(raw.blocks_of(table), tables.labels.shards) for table in sources}
+
+
+def tokenize(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary, joined: Summary) -> Collection:
+    """Send every split's rows, tokenized and with label ids, to the files of their shards. Returns Summary."""
+    groups = {
+        table: [(blocks, joined.kept.get(f"ids of {table}", {}).get(number)) for number, blocks in some]
+        for table, some in _groups(tables, raw).items()
+    }
+    summaries = [rows.assemble_queries(flow, plan, groups) for plan in tables.queries]
+    if (base := attempt.base) and base.again == "merge":
+        growing = [plan for plan in tables.queries if plan.older]
+        summaries += [versions.keep_labels_before(flow, plan, base, raw.blocks_of(plan.source)) for plan in growing]
+    return flatten(summaries)
+
+
+def write(flow: Flow, attempt: Attempt, tables: TablePlans, assembled: Summary) -> Collection:
+    """Write all tables from the output of `tokenize`, with training counts for the labels. Returns Summary."""
+    base, labels, built = attempt.base, tables.labels, attempt.build.url
+    written = {plan.split: rows.write_queries(flow, plan, assembled) for plan in tables.queries}
+    summaries = [outputs[SUMMARY] for outputs in written.values()]
+    counts = written["train"][FREQUENCIES]
+    for plan in tables.queries:
+        if plan.older and base is not None:
+            left = versions.remove_replaced(
+                written[plan.split][REPEATED_KEYS], plan, base, built, assembled.label_sizes
+            )
+            summaries.append(left[SUMMARY])
+            if plan.split == "train":
+                counts += left[FREQUENCIES]
+    if base is not None:
+        kept = {name: load_packets(flow, assembled, name) for name in (versions.STATES, versions.CHANGED)}
+        older = counts.flat_map("Of labels before", _of_labels, labels.shards_before, False)
+        patched = flow.join("Join what changes", {"counts": older, **kept})
+        summaries.append(patched.map("Patch labels", versions.patch_labels, base, built))
+        counts = counts.flat_map("Of new labels", _of_labels, labels.shards_before, True)
+    return flatten([*summaries, rows.write_labels(counts, labels, assembled)])
+
+
+def _of_labels(element: tuple[int, Packet], before: int, new: bool) -> Iterator[tuple[int, Packet]]:
+    """Yield the counts of a shard if it contains new labels (with `new`), or earlier labels (without `new`)."""
+    if (element[0] >= before) == new:
+        yield element
+
+
+def _steps(raw: Summary, queries: Sequence[QueriesPlan], labels: LabelsPlan) -> tuple[dict[str, int | None], ...]:
+    """Return the steps of the later flows with row counts. Splits taken from the same table share its rows."""
+    points = sum(
+        round(raw.count_input(plan.source, "rows") * (min(plan.hash_range[1], 1.0) - plan.hash_range[0]))
+        for plan in queries
+    )
+    return (
+        {rows.ENCODE_LABELS: labels.rows, rows.ORDER_LABELS: labels.rows, rows.SEND: None, rows.LOOK_UP: None},
+        {rows.ENCODE_QUERIES: points},
+        {rows.ORDER_QUERIES: points, rows.WRITE_QUERIES: points, rows.WRITE_LABELS: labels.rows},
+    )
 
 
 def _find_dense_model(
@@ -188,221 +329,6 @@ def _find_dense_model(
     return found
 
 
-@dataclass(frozen=True)
-class Attempt(Job):
-    """One attempt to make a data set: the input, the options, and the output of finished phases."""
-
-    source: str
-    data: str
-    form: Format
-    inputs: Inputs
-    options: ShardOptions
-    recorded: Mapping[str, Any]
-    say: Progress
-    phases: Phases
-    anew: bool  # ignore the files of an earlier run
-    base: EarlierData | None = None  # only for a version
-    dense: DenseModel | None = None  # model for dense vectors of texts
-
-    @property
-    def tables(self) -> str:
-        """Prefix of the new tables: the data set, or the part that a version adds."""
-        return self.build.url if self.base is None else join(self.build.url, parts_prefix(self.base.part))
-
-    def files(self, kind: str) -> FileExchange:
-        """Return the files of one kind that phases write."""
-        return FileExchange(self.phases.folder(kind))
-
-    @property
-    def exchange(self) -> FileExchange:
-        """Exchange of data within a flow."""
-        return self.files("bulk")
-
-
-def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
-    """Read, plan, shard and publish. Raises InputError, StorageError."""
-    inputs, options, data, say = attempt.inputs, attempt.options, attempt.build.url, attempt.say
-    base, phases = attempt.base, attempt.phases
-    with unchanged(publish.files_of(inputs)):
-        finished = None if attempt.anew else publish.find_finished(phases, inputs, attempt.data, say)
-        raw = _read(attempt) if finished is None else finished.raw
-        filter_pairs = plans.stage_filters(inputs, raw, data)
-    say(f"{attempt.source} ({inputs.format}): {_counted(inputs, raw)}")
-    for table in ("train", f"{PAIRS}train", LABELS):
-        if line := read.describe_first(raw, inputs, table):
-            say(line)
-    publish.check_rejects(inputs, raw, raw, options.max_reject_share)
-    if finished is None:
-        finished = Finished(publish.READ, raw, Summary())
-        publish.record_phase(phases, finished)
-    if finished.phase != publish.READ:
-        frozen = finished.frozen
-    elif base is None:
-        frozen = _choose_tokenizer(attempt, raw, frozen)
-    source = {"source": attempt.recorded["tokenizer"]}
-    tokenizer_manifest = publish.write_tokenizer(data, frozen, source) if frozen else None
-    before = (base.labels, len(base.views[LABELS])) if base else (0, 0)
-    files = {kind: attempt.files(kind) for kind in (publish.LABELS_DONE, publish.IDS, publish.ROWS, publish.REJECTS)}
-    in_process = isinstance(attempt.runner, LocalRunner) and attempt.runner.in_process
-    meter, threads = attempt.watch.meter, cores() if in_process else 1
-    made = _open_dense(attempt, raw)
-    plan_inputs = PlanInputs(
-        inputs, raw, data, options, frozen, made, attempt.tables, *before, attempt.exchange, files, meter, threads
-    )
-    labels = plans.plan_labels(plan_inputs)
-    queries = plans.plan_queries(plan_inputs, filter_pairs)
-    if base is not None and base.again != "keep":
-        queries = [replace(plan, older=older_shards(base.views[plan.name])) for plan in queries]
-    say(f"sharding into {', '.join(f'{plan.shards} shards of {plan.split}' for plan in queries)}")
-    tables, steps = TablePlans(queries, labels), _steps(raw, queries, labels)
-    if finished.phase == publish.READ:
-        small = base is None and _size_of_join(raw) < _WORTH_A_JOB
-        where = replace(attempt, runner=LocalRunner()) if small and attempt.runner.far else attempt
-        joined = where.run("join", steps[0], lambda flow: join_labels(flow, where, tables, raw))
-        finished = Finished(publish.JOINED, raw, joined, frozen)
-        publish.record_phase(phases, finished)
-    if finished.phase == publish.JOINED:
-        joined = finished.later
-        tokenized = attempt.run("tokenize", steps[1], lambda flow: tokenize(flow, attempt, tables, raw, joined))
-        finished = Finished(publish.TOKENIZED, raw, Summary.sum_of([joined, tokenized]), frozen)
-        publish.record_phase(phases, finished)
-    later = finished.later
-    written = attempt.run("write", steps[2], lambda flow: write(flow, attempt, tables, later))
-    summary = Summary.sum_of([raw, later, written])
-    publish.check_rejects(inputs, raw, summary, options.max_reject_share)
-    if base is not None:
-        require_most_labels(base, summary)
-    elif not summary.count("queries/train", "rows_out"):
-        raise InputError(
-            f"{attempt.source}: no points with labels in {plans.say_table(inputs, 'train')}. Give at least one row."
-        )
-    if options.same_key == "filter":
-        own = sum(summary.count(plan.name, "filter_pairs_applied") for plan in queries)
-        say(f"{own:,} queries have the key of a label, which is never their negative or prediction (--same-key filter)")
-    rejects = publish.write_rejects(data, summary.rejected, attempt.files("sorted"))
-    parameters = _parameters(attempt, summary, queries, filter_pairs, max(plan.dense for plan in (*queries, labels)))
-    if base is not None:
-        say(_changes(base, summary))
-        if open_data(base.url)[0].digest != base.manifest.digest:
-            raise InputError(f"{base.url}: another command has just rebuilt this data set. Run the command again.")
-        return publish_version(data, base, summary, queries, labels, rejects, parameters)
-    return publish.publish(data, summary, tokenizer_manifest, queries, labels, rejects, parameters)
-
-
-def _read(attempt: Attempt) -> Summary:
-    """Run the first flow, which writes rows as blocks to staging."""
-    options, meter, same_key = attempt.options, attempt.watch.meter, attempt.options.same_key == "filter"
-    channels = attempt.exchange, attempt.files(publish.BLOCKS), attempt.files(publish.REJECTS)
-    reading = ReadPlan(
-        attempt.form, attempt.inputs, options.text, *channels, options.seed, read.BLOCK_ROWS, same_key, meter
-    )
-    return attempt.run("read", dict.fromkeys((read.READ, read.PARSE)), lambda flow: read.read(flow, reading))
-
-
-class TablePlans(NamedTuple):
-    """Plans of all tables."""
-
-    queries: Sequence[QueriesPlan]
-    labels: LabelsPlan
-
-    def groups(self, raw: Summary) -> dict[str, list[tuple[int, label_steps.BlockGroup]]]:
-        """Return the blocks of points and pairs in groups, by input table."""
-        sources = dict.fromkeys(table for plan in self.queries for table in (plan.source, PAIRS + plan.source))
-        return {table: label_steps.group_blocks(raw.blocks_of(table), self.labels.shards) for table in sources}
-
-
-def join_labels(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary) -> Collection:
-    """Order the labels, find the ids of the points' labels, and store labels and ids for later. Returns Summary.
-
-    raw: blocks of the first flow.
-    """
-    base, labels, blocks = attempt.base, tables.labels, raw.blocks_of(LABELS)
-    summaries = []
-    if base is None:
-        ordered = label_steps.order_labels(flow, labels, blocks)
-    else:
-        ordered = versions.order_labels_onto(flow, labels, base, blocks)
-        kept = versions.STATES, versions.CHANGED
-        summaries += [store_packets(ordered[name], name, labels.files[publish.LABELS_DONE]) for name in kept]
-    summaries.append(label_steps.keep_labels(ordered, labels))
-    for table, groups in tables.groups(raw).items():
-        if any(block.mentions for _, blocks in groups for block in blocks):
-            named = flow.create(f"Blocks of {table}", groups)
-            resolved = label_steps.resolve_labels(named, ordered, labels, attempt.options.seed)
-            summaries.append(store_packets(resolved, label_steps.ids_of_table(table), labels.files[publish.IDS]))
-    return flatten(summaries)
-
-
-def _size_of_join(raw: Summary) -> int:
-    """Return the bytes that `join_labels` reads if there are no earlier labels."""
-    packets = [packet for block in raw.blocks_of(LABELS) for packet in (block.sampled, block.rest)]
-    return sum(size for _, _, size, _ in packets) + sum(block.mentions[2] for block in raw.blocks if block.mentions)
-
-
-def tokenize(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary, joined: Summary) -> Collection:
-    """Send every split's rows, tokenized and with label ids, to the files of their shards. Returns Summary."""
-    groups = {
-        table: [
-            ResolvedBlocks(blocks, joined.kept.get(label_steps.ids_of_table(table), {}).get(n)) for n, blocks in some
-        ]
-        for table, some in tables.groups(raw).items()
-    }
-    summaries = [query_steps.assemble_queries(flow, plan, groups) for plan in tables.queries]
-    if (base := attempt.base) and base.again == "merge":
-        growing = [plan for plan in tables.queries if plan.older]
-        summaries += [versions.keep_labels_before(flow, plan, base, raw.blocks_of(plan.source)) for plan in growing]
-    return flatten(summaries)
-
-
-def write(flow: Flow, attempt: Attempt, tables: TablePlans, assembled: Summary) -> Collection:
-    """Write all tables from the output of `tokenize`, with training counts for the labels. Returns Summary."""
-    base, labels, built = attempt.base, tables.labels, attempt.build.url
-    written = {plan.split: query_steps.write_queries(flow, plan, assembled) for plan in tables.queries}
-    summaries = [outputs[SUMMARY] for outputs in written.values()]
-    counts = written["train"][FREQUENCIES]
-    for plan in tables.queries:
-        if plan.older and base is not None:
-            left = versions.remove_replaced(
-                written[plan.split][REPEATED_KEYS], plan, base, built, assembled.label_sizes
-            )
-            summaries.append(left[SUMMARY])
-            if plan.split == "train":
-                counts += left[FREQUENCIES]
-    if base is not None:
-        kept = {name: load_packets(flow, assembled, name) for name in (versions.STATES, versions.CHANGED)}
-        older = counts.flat_map("Of labels before", _of_labels, labels.shards_before, False)
-        patched = flow.join("Join what changes", {"counts": older, **kept})
-        summaries.append(patched.map("Patch labels", versions.patch_labels, base, built))
-        counts = counts.flat_map("Of new labels", _of_labels, labels.shards_before, True)
-    return flatten([*summaries, label_steps.write_labels(counts, labels, assembled)])
-
-
-def _of_labels(element: tuple[int, Packet], before: int, new: bool) -> Iterator[tuple[int, Packet]]:
-    """Yield the counts of a shard if it contains new labels (with `new`), or earlier labels (without `new`)."""
-    if (element[0] >= before) == new:
-        yield element
-
-
-def _counted(inputs: Inputs, raw: Summary) -> str:
-    """Describe the points, not labels, which files repeat. Queries are counted once; pairs determine their splits."""
-    if inputs.shared_points:
-        pairs = ", ".join(f"{raw.count_input(PAIRS + split, 'rows'):,} pairs of {split}" for split in inputs.splits)
-        return f"{raw.count_input(inputs.splits[0], 'rows_in'):,} queries, {pairs}"
-    return ", ".join(f"{raw.count_input(split, 'rows'):,} {split} points" for split in inputs.splits)
-
-
-def _steps(raw: Summary, queries: Sequence[QueriesPlan], labels: LabelsPlan) -> tuple[dict[str, int | None], ...]:
-    """Return the steps of the later flows with row counts. Splits taken from the same table share its rows."""
-    rows = sum(
-        round(raw.count_input(plan.source, "rows") * (min(plan.hash_range[1], 1.0) - plan.hash_range[0]))
-        for plan in queries
-    )
-    joining: dict[str, int | None] = dict.fromkeys((label_steps.ENCODE_LABELS, label_steps.ORDER_LABELS), labels.rows)
-    writing: dict[str, int | None] = dict.fromkeys((query_steps.ORDER_QUERIES, query_steps.WRITE_QUERIES), rows)
-    joining |= dict.fromkeys((label_steps.SEND, label_steps.LOOK_UP))  # rows are distinct keys per block
-    return joining, {query_steps.ENCODE_QUERIES: rows}, {**writing, label_steps.WRITE_LABELS: labels.rows}
-
-
 def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | None) -> FrozenTokenizer | None:
     """Return `frozen`, the hub's tokenizer, or a tokenizer trained on a sample of the texts; None without texts.
 
@@ -415,8 +341,8 @@ def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | 
     limit = options.max_tokens or tokenizer.LEAST_TOKENS
     if frozen is None and (size := vocabulary_size(options.tokenizer)) is not None:
         blocks = [block for table in tables for block in raw.blocks_of(table)]
-        rows = sum(raw.count_input(table, "rows") for table in tables)
-        texts = read.sample_texts(blocks, rows, options.tokenizer_texts)
+        total = sum(raw.count_input(table, "rows") for table in tables)
+        texts = read.sample_texts(blocks, total, options.tokenizer_texts)
         frozen = tokenizer.freeze(tokenizer.train_wordpiece(texts, size), {}, limit)
     elif frozen is None:
         frozen = tokenizer.load_hub(options.tokenizer, limit)
@@ -431,18 +357,25 @@ def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | 
     return frozen.with_max_tokens(limit)
 
 
-def _open_dense(attempt: Attempt, raw: Summary) -> DenseVectors | None:
-    """Load the model for dense vectors, and return it with the dimension. Raises InputError if no row has a text."""
-    model = attempt.dense
-    if model is None:
-        return None
+def _dimension(attempt: Attempt, raw: Summary) -> int:
+    """Return the length of the vectors that a model computes; 0 without a model. Raises InputError without texts."""
+    if attempt.dense is None:
+        return 0
     if not any(raw.count_input(table, "text_bytes") for table in (*attempt.inputs.splits, LABELS)):
         raise InputError(f"--embed: {attempt.source} contains no texts. Leave --embed out.")
     from pipelines.models import dimension_of
 
-    dimension = dimension_of(model)
-    attempt.say(f"{model.name}: vectors of {dimension} numbers, computed in {model.compute}")
-    return DenseVectors(model, dimension)
+    dimension = dimension_of(attempt.dense)
+    attempt.say(f"{attempt.dense.name}: vectors of {dimension} numbers, computed in {attempt.dense.compute}")
+    return dimension
+
+
+def _counted(inputs: Inputs, raw: Summary) -> str:
+    """Describe the points, not labels, which files repeat. Queries are counted once; pairs determine their splits."""
+    if inputs.shared_points:
+        pairs = ", ".join(f"{raw.count_input(PAIRS + split, 'rows'):,} pairs of {split}" for split in inputs.splits)
+        return f"{raw.count_input(inputs.splits[0], 'rows_in'):,} queries, {pairs}"
+    return ", ".join(f"{raw.count_input(split, 'rows'):,} {split} points" for split in inputs.splits)
 
 
 def _changes(base: EarlierData, summary: Summary) -> str:

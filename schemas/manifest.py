@@ -86,14 +86,11 @@ def _require_path(place: str) -> str:
     return place
 
 
-TablePath = Annotated[
-    str, pydantic.AfterValidator(_require_path)
-]  # a URL, or a path relative to the table that names it
+# A URL, or a path relative to the table that names it.
+TablePath = Annotated[str, pydantic.AfterValidator(_require_path)]
 
 
 class _Section(BaseModel):
-    """Base class for sections of a manifest: frozen, without unknown fields."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -374,7 +371,7 @@ def describe_file(path: str, name: str, rows: int, checksums: str | None = None)
     return Shard(path=name, rows=rows, bytes=os.path.getsize(path), sha256=digest, checksums=checksums)
 
 
-def _require_digest(place: str, expected: str, digest: str, remedy: str = "Make the table again.") -> None:
+def _require_digest(place: str, expected: str, digest: str, remedy: str) -> None:
     if digest != expected:
         raise TableError(f"{place}: damaged: SHA-256 is {digest[:12]}…, expected {expected[:12]}…. {remedy}")
 

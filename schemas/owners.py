@@ -1,4 +1,8 @@
-"""One owner per output: claim it, build it apart, publish it; and what kinds of outputs there are."""
+"""One owner per output: a process claims an output, builds it apart from readers, and publishes it.
+
+First the claim, which a thread keeps alive and which another process takes over when its owner has ended; then the
+build; then the kinds of outputs, which are not written over one another.
+"""
 
 import contextlib
 import json
@@ -14,11 +18,18 @@ from pathlib import Path
 
 from schemas import storage
 from schemas.errors import InputError, RoomError, StorageError, TableError
-from schemas.layout import ABLATION_PAGE, ABLATION_RESULT, CLUSTERS, MANIFEST, MINING_COST, RunLayout, phases, staging
+from schemas.layout import ABLATION_PAGE, ABLATION_RESULT, CLUSTERS, MANIFEST, MINING_COST, RUN_FILE, phases, staging
 from schemas.manifest import Manifest, is_published, publish_new, unpublish
 from schemas.process import Say, waiting
 from schemas.storage import join
 from schemas.table import Table
+
+CLAIM_FILE = ".claim.json"
+BEAT_SECONDS = 2.0
+LEASE_SECONDS = 30.0
+SETTLE_SECONDS = 0.2  # until every reader sees a write
+_JOIN_SECONDS = 10.0  # wait for a beat while storage does not answer
+_FRESH = 0.8  # share of the lease after which an owner checks again, because the rates of clocks differ a little
 
 KIND_FILE = ".kind"
 _OTHER = "other files"
@@ -29,91 +40,6 @@ _COMPANION_FILES = (MINING_COST, ABLATION_RESULT)  # files beside tables, and in
 _NAMES = {"sharded": "a data set", "trained": "a run", "exported": "an export", "embedded": "embeddings"}
 _NAMES |= {"mined": "hard negatives", "clustered": "queries in cluster order", "compared": "a comparison of recipes"}
 _NAMES |= {"handed over": "tuples"}
-_RECIPE = RunLayout("").config.strip("/")
-
-
-def require_output_folder(out: str, doing: str, reads: Iterable[str | None] = ()) -> None:
-    """Refuse to write an output of kind `doing` at the prefix `out` over another kind, or inside a path in `reads`.
-
-    Raises InputError, StorageError; TableError if the existing files are damaged.
-    """
-    _require_apart(out, reads)
-    if storage.is_stream(out) or storage.exists(out):
-        raise InputError(f"{out}: expected a folder to write to, got a file. Give another path.")
-    present = _kind_at(out, storage.list_names(out))
-    if present not in (None, doing):
-        wanted = _NAMES.get(doing, doing)
-        raise InputError(
-            f"{out}: contains {_NAMES.get(present, present)}, but this command writes {wanted}. Nothing was changed; "
-            "give another path."
-        )
-
-
-def require_output_file(out: str, reads: Iterable[str | None], remedy: str, may_replace: bool = False) -> None:
-    """Refuse to write a file at `out` over or inside a path in `reads`, or over a file unless `may_replace`.
-
-    A device, a pipe or another file that is not regular is allowed. Raises InputError, with `remedy` at the end of the
-    message, if a file exists; StorageError.
-    """
-    _require_apart(out, reads)
-    if storage.is_folder(out):
-        raise InputError(f"{out}: expected a file to write, got a folder. Give the path of a file in this folder.")
-    if not (may_replace or storage.is_stream(out)) and storage.exists(out):
-        raise InputError(f"{out}: this file exists already. {remedy}")
-
-
-def mark_kind(out: str, doing: str) -> bool:
-    """Write a mark of the kind `doing` at `out`, before all other files; return whether this kind has a mark."""
-    if doing in _NAMES:
-        storage.write_bytes(join(out, KIND_FILE), f"{doing}\n".encode())
-    return doing in _NAMES
-
-
-def unmark_kind(out: str, doing: str) -> None:
-    """Remove the mark if other files show the kind of `out`, or if no other file is left."""
-    names = [name for name in storage.list_names(out) if name != KIND_FILE]
-    if ".staging" not in names and (MANIFEST in names or _kind_at(out, names) in (None, doing)):
-        storage.remove(join(out, KIND_FILE))
-
-
-def _require_apart(out: str, reads: Iterable[str | None]) -> None:
-    for read in () if storage.is_stream(out) else reads:
-        if read is not None and storage.is_within(out, read):
-            if storage.is_within(read, out):
-                raise InputError(f"{out}: the command reads this path, and would overwrite it. Give another path.")
-            raise InputError(f"{out}: is inside {read}, which the command reads. Give a path outside this folder.")
-
-
-def _kind_at(url: str, names: list[str]) -> str | None:
-    """Return the kind of the output at `url` with the files `names`, or None. Raises TableError, StorageError."""
-    if MANIFEST in names:
-        return _kind_of(url)
-    if _RECIPE in names:
-        return "trained"
-    if ABLATION_PAGE in names:
-        return "compared"
-    visible = [name for name in names if not name.startswith(".") and name not in _COMPANION_FILES]
-    if not visible and ".staging" not in names:
-        return None
-    if KIND_FILE in names:
-        return storage.read_bytes(join(url, KIND_FILE)).decode(errors="replace").strip()
-    made = {_kind_of(join(url, name)) if is_published(join(url, name)) else _OTHER for name in visible}
-    return _OTHER if len(made) > 1 else made.pop() if made else None
-
-
-def _kind_of(url: str) -> str:
-    """Return the kind of work that produced the finished table at `url`. Raises TableError."""
-    table = Table.open(url)
-    made = "clustered" if CLUSTERS in table.parameters else f"a table of {table.kind}"
-    return _WORK_BY_KIND.get(table.kind, made)
-
-
-CLAIM_FILE = ".claim.json"
-BEAT_SECONDS = 2.0
-LEASE_SECONDS = 30.0
-SETTLE_SECONDS = 0.2  # until every reader sees a write
-_JOIN_SECONDS = 10.0  # wait for a beat while storage does not answer
-_FRESH = 0.8  # share of the lease after which an owner checks again, because the rates of clocks differ a little
 
 
 class ClaimedError(InputError):
@@ -198,14 +124,10 @@ class Claim:
                 "command again if no other process continues the work."
             )
 
-    def start(self) -> None:
-        """Start the beats."""
-        self._thread.start()
-
     def release(self) -> None:
         """Release the output, if this process still owns it."""
         self._ended.set()
-        self._thread.join(storage.CLEAN_UP_SECONDS if storage.cleaning_up.is_set() else _JOIN_SECONDS)
+        self._thread.join(storage.CLEAN_UP_SECONDS if storage.thread_state.cleaning_up else _JOIN_SECONDS)
         with contextlib.suppress(ClaimLostError, StorageError):
             self.require()
             chain = _chain(self.root)
@@ -254,12 +176,15 @@ class Unclaimed(Claim):
     def require(self) -> None: ...
 
 
+_HELD_CLAIMS: dict[tuple[int, str], Claim] = {}  # claims of this process, by thread and root
+
+
 @contextlib.contextmanager
 def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
     """Hold the claim on the output at `root` within the block; reuse a claim that this thread already holds.
 
     If the owner of the claim has ended, the claim is taken over, and `say` reports this. The output is marked with its
-    kind (`outputs`). Raises ClaimedError while another process holds the claim; ClaimLostError, in place of an error of
+    kind. Raises ClaimedError while another process holds the claim; ClaimLostError, in place of an error of
     the block, if another process took over during the block; StorageError.
     """
     key = threading.get_ident(), root
@@ -268,15 +193,17 @@ def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
         return
     is_new = storage.is_local(root) and not os.path.exists(storage.filesystem(root)[1])
     claim = _acquire(root, Owner.here(doing), say)
-    claim.start()
+    claim._thread.start()
     _HELD_CLAIMS[key] = claim
     marked = False
     try:
-        marked = mark_kind(root, doing)
+        if doing in _NAMES:  # before all other files
+            storage.write_bytes(join(root, KIND_FILE), f"{doing}\n".encode())
+            marked = True
         yield claim
     except Exception as error:
         if isinstance(error, StorageError):
-            storage.cleaning_up.set()  # the error is printed after the clean-up
+            storage.thread_state.cleaning_up = True  # the error is printed after the clean-up
         with contextlib.suppress(StorageError):
             claim.require()  # ClaimLostError replaces the error, which another process caused by taking over
         raise
@@ -285,15 +212,15 @@ def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
         if marked:
             with contextlib.suppress(ClaimLostError, StorageError, TableError):
                 claim.require()
-                unmark_kind(root, doing)
+                # The mark goes if other files show the kind, or if no other file is left.
+                names = [name for name in storage.list_names(root) if name != KIND_FILE]
+                if ".staging" not in names and (MANIFEST in names or _kind_at(root, names) in (None, doing)):
+                    storage.remove(join(root, KIND_FILE))
         claim.release()
-        storage.cleaning_up.clear()
+        storage.thread_state.cleaning_up = False
         if is_new:
             with contextlib.suppress(OSError):  # the folder is not empty
                 os.rmdir(storage.filesystem(root)[1])
-
-
-_HELD_CLAIMS: dict[tuple[int, str], Claim] = {}  # claims of this process, by thread and root
 
 
 def describe_work(root: str) -> str:
@@ -302,7 +229,6 @@ def describe_work(root: str) -> str:
 
 
 def _acquire(root: str, owner: Owner, say: Say | None) -> Claim:
-    """Claim `root`. Raises ClaimedError, StorageError."""
     body = storage.seal(json.dumps(asdict(owner)).encode())
     while True:
         claim, chain = Claim(root, owner), _chain(root)
@@ -484,3 +410,65 @@ def _clear_staging(out: str, keep_phases: bool) -> None:
     for place in places:
         if place != phases(out):
             storage.remove(place, recursive=True)
+
+
+def require_output_folder(out: str, doing: str, reads: Iterable[str | None] = ()) -> None:
+    """Refuse to write an output of kind `doing` at the prefix `out` over another kind, or inside a path in `reads`.
+
+    Raises InputError, StorageError; TableError if the existing files are damaged.
+    """
+    _require_apart(out, reads)
+    if storage.is_stream(out) or storage.exists(out):
+        raise InputError(f"{out}: expected a folder to write to, got a file. Give another path.")
+    present = _kind_at(out, storage.list_names(out))
+    if present not in (None, doing):
+        wanted = _NAMES.get(doing, doing)
+        raise InputError(
+            f"{out}: contains {_NAMES.get(present, present)}, but this command writes {wanted}. Nothing was changed; "
+            "give another path."
+        )
+
+
+def require_output_file(out: str, reads: Iterable[str | None], remedy: str, may_replace: bool = False) -> None:
+    """Refuse to write a file at `out` over or inside a path in `reads`, or over a file unless `may_replace`.
+
+    A device, a pipe or another file that is not regular is allowed. Raises InputError, with `remedy` at the end of the
+    message, if a file exists; StorageError.
+    """
+    _require_apart(out, reads)
+    if storage.is_folder(out):
+        raise InputError(f"{out}: expected a file to write, got a folder. Give the path of a file in this folder.")
+    if not (may_replace or storage.is_stream(out)) and storage.exists(out):
+        raise InputError(f"{out}: this file exists already. {remedy}")
+
+
+def _require_apart(out: str, reads: Iterable[str | None]) -> None:
+    for read in () if storage.is_stream(out) else reads:
+        if read is not None and storage.is_within(out, read):
+            if storage.is_within(read, out):
+                raise InputError(f"{out}: the command reads this path, and would overwrite it. Give another path.")
+            raise InputError(f"{out}: is inside {read}, which the command reads. Give a path outside this folder.")
+
+
+def _kind_at(url: str, names: list[str]) -> str | None:
+    """Return the kind of the output at `url` with the files `names`, or None. Raises TableError, StorageError."""
+    if MANIFEST in names:
+        return _kind_of(url)
+    if RUN_FILE in names:
+        return "trained"
+    if ABLATION_PAGE in names:
+        return "compared"
+    visible = [name for name in names if not name.startswith(".") and name not in _COMPANION_FILES]
+    if not visible and ".staging" not in names:
+        return None
+    if KIND_FILE in names:
+        return storage.read_bytes(join(url, KIND_FILE)).decode(errors="replace").strip()
+    made = {_kind_of(join(url, name)) if is_published(join(url, name)) else _OTHER for name in visible}
+    return _OTHER if len(made) > 1 else made.pop() if made else None
+
+
+def _kind_of(url: str) -> str:
+    """Return the kind of work that produced the finished table at `url`. Raises TableError."""
+    table = Table.open(url)
+    made = "clustered" if CLUSTERS in table.parameters else f"a table of {table.kind}"
+    return _WORK_BY_KIND.get(table.kind, made)

@@ -1,4 +1,4 @@
-"""This process: its cores, its forks, the end of its parent, and waits that are told."""
+"""This process: its cores, its forks, waits that are reported, its memory, and the end of its parent."""
 
 import asyncio
 import contextlib
@@ -15,10 +15,8 @@ from pathlib import Path
 
 from schemas.errors import redact
 
-_QUOTAS = (
-    ("/sys/fs/cgroup/cpu.max",),
-    ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
-)
+# Files of a cgroup's quota: microseconds of all cores, in microseconds of time.
+_QUOTAS = ("/sys/fs/cgroup/cpu.max",), ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us")
 
 
 @functools.cache
@@ -42,7 +40,6 @@ def limit_openmp_threads(threads: int | None = None) -> None:
 
 
 def _quota(files: tuple[str, ...]) -> float:
-    """Return the number of cores that a cgroup's `files` allow, or inf without a quota."""
     try:
         words = " ".join(Path(file).read_text() for file in files).split()
         share, period = map(int, words)
@@ -96,7 +93,6 @@ def one_thread_in_children(set_threads: Callable[[int], object]) -> Callable[[in
 
 
 SILENT_SECONDS, SAY_SECONDS = 5.0, 60.0  # time before a wait is reported, and between reports
-
 Say = Callable[[str], None]
 _listeners: list[Say] = []  # receive reports of waits without a `say`
 add_listener = _listeners.append
@@ -179,9 +175,6 @@ def _time_of_day(moment: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(moment))
 
 
-_POLL_SECONDS = 0.5  # interval at which a process checks whether its parent still runs
-
-
 def python_command(program: str, *arguments: str) -> list[str]:
     """Return the command line that runs `program` in a Python process with this process's module paths.
 
@@ -207,7 +200,7 @@ def end_with_parent(parent: int | None = None) -> None:
     """
 
     def watch_parent(parent: int) -> None:
-        for _ in waiting("", every=_POLL_SECONDS):
+        for _ in waiting("", every=0.5):
             if os.getppid() != parent:
                 os._exit(1)
 

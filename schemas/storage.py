@@ -1,7 +1,8 @@
-"""Reads and writes files at any fsspec URL, with retries; a file is written whole or not at all.
+"""Files at any fsspec URL: read and written with retries, each file whole or not at all; checksums; room on a disk.
 
 A URL is a local path, or what fsspec accepts: `file://`, `memory://`, `s3://`, `gs://`, ... It names exactly one place:
-no function takes `*`, `?`, `[` or `]` for a pattern.
+no function takes `*`, `?`, `[` or `]` for a pattern. Places come first, then reading, listing, writing and removing;
+then content with checksums and JSON; then the room on a disk; last, what the functions share.
 """
 
 import asyncio
@@ -23,7 +24,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, TypeVar
-from zlib import crc32
 
 import fsspec
 import numpy as np
@@ -47,9 +47,14 @@ from schemas.errors import (
 from schemas.process import Wait, survive_forks
 from schemas.sizes import say_bytes
 
+try:
+    from zlib_ng.zlib_ng import crc32 as crc32  # ten times as fast as zlib's CRC-32
+except ImportError:  # for machines where the package cannot be installed
+    from zlib import crc32 as crc32
+
 ATTEMPTS = 5
 DEADLINE_SECONDS = 300.0  # no further attempt starts after this time
-CLEAN_UP_SECONDS = 3.0  # limit for a request while `cleaning_up` is set
+CLEAN_UP_SECONDS = 3.0  # limit for a request while a thread cleans up
 REQUEST_SECONDS = 60.0  # limit for one look-up or one range, for servers that accept a connection and never answer
 FILE_SECONDS = 900.0  # limit for reading a whole file at once, or for removing a prefix
 CONNECTIONS = 64  # connections to an object store
@@ -58,6 +63,9 @@ _BULK = 1000  # most objects that one request removes
 READ_BYTES = 4 << 20  # size of one request of a streaming pass
 SLOWEST_SECONDS = 8.0  # longest pause between two attempts
 READ_ATTEMPTS = 3  # number of times that bytes with a wrong checksum are read
+MAX_BYTES = 1 << 28  # size of the largest JSON object that is parsed
+_FIELD = "crc32"  # checksum of the other fields of a JSON object
+_CHECKSUM = np.dtype("<u4")
 _MORE_SILENT_SECONDS = 15.0  # because a large file takes longer than other waits
 _LONGEST = 4096  # longest path that operating systems allow, in characters
 TEMPORARY = ".tmp-"
@@ -72,29 +80,19 @@ _CREDENTIALS = (
 )
 # Drivers cut a URL here, and read another version of the object.
 _VERSION = re.compile(r"(?i)\?(?:.*&)?(?:versionId|generation)=|^gc?s://.*#\d+$")
+_NO_CREDENTIALS = "NoCredentialsError"  # of botocore, which only an extra installs
 _PERMANENT_ERRORS = FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError
 
 
-class _Flag(threading.local):
-    """A flag of each thread."""
-
-    _is_set = False
-
-    def set(self) -> None:
-        self._is_set = True
-
-    def clear(self) -> None:
-        self._is_set = False
-
-    def is_set(self) -> bool:
-        return self._is_set
-
-
-# Set in a thread that cleans up after a failure of storage: its requests are tried once. Other threads may still write.
-cleaning_up = _Flag()
-
 T = TypeVar("T")
 
+
+class _ThreadState(threading.local):
+    # Whether this thread cleans up after a failure of storage: its requests are tried once. Others may still write.
+    cleaning_up = False
+
+
+thread_state = _ThreadState()
 survive_forks()
 
 
@@ -159,13 +157,17 @@ def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
             f"cannot open {url!r}: the end of the URL names a version of an object, but a place is its newest version. "
             "Leave the version out."
         )
+    options = {}
+    if scheme in ("s3", "s3a"):  # botocore has a limit of 10 connections; the user's configuration has priority
+        configured = fsspec.config.conf.get(scheme, {}).get("config_kwargs", {})
+        options = {"config_kwargs": {"max_pool_connections": CONNECTIONS, **configured}}
     try:
-        fs, path = url_to_fs(url, **_options(url))
+        fs, path = url_to_fs(url, **options)
     except OSError as error:
         cause = redact_known(str(error), url)
         raise StorageError(f"cannot reach {url}: {cause}; check the host, or try again later.") from None
     except ImportError as error:
-        extra = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}.get(url.partition("://")[0])
+        extra = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}.get(scheme)
         if extra is None:
             raise InputError(f"cannot open {url!r}: {error}. Install the package for this scheme.") from error
         raise MissingExtra(f"cannot open {url!r}: {error}", extra) from error
@@ -173,15 +175,6 @@ def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
         cause = redact_known(str(error) or type(error).__name__, url)
         raise InputError(f"cannot open {url!r}: {cause}. Check the spelling.") from None
     return fs, path
-
-
-def _options(url: str) -> dict[str, Any]:
-    """Return options that raise botocore's limit of 10 connections; the user's fsspec configuration has priority."""
-    protocol = url.partition("://")[0]
-    if protocol not in ("s3", "s3a"):
-        return {}
-    configured = fsspec.config.conf.get(protocol, {}).get("config_kwargs", {})
-    return {"config_kwargs": {"max_pool_connections": CONNECTIONS, **configured}}
 
 
 def is_local(url: str) -> bool:
@@ -226,14 +219,29 @@ def exists(url: str) -> bool:
     fs, path = filesystem(url)
 
     def find() -> bool:
-        try:
-            return bool(
-                _call_with_timeout(fs, "info", path)["type"] == "file"
-            )  # fsspec's isfile() is False after any failure
+        try:  # fsspec's isfile() is False after any failure
+            return bool(_call_with_timeout(fs, "info", path)["type"] == "file")
         except (FileNotFoundError, NotADirectoryError):
             return False
 
     return _retry(find, "look for", url)
+
+
+def size(url: str) -> int:
+    """Return the size in bytes of the file at `url`. Raises FileNotFoundError, StorageError."""
+    fs, path = filesystem(url)
+    return _retry(lambda: int(_call_with_timeout(fs, "info", path)["size"]), "look up", url)
+
+
+def state(url: str) -> tuple[str, ...]:
+    """Return the size, and the time of change or the ETag, of a file, which differ after a change; () for no file."""
+    fs, path = filesystem(url)
+    names = ("size", "mtime", "ino") if isinstance(fs, LocalFileSystem) else _STATE
+    try:
+        info = _retry(lambda: _call_with_timeout(fs, "info", path), "look up", url)
+    except FileNotFoundError:
+        return ()
+    return tuple(f"{name}={info[name]}" for name in names if name in info)
 
 
 def read_bytes(url: str) -> bytes:
@@ -260,48 +268,6 @@ def read_range(
         return data
 
     return _retry(read, "read", url, cancelled)
-
-
-def write_sealed(url: str, data: bytes, durable: bool = False) -> None:
-    """Publish a line with the CRC-32 of `data`, followed by `data`, for `read_sealed`. Raises StorageError."""
-    write_bytes(url, seal(data), durable)
-
-
-def seal(data: bytes) -> bytes:
-    """Return a line with the CRC-32 of `data`, followed by `data`."""
-    return b"%08x\n%b" % (crc32(data), data)
-
-
-def unseal(sealed: bytes) -> bytes | None:
-    """Return the data that was given to `seal`; None if the content does not match the checksum."""
-    line, _, data = sealed.partition(b"\n")
-    return bytes(data) if line == b"%08x" % crc32(data) else None
-
-
-def read_sealed(url: str, remedy: str | None = None) -> bytes:
-    """Read the data that `write_sealed` wrote; bytes that do not match their checksum are read again.
-
-    Raises FileNotFoundError; StorageError. Damaged bytes raise TableError, with `remedy` at the end of the message, or
-    StorageError if `remedy` is None.
-    """
-    data = read_matching(lambda: unseal(read_bytes(url)), lambda data: data is not None)
-    if data is not None:
-        return data
-    fault = "the content does not match the checksum"
-    if remedy is None:
-        raise StorageError(f"could not read {url}: the file is damaged: {fault}; fix the cause and run again.")
-    raise TableError(f"{url}: damaged: {fault}. {remedy}")
-
-
-def read_matching(read: Callable[[], T], matches: Callable[[T], bool]) -> T:
-    """Return the result of `read`; if it does not match, call `read` again, because the network may be the cause.
-
-    After READS calls, the last result is returned even if it does not match.
-    """
-    for _ in range(READ_ATTEMPTS - 1):
-        if matches(data := read()):
-            return data
-    return read()
 
 
 def open_read(url: str) -> IO[bytes]:
@@ -332,53 +298,32 @@ class RangeReader(AbstractBufferedFile):
         return read_range(self.path, start, min(end, self.size))
 
 
-def size(url: str) -> int:
-    """Return the size in bytes of the file at `url`. Raises FileNotFoundError, StorageError."""
-    fs, path = filesystem(url)
-    return _retry(lambda: int(_call_with_timeout(fs, "info", path)["size"]), "look up", url)
-
-
-def state(url: str) -> tuple[str, ...]:
-    """Return the size, and the time of change or the ETag, of a file, which differ after a change; () for no file."""
-    fs, path = filesystem(url)
-    names = ("size", "mtime", "ino") if isinstance(fs, LocalFileSystem) else _STATE
-    try:
-        info = _retry(lambda: _call_with_timeout(fs, "info", path), "look up", url)
-    except FileNotFoundError:
-        return ()
-    return tuple(f"{name}={info[name]}" for name in names if name in info)
-
-
 def list_names(url: str) -> list[str]:
     """Return the sorted names directly under the prefix `url`; empty if there are none."""
-    return sorted(filter(_is_visible, {path.rstrip("/").rsplit("/", 1)[-1] for path in _list(url, detail=False)}))
+    return list(_list(url, detail=False))
 
 
 def list_types(url: str) -> dict[str, str]:
     """Return the type ("file", "directory", "other") of each name directly under the prefix `url`, sorted by name."""
-    types = {each["name"].rstrip("/").rsplit("/", 1)[-1]: each["type"] for each in _list(url, detail=True)}
-    return {name: types[name] for name in sorted(filter(_is_visible, types))}
+    return {name: facts["type"] for name, facts in _list(url).items()}
 
 
 def list_sizes(url: str) -> dict[str, int]:
     """Return the size in bytes of each file directly under the prefix `url`, by name; empty if there are no files."""
-    listed = (each for each in _list(url, detail=True) if each["type"] == "file")
-    files = {each["name"].rsplit("/", 1)[-1]: int(each["size"]) for each in listed}
-    return {name: files[name] for name in sorted(filter(_is_visible, files))}
+    return {name: int(facts["size"]) for name, facts in _list(url).items() if facts["type"] == "file"}
 
 
-def _list(url: str, detail: bool) -> list[Any]:
-    """Return the answer of fsspec's `ls` without the place itself, which some stores list; [] if there is nothing."""
+def _list(url: str, detail: bool = True) -> dict[str, Any]:
+    """Return the entries of fsspec's `ls` by name, sorted, without the place itself, which some stores list."""
     fs, path = filesystem(url)
     try:
         listed = _retry(lambda: list(_call_with_timeout(fs, "ls", path, detail=detail)), "list", url)
     except FileNotFoundError:
-        return []
-    return [each for each in listed if (each["name"] if detail else each).rstrip("/") != path.rstrip("/")]
-
-
-def _is_visible(name: str) -> bool:
-    return bool(name) and not name.startswith(TEMPORARY)
+        return {}
+    places = {(each["name"] if detail else each).rstrip("/"): each for each in listed}
+    places.pop(path.rstrip("/"), None)
+    found = {place.rsplit("/", 1)[-1]: each for place, each in places.items()}
+    return {name: found[name] for name in sorted(found) if name and not name.startswith(TEMPORARY)}
 
 
 def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> None:
@@ -425,35 +370,6 @@ def create_bytes(url: str, data: bytes) -> bool:
     return _retry(create, "write", url)
 
 
-def move_files(source: str, target: str, names: Sequence[str]) -> None:
-    """Move the files `names` to another prefix of the same store, over existing files; the bytes do not change.
-
-    On a local disk the files are renamed; elsewhere the store copies the files, and the caller removes `source`. Raises
-    FileNotFoundError, StorageError.
-    """
-    fs, start = filesystem(source)
-    end = filesystem(target)[1]
-    pairs = [(join(start, name), join(end, name)) for name in names]
-    if not isinstance(fs, LocalFileSystem):
-        with ThreadPoolExecutor(MOVE_THREADS, thread_name_prefix="extremis-move") as pool:
-            copy = functools.partial(_call_with_timeout, fs, "cp_file", seconds=FILE_SECONDS)
-            urls = [join(target, name) for name in names]
-            list(pool.map(lambda pair, url: _retry(lambda: copy(*pair), "copy to", url), pairs, urls))
-        return
-    folders = {os.path.dirname(place) for _, place in pairs}
-
-    def rename() -> None:
-        for folder in folders:
-            _make_folder(folder)
-        for before, after in pairs:
-            if os.path.exists(before) or not os.path.exists(after):  # an earlier attempt may have moved the file
-                os.replace(before, after)
-        for folder in folders:
-            _sync(folder, os.O_RDONLY)
-
-    _retry(rename, "write", target)
-
-
 @contextlib.contextmanager
 def writing(url: str, durable: bool = True) -> Iterator[str]:
     """Yield a local path to write to; its file is published at `url` as a whole when the block ends.
@@ -486,6 +402,48 @@ def writing(url: str, durable: bool = True) -> Iterator[str]:
         raise StorageError(f"could not write {url}: {cause}; {remedy}.") from error
 
 
+@contextlib.contextmanager
+def replacing(path: str, durable: bool) -> Iterator[str]:
+    """Yield a name next to `path`, or next to the target of a link; the file replaces `path` when the block ends."""
+    path = os.path.realpath(path) if os.path.islink(path) else path
+    with _temporary_file(path) as temporary:
+        yield temporary
+        if durable:
+            _sync(temporary, os.O_RDWR)
+        os.replace(temporary, path)
+        if durable:
+            _sync(os.path.dirname(path) or ".", os.O_RDONLY)
+
+
+def move_files(source: str, target: str, names: Sequence[str]) -> None:
+    """Move the files `names` to another prefix of the same store, over existing files; the bytes do not change.
+
+    On a local disk the files are renamed; elsewhere the store copies the files, and the caller removes `source`. Raises
+    FileNotFoundError, StorageError.
+    """
+    fs, start = filesystem(source)
+    end = filesystem(target)[1]
+    pairs = [(join(start, name), join(end, name)) for name in names]
+    if not isinstance(fs, LocalFileSystem):
+        with ThreadPoolExecutor(MOVE_THREADS, thread_name_prefix="extremis-move") as pool:
+            copy = functools.partial(_call_with_timeout, fs, "cp_file", seconds=FILE_SECONDS)
+            urls = [join(target, name) for name in names]
+            list(pool.map(lambda pair, url: _retry(lambda: copy(*pair), "copy to", url), pairs, urls))
+        return
+    folders = {os.path.dirname(place) for _, place in pairs}
+
+    def rename() -> None:
+        for folder in folders:
+            _make_folder(folder)
+        for before, after in pairs:
+            if os.path.exists(before) or not os.path.exists(after):  # an earlier attempt may have moved the file
+                os.replace(before, after)
+        for folder in folders:
+            _sync(folder, os.O_RDONLY)
+
+    _retry(rename, "write", target)
+
+
 def remove(url: str, recursive: bool = False) -> None:
     """Remove a file, or with `recursive` also all files below; a missing file is no error. Raises StorageError."""
     fs, path = filesystem(url)
@@ -515,7 +473,7 @@ def _remove_below(fs: fsspec.AbstractFileSystem, path: str) -> None:
         for first in range(0, len(files), _BULK):
             _remove_in_bulk(fs, files[first : first + _BULK])
         return
-    seconds = CLEAN_UP_SECONDS if cleaning_up.is_set() else REQUEST_SECONDS
+    seconds = CLEAN_UP_SECONDS if thread_state.cleaning_up else REQUEST_SECONDS
 
     def drop(name: str, method: str = "rm_file") -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -539,17 +497,6 @@ def _remove_in_bulk(fs: Any, paths: Sequence[str]) -> None:
         raise kind(number, f"{error['Key']}: {error.get('Message', error['Code'])}")
 
 
-def free_bytes(url: str) -> int | None:
-    """Return the free bytes at `url` on a local disk, even if `url` does not exist; None on other storage."""
-    fs, path = filesystem(url)
-    if not isinstance(fs, LocalFileSystem):
-        return None
-    while not os.path.exists(path) and path != os.path.dirname(path):
-        path = os.path.dirname(path)
-    room = os.statvfs(path or ".")
-    return room.f_bavail * room.f_frsize
-
-
 def sha256(data: bytes | memoryview) -> str:
     """Return the hexadecimal SHA-256 of `data`."""
     return hashlib.sha256(data).hexdigest()
@@ -571,22 +518,144 @@ def stream_sha256(file: IO[bytes], on_bytes: Callable[[int], None] | None = None
     return digest.hexdigest()
 
 
+def pack(checksums: Iterable[int]) -> str:
+    """Encode checksums for a manifest."""
+    return base64.b64encode(np.fromiter(checksums, _CHECKSUM).tobytes()).decode()
+
+
+def unpack(text: str) -> np.ndarray:
+    """Decode checksums uint32 [n], n >= 1. Raises ValueError for a text that `pack` did not produce."""
+    data = base64.b64decode(text, validate=True)
+    if not data or len(data) % _CHECKSUM.itemsize:
+        raise ValueError(f"checksums of {len(data)} bytes, expected a multiple of {_CHECKSUM.itemsize}")
+    return np.frombuffer(data, _CHECKSUM)
+
+
+def write_sealed(url: str, data: bytes, durable: bool = False) -> None:
+    """Publish a line with the CRC-32 of `data`, followed by `data`, for `read_sealed`. Raises StorageError."""
+    write_bytes(url, seal(data), durable)
+
+
+def read_sealed(url: str, remedy: str | None = None) -> bytes:
+    """Read the data that `write_sealed` wrote; bytes that do not match their checksum are read again.
+
+    Raises FileNotFoundError; StorageError. Damaged bytes raise TableError, with `remedy` at the end of the message, or
+    StorageError if `remedy` is None.
+    """
+    data = read_matching(lambda: unseal(read_bytes(url)), lambda data: data is not None)
+    if data is not None:
+        return data
+    fault = "the content does not match the checksum"
+    if remedy is None:
+        raise StorageError(f"could not read {url}: the file is damaged: {fault}; fix the cause and run again.")
+    raise TableError(f"{url}: damaged: {fault}. {remedy}")
+
+
+def seal(data: bytes) -> bytes:
+    """Return a line with the CRC-32 of `data`, followed by `data`."""
+    return b"%08x\n%b" % (crc32(data), data)
+
+
+def unseal(sealed: bytes) -> bytes | None:
+    """Return the data that was given to `seal`; None if the content does not match the checksum."""
+    line, _, data = sealed.partition(b"\n")
+    return bytes(data) if line == b"%08x" % crc32(data) else None
+
+
+def read_matching(read: Callable[[], T], matches: Callable[[T], bool]) -> T:
+    """Return the result of `read`; if it does not match, call `read` again, because the network may be the cause.
+
+    After READ_ATTEMPTS calls, the last result is returned even if it does not match.
+    """
+    for _ in range(READ_ATTEMPTS - 1):
+        if matches(data := read()):
+            return data
+    return read()
+
+
+def write_json(url: str, body: Mapping[str, Any], indent: int | None = None) -> None:
+    """Publish `body` at `url`. Raises StorageError."""
+    text = json.dumps({**body, _FIELD: _checksum(body)}, indent=indent, sort_keys=True)
+    write_bytes(url, text.encode())
+
+
+def read_json(url: str, remedy: str = "Remove the file, and rerun the command that made it.") -> dict[str, Any]:
+    """Read a JSON object; the file is read again if the checksum differs.
+
+    Raises FileNotFoundError, StorageError; TableError, with `remedy` at the end of the message, if the object is
+    damaged.
+    """
+
+    def matches(body: dict[str, Any] | None) -> bool:
+        return body is not None and body.get(_FIELD) == _checksum(body)
+
+    body = read_matching(lambda: parse_object(read_bytes(url)), matches)
+    if body is None or not matches(body):
+        fault = "not a JSON object" if body is None else "its content does not match its checksum"
+        raise TableError(f"{url}: damaged: {fault}. {remedy}")
+    del body[_FIELD]
+    return body
+
+
+def parse_object(data: bytes) -> dict[str, Any] | None:
+    """Return the JSON object in `data`; None if `data` contains no object, or more than MAX_BYTES."""
+    try:
+        body = json.loads(data) if len(data) <= MAX_BYTES else None
+    except (ValueError, RecursionError):
+        return None
+    return body if isinstance(body, dict) else None
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    rest = {name: value for name, value in body.items() if name != _FIELD}
+    return f"{crc32(json.dumps(rest, sort_keys=True).encode()):08x}"
+
+
+def free_bytes(url: str) -> int | None:
+    """Return the free bytes at `url` on a local disk, even if `url` does not exist; None on other storage."""
+    fs, path = filesystem(url)
+    if not isinstance(fs, LocalFileSystem):
+        return None
+    while not os.path.exists(path) and path != os.path.dirname(path):
+        path = os.path.dirname(path)
+    room = os.statvfs(path or ".")
+    return room.f_bavail * room.f_frsize
+
+
+def require_room(url: str, needs: Mapping[str, int], remedy: str) -> None:
+    """Refuse to write more than fits into the free space at `url`; `needs`: lower bounds in bytes per kind of content.
+
+    Only local disks report their free space. Raises RoomError, with `remedy` at the end of the message.
+    """
+    free = free_bytes(url)
+    if free is None or sum(needs.values()) <= free:
+        return
+    parts = " and ".join(f"{say_bytes(size)} of {what}" for what, size in needs.items())
+    raise RoomError(f"{url}: the command writes at least {parts}, and {say_bytes(free)} are free. {remedy}")
+
+
 @contextlib.contextmanager
-def replacing(path: str, durable: bool) -> Iterator[str]:
-    """Yield a name next to `path`, or next to the target of a link; the file replaces `path` when the block ends."""
-    path = os.path.realpath(path) if os.path.islink(path) else path
-    with _temporary_file(path) as temporary:
-        yield temporary
-        if durable:
-            _sync(temporary, os.O_RDWR)
-        os.replace(temporary, path)
-        if durable:
-            _sync(os.path.dirname(path) or ".", os.O_RDONLY)
+def with_room(url: str, what: str, size: int, remedy: str) -> Iterator[None]:
+    """Check that there is space for the block to write about `size` bytes of `what` to a file at `url`.
+
+    The disk of `url` is checked, or of TMPDIR for uploads. Raises RoomError, with `remedy` at the end of the message:
+    before the block if space is missing, and inside the block if the disk becomes full.
+    """
+    place = url if is_local(url) else tempfile.gettempdir()
+    if place != url:
+        remedy = f"Set TMPDIR to a disk with more room. {remedy}"
+    require_room(place, {what: size}, remedy)
+    try:
+        yield
+    except StorageError as error:
+        if error.__cause__ is None or not is_full(error.__cause__):
+            raise
+        text = f"{place}: the disk is full: the command writes about {say_bytes(size)} of {what}. {remedy}"
+        raise RoomError(text) from error
 
 
 @contextlib.contextmanager
 def _temporary_file(path: str) -> Iterator[str]:
-    """Yield a new name next to `path`, and remove the file of this name at the end."""
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}-{name[-_END:]}")
     _make_folder(folder or ".")
@@ -598,12 +667,8 @@ def _temporary_file(path: str) -> Iterator[str]:
 
 
 def _make_folder(path: str) -> None:
-    """Make the folder `path` if it is missing, following links.
-
-    Raises NotADirectoryError if there is a file at this path.
-    """
     try:
-        os.makedirs(os.path.realpath(path), exist_ok=True)
+        os.makedirs(os.path.realpath(path), exist_ok=True)  # follows links
     except FileExistsError:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
 
@@ -622,14 +687,12 @@ def _descriptor(path: str) -> int | None:
 
 
 def _open_stream(path: str) -> IO[bytes]:
-    """Open a device, a pipe or an open file for writing, without truncating it."""
     number = _descriptor(path)
     with Wait(f"a reader of {path}"):  # only a pipe takes that long to open
         return open(path, "wb") if number is None else os.fdopen(os.dup(number), "wb")
 
 
 def _link(path: str, data: bytes) -> None:
-    """Write a new local file. Raises FileExistsError."""
     with _temporary_file(path) as temporary:
         with open(temporary, "wb") as out:
             out.write(data)
@@ -673,7 +736,7 @@ def _call_with_timeout(
 
     Drops cached listings first, because other processes write to the same storage.
     """
-    call, seconds = getattr(fs, method), CLEAN_UP_SECONDS if cleaning_up.is_set() else seconds or REQUEST_SECONDS
+    call, seconds = getattr(fs, method), CLEAN_UP_SECONDS if thread_state.cleaning_up else seconds or REQUEST_SECONDS
     fs.invalidate_cache()
     if getattr(fs, "async_impl", False) and hasattr(call, "__wrapped__"):  # fsspec's own wrapper around a coroutine
         options["timeout"] = seconds
@@ -684,8 +747,7 @@ def _call_with_timeout(
 
 
 def _seconds_for(size: int) -> float:
-    """Return the time limit in seconds for writing `size` bytes: a slow connection writes 1 MiB per second."""
-    return REQUEST_SECONDS + size / (1 << 20)
+    return REQUEST_SECONDS + size / (1 << 20)  # a slow connection writes 1 MiB per second
 
 
 def _retry(action: Callable[[], T], verb: str, url: str, cancelled: threading.Event | None = None) -> T:
@@ -698,7 +760,7 @@ def _retry(action: Callable[[], T], verb: str, url: str, cancelled: threading.Ev
         attempts += 1
         return action()
 
-    most = 1 if cleaning_up.is_set() else ATTEMPTS
+    most = 1 if thread_state.cleaning_up else ATTEMPTS
     enough = tenacity.stop_after_attempt(most) | tenacity.stop_after_delay(DEADLINE_SECONDS)
     retrying = tenacity.Retrying(
         stop=enough | tenacity.stop_when_event_set(cancelled),
@@ -712,7 +774,7 @@ def _retry(action: Callable[[], T], verb: str, url: str, cancelled: threading.Ev
     try:
         with wait if "://" in url else contextlib.nullcontext():
             result = retrying(counted)
-        cleaning_up.clear()
+        thread_state.cleaning_up = False
         return result
     except FileNotFoundError as error:
         if "bucket does not exist" in str(error) or (verb == "write" and not is_local(url)):  # a store has no folders
@@ -732,13 +794,9 @@ def _retry(action: Callable[[], T], verb: str, url: str, cancelled: threading.Ev
 
 
 def _remedy(error: BaseException) -> str:
-    if _lacks_credentials(error):
+    if type(error).__name__ == _NO_CREDENTIALS:
         return f"set {_CREDENTIALS}"
     return "free some space and run the same command again" if is_full(error) else "fix the cause and run again"
-
-
-def _lacks_credentials(error: BaseException) -> bool:
-    return type(error).__name__ == "NoCredentialsError"  # of botocore, which only an extra installs
 
 
 def is_full(error: BaseException) -> bool:
@@ -748,7 +806,7 @@ def is_full(error: BaseException) -> bool:
 
 def _is_temporary(error: BaseException) -> bool:
     """Return true for errors that may be temporary (network); false for a missing file, no access, a full disk."""
-    if isinstance(error, _PERMANENT_ERRORS) or is_full(error) or _lacks_credentials(error):
+    if isinstance(error, _PERMANENT_ERRORS) or is_full(error) or type(error).__name__ == _NO_CREDENTIALS:
         return False
     if getattr(error, "errno", None) == errno.EROFS:
         return False
@@ -758,108 +816,9 @@ def _is_temporary(error: BaseException) -> bool:
 
 
 def _client_errors() -> tuple[Any, ...]:
-    """Return the S3 client's error types that are not OSErrors; empty without the `s3` extra."""
     try:
         from aiohttp import ClientError
         from botocore.exceptions import BotoCoreError
-    except ImportError:
+    except ImportError:  # without the extra `s3`
         return ()
     return BotoCoreError, ClientError, asyncio.TimeoutError
-
-
-try:
-    from zlib_ng.zlib_ng import (
-        crc32,
-    )  # ten times as fast as zlib's CRC-32
-except ImportError:  # for machines where the package cannot be installed
-    from zlib import crc32
-
-__all__ = ["crc32", "pack", "unpack"]
-_TYPE = np.dtype("<u4")
-
-
-def pack(checksums: Iterable[int]) -> str:
-    """Encode checksums for a manifest."""
-    return base64.b64encode(np.fromiter(checksums, _TYPE).tobytes()).decode()
-
-
-def unpack(text: str) -> np.ndarray:
-    """Decode checksums uint32 [n], n >= 1. Raises ValueError for a text that `pack` did not produce."""
-    data = base64.b64decode(text, validate=True)
-    if not data or len(data) % _TYPE.itemsize:
-        raise ValueError(f"checksums of {len(data)} bytes, expected a multiple of {_TYPE.itemsize}")
-    return np.frombuffer(data, _TYPE)
-
-
-MAX_BYTES = 1 << 28  # size of the largest record that is parsed
-_FIELD = "crc32"  # checksum of the other fields
-
-
-def write_json(url: str, body: Mapping[str, Any], indent: int | None = None) -> None:
-    """Publish `body` at `url`. Raises StorageError."""
-    text = json.dumps({**body, _FIELD: _checksum(body)}, indent=indent, sort_keys=True)
-    write_bytes(url, text.encode())
-
-
-def read_json(url: str, remedy: str = "Remove the file, and rerun the command that made it.") -> dict[str, Any]:
-    """Read a JSON object; the file is read again if the checksum differs.
-
-    Raises FileNotFoundError, StorageError; TableError, with `remedy` at the end of the message, if the object is
-    damaged.
-    """
-    body = read_matching(lambda: parse_object(read_bytes(url)), _matches)
-    if body is None or not _matches(body):
-        fault = "not a JSON object" if body is None else "its content does not match its checksum"
-        raise TableError(f"{url}: damaged: {fault}. {remedy}")
-    del body[_FIELD]
-    return body
-
-
-def parse_object(data: bytes) -> dict[str, Any] | None:
-    """Return the JSON object in `data`; None if `data` contains no object, or more than MAX_BYTES."""
-    try:
-        body = json.loads(data) if len(data) <= MAX_BYTES else None
-    except (ValueError, RecursionError):
-        return None
-    return body if isinstance(body, dict) else None
-
-
-def _matches(body: dict[str, Any] | None) -> bool:
-    return body is not None and body.get(_FIELD) == _checksum(body)
-
-
-def _checksum(body: Mapping[str, Any]) -> str:
-    rest = {name: value for name, value in body.items() if name != _FIELD}
-    return f"{crc32(json.dumps(rest, sort_keys=True).encode()):08x}"
-
-
-def require_room(url: str, needs: Mapping[str, int], remedy: str) -> None:
-    """Refuse to write more than fits into the free space at `url`; `needs`: lower bounds in bytes per kind of content.
-
-    Only local disks report their free space. Raises RoomError, with `remedy` at the end of the message.
-    """
-    free = free_bytes(url)
-    if free is None or sum(needs.values()) <= free:
-        return
-    parts = " and ".join(f"{say_bytes(size)} of {what}" for what, size in needs.items())
-    raise RoomError(f"{url}: the command writes at least {parts}, and {say_bytes(free)} are free. {remedy}")
-
-
-@contextlib.contextmanager
-def with_room(url: str, what: str, size: int, remedy: str) -> Iterator[None]:
-    """Check that there is space for the block to write about `size` bytes of `what` to a file at `url`.
-
-    The disk of `url` is checked, or of TMPDIR for uploads. Raises RoomError, with `remedy` at the end of the message:
-    before the block if space is missing, and inside the block if the disk becomes full.
-    """
-    place = url if is_local(url) else tempfile.gettempdir()
-    if place != url:
-        remedy = f"Set TMPDIR to a disk with more room. {remedy}"
-    require_room(place, {what: size}, remedy)
-    try:
-        yield
-    except StorageError as error:
-        if error.__cause__ is None or not is_full(error.__cause__):
-            raise
-        text = f"{place}: the disk is full: the command writes about {say_bytes(size)} of {what}. {remedy}"
-        raise RoomError(text) from error

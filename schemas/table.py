@@ -181,12 +181,12 @@ class Table:
     ) -> Iterator[pa.Table]:
         """Yield rows [start, stop) in storage order, one row group at a time (or the part that is in the range)."""
         stop = self.rows if stop is None else min(stop, self.rows)
-        first = 0
-        for number, entry in enumerate(self.shards):
-            last = first + entry.rows
-            if first < stop and last > start:
-                yield from _between(self.batches_of(number, columns), start - first, stop - first)
-            first = last
+        if start >= stop:
+            return
+        begin, end = self.groups.of_rows(np.array([start, stop - 1])).tolist()
+        for first, group in self.read_groups(range(begin, end + 1), columns):
+            low, high = max(start - first, 0), min(stop - first, group.num_rows)
+            yield group if high - low == group.num_rows else group.slice(low, high - low)
 
     def batches_of(self, shard: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Yield the row groups of shard `shard` in storage order."""
@@ -365,18 +365,6 @@ def rechunk(tables: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
         yield pa.concat_tables(pending).combine_chunks()
 
 
-def _between(groups: Iterator[pa.Table], start: int, stop: int) -> Iterator[pa.Table]:
-    """Yield rows [start, stop) of `groups`; groups after `stop` are not read."""
-    first = 0
-    for group in groups:
-        low, high = max(start - first, 0), min(stop - first, group.num_rows)
-        if low < high:
-            yield group if high - low == group.num_rows else group.slice(low, high - low)
-        first += group.num_rows
-        if first >= stop:
-            return
-
-
 @dataclass(frozen=True)
 class Request:
     """A requested table: its kind, the digests of its parents, and the parameters that determine its content.
@@ -389,14 +377,6 @@ class Request:
     parents: Mapping[str, str] | None
     parameters: Mapping[str, Any]
     section: str | None = None
-
-    def changes(self, manifest: Manifest, recorded: Mapping[str, Any]) -> Iterator[str]:
-        """Describe the differences between the requested table and a finished table; empty if there are none."""
-        if self.parents is not None:
-            names = sorted({*manifest.parents, *self.parents})
-            yield from (f"other {name}" for name in names if manifest.parents.get(name) != self.parents.get(name))
-        for name, value in json.loads(json.dumps(self.parameters)).items():
-            yield from _changes(name, recorded.get(name), value)
 
 
 def find_reusable(
@@ -423,11 +403,13 @@ def find_reusable(
             f"{url}: contains a finished {manifest.kind} table, but this command writes a {request.kind} table. Give "
             "another path."
         )
-    changes = list(request.changes(manifest, recorded))
+    made_from, wanted = manifest.parents, manifest.parents if request.parents is None else request.parents
+    changes = [f"other {name}" for name in sorted({*made_from, *wanted}) if made_from.get(name) != wanted.get(name)]
+    for name, value in json.loads(json.dumps(request.parameters)).items():
+        changes += _changes(name, recorded.get(name), value)
     if not changes:
         return manifest
-    other_parents = request.parents is not None and manifest.parents != request.parents
-    if not (overwrite or (is_stale is not None and other_parents and is_stale(recorded))):
+    if not (overwrite or (is_stale is not None and made_from != wanted and is_stale(recorded))):
         raise InputError(
             f"{url}: contains a finished {manifest.kind} table that was made with other options "
             f"({'; '.join(changes)}). {remedy}"

@@ -202,7 +202,7 @@ class Trainer:
                 storage.write_bytes(self.run.finished, json.dumps(finished).encode())
             is_finished = True
         except StorageError:
-            storage.cleaning_up.set()
+            storage.thread_state.cleaning_up = True
             raise
         finally:
             self.context.tracker.close(is_finished)

@@ -1,4 +1,8 @@
-"""What all formats share: parts of input, rejects, names of files and fields, lines and records."""
+"""What all formats share.
+
+First rejects, and the parts of an input with the columns that they are parsed into; then lines of files, compressed or
+not; names of files; names of fields; and records of JSON.
+"""
 
 import bz2
 import codecs
@@ -18,7 +22,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import orjson
@@ -31,6 +35,9 @@ from schemas.storage import join
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+
+T = TypeVar("T")
 
 
 class Reason(str, Enum):
@@ -83,9 +90,9 @@ PAIRS = "pairs/"  # a table `pairs/train` contains (query_key, label_key) of the
 class RowContents:
     """What the rows of a part with string keys contain.
 
-    keys: rows contain keys; otherwise, the key of a row is a hash of its text. labels: rows contain labels; otherwise,
-    a file of pairs contains the labels. single: each row names one label. derived: the part contains labels that are
-    extracted from the points. dense: length of a row's vector; 0: no vector.
+    keys: rows contain keys; otherwise, the key of a row is a hash of its text. labels: rows name labels; otherwise,
+    they are labels, or a file of pairs names the labels. single: each row names one label, in the field `label`.
+    derived: the part contains labels that are extracted from the points. dense: length of a row's vector; 0: no vector.
     """
 
     features: bool = False
@@ -94,6 +101,11 @@ class RowContents:
     single: bool = False
     derived: bool = False
     dense: int = 0
+
+    @property
+    def need_text(self) -> bool:
+        """Whether a row without a text would be empty."""
+        return not (self.features or self.dense)
 
 
 @dataclass(frozen=True)
@@ -109,6 +121,11 @@ class Part:
     files: Mapping[str, str]
     rows: int | None = None
     contents: RowContents = RowContents()
+
+    @property
+    def lists_labels(self) -> bool:
+        """Whether the rows are labels with keys of their own."""
+        return self.table == LABELS and not self.contents.derived
 
 
 @dataclass(frozen=True)
@@ -133,6 +150,11 @@ class Inputs:
     def parts_of(self, table: str) -> tuple[Part, ...]:
         """Return the parts of `table`, in the order in which their rows are numbered."""
         return tuple(part for part in self.parts if part.table == table)
+
+    def shown(self, table: str) -> str:
+        """Return a table's name for messages: the file's name, or the number of files."""
+        parts = self.parts_of(table)
+        return parts[0].name if len(parts) == 1 else f"the {len(parts)} files of {table}"
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -356,26 +378,26 @@ def without_checksum(urls: Iterable[str]) -> list[str]:
             head = file.read(8).ljust(8, b"\xff")
         return (head[:4] == _ZSTD and not head[4] & 4) or (head[:6] == _XZ and not head[7] & 15)
 
-    with ThreadPoolExecutor(_THREADS) as pool:
-        urls = [url for url in urls if url.endswith((".zst", ".xz"))]
-        return [url for url, none in zip(urls, pool.map(carries_none, urls), strict=True) if none]
+    urls = [url for url in urls if url.endswith((".zst", ".xz"))]
+    return [url for url, none in of_each(carries_none, urls).items() if none]
 
 
 @contextlib.contextmanager
 def unchanged(urls: Collection[str]) -> Iterator[None]:
     """Raise InputError after the block if one of the files has changed since its start. Raises StorageError."""
-    before = _states(urls)
+    before = of_each(storage.state, urls)
     yield
-    changed = [url for url, state in _states(before).items() if state != before[url]]
+    changed = [url for url, state in of_each(storage.state, urls).items() if state != before[url]]
     if changed:
         raise InputError(
             f"{changed[0]}: the file changed while it was read. Run the same command again when the file is complete."
         )
 
 
-def _states(urls: Collection[str]) -> dict[str, tuple[str, ...]]:
+def of_each(function: Callable[[str], T], urls: Collection[str]) -> dict[str, T]:
+    """Return the results of `function` for each of the `urls`, which are looked up at the same time."""
     with ThreadPoolExecutor(_THREADS) as pool:
-        return dict(zip(urls, pool.map(storage.state, urls), strict=True))
+        return dict(zip(urls, pool.map(function, urls), strict=True))
 
 
 def _batch(lines: list[bytes]) -> pa.RecordBatch:
@@ -411,7 +433,6 @@ def _split(url: str) -> Iterator[tuple[list[bytes], bool]]:
 
 
 def _without_mark(url: str, line: bytes) -> bytes:
-    """Return the first line of a file without the UTF-8 byte order mark."""
     if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise InputError(f"{url}: text in UTF-16. Expected UTF-8: convert the file with `iconv -f UTF-16 -t UTF-8`.")
     return line.removeprefix(codecs.BOM_UTF8)
@@ -491,7 +512,6 @@ def one_of(
 
 
 def one_missing(source: str, names: Sequence[str], usual: Sequence[str], expected: str) -> InputError:
-    """Return the error for a required file that is missing."""
     return InputError(f"{source}: no {' or '.join(usual)} here; found: {say_names(names)}. Expected {expected}.")
 
 
@@ -623,26 +643,7 @@ Named = TypeVar("Named", bound="DataclassInstance")  # such as Fields: names of 
 
 
 def in_use(*names: str) -> list[str]:
-    """Return the field names in use."""
     return [name for name in names if name != ABSENT]
-
-
-class Shape(NamedTuple):
-    """Structure of points: field names, the parts of a text, whether features and labels exist, and vector length."""
-
-    fields: Fields
-    text: Text
-    features: bool
-    labels: bool
-    keyless: bool = False  # a point's key is a hash of its text
-    single: bool = False  # a row names one label, in the field `label`
-    dense: int = 0  # length of a row's vector; 0: no vector
-    of_labels: bool = False  # rows are labels, whose keys have no blanks around them
-
-    @property
-    def needs_text(self) -> bool:
-        """Whether a row without a text would be empty."""
-        return not (self.features or self.dense)
 
 
 def text_key(text: str) -> str:
@@ -693,9 +694,6 @@ def parse_fields(text: str, usual: Named = Fields()) -> Named:  # type: ignore[a
 
 
 _SHOWN = 80
-_WHOLE = {int}  # bool is excluded: JSON `true` is not a number
-
-T = TypeVar("T")
 Record = dict[str, Any]
 
 
@@ -782,7 +780,7 @@ def key(value: Any, name: str) -> str:
 
 def whole_numbers(value: Any, name: str) -> list[int]:
     """Return `value` if it is a list of whole numbers. Raises InvalidRecord."""
-    if not isinstance(value, list) or not {*map(type, value)} <= _WHOLE:
+    if not isinstance(value, list) or not {*map(type, value)} <= {int}:  # not bool: JSON `true` is not a number
         raise InvalidRecord(Reason.WRONG_TYPE, f"{name} must be a list of whole numbers, got {shown(value)}")
     return value
 

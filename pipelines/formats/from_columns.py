@@ -1,4 +1,4 @@
-"""Points from columns: files of columns, and the points in them."""
+"""Points and pairs from columns: how files of columns are read, and then the rows in them."""
 
 import codecs
 import contextlib
@@ -17,28 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.formats import base
-from pipelines.formats.base import (
-    Fields,
-    Parsed,
-    RawRows,
-    Reason,
-    Shape,
-    decode_column,
-    pairs_schema,
-    points_schema,
-    text_key,
-)
-from pipelines.formats.from_lines import (
-    MOST_FLOAT16,
-    NOT_FLOAT16,
-    WRONG_LENGTH,
-    feature_columns,
-    parse_numbers,
-    split_cells,
-    unite_keys,
-    vector_column,
-)
+from pipelines.formats import base, from_lines
+from pipelines.formats.base import Fields, Parsed, Part, RawRows, Reason, Text
 from schemas import storage
 from schemas.errors import InputError
 from schemas.ragged import SparseRows
@@ -48,6 +28,7 @@ PARQUET = "parquet"
 ARROW = "arrow"
 CSV = rf"(?:csv|tsv){base.CODEC}"
 COUNT = "\x01fields"  # column with the number of fields of each row
+_MOST_TEXT = (1 << 31) - 1  # bytes in a column of one batch
 _DELIMITERS = ",;\t|"  # delimiters of a .csv; a .tsv has tabs
 
 csv.field_size_limit(base.MAX_LINE_BYTES)
@@ -90,20 +71,26 @@ def read_arrow(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[pa
     """
     with _open_arrow(url) as stream:
         present = [name for name in columns if name in stream.schema.names]
-        yield from _in_blocks(_with_names((batch.select(present) for batch in stream), stream.schema), block_rows)
+        yield from _in_blocks((batch.select(present) for batch in stream), stream.schema, block_rows)
 
 
-def _with_names(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _in_blocks(batches: Iterable[pa.RecordBatch], schema: pa.Schema, block_rows: int) -> Iterator[pa.RecordBatch]:
+    """Regroup the rows into batches of exactly `block_rows` rows (the last may be shorter), with names of classes."""
     classes = _class_names(schema)
-    for batch in batches:
-        for name in classes.keys() & {*batch.schema.names}:
-            column, names = batch[name], pa.array(classes[name], pa.string())
-            offsets, numbers = list_entries(column) if is_list(column.type) else (None, column)
-            if pa.types.is_integer(numbers.type):
-                named = names.take(pc.if_else(pc.equal(numbers, -1), None, numbers))
-                named = named if offsets is None else pa.LargeListArray.from_arrays(pa.array(offsets), named)
-                batch = batch.set_column(batch.schema.get_field_index(name), name, named)
-        yield batch
+
+    def named() -> Iterator[pa.Table]:
+        for batch in batches:
+            for name in classes.keys() & {*batch.schema.names}:
+                column, names = batch[name], pa.array(classes[name], pa.string())
+                offsets, numbers = list_entries(column) if is_list(column.type) else (None, column)
+                if pa.types.is_integer(numbers.type):
+                    labels = names.take(pc.if_else(pc.equal(numbers, -1), None, numbers))
+                    labels = labels if offsets is None else pa.LargeListArray.from_arrays(pa.array(offsets), labels)
+                    batch = batch.set_column(batch.schema.get_field_index(name), name, labels)
+            yield pa.Table.from_batches([batch])
+
+    for table in rechunk(named(), block_rows):
+        yield from table.to_batches()
 
 
 def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
@@ -155,7 +142,7 @@ def read_parquet(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[
         # Row groups are read one at a time: Arrow cannot join dictionaries within lists.
         groups = (file.iter_batches(rows, [n], present, use_threads=False) for n in range(file.num_row_groups))
         try:
-            yield from _in_blocks(_with_names(chain.from_iterable(groups), file.schema_arrow), block_rows)
+            yield from _in_blocks(chain.from_iterable(groups), file.schema_arrow, block_rows)
         except MemoryError:  # also Arrow's own error
             raise too_large(url, rows) from None
 
@@ -205,13 +192,6 @@ def too_large(url: str, rows: int) -> InputError:
         f"{url}: a batch of {rows:,} rows does not fit into memory: its values are much larger after decompression. "
         "Write the file with shorter values, or give more memory."
     )
-
-
-def _in_blocks(batches: Iterator[pa.RecordBatch], block_rows: int) -> Iterator[pa.RecordBatch]:
-    """Regroup the rows into batches of exactly `block_rows` rows (the last may be shorter)."""
-    for table in rechunk((pa.Table.from_batches([batch]) for batch in batches), block_rows):
-        (block,) = table.to_batches()
-        yield block
 
 
 def is_csv(url: str) -> bool:
@@ -298,24 +278,25 @@ def _text_lines(url: str, encoding: str = "utf-8-sig") -> Iterator[str]:
     yield pending
 
 
-_MOST_TEXT = (1 << 31) - 1  # bytes in a column of one batch
-
-
-def parse_points(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -> Parsed:
-    """Parse a raw block into points with the columns of `shape`."""
-    rows = _Rows(raw, first_row, file)
-    text, fields, trim = rows.text(shape), shape.fields, shape.of_labels
-    key = pa.array(map(text_key, text.to_pylist()), pa.string()) if shape.keyless else rows.key(fields.key, trim)
-    columns = [rows.numbers, key, text]
-    if shape.features:
-        columns += rows.features(fields)
-    if shape.dense:
-        columns.append(rows.vector(fields.vector, shape.dense))
-    if shape.labels:
-        columns += rows.label(fields.label) if shape.single else rows.labels(fields.labels)
+def parse_points(raw: pa.RecordBatch, first_row: int, part: Part, fields: Fields, text: Text) -> Parsed:
+    """Parse a raw block of `part` into points, or into labels like points without labels."""
+    rows, contents = _Rows(raw, first_row, part.name), part.contents
+    texts = rows.text(fields, text, contents.need_text)
+    if contents.keys:
+        key = rows.key(fields.key, trim=part.lists_labels)
     else:
-        columns.append(pa.array(np.zeros(len(text), np.int32)))
-    return rows.parsed(columns, points_schema("label_keys" if shape.labels else None, shape.features, shape.dense))
+        key = pa.array(map(base.text_key, texts.to_pylist()), pa.string())
+    columns = [rows.numbers, key, texts]
+    if contents.features:
+        columns += rows.features(fields)
+    if contents.dense:
+        columns.append(rows.vector(fields.vector, contents.dense))
+    if contents.labels:
+        columns += rows.label(fields.label) if contents.single else rows.labels(fields.labels)
+    else:
+        columns.append(pa.array(np.zeros(len(texts), np.int32)))
+    schema = base.points_schema("label_keys" if contents.labels else None, contents.features, contents.dense)
+    return rows.parsed(columns, schema)
 
 
 def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) -> Parsed:
@@ -323,9 +304,9 @@ def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) 
     rows = _Rows(raw, first_row, file)
     columns = [rows.numbers, rows.key(fields.query_key), rows.key(fields.label_key, trim=True)]
     if fields.weight not in raw.schema.names:
-        return rows.parsed(columns, pairs_schema())
+        return rows.parsed(columns, base.pairs_schema())
     relevant = rows.is_positive(fields.weight)
-    parsed = rows.parsed(columns, pairs_schema())
+    parsed = rows.parsed(columns, base.pairs_schema())
     kept = parsed.batch.filter(pa.array(relevant).filter(rows.good(np.arange(len(relevant)))))
     return replace(parsed, batch=kept, left_out=parsed.batch.num_rows - kept.num_rows)
 
@@ -349,9 +330,8 @@ class _Rows(RawRows):
         self._reject(pc.equal(column, ""), Reason.MALFORMED, f"{name} contains an empty key")
         return column
 
-    def text(self, shape: Shape) -> pa.Array:
+    def text(self, fields: Fields, parts: Text, is_required: bool) -> pa.Array:
         """Return the title followed by the text, or by the content if there is no text; each part may be missing."""
-        fields = shape.fields
         absent = pa.array(np.zeros(self.raw.num_rows, bool)), pa.array([""] * self.raw.num_rows, pa.string())
         (has_title, title), (has_body, body), (has_content, content) = (
             (self.raw[name].is_valid(), self._strings(name, "a string", nulls=True))
@@ -359,11 +339,11 @@ class _Rows(RawRows):
             else absent
             for name in fields.texts
         )
-        if shape.needs_text:
+        if is_required:
             missing = pc.invert(pc.or_(has_title, pc.or_(has_body, has_content)))
             self._reject(missing, Reason.MISSING_FIELD, f"{fields.body} is null")
         rest = pc.if_else(has_body, body, content)
-        if shape.text == "title":
+        if parts == "title":
             return pc.if_else(has_title, title, rest)
         gap = pc.if_else(pc.and_(pc.not_equal(title, ""), pc.not_equal(rest, "")), " ", "")
         return pc.binary_join_element_wise(title, gap, rest, "")
@@ -381,7 +361,7 @@ class _Rows(RawRows):
             offsets, flat = list_entries(self.raw[name])
         else:
             cells = self._strings(name, "a list of label keys, or text", numbers=True, nulls=True)
-            offsets, flat = split_cells(cells, name, self.reject)
+            offsets, flat = from_lines.split_cells(cells, name, self.reject)
         named = flat.is_valid()
         offsets = np.concatenate([[0], np.cumsum(named.to_numpy(zero_copy_only=False))])[offsets]
         if flat.type == pa.string_view():
@@ -392,7 +372,7 @@ class _Rows(RawRows):
         for reject in inner.rejects:
             self.reject(int(owner[reject.line - 1]), reject.reason, reject.detail)
         self._reject(pa.array(np.diff(offsets) == 0), Reason.NO_LABELS, f"the point has no labels ({name} is empty)")
-        return unite_keys(keys, offsets)
+        return from_lines.unite_keys(keys, offsets)
 
     def features(self, fields: Fields) -> list[pa.Array]:
         """Return the columns feature_ids and feature_values; a row without features is empty."""
@@ -421,7 +401,7 @@ class _Rows(RawRows):
         self._reject_owners(owner[beyond], Reason.FEATURE_OUT_OF_RANGE, f"{fields.feature_ids} must be in [0, 2^31)")
         good = ~(wrong | beyond)
         safe = np.where(good, number, 0).astype(np.int64), np.where(good, values, 0).astype(np.float32)
-        return feature_columns(SparseRows(*safe, offsets))
+        return from_lines.feature_columns(SparseRows(*safe, offsets))
 
     def vector(self, name: str, dense: int) -> pa.Array:
         """Return the column of vectors [dense], one vector per row."""
@@ -435,17 +415,16 @@ class _Rows(RawRows):
             vectors[counts == dense] = entries[np.repeat(counts == dense, counts)].reshape(-1, dense)
         self._reject(missing, Reason.MISSING_FIELD, f"{name} is missing or null")
         for row in np.flatnonzero(counts != dense).tolist():
-            self.reject(row, Reason.MALFORMED, WRONG_LENGTH.format(name, counts[row], dense))
-        self._reject(
-            pa.array(~(np.abs(vectors) <= MOST_FLOAT16).all(axis=1)), Reason.MALFORMED, NOT_FLOAT16.format(name)
-        )
-        return vector_column(vectors)
+            self.reject(row, Reason.MALFORMED, from_lines.WRONG_LENGTH.format(name, counts[row], dense))
+        beyond = pa.array(~(np.abs(vectors) <= from_lines.MOST_FLOAT16).all(axis=1))
+        self._reject(beyond, Reason.MALFORMED, from_lines.NOT_FLOAT16.format(name))
+        return from_lines.vector_column(vectors)
 
     def is_positive(self, name: str) -> np.ndarray:
         """Return whether each number in a column is above 0, bool [B]."""
         column = self.raw[name]
         if COUNT in self.raw.schema.names:  # CSV: all columns are text
-            values = parse_numbers(column.fill_null("").cast(pa.large_binary()))
+            values = from_lines.parse_numbers(column.fill_null("").cast(pa.large_binary()))
         else:
             values = self._numbers(column, name, whole=False)
         self._reject(pa.array(np.isnan(values)), Reason.WRONG_TYPE, f"{name} must be a number")
@@ -467,7 +446,7 @@ class _Rows(RawRows):
                 raise too_large(self.file, len(column))
             plain = column.dictionary_decode()
         content = plain.cast(pa.string(), safe=False).fill_null("").cast(pa.binary())
-        return decode_column(
+        return base.decode_column(
             content, lambda row, byte: self.reject(row, Reason.NOT_UNICODE, f"byte {byte} of {name} is not UTF-8")
         )
 

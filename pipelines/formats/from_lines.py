@@ -1,4 +1,7 @@
-"""Points from lines of text and from sparse rows; cells that hold lists."""
+"""Points and pairs from lines of text.
+
+JSON lines and tab-separated pairs come first; then cells that hold lists; then sparse rows, and columns made of them.
+"""
 
 import re
 from collections.abc import Callable, Sequence
@@ -13,23 +16,229 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from pipelines.formats import base
-from pipelines.formats.base import (
-    Fields,
-    InvalidRecord,
-    Parsed,
-    RawRows,
-    Reason,
-    Record,
-    Shape,
-    decode_column,
-    pairs_schema,
-    points_schema,
-    shown,
-    text_key,
-)
+from pipelines.formats.base import Fields, InvalidRecord, Parsed, Part, RawRows, Reason, Record, Text
 from schemas.ragged import SparseRows, offsets_of
 from schemas.shard_files import parquet
 from schemas.shard_files.parquet import string_bytes
+
+_ROW = "\x01row"  # added to each object, because Arrow alone would accept an object that ends in another line
+# First fields of a header: Extremis's, BEIR's, and other usual names.
+_HEADERS = (b"query_key", b"query-id", b"query_id", b"qid")
+_NUMBER = r"^[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?$"
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def parse_points(raw: pa.RecordBatch, first_row: int, part: Part, fields: Fields, text: Text) -> Parsed:
+    """Parse raw lines of `part` into points, or into labels like points without labels."""
+    lines, contents = raw["line"].to_pylist(), part.contents
+    is_simple = contents.labels and contents.need_text and contents.keys and not contents.single
+    if is_simple and (plain := _parse_simple_block(lines, first_row, fields)) is not None:
+        return Parsed(plain, [])
+
+    def read(record: Record, row: int) -> tuple[str, str, Any, Any, list[str], int]:
+        features = _feature_pair(record, fields) if contents.features else None
+        vector = _vector(record, fields.vector, contents.dense) if contents.dense else None
+        whole = _text(record, fields, text, contents.need_text)
+        key = (
+            base.text_key(whole)
+            if not contents.keys
+            else _key(base.required(record, fields.key), fields.key, part.lists_labels)
+        )
+        point = key, whole, features, vector
+        if not contents.labels:
+            return (*point, [], 0)
+        name = fields.label if contents.single else fields.labels
+        named = [base.required(record, name)] if contents.single else base.required(record, name)
+        if isinstance(named, str):
+            named = split_cell(named, name)
+        if not isinstance(named, list):
+            raise InvalidRecord(Reason.WRONG_TYPE, f"{name} must be a list of label keys, got {base.shown(named)}")
+        keys = [_key(value, name, trim=True) for value in named if value is not None]  # a null is no label
+        if not keys:
+            raise InvalidRecord(Reason.NO_LABELS, f"the point {base.shown(key)} has no labels ({name} is empty)")
+        once = sorted(set(keys))
+        return (*point, once, len(keys) - len(once))
+
+    rows, good, rejects = base.parse_lines(lines, first_row, part.name, read, skip_blank=True)
+    keys, texts, features, vectors, named, merged = zip(*good, strict=True) if good else ((), (), (), (), (), ())
+    columns: list[Any] = [rows, keys, texts, *(_features(features) if contents.features else [])]
+    columns += [vector_column(np.array(vectors, np.float64).reshape(-1, contents.dense))] if contents.dense else []
+    columns += [named] if contents.labels else []
+    schema = base.points_schema("label_keys" if contents.labels else None, contents.features, contents.dense)
+    return Parsed(pa.record_batch([*columns, merged], schema=schema), rejects)
+
+
+def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) -> Parsed:
+    """Parse raw lines into pairs; pairs with a weight of 0 or less are left out."""
+
+    def read(record: Record, row: int) -> tuple[str, str, bool]:
+        weight = record.get(fields.weight, 1)
+        if type(weight) not in (int, float) or weight != weight:
+            raise InvalidRecord(Reason.WRONG_TYPE, f"{fields.weight} must be a number, got {base.shown(weight)}")
+        query = _key(base.required(record, fields.query_key), fields.query_key)
+        label = _key(base.required(record, fields.label_key), fields.label_key, trim=True)
+        return query, label, weight > 0
+
+    rows, good, rejects = base.parse_lines(raw["line"].to_pylist(), first_row, file, read, skip_blank=True)
+    kept = [(row, query, label) for row, (query, label, relevant) in zip(rows, good, strict=True) if relevant]
+    columns = list(zip(*kept, strict=True)) if kept else [(), (), ()]
+    return Parsed(pa.record_batch(columns, schema=base.pairs_schema()), rejects, len(rows) - len(kept))
+
+
+def _key(value: Any, name: str, trim: bool = False) -> str:
+    key = base.key(value, name)
+    key = key.strip() if trim else key
+    if not key:
+        raise InvalidRecord(Reason.MALFORMED, f"{name} contains an empty key")
+    return key
+
+
+def _text(record: Record, fields: Fields, parts: Text, is_required: bool) -> str:
+    title = record.get(fields.title)
+    name = fields.text if record.get(fields.text) is not None else fields.content
+    body = record.get(name)
+    if title is None:
+        if body is None:
+            return base.string(base.required(record, fields.body), fields.body) if is_required else ""
+        return base.string(body, name)
+    title = base.string(title, fields.title)
+    if body is None or parts == "title":
+        return title
+    body = base.string(body, name)
+    return f"{title} {body}" if title and body else title or body
+
+
+def _feature_pair(record: Record, fields: Fields) -> tuple[list[int], list[float]]:
+    ids = base.whole_numbers(record.get(fields.feature_ids) or [], fields.feature_ids)
+    values = record.get(fields.feature_values)
+    values = [1.0] * len(ids) if values is None else values
+    if not isinstance(values, list) or not {*map(type, values)} <= {int, float}:
+        raise InvalidRecord(
+            Reason.WRONG_TYPE, f"{fields.feature_values} must be a list of numbers, got {base.shown(values)}"
+        )
+    if len(ids) != len(values):
+        raise InvalidRecord(
+            Reason.MALFORMED, f"{len(ids)} {fields.feature_ids}, but {len(values)} {fields.feature_values}"
+        )
+    if ids and not 0 <= min(ids) <= max(ids) < 1 << 31:
+        raise InvalidRecord(
+            Reason.FEATURE_OUT_OF_RANGE, f"{fields.feature_ids} must be in [0, 2^31), got {base.shown(ids)}"
+        )
+    if any(not abs(value) <= _LARGEST for value in values):
+        raise InvalidRecord(
+            Reason.MALFORMED, f"{fields.feature_values} contains a value that a 32-bit float cannot hold"
+        )
+    return ids, values
+
+
+def _vector(record: Record, name: str, dense: int) -> list[float]:
+    values = base.required(record, name)
+    if not isinstance(values, list) or not {*map(type, values)} <= {int, float}:
+        raise InvalidRecord(Reason.WRONG_TYPE, f"{name} must be a list of numbers, got {base.shown(values)}")
+    if len(values) != dense:
+        raise InvalidRecord(Reason.MALFORMED, WRONG_LENGTH.format(name, len(values), dense))
+    if any(not abs(value) <= MOST_FLOAT16 for value in values):
+        raise InvalidRecord(Reason.MALFORMED, NOT_FLOAT16.format(name))
+    return values
+
+
+def _features(rows: Sequence[tuple[list[int], list[float]]]) -> list[pa.Array]:
+    offsets = offsets_of(np.array([len(ids) for ids, _ in rows], np.int64))
+    ids = np.fromiter(chain.from_iterable(ids for ids, _ in rows), np.int64, offsets[-1])
+    values = np.fromiter(chain.from_iterable(values for _, values in rows), np.float32, offsets[-1])
+    return feature_columns(SparseRows(ids, values, offsets))
+
+
+def _parse_simple_block(lines: Sequence[bytes], first_row: int, fields: Fields) -> pa.RecordBatch | None:
+    """Parse raw lines [B] into points with only key, text and labels; return None unless every line is valid."""
+    marked = [b'{"\\u0001row":%d,%b' % (row, line[1:]) for row, line in enumerate(lines) if line[:1] == b"{"]
+    if not lines or len(marked) < len(lines):
+        return None
+    texts = [(name, pa.string()) for name in (fields.key, fields.text, fields.title)]
+    schema = pa.schema([(_ROW, pa.int64()), *texts, (fields.labels, pa.list_(pa.string()))])
+    if len(schema.names) > len(set(schema.names)):
+        return None
+    content = b"\n".join(marked)
+    try:
+        table = pyarrow.json.read_json(
+            pa.BufferReader(content),
+            pyarrow.json.ReadOptions(use_threads=False, block_size=len(content) + 1),
+            pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+        ).combine_chunks()
+        table.validate(full=True)
+    except pa.ArrowException:
+        return None
+    rows, keys, texts, titles, labels = (column.combine_chunks() for column in table.select(schema.names).columns)
+    count = len(lines)
+    if len(rows) != count or rows.null_count or (rows.to_numpy() != np.arange(count)).any():
+        return None
+    named = pc.utf8_trim_whitespace(labels.flatten())
+    offsets = labels.offsets.to_numpy()
+    if keys.null_count or texts.null_count or titles.null_count < count or labels.null_count or named.null_count:
+        return None
+    if (np.diff(offsets) == 0).any() or not all(string_bytes(column).counts.all() for column in (keys, named)):
+        return None
+    columns = [pa.array(np.arange(first_row, first_row + count)), keys, texts, *unite_keys(named, offsets - offsets[0])]
+    return pa.record_batch(columns, schema=base.points_schema("label_keys", features=False))
+
+
+def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed:
+    """Parse raw lines into pairs; pairs with a weight of 0 or less and empty lines are left out."""
+    block, lines = RawRows(raw, first_row, file), raw["line"]
+
+    def reject(row: int, reason: Reason, problem: str) -> None:
+        block.reject(row, reason, problem + base.shown(lines[row].as_py()[:200].decode("utf-8", "replace")))
+
+    split = pc.split_pattern(lines, "\t")
+    fields, count = split.values, split.value_lengths().to_numpy()
+    first = split.offsets.to_numpy()[:-1]  # each line's first field
+    full = pc.binary_length(fields).to_numpy() > 0
+
+    blank = (count == 1) & ~full[first]
+    if first_row == 0 and len(lines) and fields[0].as_py() in _HEADERS:
+        blank[0] = True
+    good = ~blank
+    for row in np.flatnonzero(good & (count != 2) & (count != 3)).tolist():
+        reject(row, Reason.MALFORMED, "expected query key, label key[, weight] separated by tabs, got ")
+        good[row] = False
+    for row in np.flatnonzero(good)[~(full[first[good]] & full[first[good] + 1])].tolist():
+        reject(row, Reason.MALFORMED, "an empty key: ")
+        good[row] = False
+    weighted = np.flatnonzero(good & (count == 3))
+    weights = parse_numbers(fields.take(pa.array(first[weighted] + 2)))
+    for row in weighted[np.isnan(weights)].tolist():
+        reject(row, Reason.MALFORMED, "the weight is not a number: ")
+    good[weighted[~(weights > 0)]] = False
+    left_out = int(np.count_nonzero(weights <= 0))
+    rows = np.flatnonzero(good)
+    keys = [
+        base.decode_column(
+            fields.take(pa.array(first[rows] + number)),
+            lambda place, _: reject(int(rows[place]), Reason.NOT_UNICODE, "a key is not UTF-8: "),
+        )
+        for number in (0, 1)
+    ]
+    keys[1] = pc.utf8_trim_whitespace(keys[1])
+    for row in rows[pc.equal(keys[1], "").to_numpy(zero_copy_only=False)].tolist():
+        reject(row, Reason.MALFORMED, "an empty key: ")
+    batch = pa.record_batch([pa.array(rows + first_row), *keys], schema=base.pairs_schema())
+    return Parsed(batch.filter(block.good(rows)), block.rejects, left_out)
+
+
+def parse_numbers(fields: pa.LargeBinaryArray) -> np.ndarray:
+    """Parse each field as a number, float64 [B]; a field that is not a number becomes NaN."""
+    values = np.full(len(fields), np.nan)
+    good = pc.match_substring_regex(fields, _NUMBER)
+    numbers = fields.filter(good).cast(pa.string())
+    places = good.to_numpy(zero_copy_only=False)
+    try:
+        values[places] = numbers.cast(pa.float64()).to_numpy()
+    except pa.ArrowInvalid:  # Python reads numbers that Arrow may refuse: with a plus sign, or too large
+        values[places] = [float(number) for number in numbers.to_pylist()]
+    return values
+
+
+# Cells that hold lists of labels, as programs write them.
 
 _ESCAPE = r"""\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4}|[nrtbf\\/'"])"""
 _ESCAPES = dict(zip("nrtbf\\/'\"", "\n\r\t\b\f\\/'\"", strict=True))
@@ -80,7 +289,7 @@ def split_cell(cell: str, name: str) -> list[str]:
         return _read_list(text if text[0] in "'\"" else text[1:-1].strip())
     except ValueError as bad:
         why = "half a surrogate pair" if isinstance(bad, UnicodeDecodeError) else bad
-        detail = f'{name}: {shown(text)} is no list of labels: {why}. Write ["a", "b"]'
+        detail = f'{name}: {base.shown(text)} is no list of labels: {why}. Write ["a", "b"]'
         raise InvalidRecord(Reason.MALFORMED, detail) from None
 
 
@@ -90,7 +299,7 @@ def _read_list(body: str) -> list[str]:
         entries.append(entry)
         place = entry.end()
     if place < len(body):
-        raise ValueError(f"{shown(body[place : place + 20])} is neither a label nor a number")
+        raise ValueError(f"{base.shown(body[place : place + 20])} is neither a label nor a number")
     commas = {"," in entry[4] for entry in entries if entry[4]}
     if len(commas) > 1:
         raise ValueError("there are commas between some entries only")
@@ -103,7 +312,7 @@ def _read_list(body: str) -> list[str]:
         words = word.split()
         values = all(map(_VALUE.fullmatch, words))
         if _NEVER_LABELS & {*words} or (len(words) > 1 and not commas) if values else spaced:
-            raise ValueError(f"{shown(word)} without quotes may mean several things")
+            raise ValueError(f"{base.shown(word)} without quotes may mean several things")
         found = words if spaced else [word]
         nulls |= _NULLS & {*found}
         labels += [label for label in found if label not in _NULLS]
@@ -119,6 +328,8 @@ def _unescape(text: str) -> str:
     text = re.sub(_ESCAPE, lambda found: _ESCAPES.get(found[1]) or chr(int(found[1][1:], 16)), text)
     return text.encode("utf-16", "surrogatepass").decode("utf-16")  # JSON writes two halves of a character
 
+
+# Sparse rows: fields `index:value`, or indices alone.
 
 MAX_DIGITS = 18  # digits of an index that int64 can always hold
 _SHOWN = 200
@@ -351,219 +562,3 @@ def whole_numbers(line: bytes) -> list[int]:
 def shown_pair(field: bytes) -> str:
     """Return `field` as text that is safe to print and truncated."""
     return base.shown(field[:_SHOWN].decode("utf-8", "replace"))
-
-
-_ROW = "\x01row"  # added to each object, because Arrow alone would accept an object that ends in another line
-# First fields of a header: Extremis's, BEIR's, and other usual names.
-_HEADERS = (b"query_key", b"query-id", b"query_id", b"qid")
-_NUMBER = r"^[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?$"
-_LARGEST = float(np.finfo(np.float32).max)
-
-
-def parse_points(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -> Parsed:
-    """Parse raw lines into points with the columns of `shape`."""
-    lines, fields = raw["line"].to_pylist(), shape.fields
-    is_simple = shape.labels and shape.needs_text and not (shape.keyless or shape.single)
-    if is_simple and (plain := _parse_simple_block(lines, first_row, fields)) is not None:
-        return Parsed(plain, [])
-
-    def read(record: Record, row: int) -> tuple[str, str, Any, Any, list[str], int]:
-        features = _feature_pair(record, fields) if shape.features else None
-        vector = _vector(record, fields.vector, shape.dense) if shape.dense else None
-        text = _text(record, shape)
-        name = fields.key
-        key = text_key(text) if shape.keyless else _key(base.required(record, name), name, shape.of_labels)
-        point = key, text, features, vector
-        if not shape.labels:
-            return (*point, [], 0)
-        name = fields.label if shape.single else fields.labels
-        named = [base.required(record, name)] if shape.single else base.required(record, name)
-        if isinstance(named, str):
-            named = split_cell(named, name)
-        if not isinstance(named, list):
-            raise InvalidRecord(Reason.WRONG_TYPE, f"{name} must be a list of label keys, got {base.shown(named)}")
-        keys = [_key(value, name, trim=True) for value in named if value is not None]  # a null is no label
-        if not keys:
-            raise InvalidRecord(Reason.NO_LABELS, f"the point {base.shown(key)} has no labels ({name} is empty)")
-        once = sorted(set(keys))
-        return (*point, once, len(keys) - len(once))
-
-    rows, good, rejects = base.parse_lines(lines, first_row, file, read, skip_blank=True)
-    keys, texts, features, vectors, named, merged = zip(*good, strict=True) if good else ((), (), (), (), (), ())
-    columns: list[Any] = [rows, keys, texts, *(_features(features) if shape.features else [])]
-    columns += [vector_column(np.array(vectors, np.float64).reshape(-1, shape.dense))] if shape.dense else []
-    columns += [named] if shape.labels else []
-    schema = points_schema("label_keys" if shape.labels else None, shape.features, shape.dense)
-    return Parsed(pa.record_batch([*columns, merged], schema=schema), rejects)
-
-
-def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) -> Parsed:
-    """Parse raw lines into pairs; pairs with a weight of 0 or less are left out."""
-
-    def read(record: Record, row: int) -> tuple[str, str, bool]:
-        weight = record.get(fields.weight, 1)
-        if type(weight) not in (int, float) or weight != weight:
-            raise InvalidRecord(Reason.WRONG_TYPE, f"{fields.weight} must be a number, got {base.shown(weight)}")
-        query = _key(base.required(record, fields.query_key), fields.query_key)
-        label = _key(base.required(record, fields.label_key), fields.label_key, trim=True)
-        return query, label, weight > 0
-
-    rows, good, rejects = base.parse_lines(raw["line"].to_pylist(), first_row, file, read, skip_blank=True)
-    kept = [(row, query, label) for row, (query, label, relevant) in zip(rows, good, strict=True) if relevant]
-    columns = list(zip(*kept, strict=True)) if kept else [(), (), ()]
-    return Parsed(pa.record_batch(columns, schema=pairs_schema()), rejects, len(rows) - len(kept))
-
-
-def _key(value: Any, name: str, trim: bool = False) -> str:
-    key = base.key(value, name)
-    key = key.strip() if trim else key
-    if not key:
-        raise InvalidRecord(Reason.MALFORMED, f"{name} contains an empty key")
-    return key
-
-
-def _text(record: Record, shape: Shape) -> str:
-    fields = shape.fields
-    title = record.get(fields.title)
-    name = fields.text if record.get(fields.text) is not None else fields.content
-    body = record.get(name)
-    if title is None:
-        if body is None:
-            return base.string(base.required(record, fields.body), fields.body) if shape.needs_text else ""
-        return base.string(body, name)
-    title = base.string(title, fields.title)
-    if body is None or shape.text == "title":
-        return title
-    body = base.string(body, name)
-    return f"{title} {body}" if title and body else title or body
-
-
-def _feature_pair(record: Record, fields: Fields) -> tuple[list[int], list[float]]:
-    ids = base.whole_numbers(record.get(fields.feature_ids) or [], fields.feature_ids)
-    values = record.get(fields.feature_values)
-    values = [1.0] * len(ids) if values is None else values
-    if not isinstance(values, list) or not {*map(type, values)} <= {int, float}:
-        raise InvalidRecord(
-            Reason.WRONG_TYPE, f"{fields.feature_values} must be a list of numbers, got {base.shown(values)}"
-        )
-    if len(ids) != len(values):
-        raise InvalidRecord(
-            Reason.MALFORMED, f"{len(ids)} {fields.feature_ids}, but {len(values)} {fields.feature_values}"
-        )
-    if ids and not 0 <= min(ids) <= max(ids) < 1 << 31:
-        raise InvalidRecord(
-            Reason.FEATURE_OUT_OF_RANGE, f"{fields.feature_ids} must be in [0, 2^31), got {base.shown(ids)}"
-        )
-    if any(not abs(value) <= _LARGEST for value in values):
-        raise InvalidRecord(
-            Reason.MALFORMED, f"{fields.feature_values} contains a value that a 32-bit float cannot hold"
-        )
-    return ids, values
-
-
-def _vector(record: Record, name: str, dense: int) -> list[float]:
-    values = base.required(record, name)
-    if not isinstance(values, list) or not {*map(type, values)} <= {int, float}:
-        raise InvalidRecord(Reason.WRONG_TYPE, f"{name} must be a list of numbers, got {base.shown(values)}")
-    if len(values) != dense:
-        raise InvalidRecord(Reason.MALFORMED, WRONG_LENGTH.format(name, len(values), dense))
-    if any(not abs(value) <= MOST_FLOAT16 for value in values):
-        raise InvalidRecord(Reason.MALFORMED, NOT_FLOAT16.format(name))
-    return values
-
-
-def _features(rows: Sequence[tuple[list[int], list[float]]]) -> list[pa.Array]:
-    offsets = offsets_of(np.array([len(ids) for ids, _ in rows], np.int64))
-    ids = np.fromiter(chain.from_iterable(ids for ids, _ in rows), np.int64, offsets[-1])
-    values = np.fromiter(chain.from_iterable(values for _, values in rows), np.float32, offsets[-1])
-    return feature_columns(SparseRows(ids, values, offsets))
-
-
-def _parse_simple_block(lines: Sequence[bytes], first_row: int, fields: Fields) -> pa.RecordBatch | None:
-    """Parse raw lines [B] into points with only key, text and labels; return None unless every line is valid."""
-    marked = [b'{"\\u0001row":%d,%b' % (row, line[1:]) for row, line in enumerate(lines) if line[:1] == b"{"]
-    if not lines or len(marked) < len(lines):
-        return None
-    texts = [(name, pa.string()) for name in (fields.key, fields.text, fields.title)]
-    schema = pa.schema([(_ROW, pa.int64()), *texts, (fields.labels, pa.list_(pa.string()))])
-    if len(schema.names) > len(set(schema.names)):
-        return None
-    content = b"\n".join(marked)
-    try:
-        table = pyarrow.json.read_json(
-            pa.BufferReader(content),
-            pyarrow.json.ReadOptions(use_threads=False, block_size=len(content) + 1),
-            pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
-        ).combine_chunks()
-        table.validate(full=True)
-    except pa.ArrowException:
-        return None
-    rows, keys, texts, titles, labels = (column.combine_chunks() for column in table.select(schema.names).columns)
-    count = len(lines)
-    if len(rows) != count or rows.null_count or (rows.to_numpy() != np.arange(count)).any():
-        return None
-    named = pc.utf8_trim_whitespace(labels.flatten())
-    offsets = labels.offsets.to_numpy()
-    if keys.null_count or texts.null_count or titles.null_count < count or labels.null_count or named.null_count:
-        return None
-    if (np.diff(offsets) == 0).any() or not all(string_bytes(column).counts.all() for column in (keys, named)):
-        return None
-    columns = [pa.array(np.arange(first_row, first_row + count)), keys, texts, *unite_keys(named, offsets - offsets[0])]
-    return pa.record_batch(columns, schema=points_schema("label_keys", features=False))
-
-
-def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed:
-    """Parse raw lines into pairs; pairs with a weight of 0 or less and empty lines are left out."""
-    block, lines = RawRows(raw, first_row, file), raw["line"]
-
-    def reject(row: int, reason: Reason, problem: str) -> None:
-        shown = base.shown(lines[row].as_py()[:200].decode("utf-8", "replace"))
-        block.reject(row, reason, f"{problem}{shown}")
-
-    split = pc.split_pattern(lines, "\t")
-    fields, count = split.values, split.value_lengths().to_numpy()
-    first = split.offsets.to_numpy()[:-1]  # each line's first field
-    full = pc.binary_length(fields).to_numpy() > 0
-
-    blank = (count == 1) & ~full[first]
-    if first_row == 0 and len(lines) and fields[0].as_py() in _HEADERS:
-        blank[0] = True
-    good = ~blank
-    for row in np.flatnonzero(good & (count != 2) & (count != 3)).tolist():
-        reject(row, Reason.MALFORMED, "expected query key, label key[, weight] separated by tabs, got ")
-        good[row] = False
-    for row in np.flatnonzero(good)[~(full[first[good]] & full[first[good] + 1])].tolist():
-        reject(row, Reason.MALFORMED, "an empty key: ")
-        good[row] = False
-    weighted = np.flatnonzero(good & (count == 3))
-    weights = parse_numbers(fields.take(pa.array(first[weighted] + 2)))
-    for row in weighted[np.isnan(weights)].tolist():
-        reject(row, Reason.MALFORMED, "the weight is not a number: ")
-    good[weighted[~(weights > 0)]] = False
-    left_out = int(np.count_nonzero(weights <= 0))
-    rows = np.flatnonzero(good)
-    keys = [
-        decode_column(
-            fields.take(pa.array(first[rows] + number)),
-            lambda place, _: reject(int(rows[place]), Reason.NOT_UNICODE, "a key is not UTF-8: "),
-        )
-        for number in (0, 1)
-    ]
-    keys[1] = pc.utf8_trim_whitespace(keys[1])
-    for row in rows[pc.equal(keys[1], "").to_numpy(zero_copy_only=False)].tolist():
-        reject(row, Reason.MALFORMED, "an empty key: ")
-    batch = pa.record_batch([pa.array(rows + first_row), *keys], schema=pairs_schema())
-    return Parsed(batch.filter(block.good(rows)), block.rejects, left_out)
-
-
-def parse_numbers(fields: pa.LargeBinaryArray) -> np.ndarray:
-    """Parse each field as a number, float64 [B]; a field that is not a number becomes NaN."""
-    values = np.full(len(fields), np.nan)
-    good = pc.match_substring_regex(fields, _NUMBER)
-    numbers = fields.filter(good).cast(pa.string())
-    places = good.to_numpy(zero_copy_only=False)
-    try:
-        values[places] = numbers.cast(pa.float64()).to_numpy()
-    except pa.ArrowInvalid:  # Python reads numbers that Arrow may refuse: with a plus sign, or too large
-        values[places] = [float(number) for number in numbers.to_pylist()]
-    return values

@@ -1,4 +1,4 @@
-"""Keyed data: JSON lines, CSV, Parquet, data sets, BEIR, AttentionXML; and texts to predict on."""
+"""Formats whose labels have keys: JSON lines, CSV, Parquet, data sets, BEIR, AttentionXML; and texts to predict on."""
 
 import re
 import shutil
@@ -14,32 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.formats import base, from_columns, from_lines
-from pipelines.formats.base import (
-    ABSENT,
-    LABELS,
-    OF_PAIRS,
-    OF_ROWS,
-    OF_TEXTS,
-    PAIRS,
-    SPLITS,
-    Fields,
-    Inputs,
-    Parsed,
-    Part,
-    RowContents,
-    Shape,
-    Text,
-    decode_column,
-    in_use,
-    is_pattern,
-    labels_schema,
-    list_files,
-    notes_on,
-    one_of,
-    say_names,
-    single_file,
-)
-from pipelines.formats.from_columns import ARROW, CSV, PARQUET, check_columns, is_csv
+from pipelines.formats.base import LABELS, PAIRS, SPLITS, Fields, Inputs, Parsed, Part, RowContents, Text
+from pipelines.formats.from_columns import ARROW, CSV, PARQUET, is_csv
 from schemas import storage
 from schemas.errors import InputError
 from schemas.manifest import MOST_DENSE
@@ -64,19 +40,21 @@ class Keyed:
     name: str = ""
 
     def fields_of(self, part: Part) -> Fields:
-        """Return the names of the fields in `part`."""
-        own = part.table == LABELS and not part.contents.derived
-        return (own and self.label_fields) or self.fields
+        return (part.lists_labels and self.label_fields) or self.fields
 
     def _inputs(self, parts: Sequence[Part], shared_points: bool = False) -> Inputs:
         """Return the inputs with `parts`. Raises InputError if a file lacks a column that --fields names."""
         for part in parts:
-            (url,), labels = part.files.values(), part.table == LABELS
             if not (part.contents.derived or _is_tabbed(part)):
-                of_labels = ("labels", "label") if part.contents.labels and not labels else ()
-                read = OF_PAIRS if part.table.startswith(PAIRS) else (*OF_ROWS, *of_labels)
-                require_named_columns(url, self.fields_of(part), read, self.fields if labels else Fields())
-        return Inputs(self.name, _of_one_length(parts), keyed=True, shared_points=shared_points)
+                of_labels = ("labels", "label") if part.contents.labels else ()
+                read = base.OF_PAIRS if part.table.startswith(PAIRS) else (*base.OF_ROWS, *of_labels)
+                usual = self.fields if part.table == LABELS else Fields()
+                require_named_columns(part.files[ROWS], self.fields_of(part), read, usual)
+        # All vectors have the length of the first one.
+        dense = next((part.contents.dense for part in parts if part.contents.dense), 0)
+        contents = (replace(part.contents, dense=dense if part.contents.dense else 0) for part in parts)
+        parts = tuple(replace(part, contents=known) for part, known in zip(parts, contents, strict=True))
+        return Inputs(self.name, parts, keyed=True, shared_points=shared_points)
 
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
         """Yield blocks with one column `line` or, for columnar files, with the columns of the file."""
@@ -97,17 +75,12 @@ class Keyed:
             return from_lines.parse_tabbed_pairs(raw, first_row, part.name)
         if part.table.startswith(PAIRS):
             return parser.parse_pairs(raw, first_row, part.name, fields)
-        # Labels are parsed like points without labels.
-        labels = part.table == LABELS
-        named = contents.labels and (contents.derived or not labels)
-        keyless, of_labels = not contents.keys, labels and not contents.derived
-        shape = Shape(fields, text, contents.features, named, keyless, contents.single, contents.dense, of_labels)
-        parsed = parser.parse_points(raw, first_row, part.name, shape)
+        parsed = parser.parse_points(raw, first_row, part, fields, text)
         if contents.derived:
             return labels_of(parsed)
-        if not labels:
+        if part.table != LABELS:
             return parsed
-        return Parsed(parsed.batch.select(labels_schema(contents.features, contents.dense).names), parsed.rejects)
+        return Parsed(parsed.batch.select(base.labels_schema(contents.features, contents.dense).names), parsed.rejects)
 
 
 @dataclass(frozen=True)
@@ -128,7 +101,7 @@ class KeyedFiles(Keyed):
     other_format_file: str | None = None
 
     def recognises(self, source: str, names: Sequence[str]) -> bool:
-        if self._unsplit_files(names) or (not names and single_file(source, self.extension)):
+        if self._unsplit_files(names) or (not names and base.single_file(source, self.extension)):
             return self.other_format_file not in names
         shared = _table(names, "queries", self.extension) and _pairs(names, "train")
         return bool(_table(names, _STEMS["train"], self.extension) or shared) and self.other_format_file not in names
@@ -138,17 +111,19 @@ class KeyedFiles(Keyed):
 
         Raises InputError if points, labels or columns are missing, or if the same file exists in two formats.
         """
-        if single_file(source, self.extension):
+        if base.single_file(source, self.extension):
             root, slash, name = source.rpartition("/")
             return self._find_points((root or slash) if slash else ".", {"train": [name]})
-        root, names = list_files(source)
+        root, names = base.list_files(source)
         if self._unsplit_files(names):
             return self._find_points(root, {"train": self._unsplit_files(names)})
         if not self.derives or _table(names, "queries", self.extension) or _pairs(names, "train"):
             return self._find_tables(source, root, names)
         files = {split: _table(names, _STEMS[split], self.extension) for split in SPLITS}
         if not files["train"]:
-            raise InputError(f"{source}: no training data here; found: {say_names(names)}. Expected {self.expects}.")
+            raise InputError(
+                f"{source}: no training data here; found: {base.say_names(names)}. Expected {self.expects}."
+            )
         return self._find_points(root, files, self._label_files(names))
 
     def _find_tables(self, source: str, root: str, names: Sequence[str]) -> Inputs:
@@ -167,13 +142,13 @@ class KeyedFiles(Keyed):
                 pairs = _pairs(names, split)[0]
                 raise InputError(f"{source}: no points for {pairs} here. Expected {self.expects}.")
             required = [fields.key] if split in paired else [fields.key, fields.labels]
-            parts += _parts(root, split, of_split, fields, required, split not in paired)
+            parts += _parts(root, split, of_split, fields, required, labels=split not in paired)
             parts += _parts(root, PAIRS + split, _pairs(names, split), fields, (fields.query_key, fields.label_key))
         own = self.label_fields or fields
         parts += _parts(root, LABELS, self._label_files(names), own, (own.key,))
         for table in ("train", LABELS) if self.labels_needed or self.label_fields else ("train",):
             if not any(part.table == table for part in parts):
-                raise InputError(f"{source}: no {table} here; found: {say_names(names)}. Expected {self.expects}.")
+                raise InputError(f"{source}: no {table} here; found: {base.say_names(names)}. Expected {self.expects}.")
         return self._inputs(parts, shared_points=bool(shared and paired))
 
     def _find_points(self, root: str, files: Mapping[str, Sequence[str]], of_labels: Sequence[str] = ()) -> Inputs:
@@ -222,11 +197,11 @@ class Beir(Keyed):
         return any(f"corpus.jsonl{codec}" in names for codec in base.SUFFIXES)
 
     def find(self, source: str) -> Inputs:
-        root, names = list_files(source)
+        root, names = base.list_files(source)
 
         def find_file(*plain: str, required: bool = True) -> str | None:
             usual = [name + suffix for name in plain for suffix in base.SUFFIXES]
-            return one_of(source, names, usual, self.expects, required=required)
+            return base.one_of(source, names, usual, self.expects, required=required)
 
         corpus, queries = find_file("corpus.jsonl"), find_file("queries.jsonl")
         parts = []
@@ -237,7 +212,7 @@ class Beir(Keyed):
                     Part(split, str(queries), {ROWS: join(root, str(queries))}, contents=RowContents(labels=False))
                 )
                 parts.append(Part(PAIRS + split, qrels, {ROWS: join(root, qrels)}))
-        parts.append(Part(LABELS, str(corpus), {ROWS: join(root, str(corpus))}))
+        parts.append(Part(LABELS, str(corpus), {ROWS: join(root, str(corpus))}, contents=RowContents(labels=False)))
         return self._inputs(parts, shared_points=True)
 
 
@@ -281,12 +256,7 @@ def labels_of(points: Parsed) -> Parsed:
     first = np.full(len(coded.dictionary), len(owner), np.int64)
     np.minimum.at(first, coded.indices.to_numpy(), np.arange(len(owner)))
     rows = points.batch["row"].take(pa.array(owner[first]))
-    return Parsed(pa.record_batch([rows, coded.dictionary, coded.dictionary], schema=labels_schema(False)), [])
-
-
-def features_in(urls: Sequence[str], fields: Fields) -> bool:
-    """Return whether any file contains features, according to its first rows or its columns. Raises InputError."""
-    return any(fields.feature_ids in field_names(url) for url in urls)
+    return Parsed(pa.record_batch([rows, coded.dictionary, coded.dictionary], schema=base.labels_schema(False)), [])
 
 
 def vector_length(urls: Sequence[str], fields: Fields) -> int:
@@ -313,14 +283,6 @@ def vector_length(urls: Sequence[str], fields: Fields) -> int:
     return 0
 
 
-def _of_one_length(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Return the parts, modified to expect vectors of the same length as the first vector."""
-    dense = next((part.contents.dense for part in parts if part.contents.dense), 0)
-    return tuple(
-        replace(part, contents=replace(part.contents, dense=dense if part.contents.dense else 0)) for part in parts
-    )
-
-
 def field_names(url: str) -> Sequence[str]:
     """Return the field names of a file; for JSON lines, the field names of its first records.
 
@@ -338,7 +300,9 @@ def field_names(url: str) -> Sequence[str]:
 
 def require_named_columns(url: str, fields: Fields, read: Sequence[str], usual: Fields) -> None:
     """Raise InputError if a file lacks a column that `fields` names otherwise than `usual`, among the fields `read`."""
-    stated = {name: column for name in read if (column := getattr(fields, name)) not in (getattr(usual, name), ABSENT)}
+    stated = {
+        name: column for name in read if (column := getattr(fields, name)) not in (getattr(usual, name), base.ABSENT)
+    }
     names = field_names(url) if stated else ()
     for name, column in stated.items():
         if names and column not in names:
@@ -353,7 +317,7 @@ def _require_points(url: str, fields: Fields) -> RowContents:
     """Return what a file of points with labels contains. Raises InputError if texts or labels are missing."""
     names = field_names(url)
     featured, dense = fields.feature_ids in names, vector_length([url], fields)
-    of_labels = in_use(fields.label, fields.labels)
+    of_labels = base.in_use(fields.label, fields.labels)
     has_text, has_labels = featured or dense or {*fields.texts} & {*names}, {*of_labels} & {*names}
     problems = [
         *([] if has_text else [f"no text ({fields.body})"]),
@@ -392,7 +356,7 @@ def _is_tabbed(part: Part) -> bool:
 
 
 def _parts(
-    root: str, table: str, names: Sequence[str], fields: Fields, required: Sequence[str], labels: bool = True
+    root: str, table: str, names: Sequence[str], fields: Fields, required: Sequence[str], labels: bool = False
 ) -> list[Part]:
     """Make one part per file, in the order of the file names."""
     plain: dict[str, str] = {}
@@ -402,11 +366,11 @@ def _parts(
             raise InputError(
                 f"{root}: both {same} and {name} are here, with the same content. Remove one of the two files."
             )
-    urls = [join(root, name) for name in names]
-    pairs = table.startswith(PAIRS)
-    dense = 0 if pairs else vector_length(urls, fields)
-    contents = RowContents(features=not pairs and features_in(urls, fields), labels=labels, dense=dense)
-    groups = [[name] for name in required] + ([] if pairs or contents.features or dense else [in_use(*fields.texts)])
+    urls, contents, groups = [join(root, name) for name in names], RowContents(labels=labels), [[n] for n in required]
+    if not table.startswith(PAIRS):
+        featured = any(fields.feature_ids in field_names(url) for url in urls)
+        contents = RowContents(featured, labels=labels, dense=vector_length(urls, fields))
+        groups += [base.in_use(*fields.texts)] if contents.need_text else []
     example = "labels.key=code,labels.text=name" if table == LABELS else "key=id,text=query"
     parts = [Part(table, name, {ROWS: url}, contents=contents) for name, url in zip(names, urls, strict=True)]
     for part in parts:
@@ -429,7 +393,7 @@ class AttentionXml:
         return any(name.startswith(("train_raw_texts.txt", "train_texts.txt")) for name in names)
 
     def find(self, source: str) -> Inputs:
-        source, names = list_files(source)
+        source, names = base.list_files(source)
         parts = list[Part]()
         for split in SPLITS:
             raw, plain, named = (
@@ -437,10 +401,11 @@ class AttentionXml:
             )
             if split != "train" and not {*raw, *plain, *named} & {*names}:
                 continue
-            texts = one_of(source, names, raw, self.expects)
-            texts = texts or one_of(source, names, plain, self.expects, required=True)
-            labels = one_of(source, names, named, self.expects, required=True)
-            files, contents = {TEXT: join(source, str(texts)), LABELS: join(source, str(labels))}, RowContents()
+            texts = base.one_of(source, names, raw, self.expects)
+            texts = texts or base.one_of(source, names, plain, self.expects, required=True)
+            labels = base.one_of(source, names, named, self.expects, required=True)
+            files = {TEXT: join(source, str(texts)), LABELS: join(source, str(labels))}
+            contents = RowContents(keys=False)
             parts.append(Part(split, str(texts), files, contents=contents))
             parts.append(Part(LABELS, str(texts), files, contents=replace(contents, derived=True)))
         return Inputs(self.name, tuple(parts), keyed=True)
@@ -459,8 +424,7 @@ class AttentionXml:
         offsets = pa.array(offsets_of(np.array([len(keys) for keys in named])), pa.int32())
         keys = pa.array(chain.from_iterable(named), pa.binary()).view(pa.string())  # checked when it is parsed
         columns = {TEXT: raw[TEXT].view(pa.large_string()), LABELS: pa.ListArray.from_arrays(offsets, keys)}
-        shape = Shape(Fields(), text, features=False, labels=True, keyless=True)
-        parsed = from_columns.parse_points(pa.record_batch(columns), first_row, part.name, shape)
+        parsed = from_columns.parse_points(pa.record_batch(columns), first_row, part, Fields(), text)
         return labels_of(parsed) if part.contents.derived else parsed
 
 
@@ -516,7 +480,7 @@ class Texts:
             names = () if form == "text" else field_names(url)
             fields = self.fields or self.made_with.within(names)
             if form != "text" and self.fields:
-                require_named_columns(url, fields, OF_TEXTS, Fields())
+                require_named_columns(url, fields, base.OF_TEXTS, Fields())
             keyless = fields.key not in names
             contents = RowContents(features, keys=not keyless, labels=False, dense=dense)
             blocks = self._read_lines(url, rows) if form == "text" else self._read_records(url, rows, contents, fields)
@@ -532,7 +496,7 @@ class Texts:
 
     def notes(self) -> Iterator[str]:
         """Yield lines to print about the files. Raises InputError like `files`."""
-        yield from () if self.source == STANDARD else notes_on(self.source, self.places())
+        yield from () if self.source == STANDARD else base.notes_on(self.source, self.places())
 
     def places(self) -> list[str]:
         """List the URLs of all files; for standard input, its file descriptor. Raises InputError like `files`."""
@@ -542,15 +506,15 @@ class Texts:
         """List (URL, form) of all files by name. Raises InputError if there are no files or a format is unknown."""
         if storage.exists(self.source):
             return [(self.source, self._form_of(self.source))]
-        root, names = list_files(self.source)
-        wild = is_pattern(self.source)
+        root, names = base.list_files(self.source)
+        wild = base.is_pattern(self.source)
         names = [name for name in names if not name.endswith("/")]
         kept = [name for name in names if wild or self.form or any(re.search(end, name) for end in _ENDS.values())]
         if not kept:
             raise InputError(
-                f"{self.source}: no input here; found: {say_names(names)}. Expected a file, a folder or a pattern: "
-                "text lines (.txt), JSON lines (.jsonl), CSV (.csv, .tsv), all of these also compressed, Parquet "
-                "(.parquet) or Arrow (.arrow)."
+                f"{self.source}: no input here; found: {base.say_names(names)}. Expected a file, a folder or a "
+                "pattern: text lines (.txt), JSON lines (.jsonl), CSV (.csv, .tsv), all of these also compressed, "
+                "Parquet (.parquet) or Arrow (.arrow)."
             )
         urls = [join(root, name) for name in kept]
         return [(url, self._form_of(url)) for url in urls]
@@ -568,15 +532,15 @@ class Texts:
             raise InputError(f"{url}, line {first + row + 1:,}: byte {byte} is not UTF-8. Save the file as UTF-8.")
 
         for block in base.LineBlocks(url, rows):
-            text = decode_column(block["line"], refuse)
+            text = base.decode_column(block["line"], refuse)
             yield pa.record_batch({"key": pa.nulls(len(block), pa.string()), "text": text})
             first += len(block)
 
     def _read_records(self, url: str, rows: int, contents: RowContents, fields: Fields) -> Iterator[pa.RecordBatch]:
         keyed = Keyed(fields)
         if not (contents.features or contents.dense):
-            check_columns(url, in_use(*fields.texts))
-        is_present = {fields.feature_ids: not contents.features or features_in([url], fields)}
+            from_columns.check_columns(url, base.in_use(*fields.texts))
+        is_present = {fields.feature_ids: not contents.features or fields.feature_ids in field_names(url)}
         is_present[fields.vector] = not contents.dense or vector_length([url], fields) > 0
         for name in (name for name, present in is_present.items() if not present):
             raise InputError(

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,29 +12,18 @@ import pyarrow as pa
 from pipelines.flow import split_by
 from pipelines.formats.base import LABELS, Inputs
 from pipelines.options import Again, ShardOptions
-from pipelines.sharding.plans import OlderShards
 from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
 from schemas.arrow import DenseModel
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, Shard, View
-from schemas.storage import join, relative, resolve
-from schemas.table import PartTable, Table
+from schemas.storage import join, relative
+from schemas.table import Table
 from schemas.versions import Version, move_view, open_data, part_name
 
 # Options that determine the content of a row and its split: a version inherits these options.
-_INHERITED = (
-    "tokenizer",
-    "max_tokens",
-    "text",
-    "seed",
-    "propensity_a",
-    "propensity_b",
-    "keep_text",
-    "validation_share",
-    "test_share",
-    "same_key",
-)
+_INHERITED: tuple[str, ...] = ("tokenizer", "max_tokens", "text", "seed", "propensity_a", "propensity_b", "keep_text")
+_INHERITED += ("validation_share", "test_share", "same_key")
 
 
 @dataclass(frozen=True)
@@ -80,7 +69,6 @@ class EarlierData:
 
     @cached_property
     def version(self) -> Version:
-        """Version of the earlier data set."""
         return Version.of(self.manifest)
 
     @cached_property
@@ -101,17 +89,15 @@ class EarlierData:
     def inherit(self, options: ShardOptions) -> ShardOptions:
         """Return `options` with the earlier values of options that affect rows. Raises InputError if values differ."""
         recorded = self.manifest.parameters["options"]
-        default = ShardOptions()
         for name in _INHERITED:
             stated = getattr(options, name)
-            if stated not in (getattr(default, name), recorded[name]):
+            if stated not in (ShardOptions.model_fields[name].default, recorded[name]):
                 raise InputError(
                     f"--onto: {name} = {stated!r}, but {self.url} was sharded with {recorded[name]!r}, and all "
                     "versions use the same value. Leave the option out."
                 )
-        names = (name for name in _INHERITED if name != "tokenizer")
-        cut = self.tables["queries/train"].row_group_rows
-        changes = {**{name: recorded[name] for name in names}, "row_group_rows": options.row_group_rows or cut}
+        changes = {name: recorded[name] for name in _INHERITED if name != "tokenizer"}
+        changes["row_group_rows"] = options.row_group_rows or self.tables["queries/train"].row_group_rows
         return options.model_copy(update=changes)
 
     def load_tokenizer(self) -> FrozenTokenizer | None:
@@ -137,23 +123,6 @@ class EarlierData:
         for name, table in self.tables.items():
             views[name] = views_of(join(self.url, name), self.table_url(name), table, part)
         return views
-
-    def parts(self, name: str) -> tuple[PartTable, ...]:
-        """Return the parts of the earlier table `name`, with paths relative to the new table."""
-        table, url = self.tables.get(name), join(self.url, name)
-        if table is None:
-            return ()
-        parts = Table(url, table).parts
-        if not parts:
-            place = relative(self.table_url(name), url)
-            shards = len(self.views[name])
-            return (PartTable(self.version.part, place, table.digest, table.rows, 0, shards),)
-        return tuple(replace(part, table=relative(self.table_url(name), resolve(url, part.table))) for part in parts)
-
-    def needs(self) -> list[tuple[str, str]]:
-        """Return (part, path of the part's data set) for all parts; paths are relative to the version."""
-        places = [(part, relative(self.data, resolve(self.url, place))) for part, place in self.version.needs]
-        return [*places, (self.part, ".")]
 
     def described(self) -> dict[str, Any]:
         """Return the settings that, along with input and options, determine the version's content."""
@@ -185,18 +154,27 @@ def renumbered(shards: Sequence[Shard]) -> list[Shard]:
     return numbered
 
 
+@dataclass(frozen=True)
+class OlderShards:
+    """Shards of an older table of points. A key belongs to shard hash % `count`.
+
+    `numbers`: the position of each shard among all older shards of the split; -1 if the shard has no rows.
+    """
+
+    count: int
+    numbers: tuple[int, ...]
+
+
 def older_shards(views: Sequence[Shard]) -> tuple[OlderShards, ...]:
     """Return the tables behind `views`, with their shards' positions: `part-00007-of-00064` is shard 7 of 64."""
-    tables: dict[str, dict[int, int]] = {}
-    counts: dict[str, int] = {}
+    tables: dict[tuple[str, int], dict[int, int]] = {}
     for number, entry in enumerate(views):
         assert entry.view is not None
         _, index, _, count = entry.path.partition(".")[0].split("-")
-        tables.setdefault(entry.view.table, {})[int(index)] = number
-        counts[entry.view.table] = int(count)
+        tables.setdefault((entry.view.table, int(count)), {})[int(index)] = number
     return tuple(
-        OlderShards(counts[table], tuple(numbers.get(index, -1) for index in range(counts[table])))
-        for table, numbers in tables.items()
+        OlderShards(count, tuple(numbers.get(index, -1) for index in range(count)))
+        for (_, count), numbers in tables.items()
     )
 
 

@@ -1,6 +1,7 @@
-"""Plans for a sharding run. The launching process makes each choice once, based on the counts from the first flow."""
+"""Plans of a sharding run: the launching process makes each choice once, based on the counts from the first flow."""
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -10,16 +11,43 @@ import pyarrow as pa
 from pipelines.flow import FileExchange
 from pipelines.formats import base
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs, Text
-from pipelines.job import Summary
+from pipelines.job import Job, Summary
 from pipelines.options import MIN_SHARDS, ShardOptions, default_row_group_rows, default_shards
-from pipelines.progress import Meter
+from pipelines.progress import Meter, Progress
+from pipelines.runners.local import LocalRunner
+from pipelines.sharding.earlier import EarlierData, OlderShards, older_shards
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from schemas import arrow, storage
 from schemas.arrow import DenseModel, TextEmbedder
 from schemas.errors import InputError
-from schemas.layout import DataLayout, staging
+from schemas.layout import DataLayout, parts_prefix, staging
+from schemas.process import cores
 from schemas.shard_files.shards import Sink
 from schemas.storage import join
+
+# Kinds of files that phases write.
+PHASE_FILES = BLOCKS, REJECTS, LABELS_DONE, IDS, ROWS = "blocks", "rejects", "labels", "ids", "rows"
+
+
+@dataclass(frozen=True)
+class Attempt(Job):
+    """One attempt to make a data set: the input, the options, and where its files are."""
+
+    source: str
+    data: str
+    form: Format
+    inputs: Inputs
+    options: ShardOptions
+    recorded: Mapping[str, Any]
+    say: Progress
+    folder: Callable[[str], str]  # where this attempt writes the files of one kind
+    anew: bool  # ignore the files of an earlier run
+    base: EarlierData | None = None  # only for a version
+    dense: DenseModel | None = None  # model for dense vectors of texts
+
+    def files(self, kind: str) -> FileExchange:
+        """Return the files of one kind that phases write; `bulk` is the exchange within a flow."""
+        return FileExchange(self.folder(kind))
 
 
 @dataclass(frozen=True)
@@ -39,17 +67,6 @@ class ReadPlan:
 
 
 @dataclass(frozen=True)
-class OlderShards:
-    """Shards of an older table of points. A key belongs to shard hash % `count`.
-
-    `numbers`: the position of each shard among all older shards of the split; -1 if the shard has no rows.
-    """
-
-    count: int
-    numbers: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class TablePlan:
     """Plan of a table: the fields that plans of queries and plans of labels share."""
 
@@ -63,6 +80,7 @@ class TablePlan:
     dense: int  # length of a row's vector; 0: no vector
     embedder: TextEmbedder | None  # model that makes the vector from the text
     threads: int  # threads for embedding
+    keyed: bool  # rows have keys; else, labels have line numbers
     sources: Mapping[int, str]  # names of the input's parts, by their numbers
     sink: Sink
     exchange: FileExchange  # exchange within a flow
@@ -75,6 +93,20 @@ class TablePlan:
         alone = self.vocabulary is None and (self.features or self.dense)
         return None if alone else arrow.token_type(self.vocabulary or 0)
 
+    @property
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """Columns of the table."""
+
+    @property
+    def row_schema(self) -> pa.Schema:
+        """Columns before writing: for ordering and counting, and the table's columns but for ids and `frequency`."""
+        extra = {"hash": pa.uint64(), "content": pa.uint64(), "part": pa.int32(), "row": pa.int64()}
+        schema, later = self.schema, ("query_id", "label_id", "frequency")
+        extra |= {"truncated": pa.bool_(), **({"merged": pa.int32()} if "label_ids" in schema.names else {})}
+        fields = [each for each in schema if each.name not in later]
+        return pa.schema([*extra.items(), *(each.with_nullable(True) for each in fields)])
+
 
 @dataclass(frozen=True)
 class QueriesPlan(TablePlan):
@@ -83,7 +115,6 @@ class QueriesPlan(TablePlan):
     split: str
     source: str  # the input table: a validation split may be taken from `train`
     labels: int  # greater than every label id
-    keyed: bool
     has_pairs: bool  # whether labels come from pairs
     shared_points: bool  # splits share their points: a point without a label does not belong to this split
     filters: str | None  # URL of the split's filter pairs in staging
@@ -99,17 +130,9 @@ class QueriesPlan(TablePlan):
 
     @property
     def schema(self) -> pa.Schema:
-        """Columns of the table."""
         label, filters = arrow.label_type(self.labels), self.same_key or self.filters is not None
         given = {"text": self.keep_text, "filters": filters, "features": self.features}
         return arrow.queries(self.tokens, label, **given, dense=self.dense)
-
-    @property
-    def row_schema(self) -> pa.Schema:
-        """Columns before writing: all columns except `query_id`, and extra columns for ordering and counting."""
-        extra = [("truncated", pa.bool_()), ("merged", pa.int32())]
-        fields = [field.with_nullable(True) for field in self.schema if field.name != "query_id"]
-        return pa.schema([*_order_fields(), *extra, *fields])
 
 
 @dataclass(frozen=True)
@@ -117,10 +140,9 @@ class LabelsPlan(TablePlan):
     """Plan for turning the parsed blocks of the labels into `labels`."""
 
     rows: int  # number of rows of the input
-    keyed: bool
     shards_before: int = 0  # label shards of the earlier version
 
-    name = LABELS  # path of the table in the data set
+    name = source = LABELS  # path of the table in the data set, and the input table
 
     @property
     def shard_rows(self) -> int:
@@ -129,15 +151,7 @@ class LabelsPlan(TablePlan):
 
     @property
     def schema(self) -> pa.Schema:
-        """Columns of the table."""
         return arrow.labels(self.tokens, features=self.features, dense=self.dense)
-
-    @property
-    def row_schema(self) -> pa.Schema:
-        """Columns before writing: all columns except `label_id` and `frequency`, and extra columns for ordering."""
-        later = ("label_id", "frequency")
-        fields = [field.with_nullable(True) for field in self.schema if field.name not in later]
-        return pa.schema([*_order_fields(), ("truncated", pa.bool_()), *fields])
 
     @property
     def raw_schema(self) -> pa.Schema:
@@ -146,103 +160,111 @@ class LabelsPlan(TablePlan):
         return pa.schema([field for field in self.row_schema if field.name not in made])
 
 
-def _order_fields() -> list[pa.Field]:
-    names = {"hash": pa.uint64(), "content": pa.uint64(), "part": pa.int32(), "row": pa.int64()}
-    return [pa.field(name, kind) for name, kind in names.items()]
-
-
 # Stored bytes per unit, measured on WordPiece ids, random keys and Zipfian labels; text counts bytes before zstd.
 _BYTES = {"tokens": 1.7, "key": 0.9, "mentions": 2.5, "features": 6.0, "dense": 2.0, "text": 0.5}
 _BYTES_A_TOKEN = 4.5  # bytes of text
 
 
-class DenseVectors(NamedTuple):
-    """Dense vectors [dimension] that `model` computes from texts."""
-
-    model: DenseModel
-    dimension: int
-
-
 class PlanInputs(NamedTuple):
-    """Information that the plans are based on: inputs, the first flow's summary, DATA, options, and the tokenizer.
+    """What plans of tables are based on: the attempt, the counts of the first flow, and the tokenizer.
 
-    `dense`: vectors that a model computes. `tables`: URL of the tables, which is DATA or a version's part.
-    `labels_before`, `shards_before`: number of labels and label shards in the earlier version. `exchange`, `files`,
-    `meter`, `threads`: see `TablePlan`.
+    `dimension`: length of the vectors that a model computes from texts; 0 without a model.
     """
 
-    inputs: Inputs
+    attempt: Attempt
     raw: Summary
-    data: str
-    options: ShardOptions
     tokenizer: FrozenTokenizer | None
-    dense: DenseVectors | None
-    tables: str
-    labels_before: int
-    shards_before: int
-    exchange: FileExchange
-    files: Mapping[str, FileExchange]
-    meter: Meter
-    threads: int
+    dimension: int
 
-    def dense_of(self, table: str) -> int:
-        """Return the length of each row's vector in the input table `table`; 0 if rows have no vectors."""
-        if self.dense is not None:
-            return self.dense.dimension if self.raw.count_input(table, "text_bytes") else 0
-        return max(
-            (part.contents.dense for part in self.inputs.parts_of(table) if not part.contents.derived), default=0
-        )
+    def plan(self, filter_pairs: Mapping[str, int]) -> "TablePlans":
+        """Plan all tables, including splits taken from `train`. `filter_pairs`: number of filter pairs per split."""
+        attempt, raw, options, base = self.attempt, self.raw, self.attempt.options, self.attempt.base
+        tables = attempt.build.url if base is None else join(attempt.build.url, parts_prefix(base.part))
+        layout, before = DataLayout(tables), base.views[LABELS] if base else ()
+        rows = raw.count_input(LABELS, "rows")
+        shards = max(1, -(-int(self._estimated_bytes(LABELS, text=True) + 2 * rows) // options.shard_bytes))
+        if not attempt.inputs.keyed:  # contiguous, non-empty ranges of ids
+            shards = max(1, -(-rows // max(1, -(-rows // shards))))
+        fields = self._table_fields(LABELS)
+        labels = LabelsPlan(layout.labels, shards, sink="parquet", rows=rows, shards_before=len(before), **fields)
+        queries = {}
+        for split in attempt.inputs.splits:
+            estimate = self._estimated_bytes(split, options.keep_text)
+            queries[split] = QueriesPlan(
+                layout.queries(split),
+                options.shards or default_shards(raw.count_input(split, "rows"), estimate, options.shard_bytes),
+                sink=options.sink,
+                split=split,
+                source=split,
+                labels=(base.labels if base else 0) + max(raw.count_input(LABELS, "rows_in"), rows),
+                has_pairs=bool(attempt.inputs.parts_of(PAIRS + split)),
+                shared_points=attempt.inputs.shared_points,
+                filters=_filter_url(attempt.build.url, split) if filter_pairs.get(split) else None,
+                same_key=options.same_key == "filter",
+                keep_text=options.keep_text,
+                **self._table_fields(split, PAIRS + split),
+            )
+        train, cuts, low = queries["train"], list[QueriesPlan](), 0.0
+        for split, share in (("val", options.validation_share), ("test", options.test_share)):
+            if share:
+                shards = options.shards or max(1, round(train.shards * share), min(MIN_SHARDS, train.shards))
+                own = (low, low + share)
+                cuts.append(replace(train, split=split, table=layout.queries(split), shards=shards, hash_range=own))
+                low += share
+        if low:
+            queries["train"] = replace(train, hash_range=(low, 1.0))
+        plans = [*cuts, *queries.values()]
+        if base is not None and base.again != "keep":
+            plans = [replace(plan, older=older_shards(base.views[plan.name])) for plan in plans]
+        return TablePlans(plans, labels)
 
-    def table_fields(self, table: str, *sources: str) -> dict[str, Any]:
+    def _table_fields(self, table: str, *sources: str) -> dict[str, Any]:
         """Return fields of `TablePlan` for the input `table` and the additional input tables `sources`."""
-        rows, frozen, options = self.raw.count_input(table, "rows"), self.tokenizer, self.options
-        dense, what = self.dense_of(table), "labels" if table == LABELS else "queries"
+        attempt, runner, frozen = self.attempt, self.attempt.runner, self.tokenizer
+        rows, dense, model = self.raw.count_input(table, "rows"), self._dense_of(table), attempt.dense
+        parts = enumerate(attempt.inputs.parts)
         return {
-            "row_group_rows": options.row_group_rows or default_row_group_rows(rows),
+            "row_group_rows": attempt.options.row_group_rows or default_row_group_rows(rows),
             "vocabulary": frozen.vocabulary if frozen else None,
-            "tokenizer": tokenizer_url(self.data),
-            "tokenizer_name": options.tokenizer,
+            "tokenizer": tokenizer_url(attempt.build.url),
+            "tokenizer_name": attempt.options.tokenizer,
             "features": self.raw.count_input(table, "with_features") > 0,
             "dense": dense,
-            "embedder": self.dense.model.embedder(what) if self.dense and dense else None,
-            "threads": self.threads,
-            "sources": {n: part.name for n, part in enumerate(self.inputs.parts) if part.table in (table, *sources)},
-            "keyed": self.inputs.keyed,
-            "exchange": self.exchange,
-            "files": self.files,
-            "meter": self.meter,
+            "embedder": model.embedder("labels" if table == LABELS else "queries") if model and dense else None,
+            "threads": cores() if isinstance(runner, LocalRunner) and runner.in_process else 1,
+            "sources": {number: part.name for number, part in parts if part.table in (table, *sources)},
+            "keyed": attempt.inputs.keyed,
+            "exchange": attempt.files("bulk"),
+            "files": {kind: attempt.files(kind) for kind in PHASE_FILES},
+            "meter": attempt.watch.meter,
         }
 
+    def _dense_of(self, table: str) -> int:
+        """Return the length of each row's vector in the input table `table`; 0 if rows have no vectors."""
+        if self.dimension:
+            return self.dimension if self.raw.count_input(table, "text_bytes") else 0
+        parts = self.attempt.inputs.parts_of(table)
+        return max((part.contents.dense for part in parts if not part.contents.derived), default=0)
 
-def plan_queries(plan_inputs: PlanInputs, filter_pairs: Mapping[str, int]) -> list[QueriesPlan]:
-    """Plan each split, including splits taken from `train`. `filter_pairs`: number of filter pairs per split."""
-    plans = [_plan_split(split, plan_inputs, bool(filter_pairs.get(split))) for split in plan_inputs.inputs.splits]
-    options, train = plan_inputs.options, next(plan for plan in plans if plan.split == "train")
-    cuts, low = list[QueriesPlan](), 0.0
-    for split, share in (("val", options.validation_share), ("test", options.test_share)):
-        if share:
-            shards = options.shards or max(1, round(train.shards * share), min(MIN_SHARDS, train.shards))
-            table = DataLayout(plan_inputs.tables).queries(split)
-            cuts.append(replace(train, split=split, table=table, shards=shards, hash_range=(low, low + share)))
-            low += share
-    return [*cuts, *(replace(plan, hash_range=(low, 1.0)) if plan is train and low else plan for plan in plans)]
+    def _estimated_bytes(self, table: str, text: bool) -> float:
+        """Estimate the stored size of a table in bytes, with or without the column `text`."""
+        text_bytes, rows = (self.raw.count_input(table, name) for name in ("text_bytes", "rows"))
+        units = {
+            "tokens": min(text_bytes / _BYTES_A_TOKEN, rows * self.tokenizer.max_tokens if self.tokenizer else 0),
+            "key": self.raw.count_input(table, "key_bytes"),
+            "mentions": self.raw.count_input(table, "mentions") + self.raw.count_input(PAIRS + table, "rows"),
+            "features": self.raw.count_input(table, "features"),
+            "dense": rows * self._dense_of(table),
+            "text": text * text_bytes,
+        }
+        return sum(_BYTES[name] * n for name, n in units.items())
 
 
-def plan_labels(plan_inputs: PlanInputs) -> LabelsPlan:
-    """Plan the table of labels."""
-    rows, options = plan_inputs.raw.count_input(LABELS, "rows"), plan_inputs.options
-    estimate = _estimated_bytes(LABELS, plan_inputs, text=True) + 2 * rows
-    shards = max(1, -(-int(estimate) // options.shard_bytes))
-    if not plan_inputs.inputs.keyed:  # contiguous, non-empty ranges of ids
-        shards = -(-rows // max(1, -(-rows // shards)))
-    return LabelsPlan(
-        table=DataLayout(plan_inputs.tables).labels,
-        shards=max(1, shards),
-        sink="parquet",
-        rows=rows,
-        shards_before=plan_inputs.shards_before,
-        **plan_inputs.table_fields(LABELS),
-    )
+class TablePlans(NamedTuple):
+    """Plans of all tables."""
+
+    queries: Sequence[QueriesPlan]
+    labels: LabelsPlan
 
 
 def check_inputs(inputs: Inputs, options: ShardOptions) -> None:
@@ -250,10 +272,10 @@ def check_inputs(inputs: Inputs, options: ShardOptions) -> None:
     cuts = {"val": options.validation_share, "test": options.test_share}
     for split, kind in (("val", "validation"), ("test", "test")):
         if cuts[split] and split in inputs.splits:
-            raise InputError(f"{say_table(inputs, split)} is already a {kind} split. Remove it, or do not split train.")
+            raise InputError(f"{inputs.shown(split)} is already a {kind} split. Remove it, or do not split train.")
     if not inputs.keyed and len(inputs.parts_of(LABELS)) != 1:
         raise InputError(
-            f"{say_table(inputs, LABELS)}: a label's line number is its id, so all labels must be in a single file."
+            f"{inputs.shown(LABELS)}: a label's line number is its id, so all labels must be in a single file."
         )
     if options.same_key == "filter" and not inputs.keyed:
         raise InputError(
@@ -312,47 +334,6 @@ def parse_filter(content: bytes, url: str, rows: int, labels: int) -> np.ndarray
 def tokenizer_url(data: str) -> str:
     """Return the URL of the staged tokenizer file, which the workers open."""
     return join(staging(data), "tokenizer.json")
-
-
-def say_table(inputs: Inputs, table: str) -> str:
-    """Return an input table's name for messages: the file's name, or the number of files."""
-    parts = inputs.parts_of(table)
-    return parts[0].name if len(parts) == 1 else f"the {len(parts)} files of {table}"
-
-
-def _plan_split(split: str, plan_inputs: PlanInputs, filtered: bool) -> QueriesPlan:
-    inputs, raw, data, options = plan_inputs[:4]
-    estimate = _estimated_bytes(split, plan_inputs, options.keep_text)
-    return QueriesPlan(
-        table=DataLayout(plan_inputs.tables).queries(split),
-        shards=options.shards or default_shards(raw.count_input(split, "rows"), estimate, options.shard_bytes),
-        sink=options.sink,
-        split=split,
-        source=split,
-        labels=plan_inputs.labels_before + max(raw.count_input(LABELS, "rows_in"), raw.count_input(LABELS, "rows")),
-        has_pairs=bool(inputs.parts_of(PAIRS + split)),
-        shared_points=inputs.shared_points,
-        filters=_filter_url(data, split) if filtered else None,
-        same_key=options.same_key == "filter",
-        keep_text=options.keep_text,
-        **plan_inputs.table_fields(split, PAIRS + split),
-    )
-
-
-def _estimated_bytes(table: str, plan_inputs: PlanInputs, text: bool) -> float:
-    """Estimate the stored size of a table in bytes, with or without the column `text`."""
-    raw = plan_inputs.raw
-    text_bytes = raw.count_input(table, "text_bytes")
-    most = raw.count_input(table, "rows") * plan_inputs.tokenizer.max_tokens if plan_inputs.tokenizer else 0
-    units = {
-        "tokens": min(text_bytes / _BYTES_A_TOKEN, most),
-        "key": raw.count_input(table, "key_bytes"),
-        "mentions": raw.count_input(table, "mentions") + raw.count_input(PAIRS + table, "rows"),
-        "features": raw.count_input(table, "features"),
-        "dense": raw.count_input(table, "rows") * plan_inputs.dense_of(table),
-        "text": text * text_bytes,
-    }
-    return sum(_BYTES[name] * n for name, n in units.items())
 
 
 def _filter_url(data: str, split: str) -> str:

@@ -1,6 +1,11 @@
-"""Blocks of raw rows: parsed, tokenized, routed by key; rejects are reported."""
+"""Input files are read and parsed into blocks of rows, with hashes of keys, in staging.
+
+The first flow comes first; then a sample of the texts and a description of the first row, for the launching process;
+then what the stages of all flows share.
+"""
 
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,79 +35,10 @@ from pipelines.sharding.publish import files_of
 from pipelines.sharding.tokenizer import ColumnTokenizer
 from schemas import storage
 from schemas.hashing import combine, hash_strings
+from schemas.ragged import offsets_of
 from schemas.shard_files import parquet
 
-ROWS, SIZES = "rows", "sizes"
-
-
-def open_column_tokenizer(plan: TablePlan) -> ColumnTokenizer | None:
-    """Open the tokenizer of `plan`, once per process; None if no row has a text. Raises StorageError."""
-    return None if plan.vocabulary is None else _open_tokenizer(plan.tokenizer, plan.tokenizer_name)
-
-
-@functools.lru_cache(maxsize=1)
-def _open_tokenizer(url: str, name: str) -> ColumnTokenizer:
-    return ColumnTokenizer(tokenizer.open_tokenizer(storage.read_sealed(url), url), name)
-
-
-def encode(batch: pa.RecordBatch, plan: TablePlan, column_tokenizer: ColumnTokenizer | None) -> pa.RecordBatch:
-    """Add `truncated` to parsed rows, `input_ids` if rows have texts, and `dense` if a model computes vectors."""
-    rows = batch.num_rows
-    if column_tokenizer is None:
-        values, offsets, truncated = np.zeros(0, np.uint32), np.zeros(rows + 1, np.int64), np.zeros(rows, bool)
-    else:
-        values, offsets, truncated = column_tokenizer.encode(batch["text"])
-    batch = batch.append_column("truncated", pa.array(truncated))
-    if plan.tokens is not None:
-        batch = batch.append_column("input_ids", parquet.list_array(values, offsets, plan.tokens))
-    if plan.embedder is not None:
-        from pipelines.models import dense_column  # needs the trainer's packages, which may be missing
-
-        column = dense_column(plan.embedder, batch["text"], plan.dense, plan.threads)
-        batch = batch.append_column("dense", column)
-    return batch
-
-
-def by_shard(batch: pa.RecordBatch, shards: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Split rows by the column `hash`: yield (shard, rows of the shard)."""
-    yield from split_by(batch, (batch["hash"].to_numpy() % np.uint64(shards)).astype(np.int64))
-
-
-def store_packets(packets: Collection, name: str, files: FileExchange) -> Collection:
-    """Store (key, packet in files) as the collection `name` for a later flow; return a Summary of the locations."""
-    return packets.group(f"{name} by key").map_partitions(f"Keep {name}", _store_locations, name, files)
-
-
-def _store_locations(
-    groups: Iterable[tuple[int, Iterable[Packet]]], name: str, files: FileExchange
-) -> Iterator[Summary]:
-    """Write, for each key, the locations of the key's packets, with many keys per file."""
-    places = ((key, pack_locations(packets)) for key, packets in groups)
-    yield from (Summary(kept={name: dict([sent])}) for sent in send_together(files, places))
-
-
-def load_packets(flow: Flow, kept: Summary, name: str) -> Collection:
-    """Return the collection of (key, packet) that `store_packets` stored as `name`."""
-    return flow.create(f"Kept {name}", kept.kept.get(name, {}).items()).flat_map(f"Reopen {name}", _packets_of)
-
-
-def _packets_of(element: tuple[int, Packet]) -> Iterator[tuple[int, Packet]]:
-    key, place = element
-    yield from ((key, packet) for packet in read_locations(place))
-
-
-def first_ids(sizes: Mapping[int, int]) -> np.ndarray:
-    """Compute first int64 [shards + 1] from the shards' sizes: shard s contains ids [first[s], first[s + 1])."""
-    return np.concatenate([[0], np.cumsum([sizes[shard] for shard in range(len(sizes))], dtype=np.int64)])
-
-
-def report_rejects(table: str, rejects: list[Reject], exchange: FileExchange, **fields: Any) -> Summary:
-    """Write the `rejects` of an input table to staging through `exchange`, and return a Summary of the rejects."""
-    packets = exchange.send([(table, rejects_batch(rejects))]) if rejects else ()
-    counts = {**fields.pop("counters", {}), REJECTED + table: Counter(reject.reason.value for reject in rejects)}
-    return Summary(counters=counts, rejects=tuple(sorted(rejects)[:SHOWN]), rejected=tuple(packets), **fields)
-
-
+ROWS, SIZES = "rows", "sizes"  # tags of collections
 BLOCK_ROWS = 1 << 14
 READ, PARSE = "read", "parse"  # steps
 # The rows of a block are in two packets, so that a sample of large data reads only the first packet.
@@ -136,14 +72,22 @@ def parse_block(element: tuple[tuple[int, int], Iterable[Packet]], plan: ReadPla
     (raw,) = receive(packets)
     part = plan.inputs.parts[number]
     parsed = plan.form.parse(raw, block * plan.block_rows, part, plan.text)
-    hashed = _hashed_pairs if part.table.startswith(PAIRS) else with_hashes
-    rows, mentions = split_mentions(hashed(parsed.batch, plan.seed), plan.same_key and part.table in SPLITS)
-    parts = [*split_sample(rows), *([("mentions", mentions)] if mentions else [])]
-    sent = dict(plan.meter.count_bytes(PARSE, plan.blocks.send(parts)))
+    if part.table.startswith(PAIRS):  # a pair is a point with one label
+        pairs = parsed.batch
+        offsets = pa.array(range(pairs.num_rows + 1), pa.int32())
+        named = pa.ListArray.from_arrays(offsets, pairs["label_key"])
+        hashed = pa.record_batch({"row": pairs["row"], "key": pairs["query_key"], "label_keys": named})
+        hashed = hashed.append_column("hash", pa.array(hash_strings(pairs["query_key"], plan.seed)))
+    else:
+        hashed = with_hashes(parsed.batch, plan.seed)
+    rows, mentions = split_mentions(hashed, plan.same_key and part.table in SPLITS)
+    batches = [*split_sample(rows), *([("mentions", mentions)] if mentions else [])]
+    sent = dict(plan.meter.count_bytes(PARSE, plan.blocks.send(batches)))
     plan.meter.count(PARSE, raw.num_rows)
     counters = {INPUT + part.table: _count(len(parsed.rejects) + parsed.left_out, rows)}
     blocks = (StagedBlock(part.table, number, block, sent["sampled"], sent["rest"], sent.get("mentions")),)
-    facts = {"counters": counters, "blocks": blocks, "features": _features(rows)}
+    largest = pc.max(rows["feature_ids"].flatten()).as_py() if "feature_ids" in rows.schema.names else None
+    facts = {"counters": counters, "blocks": blocks, "features": 0 if largest is None else largest + 1}
     return report_rejects(part.table, parsed.rejects, plan.rejects, **facts)
 
 
@@ -171,13 +115,11 @@ def describe_first(raw: Summary, inputs: Inputs, table: str) -> str | None:
 
 
 def _first(values: Sequence[str]) -> str:
-    """List the first values, and the number of values if there are more."""
     more = f" … ({len(values):,})" if len(values) > _LISTED else ""
     return ", ".join(values[:_LISTED]) + more
 
 
-def _quoted(key: str) -> str:
-    """Put a key into quotes, which show a comma within it."""
+def _quoted(key: str) -> str:  # quotes show a comma within the key
     return '"' + _short(key).replace('"', '\\"') + '"'
 
 
@@ -187,23 +129,7 @@ def _short(text: str, longest: int = 40) -> str:
 
 
 def hash_file(url: str) -> Summary:
-    """Return the bytes and SHA-256 of an input file. Raises InputError, StorageError."""
     return Summary(files={url: base.identify(url)})
-
-
-def _hashed_pairs(pairs: pa.RecordBatch, seed: int) -> pa.RecordBatch:
-    """Turn each pair into a point with one label, and add the hash of the point's key."""
-    keys, offsets = pairs["query_key"], pa.array(range(pairs.num_rows + 1), pa.int32())
-    named = pa.ListArray.from_arrays(offsets, pairs["label_key"])
-    hashes = pa.array(hash_strings(keys, seed))
-    return pa.record_batch({"row": pairs["row"], "key": keys, "label_keys": named, "hash": hashes})
-
-
-def _features(rows: pa.RecordBatch) -> int:
-    if "feature_ids" not in rows.schema.names:
-        return 0
-    largest = pc.max(rows["feature_ids"].flatten()).as_py()
-    return 0 if largest is None else int(largest) + 1
 
 
 def _count(others: int, rows: pa.RecordBatch) -> Counter[str]:
@@ -271,15 +197,77 @@ def sample_texts(blocks: Sequence[StagedBlock], rows: int, size: int) -> pa.Chun
     share = size / rows if rows > size else 1.0
 
     def texts_of(block: StagedBlock) -> list[pa.Array]:
-        packets = [block.sampled] if share <= SAMPLED_SHARE else [block.sampled, block.rest]
-        return [_take(batch, share) for batch in receive(packets)]
+        chunks = []
+        for batch in receive([block.sampled] if share <= SAMPLED_SHARE else [block.sampled, block.rest]):
+            taken = pa.array(sample_position(np.asarray(batch["hash"])) < share)
+            chunks.append(batch["text"].filter(taken) if share < 1 else batch["text"])
+        return chunks
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        chunks = [chunk for some in pool.map(texts_of, blocks) for chunk in some]
-    return pa.chunked_array(chunks, pa.string())
+        return pa.chunked_array(itertools.chain.from_iterable(pool.map(texts_of, blocks)), pa.string())
 
 
-def _take(batch: pa.RecordBatch, share: float) -> pa.Array:
-    if share >= 1:
-        return batch["text"]
-    return batch["text"].filter(pa.array(sample_position(np.asarray(batch["hash"])) < share))
+# What the stages of all flows share: tokens, packets that a later flow reads, ids, and rejects.
+
+
+@functools.lru_cache(maxsize=1)
+def _open_tokenizer(url: str, name: str) -> ColumnTokenizer:
+    return ColumnTokenizer(tokenizer.open_tokenizer(storage.read_sealed(url), url), name)
+
+
+def encode(batch: pa.RecordBatch, plan: TablePlan) -> pa.RecordBatch:
+    """Add `truncated` to parsed rows, `input_ids` if rows have texts, and `dense` if a model computes vectors.
+
+    The tokenizer is opened once per process. Raises StorageError.
+    """
+    rows = batch.num_rows
+    values, offsets, truncated = np.zeros(0, np.uint32), np.zeros(rows + 1, np.int64), np.zeros(rows, bool)
+    if plan.vocabulary is not None:
+        values, offsets, truncated = _open_tokenizer(plan.tokenizer, plan.tokenizer_name).encode(batch["text"])
+    batch = batch.append_column("truncated", pa.array(truncated))
+    if plan.tokens is not None:
+        batch = batch.append_column("input_ids", parquet.list_array(values, offsets, plan.tokens))
+    if plan.embedder is not None:
+        from pipelines.models import dense_column  # needs the trainer's packages, which may be missing
+
+        vectors = dense_column(plan.embedder, batch["text"], plan.dense, plan.threads)
+        batch = batch.append_column("dense", vectors)
+    return batch
+
+
+def by_shard(batch: pa.RecordBatch, shards: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Split rows by the column `hash`: yield (shard, rows of the shard)."""
+    yield from split_by(batch, (batch["hash"].to_numpy() % np.uint64(shards)).astype(np.int64))
+
+
+def store_packets(packets: Collection, name: str, files: FileExchange) -> Collection:
+    """Store (key, packet in files) as the collection `name` for a later flow; return a Summary of the locations."""
+    return packets.group(f"{name} by key").map_partitions(f"Keep {name}", _store_locations, name, files)
+
+
+def _store_locations(
+    groups: Iterable[tuple[int, Iterable[Packet]]], name: str, files: FileExchange
+) -> Iterator[Summary]:
+    places = ((key, pack_locations(packets)) for key, packets in groups)
+    yield from (Summary(kept={name: dict([sent])}) for sent in send_together(files, places))
+
+
+def load_packets(flow: Flow, kept: Summary, name: str) -> Collection:
+    """Return the collection of (key, packet) that `store_packets` stored as `name`."""
+    return flow.create(f"Kept {name}", kept.kept.get(name, {}).items()).flat_map(f"Reopen {name}", _packets_of)
+
+
+def _packets_of(element: tuple[int, Packet]) -> Iterator[tuple[int, Packet]]:
+    yield from ((element[0], packet) for packet in read_locations(element[1]))
+
+
+def first_ids(sizes: Mapping[int, int]) -> np.ndarray:
+    """Compute first int64 [shards + 1] from the shards' sizes: shard s contains ids [first[s], first[s + 1])."""
+    return offsets_of(np.array([sizes[shard] for shard in range(len(sizes))], np.int64))
+
+
+def report_rejects(table: str, rejects: list[Reject], exchange: FileExchange, **fields: Any) -> Summary:
+    """Write the `rejects` of an input table to staging through `exchange`, and return a Summary of the rejects."""
+    packets = exchange.send([(table, rejects_batch(rejects))]) if rejects else ()
+    counts = {**fields.pop("counters", {}), REJECTED + table: Counter(reject.reason.value for reject in rejects)}
+    return Summary(counters=counts, rejects=tuple(sorted(rejects)[:SHOWN]), rejected=tuple(packets), **fields)

@@ -1,4 +1,4 @@
-"""Load a data set's tokenizer from a directory or the hub, or train a tokenizer on the data's texts; encode texts.
+"""A data set's tokenizer: loaded from a directory or the hub, or trained on the data's texts; columns of texts encoded.
 
 A tokenizer like BERT's never looks across a space: it normalises one character at a time, splits words at white space
 and punctuation, and splits each word into pieces separately. So the text can be split at spaces, and the parts can be
@@ -28,140 +28,6 @@ from schemas.layout import find_tokenizer
 from schemas.process import Wait
 from schemas.ragged import offsets_of
 
-_BATCH_TEXTS = 2048
-_SLICE_BYTES = 4 << 20  # bytes of texts whose words are compared together
-_PROBE = "a"
-
-
-class Words(NamedTuple):
-    """Words of texts [B]: the distinct words, a position in these for each word int [W], and offsets int [B + 1]."""
-
-    distinct: pa.StringArray
-    positions: np.ndarray
-    offsets: np.ndarray
-
-
-class Encoded(NamedTuple):
-    """Tokens of texts [B]: values uint32 [T], offsets int64 [B + 1], and whether each text was truncated, bool [B]."""
-
-    values: np.ndarray
-    offsets: np.ndarray
-    truncated: np.ndarray
-
-
-class ColumnTokenizer:
-    """Tokenizer for text columns. It must be the only user of `tokenizer`. Error messages contain `name`."""
-
-    def __init__(self, tokenizer: Tokenizer, name: str = "") -> None:
-        self._tokenizer, self._name = tokenizer, name
-        self._around: tuple[list[int], list[int]] | None = None
-        self._limit: int | None = None  # token limit of a text, without special tokens
-        if not _ends_at_spaces(tokenizer):
-            return
-        cut = tokenizer.truncation
-        tokenizer.no_truncation()
-        self._around = _special_tokens(tokenizer)
-        if cut is not None and self._around is not None:
-            self._limit = cut["max_length"] - sum(map(len, self._around))
-        elif cut is not None:
-            tokenizer.enable_truncation(**cut)
-
-    def encode(self, texts: pa.StringArray) -> Encoded:
-        """Encode a column of texts without nulls. Raises InputError."""
-        if self._around is None:
-            return encode_texts(self._tokenizer, texts.to_pylist(), self._name)
-        parts = [self._encode_words(some, *self._around) for some in split_words(texts)]
-        parts = parts or [encode_texts(self._tokenizer, [])]
-        values, lengths, truncated = zip(*((p.values, np.diff(p.offsets), p.truncated) for p in parts), strict=True)
-        return Encoded(np.concatenate(values), offsets_of(np.concatenate(lengths)), np.concatenate(truncated))
-
-    def _encode_words(self, words: Words, before: Sequence[int], after: Sequence[int]) -> Encoded:
-        """Encode texts word by word, and add the special tokens `before` and `after` to each text."""
-        pieces, index = encode_texts(self._tokenizer, words.distinct.to_pylist(), self._name, False), words.positions
-        counts = np.diff(pieces.offsets)[index]  # tokens of each word
-        ends = offsets_of(counts)
-        offsets = ends[words.offsets]
-        lengths = np.diff(offsets)
-        places = np.repeat(pieces.offsets[index] - ends[:-1], counts) + np.arange(ends[-1])
-        limit = lengths.max(initial=0) if self._limit is None else self._limit
-        truncated = lengths > limit
-        if truncated.any():
-            places = places[np.arange(ends[-1]) - np.repeat(offsets[:-1], lengths) < limit]
-            lengths = np.minimum(lengths, limit)
-            offsets = offsets_of(lengths)
-        values = pieces.values[places]
-        if before or after:
-            around = np.repeat(np.stack([offsets[:-1], offsets[1:]], 1), (len(before), len(after)), axis=1)
-            values = np.insert(values, around.ravel(), np.tile(np.array([*before, *after], np.uint32), len(lengths)))
-            offsets = offsets + np.arange(len(offsets)) * (len(before) + len(after))
-        return Encoded(values, offsets, truncated)
-
-
-def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], name: str = "", special: bool = True) -> Encoded:
-    """Encode each text in `texts` separately. `special`: add the tokenizer's special tokens around each text.
-
-    Raises InputError with the tokenizer's `name` if the tokenizer cannot encode a text.
-    """
-    values: list[np.ndarray] = []
-    lengths: list[int] = []
-    truncated: list[bool] = []
-    # An encoding has far more than its ids. Few encodings are made at a time, so memory does not grow with the block.
-    for start in range(0, len(texts), _BATCH_TEXTS):
-        try:
-            encodings = tokenizer.encode_batch_fast(texts[start : start + _BATCH_TEXTS], add_special_tokens=special)
-        except BaseException as error:  # a Rust panic is not an Exception
-            if type(error) is not Exception and type(error).__name__ != "PanicException":
-                raise
-            raise InputError(f"the tokenizer {name} cannot encode a text: {error}. Give another tokenizer.") from None
-        ids = [encoding.ids for encoding in encodings]
-        counts = [len(row) for row in ids]
-        values.append(np.fromiter(chain.from_iterable(ids), np.uint32, sum(counts)))
-        lengths += counts
-        truncated += [bool(encoding.overflowing) for encoding in encodings]
-    offsets = offsets_of(np.asarray(lengths, np.int64))
-    return Encoded(np.concatenate([np.zeros(0, np.uint32), *values]), offsets, np.asarray(truncated, bool))
-
-
-def _ends_at_spaces(tokenizer: Tokenizer) -> bool:
-    """Return whether a text can be split at spaces, and the parts tokenized separately, with the same result."""
-    cut = tokenizer.truncation
-    return (
-        isinstance(tokenizer.normalizer, BertNormalizer)
-        and isinstance(tokenizer.pre_tokenizer, BertPreTokenizer)
-        and isinstance(tokenizer.model, WordPiece)
-        and tokenizer.padding is None
-        and (cut is None or (cut["direction"], cut["stride"]) == ("right", 0))
-        and not any(
-            token.normalized or token.lstrip or token.rstrip or token.single_word or " " in token.content
-            for token in tokenizer.get_added_tokens_decoder().values()
-        )
-    )
-
-
-def _special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
-    """Return the special tokens before and after every text; None if they are not the same for every text."""
-    whole, bare = tokenizer.encode(_PROBE), tokenizer.encode(_PROBE, add_special_tokens=False)
-    first = next((place for place, special in enumerate(whole.special_tokens_mask) if not special), None)
-    if first is None or len(bare.ids) != 1:
-        return None
-    before, after = whole.ids[:first], whole.ids[first + 1 :]
-    return (before, after) if [*before, *bare.ids, *after] == whole.ids else None
-
-
-def split_words(texts: pa.StringArray) -> Iterator[Words]:
-    """Split texts into words at spaces, in slices of at most _SLICE_BYTES; a longer text forms a slice of its own."""
-    import pyarrow.compute as pc  # serving does not need it
-
-    ends = offsets_of(pc.binary_length(texts).to_numpy())
-    start = 0
-    while start < len(texts):
-        stop = max(int(np.searchsorted(ends, ends[start] + _SLICE_BYTES, side="right")) - 1, start + 1)
-        parted = pc.split_pattern(texts.slice(start, stop - start), " ")
-        words, offsets = parted.flatten().dictionary_encode(), parted.offsets.to_numpy()
-        yield Words(words.dictionary, words.indices.to_numpy(), offsets - offsets[0])
-        start = stop
-
-
 FILE = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
 WORDPIECE_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -183,6 +49,9 @@ SPECIAL = {
     "sep_token": ("[SEP]", "</s>"),
     "mask_token": ("[MASK]", "<mask>"),
 }
+_BATCH_TEXTS = 2048
+_SLICE_BYTES = 4 << 20  # bytes of texts whose words are compared together
+_PROBE = "a"
 
 
 @dataclass(frozen=True)
@@ -196,17 +65,6 @@ class FrozenTokenizer:
     vocabulary: int
     max_tokens: int
     kept: Mapping[str, Base64Bytes]
-
-    @property
-    def sha256(self) -> str:
-        """SHA-256 of the file that determines the tokens."""
-        return storage.sha256(self.files[FILE])
-
-    @property
-    def longest(self) -> int | None:
-        """Maximum number of tokens of the model, if the model's files specify a limit."""
-        limit = json.loads(self.files[CONFIG]).get("model_max_length") if CONFIG in self.kept else None
-        return limit if isinstance(limit, int) and limit > 0 else None
 
     def with_max_tokens(self, max_tokens: int) -> "FrozenTokenizer":
         """Return the same tokenizer with a limit of `max_tokens` tokens per text."""
@@ -365,7 +223,8 @@ def choose_length(frozen: FrozenTokenizer, tables: Iterable[pa.ChunkedArray], na
     """
     import pyarrow.compute as pc
 
-    most = min(MOST_TOKENS, frozen.longest or MOST_TOKENS)
+    limit = json.loads(frozen.files[CONFIG]).get("model_max_length") if CONFIG in frozen.kept else None
+    most = min(MOST_TOKENS, limit) if isinstance(limit, int) and limit > 0 else MOST_TOKENS
     tokenizer = open_tokenizer(frozen.files[FILE], FILE)
     tokenizer.no_truncation()
     encoder, longest = ColumnTokenizer(tokenizer, name), 0.0
@@ -374,3 +233,132 @@ def choose_length(frozen: FrozenTokenizer, tables: Iterable[pa.ChunkedArray], na
         if len(texts):
             longest = max(longest, np.quantile(np.diff(encoder.encode(texts).offsets), _COVERED))
     return min(most, max(LEAST_TOKENS, -(-int(np.ceil(longest)) // _STEP) * _STEP))
+
+
+class Words(NamedTuple):
+    """Words of texts [B]: the distinct words, a position in these for each word int [W], and offsets int [B + 1]."""
+
+    distinct: pa.StringArray
+    positions: np.ndarray
+    offsets: np.ndarray
+
+
+class Encoded(NamedTuple):
+    """Tokens of texts [B]: values uint32 [T], offsets int64 [B + 1], and whether each text was truncated, bool [B]."""
+
+    values: np.ndarray
+    offsets: np.ndarray
+    truncated: np.ndarray
+
+
+class ColumnTokenizer:
+    """Tokenizer for text columns. It must be the only user of `tokenizer`. Error messages contain `name`."""
+
+    def __init__(self, tokenizer: Tokenizer, name: str = "") -> None:
+        self._tokenizer, self._name = tokenizer, name
+        self._around: tuple[list[int], list[int]] | None = None
+        self._limit: int | None = None  # token limit of a text, without special tokens
+        if not _ends_at_spaces(tokenizer):
+            return
+        cut = tokenizer.truncation
+        tokenizer.no_truncation()
+        self._around = _special_tokens(tokenizer)
+        if cut is not None and self._around is not None:
+            self._limit = cut["max_length"] - sum(map(len, self._around))
+        elif cut is not None:
+            tokenizer.enable_truncation(**cut)
+
+    def encode(self, texts: pa.StringArray) -> Encoded:
+        """Encode a column of texts without nulls. Raises InputError."""
+        if self._around is None:
+            return encode_texts(self._tokenizer, texts.to_pylist(), self._name)
+        parts = [self._encode_words(some, *self._around) for some in split_words(texts)]
+        parts = parts or [encode_texts(self._tokenizer, [])]
+        values, lengths, truncated = zip(*((p.values, np.diff(p.offsets), p.truncated) for p in parts), strict=True)
+        return Encoded(np.concatenate(values), offsets_of(np.concatenate(lengths)), np.concatenate(truncated))
+
+    def _encode_words(self, words: Words, before: Sequence[int], after: Sequence[int]) -> Encoded:
+        """Encode texts word by word, and add the special tokens `before` and `after` to each text."""
+        pieces, index = encode_texts(self._tokenizer, words.distinct.to_pylist(), self._name, False), words.positions
+        counts = np.diff(pieces.offsets)[index]  # tokens of each word
+        ends = offsets_of(counts)
+        offsets = ends[words.offsets]
+        lengths = np.diff(offsets)
+        places = np.repeat(pieces.offsets[index] - ends[:-1], counts) + np.arange(ends[-1])
+        limit = lengths.max(initial=0) if self._limit is None else self._limit
+        truncated = lengths > limit
+        if truncated.any():
+            places = places[np.arange(ends[-1]) - np.repeat(offsets[:-1], lengths) < limit]
+            lengths = np.minimum(lengths, limit)
+            offsets = offsets_of(lengths)
+        values = pieces.values[places]
+        if before or after:
+            around = np.repeat(np.stack([offsets[:-1], offsets[1:]], 1), (len(before), len(after)), axis=1)
+            values = np.insert(values, around.ravel(), np.tile(np.array([*before, *after], np.uint32), len(lengths)))
+            offsets = offsets + np.arange(len(offsets)) * (len(before) + len(after))
+        return Encoded(values, offsets, truncated)
+
+
+def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], name: str = "", special: bool = True) -> Encoded:
+    """Encode each text in `texts` separately. `special`: add the tokenizer's special tokens around each text.
+
+    Raises InputError with the tokenizer's `name` if the tokenizer cannot encode a text.
+    """
+    values: list[np.ndarray] = []
+    lengths: list[int] = []
+    truncated: list[bool] = []
+    # An encoding has far more than its ids. Few encodings are made at a time, so memory does not grow with the block.
+    for start in range(0, len(texts), _BATCH_TEXTS):
+        try:
+            encodings = tokenizer.encode_batch_fast(texts[start : start + _BATCH_TEXTS], add_special_tokens=special)
+        except BaseException as error:  # a Rust panic is not an Exception
+            if type(error) is not Exception and type(error).__name__ != "PanicException":
+                raise
+            raise InputError(f"the tokenizer {name} cannot encode a text: {error}. Give another tokenizer.") from None
+        ids = [encoding.ids for encoding in encodings]
+        counts = [len(row) for row in ids]
+        values.append(np.fromiter(chain.from_iterable(ids), np.uint32, sum(counts)))
+        lengths += counts
+        truncated += [bool(encoding.overflowing) for encoding in encodings]
+    offsets = offsets_of(np.asarray(lengths, np.int64))
+    return Encoded(np.concatenate([np.zeros(0, np.uint32), *values]), offsets, np.asarray(truncated, bool))
+
+
+def _ends_at_spaces(tokenizer: Tokenizer) -> bool:
+    """Return whether a text can be split at spaces, and the parts tokenized separately, with the same result."""
+    cut = tokenizer.truncation
+    return (
+        isinstance(tokenizer.normalizer, BertNormalizer)
+        and isinstance(tokenizer.pre_tokenizer, BertPreTokenizer)
+        and isinstance(tokenizer.model, WordPiece)
+        and tokenizer.padding is None
+        and (cut is None or (cut["direction"], cut["stride"]) == ("right", 0))
+        and not any(
+            token.normalized or token.lstrip or token.rstrip or token.single_word or " " in token.content
+            for token in tokenizer.get_added_tokens_decoder().values()
+        )
+    )
+
+
+def _special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
+    """Return the special tokens before and after every text; None if they are not the same for every text."""
+    whole, bare = tokenizer.encode(_PROBE), tokenizer.encode(_PROBE, add_special_tokens=False)
+    first = next((place for place, special in enumerate(whole.special_tokens_mask) if not special), None)
+    if first is None or len(bare.ids) != 1:
+        return None
+    before, after = whole.ids[:first], whole.ids[first + 1 :]
+    return (before, after) if [*before, *bare.ids, *after] == whole.ids else None
+
+
+def split_words(texts: pa.StringArray) -> Iterator[Words]:
+    """Split texts into words at spaces, in slices of at most _SLICE_BYTES; a longer text forms a slice of its own."""
+    import pyarrow.compute as pc  # serving does not need it
+
+    ends = offsets_of(pc.binary_length(texts).to_numpy())
+    start = 0
+    while start < len(texts):
+        stop = max(int(np.searchsorted(ends, ends[start] + _SLICE_BYTES, side="right")) - 1, start + 1)
+        parted = pc.split_pattern(texts.slice(start, stop - start), " ")
+        words, offsets = parted.flatten().dictionary_encode(), parted.offsets.to_numpy()
+        yield Words(words.dictionary, words.indices.to_numpy(), offsets - offsets[0])
+        start = stop

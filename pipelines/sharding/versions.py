@@ -1,8 +1,12 @@
-"""A new part of data on top of an earlier version."""
+"""A new part of data on top of an earlier version: labels keep their ids, and patches change rows of earlier shards.
+
+New labels follow the earlier ones; earlier points with a key of a new point give up their labels or their rows; then
+the tables of all parts are published as views of the shards.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -23,33 +27,10 @@ from pipelines.flow import (
 )
 from pipelines.formats.base import LABELS
 from pipelines.job import SUMMARY, Patched, StagedBlock, Summary
-from pipelines.sharding import publish, rows
+from pipelines.sharding import plans, publish, read, rows
 from pipelines.sharding.earlier import EarlierData, renumbered, route_keys, views_of
 from pipelines.sharding.plans import LabelsPlan, QueriesPlan
-from pipelines.sharding.publish import describe_table
-from pipelines.sharding.read import (
-    CONTENT,
-    ROWS,
-    SIZES,
-    by_shard,
-    encode,
-    first_ids,
-    open_column_tokenizer,
-    store_packets,
-    with_hashes,
-)
-from pipelines.sharding.rows import (
-    BEFORE_SCHEMA,
-    FREQUENCIES,
-    KEYS,
-    ORDER_LABELS,
-    OrderedLabels,
-    count_labels,
-    duplicates,
-    names_of,
-    send_ordered,
-    sum_counts,
-)
+from pipelines.sharding.rows import OrderedLabels
 from schemas import manifest as manifests
 from schemas import storage
 from schemas.errors import InputError
@@ -57,24 +38,18 @@ from schemas.hashing import hash_strings
 from schemas.layout import DataLayout, parts_prefix
 from schemas.manifest import Column, Manifest, Patch, Shard, View
 from schemas.ragged import offsets_of
-from schemas.shard_files.parquet import encode as encode_shard
-from schemas.shard_files.parquet import list_column
+from schemas.shard_files import parquet
 from schemas.shard_files.shards import POSITION, RETIRED, ViewedShard, iterate_shard, open_shard, read_group
-from schemas.storage import join, relative
+from schemas.storage import join, relative, resolve
 from schemas.table import PARTS, PartTable, Table
 from schemas.versions import VERSION, Version
 
-CHANGED, STATES = "changed", "states"
+CHANGED, STATES = "changed", "states"  # tags of collections
 EARLIER_SCHEMA = pa.schema(
-    [
-        ("hash", pa.uint64()),
-        ("key", pa.string()),
-        ("label_id", pa.int64()),
-        ("content", pa.uint64()),
-        (RETIRED, pa.bool_()),
-    ]
+    {"hash": pa.uint64(), "key": pa.string(), "label_id": pa.int64(), "content": pa.uint64(), RETIRED: pa.bool_()}
 )
-STATE_SCHEMA = pa.schema([("label_id", pa.int64()), (RETIRED, pa.bool_())])
+STATE_SCHEMA = pa.schema({"label_id": pa.int64(), RETIRED: pa.bool_()})
+_GROUP_ROWS = 1 << 16  # of a patch
 
 
 def order_labels_onto(flow: Flow, plan: LabelsPlan, earlier: EarlierData, blocks: list[StagedBlock]) -> OrderedLabels:
@@ -88,41 +63,43 @@ def order_labels_onto(flow: Flow, plan: LabelsPlan, earlier: EarlierData, blocks
     old = flow.create("Shards before", range(len(before))).flat_map("Read before", read_before, plan, earlier)
     every = flow.create("Shards of labels", [(shard, None) for shard in range(plan.shards)])
     joined = flow.join("Labels by shard", {"rows": routed, "before": old, "every": every})
-    tags = (ROWS, KEYS, SIZES, SUMMARY, CHANGED, STATES)
-    ordered = joined.split("Order labels", tags, order_new_labels, plan, earlier)
-    sizes_before = flow.create("Sizes before", [(number, entry.rows) for number, entry in enumerate(before)])
-    return ordered | {SIZES: sizes_before + ordered[SIZES]}
+    tags = (read.ROWS, rows.KEYS, read.SIZES, SUMMARY, CHANGED, STATES)
+    ordered = joined.split("Order labels", tags, sort_new_labels, plan, earlier)
+    sizes = {number: entry.rows for number, entry in enumerate(before)}
+    sizes_before = flow.create("Sizes before", sizes.items())
+    summary = flow.create("Summary of labels before", [Summary(label_sizes=sizes)])
+    return ordered | {read.SIZES: sizes_before + ordered[read.SIZES], SUMMARY: summary + ordered[SUMMARY]}
 
 
 def route_labels(block: StagedBlock, plan: LabelsPlan) -> Iterator[tuple[int, Packet]]:
     """Send the labels of a block to their shards, without tokens: (shard, packet)."""
-    yield from plan.exchange.send(by_shard(block.read().select(plan.raw_schema.names), plan.shards))
+    yield from plan.exchange.send(read.by_shard(block.read().select(plan.raw_schema.names), plan.shards))
 
 
 def read_before(number: int, plan: LabelsPlan, earlier: EarlierData) -> Iterator[tuple[int, Packet]]:
     """Send the key, id and state of each label in the earlier shard `number`, and the content's hash if needed."""
     entry = earlier.views[LABELS][number]
     names = [column.name for column in earlier.tables[LABELS].columns]
-    given = {*CONTENT} - ({"dense"} if earlier.dense_model else set())  # a model's vectors follow from the text
-    counted = [name for name in CONTENT if name in names and name in given and earlier.texts]
+    given = {*read.CONTENT} - ({"dense"} if earlier.dense_model else set())  # a model's vectors follow from the text
+    counted = [name for name in read.CONTENT if name in names and name in given and earlier.texts]
     columns = ["key", "label_id", *counted, RETIRED]
     for group in iterate_shard(earlier.table_url(LABELS), entry, columns):
         (batch,) = group.combine_chunks().to_batches()
         if not earlier.texts:
             batch = batch.append_column("text", pa.array([""] * batch.num_rows))
-        batch = with_hashes(batch, earlier.seed)
+        batch = read.with_hashes(batch, earlier.seed)
         batch = pa.RecordBatch.from_arrays([batch[name] for name in EARLIER_SCHEMA.names], schema=EARLIER_SCHEMA)
-        yield from plan.exchange.send(by_shard(batch, plan.shards))
+        yield from plan.exchange.send(read.by_shard(batch, plan.shards))
 
 
-def order_new_labels(element: tuple[int, dict[str, Any]], plan: LabelsPlan, earlier: EarlierData) -> Iterator[Tagged]:
-    """Order the labels in (shard, parts); yield new rows, their number, keys with ids, and changes to old rows."""
-    shard, parts = element
-    plan.meter.start(ORDER_LABELS)
-    staged = plan.files[publish.LABELS_DONE]
+def sort_new_labels(element: tuple[int, dict[str, Any]], plan: LabelsPlan, earlier: EarlierData) -> Iterator[Tagged]:
+    """Order the labels in (shard, packets by collection); yield new rows and keys, and changes of old rows."""
+    shard, packets = element
+    plan.meter.start(rows.ORDER_LABELS)
+    staged = plan.files[plans.LABELS_DONE]
     first = offsets_of(np.array([entry.rows for entry in earlier.views[LABELS]], np.int64))
-    ordered = rows.order_rows(gather(parts["rows"], plan.raw_schema))
-    before = gather(parts["before"], EARLIER_SCHEMA).sort_by("label_id").combine_chunks()
+    ordered = rows.order_rows(gather(packets["rows"], plan.raw_schema))
+    before = gather(packets["before"], EARLIER_SCHEMA).sort_by("label_id").combine_chunks()
     table = ordered.rows
     place = pc.index_in(table["key"].combine_chunks(), value_set=before["key"].combine_chunks())
     is_new = pc.is_null(place)
@@ -137,19 +114,22 @@ def order_new_labels(element: tuple[int, dict[str, Any]], plan: LabelsPlan, earl
         counters["changed"] = changed.num_rows
         columns = [name for name in plan.schema.names if name != "frequency"]
         yield from _by_shard_before(staged, first, CHANGED, to_record_batch(changed.select(columns)))
-    states = _states(before, old["label_id"], earlier.complete is not False)
+    # Listed labels return; if the list is complete, the other labels retire.
+    listed = pc.is_in(before["label_id"], value_set=old["label_id"].combine_chunks())
+    is_other = pc.and_(pc.equal(before[RETIRED], listed), pc.or_(listed, earlier.complete is not False))
+    states = before.filter(is_other).select(STATE_SCHEMA.names)
+    states = states.set_column(1, RETIRED, pc.invert(states[RETIRED]))
     retiring = int(pc.sum(states[RETIRED]).as_py() or 0)
     counters.update(retired=retiring, returned=states.num_rows - retiring)
     yield from _by_shard_before(staged, first, STATES, to_record_batch(states))
     keys = pa.table({"key": before["key"], "label_id": before["label_id"]})
     missing = pa.nulls(new.num_rows, pa.int64())
     keys = pa.concat_tables([keys, pa.table({"key": new["key"], "label_id": missing})])
-    yield from send_ordered(shard, plan, new, keys, counters, duplicates(ordered, plan.sources))
+    yield from rows.send_sorted(shard, plan, new, keys, counters, rows.duplicates(ordered, plan.sources))
 
 
 def _encoded(plan: LabelsPlan, table: pa.Table) -> pa.Table:
-    """Tokenize rows, and return them with the columns of `row_schema`."""
-    batch = encode(to_record_batch(table), plan, open_column_tokenizer(plan))
+    batch = read.encode(to_record_batch(table), plan)
     return pa.Table.from_batches([batch.select(plan.row_schema.names)]).cast(plan.row_schema)
 
 
@@ -159,25 +139,13 @@ def _by_shard_before(staged: FileExchange, first: np.ndarray, tag: str, batch: p
     yield from (Tagged(tag, packet) for packet in staged.send(split_by(batch, shard)))
 
 
-def _states(before: pa.Table, listed: pa.ChunkedArray, complete: bool) -> pa.Table:
-    """Return labels that change state (STATE_SCHEMA): `listed` labels return; if `complete`, other labels retire."""
-    is_listed = pc.is_in(before["label_id"], value_set=listed.combine_chunks())
-    retired = before[RETIRED]
-    returns = pc.and_(retired, is_listed)
-    retires = pc.and_(pc.and_(pc.invert(retired), pc.invert(is_listed)), complete)
-    changes = before.filter(pc.or_(returns, retires))
-    state = pc.invert(changes[RETIRED])
-    return pa.table({"label_id": changes["label_id"], RETIRED: state})
-
-
 def keep_labels_before(flow: Flow, plan: QueriesPlan, earlier: EarlierData, blocks: list[StagedBlock]) -> Collection:
     """Store the labels of older points with the keys in `blocks`, per shard of the new points. Returns Summary."""
-    keys = flow.create(f"Blocks with keys of {plan.split}", blocks).flat_map(
-        f"Send keys of {plan.split}", send_keys, plan
-    )
-    grouped, name = keys.group(f"New keys by older shard of {plan.split}"), names_of(plan)[2]
+    given = flow.create(f"Blocks with keys of {plan.split}", blocks)
+    keys = given.flat_map(f"Send keys of {plan.split}", send_keys, plan)
+    grouped, name = keys.group(f"New keys by older shard of {plan.split}"), rows.names_of(plan)[2]
     found = grouped.flat_map(f"Find {name}", find_labels_before, plan, earlier)
-    return store_packets(found, name, plan.files[publish.ROWS])
+    return read.store_packets(found, name, plan.files[plans.ROWS])
 
 
 def send_keys(block: StagedBlock, plan: QueriesPlan) -> Iterator[tuple[int, Packet]]:
@@ -196,20 +164,20 @@ def find_labels_before(
         entry = earlier.views[plan.name][number]
         for group in iterate_shard(earlier.table_url(plan.name), entry, ["key", "label_ids"]):
             found = group.filter(pc.is_in(group["key"], value_set=keys)).combine_chunks()
-            ids, offsets = list_column(found, "label_ids")
+            ids, offsets = parquet.list_column(found, "label_ids")
             key = found["key"].take(pa.array(np.repeat(np.arange(len(found)), np.diff(offsets)))).combine_chunks()
             hashes = hash_strings(key, earlier.seed)
-            batch = pa.record_batch([key, ids.astype(np.int64)], schema=BEFORE_SCHEMA)
+            batch = pa.record_batch([key, ids.astype(np.int64)], schema=rows.BEFORE_SCHEMA)
             yield from split_by(batch, (hashes % np.uint64(plan.shards)).astype(np.int64))
 
-    yield from send_together(plan.files[publish.ROWS], parts())
+    yield from send_together(plan.files[plans.ROWS], parts())
 
 
 def remove_replaced(
     keys: Collection, plan: QueriesPlan, earlier: EarlierData, built: str, label_sizes: dict[int, int]
 ) -> dict[str, Collection]:
     """Remove older rows with one of the `keys` (older shard, packet). Returns `summary` and negative `frequencies`."""
-    grouped, tags = keys.group(f"Keys by older shard of {plan.split}"), (SUMMARY, FREQUENCIES)
+    grouped, tags = keys.group(f"Keys by older shard of {plan.split}"), (SUMMARY, rows.FREQUENCIES)
     return grouped.split(f"Find keys of {plan.split}", tags, remove_keys, plan, earlier, built, label_sizes)
 
 
@@ -222,15 +190,15 @@ def remove_keys(
     view = entry.view
     assert view is not None
     again = pa.Table.from_batches(receive(packets)).combine_chunks()
-    keys, total = again["key"].combine_chunks(), int(first_ids(label_sizes)[-1])
+    keys, total = again["key"].combine_chunks(), int(read.first_ids(label_sizes)[-1])
     kept, mentions = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     with open_shard(url, entry) as file:
         assert isinstance(file, ViewedShard)
         for group in range(file.num_row_groups):
-            rows = read_group(file, group, ["key", "label_ids"], f"{url}, part {view.part}, {entry.path}")
-            place = pc.index_in(rows["key"], value_set=keys).combine_chunks()
+            found = read_group(file, group, ["key", "label_ids"], f"{url}, part {view.part}, {entry.path}")
+            place = pc.index_in(found["key"], value_set=keys).combine_chunks()
             kept.append(file.positions(group)[place.is_null().to_numpy(zero_copy_only=False)])
-            mentions.append(_mentions(place.drop_null(), rows.filter(place.is_valid()), total))
+            mentions.append(_mentions(place.drop_null(), found.filter(place.is_valid()), total))
     left, named = np.concatenate(kept), np.concatenate(mentions)
     if len(left) == entry.rows:
         return
@@ -242,19 +210,15 @@ def remove_keys(
     yield Tagged(SUMMARY, Summary(counters={plan.name: replaced}, patched=(patched,)))
     sent = [
         (shard, batch.set_column(1, "count", pc.negate(batch["count"])))
-        for shard, batch in count_labels(named % total, first_ids(label_sizes))
+        for shard, batch in rows.count_labels(named % total, read.first_ids(label_sizes))
     ]
-    for place in plan.exchange.send(sent):
-        yield Tagged(FREQUENCIES, place)
+    yield from (Tagged(rows.FREQUENCIES, place) for place in plan.exchange.send(sent))
 
 
 def _mentions(owners: pa.Array, rows: pa.Table, labels: int) -> np.ndarray:
     """Return the number owner * labels + id for each of the rows' label ids, int64."""
-    ids, offsets = list_column(rows, "label_ids")
+    ids, offsets = parquet.list_column(rows, "label_ids")
     return np.repeat(owners.to_numpy().astype(np.int64), np.diff(offsets)) * labels + ids.astype(np.int64)
-
-
-_GROUP_ROWS = 1 << 16
 
 
 def write_patch(
@@ -262,29 +226,28 @@ def write_patch(
 ) -> Patched:
     """Write a patch of `kind` for shard `number` of `table`, in the attempt at `built`. Raises StorageError."""
     file = f"_{kind}-{number:05d}.parquet"  # readers of Parquet folders skip files with a leading _
-    data = memoryview(encode_shard(rows, _GROUP_ROWS))
+    data = memoryview(parquet.encode(rows, _GROUP_ROWS))
     storage.write_bytes(join(built, table, file), data)
     return Patched(table, number, kind, Patch(place=file, bytes=len(data), sha256=storage.sha256(data)), groups)
 
 
 def patch_labels(element: tuple[int, dict[str, Any]], earlier: EarlierData, built: str) -> Summary:
     """Write the patches for an earlier label shard, from (number, counts, states and changed rows)."""
-    number, parts = element
+    number, packets = element
     entry, url = earlier.views[LABELS][number], earlier.table_url(LABELS)
     assert entry.view is not None
     first = entry.view.first
     before = pa.concat_tables(iterate_shard(url, entry, ["frequency", RETIRED]))
     was = before["frequency"].to_numpy()
-    frequency = was + sum_counts(receive(parts["counts"]), first, entry.rows)
+    frequency = was + rows.sum_counts(receive(packets["counts"]), first, entry.rows)
     retired = before[RETIRED].to_numpy().copy()
-    states = gather(parts["states"], STATE_SCHEMA)
+    states = gather(packets["states"], STATE_SCHEMA)
     retired[states["label_id"].to_numpy() - first] = states[RETIRED].to_numpy()
     columns = pa.table({"frequency": frequency, RETIRED: retired})
     patched = [write_patch(built, LABELS, number, "columns", columns)]
     more = Counter(without_training_points=int((frequency == 0).sum()) - int((was == 0).sum()))
-    changed = [pa.Table.from_batches([batch]) for batch in receive(parts["changed"])]
-    if changed:
-        newer = pa.concat_tables(changed)
+    if changed := [*receive(packets["changed"])]:
+        newer = pa.Table.from_batches(changed)
         counted = [name for name in ("input_ids", "feature_ids") if name in newer.column_names]
         old = pa.concat_tables(iterate_shard(url, entry, counted)).take(pc.subtract(newer["label_id"], first))
         more["empty_texts"] = rows.count_tokens(newer)["empty_texts"] - rows.count_tokens(old)["empty_texts"]
@@ -292,20 +255,12 @@ def patch_labels(element: tuple[int, dict[str, Any]], earlier: EarlierData, buil
         newer = newer.set_column(place, POSITION, pc.subtract(newer["label_id"], first)).sort_by(POSITION)
         with open_shard(url, entry) as file:
             assert isinstance(file, ViewedShard)
-            patched.append(write_patch(built, LABELS, number, "changed", _merge_changed(file.changed, newer)))
+            if file.changed is not None:  # earlier changes of other rows stay
+                stay = pc.invert(pc.is_in(file.changed[POSITION], value_set=newer[POSITION].combine_chunks()))
+                kept = file.changed.filter(stay).select(newer.column_names).cast(newer.schema)
+                newer = pa.concat_tables([kept, newer]).sort_by(POSITION)
+            patched.append(write_patch(built, LABELS, number, "changed", newer))
     return Summary(counters={LABELS: more}, patched=tuple(patched))
-
-
-def _merge_changed(older: pa.Table | None, newer: pa.Table) -> pa.Table:
-    """Merge older and newer changed rows by position. If both have a row at a position, the newer row wins."""
-    if older is None:
-        return newer
-    stays = pc.invert(pc.is_in(older[POSITION], value_set=newer[POSITION].combine_chunks()))
-    kept = older.filter(stays).select(newer.column_names).cast(newer.schema)
-    return pa.concat_tables([kept, newer]).sort_by(POSITION)
-
-
-_TRAIN = "queries/train"
 
 
 def publish_version(
@@ -319,53 +274,57 @@ def publish_version(
 ) -> Manifest:
     """Publish all tables of a version at `built`, and the data set last. Raises InputError, StorageError."""
     parents: dict[str, str] = {}
-    text: dict[str, Any] = {}
+    facts = {name: parameters["options"][name] for name in ("seed", "text")}
     if "tokenizer" in earlier.manifest.parents:
-        tokenizer = view_of_tokenizer(earlier)
+        tokenizer = _view_of_tokenizer(earlier)
         parents["tokenizer"] = manifests.publish(DataLayout(built).tokenizer, tokenizer).digest
-        text = tokenizer.parameters
-    origins = dict(parents)
-    options = parameters["options"]
-    facts = {**text, "seed": options["seed"], "text": options["text"]}
+        facts = {**tokenizer.parameters, **facts}
+    origins, added = dict(parents), dict[str, Manifest]()
     total = earlier.labels + sum(shard.rows for shard in summary.shards_of(LABELS))
-    added: dict[str, Manifest] = {}
     for plan in splits:
         own = {**facts, "labels": total, "split": plan.split}
-        added[plan.name] = describe_table(plan, summary, origins, own)
-    added[LABELS] = describe_table(labels, summary, origins, facts)
+        added[plan.name] = publish.describe_table(plan, summary, origins, own)
+    added[LABELS] = publish.describe_table(labels, summary, origins, facts)
     added[LABELS] = added[LABELS].model_copy(update={"id_range": (earlier.labels, total)})
     for name, table in added.items():
         parents[f"{parts_prefix(earlier.part)}/{name}"] = manifests.publish(_own(built, earlier, name), table).digest
-    rows: dict[str, int] = {}
+    total_rows: dict[str, int] = {}
     for name in sorted({*earlier.tables, *added} - {LABELS}):
         split = name.removeprefix("queries/")
-        queries = _view_of_table(earlier, name, added.get(name), summary, {**facts, "labels": total, "split": split})
-        parents[name] = manifests.publish(join(built, name), queries.model_copy(update={"parents": origins})).digest
-        rows[split] = queries.rows
-    table = _view_of_table(earlier, LABELS, added[LABELS], summary, {**facts, "training_points": rows["train"]})
-    columns = table.columns
-    if RETIRED not in (column.name for column in columns):  # shards of a view may have this column
-        columns = (*columns, Column(name=RETIRED, type="bool"))
-    made_from = {**origins, _TRAIN: parents[_TRAIN]}
-    table = table.model_copy(update={"columns": columns, "parents": made_from})
+        own = {**facts, "labels": total, "split": split}
+        queries = _view_of_table(earlier, name, added.get(name), origins, summary, own)
+        parents[name] = manifests.publish(join(built, name), queries).digest
+        total_rows[split] = queries.rows
+    origins["queries/train"] = parents["queries/train"]
+    facts["training_points"] = total_rows["train"]
+    table = _view_of_table(earlier, LABELS, added[LABELS], origins, summary, facts)
+    if RETIRED not in (column.name for column in table.columns):  # shards of a view may have this column
+        table = table.model_copy(update={"columns": (*table.columns, Column(name=RETIRED, type="bool"))})
     parents[LABELS] = manifests.publish(DataLayout(built).labels, table).digest
     parents["rejects"] = manifests.publish(DataLayout(built).rejects, rejects).digest
-    stated = {
-        **parameters,
-        VERSION: asdict(_version(earlier, summary)),
-        "labels": total,
-        "rows": dict(sorted(rows.items())),
-    }
+    counts, before = summary.counters.get(LABELS, Counter()), earlier.version
+    needs = [(part, relative(earlier.data, resolve(earlier.url, place))) for part, place in before.needs]
+    version = Version(
+        number=before.number + 1,
+        part=earlier.part,
+        onto=relative(earlier.data, earlier.url),
+        digest=earlier.manifest.digest,
+        needs=[*needs, (earlier.part, ".")],
+        retired=before.retired + counts["retired"] - counts["returned"],
+        lineage=[*before.lineage, earlier.manifest.digest],
+        choices=earlier.described(),
+    )
+    stated = {**parameters, VERSION: asdict(version), "labels": total, "rows": dict(sorted(total_rows.items()))}
     return manifests.publish(built, Manifest(kind="data", parents=parents, parameters=stated))
 
 
-def view_of_tokenizer(earlier: EarlierData) -> Manifest:
-    """Return a tokenizer manifest for the version; it refers to the files of the earlier data set's tokenizer."""
+def _view_of_tokenizer(earlier: EarlierData) -> Manifest:
+    """Return the manifest of the version's tokenizer, which refers to the files of the earlier tokenizer."""
     before, after = DataLayout(earlier.url).tokenizer, earlier.table_url("tokenizer")
     manifest = Table.open(before, "tokenizer").manifest
     shards = []
     for entry in manifest.shards:
-        table = before if entry.view is None else manifests.resolve(before, entry.view.table)
+        table = before if entry.view is None else resolve(before, entry.view.table)
         view = View(table=relative(after, table), part=earlier.version.part, first=0, rows=0, row_group_rows=1)
         shards.append(entry.model_copy(update={"view": view}))
     return manifest.model_copy(update={"shards": tuple(shards)})
@@ -386,41 +345,44 @@ def _own(root: str, earlier: EarlierData, name: str) -> str:
     return join(root, parts_prefix(earlier.part), name)
 
 
-def _version(earlier: EarlierData, summary: Summary) -> Version:
-    counts, before = summary.counters.get(LABELS, Counter()), earlier.version
-    retired = before.retired + counts["retired"] - counts["returned"]
-    onto = relative(earlier.data, earlier.url)
-    return Version(
-        number=before.number + 1,
-        part=earlier.part,
-        onto=onto,
-        digest=earlier.manifest.digest,
-        needs=earlier.needs(),
-        retired=retired,
-        lineage=[*before.lineage, earlier.manifest.digest],
-        choices=earlier.described(),
-    )
-
-
 def _view_of_table(
-    earlier: EarlierData, name: str, added: Manifest | None, summary: Summary, facts: Mapping[str, Any]
+    earlier: EarlierData,
+    name: str,
+    added: Manifest | None,
+    parents: Mapping[str, str],
+    summary: Summary,
+    facts: Mapping[str, Any],
 ) -> Manifest:
-    """Return the manifest of the table `name` with all parts: first earlier shards with patches, then new shards."""
+    """Return the manifest of the table `name` with all parts: first earlier shards with patches, then new shards.
+
+    Raises InputError if the new part has other columns.
+    """
     older = earlier.tables.get(name)
-    own = _own(earlier.data, earlier, name)
-    patched = [each for each in summary.patched if each.table == name]
-    more = views_of(own, earlier.table_url(name), added, earlier.part) if added else ()
-    shards = renumbered([*_with_patches(earlier.views[name], patched), *more])
-    columns = _columns(name, older, added)
-    size = max(entry.view.row_group_rows for entry in shards if entry.view) if shards else 1
-    parts = _parts(earlier, name, added, shards)
+    columns = (older or added).columns if older or added else ()  # type: ignore[union-attr]
+    if older is not None and added is not None and added.rows:
+        before, after = ({column.name for column in table.columns} - {RETIRED} for table in (older, added))
+        if before != after:
+            raise InputError(
+                f"--onto: {name} of INPUT has the columns {', '.join(sorted(after))}, but the earlier data set has "
+                f"{', '.join(sorted(before))}. Give INPUT with the same columns."
+            )
+    shards = list(earlier.views[name])
+    for each in (patched for patched in summary.patched if patched.table == name):
+        entry = shards[each.number]
+        assert entry.view is not None
+        changes: dict[str, Any] = {"view": entry.view.model_copy(update={each.kind: each.patch})}
+        if each.groups is not None:
+            changes |= {"groups": each.groups, "rows": sum(each.groups)}
+        shards[each.number] = entry.model_copy(update=changes)
+    if added is not None:
+        shards += views_of(_own(earlier.data, earlier, name), earlier.table_url(name), added, earlier.part)
+    shards = renumbered(shards)
+    size = max((entry.view.row_group_rows for entry in shards if entry.view), default=1)
     counters: Counter[str] = Counter()
     for table in (older, added):
-        counters.update(
-            {key: count for key, count in (table.counters if table else {}).items() if isinstance(count, int)}
-        )
+        known = table.counters if table else {}
+        counters.update({key: count for key, count in known.items() if isinstance(count, int)})
     counters["replaced"] += summary.counters.get(name, Counter())["replaced"]
-    rejected = {} if added is None else added.counters.get("rejected", {})
     rows = sum(entry.rows for entry in shards)
     return Manifest(
         kind="labels" if name == LABELS else "queries",
@@ -429,21 +391,10 @@ def _view_of_table(
         rows=rows,
         row_group_rows=size,
         id_range=(0, rows),
-        parameters={**facts, PARTS: [vars(part) for part in parts]},
-        counters={**dict(sorted(counters.items())), "rejected": rejected},
+        parents=dict(parents),
+        parameters={**facts, PARTS: [vars(part) for part in _parts(earlier, name, added, shards)]},
+        counters={**dict(sorted(counters.items())), "rejected": added.counters.get("rejected", {}) if added else {}},
     )
-
-
-def _with_patches(views: Sequence[Shard], patched: Sequence[Patched]) -> list[Shard]:
-    shards = list(views)
-    for each in patched:
-        entry = shards[each.number]
-        assert entry.view is not None
-        changes: dict[str, Any] = {"view": entry.view.model_copy(update={each.kind: each.patch})}
-        if each.groups is not None:
-            changes |= {"groups": each.groups, "rows": sum(each.groups)}
-        shards[each.number] = entry.model_copy(update=changes)
-    return shards
 
 
 def _cut(entry: Shard, size: int) -> Shard:
@@ -459,28 +410,17 @@ def _cut(entry: Shard, size: int) -> Shard:
 
 def _parts(earlier: EarlierData, name: str, added: Manifest | None, shards: Sequence[Shard]) -> list[PartTable]:
     """Return the non-empty parts of a table, with their current shards and rows."""
-    tables = {part.name: part for part in earlier.parts(name)}
+    before, after, table = join(earlier.url, name), earlier.table_url(name), earlier.tables.get(name)
+    places: dict[str, tuple[str, str]] = {}  # URL and digest of the table that has the part's shards
+    if table is not None:
+        older = {part.name: (resolve(before, part.table), part.digest) for part in Table(before, table).parts}
+        places = older or {earlier.version.part: (before, table.digest)}
     if added is not None:
-        place = relative(earlier.table_url(name), _own(earlier.data, earlier, name))
-        tables[earlier.part] = PartTable(earlier.part, place, added.digest, 0, 0, 0)
+        places[earlier.part] = _own(earlier.data, earlier, name), added.digest
     parts = []
-    for part in tables.values():
-        numbers = [number for number, entry in enumerate(shards) if entry.view and entry.view.part == part.name]
+    for part, (url, digest) in places.items():
+        numbers = [number for number, entry in enumerate(shards) if entry.view and entry.view.part == part]
         if numbers:
             rows = sum(shards[number].rows for number in numbers)
-            parts.append(replace(part, rows=rows, first=numbers[0], stop=numbers[-1] + 1))
+            parts.append(PartTable(part, relative(after, url), digest, rows, numbers[0], numbers[-1] + 1))
     return parts
-
-
-def _columns(name: str, older: Manifest | None, added: Manifest | None) -> tuple[Column, ...]:
-    """Return the columns of a table with several parts. Raises InputError if parts have different columns."""
-    columns = (older or added).columns if older or added else ()  # type: ignore[union-attr]
-    if older is None or added is None or not added.rows:
-        return columns
-    before, after = ({c.name for c in table.columns} - {RETIRED} for table in (older, added))
-    if before != after:
-        raise InputError(
-            f"--onto: {name} of INPUT has the columns {', '.join(sorted(after))}, but the earlier data set has "
-            f"{', '.join(sorted(before))}. Give INPUT with the same columns."
-        )
-    return columns

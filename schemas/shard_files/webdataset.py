@@ -115,7 +115,12 @@ def encode(table: pa.Table, row_group_rows: int) -> Iterator[memoryview]:
         for first in range(0, table.num_rows, row_group_rows):
             rows = table.slice(first, row_group_rows)
             ids = rows.column("query_id").to_numpy()
-            columns = {member.column: _ragged(rows, member.column) for member in members}
+            columns = {
+                member.column: list_column(rows, member.column)
+                if member.head
+                else string_bytes(pa.concat_arrays(rows.column(member.column).chunks))
+                for member in members
+            }
             facts = {
                 "start": start,
                 "first_id": int(ids[0]),
@@ -223,13 +228,6 @@ def _index(source: Source, length: int, expected: str | None, verify: bool) -> p
     return content
 
 
-def _ragged(rows: pa.Table, name: str) -> Ragged:
-    """Return a list column, or a column of strings as their UTF-8 bytes."""
-    if not pa.types.is_string(rows.schema.field(name).type):
-        return list_column(rows, name)
-    return string_bytes(pa.concat_arrays(rows.column(name).chunks))
-
-
 def _array(values: np.ndarray, offsets: np.ndarray, type: pa.DataType) -> pa.Array:
     numbers = pa.array(offsets.astype(np.int32))
     if pa.types.is_fixed_size_list(type):
@@ -241,7 +239,23 @@ def _array(values: np.ndarray, offsets: np.ndarray, type: pa.DataType) -> pa.Arr
 
 def members_of(schema: pa.Schema) -> list[Member]:
     """Return a member for every column except `query_id`, in order. Raises ValueError for other types."""
-    return [_member(field) for field in schema if field.name != "query_id"]
+    members = []
+    for field in (field for field in schema if field.name != "query_id"):
+        is_list = pa.types.is_list(field.type) or pa.types.is_fixed_size_list(field.type)
+        value_type = field.type.value_type if is_list else pa.null()
+        if pa.types.is_string(field.type):
+            member = Member(field.name, np.dtype(np.uint8), 0)
+        elif pa.types.is_integer(value_type) or pa.types.is_floating(value_type):
+            member = Member(field.name, pa.array([], value_type).to_numpy().dtype, _NPY_HEAD)
+        else:
+            raise ValueError(
+                f"column {field.name}: expected strings or lists of numbers, got {field.type}, which a tar cannot "
+                "contain"
+            )
+        if ID_DIGITS + 1 + len(member.suffix) > _LONGEST_NAME:
+            raise ValueError(f"column {field.name}: its name is too long for a tar")
+        members.append(member)
+    return members
 
 
 def _encode_group(ids: np.ndarray, columns: Mapping[str, Ragged], members: list[Member]) -> np.ndarray:
@@ -264,22 +278,6 @@ def _encode_group(ids: np.ndarray, columns: Mapping[str, Ragged], members: list[
             blocks[start + 1, : member.head] = _npy_headers(member.dtype, count)
         blocks.reshape(-1).view(member.dtype)[layout.value_positions(number, member, offsets)] = values
     return blocks.reshape(-1)
-
-
-def _member(field: pa.Field) -> Member:
-    is_list = pa.types.is_list(field.type) or pa.types.is_fixed_size_list(field.type)
-    value_type = field.type.value_type if is_list else pa.null()
-    if pa.types.is_string(field.type):
-        member = Member(field.name, np.dtype(np.uint8), 0)
-    elif pa.types.is_integer(value_type) or pa.types.is_floating(value_type):
-        member = Member(field.name, pa.array([], value_type).to_numpy().dtype, _NPY_HEAD)
-    else:
-        raise ValueError(
-            f"column {field.name}: expected strings or lists of numbers, got {field.type}, which a tar cannot contain"
-        )
-    if ID_DIGITS + 1 + len(member.suffix) > _LONGEST_NAME:
-        raise ValueError(f"column {field.name}: its name is too long for a tar")
-    return member
 
 
 def _size(member: Member, counts: np.ndarray) -> np.ndarray:
@@ -318,5 +316,4 @@ def _npy_headers(dtype: np.dtype, counts: np.ndarray) -> np.ndarray:
 
 
 def _ascii(numbers: np.ndarray, digits: int, base: int = 8) -> np.ndarray:
-    """Return ASCII digits uint8 [B, digits]."""
     return (numbers[:, None] // base ** np.arange(digits - 1, -1, -1) % base + ord("0")).astype(np.uint8)

@@ -15,6 +15,7 @@ from pipelines.sharding import read, rows
 from schemas import storage
 from schemas.errors import InputError, StorageError
 from schemas.layout import phases
+from schemas.shard_files import shards
 from tests.pipelines.raw import contents
 
 OPTIONS = ShardOptions(tokenizer="train:200", shards=3, row_group_rows=4)
@@ -49,8 +50,8 @@ def fail(*_: Any) -> None:
 STEPS: dict[str, tuple[Any, str, str]] = {
     "read": (read, "parse_block", ""),
     "join": (rows, "look_up", "rows have been read"),
-    "tokenize": (rows, "encode", "rows have been read, and label ids are known"),
-    "write": (rows, "write_shard", "rows have been read and tokenized"),
+    "tokenize": (rows, "attach_labels", "rows have been read, and label ids are known"),
+    "write": (shards, "write_shard", "rows have been read and tokenized"),
     "write labels": (rows, "count_tokens", "rows have been read and tokenized"),
 }
 

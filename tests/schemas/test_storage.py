@@ -182,7 +182,7 @@ def test_after_a_failure_of_storage_the_cleanup_is_brief_and_the_first_error_sta
     with pytest.raises(StorageError, match="could not write flaky://bucket/y after 2 attempt"):
         write()
     assert FlakyFileSystem.attempts <= 2 + 4  # each request of the cleanup is tried once
-    assert not storage.cleaning_up.is_set()
+    assert not storage.thread_state.cleaning_up
     FlakyFileSystem.fail(0)
 
 

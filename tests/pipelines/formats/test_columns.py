@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from extremis.commands.shard import input_url
 from pipelines import formats
-from pipelines.formats.base import LABELS, Fields, Reason, Shape
+from pipelines.formats.base import LABELS, Fields, Part, Reason, RowContents
 from pipelines.formats.from_columns import parse_pairs, parse_points
 from schemas.errors import InputError
 from tests.pipelines.formats.forms import Table, read_all
@@ -222,14 +222,14 @@ FULL = {
 
 @pytest.mark.parametrize("column", KINDS)
 def test_a_column_of_nulls_is_a_column_of_its_type_with_nulls(column: str) -> None:
-    shape = Shape(Fields(), "title+content", features=True, labels=True, dense=1)
+    part = Part("train", "f", {}, contents=RowContents(features=True, dense=1))
     empty = [None, []] if pa.types.is_list(KINDS[column]) else [None]
     for value in empty:
         parsed = []
         for kind in (KINDS[column], pa.list_(pa.null()) if value == [] else pa.null()):
             schema = pa.schema([*(KINDS | {column: kind}).items()])
             (batch,) = pa.Table.from_pylist([FULL | {column: value}] * 2, schema).to_batches()
-            parsed.append(parse_points(batch, 0, "f", shape))
+            parsed.append(parse_points(batch, 0, part, Fields(), "title+content"))
         assert parsed[0].batch.equals(parsed[1].batch)
         assert parsed[0].rejects == parsed[1].rejects
     (batch,) = pa.table({"query_key": ["q"], "label_key": ["a"], "weight": pa.nulls(1)}).to_batches()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.formats import from_lines
-from pipelines.formats.base import Fields, Parsed, Shape
+from pipelines.formats.base import Fields, Parsed, Part
 
 FIELDS = Fields()
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -26,7 +26,7 @@ def slow(lines: list[bytes], first: int) -> Parsed:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(from_lines, "_parse_simple_block", lambda *_: None)
         raw = pa.record_batch({"line": pa.array(lines, pa.large_binary())})
-        return from_lines.parse_points(raw, first, "f", Shape(FIELDS, "title+content", False, True))
+        return from_lines.parse_points(raw, first, Part("train", "f", {}), FIELDS, "title+content")
 
 
 @settings(deadline=None)
