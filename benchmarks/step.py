@@ -25,10 +25,10 @@ import torch
 from benchmarks.common.report import interleave, medians, report
 from trainer.heads import Classifier
 from trainer.inputs import Inputs
-from trainer.losses import binary_cross_entropy
 from trainer.methods.sections import Classifier as Config
 from trainer.negatives.draws import RandomPool
 from trainer.negatives.planner import own_pool, range_candidates, shared_pool
+from trainer.one_vs_all import binary_cross_entropy
 from trainer.stream import Batch
 from trainer.stream.batch import Candidates
 from trainer.threads import map_ranges

@@ -21,13 +21,14 @@ from trainer.encoders.base import Encoder
 from trainer.group import ALONE, Group, label_range
 from trainer.input_kinds import InputKind
 from trainer.inputs import Inputs, columns_of, require_inputs
-from trainer.losses import Loss, Merged, binary_cross_entropy, binary_step, merge_ahead
+from trainer.losses import Loss
 from trainer.methods.dexml import DualEncoder
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.methods.sections import Classifier as ClassifierConfig
 from trainer.negatives.base import Sampled
 from trainer.negatives.merge import LabelLists
 from trainer.negatives.planner import Planner, candidates_for_every_query, distinct_labels, without_filtered
+from trainer.one_vs_all import Merged, binary_cross_entropy, binary_step, merge_ahead
 from trainer.rows.matrix import DTYPES, IN_MEMORY, HostMatrix, RowMatrix, RowOptimizer, zeros
 from trainer.stream import Source
 from trainer.stream.batch import Batch, Candidates

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import softplus
 
 from tests.builders import Rows
-from trainer.losses import binary_cross_entropy
+from trainer.one_vs_all import binary_cross_entropy
 from trainer.stream.batch import Candidates
 
 Gradients = tuple[float, np.ndarray, np.ndarray]  # loss, on x [B, D], on w [L, D]

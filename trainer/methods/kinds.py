@@ -18,7 +18,7 @@ ENCODERS = {
     "transformer": "trainer.encoders.transformer:TransformerSection",
 }
 LOSSES = {
-    "bce": "trainer.losses:OneVsAll",  # equation 2 of DEXML
+    "bce": "trainer.one_vs_all:OneVsAll",  # equation 2 of DEXML
     "softmax": "trainer.losses:SoftmaxCrossEntropy",  # equation 3
     "infonce": "trainer.losses:InfoNCE",  # equation 4
     "decoupled": "trainer.losses:DecoupledSoftmax",  # equation 5

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from schemas import PAD
 from tests.builders import Rows, batch_of, random_labels
 from tests.trainer.dense import assert_same, fast, one_vs_all, sampled
-from trainer.losses import binary_cross_entropy, binary_step
 from trainer.negatives.planner import own_pool, range_candidates, shared_pool, weigh_positives
+from trainer.one_vs_all import binary_cross_entropy, binary_step
 from trainer.rows.matrix import RowMatrix, RowOptimizer
 
 

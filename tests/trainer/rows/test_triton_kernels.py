@@ -15,7 +15,7 @@ from schemas.errors import InputError
 from tests.builders import build_data
 from tests.command import ROOT, environment
 from tests.trainer.rows.kernel_cases import CASES, LABELS, OPTIMIZERS, WIDTHS, Case, differences
-from trainer.losses import binary_step
+from trainer.one_vs_all import binary_step
 from trainer.rows import kernels, torch_kernels
 from trainer.rows.codes import BFLOAT16
 from trainer.rows.kernels import name_kernels
