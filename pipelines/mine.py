@@ -20,14 +20,14 @@ from pipelines.job import Summary, describe
 from pipelines.mining import search
 from pipelines.mining.audit import find_previous
 from pipelines.mining.filters import find_aliases
-from pipelines.mining.inputs import complete_dumps, open_inputs
+from pipelines.mining.inputs import MineInputs, complete_dumps, open_inputs
 from pipelines.mining.plan import MinePlan, make_plan
 from pipelines.mining.search import find_unfinished, summarize, take_over
 from pipelines.options import MineOptions
 from pipelines.progress import Progress, Watch, say_use, silent
 from pipelines.runners.local import Runner, choose_runner, for_workers, is_local
 from schemas import storage
-from schemas.layout import MANIFEST, MINING_COST
+from schemas.layout import MINING_COST
 from schemas.manifest import Manifest
 from schemas.owners import Build, building, clean_up, require_output_folder
 from schemas.sizes import say_bytes
@@ -57,8 +57,15 @@ def mine(
     inputs = open_inputs(data, run, epoch, options)
     if options.out is not None:
         require_output_folder(options.out, "mined", [data, run])
-    previous = {source.name: find_previous(run, source, inputs.use_from) for source in inputs.sources}
-    plan = make_plan(inputs, options, {name: table for name, table in previous.items() if table is not None})
+    return mine_inputs(inputs, run, options, beam_options, say)
+
+
+def mine_inputs(
+    inputs: MineInputs, run: str | None, options: MineOptions, beam_options: Sequence[str], say: Progress
+) -> dict[str, Manifest]:
+    """Mine the tables of `inputs`, which belong to a run, or (None) to vectors of any model. See `mine`."""
+    previous = {} if run is None else find_previous(run, inputs.sources, inputs.use_from)
+    plan = make_plan(inputs, options, previous)
     finished = plan.finished_tables(run)
     if len(finished) == len(plan.sources):
         clean_up(inputs.root, "mined")
@@ -106,8 +113,8 @@ def _make(plan: MinePlan, build: Build, runner: Runner, here: bool, say: Progres
     for line in plan.describe():
         say(line)
     take_over(plan)
-    reads = [join(table.url, MANIFEST) for table in (inputs.vectors, *(source.queries for source in plan.sources))]
-    runner.check(reads, build.url, say)
+    tables = inputs.vectors, *(source.queries for source in plan.sources)
+    runner.check([table.shard_url(0) for table in tables if table.shards], build.url, say)
     watch = Watch(inputs.scratch, say)
     plan = replace(plan, meter=watch.meter)
     if (aliases := find_aliases(inputs.texts, plan.options.equal_texts)) is not None:

@@ -7,6 +7,7 @@ the seconds per stage and the peak memory.
 
 import contextlib
 import ctypes
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -92,14 +93,17 @@ def _quantiles(scores: np.ndarray) -> dict[str, float] | None:
     return dict(zip(_QUANTILES, (float(value) for value in values), strict=True))
 
 
-def find_previous(run: str, source: EmbeddedSource, use_from: int | None) -> Table | None:
-    """Return the run's newest table of `source` for an epoch before `use_from`, or None."""
-    newest = next(run_tables(RunLayout(run), source.name, before=use_from), None)
-    if newest is None:
-        return None
-    table, queries = newest.table, source.queries
-    same = [shard.rows for shard in table.shards] == [shard.rows for shard in queries.shards]
-    return table if same and table.ids_of == source.ids_of and table.parents["queries"] == queries.digest else None
+def find_previous(run: str, sources: Sequence[EmbeddedSource], use_from: int | None) -> dict[str, Table]:
+    """Return the run's newest tables of the same rows for an epoch before `use_from`, by source."""
+    found = {}
+    for source in sources:
+        queries = source.queries
+        for newest in itertools.islice(run_tables(RunLayout(run), source.name, before=use_from), 1):
+            same = [shard.rows for shard in newest.table.shards] == [shard.rows for shard in queries.shards]
+            same = same and newest.table.ids_of == source.ids_of
+            if same and newest.table.parents["queries"] == queries.digest:
+                found[source.name] = newest.table
+    return found
 
 
 def overlaps(previous: Table, shard: int, rows: np.ndarray, keys: np.ndarray) -> np.ndarray | None:

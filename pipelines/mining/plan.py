@@ -453,7 +453,7 @@ class MinePlan(BlockPlan):
             largest = max(self.table_bytes(rows), int(rows * self.row_bytes / len(self.groups)))
             require_room(tempfile.gettempdir(), {"a file for storage": largest}, "Set TMPDIR to a disk with more room.")
 
-    def finished_tables(self, run: str) -> dict[str, Manifest]:
+    def finished_tables(self, run: str | None) -> dict[str, Manifest]:
         """Return the finished tables of this plan, by source.
 
         A table is rebuilt if the trainer has rewritten its dump. A table that an epoch trains on is never replaced
@@ -472,7 +472,7 @@ class MinePlan(BlockPlan):
                 is_stale=lambda old: (
                     from_dump and old.get("epoch") == inputs.epoch and old.get("by", inputs.by) == inputs.by
                 ),
-                check_replaceable=functools.partial(require_unused, run) if options.overwrite else None,
+                check_replaceable=functools.partial(require_unused, run) if run and options.overwrite else None,
             )
             if table is not None:
                 tables[source.name] = table
