@@ -593,24 +593,23 @@ class Side:
                 columns |= dict(zip(table.column_names, table.columns, strict=True))
             yield columns
 
-    def beside(self, rows: Table, kind: str, read: Mapping[str, Any]) -> ArrayTable:
-        """Return the vectors as a table beside their `rows`. `read`: what identifies the vectors, and the metric."""
-        like = rows.manifest
-        schema = getattr(arrow, kind)(self.vectors.dimension, self.vectors.stored)
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What the files of vectors contain. Raises InputError, StorageError."""
+        return _identity(self.vectors.urls)
+
+    def beside(self, rows: Table, metric: str) -> ArrayTable:
+        """Return the vectors as a table beside their `rows`; its digest depends on the content of the files."""
+        kind = "vectors" if self.name == "labels" else "embeddings"
+        schema = (arrow.vectors if kind == "vectors" else arrow.embeddings)(self.vectors.dimension, self.vectors.stored)
         shards = [
             Shard(path=one.path, rows=one.rows, bytes=0, sha256="0" * 64, groups=one.groups) for one in rows.shards
         ]
-        manifest = Manifest(
-            kind=kind,
-            columns=columns_of(schema),
-            shards=tuple(shards),
-            rows=like.rows,
-            row_group_rows=like.row_group_rows,
-            id_range=like.id_range,
-            parents={self.name: rows.digest},
-            parameters={"what": self.name, "arrays": dict(read)},
-        )
-        return ArrayTable(self.vectors.source, manifest, self.vectors, read["metric"] == "cosine")
+        known = {"what": self.name, "arrays": {"files": self.identity, "metric": metric}}
+        changes = {"kind": kind, "columns": columns_of(schema), "shards": tuple(shards), "counters": {}}
+        changes |= {"parents": {self.name: rows.digest}, "parameters": known}
+        manifest = rows.manifest.model_copy(update=changes)
+        return ArrayTable(self.vectors.source, manifest, self.vectors, metric == "cosine")
 
 
 def mine_arrays(
@@ -640,9 +639,8 @@ def mine_arrays(
     columns = names, of_labels or names
     sides = tuple(map(Side.open, ("queries", "labels"), (queries, documents), texts, columns))
     _require_fit(sides, rows, options)
-    reads = {side.name: _identity(side.vectors.urls) for side in sides}
     stated: dict[str, Any] = {
-        **reads,
+        **{side.name: side.identity for side in sides},
         **{f"texts_of_{side.name}": side.texts and _identity(side.texts.urls) for side in sides},
         "positives": _identity(list_pair_files(options.positives)) if options.positives and not rows else None,
         "metric": options.metric or "inner",
@@ -658,13 +656,20 @@ def mine_arrays(
         return find_reusable(join(out, "data"), request, _REMEDY, overwrite=options.overwrite) is not None
 
     def go_on() -> dict[str, Manifest]:
-        tables = rows or _rows_of(join(out, "data"))
-        embeddings, vectors = (
-            side.beside(table, kind, {"files": reads[side.name], "metric": stated["metric"]})
-            for side, table, kind in zip(sides, tables, ("embeddings", "vectors"), strict=True)
+        points, labels = rows or _rows_of(join(out, "data"))
+        source = EmbeddedSource("queries", points, sides[0].beside(points, stated["metric"]))
+        vectors = sides[1].beside(labels, stated["metric"])
+        inputs = MineInputs(
+            "labels",
+            (source,),
+            vectors,
+            drop_bias=False,
+            epoch=None,
+            use_from=None,
+            root=out,
+            requested={},
+            texts=labels,
         )
-        source = EmbeddedSource("queries", tables[0], embeddings)
-        inputs = MineInputs("labels", (source,), vectors, False, None, None, out, {}, texts=tables[1])
         own = options.model_copy(update={"width": options.width or WIDTH})
         return mine_inputs(inputs, None, own, beam_options, say)
 
@@ -840,7 +845,7 @@ def open_mined(out: str) -> tuple[ArrayTable, ArrayTable]:
     """
     stated, found = Table.open(join(out, "data"), "data").parameters["arrays"], list[ArrayTable]()
     fields = {"queries": stated["fields"], "labels": stated["fields_of_labels"]}
-    for name, kind, rows in zip(fields, ("embeddings", "vectors"), _rows_of(join(out, "data")), strict=True):
+    for name, rows in zip(fields, _rows_of(join(out, "data")), strict=True):
         source = stated["places"][name]
         if not any(map(storage.exists, urls_of(source))):
             raise InputError(
@@ -848,5 +853,5 @@ def open_mined(out: str) -> tuple[ArrayTable, ArrayTable]:
                 "save arrays with numpy.save."
             )
         side = Side(name, open_files(source, ColumnNames(**fields[name])), None)
-        found.append(side.beside(rows, kind, {"files": _identity(side.vectors.urls), "metric": stated["metric"]}))
+        found.append(side.beside(rows, stated["metric"]))
     return found[0], found[1]

@@ -210,7 +210,6 @@ def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) ->
             )
         epoch = max(complete)
     dump = None if epoch is None else open_vectors(layout.vectors(epoch))
-    vectors, by = _vectors(data, layout, epoch, dump, options)
     if options.queries is not None:
         embedded = Table.open(options.queries, "embeddings")
         split = str(embedded.parameters.get("split", "train"))
@@ -222,8 +221,9 @@ def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) ->
             name: (_rows_of(DataLayout(data), name), Table.open(layout.embeddings(epoch, name), "embeddings"))
             for name in _source_names(dump)
         }
-    ids_of = "points" if by == "points" else "labels"
-    sources = tuple(replace(open_source(name, *pair), ids_of=ids_of) for name, pair in pairs.items())
+    aligned = [open_source(name, *pair) for name, pair in pairs.items()]
+    vectors, by = _vectors(data, layout, epoch, dump, options)
+    sources = tuple(replace(source, ids_of="points" if by == "points" else "labels") for source in aligned)
     for source in sources:
         _require_one_training(source, vectors, dump)
     use_from = options.for_epoch
