@@ -332,7 +332,14 @@ def _finish(plan: MinePlan, source_shard: SourceShard, candidates: Iterable[Grou
     shares = None if previous is None else overlaps(previous, shard, rows, written.sampled)
     counters = {"rows": written.entry.rows, "padded_rows": written.padded, **funnel(counts)}
     tuned = {block: asdict(params) for offer in groups for block, params in offer.params.items()}
-    audit = _exact_rows(plan, groups, written.ids)
+    whole = merge_audits([audit for offer in groups for audit in offer.audits.values()], plan.fetch, None)
+    weakest = weakest_positives(len(rows), whole.positive_rows, whole.positive_scores)
+    rule = plan.rule(weakest)
+    exact = [
+        merge_audits([offer.audits[of] for offer in groups if of in offer.audits], plan.fetch, rule).exact
+        for of in range(plan.options.ranges)
+    ]
+    audit = whole._replace(exact=select_negatives(written.ids, exact, weakest, plan.options, plan.width))
     facts = {"counters": counters, "params": tuned, "profile": asdict(profile)}
     arrays = {"sampled": written.sampled, **audit._asdict()} | ({} if shares is None else {"overlaps": shares})
     write_record(join(plan.finished_root, plan.record_path(source_shard)), written.entry, facts, **arrays)
@@ -504,18 +511,6 @@ def _merge_chunk(
         for of, some in zip(dict.fromkeys(plan.range_of[first:stop]), keys, strict=True):
             _merge_range(ranges, of, some, plan.fetch, rule)
     return list(ranges.values()), weakest
-
-
-def _exact_rows(plan: MinePlan, groups: list[GroupCandidates], ids: np.ndarray) -> Audit:
-    """Return the exact search results for the table's sampled rows, which have the query ids `ids` [S]."""
-    whole = merge_audits([audit for offer in groups for audit in offer.audits.values()], plan.fetch, None)
-    weakest = weakest_positives(len(ids), whole.positive_rows, whole.positive_scores)
-    rule = plan.rule(weakest)
-    by_range = [
-        merge_audits([offer.audits[of] for offer in groups if of in offer.audits], plan.fetch, rule).exact
-        for of in range(plan.options.ranges)
-    ]
-    return whole._replace(exact=select_negatives(ids, by_range, weakest, plan.options, plan.width))
 
 
 def _sampled_rows(plan: MinePlan, source_shard: SourceShard) -> np.ndarray:
