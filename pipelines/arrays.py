@@ -182,17 +182,21 @@ class RowFiles:
         return role in self.files[0].columns
 
     def read(self, edges: Sequence[int], wanted: Collection[str], cosine: bool = False) -> Iterator[pa.Table]:
-        """Yield the rows between each two of the ascending `edges` as one table."""
+        """Yield the rows between each two of the ascending `edges` as one table. Raises InputError, StorageError."""
         start, stop, step = edges[0], edges[-1], int(np.diff(edges).max())
         parts = itertools.chain.from_iterable(
             file.read(max(0, start - low), min(file.rows, stop - low), step, wanted, cosine)
             for file, low in zip(self.files, self.first.tolist(), strict=False)
             if low < stop and low + file.rows > start
         )
-        table = next(parts)
+        table: pa.Table | None = None
         for low, high in itertools.pairwise(edges):
-            while table.num_rows < high - low:
-                table = pa.concat_tables([table, next(parts)])
+            while table is None or table.num_rows < high - low:
+                if (more := next(parts, None)) is None:
+                    raise InputError(
+                        f"{self.source}: rows have gone since the files were opened. Run the command again."
+                    )
+                table = more if table is None else pa.concat_tables([table, more])
             yield table.slice(0, high - low).combine_chunks()
             table = table.slice(high - low)
 
