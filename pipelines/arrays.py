@@ -1,15 +1,17 @@
-"""Tables of negatives for anyone's vectors and pairs."""
+"""Negatives for anyone's vectors and pairs: `mine_arrays` opens files of vectors as `mine` opens a dump.
 
-import contextlib
+The vectors are read where they lie (`RowFiles`, `ArrayTable`); keys, texts and pairs become the data set OUT/data.
+"""
+
 import csv
 import functools
 import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import IO, Any, Literal
 
@@ -23,7 +25,8 @@ from pipelines.formats import base, xc
 from pipelines.formats.base import is_pattern, list_files, parse_fields_by_table, say_names
 from pipelines.formats.from_columns import check_names, column_names, open_parquet, read_parquet
 from pipelines.job import Job, Summary, describe, make_table
-from pipelines.mine import mine
+from pipelines.mine import mine_inputs
+from pipelines.mining.inputs import EmbeddedSource, MineInputs
 from pipelines.options import ArrayOptions, default_row_group_rows, default_shards
 from pipelines.progress import Meter, Progress, silent
 from pipelines.runners.local import choose_runner, for_workers
@@ -31,21 +34,18 @@ from schemas import arrow, storage
 from schemas.errors import InputError
 from schemas.hashing import hash_strings
 from schemas.layout import DataLayout
-from schemas.manifest import Manifest, Shard, is_published, unpublish
+from schemas.manifest import Manifest, Shard, columns_of, is_published, unpublish
 from schemas.owners import Build, claimed, require_output_folder
 from schemas.ragged import Ragged, offsets_of
 from schemas.shard_files.parquet import list_array, matrix_array, writing_shard
 from schemas.storage import join
-from schemas.table import Request, Table, find_reusable, rechunk
+from schemas.table import Request, Table, find_reusable
 
 KEY, TEXT, VECTOR = "key", "text", "vector"
 _SUFFIX = re.compile(r"\.(npy|safetensors|parquet|arrow|feather)$")
 _STORED_TYPES = {"float16": "float16", "float32": "float32", "float64": "float32", "bfloat16": "float32"}
 _TENSORS = {"F16": "float16", "F32": "float32", "F64": "float64", "BF16": "bfloat16"}
-_MAX_HEADER_BYTES = 100 << 20  # bytes; the safetensors library has the same limit
 _FLOATS = "Write rows of float16 or float32, as numpy.save(path, array.astype('float32')) does."
-
-BatchOffsets = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class RowFile:
     columns: Mapping[str, str]
     dtype: str
     dimension: int
-    offsets: BatchOffsets = ()
+    offsets: Sequence[tuple[int, int]] = ()
     names: tuple[str, ...] = ()  # empty for a matrix
     order: Literal["<", ">"] = "<"  # byte order
 
@@ -81,7 +81,6 @@ class RowFile:
             yield pa.table({role: self._column(role, first, rows[name], cosine) for role, name in columns.items()})
 
     def fault(self, row: int, what: str) -> InputError:
-        """Return an error that names row `row` of the file."""
         return InputError(f"{self.url}, row {row:,}: {what}")
 
     def _matrices(self, start: int, stop: int, step: int, columns: list[str]) -> Iterator[tuple[int, Any]]:
@@ -119,9 +118,7 @@ class RowFile:
     def _column(self, role: str, first: int, values: Any, cosine: bool) -> pa.Array:
         """Return `values`, which start at row `first`, as a table column. Raises InputError naming an invalid row."""
         if role == VECTOR:
-            return self._vectors(
-                first, values if isinstance(values, np.ndarray) else self._matrix(first, values), cosine
-            )
+            return self._vectors(first, values, cosine)
         plain = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
         is_text = pa.types.is_string(plain.type) or pa.types.is_large_string(plain.type)
         if not (is_text or pa.types.is_string_view(plain.type) or pa.types.is_integer(plain.type)):
@@ -130,14 +127,13 @@ class RowFile:
             raise self.fault(first + plain.is_null().index(True).as_py(), "no key. Give every row a key.")
         return plain.cast(pa.string()).fill_null("")
 
-    def _matrix(self, first: int, lists: pa.Array) -> np.ndarray:
-        sizes = pc.list_value_length(lists).fill_null(-1).to_numpy()
-        for row in np.flatnonzero(sizes != self.dimension)[:1]:
-            had = f"a vector of {sizes[row]:,} numbers" if sizes[row] >= 0 else "no vector"
-            raise self.fault(first + row, f"{had}, expected {self.dimension:,} numbers as in the other rows.")
-        return lists.flatten().to_numpy(zero_copy_only=False).reshape(-1, self.dimension)
-
-    def _vectors(self, first: int, x: np.ndarray, cosine: bool) -> pa.Array:
+    def _vectors(self, first: int, x: Any, cosine: bool) -> pa.Array:
+        if not isinstance(x, np.ndarray):
+            sizes = pc.list_value_length(x).fill_null(-1).to_numpy()
+            for row in np.flatnonzero(sizes != self.dimension)[:1]:
+                had = f"a vector of {sizes[row]:,} numbers" if sizes[row] >= 0 else "no vector"
+                raise self.fault(first + row, f"{had}, expected {self.dimension:,} numbers as in the other rows.")
+            x = x.flatten().to_numpy(zero_copy_only=False).reshape(-1, self.dimension)
         stored = np.dtype(_STORED_TYPES[self.dtype])
         with np.errstate(over="ignore"):
             kept = x.astype(stored)
@@ -167,13 +163,15 @@ class RowFiles:
 
     @property
     def rows(self) -> int:
-        """Number of rows N."""
         return int(self.first[-1])
 
     @property
     def dimension(self) -> int:
-        """Dimension D of the vectors."""
         return self.files[0].dimension
+
+    @property
+    def urls(self) -> list[str]:
+        return [file.url for file in self.files]
 
     @property
     def stored(self) -> str:
@@ -181,19 +179,31 @@ class RowFiles:
         return _STORED_TYPES[self.files[0].dtype]
 
     def has(self, role: str) -> bool:
-        """Return whether the files have the field `role`."""
         return role in self.files[0].columns
 
-    def read(
-        self, start: int, stop: int, step: int, wanted: Collection[str], cosine: bool = False
-    ) -> Iterator[pa.Table]:
-        """Yield rows [start, stop) in tables of exactly `step` rows (the last may be shorter)."""
-        parts = (
+    def read(self, edges: Sequence[int], wanted: Collection[str], cosine: bool = False) -> Iterator[pa.Table]:
+        """Yield the rows between each two of the ascending `edges` as one table. Raises InputError, StorageError."""
+        start, stop, step = edges[0], edges[-1], int(np.diff(edges).max())
+        parts = itertools.chain.from_iterable(
             file.read(max(0, start - low), min(file.rows, stop - low), step, wanted, cosine)
             for file, low in zip(self.files, self.first.tolist(), strict=False)
             if low < stop and low + file.rows > start
         )
-        return rechunk(itertools.chain.from_iterable(parts), step)
+        table: pa.Table | None = None
+        for low, high in itertools.pairwise(edges):
+            while table is None or table.num_rows < high - low:
+                if (more := next(parts, None)) is None:
+                    raise InputError(
+                        f"{self.source}: rows have gone since the files were opened. Run the command again."
+                    )
+                table = more if table is None else pa.concat_tables([table, more])
+            yield table.slice(0, high - low).combine_chunks()
+            table = table.slice(high - low)
+
+    def read_keys(self) -> Iterator[pa.Array]:
+        """Yield the keys of all rows, some rows at a time."""
+        for rows in self.read([*range(0, self.rows, _BLOCK_ROWS), self.rows], {KEY}):
+            yield rows.column(KEY)
 
     def locate(self, row: int) -> tuple[RowFile, int]:
         """Return the file that contains row `row`, and the row's number in that file."""
@@ -251,24 +261,24 @@ def _open(url: str, names: ColumnNames) -> RowFile:
                 raise InputError(
                     f"{url}: this format has no columns for keys and texts. Write keys and texts as Parquet or Arrow."
                 )
-            return _open_npy(url, stream) if form == "npy" else _open_safetensors(url, stream, names)
+            if form == "safetensors":
+                return _open_safetensors(url, stream, names)
+            dtype, shape, by_column = xc.read_header(stream)
+            if dtype.hasobject:
+                raise InputError(f"{url}: an array of Python objects; Extremis does not unpickle objects. {_FLOATS}")
+            if by_column and len(shape) == 2 and min(shape) > 1:
+                raise InputError(
+                    f"{url}: the array is stored column by column. Save numpy.ascontiguousarray(array) instead."
+                )
+            return _of_matrix(url, shape, dtype.name, stream.tell(), dtype.newbyteorder("<").str == dtype.str)
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{url}: not a .{form} file, or damaged: {reason}. Write the file again.") from None
 
 
-def _open_npy(url: str, stream: IO[bytes]) -> RowFile:
-    dtype, shape, by_column = xc.read_header(stream)
-    if dtype.hasobject:
-        raise InputError(f"{url}: an array of Python objects; Extremis does not unpickle objects. {_FLOATS}")
-    if by_column and len(shape) == 2 and min(shape) > 1:
-        raise InputError(f"{url}: the array is stored column by column. Save numpy.ascontiguousarray(array) instead.")
-    return _of_matrix(url, shape, dtype.name, stream.tell(), dtype.newbyteorder("<").str == dtype.str)
-
-
 def _open_safetensors(url: str, stream: IO[bytes], names: ColumnNames) -> RowFile:
     size = int.from_bytes(stream.read(8), "little")
-    if size > _MAX_HEADER_BYTES:
+    if size > 100 << 20:  # the safetensors library has the same limit
         raise ValueError(f"a header of {size:,} bytes")
     header = json.loads(stream.read(size))
     tensors = {name: (each["dtype"], tuple(each["shape"])) for name, each in header.items() if name != "__metadata__"}
@@ -315,7 +325,12 @@ def _next_batch(stream: IO[bytes], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _of_columns(
-    url: str, schema: pa.Schema, rows: int, some: pa.RecordBatch | None, names: ColumnNames, places: BatchOffsets = ()
+    url: str,
+    schema: pa.Schema,
+    rows: int,
+    some: pa.RecordBatch | None,
+    names: ColumnNames,
+    places: Sequence[tuple[int, int]] = (),
 ) -> RowFile:
     """Describe a file with columns; `some` rows give the dimension. Raises InputError if no column contains vectors."""
     check_names(url, schema.names)
@@ -346,8 +361,6 @@ _USUAL = (
     ("score", "relevance", "weight"),
 )
 _EXPECTED = "Expected a query, a document and optionally a score in each row, or TREC's four columns."
-_NUMBER = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"
-_ROW = r"^(0|[1-9]\d{0,17})$"
 
 
 @dataclass(frozen=True)
@@ -364,12 +377,12 @@ class KeyLookup:
         """Read all keys if the files contain keys. If a key is repeated, raises InputError that names both rows."""
         if not files.has(KEY):
             return cls(files)
-        parts = [hash_strings(rows.column(KEY), seed) for rows in files.read(0, files.rows, _BLOCK_ROWS, {KEY})]
-        order = np.argsort(hashes := np.concatenate(parts), kind="stable")
+        hashes = np.concatenate([hash_strings(keys, seed) for keys in files.read_keys()])
+        order = np.argsort(hashes, kind="stable")
         hashes = hashes[order]
         for place in np.flatnonzero(hashes[1:] == hashes[:-1])[:1]:
             rows = order[place : place + 2].tolist()
-            a, b = (next(files.read(row, row + 1, 1, {KEY})).column(KEY)[0].as_py() for row in rows)
+            a, b = (next(files.read([row, row + 1], {KEY})).column(KEY)[0].as_py() for row in rows)
             if a != b:  # different keys with the same hash
                 return cls.of(files, seed + 1)
             (other, there), (file, row) = map(files.locate, rows)
@@ -381,7 +394,7 @@ class KeyLookup:
     def find(self, named: pa.Array) -> np.ndarray:
         """Return the row of each string in `named` [B], int64; -1 for an unknown string."""
         if self.hashes is None or self.order is None:
-            is_row = pc.fill_null(pc.match_substring_regex(named, _ROW), False)
+            is_row = pc.fill_null(pc.match_substring_regex(named, r"^(0|[1-9]\d{0,17})$"), False)
             rows = pc.if_else(is_row, named, "-1").cast(pa.int64()).to_numpy(zero_copy_only=False)
             return np.where(rows < self.files.rows, rows, -1)
         sought = hash_strings(named, self.seed)
@@ -472,64 +485,86 @@ def _choose(url: str, names: Sequence[str]) -> list[str]:
 
 def _scores(url: str, first: int, column: pa.Array) -> np.ndarray:
     column = pc.utf8_trim_whitespace(column)
-    good = pc.fill_null(pc.match_substring_regex(column, _NUMBER), False)
+    number = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"
+    good = pc.fill_null(pc.match_substring_regex(column, number), False)
     for row in np.flatnonzero(~good.to_numpy(zero_copy_only=False))[:1].tolist():
         raise InputError(f"{url}, row {first + row:,}: the score {column[row].as_py()!r} is not a number. {_EXPECTED}")
     return column.cast(pa.float64()).to_numpy()
 
 
+@dataclass(frozen=True)
+class ArrayTable(Table):
+    """Vectors in files, read where they lie as if they were a table with the row groups of the rows beside them."""
+
+    files: RowFiles
+    cosine: bool
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ArrayTable, (self.url, self.manifest, self.files, self.cosine)
+
+    def read_groups(
+        self, numbers: Iterable[int], columns: Sequence[str] | None = None
+    ) -> Iterator[tuple[int, pa.Table]]:
+        """Yield (first row, ids and vectors) of the row groups `numbers`; neighbouring groups are read together."""
+        wanted = np.fromiter(numbers, np.int64)
+        for run in np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1) if len(wanted) else ():
+            edges = self.groups.first[run[0] : run[-1] + 2].tolist()
+            for first, rows in zip(edges, self.files.read(edges, {VECTOR}, self.cosine), strict=False):
+                yield first, rows.add_column(0, self.columns[0], pa.array(np.arange(first, first + rows.num_rows)))
+
+    def batches_of(self, shard: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """Yield the row groups of shard `shard`, ids and vectors."""
+        for _, rows in self.read_groups(np.flatnonzero(self.groups.shard == shard).tolist()):
+            yield rows
+
+    def shard_url(self, shard: int) -> str:
+        """Return the URL of the file that contains the first row of shard `shard`."""
+        return self.files.locate(sum(entry.rows for entry in self.shards[:shard]))[0].url
+
+
 WIDTH = 50  # default of K
 _GROUP_BYTES, _SHARD_BYTES = 8 << 20, 128 << 20  # size of the vectors; a text counts as _TEXT_BYTES
 _TEXT_BYTES = 256
-_STEP = "import vectors"
+_STEP = "import rows"
 _REMEDY = "Give another --out, or --overwrite to replace OUT."
 
 
 @dataclass(frozen=True)
 class Side:
-    """The queries, or the documents (named `labels`), with their files of vectors and their files of keys and texts.
-
-    `label_count` is the number of labels. Under OUT, the rows are stored in `table`, and the vectors in `embeddings`,
-    which is cut like the `existing` table of a data set, if there is one.
-    """
+    """The queries, or the documents (named `labels`): files of vectors, and of keys and texts if these are separate."""
 
     name: str
-    label_count: int
     vectors: RowFiles
-    text_files: RowFiles | None
-    existing: Table | None = None
-    same_key: bool = False  # a document with the key of a query is the query's filter pair, unless it is a positive
+    texts: RowFiles | None
 
-    @property
-    def table(self) -> str:
-        return "data/labels" if self.name == "labels" else "data/queries/train"
-
-    @property
-    def embeddings(self) -> str:
-        return f"embeddings/{self.name}"
+    @classmethod
+    def open(cls, name: str, source: str, texts: str | None, columns: ColumnNames) -> "Side":
+        """Open the files. Raises InputError if row counts or columns do not match."""
+        vectors = open_files(source, columns)
+        side = cls(name, vectors, open_files(texts, replace(columns, vector="")) if texts else None)
+        found = side.keyed
+        if found.rows != vectors.rows:
+            raise InputError(
+                f"{texts}: {found.rows:,} rows, but {vectors.rows:,} vectors in {source}. Give one row for each vector."
+            )
+        for role in (KEY, TEXT):
+            column = getattr(columns, role)
+            if not found.has(role) and (column != role or not found.files[0].columns):
+                there = ", ".join(found.files[0].names) or "vectors alone"
+                raise InputError(
+                    f"--fields {role}={column}: {found.source} has no such column; found: {there}. Fix the name."
+                )
+        return side
 
     @property
     def keyed(self) -> RowFiles:
-        """Files that contain the keys and texts: `text_files` if given, otherwise the vector files."""
-        return self.text_files or self.vectors
+        """Files that contain the keys and texts, if any do."""
+        return self.texts or self.vectors
 
     @property
-    def schemas(self) -> tuple[pa.Schema, pa.Schema]:
-        """Schemas of the table of rows and of the table of vectors."""
-        shape = self.vectors.dimension, self.vectors.stored
-        if self.name == "labels":
-            types = {"label_id": pa.int64(), KEY: pa.string(), TEXT: pa.string(), "frequency": pa.int64()}
-            return arrow.without_nulls(types), arrow.vectors(*shape)
-        types = {"query_id": pa.int64(), KEY: pa.string(), "label_ids": pa.list_(arrow.label_type(self.label_count))}
-        types |= {"filter_label_ids": types["label_ids"]} if self.same_key else {}
-        types |= {TEXT: pa.string()} if self.keyed.has(TEXT) else {}
-        return arrow.without_nulls(types), arrow.embeddings(*shape)
-
-    @property
-    def written(self) -> dict[str, pa.Schema]:
-        """Tables to write, and their schemas."""
-        rows, vectors = self.schemas
-        return ({} if self.existing else {self.table: rows}) | {self.embeddings: vectors}
+    def table(self) -> str:
+        """Path of the table of rows, below OUT."""
+        return "data/labels" if self.name == "labels" else "data/queries/train"
 
     @property
     def vector_bytes(self) -> int:
@@ -537,39 +572,48 @@ class Side:
 
     @property
     def group_rows(self) -> int:
-        """Number of rows per row group, chosen to limit the memory that a row group needs."""
+        """Number of rows per row group, chosen to limit the memory that a row group of vectors needs."""
         return max(1, min(default_row_group_rows(self.vectors.rows), _GROUP_BYTES // self.vector_bytes))
 
     @property
     def bounds(self) -> list[tuple[int, int]]:
-        """Row range [start, stop) of each shard; all new shards except the last consist of full row groups."""
+        """Row range [start, stop) of each shard; all shards except the last consist of full row groups."""
         rows = self.vectors.rows
-        if self.existing:
-            return [*itertools.pairwise(offsets_of(np.array([entry.rows for entry in self.existing.shards])).tolist())]
         shards = default_shards(rows, rows * (self.vector_bytes + _TEXT_BYTES * self.keyed.has(TEXT)), _SHARD_BYTES)
         step = -(-rows // (shards * self.group_rows)) * self.group_rows
         return [(start, min(start + step, rows)) for start in range(0, rows, step)]
 
     def read(self, start: int, stop: int, cosine: bool) -> Iterator[dict[str, pa.Array]]:
-        """Yield the columns of rows [start, stop), one row group at a time; without keys, row numbers are the keys."""
-        keyed = self.keyed.read(start, stop, self.group_rows, {KEY, TEXT}) if self.text_files else None
-        for rows in self.vectors.read(start, stop, self.group_rows, {KEY, TEXT, VECTOR}, cosine):
-            ids = pa.array(np.arange(start, start + rows.num_rows))
-            columns = {self.schemas[0].names[0]: ids, KEY: ids.cast(pa.string()), TEXT: pa.array([""] * len(ids))}
-            for table in (rows, next(keyed)) if keyed else (rows,):
+        """Check the vectors of rows [start, stop), and yield their ids, keys and texts, one row group at a time.
+
+        Without keys, row numbers are the keys.
+        """
+        edges = [*range(start, stop, self.group_rows), stop]
+        beside = self.texts.read(edges, {KEY, TEXT}) if self.texts else None
+        for first, rows in zip(edges, self.vectors.read(edges, {KEY, TEXT, VECTOR}, cosine), strict=False):
+            ids = pa.array(np.arange(first, first + rows.num_rows))
+            columns = {"query_id": ids, "label_id": ids, KEY: ids.cast(pa.string()), TEXT: pa.array([""] * len(ids))}
+            for table in (rows, next(beside)) if beside else (rows,):
                 columns |= dict(zip(table.column_names, table.columns, strict=True))
             yield columns
-            start += rows.num_rows
 
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What the files of vectors contain. Raises InputError, StorageError."""
+        return _identity(self.vectors.urls)
 
-@dataclass(frozen=True)
-class ImportPlan:
-    """Plan of one import. Workers write below `url`."""
-
-    url: str
-    sides: Sequence[Side]
-    cosine: bool
-    meter: Meter = field(default=Meter(), compare=False)
+    def beside(self, rows: Table, metric: str) -> ArrayTable:
+        """Return the vectors as a table beside their `rows`; its digest depends on the content of the files."""
+        kind = "vectors" if self.name == "labels" else "embeddings"
+        schema = (arrow.vectors if kind == "vectors" else arrow.embeddings)(self.vectors.dimension, self.vectors.stored)
+        shards = [
+            Shard(path=one.path, rows=one.rows, bytes=0, sha256="0" * 64, groups=one.groups) for one in rows.shards
+        ]
+        known = {"what": self.name, "arrays": {"files": self.identity, "metric": metric}}
+        changes = {"kind": kind, "columns": columns_of(schema), "shards": tuple(shards), "counters": {}}
+        changes |= {"parents": {self.name: rows.digest}, "parameters": known}
+        manifest = rows.manifest.model_copy(update=changes)
+        return ArrayTable(self.vectors.source, manifest, self.vectors, metric == "cosine")
 
 
 def mine_arrays(
@@ -582,106 +626,113 @@ def mine_arrays(
     """Mine negatives from `documents` for each vector at `queries`. Returns the manifest of the table at OUT/queries.
 
     The vectors of queries [N, D] and documents [L, D] are float16, float32 or float64, or bfloat16 in safetensors. If
-    `positives` is a data set, the vectors belong to the rows of its split `train` and to its labels. If OUT is already
-    complete with the same content and options, it is returned; an interrupted run resumes. Readers never see an
-    incomplete table. Raises InputError (invalid input, with file, row and remedy; OUT contains something else;
-    invalid options), StorageError.
+    `positives` is a data set, the vectors belong to the rows of its split `train` and to its labels; otherwise the data
+    set OUT/data is made first. If OUT is already complete with the same content and options, it is returned; an
+    interrupted run resumes. Readers never see an incomplete table. Raises InputError (invalid input, with file, row and
+    remedy; OUT contains something else; invalid options), StorageError.
     """
     say, place = progress or silent, functools.partial(for_workers, beam_options)
     options, queries, documents = options.for_workers(place), place(queries), place(documents)
     if options.out is None:
         raise InputError("--out is missing: specify where to write the tables with --out URL.")
-    out = options.out
+    out, texts = options.out, (options.query_texts, options.document_texts)
     choose_runner(beam_options)  # refuses wrong options before anything is read
-    require_output_folder(
-        out, "mined", [queries, documents, options.query_texts, options.document_texts, options.positives]
-    )
-    existing = _open_data(options)
+    require_output_folder(out, "mined", [queries, documents, *texts, options.positives])
+    rows = _existing_rows(options)
     names, of_labels = parse_fields_by_table(options.fields or "", ColumnNames())
-    opened = (
-        _open_job(queries, options.query_texts, names),
-        _open_job(documents, options.document_texts, of_labels or names),
-    )
-    sides = [
-        Side(name, opened[1][0].rows, *files, table, same_key=options.same_key == "filter")
-        for name, files, table in zip(("queries", "labels"), opened, existing or (None, None), strict=True)
-    ]
-    if options.same_key == "filter" and (existing or not all(side.keyed.has(KEY) for side in sides)):
-        where = "DATA has its own filter pairs" if existing else "both sides need keys, but one has only row numbers"
-        raise InputError(f"--same-key filter: {where}. Leave the option out.")
-    for side in sides:
-        if side.existing and side.existing.rows != side.vectors.rows:
-            raise InputError(
-                f"{side.vectors.source}: {side.vectors.rows:,} vectors, but {side.existing.url} has "
-                f"{side.existing.rows:,} rows. Give one vector for each row, in row order."
-            )
-    dimensions = [side.vectors.dimension for side in sides]
-    if len({*dimensions}) > 1:
-        raise InputError(
-            f"{queries}: vectors of {dimensions[0]} dimensions, but the vectors in {documents} have {dimensions[1]}. "
-            "Embed queries and documents with the same model."
-        )
+    columns = names, of_labels or names
+    sides = tuple(map(Side.open, ("queries", "labels"), (queries, documents), texts, columns))
+    _require_fit(sides, rows, options)
     stated: dict[str, Any] = {
-        side.name: _identity([file.url for some in (side.vectors, side.text_files) if some for file in some.files])
-        for side in sides
+        **{side.name: side.identity for side in sides},
+        **{f"texts_of_{side.name}": side.texts and _identity(side.texts.urls) for side in sides},
+        "positives": _identity(list_pair_files(options.positives)) if options.positives and not rows else None,
+        "metric": options.metric or "inner",
+        "fields": vars(columns[0]),
+        "fields_of_labels": vars(columns[1]),
+        "same_key": "filter" if options.same_key == "filter" else None,
     }
-    stated["positives"] = _identity(list_pair_files(options.positives)) if options.positives and not existing else None
-    stated |= {f"rows_of_{side.name}": side.existing.digest for side in sides if side.existing}
-    stated |= {"metric": options.metric or "inner", "fields": vars(names), "fields_of_labels": vars(of_labels or names)}
-    stated |= {"same_key": "filter"} if options.same_key == "filter" else {}
-    last, kind = (sides[1].embeddings, "vectors") if existing else ("data", "data")  # the last table of an import
-    request = Request(kind, None, stated, section="arrays")
 
-    def find() -> Manifest | None:
-        if existing and is_published(join(out, "data")):  # OUT is from an import with pairs
-            return None
-        return find_reusable(join(out, last), request, _REMEDY, overwrite=options.overwrite)
+    def is_imported() -> bool:
+        if rows:
+            return not is_published(join(out, "data"))  # else OUT is from an import with pairs
+        request = Request("data", None, stated, section="arrays")
+        return find_reusable(join(out, "data"), request, _REMEDY, overwrite=options.overwrite) is not None
 
-    places = {name: join(out, side.embeddings) for name, side in zip(("queries", "vectors"), sides, strict=True)}
-    mining = options.model_copy(update={**places, "width": options.width or WIDTH})
-    # RUN is a folder without a run: nothing is read from it, and the tables go to OUT.
-    data = options.positives if existing and options.positives else join(out, "data")
-    go_on = functools.partial(mine, data, join(out, "embeddings"), None, mining, beam_options, say)
-    if find() is not None:
+    def go_on() -> dict[str, Manifest]:
+        points, labels = rows or _rows_of(join(out, "data"))
+        source = EmbeddedSource("queries", points, sides[0].beside(points, stated["metric"]))
+        vectors = sides[1].beside(labels, stated["metric"])
+        inputs = MineInputs(
+            "labels",
+            (source,),
+            vectors,
+            drop_bias=False,
+            epoch=None,
+            use_from=None,
+            root=out,
+            requested={},
+            texts=labels,
+        )
+        own = options.model_copy(update={"width": options.width or WIDTH})
+        return mine_inputs(inputs, None, own, beam_options, say)
+
+    if is_imported():
         return go_on()
     with claimed(out, "mined", say):
-        if find() is None:  # else the previous owner of the claim has imported the vectors
-            _import(out, sides, stated, options, beam_options, say)
+        if not is_imported():  # else the previous owner of the claim has imported the rows
+            if is_published(join(out, "queries")) and not options.overwrite:
+                raise InputError(f"{out}: contains hard negatives that were mined from different input. {_REMEDY}")
+            if rows:
+                _clear(out)
+            else:
+                _import(out, sides, stated, options, beam_options, say)
         return go_on()
 
 
-def _open_data(options: ArrayOptions) -> tuple[Table, Table] | None:
-    """Open the training queries and the labels of the data set `positives`; None if `positives` is not a data set.
+def _existing_rows(options: ArrayOptions) -> tuple[Table, ...]:
+    """Open the training queries and the labels of the data set `positives`; () if `positives` is not a data set.
 
     Raises InputError for texts in addition to the data set's texts; TableError.
     """
     data = options.positives
     if data is None or not (is_published(data) and Table.open(data).kind == "data"):
-        return None
+        return ()
     for flag, texts in (("--query-texts", options.query_texts), ("--document-texts", options.document_texts)):
         if texts:
             raise InputError(f"{flag} {texts}: keys and texts come from {data}. Leave {flag} out.")
+    return _rows_of(data)
+
+
+def _require_fit(sides: Sequence[Side], rows: Sequence[Table], options: ArrayOptions) -> None:
+    """Raise InputError if there are no keys to compare, or rows or dimensions do not fit together."""
+    if options.same_key == "filter" and (rows or not all(side.keyed.has(KEY) for side in sides)):
+        where = "DATA has its own filter pairs" if rows else "both sides need keys, but one has only row numbers"
+        raise InputError(f"--same-key filter: {where}. Leave the option out.")
+    for side, table in zip(sides, rows, strict=False):
+        if table.rows != side.vectors.rows:
+            raise InputError(
+                f"{side.vectors.source}: {side.vectors.rows:,} vectors, but {table.url} has {table.rows:,} rows. Give "
+                "one vector for each row, in row order."
+            )
+    queries, documents = (side.vectors for side in sides)
+    if queries.dimension != documents.dimension:
+        raise InputError(
+            f"{queries.source}: vectors of {queries.dimension} dimensions, but the vectors in {documents.source} have "
+            f"{documents.dimension}. Embed queries and documents with the same model."
+        )
+
+
+def _rows_of(data: str) -> tuple[Table, Table]:
+    """Open the training queries and the labels of a data set. Raises TableError."""
     layout = DataLayout(data)
     return Table.open(layout.queries("train"), "queries"), Table.open(layout.labels, "labels")
 
 
-def _open_job(source: str, texts: str | None, names: ColumnNames) -> tuple[RowFiles, RowFiles | None]:
-    """Open vectors, and separate files of keys and texts. Raises InputError if row counts or columns do not match."""
-    vectors = open_files(source, names)
-    beside = open_files(texts, replace(names, vector="")) if texts else None
-    if beside and beside.rows != vectors.rows:
-        raise InputError(
-            f"{texts}: {beside.rows:,} rows, but {vectors.rows:,} vectors in {source}. Give one row for each vector."
-        )
-    found = beside or vectors
-    for role in (KEY, TEXT):
-        name = getattr(names, role)
-        if name != role and not found.has(role):
-            there = ", ".join(found.files[0].names) or "vectors alone"
-            raise InputError(
-                f"--fields {role}={name}: {found.source} has no such column; found: {there}. Fix the name."
-            )
-    return vectors, beside
+def _clear(out: str) -> None:
+    unpublish(join(out, "data"))
+    for name in ("queries", "data"):
+        storage.remove(join(out, name), recursive=True)
 
 
 def _identity(urls: Sequence[str]) -> dict[str, Any]:
@@ -700,30 +751,49 @@ def _import(
     beam_options: Sequence[str],
     say: Progress,
 ) -> None:
-    """Build the tables at OUT and publish them, with the data set last. Raises InputError, StorageError."""
-    if is_published(join(out, "queries")) and not options.overwrite:
-        raise InputError(f"{out}: contains hard negatives that were mined from different input. {_REMEDY}")
+    """Make the data set OUT/data of keys, texts and pairs, and check all vectors. Raises InputError, StorageError."""
     for side in sides:
         has = [f"{role}s" for role in (KEY, TEXT) if side.keyed.has(role)] or ["row numbers as keys"]
-        has = [f"the rows of {side.existing.url}"] if side.existing else has
         shape = f"{side.vectors.rows:,} × {side.vectors.dimension} {side.vectors.files[0].dtype}"
         say(f"{side.vectors.source}: {shape}, {' and '.join(has)}")
+    queries, labels = sides
+    kind = arrow.label_type(labels.vectors.rows)
+    types = {"query_id": pa.int64(), KEY: pa.string(), "label_ids": pa.list_(kind)}
+    types |= {"filter_label_ids": pa.list_(kind)} if options.same_key == "filter" else {}
+    types |= {TEXT: pa.string()} if queries.keyed.has(TEXT) else {}
+    of_labels = {"label_id": pa.int64(), KEY: pa.string(), TEXT: pa.string(), "frequency": pa.int64()}
+    schemas = arrow.without_nulls(types), arrow.without_nulls(of_labels)
+
+    def columns() -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:
+        """Yield ((side, shard), columns): each query's pairs, or how often each document is a positive."""
+        pairs = _read_all_pairs(sides, options, say)
+        for shard, bounds in enumerate(queries.bounds):
+            some = {name: list_array(*each.slice(*bounds), kind) for name, each in pairs.items()}
+            yield (0, shard), pa.record_batch(some)
+        frequency = np.bincount(pairs["label_ids"].entries, minlength=labels.vectors.rows)
+        for shard, (start, stop) in enumerate(labels.bounds):
+            yield (1, shard), pa.record_batch([pa.array(frequency[start:stop], pa.int64())], ["frequency"])
 
     def make(job: Job) -> Manifest:
-        plan = ImportPlan(job.build.url, sides, options.metric == "cosine", job.watch.meter)
-        columns = (
-            _ids_by_shard(sides) if sides[0].existing else _pairs_by_shard(sides, _read_all_pairs(sides, options, say))
-        )
-        shards = FileExchange(join(job.watch.staging, "columns")).send(columns)
-        summary = job.run_step(_STEP, sum(side.vectors.rows for side in sides), shards, import_rows, plan)
-        for name in ("data", sides[1].embeddings):
-            unpublish(join(out, name))
-        for name in ("queries", "data", "embeddings"):
-            storage.remove(join(out, name), recursive=True)
-        return _publish(job.build, sides, summary, stated)
+        build = job.build
+        shards = FileExchange(join(job.watch.staging, "columns")).send(columns())
+        how = build.url, sides, schemas, options.metric == "cosine", job.watch.meter
+        summary = job.run_step(_STEP, sum(side.vectors.rows for side in sides), shards, import_rows, *how)
+        _clear(out)
+        digests = {}
+        for side, schema in zip(sides, schemas, strict=True):
+            request = Request(side.name, {}, {"training_points": queries.vectors.rows})
+            ids = 0, side.vectors.rows
+            manifest = describe(request, summary, schema, side.group_rows, ids, side.table)
+            own = Build(join(build.out, side.table), join(build.url, side.table), build.claim)
+            digests[side.table.removeprefix("data/")] = own.publish(manifest).digest
+        places = {side.name: side.vectors.source for side in sides}
+        parameters = {"options": {}, "arrays": {**stated, "places": places}}
+        data = Build(join(build.out, "data"), join(build.url, "data"), build.claim)
+        return data.publish(Manifest(kind="data", parents=digests, parameters=parameters))
 
-    urls = [file.url for side in sides for file in side.vectors.files]
-    needs = {"vectors": sum(side.vectors.rows * side.vector_bytes for side in sides)}
+    urls = [url for side in sides for url in side.vectors.urls]
+    needs = {"rows": sum(16 * side.vectors.rows for side in sides)}
     make_table(out, "mined", lambda: None, make, beam_options, say, needs=needs, urls=urls, reads=urls[:1])
 
 
@@ -738,80 +808,54 @@ def _read_all_pairs(sides: Sequence[Side], options: ArrayOptions, say: Progress)
         pairs = read_positives(options.positives, queries, documents, say)
     if options.same_key != "filter":
         return {"label_ids": pairs}
-    keys = (rows.column(KEY) for rows in queries.files.read(0, pairs.rows, 1 << 16, {KEY}))
-    own = np.concatenate([documents.find(some) for some in keys])
+    own = np.concatenate([documents.find(keys) for keys in queries.files.read_keys()])
     is_filter = (own >= 0) & ~pairs.contains(own[:, None])[:, 0]
     say(f"{int(is_filter.sum()):,} queries have the key of a document, which is never their negative")
     return {"label_ids": pairs, "filter_label_ids": Ragged.from_counts(own[is_filter], is_filter.astype(np.int64))}
 
 
-def _ids_by_shard(sides: Sequence[Side]) -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:
-    """Yield ((side, shard), column) with the ids of the existing tables."""
-    for number, side in enumerate(sides):
-        assert side.existing is not None
-        for shard in range(len(side.bounds)):
-            name = side.existing.id_column
-            ids = pa.concat_tables(side.existing.batches_of(shard, [name])).column(name).combine_chunks()
-            yield (number, shard), pa.record_batch([ids], [name])
+def import_rows(
+    element: tuple[tuple[int, int], Packet],
+    out: str,
+    sides: Sequence[Side],
+    schemas: Sequence[pa.Schema],
+    cosine: bool,
+    meter: Meter,
+) -> Summary:
+    """Check a shard of vectors, and write its rows below `out`. Raises InputError with the file and row; StorageError.
 
-
-def _pairs_by_shard(
-    sides: Sequence[Side], pairs: Mapping[str, Ragged]
-) -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:
-    """Yield ((side, shard), columns): each query's pairs, or how often each document is a positive."""
-    labels = sides[1]
-    kind = arrow.label_type(labels.label_count)
-    for shard, (start, stop) in enumerate(sides[0].bounds):
-        columns = {name: list_array(*rows.slice(start, stop), kind) for name, rows in pairs.items()}
-        yield (0, shard), pa.record_batch(columns)
-    frequency = np.bincount(pairs["label_ids"].entries, minlength=labels.label_count)
-    for shard, (start, stop) in enumerate(labels.bounds):
-        yield (1, shard), pa.record_batch([pa.array(frequency[start:stop], pa.int64())], ["frequency"])
-
-
-def import_rows(element: tuple[tuple[int, int], Packet], plan: ImportPlan) -> Summary:
-    """Write a shard of vectors, and of new rows. Raises InputError naming the file and row; StorageError."""
+    `element`: number of the side and the shard, and the packet of the columns that the launching process has made.
+    """
     (number, shard), packet = element
-    plan.meter.start(_STEP)
-    side = plan.sides[number]
-    (start, stop), cut = side.bounds[shard], (shard, len(side.bounds))
+    meter.start(_STEP)
+    side, schema, done = sides[number], schemas[number], 0
     (more,) = receive([packet])
-    group_rows = side.existing.manifest.group_rows(shard) if side.existing else side.group_rows
-    done = 0
-    with contextlib.ExitStack() as opened:
-        files = {
-            table: opened.enter_context(writing_shard(join(plan.url, table), *cut, schema, group_rows))
-            for table, schema in side.written.items()
-        }
-        for columns in side.read(start, stop, plan.cosine):
+    with writing_shard(join(out, side.table), shard, len(side.bounds), schema, side.group_rows) as file:
+        for columns in side.read(*side.bounds[shard], cosine):
             count = len(columns[KEY])
             columns |= dict(zip(more.schema.names, more.slice(done, count).columns, strict=True))
-            for table, schema in side.written.items():
-                files[table].write(pa.table([columns[name] for name in schema.names], schema=schema))
+            file.write(pa.table([columns[name] for name in schema.names], schema=schema))
             done += count
-            plan.meter.count(_STEP, count)
-    plan.meter.count(_STEP, 0, sum(file.entry.bytes for file in files.values()))
-    entries: dict[str, tuple[Shard, ...]] = {table: (file.entry,) for table, file in files.items()}
-    mentions = {} if side.existing or side.name == "labels" else {"labels": len(more.column(0).flatten())}
-    return Summary(entries, {side.table: Counter(rows_out=done, **mentions)})
+            meter.count(_STEP, count)
+    meter.count(_STEP, 0, file.entry.bytes)
+    mentions = {} if side.name == "labels" else {"labels": len(more.column(0).flatten())}
+    return Summary({side.table: (file.entry,)}, {side.table: Counter(rows_out=done, **mentions)})
 
 
-def _publish(build: Build, sides: Sequence[Side], summary: Summary, stated: Mapping[str, Any]) -> Manifest:
-    def put(side: Side, kind: str, path: str, parents: dict[str, str], **parameters: Any) -> Manifest:
-        like = side.existing.manifest if side.existing else None
-        group_rows, ids = (like.row_group_rows, like.id_range) if like else (side.group_rows, (0, side.vectors.rows))
-        manifest = describe(Request(kind, parents, parameters), summary, side.written[path], group_rows, ids, path)
-        return Build(join(build.out, path), join(build.url, path), build.claim).publish(manifest)
+def open_mined(out: str) -> tuple[ArrayTable, ArrayTable]:
+    """Open the vectors of queries and documents that OUT was mined from; their digests tell whether they are unchanged.
 
-    digests = {}
-    for side, kind in zip(sides, ("embeddings", "vectors"), strict=True):
-        if side.existing:
-            digest, more = side.existing.digest, {"arrays": dict(stated)}
-        else:
-            digest, more = put(side, side.name, side.table, {}, training_points=sides[0].vectors.rows).digest, {}
-        vectors = put(side, kind, side.embeddings, {side.name: digest}, what=side.name, **more)
-        digests[side.table.removeprefix("data/")] = digest
-    if sides[0].existing:
-        return vectors
-    manifest = Manifest(kind="data", parents=digests, parameters={"options": {}, "arrays": dict(stated)})
-    return Build(join(build.out, "data"), join(build.url, "data"), build.claim).publish(manifest)
+    Raises InputError if the files are gone; TableError.
+    """
+    stated, found = Table.open(join(out, "data"), "data").parameters["arrays"], list[ArrayTable]()
+    fields = {"queries": stated["fields"], "labels": stated["fields_of_labels"]}
+    for name, rows in zip(fields, _rows_of(join(out, "data")), strict=True):
+        source = stated["places"][name]
+        if not any(map(storage.exists, urls_of(source))):
+            raise InputError(
+                f"{source}: the vectors that {out} was mined from are no longer here. Mine again from files that stay: "
+                "save arrays with numpy.save."
+            )
+        side = Side(name, open_files(source, ColumnNames(**fields[name])), None)
+        found.append(side.beside(rows, stated["metric"]))
+    return found[0], found[1]

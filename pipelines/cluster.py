@@ -1,7 +1,10 @@
-"""Balanced hierarchical k-means: halve the points repeatedly until clusters of equal size remain (NGAME, appendix C).
+"""`extremis cluster`: put the queries of a dump in the order of balanced clusters (NGAME, appendix C).
 
-All parts of one level are halved together, in a few passes over the points. There are log2(N / C) levels, so the cost
-is O(N D log(N / C)). The results do not depend on the number of threads.
+    count the rows of each part ─▶ deal rows by part ─▶ cluster each part ─▶ group by shard ─▶ write ─▶ publish
+
+Balanced hierarchical k-means: halve the points repeatedly until clusters of equal size remain. All parts of one level
+are halved together, in a few passes over the points. There are log2(N / C) levels, so the cost is O(N D log(N / C)).
+The results do not depend on the number of threads.
 
 If the points do not fit into memory, the points are first divided into parts by a tree that is built on a sample. A
 point's part depends only on the point itself, so workers can process the shards in any order. The parts have equal
@@ -38,8 +41,14 @@ from schemas.sizes import say_bytes
 from schemas.storage import join
 from schemas.table import Request, Table, find_by_parents, find_reusable, rechunk
 
+SOURCE = "queries"  # a run clusters one split only
+ROW, VECTOR = "row", "vector"  # columns of rows on their way
+PARTS, TABLE = "parts", "queries"  # names in a Summary
+COUNT, DEAL, CLUSTER, WRITE = "count parts", "deal", "cluster", "write"  # steps
 _ROUNDS = 8  # rounds of 2-means per level; most parts converge in fewer rounds
-_SAMPLED = 1 << 15  # points whose scores are computed at a time
+_PROCESS = 280 << 20  # bytes of a process with Python, Beam and Arrow at work
+_SPARE = 1.25  # because parts are not quite equal
+_SAMPLE_ROWS, _SAMPLE_GROUPS = 1 << 16, 64
 
 
 def balanced_order(vectors: np.ndarray, size: int, smallest: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -136,7 +145,6 @@ class PartTree:
 
     @property
     def parts(self) -> int:
-        """Number of leaves."""
         return len(self.thresholds) + 1
 
 
@@ -186,14 +194,11 @@ def assign_parts(tree: PartTree, vectors: np.ndarray, first: int) -> np.ndarray:
 
 def _project(vectors: np.ndarray, lines: np.ndarray, part: np.ndarray) -> np.ndarray:
     """Return the dot product x . lines[part of x] for every point, float32 [N]."""
-    scores = np.empty(len(vectors), np.float32)
-    for start in range(0, len(vectors), _SAMPLED):
-        rows = slice(start, start + _SAMPLED)
+    scores, at_once = np.empty(len(vectors), np.float32), 1 << 15
+    for start in range(0, len(vectors), at_once):
+        rows = slice(start, start + at_once)
         scores[rows] = np.einsum("nd,nd->n", vectors[rows], lines[part[rows]])
     return scores
-
-
-SOURCE = "queries"  # a run clusters one split only
 
 
 @dataclass(frozen=True)
@@ -215,12 +220,6 @@ class ClusterInputs:
         return f"epoch {self.epoch}" if self.epoch is not None else "embeddings"
 
     @property
-    def requested(self) -> dict[str, int]:
-        """The sizes that the trainer requests: `size` and `smallest`."""
-        sizes: dict[str, int] = self.source.embeddings.parameters.get(CLUSTERS, {})
-        return sizes
-
-    @property
     def parents(self) -> dict[str, str]:
         """Digests of the parent tables; `order` is an earlier table in cluster order, if the rows come from it."""
         rows, embeddings = self.source.queries.digest, self.source.embeddings.digest
@@ -239,7 +238,15 @@ def open_clustering(data: str, run: str, epoch: int | None, options: ClusterOpti
             f"--epoch {epoch} chooses a dump, but --queries replaces the dump. Leave out --epoch or --queries."
         )
     if queries is None:
-        epoch = _newest(run) if epoch is None else epoch
+        if epoch is None:
+            epochs = [one for one in list_numbers(layout.dumps) if is_published(layout.embeddings(one, SOURCE))]
+            if not epochs:
+                raise InputError(
+                    f"{layout.dumps}: no query embeddings to cluster. A run with order.cluster > 1 writes the first "
+                    "embeddings two epochs before refresh.start. Check the path of the run, or make embeddings with "
+                    "`extremis embed DATA RUN URL --split train`, and give --queries URL."
+                )
+            epoch = epochs[-1]
         queries = layout.embeddings(epoch, SOURCE)
     embeddings = Table.open(queries, "embeddings")
     rows, origin = _rows_of(data, layout, embeddings)
@@ -263,18 +270,6 @@ def dumps_for_clusters(run: str) -> dict[int, str]:
     return digests
 
 
-def _newest(run: str) -> int:
-    layout = RunLayout(run)
-    epochs = [epoch for epoch in list_numbers(layout.dumps) if is_published(layout.embeddings(epoch, SOURCE))]
-    if not epochs:
-        raise InputError(
-            f"{layout.dumps}: no query embeddings to cluster. A run with order.cluster > 1 writes the first embeddings "
-            "two epochs before refresh.start. Check the path of the run, or make embeddings with `extremis embed "
-            "DATA RUN URL --split train`, and give --queries URL."
-        )
-    return epochs[-1]
-
-
 def _rows_of(data: str, layout: RunLayout, embeddings: Table) -> tuple[Table, str]:
     """Return the table of the embedded rows (DATA's, or the run's in cluster order) and the digest of DATA's table.
 
@@ -293,9 +288,6 @@ def _rows_of(data: str, layout: RunLayout, embeddings: Table) -> tuple[Table, st
         f"digest {rows.digest[:12]}…, and no table under {layout.clusters_root} matches. Give the data and the run "
         "that the embeddings were computed from."
     )
-
-
-_GROUP_CLUSTERS = 16  # fewest clusters in a row group
 
 
 @dataclass(frozen=True)
@@ -358,21 +350,13 @@ def make_layout(points: list[int], size: int, row_group_rows: int, shard_rows: i
                 "a smaller --size, or larger parts (--memory, --part-rows)."
             )
     full = [clusters - lacking for clusters, lacking in zip(counts, short, strict=True)]
-    group = max(_GROUP_CLUSTERS, round(row_group_rows / rows)) * rows
+    group = max(16, round(row_group_rows / rows)) * rows
     return ClusterLayout(rows, tuple(full), tuple(short), group, -(-shard_rows // group) * group, seed)
 
 
 def _expand_ranges(starts: np.ndarray, length: int) -> np.ndarray:
     """Return the concatenated ranges [start, start + length) for all starts."""
     return (starts[:, None] + np.arange(length)).reshape(-1)
-
-
-ROW, VECTOR = "row", "vector"
-_PROCESS = 280 << 20  # bytes of a process with Python, Beam and Arrow at work
-_UNPACKED = 8  # bytes of a row in memory and in transfer, per byte in the shard
-_SPARE = 1.25  # because parts are not quite equal
-_SAMPLE_ROWS, _SAMPLE_GROUPS = 1 << 16, 64
-_SMALLEST_SIZE = 8  # queries; halving ends at this size, unless the options request smaller clusters
 
 
 @dataclass(frozen=True)
@@ -391,10 +375,6 @@ class ClusterPlan:
         """Table of the rows to reorder."""
         return self.inputs.source.queries
 
-    def first_row(self, shard: int) -> int:
-        """Return the number of the first row of source shard `shard`."""
-        return sum(entry.rows for entry in self.queries.shards[:shard])
-
     def parameters(self) -> dict[str, Any]:
         """Return the table's parameters, except parameters that depend on the number of rows in each part."""
         embeddings = self.inputs.source.embeddings.parameters
@@ -408,23 +388,10 @@ class ClusterPlan:
         }
         return {**kept, CLUSTERS: clusters, "step": embeddings.get("step")}
 
-    def finished_table(self, options: ClusterOptions, run: str) -> Manifest | None:
-        """Return the manifest of the table if it exists, else None. Raises InputError if a different table exists."""
-        epoch = self.inputs.epoch
-        return find_reusable(
-            self.inputs.out,
-            Request("queries", self.inputs.parents, self.parameters()[CLUSTERS], section=CLUSTERS),
-            "Give the same options, another location with --out, or --overwrite to replace the table.",
-            overwrite=options.overwrite,
-            # The trainer has rewritten the dump since then.
-            is_stale=lambda old: epoch is not None and old["epoch"] == epoch and options.queries is None,
-            check_replaceable=functools.partial(require_unused, run),
-        )
-
 
 @dataclass(frozen=True)
 class LayoutPlan:
-    """A plan with the row counts of all parts: the layout of the clusters, and the schema of the rows."""
+    """The plan once the rows of each part are counted."""
 
     plan: ClusterPlan
     layout: ClusterLayout
@@ -433,27 +400,33 @@ class LayoutPlan:
 
 def make_plan(inputs: ClusterInputs, options: ClusterOptions) -> ClusterPlan:
     """Plan a clustering run. Raises InputError if the size is missing or invalid or memory is too small; TableError."""
-    size = options.size or inputs.requested.get("size")
+    source, requested = inputs.source, inputs.source.embeddings.parameters.get(CLUSTERS, {})
+    size = options.size or requested.get("size")
     if size is None:
-        raise InputError(f"{inputs.source.embeddings.url}: the recipe of this run has no cluster size. Give --size C.")
-    smallest = (
-        options.smallest or (inputs.requested.get("smallest") if options.size is None else None) or _smallest_size(size)
-    )
+        raise InputError(f"{source.embeddings.url}: the recipe of this run has no cluster size. Give --size C.")
+    smallest = options.smallest or (None if options.size else requested.get("smallest"))
+    if smallest is None:
+        smallest = size
+        while smallest % 2 == 0 and smallest >= 16:
+            smallest //= 2
     if smallest > size or size % smallest or (size // smallest) & (size // smallest - 1):
         raise InputError(
             f"--smallest {smallest}: clusters of {size} are halved repeatedly, so expected {size} divided by a power "
             "of two."
         )
-    rows, part_rows = inputs.source.queries.rows, options.part_rows or _fit_part_rows(inputs, options.memory)
+    dimension = source.embeddings.dimension
+    rows, part_rows = (
+        source.queries.rows,
+        options.part_rows or _fit_part_rows(source.queries, dimension, options.memory),
+    )
     if not rows:
-        raise InputError(f"{inputs.source.queries.url}: this table has no queries to cluster.")
+        raise InputError(f"{source.queries.url}: this table has no queries to cluster.")
     parts = 1
     while parts * part_rows < rows:
         parts *= 2
-    dimension = inputs.source.embeddings.dimension
     sample = np.empty((0, dimension), np.float32)
     if parts > 1:
-        sample = inputs.source.sample_queries(_SAMPLE_ROWS, options.seed, dimension, _SAMPLE_GROUPS)
+        sample = source.sample_queries(_SAMPLE_ROWS, options.seed, dimension, _SAMPLE_GROUPS)
     return ClusterPlan(inputs, size, smallest, options.seed, grow_tree(sample, parts, options.seed))
 
 
@@ -464,20 +437,12 @@ def worker_bytes(queries: int, dimension: int, stored: float, memory: int) -> in
 
 def _bytes_per_query(dimension: int, stored: float) -> float:
     """Estimate the memory per query: the vector as read, as reordered and in float64 for means, and the row itself."""
-    return 20 * dimension + _UNPACKED * stored + 64
+    return 20 * dimension + 8 * stored + 64
 
 
-def _smallest_size(size: int) -> int:
-    while size % 2 == 0 and size // 2 >= _SMALLEST_SIZE:
-        size //= 2
-    return size
-
-
-def _fit_part_rows(inputs: ClusterInputs, memory: int) -> int:
+def _fit_part_rows(queries: Table, dimension: int, memory: int) -> int:
     """Return the largest number of queries in a part that fits into `memory`."""
-    queries = inputs.source.queries
-    stored = sum(entry.bytes for entry in queries.shards) / max(1, queries.rows)
-    each = _bytes_per_query(inputs.source.embeddings.dimension, stored)
+    each = _bytes_per_query(dimension, sum(entry.bytes for entry in queries.shards) / max(1, queries.rows))
     rows = int((memory - _PROCESS) / each / _SPARE)
     if rows < 1 << 10:
         raise InputError(
@@ -485,13 +450,6 @@ def _fit_part_rows(inputs: ClusterInputs, memory: int) -> int:
             f"Give --memory {say_bytes(_PROCESS + int(each * (1 << 20))).replace(' ', '')}."
         )
     return rows
-
-
-__all__ = ["ClusterOptions", "cluster", "watch"]
-
-PARTS, TABLE = "parts", "queries"  # names in a Summary
-COUNT, DEAL, CLUSTER, WRITE = "count parts", "deal", "cluster", "write"  # steps
-_ROWS = 1 << 13  # rows that are dealt at a time
 
 
 def cluster(
@@ -522,7 +480,15 @@ def cluster(
         return manifest
 
     def find() -> Manifest | None:
-        finished = plan.finished_table(options, run)
+        finished = find_reusable(
+            inputs.out,
+            Request(TABLE, inputs.parents, plan.parameters()[CLUSTERS], section=CLUSTERS),
+            "Give the same options, another location with --out, or --overwrite to replace the table.",
+            overwrite=options.overwrite,
+            # The trainer has rewritten the dump since then.
+            is_stale=lambda old: inputs.epoch is not None and old["epoch"] == inputs.epoch and not options.queries,
+            check_replaceable=functools.partial(require_unused, run),
+        )
         if finished is not None:
             say(f"{inputs.name}: already clustered{say_use(inputs.use_from)}")
         return finished
@@ -552,11 +518,13 @@ def watch(
 
 
 def _make(plan: ClusterPlan, job: Job, say: Progress) -> Manifest:
-    counts, queries = _count(plan, job), plan.queries
+    queries, parts, counts = plan.queries, "", [plan.queries.rows]
+    if plan.tree.parts > 1:
+        summary = job.run_step(COUNT, queries.rows, range(len(queries.shards)), count_parts, plan)
+        parts, counts = f" in {plan.tree.parts} parts", [summary.count(PARTS, str(n)) for n in range(plan.tree.parts)]
     shard_rows = max(1, queries.rows // len(queries.shards))
     layout = make_layout(counts, plan.size, queries.manifest.row_group_rows or 1, shard_rows, plan.seed)
     layout_plan = LayoutPlan(plan, layout, queries.schema)
-    parts = f" in {plan.tree.parts} parts" if plan.tree.parts > 1 else ""
     say(
         f"{plan.inputs.name}: {queries.rows:,} queries{parts}, to be grouped into {layout.clusters:,} clusters of "
         f"{layout.rows}"
@@ -569,20 +537,7 @@ def _make(plan: ClusterPlan, job: Job, say: Progress) -> Manifest:
         clustered = dealt.flat_map("Cluster", cluster_part, layout_plan, exchange).group("By shard")
         return clustered.map("Write shards", write_shard, layout_plan)
 
-    names = dict.fromkeys((DEAL, CLUSTER, WRITE), queries.rows)
-    return _describe(layout_plan, job.run("cluster", names, wire))
-
-
-def _count(plan: ClusterPlan, job: Job) -> list[int]:
-    """Return the number of rows in each part. Rows are counted only if there are several parts."""
-    if plan.tree.parts == 1:
-        return [plan.queries.rows]
-    summary = job.run_step(COUNT, plan.queries.rows, range(len(plan.queries.shards)), count_parts, plan)
-    return [summary.count(PARTS, str(part)) for part in range(plan.tree.parts)]
-
-
-def _describe(layout_plan: LayoutPlan, summary: Summary) -> Manifest:
-    plan, layout, rows = layout_plan.plan, layout_plan.layout, layout_plan.plan.queries.rows
+    summary, rows = job.run("cluster", dict.fromkeys((DEAL, CLUSTER, WRITE), queries.rows), wire), queries.rows
     parameters = plan.parameters()
     parameters[CLUSTERS] |= {"rows": layout.rows, "count": layout.clusters}
     request = Request(TABLE, plan.inputs.parents, parameters)
@@ -645,8 +600,9 @@ def write_shard(element: tuple[int, Iterable[Packet]], layout_plan: LayoutPlan) 
 
 def _read_parts(plan: ClusterPlan, shard: int, columns: list[str]) -> Iterator[tuple[pa.Table, np.ndarray]]:
     """Yield batches of rows of source shard `shard`, with their numbers and vectors, and the part of each row."""
-    first, source = plan.first_row(shard), plan.inputs.source
-    for rows in rechunk(source.aligned(shard, columns), _ROWS):
+    source = plan.inputs.source
+    first = sum(entry.rows for entry in source.queries.shards[:shard])
+    for rows in rechunk(source.aligned(shard, columns), 1 << 13):
         vectors = matrix_column(rows, VECTOR)
         require_finite(vectors, first, source.embeddings.url)
         numbers = pa.array(np.arange(first, first + rows.num_rows))

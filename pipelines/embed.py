@@ -51,7 +51,6 @@ KIND = "embeddings"
 BLOCK_ROWS = 1 << 13
 _READ, _EMBED, _SHARDS = "read", "embed", "shards"
 _AS_JSON = TypeAdapter(Summary)
-_NARROW = "Embed with --dtype float32, or with another checkpoint."
 
 
 @dataclass(frozen=True)
@@ -70,25 +69,28 @@ class Plan:
 
     @property
     def shards(self) -> int:
-        """Number of shards."""
         return len(self.source.shards) if isinstance(self.source, Table) else len(self.staged.kept[_READ])
 
     @property
     def rows(self) -> int:
-        """Number of rows N."""
         return self.source.rows if isinstance(self.source, Table) else self.staged.count(_READ, "rows")
 
     def write(
         self, shard: int, schema: pa.Schema, embedded: Iterable[tuple[list[pa.ChunkedArray], np.ndarray, str]]
     ) -> Shard:
         """Write a shard from (columns, vectors, description of the vectors). Raises InputError, StorageError."""
+        remedy = "Embed with --dtype float32, or with another checkpoint."
         group_rows = self.source.manifest.group_rows(shard) if isinstance(self.source, Table) else BLOCK_ROWS
         with writing_shard(self.out, shard, self.shards, schema, group_rows) as out:
             for columns, x, what in embedded:
-                vectors = matrix_array(narrow(x, self.dtype, what, _NARROW), schema.field("vector").type.value_type)
+                vectors = matrix_array(narrow(x, self.dtype, what, remedy), schema.field("vector").type.value_type)
                 out.write(pa.table([*columns, vectors], schema=schema))
                 self.meter.count(_EMBED, len(x))
         return out.entry
+
+    def summarize(self, kind: str, entry: Shard) -> Summary:
+        self.meter.count(_EMBED, 0, entry.bytes)
+        return Summary({kind: (entry,)}, {kind: Counter(rows=entry.rows)})
 
 
 @dataclass(frozen=True)
@@ -172,18 +174,13 @@ def embed_shard(shard: int, plan: RunPlan) -> Summary:
         for group in source.batches_of(shard, [source.id_column, *model.columns])
     )
     with one_thread():  # the result does not depend on the number of cores; worker processes share the cores
-        return _written(plan, plan.kind, plan.write(shard, schema, embedded))
+        return plan.summarize(plan.kind, plan.write(shard, schema, embedded))
 
 
 @once_a_process
 def load_run(data: str, run: str, step: int, checkpoint: str, device: str) -> Model:
     """Load the encoder from the checkpoint whose digest is `checkpoint`."""
     return load_encoder(DataLayout(data), RunLayout(run), step, open_device(device))
-
-
-def _written(plan: Plan, kind: str, entry: Shard) -> Summary:
-    plan.meter.count(_EMBED, 0, entry.bytes)
-    return Summary({kind: (entry,)}, {kind: Counter(rows=entry.rows)})
 
 
 @dataclass(frozen=True)
@@ -233,7 +230,7 @@ def embed_texts(
     what = options.what or ("queries" if isinstance(texts, Table) else "")
     opened = open_device(device)
     compute = choose_compute(options.compute, opened)
-    prompt = files.prompt({"labels": "documents"}.get(what, what), options.prompt)
+    prompt = files.prompt("documents" if what == "labels" else what, options.prompt)
     for line in texts.notes() if isinstance(texts, Texts) else ():
         say(line)
     say(f"{model}: computes in {compute} on {describe_device(opened)}, prompt {prompt!r}")
@@ -290,23 +287,19 @@ def embed_texts_shard(shard: int, plan: TextsPlan) -> Summary:
         entry = Shard.model_validate_json(storage.read_sealed(place, "The file will be written again."))
         plan.meter.count(_EMBED, entry.rows)
     except (FileNotFoundError, TableError):
-        entry = _write_texts(shard, plan)
-        storage.write_sealed(place, entry.model_dump_json().encode())
-    return _written(plan, KIND, entry)
-
-
-def _write_texts(shard: int, plan: TextsPlan) -> Shard:
-    model = load_texts_model(plan.model, plan.digest, plan.device, plan.compute, plan.prompt)
-    schema = arrow.texts(model.embed([""]).shape[1], plan.dtype)
-    embedded = (
-        (
-            rows.columns,
-            model.embed(rows.column("text").to_pylist(), plan.threads),
-            f"{plan.model}: the vector of a text from row {rows[0][0].as_py():,} on",
+        model = load_texts_model(plan.model, plan.digest, plan.device, plan.compute, plan.prompt)
+        schema = arrow.texts(model.embed([""]).shape[1], plan.dtype)
+        embedded = (
+            (
+                rows.columns,
+                model.embed(rows.column("text").to_pylist(), plan.threads),
+                f"{plan.model}: the vector of a text from row {rows[0][0].as_py():,} on",
+            )
+            for rows in plan.blocks_of(shard)
         )
-        for rows in plan.blocks_of(shard)
-    )
-    return plan.write(shard, schema, embedded)
+        entry = plan.write(shard, schema, embedded)
+        storage.write_sealed(place, entry.model_dump_json().encode())
+    return plan.summarize(KIND, entry)
 
 
 def _open_input(source: str, options: EmbedTextsOptions) -> tuple[Texts | Table, str, str]:

@@ -20,15 +20,15 @@ from pipelines.job import Summary, describe
 from pipelines.mining import search
 from pipelines.mining.audit import find_previous
 from pipelines.mining.filters import find_aliases
-from pipelines.mining.inputs import EmbeddedSource, complete_dumps, open_inputs
-from pipelines.mining.plan import MinePlan, SourceShard, make_plan
+from pipelines.mining.inputs import MineInputs, complete_dumps, open_inputs
+from pipelines.mining.plan import MinePlan, make_plan
 from pipelines.mining.search import find_unfinished, summarize, take_over
 from pipelines.options import MineOptions
 from pipelines.progress import Progress, Watch, say_use, silent
 from pipelines.runners.base import Runner
 from pipelines.runners.local import choose_runner, for_workers, is_local
 from schemas import storage
-from schemas.layout import MANIFEST, MINING_COST
+from schemas.layout import MINING_COST
 from schemas.manifest import Manifest
 from schemas.owners import Build, building, clean_up, require_output_folder
 from schemas.sizes import say_bytes
@@ -58,8 +58,15 @@ def mine(
     inputs = open_inputs(data, run, epoch, options)
     if options.out is not None:
         require_output_folder(options.out, "mined", [data, run])
-    previous = {source.name: find_previous(run, source, inputs.use_from) for source in inputs.sources}
-    plan = make_plan(inputs, options, {name: table for name, table in previous.items() if table is not None})
+    return mine_inputs(inputs, run, options, beam_options, say)
+
+
+def mine_inputs(
+    inputs: MineInputs, run: str | None, options: MineOptions, beam_options: Sequence[str], say: Progress
+) -> dict[str, Manifest]:
+    """Mine the tables of `inputs`, which belong to a run, or (None) to vectors of any model. See `mine`."""
+    previous = {} if run is None else find_previous(run, inputs.sources, inputs.use_from)
+    plan = make_plan(inputs, options, previous)
     finished = plan.finished_tables(run)
     if len(finished) == len(plan.sources):
         clean_up(inputs.root, "mined")
@@ -69,7 +76,8 @@ def mine(
     left.require_room(*find_unfinished(left), here)
     with choose_runner(beam_options) as runner, building(inputs.root, "mined", say, in_phases=True) as build:
         finished = plan.finished_tables(run)  # the previous owner may have made some tables
-        left = plan.without_sources(finished).for_attempt(build.claim.attempt)
+        left = plan.without_sources(finished)
+        left = replace(left, inputs=replace(inputs, attempt=build.claim.attempt))
         return finished | _make(left, build, runner, here, say) if left.sources else finished
 
 
@@ -106,21 +114,27 @@ def _make(plan: MinePlan, build: Build, runner: Runner, here: bool, say: Progres
     for line in plan.describe():
         say(line)
     take_over(plan)
-    reads = [join(table.url, MANIFEST) for table in (inputs.vectors, *(source.queries for source in plan.sources))]
-    runner.check(reads, build.url, say)
+    tables = inputs.vectors, *(source.queries for source in plan.sources)
+    runner.check([table.shard_url(0) for table in tables if table.shards], build.url, say)
     watch = Watch(inputs.scratch, say)
     plan = replace(plan, meter=watch.meter)
     if (aliases := find_aliases(inputs.texts, plan.options.equal_texts)) is not None:
         aliases.write(plan.alias_url)
     _run_passes(plan, runner, watch, here, say)
-    summaries = {source.name: summarize(plan, source) for source in plan.sources}
+    made, profiles = dict[str, Manifest](), dict[str, Any]()
     # `queries` is published last: a reader that sees its table also sees the other tables.
     ordered = sorted(plan.sources, key=lambda source: source.name == "queries")
-    made = {source.name: _describe(plan, source, summaries[source.name]) for source in ordered}
+    for source in ordered:
+        found, of = summarize(plan, source), source.queries.manifest
+        request = Request("negatives", inputs.parents(source), plan.parameters())
+        summary = Summary({request.kind: found["shards"]}, {request.kind: found["counters"]})
+        made[source.name] = describe(
+            request, summary, plan.schema, of.row_group_rows, of.id_range, quality=found["quality"]
+        )
+        profiles[source.name] = found["profile"]
     for source in ordered:
         Build(inputs.table_url(source), plan.staged_table_url(source), build.claim).publish(made[source.name])
     seconds = time.monotonic() - started
-    profiles = {name: summary["profile"] for name, summary in summaries.items()}
     body = {"seconds": round(seconds, 3), "estimated_bytes": plan.estimate.total, "tables": profiles}
     storage.write_bytes(join(inputs.root, MINING_COST), json.dumps(body, indent=1, sort_keys=True).encode())
     watch.summarize()
@@ -136,7 +150,10 @@ def _run_passes(plan: MinePlan, runner: Runner, watch: Watch, here: bool, say: P
     if done := len(plan.source_shards) - len(left):
         say(f"{plan.inputs.name}: resuming, {done:,} of {len(plan.source_shards):,} shards are finished")
     passes = plan.passes(left)
-    expected = _steps(plan, passes)
+    rows, vectors = plan.rows(left), [plan.bounds[stop - 1][1] - plan.bounds[first][0] for first, stop in plan.groups]
+    expected: dict[str, int | None] = {search.POSITIVES: rows * len(vectors)} if plan.scores_positives else {}
+    expected[search.INDEX] = sum(vectors[task[0]] for source_shards in passes for task in plan.tasks(source_shards))
+    expected |= {search.SEARCH: rows * len(plan.bounds), search.MERGE: rows}
     for number, source_shards in enumerate(passes):
         if number:
             say(f"{plan.inputs.name}: pass {number + 1} of {len(passes)}")
@@ -155,18 +172,3 @@ def _run_passes(plan: MinePlan, runner: Runner, watch: Watch, here: bool, say: P
             candidates.group("Group by shard").map("Merge shards", search.merge_shard, plan)
         runner.run(flow, watch)
         storage.remove(plan.inputs.candidates_root, recursive=True)
-
-
-def _steps(plan: MinePlan, passes: Sequence[Sequence[SourceShard]]) -> dict[str, int | None]:
-    """Return the steps with their row counts: queries times groups, vectors, queries times blocks, and queries."""
-    rows = plan.rows(source_shard for source_shards in passes for source_shard in source_shards)
-    groups = [plan.bounds[stop - 1][1] - plan.bounds[first][0] for first, stop in plan.groups]
-    indexed = sum(groups[group] for source_shards in passes for group, _, _ in plan.tasks(source_shards))
-    positives = {search.POSITIVES: rows * len(plan.groups)} if plan.scores_positives else {}
-    return {**positives, search.INDEX: indexed, search.SEARCH: rows * len(plan.bounds), search.MERGE: rows}
-
-
-def _describe(plan: MinePlan, source: EmbeddedSource, made: dict[str, Any]) -> Manifest:
-    request = Request("negatives", plan.inputs.parents(source), plan.parameters())
-    summary, of = Summary({request.kind: made["shards"]}, {request.kind: made["counters"]}), source.queries.manifest
-    return describe(request, summary, plan.schema, of.row_group_rows, of.id_range, quality=made["quality"])

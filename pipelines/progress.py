@@ -11,9 +11,9 @@ import os
 import socket
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from pipelines.flow import Packet
@@ -39,21 +39,15 @@ class Count(NamedTuple):
     last: float = 0.0
 
     def add(self, other: "Count") -> "Count":
-        """Return the sum of both counts."""
         return Count(
             self.rows + other.rows, self.bytes + other.bytes, min(self.first, other.first), max(self.last, other.last)
         )
 
 
-@dataclass
-class _Counts:
-    """Counts of this process, per step."""
-
-    written: float = 0.0  # monotonic seconds; infinite in the launching process, which reads its counts from memory
-    steps: dict[str, Count] = field(default_factory=dict)
-
-
-_COUNTS: dict[str, _Counts] = {}  # by the meter's URL
+# Counts of this process by step, and the time of the last write (monotonic seconds; infinite in the launching process,
+# which reads its counts from memory), both by the meter's URL.
+_COUNTS: defaultdict[str, dict[str, Count]] = defaultdict(dict)
+_WRITTEN: defaultdict[str, float] = defaultdict(float)
 
 
 @dataclass(frozen=True)
@@ -66,12 +60,6 @@ class Meter:
     url: str = ""
     began: float = 0.0
 
-    @classmethod
-    def for_launcher(cls, url: str) -> "Meter":
-        """Return a meter for the launching process, which reads the files of workers and writes no file itself."""
-        _COUNTS[url] = _Counts(float("inf"))
-        return cls(url, time.time())
-
     def start(self, step: str) -> None:
         """Record that `step` has started, before its first rows are done."""
         self.count(step, 0)
@@ -82,12 +70,12 @@ class Meter:
             return
         now = max(0.0, time.time() - self.began)
         with _LOCK:
-            counts = _COUNTS.setdefault(self.url, _Counts())
-            counts.steps[step] = counts.steps.get(step, Count()).add(Count(rows, size, now, now))
-            due = time.monotonic() - counts.written >= _pause(self.url)
+            counts = _COUNTS[self.url]
+            counts[step] = counts.get(step, Count()).add(Count(rows, size, now, now))
+            due = time.monotonic() - _WRITTEN[self.url] >= _pause(self.url)
             if due:
-                counts.written = time.monotonic()
-                body = json.dumps(counts.steps).encode()
+                _WRITTEN[self.url] = time.monotonic()
+                body = json.dumps(counts).encode()
         for listener in _LISTENERS:
             listener(step, rows, size, now)
         if due:
@@ -107,7 +95,7 @@ class Meter:
     def read(self) -> list[dict[str, Count]]:
         """Return what each process has counted so far. Raises StorageError."""
         with _LOCK:
-            counts = [dict(_COUNTS[self.url].steps)]
+            counts = [dict(_COUNTS[self.url])]
         for name in storage.list_names(self.url):
             with contextlib.suppress(FileNotFoundError, ValueError):
                 steps = json.loads(storage.read_bytes(join(self.url, name)))
@@ -131,7 +119,7 @@ def sum_counts(many: Iterable[Mapping[str, Count]]) -> dict[str, Count]:
 def process_counts() -> dict[str, Count]:
     """Return all counts of this process, per step."""
     with _LOCK:
-        return sum_counts(counts.steps for counts in _COUNTS.values())
+        return sum_counts(_COUNTS.values())
 
 
 # A receiver of lines. A receiver with a context manager `display()` shows steps by itself: see `Watch`.
@@ -140,12 +128,10 @@ Progress = Callable[[str], None]
 _FIRST_LINE, _LINES = 0.5, 30.0  # seconds before the first line, and between lines, without a display
 
 
-def silent(line: str) -> None:
-    """Ignore the line."""
+def silent(line: str) -> None: ...
 
 
 def say_use(use_from: int | None) -> str:
-    """Return the end of a message that says from which epoch a table is used."""
     return "" if use_from is None else f", for use from epoch {use_from}"
 
 
@@ -195,7 +181,8 @@ class Watch:
 
     def __init__(self, staging: str, progress: Progress) -> None:
         self.staging = staging
-        self.meter = Meter.for_launcher(join(staging, "progress"))
+        self.meter = Meter(join(staging, "progress"), time.time())
+        _COUNTS[self.meter.url], _WRITTEN[self.meter.url] = {}, float("inf")  # the launching process writes no file
         self._say = progress
         self._pause = _pause(staging)
         self._display = getattr(progress, "display", None)
@@ -239,18 +226,18 @@ class Watch:
             self._say(f"steps: {'; '.join(parts)}")
 
     def _states(self, begun: Mapping[str, Count]) -> list[StepProgress]:
-        now = time.time() - self.meter.began
-        return [self._step(name, begun[name], now) for name in self._totals if name in begun]
-
-    def _step(self, name: str, count: Count, now: float) -> StepProgress:
-        finished, total = name in self._finished, self._totals[name]
-        rows = count.rows if finished or total is None else min(count.rows, total)  # work may be repeated
-        done = finished or (total is not None and rows == total)
-        seconds = (count.last if done else now) - count.first
-        total = rows if finished else total
-        return StepProgress(
-            name, rows, total, count.bytes, max(seconds, 0.0), self._workers.get(name, 1), count.last, done
-        )
+        states, now = [], time.time() - self.meter.began
+        for name, total in self._totals.items():
+            if (count := begun.get(name)) is not None:
+                finished, rows, workers = name in self._finished, count.rows, self._workers.get(name, 1)
+                if finished or total is None:
+                    total = rows if finished else None
+                else:
+                    rows = min(rows, total)  # work may be repeated
+                done = finished or rows == total
+                seconds = max((count.last if done else now) - count.first, 0.0)
+                states.append(StepProgress(name, rows, total, count.bytes, seconds, workers, count.last, done))
+        return states
 
     def _merged(self) -> dict[str, Count]:
         processes = self.meter.read()

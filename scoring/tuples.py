@@ -118,12 +118,19 @@ class TupleTables:
         if self.options.scores == "teacher":
             return np.full(len(positives.entries), np.nan, np.float32)
         vectors = []
-        sides = {"queries": ("embeddings", rows[positives.row_of()]), "labels": ("vectors", positives.entries)}
-        for name, (parent, ids) in sides.items():
-            table = Table.open(join(self.place, "embeddings", name))
-            self.negatives.require_made_from(parent, table)
+        for table, ids in zip(self._mined, (rows[positives.row_of()], positives.entries), strict=True):
             vectors.append(self.numbers(table, "vector", ids))
         return np.einsum("pd,pd->p", *vectors)
+
+    @cached_property
+    def _mined(self) -> tuple[Table, Table]:
+        """The vectors of queries and labels. Raises InputError if their files are gone; TableError if they differ."""
+        from pipelines.arrays import open_mined  # only scores need the readers of vectors
+
+        tables = open_mined(self.place)
+        for table in tables:
+            self.negatives.require_made_from(table.kind, table)
+        return tables
 
     def __reduce__(self) -> tuple[Any, ...]:
         own = self.place, self.data, self.queries, self.negatives, self.labels, self.mining, self.options

@@ -7,6 +7,7 @@ the seconds per stage and the peak memory.
 
 import contextlib
 import ctypes
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from pipelines.mining.filters import weakest_positives
 from pipelines.mining.inputs import EmbeddedSource
 from schemas.errors import ExtremisError
 from schemas.layout import RunLayout
@@ -40,13 +42,10 @@ class Audit(NamedTuple):
     positive_scores: np.ndarray
 
 
-def audit_block(
-    block: Block, queries: np.ndarray, exclusions: Exclusions, width: int, rule: ScoreRule | None = None
-) -> Audit:
+def audit_block(block: Block, queries: np.ndarray, exclusions: Exclusions, width: int, rule: ScoreRule | None) -> Audit:
     """Search one block exactly for sampled queries [S, D], and score their positives in this block."""
     exact = start_search(block.exact, queries, exclusions, width, rule=rule)()
-    rows, scores = positive_scores(block, queries, exclusions)
-    return Audit(exact, rows, scores)
+    return Audit(exact, *positive_scores(block, queries, exclusions))
 
 
 def stack(audits: Sequence[Audit], width: int) -> Audit:
@@ -58,17 +57,10 @@ def stack(audits: Sequence[Audit], width: int) -> Audit:
     return Audit(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def merge_audits(blocks: Sequence[Audit], width: int, rule: ScoreRule | None = None) -> Audit:
+def merge_audits(blocks: Sequence[Audit], width: int, rule: ScoreRule | None) -> Audit:
     """Merge audits of the same rows against different blocks into one audit against all labels."""
     exact, rows, scores = zip(*blocks, strict=True)
     return Audit(merge_passed(exact, width, rule), np.concatenate(rows), np.concatenate(scores))
-
-
-def weakest_positives(rows: int, audit: Audit) -> np.ndarray:
-    """Return the lowest score among the positives of each sampled row: float32 [rows], infinity without positives."""
-    weakest = np.full(rows, np.inf, np.float32)
-    np.minimum.at(weakest, audit.positive_rows, audit.positive_scores)
-    return weakest
 
 
 def measure(table: np.ndarray, audit: Audit) -> dict[str, Any]:
@@ -79,13 +71,11 @@ def measure(table: np.ndarray, audit: Audit) -> dict[str, Any]:
     positive.
     """
     label_ids, scores = unpack(table)
-    hardest = scores.max(axis=1, initial=-np.inf)
     exact, _ = unpack(audit.exact)
-    hits = Ragged.from_matrix(exact).contains(label_ids).sum()
-    weakest = weakest_positives(len(table), audit)
-    has_positive = np.isfinite(weakest)
-    above = hardest[has_positive] > weakest[has_positive]
-    total = int((exact >= 0).sum())
+    hits, total = Ragged.from_matrix(exact).contains(label_ids).sum(), int((exact >= 0).sum())
+    weakest = weakest_positives(len(table), audit.positive_rows, audit.positive_scores)
+    some = np.isfinite(weakest)
+    above = scores.max(axis=1, initial=-np.inf)[some] > weakest[some]
     return {
         "audit_queries": len(table),
         "recall_at_k": float(hits / total) if total else None,
@@ -102,15 +92,17 @@ def _quantiles(scores: np.ndarray) -> dict[str, float] | None:
     return dict(zip(_QUANTILES, (float(value) for value in values), strict=True))
 
 
-def find_previous(run: str, source: EmbeddedSource, use_from: int | None) -> Table | None:
-    """Return the run's newest table of `source` for an epoch before `use_from`, or None."""
-    newest = next(run_tables(RunLayout(run), source.name, before=use_from), None)
-    if newest is None:
-        return None
-    table = newest.table
-    same = [shard.rows for shard in table.shards] == [shard.rows for shard in source.queries.shards]
-    same = same and table.ids_of == source.ids_of
-    return table if same and table.parents["queries"] == source.queries.digest else None
+def find_previous(run: str, sources: Sequence[EmbeddedSource], use_from: int | None) -> dict[str, Table]:
+    """Return the run's newest tables of the same rows for an epoch before `use_from`, by source."""
+    found = {}
+    for source in sources:
+        queries = source.queries
+        for newest in itertools.islice(run_tables(RunLayout(run), source.name, before=use_from), 1):
+            same = [shard.rows for shard in newest.table.shards] == [shard.rows for shard in queries.shards]
+            same = same and newest.table.ids_of == source.ids_of
+            if same and newest.table.parents["queries"] == queries.digest:
+                found[source.name] = newest.table
+    return found
 
 
 def overlaps(previous: Table, shard: int, rows: np.ndarray, keys: np.ndarray) -> np.ndarray | None:
@@ -153,18 +145,14 @@ class Profile:
             self.peak_bytes = max(self.peak_bytes, peak_bytes())
 
     def add(self, other: "Profile") -> "Profile":
-        """Add another profile to this profile."""
         for name, seconds in other.seconds.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds
         self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
         return self
 
     def as_json(self) -> dict[str, Any]:
-        """Return the profile as JSON values."""
-        return {
-            "seconds": {name: round(value, 3) for name, value in sorted(self.seconds.items())},
-            "peak_bytes": self.peak_bytes,
-        }
+        seconds = {name: round(value, 3) for name, value in sorted(self.seconds.items())}
+        return {"seconds": seconds, "peak_bytes": self.peak_bytes}
 
 
 def release_memory() -> None:

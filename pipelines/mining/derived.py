@@ -1,4 +1,7 @@
-"""Tables of negatives from other tables: merge several, or score one by a teacher."""
+"""Tables of negatives from other tables: `merge` several, or let a teacher score one (`teach`).
+
+`make_derived` and `write_derived` are common to both: the job, and the reading and writing of a shard.
+"""
 
 import functools
 from collections import Counter
@@ -10,7 +13,15 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.job import REMEDY, Job, Summary, describe, make_table
-from pipelines.mining.filters import Aliases, find_aliases, has_margin, read_aliases, rows_of_table, score_limits
+from pipelines.mining.filters import (
+    Aliases,
+    above_margin,
+    find_aliases,
+    has_margin,
+    read_aliases,
+    rows_of_table,
+    weakest_positives,
+)
 from pipelines.models import once_a_process
 from pipelines.options import MergeOptions, TeachOptions
 from pipelines.progress import Meter, Progress, silent
@@ -45,7 +56,6 @@ class DerivedPlan:
 
     @property
     def schema(self) -> pa.Schema:
-        """Schema of the table."""
         return arrow.negatives(self.width, arrow.label_type(self.labels.rows))
 
     @property
@@ -114,7 +124,19 @@ def write_derived(shard: int, plan: DerivedPlan, columns: Sequence[str], make: M
     with file as out:
         for points, *offers in zip(*groups, strict=True):
             ids = points.column(rows.id_column).combine_chunks()
-            offered = [_read(plan, table, shard, ids, offer) for table, offer in zip(plan.tables, offers, strict=True)]
+            offered = []
+            for table, offer in zip(plan.tables, offers, strict=True):
+                label_ids, scores = matrix_column(offer, "label_ids"), matrix_column(offer, "scores").astype(np.float32)
+                fault = None
+                if not ids.equals(offer.column("query_id").combine_chunks()):
+                    fault = f"the column query_id differs from the ids in {rows.shard_url(shard)}"
+                elif label_ids.max(initial=-1) >= plan.labels.rows or label_ids.min(initial=0) < -1:
+                    fault = f"a label id is outside [0, {plan.labels.rows})"
+                elif not np.isfinite(scores[label_ids >= 0]).all():
+                    fault = "the score of a label is not finite"
+                if fault:
+                    raise TableError(f"{table.shard_url(shard)}: {fault}. Make this table again.")
+                offered.append(pack(label_ids.astype(np.int64), scores))
             out.write(make(points, ids, offered, counts))
             plan.meter.count(STEP, len(ids))
     plan.meter.count(STEP, 0, out.entry.bytes)
@@ -131,22 +153,7 @@ def first_positions(keys: np.ndarray, width: int, counts: Counter[str]) -> np.nd
     return places
 
 
-def _read(plan: DerivedPlan, table: Table, shard: int, ids: pa.Array, offer: pa.Table) -> np.ndarray:
-    """Return the keys [B, K] of a row group. Raises TableError if rows, labels or scores are invalid."""
-    labels, scores = matrix_column(offer, "label_ids"), matrix_column(offer, "scores").astype(np.float32)
-    fault = None
-    if not ids.equals(offer.column("query_id").combine_chunks()):
-        fault = f"the column query_id differs from the ids in {plan.rows.shard_url(shard)}"
-    elif labels.max(initial=-1) >= plan.labels.rows or labels.min(initial=0) < -1:
-        fault = f"a label id is outside [0, {plan.labels.rows})"
-    elif not np.isfinite(scores[labels >= 0]).all():
-        fault = "the score of a label is not finite"
-    if fault:
-        raise TableError(f"{table.shard_url(shard)}: {fault}. Make this table again.")
-    return pack(labels.astype(np.int64), scores)
-
-
-def open_tables(data: str, urls: Sequence[str]) -> tuple[Table, tuple[Table, ...], Table]:
+def _open_tables(data: str, urls: Sequence[str]) -> tuple[Table, tuple[Table, ...], Table]:
     """Open the tables at `urls`; return the rows in DATA that the tables were built from, the tables, and the labels.
 
     Raises TableError if a table was built from other rows or labels, contains points instead of labels, or has separate
@@ -155,8 +162,8 @@ def open_tables(data: str, urls: Sequence[str]) -> tuple[Table, tuple[Table, ...
     layout, tables = DataLayout(data), tuple(Table.open(url, "negatives") for url in urls)
     labels = Table.open(layout.labels, "labels")
     splits = storage.list_names(join(data, "queries"))
-    known = [labels, *(found for split in splits if (found := Table.find(layout.queries(split), "queries")))]
-    rows = next((table for table in known if table.digest == tables[0].parents.get("queries")), None)
+    known = [labels, *(Table.find(layout.queries(split), "queries") for split in splits)]
+    rows = next((table for table in known if table and table.digest == tables[0].parents.get("queries")), None)
     if rows is None:
         raise TableError(
             f"{tables[0].url}: this table was built from rows that are not in {data}. Give the DATA that "
@@ -179,10 +186,8 @@ def open_tables(data: str, urls: Sequence[str]) -> tuple[Table, tuple[Table, ...
 
 @dataclass(frozen=True, kw_only=True)
 class MergePlan(DerivedPlan):
-    """Plan of one run. `aliased`: whether there are labels with equal texts."""
-
     by: str
-    aliased: bool
+    aliased: bool  # whether there are labels with equal texts
 
 
 def merge(
@@ -204,7 +209,7 @@ def merge(
     require_output_folder(out, "mined", [data, *urls])
     if len(urls) < 2:
         raise InputError("only one table is given. Name more tables with --others.")
-    rows, opened, labels = open_tables(data, urls)
+    rows, opened, labels = _open_tables(data, urls)
     widths = [table.width("label_ids") for table in opened]
     width = options.width or max(widths)
     if width > sum(widths):
@@ -222,11 +227,11 @@ def merge(
 
 def merge_shard(shard: int, plan: MergePlan) -> Summary:
     """Write shard `shard` of the table. Raises TableError, StorageError."""
-    aliases = read_aliases(plan.aliases) if plan.aliased else None
 
     def make(points: pa.Table, ids: pa.Array, offered: list[np.ndarray], counts: Counter[str]) -> pa.Table:
         exclusions = Exclusions.of(points)
-        exclusions = aliases.add_to(exclusions) if aliases else exclusions
+        if plan.aliased:
+            exclusions = read_aliases(plan.aliases).add_to(exclusions)
         return rows_of_table(ids, merge_rows(offered, plan.by, exclusions, plan.width, counts), plan.schema)
 
     return write_derived(shard, plan, ["label_ids", "filter_label_ids"], make)
@@ -258,15 +263,12 @@ _open_teacher = once_a_process(TeacherFiles.open)
 
 @dataclass(frozen=True, kw_only=True)
 class TeachPlan(DerivedPlan):
-    """Plan of one run."""
-
     teacher: TeacherFiles
     options: TeachOptions
     device: str
 
     @property
     def schema(self) -> pa.Schema:
-        """Schema of the table."""
         return arrow.negatives(self.width, arrow.label_type(self.labels.rows), teacher=True)
 
 
@@ -291,7 +293,7 @@ def teach(
     require_output_folder(out, "mined", [data, table, teacher])
     if not beam_options:  # remote workers may have packages or devices that this machine lacks
         open_device(device)
-    rows, (opened,), labels = open_tables(data, [table])
+    rows, (opened,), labels = _open_tables(data, [table])
     if "text" not in rows.columns:
         raise TableError(
             f"{rows.url}: this table has no texts, which the teacher needs. Shard the data again with --keep-text."
@@ -321,10 +323,9 @@ def teach_shard(shard: int, plan: TeachPlan) -> Summary:
         counts.update(candidates=int(some.sum()), above_teacher_margin=0)
         if has_margin(options):
             positives: Ragged = Exclusions.of(points).positives
-            weakest = np.full(len(keys), np.inf, np.float32)
             of = positives.row_of()
-            np.minimum.at(weakest, of, _score(plan, teacher, queries, of, positives.entries))
-            gone = some & (scores >= score_limits(options, weakest)[:, None])
+            weakest = weakest_positives(len(keys), of, _score(plan, teacher, queries, of, positives.entries))
+            gone = some & above_margin(options, scores, weakest)
             counts.update(above_teacher_margin=int(gone.sum()))
             keys = np.where(gone, EMPTY, keys)
         places = first_positions(keys, plan.width, counts)

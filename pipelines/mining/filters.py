@@ -1,4 +1,4 @@
-"""What becomes a negative: margins, windows and draws; labels with equal texts; a file of candidates."""
+"""What becomes a negative: rules about scores and ranks, labels with equal texts; and the files of candidates."""
 
 import functools
 import re
@@ -23,7 +23,6 @@ from schemas.table import Table
 from search.exclusions import Exclusions, ScoreRule
 from search.topk import EMPTY, best, unpack
 
-_LOW = np.uint64(0xFFFFFFFF)
 _PLANES = 8
 _CODEC = pa.Codec("zstd", compression_level=1)
 
@@ -39,7 +38,9 @@ class Chunks:
 
 def pack_chunk(keys: np.ndarray, start: int) -> bytes:
     """Compress keys uint64 [R, n, F] for `unpack_chunk`; `start`: the group's first label."""
-    labels = (keys & _LOW).astype("<u4") - np.uint32(start)  # modulo 2^32, like all the following arithmetic
+    labels = (keys & np.uint64(0xFFFFFFFF)).astype("<u4") - np.uint32(
+        start
+    )  # modulo 2^32, like all the following arithmetic
     scores = (keys >> np.uint64(32)).astype("<u4")
     scores[..., 1:] -= scores[..., :-1].copy()
     planes = [np.ascontiguousarray(half.reshape(-1, 1).view(np.uint8).T) for half in (labels, scores)]
@@ -99,9 +100,22 @@ def is_bounded(options: MineOptions) -> bool:
     return has_margin(options) or options.max_score is not None
 
 
-def fetch_count(options: MineOptions, width: int) -> int:
-    """Return how many candidates to fetch per row and label range, so that usually `width` of them pass the filters."""
-    return options.window or options.skip_top + width * (2 if is_bounded(options) else 1)
+def weakest_positives(rows: int, of: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Return the lowest score among each row's positives, float32 [rows]; infinity without positives.
+
+    `scores` [V] are the scores of positives, and `of` [V] their rows.
+    """
+    weakest = np.full(rows, np.inf, np.float32)
+    np.minimum.at(weakest, of, scores)
+    return weakest
+
+
+def above_margin(options: MarginOptions, scores: np.ndarray, weakest: np.ndarray) -> np.ndarray:
+    """Return which `scores` [B, F] are too close to a row's lowest positive score in `weakest` [B]: bool [B, F]."""
+    some = np.isfinite(weakest)
+    positive = np.where(some, weakest, np.float32(0)).astype(np.float64)
+    highest = positive - (options.margin or 0.0) - (options.relative_margin or 0.0) * np.abs(positive)
+    return scores >= np.where(some, highest, np.inf).astype(np.float32)[:, None]  # type: ignore[no-any-return]
 
 
 def make_rule(options: MineOptions, weakest: np.ndarray, width: int) -> ScoreRule | None:
@@ -119,14 +133,6 @@ def make_rule(options: MineOptions, weakest: np.ndarray, width: int) -> ScoreRul
     return ScoreRule(drop, top + width)
 
 
-def score_limits(options: MarginOptions, weakest: np.ndarray) -> np.ndarray:
-    """Return upper score limits, float32 [B], from the lowest positive scores [B]; infinity without positives."""
-    some = np.isfinite(weakest)
-    positive = np.where(some, weakest, np.float32(0)).astype(np.float64)
-    highest = positive - (options.margin or 0.0) - (options.relative_margin or 0.0) * np.abs(positive)
-    return np.where(some, highest, np.inf).astype(np.float32)
-
-
 def select_negatives(
     ids: np.ndarray,
     ranges: Sequence[np.ndarray],
@@ -142,7 +148,6 @@ def select_negatives(
     counts each rejected candidate under the first rule that rejects it.
     """
     counts = Counter() if counts is None else counts
-    ranges = list(ranges)
     ranked = ranges[0] if len(ranges) == 1 else np.sort(np.concatenate(ranges, axis=1), axis=1)
     if options.skip_top:
         last = _key_at(ranked, options.skip_top - 1)
@@ -151,12 +156,10 @@ def select_negatives(
         last = _key_at(ranked, options.window - 1)
         ranges = [_drop(keys, keys > last[:, None], counts, "beyond_window") for keys in ranges]
     ranges = [_drop_above(keys, options, weakest, counts) for keys in ranges]
-    if options.min_score is not None:
-        least = np.float64(options.min_score)
-        ranges = [_drop(keys, unpack(keys)[1] < least, counts, "below_min_score") for keys in ranges]
+    if (least := options.min_score) is not None:
+        ranges = [_drop(keys, unpack(keys)[1] < np.float64(least), counts, "below_min_score") for keys in ranges]
     if options.sample != "top":
-        drawn = [_draw(keys, ids, options, width) for keys in ranges]
-        ranges = [_drop(keys, ~some, counts, "not_drawn") for keys, some in zip(ranges, drawn, strict=True)]
+        ranges = [_drop(keys, ~_draw(keys, ids, options, width), counts, "not_drawn") for keys in ranges]
     kept = np.concatenate([best(keys, width) for keys in ranges], axis=1)
     counts["kept"] += int((kept != EMPTY).sum())
     return kept
@@ -164,8 +167,7 @@ def select_negatives(
 
 def _drop_above(keys: np.ndarray, options: MineOptions, weakest: np.ndarray, counts: Counter[str]) -> np.ndarray:
     if has_margin(options):
-        highest = score_limits(options, weakest)
-        keys = _drop(keys, unpack(keys)[1] >= highest[:, None], counts, "above_margin")
+        keys = _drop(keys, above_margin(options, unpack(keys)[1], weakest), counts, "above_margin")
     if options.max_score is not None:
         keys = _drop(keys, unpack(keys)[1] > np.float64(options.max_score), counts, "above_max_score")
     return keys
@@ -218,10 +220,6 @@ def _drop(keys: np.ndarray, gone: np.ndarray, counts: Counter[str], rule: str) -
     return np.where(gone, EMPTY, keys)
 
 
-_AT_ONCE = 1 << 20
-_OF_NAMES = "#%&*@"  # characters that stay: C# is not C
-
-
 class Aliases(NamedTuple):
     """M labels that share their text with another label, and their G texts; all arrays are uint32.
 
@@ -244,11 +242,6 @@ class Aliases(NamedTuple):
         same = Ragged(self.members, self.edges).take(texts)
         counts = np.bincount(rows, same.counts, positives.rows).astype(np.int64)
         return exclusions._replace(same_text=Ragged.from_counts(same.values.astype(np.int64), counts))
-
-    @property
-    def bytes(self) -> int:
-        """Memory, in bytes, that a worker needs to read the file: twice the size of the content."""
-        return 2 * sum(part.nbytes for part in self)
 
     def write(self, url: str) -> None:
         """Write the aliases for `read_aliases`. Raises StorageError."""
@@ -290,9 +283,9 @@ def _find(url: str, digest: str, rule: str) -> Aliases | None:
     del ordered
     if not len(twice):
         return None
-    found = []
-    for first in range(0, len(hashes), _AT_ONCE):
-        some = hashes[first : first + _AT_ONCE]
+    found, at_once = [], 1 << 20
+    for first in range(0, len(hashes), at_once):
+        some = hashes[first : first + at_once]
         at = np.minimum(np.searchsorted(twice, some), len(twice) - 1)
         hits = np.flatnonzero(twice[at] == some)
         found.append(np.stack([hits + first, at[hits]]).astype(np.uint32))
@@ -322,4 +315,5 @@ def near(text: str) -> str:
 @functools.cache
 def _surrounding() -> str:
     characters = (chr(code) for code in range(1 << 16))
-    return " " + "".join(c for c in characters if unicodedata.category(c)[0] == "P" and c not in _OF_NAMES)
+    # Some characters stay: C# is not C.
+    return " " + "".join(c for c in characters if unicodedata.category(c)[0] == "P" and c not in "#%&*@")

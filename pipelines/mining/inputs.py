@@ -1,4 +1,4 @@
-"""What is mined: a dump or embeddings, as vectors in blocks and batches."""
+"""What is mined: `open_inputs` opens a dump or embeddings; vectors are read in blocks, queries in batches."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -87,9 +87,6 @@ def open_source(name: str, queries: Table, embeddings: Table) -> EmbeddedSource:
     return EmbeddedSource(name, queries, embeddings)
 
 
-_READERS = 2  # threads; each has a row group in memory, before the index and the queries are loaded
-
-
 def equal_ranges(start: int, stop: int, count: int) -> list[tuple[int, int]]:
     """Split [start, stop) into `count` consecutive ranges whose sizes differ by at most one; rank g uses range g."""
     edges = [start + (stop - start) * part // count for part in range(count + 1)]
@@ -109,6 +106,7 @@ def read_block(table: Table, start: int, stop: int, dimension: int, drop_bias: b
     Columns beyond the table's dimension D are filled with zeros. With `drop_bias`, the table's last column, which is a
     constant bias, is also set to zero. Raises TableError if the table is damaged or a vector is not finite.
     """
+    readers = 2  # threads; each has a row group in memory, before the index and the queries are loaded
     block = np.zeros((stop - start, dimension), np.float32)
     begin = int(table.groups.of_rows(np.array(start)))
     end = int(np.searchsorted(table.groups.first, stop, side="left"))
@@ -122,8 +120,8 @@ def read_block(table: Table, start: int, stop: int, dimension: int, drop_bias: b
             if drop_bias:
                 rows[:, -1] = 0
 
-    with ThreadPoolExecutor(_READERS) as readers:
-        for _ in readers.map(fill, np.array_split(np.arange(begin, end), _READERS)):
+    with ThreadPoolExecutor(readers) as pool:
+        for _ in pool.map(fill, np.array_split(np.arange(begin, end), readers)):
             pass
     return block
 
@@ -138,10 +136,6 @@ def require_finite(vectors: np.ndarray, first_row: int, url: str) -> None:
         "infinite or NaN. If training has diverged, lower the learning rate, and resume from an earlier checkpoint; "
         "otherwise scale the vectors to length 1."
     )
-
-
-_FIRST = -2  # the dump for epoch 0, which a run makes from the previous run
-_UNLISTED = 8  # number of epochs to check after the last listed dump
 
 
 @dataclass(frozen=True)
@@ -171,11 +165,6 @@ class MineInputs:
         return self.vectors.rows
 
     @property
-    def dimension(self) -> int:
-        """Dimension D of the vectors."""
-        return self.vectors.dimension
-
-    @property
     def name(self) -> str:
         """Name of the dump in messages."""
         return f"epoch {self.epoch}" if self.epoch is not None else "embeddings"
@@ -191,13 +180,12 @@ class MineInputs:
         return join(self.scratch, "candidates")
 
     def table_url(self, source: EmbeddedSource) -> str:
-        """Return the URL of the table of `source`."""
         return join(self.root, source.name)
 
     def parents(self, source: EmbeddedSource) -> dict[str, str]:
-        """Return the digests of the parent tables for the table of `source`."""
-        queries, embeddings = source.queries.digest, source.embeddings.digest
-        return {"queries": queries, "embeddings": embeddings, "vectors": self.vectors.digest}
+        """Return the digests of the parents of the table of `source`."""
+        tables = {"queries": source.queries, "embeddings": source.embeddings, "vectors": self.vectors}
+        return {name: table.digest for name, table in tables.items()}
 
 
 def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) -> MineInputs:
@@ -215,11 +203,27 @@ def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) ->
             "options."
         )
     if not whole and epoch is None:
-        epoch = newest(run)
+        if not (complete := complete_dumps(run)):
+            raise InputError(
+                f"{layout.dumps}: no complete dump to mine. The trainer writes the first dump two epochs before its "
+                "first epoch with hard negatives. Check the path of the run."
+            )
+        epoch = max(complete)
     dump = None if epoch is None else open_vectors(layout.vectors(epoch))
-    sources = _sources(data, layout, epoch, dump, options)
+    if options.queries is not None:
+        embedded = Table.open(options.queries, "embeddings")
+        split = str(embedded.parameters.get("split", "train"))
+        pairs = {"queries": (Table.open(DataLayout(data).queries(split), "queries"), embedded)}
+    else:
+        assert epoch is not None
+        assert dump is not None
+        pairs = {
+            name: (_rows_of(DataLayout(data), name), Table.open(layout.embeddings(epoch, name), "embeddings"))
+            for name in _source_names(dump)
+        }
+    aligned = [open_source(name, *pair) for name, pair in pairs.items()]
     vectors, by = _vectors(data, layout, epoch, dump, options)
-    sources = tuple(replace(source, ids_of="points" if by == "points" else "labels") for source in sources)
+    sources = tuple(replace(source, ids_of="points" if by == "points" else "labels") for source in aligned)
     for source in sources:
         _require_one_training(source, vectors, dump)
     use_from = options.for_epoch
@@ -247,23 +251,13 @@ def complete_dumps(run: str) -> dict[int, str]:
     epochs = list_numbers(layout.dumps)
     if not storage.is_local(run):
         after = max(epochs, default=-1) + 1
-        epochs = sorted({*epochs, _FIRST, *range(after, after + _UNLISTED)})
+        # A run makes the dump -2, for epoch 0, from the previous run.
+        epochs = sorted({*epochs, -2, *range(after, after + 8)})
     for epoch in epochs:
         vectors = Table.find(layout.vectors(epoch), "vectors")
         if vectors and all(is_published(layout.embeddings(epoch, name)) for name in _source_names(vectors)):
             digests[epoch] = vectors.digest
     return digests
-
-
-def newest(run: str) -> int:
-    """Return the epoch of the newest complete dump. Raises InputError if there is none."""
-    epochs = complete_dumps(run)
-    if not epochs:
-        raise InputError(
-            f"{RunLayout(run).dumps}: no complete dump to mine. The trainer writes the first dump two epochs before "
-            "its first epoch with hard negatives. Check the path of the run."
-        )
-    return max(epochs)
 
 
 def open_vectors(url: str) -> Table:
@@ -275,22 +269,6 @@ def open_vectors(url: str) -> Table:
     if ids != (0, vectors.rows) or not vectors.rows:
         raise TableError(f"{url}: expected the vectors of all ids [0, {vectors.rows}), got {ids}.")
     return vectors
-
-
-def _sources(
-    data: str, layout: RunLayout, epoch: int | None, dump: Table | None, options: MineOptions
-) -> tuple[EmbeddedSource, ...]:
-    if options.queries is not None:
-        embeddings = Table.open(options.queries, "embeddings")
-        split = str(embeddings.parameters.get("split", "train"))
-        return (open_source("queries", Table.open(DataLayout(data).queries(split), "queries"), embeddings),)
-    assert epoch is not None
-    assert dump is not None
-    sources = []
-    for name in _source_names(dump):
-        rows, embeddings = _rows_of(DataLayout(data), name), Table.open(layout.embeddings(epoch, name), "embeddings")
-        sources.append(open_source(name, rows, embeddings))
-    return tuple(sources)
 
 
 def _rows_of(data: DataLayout, name: str) -> Table:
@@ -341,7 +319,7 @@ def _vectors(
     assert epoch is not None
     assert dump is not None
     if by == "classifier":
-        return dump, "classifier"
+        return dump, by
     if "labels" not in _source_names(dump):
         raise InputError(
             f"{layout.dump(epoch)}: --by labels, but this dump has no label embeddings: the run does not train on "
@@ -359,20 +337,14 @@ def _require_one_training(source: EmbeddedSource, vectors: Table, dump: Table | 
             f"{source.embeddings.url}: embeddings of {got} dimensions, but the vectors at {vectors.url} have "
             f"{expected}. The two tables come from different runs: make both tables again from one run."
         )
-    marks = [
-        (table.url, table.parameters.get("step", dump.parameters.get("step") if dump else None))
-        for table in (source.embeddings, vectors)
-    ]
-    checkpoints = {
-        table.parents["checkpoint"] for table in (source.embeddings, vectors) if "checkpoint" in table.parents
-    }
-    steps = {step for _, step in marks if step is not None}
-    if len(checkpoints) > 1 or len(steps) > 1:
-        (first, first_step), (second, second_step) = marks
+    tables = source.embeddings, vectors
+    first, second = (table.parameters.get("step", dump.parameters.get("step") if dump else None) for table in tables)
+    checkpoints = {table.parents["checkpoint"] for table in tables if "checkpoint" in table.parents}
+    if len(checkpoints) > 1 or len({first, second} - {None}) > 1:
         raise TableError(
-            f"{first} comes from step {first_step}, but {second} comes from step {second_step} or from another run, "
-            "and vectors of two models cannot be compared. Embed both tables with the same checkpoint (extremis embed "
-            "--step)."
+            f"{source.embeddings.url} comes from step {first}, but {vectors.url} comes from step {second} or from "
+            "another run, and vectors of two models cannot be compared. Embed both tables with the same checkpoint "
+            "(extremis embed --step)."
         )
 
 

@@ -1,4 +1,7 @@
-"""The plan of mining: blocks, passes, room on the disk and in memory."""
+"""The plan of mining: blocks that fit into memory, passes whose candidates fit on the disk, and where each file lies.
+
+`make_plan` makes a plan from the inputs and the options. The first half of the file is the estimate of memory.
+"""
 
 import functools
 import json
@@ -13,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.dumps import require_unused
-from pipelines.mining.filters import fetch_count, find_aliases, has_margin, make_rule
+from pipelines.mining.filters import find_aliases, has_margin, is_bounded, make_rule
 from pipelines.mining.inputs import EmbeddedSource, MineInputs, block_bounds, equal_ranges
 from pipelines.options import MineOptions
 from pipelines.progress import Meter
@@ -69,7 +72,6 @@ class Estimate:
 
     @property
     def total(self) -> int:
-        """Sum of all bytes."""
         return sum(getattr(self, field.name) for field in fields(self))
 
     def __str__(self) -> str:
@@ -99,7 +101,7 @@ class BlockPlan:
 
     @property
     def has_one_group(self) -> bool:
-        """Whether there is only one group, so that no merge is needed."""
+        """Whether no merge is needed."""
         return len(self.groups) == 1
 
     def candidate_bytes(self, group: int) -> float:
@@ -159,8 +161,7 @@ def estimate(factory: Factory, rows: int, batch: int, sizes: Sizes, blocks: int 
     trained = 0 if factory.exact else min(rows, factory.training_rows())
     # A block is not copied for training if training uses the whole block.
     sample = trained if trained < rows else 0
-    # Faiss copies a sample of these vectors; a product quantizer needs as many residuals again.
-    copies = 2 if factory.lossy else 1
+    copies = 2 if factory.lossy else 1  # Faiss copies these vectors; a product quantizer needs as many residuals again
     return Estimate(
         process=_PROCESS,
         vectors=4 * dimension * rows * blocks,
@@ -192,30 +193,20 @@ def fit_rows(factory: Factory, most: int, batch: int, memory: int, sizes: Sizes)
     return bisect_right(range(1, most), memory, key=lambda rows: estimate(factory, rows, batch, sizes).total)
 
 
-def require_fit(factory: Factory, rows: int, batch: int, memory: int, sizes: Sizes) -> Estimate:
-    """Return the memory estimate for a plan. Raises InputError with the required memory if it exceeds `memory`."""
+def _require_fit(factory: Factory, rows: int, batch: int, memory: int, sizes: Sizes) -> None:
+    """Raise InputError with the required memory if a plan does not fit into `memory`."""
     need = estimate(factory, rows, batch, sizes)
-    if need.total > memory:
-        raise InputError(
-            f"--memory {say_bytes(memory)}: a worker process with blocks of {rows:,} vectors of {sizes.dimension} "
-            f"dimensions, index {factory.spec}, and {batch:,} queries at a time needs {need}. "
-            f"Give --memory {say_bytes(_sufficient_memory(factory, rows, batch, sizes)).replace(' ', '')} or more, "
-            "smaller --block-rows or --query-batch, a smaller --index, or data with smaller row groups."
-        )
-    return need
-
-
-def _sufficient_memory(factory: Factory, rows: int, batch: int, sizes: Sizes) -> float:
-    """Return enough memory for the plan, including the larger batches that are chosen if there is more memory."""
-    memory = estimate(factory, rows, batch, sizes).total
-    while (total := estimate(factory, rows, max(batch, fit_batch(factory, memory, sizes)), sizes).total) > memory:
-        memory = total
-    return 1.05 * memory
-
-
-def group_bytes(table: Manifest, row_bytes: float) -> int:
-    """Estimate the memory of one row group of `table` while it is decoded: about twice its bytes."""
-    return int(2 * row_bytes * min(table.row_group_rows or 1, max((s.rows for s in table.shards), default=0)))
+    if need.total <= memory:
+        return
+    enough = need.total  # also for the larger batches that are chosen if there is more memory
+    while (total := estimate(factory, rows, max(batch, fit_batch(factory, enough, sizes)), sizes).total) > enough:
+        enough = total
+    raise InputError(
+        f"--memory {say_bytes(memory)}: a worker process with blocks of {rows:,} vectors of {sizes.dimension} "
+        f"dimensions, index {factory.spec}, and {batch:,} queries at a time needs {need}. "
+        f"Give --memory {say_bytes(1.05 * enough).replace(' ', '')} or more, "
+        "smaller --block-rows or --query-batch, a smaller --index, or data with smaller row groups."
+    )
 
 
 def plan_blocks(spec: str, labels: int, queries: int, options: MineOptions, sizes: Sizes) -> BlockPlan:
@@ -239,15 +230,14 @@ def plan_blocks(spec: str, labels: int, queries: int, options: MineOptions, size
 
     factory = choose(spec, largest, price=price, dimension=sizes.dimension)
     batch = options.query_batch or fit_batch(factory, options.memory, sizes)
-    rows = options.block_rows and most
-    if not rows:
-        least = min(most, SMALLEST_BLOCK)
-        rows = max(least, fit_rows(factory, most, batch, options.memory, sizes))
+    rows = most
+    if not options.block_rows:
+        rows = max(min(most, SMALLEST_BLOCK), fit_rows(factory, most, batch, options.memory, sizes))
     parts = block_bounds(labels, options.ranges, rows)
     bounds = tuple(block for part in parts for block in part)
     range_of = tuple(number for number, part in enumerate(parts) for _ in part)
     longest = max(stop - start for start, stop in bounds)
-    require_fit(factory, longest, batch, options.memory, sizes)
+    _require_fit(factory, longest, batch, options.memory, sizes)
     one, two = (estimate(factory, longest, batch, sizes, blocks).total for blocks in (1, 2))
     together = min(len(bounds), 1 + (options.memory - one) // max(1, two - one))  # number of blocks that fit
     groups = tuple(equal_ranges(0, len(bounds), -(-len(bounds) // together)))
@@ -259,7 +249,12 @@ def sizes_of(
     dimension: int, vectors: Manifest, queries: Sequence[Manifest], options: MineOptions, fetch: int, columns: int
 ) -> Sizes:
     """Return the sizes for an estimate, from the manifests of the tables."""
-    query_bytes = 8.0 + 8 * LABELS_A_ROW + 4 * dimension  # id, labels and embedding
+
+    def group_bytes(table: Manifest, row_bytes: int) -> int:
+        """Estimate the memory of one row group of `table` while it is decoded: about twice its bytes."""
+        return 2 * row_bytes * min(table.row_group_rows or 1, max((s.rows for s in table.shards), default=0))
+
+    query_bytes = 8 + 8 * LABELS_A_ROW + 4 * dimension  # id, labels and embedding
     return Sizes(
         dimension=dimension,
         fetch=fetch,
@@ -273,21 +268,18 @@ def sizes_of(
     )
 
 
-_FEWEST_AUDITED = 200
-_MOST_AUDITED = 1000
 # Options that determine the content of a table.
 _OPTIONS = (
     *("nprobe", "ef_search", "refine", "target_recall", "seed"),
     *("skip_top", "window", "margin", "relative_margin", "max_score", "min_score", "temperature"),
     "audit_queries",
 )
-
 REMEDY = (
     "Free some space, remove tables of earlier epochs, mine fewer negatives (--width) or choose another location for "
     "RUN. The same command continues with the unfinished shards."
 )
 RECORD = "record"  # extension of the files that record finished work
-_INDEXES = "indexes"
+INDEXES = "indexes"  # folder of the indexes that are stored between passes
 
 SourceShard = tuple[int, int]  # source, shard
 Task = tuple[int, bool, Sequence[SourceShard]]
@@ -313,32 +305,26 @@ class MinePlan(BlockPlan):
 
     @property
     def columns(self) -> int:
-        """Number of columns of the finished table."""
         return self.width * self.options.ranges
 
     @property
     def dimension(self) -> int:
         """Number of columns of vectors and queries in memory."""
-        return self.factory.dimension(self.inputs.dimension)
+        return self.factory.dimension(self.inputs.vectors.dimension)
 
     @property
     def schema(self) -> pa.Schema:
-        """Schema of the finished tables."""
         return arrow.negatives(self.columns, arrow.label_type(self.inputs.labels))
 
     def without_sources(self, finished: Container[str]) -> "MinePlan":
         """Return the plan without the sources `finished`; the tables of a plan do not depend on each other."""
         return replace(self, sources=tuple(source for source in self.sources if source.name not in finished))
 
-    def for_attempt(self, attempt: str) -> "MinePlan":
-        """Return the plan for the attempt with this name."""
-        return replace(self, inputs=replace(self.inputs, attempt=attempt))
-
     def audit_size(self, source: EmbeddedSource) -> int:
         """Return how many rows are also searched exactly: by default one in 400, so that the audit is cheap."""
         if self.options.audit_queries is not None:
             return self.options.audit_queries
-        return max(_FEWEST_AUDITED, min(_MOST_AUDITED, source.queries.rows // 400))
+        return max(200, min(1000, source.queries.rows // 400))
 
     @functools.cached_property
     def work_digest(self) -> str:
@@ -378,37 +364,25 @@ class MinePlan(BlockPlan):
 
     @property
     def finished_folders(self) -> list[str]:
-        """Folders of finished files."""
-        return [*(join("tables", source.name) for source in self.sources), _INDEXES]
+        """Folders of finished files, below `finished_root`."""
+        return [*(join("tables", source.name) for source in self.sources), INDEXES]
 
     def staged_table_url(self, source: EmbeddedSource) -> str:
-        """Return the URL of the table of `source` in this attempt."""
         return join(self.finished_root, "tables", source.name)
 
     def record_path(self, source_shard: SourceShard) -> str:
-        """Return the path of a finished shard's record, relative to the folder of finished files."""
+        """Return the path of a finished shard's record, below `finished_root`."""
         return join("tables", self._shard_path(source_shard, RECORD))
 
     def index_record_path(self, block: int) -> str:
-        """Return the relative path of the record that describes the stored index of a block."""
-        return join(_INDEXES, shard_name(block, len(self.bounds), RECORD))
-
-    def index_record_url(self, block: int) -> str:
-        """Return the URL of the record for a block's index."""
-        return join(self.finished_root, self.index_record_path(block))
-
-    @property
-    def indexes_root(self) -> str:
-        """Prefix of the indexes that are stored between passes."""
-        return join(self.finished_root, _INDEXES)
+        """Return the path of the record of a block's stored index, below `finished_root`."""
+        return join(INDEXES, shard_name(block, len(self.bounds), RECORD))
 
     @property
     def source_shards(self) -> list[SourceShard]:
-        """All shards of all sources."""
         return [(s, i) for s, source in enumerate(self.sources) for i in range(len(source.queries.shards))]
 
     def rows(self, source_shards: Iterable[SourceShard]) -> int:
-        """Return the number of rows in these shards."""
         return sum(self.sources[source].queries.shards[shard].rows for source, shard in source_shards)
 
     def passes(self, source_shards: Iterable[SourceShard]) -> list[list[SourceShard]]:
@@ -437,6 +411,7 @@ class MinePlan(BlockPlan):
     def parameters(self) -> dict[str, Any]:
         """Return the parameters of a table's manifest: everything that determines its content, except its parents."""
         options, inputs = self.options, self.inputs
+        texts = {"rule": options.equal_texts, "labels": inputs.texts.digest} if self.aliases and inputs.texts else None
         return {
             **options.model_dump(include={*_OPTIONS}),
             # None for "top", as in tables from versions without other draws.
@@ -453,9 +428,7 @@ class MinePlan(BlockPlan):
             "use_from": inputs.use_from,
             "labels": inputs.labels,
             # None if no texts are equal, as in tables from versions that did not compare texts.
-            "equal_texts": {"rule": options.equal_texts, "labels": inputs.texts.digest}
-            if self.aliases and inputs.texts
-            else None,
+            "equal_texts": texts,
         }
 
     def needs_of(self, source_shards: Sequence[SourceShard], indexed: int = 0) -> dict[str, int]:
@@ -465,8 +438,9 @@ class MinePlan(BlockPlan):
         """
         rows = [self.rows(some) for some in self.passes(source_shards)]
         needs = self.needs(sum(rows), max(rows, default=0))
-        left = len(self.bounds) - indexed
-        return needs | {what: size * left // len(self.bounds) for what, size in needs.items() if what == "indexes"}
+        if "indexes" in needs:
+            needs["indexes"] = needs["indexes"] * (len(self.bounds) - indexed) // len(self.bounds)
+        return needs
 
     def require_room(self, source_shards: Sequence[SourceShard], indexed: int = 0, here: bool = True) -> None:
         """Raise RoomError if there is not enough room to mine these shards: see `needs_of`.
@@ -479,7 +453,7 @@ class MinePlan(BlockPlan):
             largest = max(self.table_bytes(rows), int(rows * self.row_bytes / len(self.groups)))
             require_room(tempfile.gettempdir(), {"a file for storage": largest}, "Set TMPDIR to a disk with more room.")
 
-    def finished_tables(self, run: str) -> dict[str, Manifest]:
+    def finished_tables(self, run: str | None) -> dict[str, Manifest]:
         """Return the finished tables of this plan, by source.
 
         A table is rebuilt if the trainer has rewritten its dump. A table that an epoch trains on is never replaced
@@ -498,7 +472,7 @@ class MinePlan(BlockPlan):
                 is_stale=lambda old: (
                     from_dump and old.get("epoch") == inputs.epoch and old.get("by", inputs.by) == inputs.by
                 ),
-                check_replaceable=functools.partial(require_unused, run) if options.overwrite else None,
+                check_replaceable=functools.partial(require_unused, run) if run and options.overwrite else None,
             )
             if table is not None:
                 tables[source.name] = table
@@ -551,19 +525,21 @@ def make_plan(inputs: MineInputs, options: MineOptions, previous: dict[str, Tabl
             f"no row can keep K negatives. Give --window {options.skip_top + width} or more, or a smaller --width."
         )
     fixed = SearchParams(options.nprobe, options.ef_search, options.refine)
-    fetch = fetch_count(options, width)
+    # Usually `width` of these candidates of a row and label range pass the filters.
+    fetch = options.window or options.skip_top + width * (2 if is_bounded(options) else 1)
     queries = [source.queries.manifest for source in inputs.sources]
-    columns = width * options.ranges
     aliases = find_aliases(inputs.texts, options.equal_texts)
-    sizes = sizes_of(inputs.dimension, inputs.vectors.manifest, queries, options, fetch, columns)
-    sizes = replace(sizes, aliases=aliases.bytes if aliases else 0)
+    dimension = inputs.vectors.dimension
+    sizes = sizes_of(dimension, inputs.vectors.manifest, queries, options, fetch, width * options.ranges)
+    # A worker that reads the file of aliases needs twice the size of its content.
+    sizes = replace(sizes, aliases=2 * sum(part.nbytes for part in aliases or ()))
     # Sources with finished tables count too, so that a resumed run makes the same plan and the same tables.
     rows = sum(manifest.rows for manifest in queries)
     blocks = plan_blocks(options.index or inputs.requested.get("index") or AUTO, inputs.labels, rows, options, sizes)
     index.require_applicable(blocks.factory, fixed)
     if not blocks.factory.exact:
         # An invalid factory string fails here rather than on a worker.
-        index.create_index(blocks.factory, blocks.factory.dimension(inputs.dimension))
+        index.create_index(blocks.factory, blocks.factory.dimension(dimension))
     return MinePlan(
         **vars(blocks),
         inputs=inputs,

@@ -1,8 +1,11 @@
-"""Search a group of blocks, merge a shard, and record what is done."""
+"""Search a group of blocks, merge a shard, and record what is done.
+
+`search_group` and `merge_shard` are the steps of the flow, and `score_group` goes before them if a margin needs it. A
+record describes a finished shard or a stored index; with the records, a later attempt continues.
+"""
 
 import contextlib
 import io
-import itertools
 import json
 import threading
 import zipfile
@@ -25,7 +28,6 @@ from pipelines.mining.audit import (
     overlaps,
     release_memory,
     stack,
-    weakest_positives,
 )
 from pipelines.mining.filters import (
     Chunks,
@@ -34,10 +36,11 @@ from pipelines.mining.filters import (
     read_chunk,
     rows_of_table,
     select_negatives,
+    weakest_positives,
     write_chunks,
 )
 from pipelines.mining.inputs import EmbeddedSource, QueryBatch, read_block
-from pipelines.mining.plan import RECORD, REMEDY, MinePlan, SourceShard, Task
+from pipelines.mining.plan import INDEXES, RECORD, REMEDY, MinePlan, SourceShard, Task
 from schemas import storage
 from schemas.errors import TableError
 from schemas.layout import phases, shard_name
@@ -50,8 +53,20 @@ from search.exclusions import Exclusions, ScoreRule, Subbatches, merge_passed, p
 from search.index import SearchParams, build, read_index, require_recall, set_params, tune, write_index
 from search.topk import CPU, EMPTY, Block, configure_faiss, faiss_threads, find_device
 
-_READERS = 16  # records read at a time
-_REMEDY = "The record will be written again."
+_TUNING_QUERIES = 512
+_SUBBATCH = 512  # queries that a thread searches at a time: enough queries that many use the same inverted lists
+INDEX, POSITIVES, SEARCH, MERGE = "index vectors", "score positives", "search", "merge"  # steps
+DROPS = (
+    *("positives_dropped", "filtered_dropped", "same_text_dropped", "skipped_top", "beyond_window"),
+    *("above_margin", "above_max_score", "below_min_score", "not_drawn"),
+)
+# Runners may give a worker process several threads; the planned memory suffices for one work item at a time.
+_TASK_LOCK = threading.Lock()
+T = TypeVar("T")
+# Queries of a batch's audited rows, the labels to drop, and the weakest positive of each row.
+AuditedQueries = tuple[np.ndarray, Exclusions, np.ndarray]
+# Query ids [B], keys [B, F] by label range, weakest positive [B].
+CandidateRows = tuple[pa.Array, list[np.ndarray], np.ndarray]
 
 
 class Record(NamedTuple):
@@ -72,14 +87,15 @@ def write_record(url: str, entry: Shard | None, facts: dict[str, Any], **arrays:
 
 def read_record(url: str) -> Record:
     """Read a record. Raises FileNotFoundError, TableError (damaged), StorageError."""
-    content = storage.read_sealed(url, _REMEDY)
+    remedy = "The record will be written again."
+    content = storage.read_sealed(url, remedy)
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         entry, facts = json.loads(arrays.pop("facts").tobytes())
         return Record(entry and Shard(**entry), facts, arrays)
     except (ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
-        raise TableError(f"{url}: not a mining record ({error}). {_REMEDY}") from None
+        raise TableError(f"{url}: not a mining record ({error}). {remedy}") from None
 
 
 def find_unfinished(plan: MinePlan) -> tuple[list[SourceShard], int]:
@@ -106,21 +122,17 @@ def take_over(plan: MinePlan) -> None:
         if folder == plan.finished_root:
             continue
         for kind in plan.finished_folders if folder.startswith(join(root, plan.work_digest)) else ():
-            _move_finished(join(folder, kind), join(plan.finished_root, kind))
+            old, files, records = join(folder, kind), list[str](), list[str]()
+            sizes = storage.list_sizes(old)
+            for name in (name for name in sizes if name.endswith(RECORD)):
+                with contextlib.suppress(FileNotFoundError, TableError):
+                    entry = read_record(join(old, name)).entry
+                    if entry is None or sizes.get(entry.path) == entry.bytes:
+                        files += [entry.path] if entry else []
+                        records.append(name)
+            for names in (files, records):  # in this order, so that no moved record lacks its file
+                storage.move_files(old, join(plan.finished_root, kind), names)
         storage.remove(folder, recursive=True)
-
-
-def _move_finished(old: str, new: str) -> None:
-    """Move the files whose size matches their record, then the records, so that no moved record lacks its file."""
-    sizes, files, records = storage.list_sizes(old), list[str](), list[str]()
-    for name in (name for name in sizes if name.endswith(RECORD)):
-        with contextlib.suppress(FileNotFoundError, TableError):
-            entry = read_record(join(old, name)).entry
-            if entry is None or sizes.get(entry.path) == entry.bytes:
-                files += [entry.path] if entry else []
-                records.append(name)
-    for names in (files, records):
-        storage.move_files(old, new, names)
 
 
 def summarize(plan: MinePlan, source: EmbeddedSource) -> dict[str, Any]:
@@ -128,12 +140,9 @@ def summarize(plan: MinePlan, source: EmbeddedSource) -> dict[str, Any]:
 
     Raises the errors of `read_record`.
     """
-    urls = [
-        join(plan.finished_root, plan.record_path(source_shard))
-        for source_shard in plan.source_shards
-        if plan.sources[source_shard[0]] is source
-    ]
-    with ThreadPoolExecutor(_READERS) as readers:
+    own = [source_shard for source_shard in plan.source_shards if plan.sources[source_shard[0]] is source]
+    urls = [join(plan.finished_root, plan.record_path(source_shard)) for source_shard in own]
+    with ThreadPoolExecutor(16) as readers:
         entries, facts, arrays = zip(*readers.map(read_record, urls), strict=True)
     audit = stack([Audit(*(each[name] for name in Audit._fields)) for each in arrays], plan.columns)
     quality = measure(np.concatenate([each["sampled"] for each in arrays]), audit)
@@ -141,40 +150,15 @@ def summarize(plan: MinePlan, source: EmbeddedSource) -> dict[str, Any]:
     for name in ("nprobe", "ef_search", "refine", "recall"):
         if values := [params[name] for params in tuned.values() if params[name] is not None]:
             quality["index_recall" if name == "recall" else name] = {"least": min(values), "most": max(values)}
+    if (previous := plan.previous.get(source.name)) is not None and all("overlaps" in each for each in arrays):
+        shares = np.concatenate([each["overlaps"] for each in arrays])
+        quality |= {"previous": previous.digest, "overlap_with_previous": float(shares.mean()) if shares.size else None}
     return {
         "shards": entries,
         "counters": Counter({name: sum(each["counters"][name] for each in facts) for name in facts[0]["counters"]}),
-        "quality": {**quality, **_overlap(plan, source, [each.get("overlaps") for each in arrays])},
+        "quality": quality,
         "profile": reduce(Profile.add, (Profile(**each["profile"]) for each in facts), Profile()).as_json(),
     }
-
-
-def _overlap(plan: MinePlan, source: EmbeddedSource, shares: list[np.ndarray | None]) -> dict[str, Any]:
-    previous = plan.previous.get(source.name)
-    whole = [share for share in shares if share is not None]
-    if previous is None or len(whole) < len(shares):
-        return {}
-    values = np.concatenate(whole)
-    return {
-        "previous": previous.manifest.digest,
-        "overlap_with_previous": float(values.mean()) if values.size else None,
-    }
-
-
-_TUNING_QUERIES = 512
-_SUBBATCH = 512  # queries that a thread searches at a time: enough queries that many use the same inverted lists
-INDEX, POSITIVES, SEARCH, MERGE = "index vectors", "score positives", "search", "merge"  # steps
-DROPS = (
-    *("positives_dropped", "filtered_dropped", "same_text_dropped", "skipped_top", "beyond_window"),
-    *("above_margin", "above_max_score", "below_min_score", "not_drawn"),
-)
-# Runners may give a worker process several threads; the planned memory suffices for one work item at a time.
-_TASK_LOCK = threading.Lock()
-T = TypeVar("T")
-# Queries of a batch's audited rows, the labels to drop, and the weakest positive of each row.
-AuditedQueries = tuple[np.ndarray, Exclusions, np.ndarray]
-# Query ids [B], keys [B, F] by label range, weakest positive [B].
-CandidateRows = tuple[pa.Array, list[np.ndarray], np.ndarray]
 
 
 class LoadedBlock(NamedTuple):
@@ -262,53 +246,41 @@ def load_block(plan: MinePlan, number: int, profile: Profile, keep: bool = False
     """
     plan.meter.start(INDEX)
     configure_faiss(plan.options.threads)
-    start, stop = plan.bounds[number]
-    inputs = plan.inputs
+    (start, stop), inputs, target = plan.bounds[number], plan.inputs, plan.options.target_recall
+    indexes, record = join(plan.finished_root, INDEXES), join(plan.finished_root, plan.index_record_path(number))
     with profile.stage("read vectors"):
         vectors = read_block(inputs.vectors, start, stop, plan.dimension, inputs.drop_bias)
-    exact = Block(start, vectors, None, find_device(plan.options.device))
-    if (kept := _find_kept(plan, number, exact, profile)) is not None:
-        plan.meter.count(INDEX, stop - start)
-        return kept
+    block, tuned = Block(start, vectors, None, find_device(plan.options.device)), SearchParams()
+    if not plan.factory.exact:
+        with contextlib.suppress(FileNotFoundError, TableError), profile.stage("read index"):  # built again if damaged
+            note = read_record(record)
+            index = None if note.entry is None else read_index(indexes, note.entry)
+            stored = SearchParams(**note.facts["params"])
+            set_params(index, stored)
+            plan.meter.count(INDEX, stop - start)
+            return LoadedBlock(number, replace(block, index=index), stored)
     with profile.stage("build index"):
-        block = replace(exact, index=build(plan.factory, vectors, plan.options.seed))
+        block = replace(block, index=build(plan.factory, vectors, plan.options.seed))
     with profile.stage("tune"):
-        tuned = _tune(plan, block)
-    target = plan.options.target_recall
+        if block.index is not None:
+            queries = inputs.sources[0].sample_queries(_TUNING_QUERIES, plan.options.seed, plan.dimension)
+            queries = queries[:_TUNING_QUERIES]
+            tuned = tune(block, plan.params, plan.factory.lossy, queries, plan.fetch, target)
     saves_time = plan.factory.saves_time(len(vectors), plan.fetch, tuned.nprobe, plan.dimension)
     if plan.by_cost and (not saves_time or (tuned.recall or 0.0) < target):
         block, tuned = block.exact, SearchParams()
     require_recall(plan.factory, tuned, target, fixed=plan.params)
     set_params(block.index, tuned)
     plan.meter.count(INDEX, stop - start)
-    loaded = LoadedBlock(number, block, tuned)
     if keep:
         with profile.stage("keep index"):
-            keep_block(plan, loaded)
-    return loaded
-
-
-def keep_block(plan: MinePlan, loaded: LoadedBlock) -> None:
-    """Write the block's index, if it has one, and its record for later passes. Raises RoomError, StorageError."""
-    name, size = shard_name(loaded.number, len(plan.bounds), "faiss"), plan.index_bytes() // len(plan.bounds)
-    entry = None
-    if loaded.block.index is not None:
-        with with_room(plan.indexes_root, "an index", size, REMEDY):
-            entry = write_index(plan.indexes_root, name, loaded.block)
-    write_record(plan.index_record_url(loaded.number), entry, {"params": asdict(loaded.params)})
-
-
-def _find_kept(plan: MinePlan, number: int, exact: Block, profile: Profile) -> LoadedBlock | None:
-    """Return the block `exact` with its stored index; None if the index is missing or damaged."""
-    if plan.factory.exact:
-        return None
-    with contextlib.suppress(FileNotFoundError, TableError), profile.stage("read index"):
-        note = read_record(plan.index_record_url(number))
-        params = SearchParams(**note.facts["params"])
-        index = None if note.entry is None else read_index(plan.indexes_root, note.entry)
-        set_params(index, params)
-        return LoadedBlock(number, replace(exact, index=index), params)
-    return None
+            entry = None
+            if block.index is not None:
+                name, size = shard_name(number, len(plan.bounds), "faiss"), plan.index_bytes() // len(plan.bounds)
+                with with_room(indexes, "an index", size, REMEDY):
+                    entry = write_index(indexes, name, block)
+            write_record(record, entry, {"params": asdict(tuned)})
+    return LoadedBlock(number, block, tuned)
 
 
 def search_shards(
@@ -328,10 +300,9 @@ def search_shards(
             each._replace(subbatches=subbatches) if each.block.index is not None or each.block.device == CPU else each
             for each in blocks
         ]
-        profiles = itertools.chain([profile], iter(Profile, None))
         searches = (
-            (source_shard, _search_shard(plan, group, blocks, source_shard, spent))
-            for source_shard, spent in zip(source_shards, profiles, strict=False)
+            (source_shard, _search_shard(plan, group, blocks, source_shard, Profile() if number else profile))
+            for number, source_shard in enumerate(source_shards)
         )
         # The exact search of a shard's audited rows runs during the search of the next shard.
         for source_shard, wait in _look_ahead(searches):
@@ -343,9 +314,7 @@ def _finish(plan: MinePlan, source_shard: SourceShard, candidates: Iterable[Grou
     source, shard = plan.sources[source_shard[0]], source_shard[1]
     groups = sorted(candidates, key=lambda offer: offer.group)
     profile = reduce(Profile.add, (offer.profile for offer in groups), Profile())
-    counts: Counter[str] = Counter()
-    for offer in groups:
-        counts.update(offer.counts)
+    counts = sum((offer.counts for offer in groups), Counter[str]())
     written = groups[0].content
     with profile.stage("merge"):
         if isinstance(written, Chunks):
@@ -360,7 +329,14 @@ def _finish(plan: MinePlan, source_shard: SourceShard, candidates: Iterable[Grou
     shares = None if previous is None else overlaps(previous, shard, rows, written.sampled)
     counters = {"rows": written.entry.rows, "padded_rows": written.padded, **funnel(counts)}
     tuned = {block: asdict(params) for offer in groups for block, params in offer.params.items()}
-    audit = _exact_rows(plan, groups, written.ids)
+    whole = merge_audits([audit for offer in groups for audit in offer.audits.values()], plan.fetch, None)
+    weakest = weakest_positives(len(rows), whole.positive_rows, whole.positive_scores)
+    rule = plan.rule(weakest)
+    exact = [
+        merge_audits([offer.audits[of] for offer in groups if of in offer.audits], plan.fetch, rule).exact
+        for of in range(plan.options.ranges)
+    ]
+    audit = whole._replace(exact=select_negatives(written.ids, exact, weakest, plan.options, plan.width))
     facts = {"counters": counters, "params": tuned, "profile": asdict(profile)}
     arrays = {"sampled": written.sampled, **audit._asdict()} | ({} if shares is None else {"overlaps": shares})
     write_record(join(plan.finished_root, plan.record_path(source_shard)), written.entry, facts, **arrays)
@@ -371,14 +347,6 @@ def funnel(counts: Counter[str]) -> dict[str, int]:
     drops = {name: counts[name] for name in DROPS}
     outranked = counts["candidates"] - sum(drops.values()) - counts["kept"]
     return {"candidates": counts["candidates"], **drops, "outranked": outranked, "kept": counts["kept"]}
-
-
-def _tune(plan: MinePlan, block: Block) -> SearchParams:
-    if block.index is None:
-        return SearchParams()
-    queries = plan.inputs.sources[0].sample_queries(_TUNING_QUERIES, plan.options.seed, plan.dimension)
-    queries = queries[:_TUNING_QUERIES]
-    return tune(block, plan.params, plan.factory.lossy, queries, plan.fetch, plan.options.target_recall)
 
 
 def _search_shard(
@@ -404,6 +372,7 @@ def _search_shard(
     exclusions = Exclusions.join(some for _, some, _ in held)
     weakest = np.concatenate([np.empty(0, np.float32), *(some for _, _, some in held)])
     some_rows = np.split(np.arange(len(queries)), range(plan.batch, len(queries), plan.batch))
+    rule = plan.rule(weakest)
 
     def audit(each: LoadedBlock) -> Iterator[Audit]:
         return each.subbatches.run(
@@ -418,7 +387,6 @@ def _search_shard(
         with profile.stage("audit"):
             for each, parts in zip(blocks, audits, strict=True):
                 by_range.setdefault(plan.range_of[each.number], []).append(stack(list(parts), plan.fetch))
-        rule = plan.rule(weakest)
         merged = {of: merge_audits(some, plan.fetch, rule) for of, some in by_range.items()}
         tuned = {each.number: each.params for each in blocks}
         return GroupCandidates(group, content, counts, merged, tuned, profile)
@@ -437,19 +405,16 @@ def _search_batches(
     plan.meter.start(SEARCH)
     audited, known = _sampled_rows(plan, source_shard), _read_weakest(plan, source_shard)
     scored = [each.block for each in blocks] if has_margin(plan.options) and plan.has_one_group else []
-    searches = (
-        (
-            batch,
-            rule,
-            each,
-            start_search(each.block, *batch[2:4], plan.fetch, counts, each.params.factor, each.subbatches, rule),
-        )
-        for batch in _batches(plan, source_shard, known, scored)
-        for rule in [plan.rule(batch.weakest)]
-        for each in blocks
-    )
+
+    def start() -> Iterator[tuple[QueryBatch, ScoreRule | None, LoadedBlock, Callable[[], np.ndarray]]]:
+        for batch in _batches(plan, source_shard, known, scored):
+            rule = plan.rule(batch.weakest)
+            for each in blocks:
+                how = plan.fetch, counts, each.params.factor, each.subbatches, rule
+                yield batch, rule, each, start_search(each.block, batch.queries, batch.exclusions, *how)
+
     ranges: dict[int, np.ndarray] = {}
-    for batch, rule, each, wait in _look_ahead(searches):
+    for batch, rule, each, wait in _look_ahead(start()):
         if each is blocks[0]:
             ranges = {}
         _merge_range(ranges, plan.range_of[each.number], wait(), plan.fetch, rule)
@@ -481,13 +446,13 @@ def _batches(
         lowest = weakest[batch.first :][: len(batch.queries)]
         for block in blocks:
             np.minimum.at(lowest, *positive_scores(block, batch.queries, batch.exclusions))
-        aliases = read_aliases(plan.alias_url) if plan.aliases else None
-        exclusions = aliases.add_to(batch.exclusions) if aliases else batch.exclusions
+        exclusions = batch.exclusions
+        if plan.aliases:
+            exclusions = read_aliases(plan.alias_url).add_to(exclusions)
         yield batch._replace(exclusions=exclusions, weakest=lowest)
 
 
 def _merge_range(ranges: dict[int, np.ndarray], of: int, keys: np.ndarray, fetch: int, rule: ScoreRule | None) -> None:
-    """Merge keys [B, F] of label range `of` into the keys of `ranges`."""
     ranges[of] = merge_passed([ranges[of], keys], fetch, rule) if of in ranges else keys
 
 
@@ -506,12 +471,11 @@ def _write_shard(
 ) -> WrittenShard:
     plan.meter.start(MERGE)
     source, shard = plan.sources[source_shard[0]], source_shard[1]
-    audited, sampled = _sampled_rows(plan, source_shard), [np.empty((0, plan.columns), np.uint64)]
-    sampled_ids = [np.empty(0, np.int64)]
-    padded = first = 0
-    shards, group = len(source.queries.shards), source.queries.manifest.group_rows(shard)
-    url, size = plan.staged_table_url(source), plan.table_bytes(source.queries.shards[shard].rows)
-    with with_room(url, "tables", size, REMEDY), writing_shard(url, shard, shards, plan.schema, group) as out:
+    audited, padded, first = _sampled_rows(plan, source_shard), 0, 0
+    sampled, sampled_ids = [np.empty((0, plan.columns), np.uint64)], [np.empty(0, np.int64)]
+    url, cut = plan.staged_table_url(source), (shard, len(source.queries.shards))
+    room = with_room(url, "tables", plan.table_bytes(source.queries.shards[shard].rows), REMEDY)
+    with room, writing_shard(url, *cut, plan.schema, source.queries.manifest.group_rows(shard)) as out:
         for ids, ranges, weakest in batches:
             numbers = ids.to_numpy()
             keys = select_negatives(numbers, ranges, weakest, plan.options, plan.width, counts)
@@ -544,18 +508,6 @@ def _merge_chunk(
         for of, some in zip(dict.fromkeys(plan.range_of[first:stop]), keys, strict=True):
             _merge_range(ranges, of, some, plan.fetch, rule)
     return list(ranges.values()), weakest
-
-
-def _exact_rows(plan: MinePlan, groups: list[GroupCandidates], ids: np.ndarray) -> Audit:
-    """Return the exact search results for the table's sampled rows, which have the query ids `ids` [S]."""
-    whole = merge_audits([audit for offer in groups for audit in offer.audits.values()], plan.fetch)
-    weakest = weakest_positives(len(ids), whole)
-    rule = plan.rule(weakest)
-    by_range = [
-        merge_audits([offer.audits[of] for offer in groups if of in offer.audits], plan.fetch, rule).exact
-        for of in range(plan.options.ranges)
-    ]
-    return whole._replace(exact=select_negatives(ids, by_range, weakest, plan.options, plan.width))
 
 
 def _sampled_rows(plan: MinePlan, source_shard: SourceShard) -> np.ndarray:

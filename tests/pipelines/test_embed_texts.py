@@ -83,11 +83,11 @@ def test_a_killed_run_goes_on_from_its_shards(model: str, many: str, whole: str,
     program = (
         "import os, signal\n"
         "from pipelines import embed\n"
-        "write = embed._write_texts\n"
-        "def dying(shard, plan):\n"
+        "blocks_of = embed.TextsPlan.blocks_of\n"
+        "def dying(plan, shard):\n"
         "    if shard == 2: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return write(shard, plan)\n"
-        "embed._write_texts = dying\n"
+        "    return blocks_of(plan, shard)\n"
+        "embed.TextsPlan.blocks_of = dying\n"
         f"embed.embed_texts({model!r}, {many!r}, {out!r}, embed.EmbedTextsOptions(dtype='float32'))"
     )
     done = subprocess.run([sys.executable, "-c", program], check=False, cwd=ROOT)

@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import extremis
+from pipelines.arrays import open_mined
 from schemas.errors import InputError
 from schemas.layout import DataLayout
+from schemas.manifest import open_manifest
 from schemas.shard_files.parquet import list_column, matrix_column
 from schemas.table import Table
 from tests.command import PROCESSES, call, command, environment, refused
@@ -79,13 +81,16 @@ def write_pairs(path: Path, form: str, queries: list, documents: list) -> Path:
 
 
 def bytes_of(out: Path) -> dict[str, bytes]:
-    """All files of OUT but those that tell of one run, or of the files that were read."""
-    besides = {out / "data" / "_manifest.json", out / "spent.json"}
-    return {
+    """All files of OUT, but for what tells of one run, or of the files that were read."""
+    besides = {out / "data" / "_manifest.json", out / "queries" / "_manifest.json", out / "spent.json"}
+    content = {
         str(each.relative_to(out)): each.read_bytes()
         for each in out.rglob("*")
         if each.is_file() and each not in besides
     }
+    table = open_manifest(str(out / "queries"), "negatives")
+    parents = {name: digest for name, digest in table.parents.items() if name == "queries"}
+    return content | {"queries": table.model_copy(update={"parents": parents}).model_dump_json().encode()}
 
 
 @settings(
@@ -156,7 +161,7 @@ def test_a_row_holds_the_best_documents_that_are_not_its_own(
     assert labels["text"].to_pylist() == (keys[1] if named[1] else [""] * len(sides[1]))
     assert ("text" in rows.column_names) is named[0]
     assert labels["frequency"].to_pylist() == np.bincount(own.values, minlength=len(sides[1])).tolist()
-    vectors = Table.open(str(out / "embeddings/labels"), "vectors")
+    vectors = open_mined(str(out))[1]
     assert vectors.parents == {"labels": Table.open(data.labels).digest}
     stored = np.float16 if dtype == np.float16 else np.float32
     assert matrix_column(vectors.read(), "vector").dtype == stored
@@ -252,7 +257,7 @@ def test_bfloat16_and_other_names(tmp_path, arrays):
     assert set(labels["text"].to_pylist()) == {"a text"}
     own = list_column(Table.open(str(tmp_path / "out/data/queries/train")).read(), "label_ids")
     assert own.values.tolist() == [(row + 1) % 40 for row in range(40)]
-    stored = matrix_column(Table.open(str(tmp_path / "out/embeddings/queries")).read(), "vector")
+    stored = matrix_column(open_mined(str(tmp_path / "out"))[0].read(), "vector")
     assert (stored == queries.float().numpy()).all()
 
 
@@ -293,7 +298,7 @@ class TestAnOutputThatIsThere:
     "there",
     [
         ".staging/*/data/labels/part*",  # written by the import
-        pytest.param("embeddings/queries/_manifest.json", marks=pytest.mark.slow),  # published by it, but not all
+        pytest.param("data/labels/_manifest.json", marks=pytest.mark.slow),  # published by it, but not all
         pytest.param("data/_manifest.json", marks=pytest.mark.slow),
         ".staging/phases/*/tables/queries/*.record",  # a finished shard of the mining
     ],

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pipelines.arrays import ColumnNames, open_mined
 from schemas import PAD, arrow
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, publish
@@ -72,14 +73,15 @@ def build(root: Path, *, rows: int = 60, labels: int = 30, width: int = 5, seed:
         "frequency": pa.array(np.zeros(labels, np.int64)),
     }
     known = write_table(layout.labels, "labels", cut(_plain(columns), 2), 5)
-    publish(layout.root, Manifest(kind="data", parents={"queries/train": queries.digest, "labels": known.digest}))
-    parents = {"queries": queries.digest}
-    for name, matrix in vectors.items():
-        place = root / "embeddings" / {"query": "queries", "label": "labels"}[name]
-        column = {f"{name}_id": pa.array(np.arange(len(matrix))), "vector": matrix_array(matrix, pa.float32())}
-        stored = "embeddings" if name == "query" else "vectors"
-        made = write_table(str(place), stored, cut(_plain(column), 3), 7, parents={name: "0"})
-        parents[stored] = made.digest
+    places = {"queries": root / "vectors/queries.npy", "labels": root / "vectors/labels.npy"}
+    for place, matrix in zip(places.values(), vectors.values(), strict=True):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        np.save(place, matrix)
+    arrays = dict.fromkeys(("fields", "fields_of_labels"), vars(ColumnNames()))
+    arrays |= {"metric": "inner", "places": {name: str(place) for name, place in places.items()}}
+    made = {"queries/train": queries.digest, "labels": known.digest}
+    publish(layout.root, Manifest(kind="data", parents=made, parameters={"arrays": arrays}))
+    parents = {"queries": queries.digest} | {table.kind: table.digest for table in open_mined(str(root))}
     mined = {
         "query_id": pa.array(np.arange(rows)),
         "label_ids": matrix_array(negatives, kind),
