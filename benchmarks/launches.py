@@ -110,7 +110,7 @@ def counting() -> Iterator[Counting]:
     with contextlib.ExitStack() as patches:
         for name in kernels:
             patches.enter_context(mock.patch.object(triton_kernels, name, _Kernel(name, count)))
-        for module in ("trainer.losses", "trainer.rows.matrix"):
+        for module in ("trainer.one_vs_all", "trainer.rows.matrix"):
             patches.enter_context(mock.patch(f"{module}.kernels_of", return_value=triton_kernels))
         with count:
             yield count

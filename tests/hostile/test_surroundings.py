@@ -46,7 +46,7 @@ def test_standard_input_that_is_closed_is_told(loop: tuple[Path, Any], monkeypat
 
 def test_an_address_space_that_is_too_small_is_want_of_memory(loop: tuple[Path, Any]) -> None:
     words = command("predict", loop[0] / "export", loop[0] / "texts.jsonl", "-")
-    shell = ["bash", "-c", 'ulimit -v 400000; exec "$@"', "bash", *words]
+    shell = ["bash", "-c", 'ulimit -v 350000; exec "$@"', "bash", *words]
     done = subprocess.run(shell, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
     refused(Done(done.returncode, done.stdout, done.stderr), "out of memory", status=1)
 
