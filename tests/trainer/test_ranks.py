@@ -72,8 +72,8 @@ FORMS: dict[str, dict[str, dict[str, Any]]] = {
     "soft top-k": {"loss": {"kind": "softtopk", "k": 2}},
     "triplets": {"loss": {"kind": "triplet"}, "negatives": {"pool": "own"}},
     "the batch's labels": {
+        "method": "ngame-m2",
         "loss": {"kind": "triplet", "radius": 1.9},
-        "negatives": {"pool": "batch"},
         "encoder": {"normalize": True, "dropout": 0.0},
         "head": {"positives": 1},
         "classifier": {"bias": False, "normalize": True, "initial_scale": 1.0, "initial_bias": 0.0},
