@@ -2,9 +2,10 @@
 
     groups of blocks ─▶ search the pass's query shards ─▶ group by shard ─▶ merge and write ─▶ next pass … ─▶ publish
 
-Only the candidates of one pass at a time are in storage. Finished shards remain in storage until the tables are
-published, and an interrupted run continues from these shards. In ASTRA's Algorithm 1 (section 3.1 of the paper), mining
-runs during training: `watch` mines each dump as soon as the trainer completes it.
+A block is a range of labels that is indexed as one, a group the blocks that a worker has in memory together, a pass the
+query shards whose candidates are in storage at a time. A source is a table of points (`queries`, or label texts) that
+gets its own table of negatives. An interrupted run continues from its finished shards. In ASTRA's Algorithm 1 (section
+3.1 of the paper), mining runs during training: `watch` mines each dump as soon as the trainer completes it.
 """
 
 import functools
@@ -53,8 +54,8 @@ def mine(
     options, a plan that does not fit into memory, a table built with other options), TableError (a dump that is
     unfinished, damaged, or from other data), StorageError.
     """
-    say, place = progress or silent, functools.partial(for_workers, beam_options)
-    data, run, options = place(data), place(run), (options or MineOptions()).for_workers(place)
+    say, shared = progress or silent, functools.partial(for_workers, beam_options)
+    data, run, options = shared(data), shared(run), (options or MineOptions()).for_workers(shared)
     inputs = open_inputs(data, run, epoch, options)
     if options.out is not None:
         require_output_folder(options.out, "mined", [data, run])
@@ -64,7 +65,7 @@ def mine(
 def mine_inputs(
     inputs: MineInputs, run: str | None, options: MineOptions, beam_options: Sequence[str], say: Progress
 ) -> dict[str, Manifest]:
-    """Mine the tables of `inputs`, which belong to a run, or (None) to vectors of any model. See `mine`."""
+    """Mine the tables of `inputs`: a dump of `run`, or, with None, vectors of any model. See `mine`."""
     previous = {} if run is None else find_previous(run, inputs.sources, inputs.use_from)
     plan = make_plan(inputs, options, previous)
     finished = plan.finished_tables(run)
@@ -109,8 +110,7 @@ def watch(
 
 def _make(plan: MinePlan, build: Build, runner: Runner, here: bool, say: Progress) -> dict[str, Manifest]:
     """Mine and publish the tables of the plan's sources."""
-    started = time.monotonic()
-    inputs = plan.inputs
+    started, inputs = time.monotonic(), plan.inputs
     for line in plan.describe():
         say(line)
     take_over(plan)
@@ -125,11 +125,11 @@ def _make(plan: MinePlan, build: Build, runner: Runner, here: bool, say: Progres
     # `queries` is published last: a reader that sees its table also sees the other tables.
     ordered = sorted(plan.sources, key=lambda source: source.name == "queries")
     for source in ordered:
-        found, of = summarize(plan, source), source.queries.manifest
+        found, queries = summarize(plan, source), source.queries.manifest
         request = Request("negatives", inputs.parents(source), plan.parameters())
         summary = Summary({request.kind: found["shards"]}, {request.kind: found["counters"]})
         made[source.name] = describe(
-            request, summary, plan.schema, of.row_group_rows, of.id_range, quality=found["quality"]
+            request, summary, plan.schema, queries.row_group_rows, queries.id_range, quality=found["quality"]
         )
         profiles[source.name] = found["profile"]
     for source in ordered:
@@ -150,16 +150,16 @@ def _run_passes(plan: MinePlan, runner: Runner, watch: Watch, here: bool, say: P
     if done := len(plan.source_shards) - len(left):
         say(f"{plan.inputs.name}: resuming, {done:,} of {len(plan.source_shards):,} shards are finished")
     passes = plan.passes(left)
-    rows, vectors = plan.rows(left), [plan.bounds[stop - 1][1] - plan.bounds[first][0] for first, stop in plan.groups]
-    expected: dict[str, int | None] = {search.POSITIVES: rows * len(vectors)} if plan.scores_positives else {}
-    expected[search.INDEX] = sum(vectors[task[0]] for source_shards in passes for task in plan.tasks(source_shards))
+    rows, sizes = plan.rows(left), [plan.bounds[stop - 1][1] - plan.bounds[first][0] for first, stop in plan.groups]
+    expected: dict[str, int | None] = {search.POSITIVES: rows * len(sizes)} if plan.scores_positives else {}
+    expected[search.INDEX] = sum(sizes[group] for some in passes for group, _, _ in plan.tasks(some))
     expected |= {search.SEARCH: rows * len(plan.bounds), search.MERGE: rows}
     for number, source_shards in enumerate(passes):
         if number:
             say(f"{plan.inputs.name}: pass {number + 1} of {len(passes)}")
         plan.require_room(*find_unfinished(plan), here)
         watch.expect(expected)
-        keep = number == 0 and len(passes) > 1 and not plan.factory.exact
+        keep = number == 0 and len(passes) > 1 and not plan.factory.exact  # later passes read the stored indexes
         if plan.scores_positives:
             flow = Flow()
             flow.create("Groups", plan.tasks(source_shards)).map("Score positives", search.score_group, plan)

@@ -1,6 +1,8 @@
 """The plan of mining: blocks that fit into memory, passes whose candidates fit on the disk, and where each file lies.
 
-`make_plan` makes a plan from the inputs and the options. The first half of the file is the estimate of memory.
+`make_plan`, the last function, uses all others: `plan_blocks` chooses blocks and groups by the estimate of memory, which
+comes first, and `MinePlan` adds passes and files. Labels [0, L) are divided into label ranges, usually one, with K
+negatives each for every row, and ranges into blocks; `pipelines/mine.py` says what a group and a pass are.
 """
 
 import functools
@@ -45,11 +47,11 @@ _PACKED_SCORE, _TABLE_SCORE = 2.4, 2.5
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes that determine an estimate: `fetch` candidates per row and block, `columns` in a finished row."""
+    """Sizes that determine an estimate: `fetch` candidates per row and block, `columns` negatives in a finished row."""
 
     dimension: int
     fetch: int
-    refine: int
+    refine: int  # a lossy index returns `refine` times `fetch` candidates, which are then scored exactly
     columns: int
     vector_group: int  # bytes of a row group of vectors, as read
     query_group: int  # bytes of a row group of queries and embeddings, as read
@@ -61,7 +63,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Peak memory of one worker process in bytes, by use."""
+    """Peak memory of one worker process in bytes, by use; `reading`: row groups while they are decoded or encoded."""
 
     process: int
     vectors: int
@@ -101,7 +103,7 @@ class BlockPlan:
 
     @property
     def has_one_group(self) -> bool:
-        """Whether no merge is needed."""
+        """Whether a search gives the final negatives: there are no candidates to store and merge."""
         return len(self.groups) == 1
 
     def candidate_bytes(self, group: int) -> float:
@@ -128,24 +130,20 @@ class BlockPlan:
         return sum(self.factory.stored_bytes(stop - start, dimension) for start, stop in self.bounds)
 
     def pass_rows(self, rows: int) -> int:
-        """Return the most rows per pass for which candidates and stored indexes need no more bytes than all tables.
+        """Return the most rows per pass, so that mining needs about twice the storage of its tables.
 
-        If the indexes alone need more than half as many bytes as the tables, the candidates may still use the other
-        half. Returns all `rows` if the candidates need no more bytes than the tables, or than an eighth of the vectors,
-        because each pass reads the vectors again.
+        Candidates and stored indexes together may be as large as the tables; the candidates may always be half as
+        large. All `rows` are one pass if their candidates are no larger than the tables, or than an eighth of the
+        vectors, because each pass reads the vectors again.
         """
-        each, tables = self.row_bytes, self.table_bytes(rows)
-        vectors = 2 * self.sizes.dimension * self.bounds[-1][1]
-        if rows * each <= max(tables, vectors / 8):
+        tables = self.table_bytes(rows)
+        vectors = 2 * self.sizes.dimension * self.bounds[-1][1]  # as float16
+        if rows * self.row_bytes <= max(tables, vectors / 8):
             return rows
-        return max(1, int(max(tables - self.index_bytes(), tables / 2) / each))
+        return max(1, int(max(tables - self.index_bytes(), tables / 2) / self.row_bytes))
 
     def needs(self, rows: int, at_once: int | None = None) -> dict[str, int]:
-        """Estimate the storage in bytes, by use, needed to build the tables for `rows` rows; omit uses of 0 bytes.
-
-        The uses are: tables; candidates of a pass over `at_once` rows (None: the largest pass); indexes stored between
-        passes.
-        """
+        """Estimate the storage in bytes, by use, to mine `rows` rows; `at_once`: rows of a pass (None: the largest)."""
         at_once = min(rows, self.pass_rows(rows)) if at_once is None else at_once
         needs = {
             "tables": self.table_bytes(rows),
@@ -161,7 +159,7 @@ def estimate(factory: Factory, rows: int, batch: int, sizes: Sizes, blocks: int 
     trained = 0 if factory.exact else min(rows, factory.training_rows())
     # A block is not copied for training if training uses the whole block.
     sample = trained if trained < rows else 0
-    copies = 2 if factory.lossy else 1  # Faiss copies these vectors; a product quantizer needs as many residuals again
+    copies = 2 if factory.lossy else 1  # Faiss's copy of these vectors, and for a product quantizer their residuals
     return Estimate(
         process=_PROCESS,
         vectors=4 * dimension * rows * blocks,
@@ -215,7 +213,7 @@ def plan_blocks(spec: str, labels: int, queries: int, options: MineOptions, size
     Raises InputError if the memory is too small or `spec` is not a valid index.
     """
     most = min(options.block_rows or labels, -(-labels // options.ranges))
-    largest = max(1, fit_rows(Factory(EXACT), most, SMALLEST_BATCH, options.memory, sizes))
+    largest = max(1, fit_rows(Factory(EXACT), most, SMALLEST_BATCH, options.memory, sizes))  # of a block
 
     def price(factory: Factory) -> float | None:
         """Return the cost of an index with blocks as large as the memory allows; None if it does not fit."""
@@ -233,9 +231,9 @@ def plan_blocks(spec: str, labels: int, queries: int, options: MineOptions, size
     rows = most
     if not options.block_rows:
         rows = max(min(most, SMALLEST_BLOCK), fit_rows(factory, most, batch, options.memory, sizes))
-    parts = block_bounds(labels, options.ranges, rows)
-    bounds = tuple(block for part in parts for block in part)
-    range_of = tuple(number for number, part in enumerate(parts) for _ in part)
+    by_range = block_bounds(labels, options.ranges, rows)
+    bounds = tuple(block for blocks in by_range for block in blocks)
+    range_of = tuple(number for number, blocks in enumerate(by_range) for _ in blocks)
     longest = max(stop - start for start, stop in bounds)
     _require_fit(factory, longest, batch, options.memory, sizes)
     one, two = (estimate(factory, longest, batch, sizes, blocks).total for blocks in (1, 2))
@@ -268,8 +266,7 @@ def sizes_of(
     )
 
 
-# Options that determine the content of a table.
-_OPTIONS = (
+_CONTENT_OPTIONS = (  # options that determine the content of a table
     *("nprobe", "ef_search", "refine", "target_recall", "seed"),
     *("skip_top", "window", "margin", "relative_margin", "max_score", "min_score", "temperature"),
     "audit_queries",
@@ -281,16 +278,16 @@ REMEDY = (
 RECORD = "record"  # extension of the files that record finished work
 INDEXES = "indexes"  # folder of the indexes that are stored between passes
 
-SourceShard = tuple[int, int]  # source, shard
-Task = tuple[int, bool, Sequence[SourceShard]]
+SourceShard = tuple[int, int]  # numbers of a source and of a shard of its queries
+Task = tuple[int, bool, Sequence[SourceShard]]  # group, whether to store its indexes, shards to search
 
 
 @dataclass(frozen=True)
 class MinePlan(BlockPlan):
-    """Plan of one run: its search and the locations of its tables.
+    """Plan of the tables of one dump: what is searched, and where files are.
 
     `width` is the number K of negatives per label range, `fetch` the number of candidates per row and block. `aliases`
-    is the number of labels that share their text with another label.
+    is the number of labels that share their text with another label. `previous`: tables to compare with, by source.
     """
 
     inputs: MineInputs
@@ -309,7 +306,7 @@ class MinePlan(BlockPlan):
 
     @property
     def dimension(self) -> int:
-        """Number of columns of vectors and queries in memory."""
+        """Number of columns of vectors and queries in memory, where an index may need padding."""
         return self.factory.dimension(self.inputs.vectors.dimension)
 
     @property
@@ -326,6 +323,15 @@ class MinePlan(BlockPlan):
             return self.options.audit_queries
         return max(200, min(1000, source.queries.rows // 400))
 
+    @property
+    def scores_positives(self) -> bool:
+        """Whether a flow scores the positives in all groups before the search: a margin needs a row's lowest score."""
+        return has_margin(self.options) and not self.has_one_group
+
+    def rule(self, weakest: np.ndarray) -> ScoreRule | None:
+        """Return the rule about scores for a search; `weakest` [B]: the lowest score of each row's positives."""
+        return make_rule(self.options, weakest, self.width)
+
     @functools.cached_property
     def work_digest(self) -> str:
         """Digest of everything that determines the content of shards and indexes."""
@@ -336,22 +342,13 @@ class MinePlan(BlockPlan):
 
     @property
     def finished_root(self) -> str:
-        """Prefix of finished shards and indexes, which later attempts at the same work reuse."""
+        """Prefix of this attempt's finished shards and indexes, which a later attempt at the same work takes over."""
         return join(phases(self.inputs.root), f"{self.work_digest}-{self.inputs.attempt}")
 
     def candidates_url(self, source_shard: SourceShard, group: int) -> str:
         """Return the URL of one group's candidates for one shard; the file exists until the end of the pass."""
         folder = shard_name(group, len(self.groups), "group")
         return join(self.inputs.candidates_root, folder, self._shard_path(source_shard, "keys"))
-
-    @property
-    def scores_positives(self) -> bool:
-        """Whether positives are scored in all groups before the search: a margin needs a row's lowest positive."""
-        return has_margin(self.options) and not self.has_one_group
-
-    def rule(self, weakest: np.ndarray) -> ScoreRule | None:
-        """Return the rule about scores for a search; `weakest` [B]: the lowest scores of positives."""
-        return make_rule(self.options, weakest, self.width)
 
     @property
     def alias_url(self) -> str:
@@ -386,7 +383,7 @@ class MinePlan(BlockPlan):
         return sum(self.sources[source].queries.shards[shard].rows for source, shard in source_shards)
 
     def passes(self, source_shards: Iterable[SourceShard]) -> list[list[SourceShard]]:
-        """Divide shards in order into passes, each with as many shards as fit: see `pass_rows`."""
+        """Divide shards in order into passes of at most `pass_rows` rows, but at least one shard."""
         most, passes, held = self.pass_rows(self.rows(self.source_shards)), list[list[SourceShard]](), 0
         for source_shard in source_shards:
             held += self.rows([source_shard])
@@ -397,9 +394,9 @@ class MinePlan(BlockPlan):
         return passes
 
     def tasks(self, source_shards: Sequence[SourceShard], keep: bool = False) -> list[Task]:
-        """List tasks (group of blocks, whether to store its indexes, shards); the tasks of a group cover all shards.
+        """List tasks: for each group, `tasks_per_block` tasks, or fewer, which share the shards.
 
-        A group has `tasks_per_block` tasks, or fewer if there are fewer shards.
+        With `keep`, the first task of a group stores its indexes.
         """
         splits = min(self.options.tasks_per_block, len(source_shards))
         return [
@@ -413,7 +410,7 @@ class MinePlan(BlockPlan):
         options, inputs = self.options, self.inputs
         texts = {"rule": options.equal_texts, "labels": inputs.texts.digest} if self.aliases and inputs.texts else None
         return {
-            **options.model_dump(include={*_OPTIONS}),
+            **options.model_dump(include={*_CONTENT_OPTIONS}),
             # None for "top", as in tables from versions without other draws.
             "sample": None if options.sample == "top" else options.sample,
             "by": inputs.by,

@@ -94,7 +94,7 @@ class WrittenShard(NamedTuple):
 class GroupCandidates:
     """Candidates of one group of blocks for one shard, with the shard's audits by label range.
 
-    `content`: the chunks of the file of candidates, one for each batch, or the finished shard if there is only one group.
+    `content`: the chunks of the file of candidates, one for each batch, or, with only one group, the finished shard.
     `params`: search parameters by block.
     """
 
@@ -373,7 +373,7 @@ def _finish(plan: MinePlan, source_shard: SourceShard, candidates: Iterable[Grou
 def _merge_chunk(
     plan: MinePlan, source_shard: SourceShard, groups: list[GroupCandidates], number: int, weakest: np.ndarray
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Merge chunk `number`, which is a batch of the search, of all groups: keys [B, F] of each label range, weakest [B].
+    """Merge chunk `number`, a batch of the search, of all groups: keys [B, F] of each label range, and weakest [B].
 
     The candidates of at most two groups are in memory at a time.
     """
