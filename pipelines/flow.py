@@ -1,16 +1,16 @@
-"""A flow: stages, which are plain functions, and between them small elements, or packets of bulk data in files.
+"""A flow is a list of stages. A stage applies a plain function to small elements; bulk data passes through files.
 
     flow = Flow()
     raw = flow.create("Parts", range(3)).flat_map("Read", read_part, plan)
     parsed = raw.group("By block").map("Parse", parse_block, plan)
 
 A runner executes a flow. Workers receive a function by name, so a function stands at the top level of a module. It
-returns small elements instead of rows: the local runner keeps all elements in the launching process, and Flink and
-Spark hold a group as one element in memory. The operator `+` merges collections.
+returns small elements instead of rows, because the local runner keeps all elements in the launching process, and Flink
+and Spark hold a group as one element in memory. The operator `+` merges collections.
 
-Rows pass through files in staging. A worker writes its messages for all destinations to one file; only the place of
-each message, a packet, is an element. A message is an Arrow IPC stream with one record batch. Its CRC-32 is sent with
-its place, so that a reader can verify the message.
+Rows pass through files in staging. A worker writes its messages for all destinations to one file. A message is an Arrow
+IPC stream with one record batch. Only a packet is an element: it says where a message is, and has the message's CRC-32,
+so that a reader can verify the message.
 """
 
 import uuid
@@ -28,8 +28,8 @@ from schemas.sizes import batch_by_size
 from schemas.storage import crc32, join
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
-_HELD_BYTES = 32 << 20
-_LOCATIONS = pa.schema([("url", pa.string()), ("start", pa.int64()), ("size", pa.int64()), ("checksum", pa.uint32())])
+_HELD_BYTES = 32 << 20  # rows that `send_together` collects before it sends them
+_PACKETS = pa.schema([("url", pa.string()), ("start", pa.int64()), ("size", pa.int64()), ("checksum", pa.uint32())])
 
 MAIN = "main"  # tag of elements that are yielded without a tag
 
@@ -107,7 +107,7 @@ class Stage:
 
 
 class Flow:
-    """Stages, in an order in which a runner can execute them."""
+    """Stages, each after the stages that it reads."""
 
     def __init__(self) -> None:
         self.stages: list[Stage] = []
@@ -121,10 +121,10 @@ class Flow:
         self.stages.append(stage)
         return {tag: Collection(self, (Output(len(self.stages) - 1, tag),)) for tag in stage.tags}
 
-    def join(self, name: str, sides: "Mapping[str, Collection]") -> "Collection":
+    def join(self, name: str, collections: "Mapping[str, Collection]") -> "Collection":
         """Group the (key, value) pairs of several collections by key into (key, {collection name: values})."""
-        tagged = [side.map(f"{name}: {tag}", _tag_value, tag) for tag, side in sides.items()]
-        return flatten(tagged).group(name).map(f"{name}: together", _values_by_tag, tuple(sides))
+        named = [each.map(f"{name}: {of}", _name_value, of) for of, each in collections.items()]
+        return flatten(named).group(name).map(f"{name}: together", _values_by_name, tuple(collections))
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,10 @@ class Collection:
         return Collection(self.flow, self.outputs + other.outputs)
 
     def map(self, name: str, function: Callable[..., Any], *arguments: Any) -> "Collection":
-        """Call `function(element, *arguments)`, which returns one element. Collections become dictionaries."""
+        """Call `function(element, *arguments)`, which returns one element.
+
+        If an argument is a collection of (key, value) pairs, the function receives all pairs as a dictionary.
+        """
         return self._add(name, "map", function, arguments)[MAIN]
 
     def flat_map(self, name: str, function: Callable[..., Any], *arguments: Any) -> "Collection":
@@ -146,7 +149,7 @@ class Collection:
         return self._add(name, "flat_map", function, arguments)[MAIN]
 
     def map_partitions(self, name: str, function: Callable[..., Any], *arguments: Any) -> "Collection":
-        """Call `function(elements, *arguments)`, which takes several elements at a time and yields elements."""
+        """Call `function(elements, *arguments)`, which takes some of the elements at a time, and yields elements."""
         return self._add(name, "map_partitions", function, arguments)[MAIN]
 
     def split(
@@ -196,25 +199,25 @@ def group_by_key(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Elements]]
     return list(groups.items())
 
 
-def _tag_value(element: tuple[Any, Any], tag: str) -> tuple[Any, tuple[str, Any]]:
-    return element[0], (tag, element[1])
+def _name_value(element: tuple[Any, Any], name: str) -> tuple[Any, tuple[str, Any]]:
+    return element[0], (name, element[1])
 
 
-def _values_by_tag(element: tuple[Any, Iterable[tuple[str, Any]]], tags: Sequence[str]) -> tuple[Any, Outputs]:
-    return element[0], {tag: [] for tag in tags} | dict(group_by_key(element[1]))
+def _values_by_name(element: tuple[Any, Iterable[tuple[str, Any]]], names: Sequence[str]) -> tuple[Any, Outputs]:
+    return element[0], {name: [] for name in names} | dict(group_by_key(element[1]))
 
 
 @dataclass(frozen=True)
 class FileExchange:
-    """Exchange through files under a prefix that every worker can read. A retried bundle writes a new file."""
+    """Exchange through files under a prefix that every worker can read. Work that is tried again writes a new file."""
 
     prefix: str
 
-    def send(self, parts: Iterable[tuple[K, pa.RecordBatch]]) -> Iterator[tuple[K, Packet]]:
+    def send(self, batches: Iterable[tuple[K, pa.RecordBatch]]) -> Iterator[tuple[K, Packet]]:
         """Convert (destination, batch) to (destination, packet) that any worker can `receive`. Raises StorageError."""
         out = pa.BufferOutputStream()
         places: list[tuple[K, int, int]] = []
-        for destination, batch in parts:
+        for destination, batch in batches:
             start = out.tell()
             with pa.ipc.new_stream(out, batch.schema, options=_OPTIONS) as stream:
                 stream.write_batch(batch)
@@ -228,24 +231,21 @@ class FileExchange:
             yield destination, (url, start, size, crc32(content[start : start + size]))
 
 
-def send_together(exchange: FileExchange, parts: Iterable[tuple[K, pa.RecordBatch]]) -> Iterator[tuple[K, Packet]]:
-    """Buffer pairs (destination, batch) and send a few long messages instead of many short messages.
-
-    Raises StorageError.
-    """
-    for held in batch_by_size(parts, lambda part: part[1].nbytes, _HELD_BYTES):
+def send_together(exchange: FileExchange, batches: Iterable[tuple[K, pa.RecordBatch]]) -> Iterator[tuple[K, Packet]]:
+    """Send (destination, batch) as a few long messages instead of many short messages. Raises StorageError."""
+    for held in batch_by_size(batches, lambda pair: pair[1].nbytes, _HELD_BYTES):
         yield from exchange.send((destination, pa.concat_batches(some)) for destination, some in group_by_key(held))
         del held  # frees memory before the next batches arrive
 
 
-def split_by(batch: pa.RecordBatch, part: np.ndarray) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield (part, rows of this part in order) for each value of `part` [B] in ascending order."""
-    if not len(part):
+def split_by(batch: pa.RecordBatch, by: np.ndarray) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield (value, rows with this value in order) for each value of `by` [B], one a row, in ascending order."""
+    if not len(by):
         return
-    order = np.argsort(part, kind="stable")
-    values, starts = np.unique(part[order], return_index=True)
+    order = np.argsort(by, kind="stable")
+    values, starts = np.unique(by[order], return_index=True)
     batch = batch.take(pa.array(order))
-    for value, start, stop in zip(values.tolist(), starts.tolist(), [*starts[1:].tolist(), len(part)], strict=True):
+    for value, start, stop in zip(values.tolist(), starts.tolist(), [*starts[1:].tolist(), len(by)], strict=True):
         yield value, batch.slice(start, stop - start)
 
 
@@ -279,15 +279,15 @@ def gather(packets: Iterable[Packet], schema: pa.Schema, columns: Sequence[str] 
 
 
 def pack_locations(packets: Iterable[Packet]) -> pa.RecordBatch:
-    """Return the file locations of the packets as rows, in sorted order."""
-    rows = [dict(zip(_LOCATIONS.names, place, strict=True)) for place in sorted(packets)]
-    return pa.RecordBatch.from_pylist(rows, _LOCATIONS)
+    """Return packets as rows, sorted: with many packets, the list is itself a message, and its packet an element."""
+    rows = [dict(zip(_PACKETS.names, packet, strict=True)) for packet in sorted(packets)]
+    return pa.RecordBatch.from_pylist(rows, _PACKETS)
 
 
 def read_locations(packet: Packet | None) -> list[Packet]:
-    """Return the packet locations stored in `packet`; an empty list if `packet` is None. Raises StorageError."""
+    """Read a message of `pack_locations`: its packets; an empty list if `packet` is None. Raises StorageError."""
     batches = receive([] if packet is None else [packet])
-    return [tuple(place.values()) for batch in batches for place in batch.to_pylist()]
+    return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
 
 
 def to_record_batch(table: pa.Table) -> pa.RecordBatch:

@@ -1,12 +1,12 @@
 """`extremis shard`: turn raw data into a data set.
 
-files ─▶ read and parse by block                                                             (then the plan)
-labels ─▶ order ─▶ ids ─▶ resolve the points' labels
-blocks ─▶ tokenize ─▶ to the shards
-shards ─▶ order ─▶ write ─▶ sum up                                                           (then publish)
+read      files ─▶ blocks of parsed rows                                                     (then the plans of tables)
+join      labels ─▶ order ─▶ ids ─▶ ids of the points' labels
+tokenize  blocks ─▶ tokens, label ids ─▶ files of the shards
+write     shards ─▶ order ─▶ write                                                           (then publish)
 
-Each line is both a flow and a phase. The output of a phase is kept until the next phase is finished, so that a run can
-resume.
+Each line is a flow, and a phase: its files are kept until the next phase is finished, so that a run can resume. A point
+is a row of a split, which becomes a query. A pair is a query's key and one label, in formats with files of pairs.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from schemas.owners import require_output_folder
 from schemas.versions import open_data
 
 __all__ = ["ShardOptions", "shard"]
-_WORTH_A_JOB = 32 << 20  # bytes of a phase; a smaller phase is done here before a remote job would start
+_WORTH_A_JOB = 32 << 20  # bytes of a phase; a smaller phase is finished here before a remote job has started
 
 
 def shard(
@@ -93,8 +93,8 @@ def shard(
     def find() -> Manifest | None:
         if overwrite or not is_published(data):
             return None
-        files = publish.identity(inputs, publish.read_files(inputs))
-        finished = publish.open_finished(data, files, recorded, described)
+        identity = publish.identity(inputs, publish.read_files(inputs))
+        finished = publish.open_finished(data, identity, recorded, described)
         say(f"{data}: up to date: built from this input with these options")
         return finished
 
@@ -102,8 +102,8 @@ def shard(
         nonlocal made
         publish.clear(data)
         phases = Phases(absolute_path(phases_of(data)), publish.digest(inputs, recorded, described), job.build.claim)
-        own = source, data, form, inputs, options, recorded, say, phases.folder, overwrite, base, dense
-        attempt = Attempt(job.build, job.runner, job.watch, *own)
+        facts = source, data, form, inputs, options, recorded, say, phases.folder, overwrite, base, dense
+        attempt = Attempt(job.build, job.runner, job.watch, *facts)
         try:
             manifest = publish.move_to_data(job.build, _make(attempt, phases, frozen))
         except BaseException as error:
@@ -118,7 +118,7 @@ def shard(
         made = True
         return manifest
 
-    # The first step writes everything that it reads; the size in storage is not known in advance.
+    # The first phase writes all rows that it reads; a quarter of their size is a guess at their size when compressed.
     needs = {"rows": sum(storage.size(url) for url in files) // 4}
     manifest = make_table(
         data,
@@ -199,7 +199,7 @@ def _make(attempt: Attempt, phases: Phases, frozen: FrozenTokenizer | None) -> M
 
 
 def _read(attempt: Attempt) -> Summary:
-    """Run the first flow, which writes rows as blocks to staging."""
+    """Run the first flow, which writes blocks of parsed rows to staging."""
     options, meter, same_key = attempt.options, attempt.watch.meter, attempt.options.same_key == "filter"
     channels = attempt.files("bulk"), attempt.files(plans.BLOCKS), attempt.files(plans.REJECTS)
     reading = ReadPlan(
@@ -209,9 +209,9 @@ def _read(attempt: Attempt) -> Summary:
 
 
 def join_labels(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary) -> Collection:
-    """Order the labels, find the ids of the points' labels, and store labels and ids for later. Returns Summary.
+    """Order the labels, find the ids of the points' labels, and store both for later flows. Returns Summary.
 
-    raw: blocks of the first flow.
+    raw: summary of the first flow, with its blocks.
     """
     base, labels, blocks = attempt.base, tables.labels, raw.blocks_of(LABELS)
     summaries = []
@@ -231,7 +231,7 @@ def join_labels(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary) 
 
 
 def _groups(tables: TablePlans, raw: Summary) -> dict[str, list[tuple[int, rows.BlockGroup]]]:
-    """Return the blocks of points and pairs in numbered groups, by input table."""
+    """Return the blocks of points and of pairs in numbered groups, by input table; the same groups in both flows."""
     sources = dict.fromkeys(table for plan in tables.queries for table in (plan.source, PAIRS + plan.source))
     return {table: rows.group_blocks(raw.blocks_of(table), tables.labels.shards) for table in sources}
 
@@ -257,29 +257,29 @@ def write(flow: Flow, attempt: Attempt, tables: TablePlans, assembled: Summary) 
     counts = written["train"][FREQUENCIES]
     for plan in tables.queries:
         if plan.older and base is not None:
-            left = versions.remove_replaced(
+            gone = versions.remove_replaced(
                 written[plan.split][REPEATED_KEYS], plan, base, built, assembled.label_sizes
             )
-            summaries.append(left[SUMMARY])
+            summaries.append(gone[SUMMARY])
             if plan.split == "train":
-                counts += left[FREQUENCIES]
+                counts += gone[FREQUENCIES]
     if base is not None:
         kept = {name: load_packets(flow, assembled, name) for name in (versions.STATES, versions.CHANGED)}
-        older = counts.flat_map("Of labels before", _of_labels, labels.shards_before, False)
+        older = counts.flat_map("Of labels before", _counts_of, labels.shards_before, False)
         patched = flow.join("Join what changes", {"counts": older, **kept})
         summaries.append(patched.map("Patch labels", versions.patch_labels, base, built))
-        counts = counts.flat_map("Of new labels", _of_labels, labels.shards_before, True)
+        counts = counts.flat_map("Of new labels", _counts_of, labels.shards_before, True)
     return flatten([*summaries, rows.write_labels(counts, labels, assembled)])
 
 
-def _of_labels(element: tuple[int, Packet], before: int, new: bool) -> Iterator[tuple[int, Packet]]:
-    """Yield the counts of a shard if it contains new labels (with `new`), or earlier labels (without `new`)."""
+def _counts_of(element: tuple[int, Packet], before: int, new: bool) -> Iterator[tuple[int, Packet]]:
+    """Yield (label shard, packet of counts) if the shard contains new labels, or, without `new`, earlier labels."""
     if (element[0] >= before) == new:
         yield element
 
 
 def _steps(raw: Summary, queries: Sequence[QueriesPlan], labels: LabelsPlan) -> tuple[dict[str, int | None], ...]:
-    """Return the steps of the later flows with row counts. Splits taken from the same table share its rows."""
+    """Return the steps of the later flows with row counts. Splits that are taken from one table share its rows."""
     points = sum(
         round(raw.count_input(plan.source, "rows") * (min(plan.hash_range[1], 1.0) - plan.hash_range[0]))
         for plan in queries
@@ -371,7 +371,7 @@ def _dimension(attempt: Attempt, raw: Summary) -> int:
 
 
 def _counted(inputs: Inputs, raw: Summary) -> str:
-    """Describe the points, not labels, which files repeat. Queries are counted once; pairs determine their splits."""
+    """Describe the input's points, or, if splits share their points, the queries and the pairs of each split."""
     if inputs.shared_points:
         pairs = ", ".join(f"{raw.count_input(PAIRS + split, 'rows'):,} pairs of {split}" for split in inputs.splits)
         return f"{raw.count_input(inputs.splits[0], 'rows_in'):,} queries, {pairs}"

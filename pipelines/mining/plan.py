@@ -1,8 +1,8 @@
 """The plan of mining: blocks that fit into memory, passes whose candidates fit on the disk, and where each file lies.
 
-`make_plan`, the last function, uses all others: `plan_blocks` chooses blocks and groups by the estimate of memory, which
-comes first, and `MinePlan` adds passes and files. Labels [0, L) are divided into label ranges, usually one, with K
-negatives each for every row, and ranges into blocks; `pipelines/mine.py` says what a group and a pass are.
+`make_plan`, the last function, uses all others: `plan_blocks` chooses blocks and groups by the estimate of memory,
+which comes first, and `MinePlan` adds passes and files. Labels [0, L) are divided into label ranges, usually one, with
+K negatives each for every row, and ranges into blocks; `pipelines/mine.py` says what a group and a pass are.
 """
 
 import functools

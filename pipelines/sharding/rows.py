@@ -1,7 +1,8 @@
 """Labels get ids, points find the ids of their labels, and both are written as shards.
 
 The flows come first, in the order in which `pipelines/shard.py` runs them, each with the stages that workers execute;
-then the functions on rows that the stages share. `(shard, packet)` locates a batch of rows for a shard.
+then the functions on rows that the stages share. `(shard, packet)` locates a batch of rows for a shard. A mention is a
+label key that points of a block name; points refer to it by its position (`label_index`).
 """
 
 from collections import Counter
@@ -43,19 +44,20 @@ SEND, LOOK_UP = "send keys of labels", "find labels"
 ENCODE_QUERIES, ORDER_QUERIES, WRITE_QUERIES = "tokenize", "order", "write"
 
 LISTS = ("label_ids", "filter_label_ids")  # list columns that are united when rows are merged
-_UNORDERED = ("input_ids", "text", "feature_ids", "feature_values", "dense")  # columns that do not affect the order
+_UNORDERED = ("input_ids", "text", "feature_ids", "feature_values", "dense")  # no part in the order; most of the bytes
 _POSITION = "position"
 PAIRS_SCHEMA = pa.schema(
     [("hash", pa.uint64()), ("part", pa.int32()), ("row", pa.int64()), ("key", pa.string()), ("label_id", pa.int64())]
 )
 BEFORE_SCHEMA = pa.schema([("key", pa.string()), ("label_id", pa.int64())])
 
-_REFERENCES = 1 << 17  # some runners keep references in the launching process
-_LOOKED_UP = 1 << 20  # keys per call: Arrow builds the hash table of the shard's keys again in each call
+_REFERENCES = 1 << 17  # packets of mentions: some runners keep all packets in the launching process
+_LOOKED_UP = 1 << 20  # mentions per call: Arrow builds the hash table of the shard's keys again in each call
 _LOOKUP_TASKS = 16  # minimum number of tasks that look up keys
 
-OrderedLabels = dict[str, Collection]  # labels by shard, by tag
+OrderedLabels = dict[str, Collection]  # what `order_labels` returns, by tag
 BlockGroup = tuple[StagedBlock, ...]
+Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
 
 # Labels get ids.
@@ -112,8 +114,8 @@ def send_sorted(
     facts = {"counters": {plan.name: counters}, "label_sizes": {number: table.num_rows}}
     yield Tagged(SUMMARY, read.report_rejects(LABELS, rejects, plan.files[plans.REJECTS], **facts))
     yield Tagged(read.SIZES, (number, table.num_rows))
-    staged = plan.files[plans.LABELS_DONE]
-    for tag, to, columns, channel in ((read.ROWS, number, table, staged), (KEYS, shard, keys, plan.exchange)):
+    kept = plan.files[plans.LABELS_DONE]
+    for tag, to, columns, channel in ((read.ROWS, number, table, kept), (KEYS, shard, keys, plan.exchange)):
         for place in plan.meter.count_bytes(ORDER_LABELS, channel.send([(to, to_record_batch(columns))])):
             yield Tagged(tag, place)
     plan.meter.count(ORDER_LABELS, counters["rows_in"])
@@ -124,13 +126,13 @@ def keep_labels(ordered: OrderedLabels, plan: LabelsPlan) -> Collection:
     return ordered[SUMMARY] + read.store_packets(ordered[read.ROWS], LABELS, plan.files[plans.LABELS_DONE])
 
 
-# Points find the ids of their labels: keys of labels meet in lookup tasks, some for each label shard.
+# Points find the ids of their labels: mentions meet the keys of labels in lookup tasks, one or more per label shard.
 
 
 def resolve_labels(groups: Collection, ordered: OrderedLabels, plan: LabelsPlan, seed: int) -> Collection:
-    """Look up the labels that groups (number, blocks) name: (number, packet with columns `index` and `label_id`).
+    """Look up the mentions of groups (number, blocks): (number, packet with columns `index` and `label_id`).
 
-    The packets are in files. seed: seed of the hash that chooses a label's shard.
+    index: position among the group's mentions. seed: seed of the hash that chooses a label's shard.
     """
     mentions = groups.flat_map("Route mentions", send_mentions, plan, seed)
     keys = ordered[KEYS].flat_map("Keys to places", copy_keys, plan.shards)
@@ -139,7 +141,7 @@ def resolve_labels(groups: Collection, ordered: OrderedLabels, plan: LabelsPlan,
 
 
 def group_blocks(blocks: Sequence[StagedBlock], shards: int) -> list[tuple[int, BlockGroup]]:
-    """Group blocks into (number, blocks), with larger groups if there are many blocks and label `shards`."""
+    """Group blocks into (number, blocks), so that groups times label `shards`, the number of packets, is bounded."""
     size = max(1, -(-len(blocks) * shards // _REFERENCES))
     return [(start // size, tuple(blocks[start : start + size])) for start in range(0, len(blocks), size)]
 
@@ -159,7 +161,7 @@ def copy_keys(element: tuple[int, Packet], shards: int) -> Iterator[tuple[int, P
 def send_mentions(
     element: tuple[int, BlockGroup], plan: LabelsPlan, seed: int
 ) -> Iterator[tuple[int, tuple[int, Packet]]]:
-    """Send the label keys in (group number, blocks) to lookup tasks: (task, (group number, packet))."""
+    """Send the mentions of (group number, blocks) to lookup tasks: (task, (group number, packet))."""
     number, blocks = element
     plan.meter.start(SEND)
     mentions = [batch for batch in map(read_mentions, blocks) if batch is not None]
@@ -175,14 +177,14 @@ def send_mentions(
 
 
 def read_mentions(block: StagedBlock) -> pa.RecordBatch | None:
-    """Read the label keys in a block; None if the block's points do not name labels by key."""
+    """Read the mentions of a block; None if the block's points do not name labels by key."""
     return None if block.mentions is None else next(receive([block.mentions]))
 
 
 def find_ids(
     element: tuple[int, dict[str, Any]], plan: LabelsPlan, sizes: dict[int, int]
 ) -> Iterator[tuple[int, Packet]]:
-    """Look up the label keys in (lookup task, packets by collection), and send the ids back: (group number, packet)."""
+    """Look up the mentions in (lookup task, packets by collection), and send the ids back: (group number, packet)."""
     task, packets = element
     plan.meter.start(LOOK_UP)
     (labels,) = receive(packets["keys"])
@@ -229,7 +231,7 @@ def known_ids(mentions: int, batches: Iterable[pa.RecordBatch]) -> np.ndarray:
 
 
 def names_of(plan: QueriesPlan) -> tuple[str, str, str]:
-    """Return the names of the split's collections: rows, pairs, and labels before, each per shard."""
+    """Return the names of the split's collections: rows, pairs, and labels that older points had, each per shard."""
     return f"rows of {plan.split}", f"pairs of {plan.split}", f"labels before of {plan.split}"
 
 
@@ -238,18 +240,18 @@ def assemble_queries(
 ) -> Collection:
     """Assemble one split. Returns a Summary, in which `kept` locates the rows and pairs of each shard.
 
-    groups: per input table, groups of blocks, each with the ids of the labels that the blocks name, if they name any.
+    groups: per input table, groups of blocks, each with the ids of its mentions, if there are any.
     """
     summaries = []
-    for name, source in zip(names_of(plan), (plan.source, PAIRS + plan.source)[: 1 + plan.has_pairs], strict=False):
-        made = flow.create(f"Blocks of {name}", groups[source])
-        assembled = made.split(f"Assemble {name}", (SUMMARY, read.ROWS), assemble, plan, source, partitions=True)
+    for name, table in zip(names_of(plan), (plan.source, PAIRS + plan.source)[: 1 + plan.has_pairs], strict=False):
+        made = flow.create(f"Blocks of {name}", groups[table])
+        assembled = made.split(f"Assemble {name}", (SUMMARY, read.ROWS), assemble, plan, table, partitions=True)
         summaries += [assembled[SUMMARY], read.store_packets(assembled[read.ROWS], name, plan.files[plans.ROWS])]
     return flatten(summaries)
 
 
-def assemble(groups: Iterable[tuple[BlockGroup, Packet | None]], plan: QueriesPlan, source: str) -> Iterator[Tagged]:
-    """Give label ids to the points or pairs of the table `source`, and send those of the plan's split to their shards.
+def assemble(groups: Iterable[tuple[BlockGroup, Packet | None]], plan: QueriesPlan, table: str) -> Iterator[Tagged]:
+    """Give label ids to the points or pairs of the input table, and send the rows of the plan's split to their shards.
 
     Points are tokenized, and have the columns of the plan's `row_schema`; pairs have those of PAIRS_SCHEMA.
     """
@@ -268,7 +270,7 @@ def assemble(groups: Iterable[tuple[BlockGroup, Packet | None]], plan: QueriesPl
                     batch = batch.filter(pa.array(in_hash_range(batch["hash"].to_numpy(), plan.hash_range)))
                 batch, rejects = attach_labels(batch, plan, label_ids, None if named is None else named["key"])
                 summaries.append(read.report_rejects(block.table, rejects, plan.files[plans.REJECTS]))
-                if source != plan.source:
+                if table != plan.source:  # pairs
                     batch = batch.filter(pc.equal(pc.list_value_length(batch["label_ids"]), 1))
                     batch = batch.append_column("label_id", batch["label_ids"].flatten().cast(pa.int64()))
                     yield from read.by_shard(batch.select(PAIRS_SCHEMA.names), plan.shards)
@@ -291,8 +293,8 @@ def attach_labels(
 ) -> tuple[pa.RecordBatch, list[Reject]]:
     """Return the points that have labels, with `label_ids` of the table's type, and rejects.
 
-    ids int64 [mentions]: the ids for `label_index`, -1 for unknown labels. keys: the keys of these labels. In a format
-    without keys, points already have `label_ids`, which must be below `plan.labels`.
+    ids int64 [mentions], -1 for unknown labels; keys: of the block's mentions. `own_index`: mention of the point's own
+    key. In a format without keys, points already have `label_ids`, which must be below `plan.labels`.
     """
     kind = plan.schema.field("label_ids").type.value_type
     if "own_index" in batch.schema.names:
@@ -300,7 +302,7 @@ def attach_labels(
         same = parquet.list_array(own[own >= 0], offsets_of((own >= 0).astype(np.int64)), kind)
         batch = batch.append_column("filter_label_ids", same)
     if "label_ids" in batch.schema.names:
-        return _check_range(batch, plan, kind)
+        return _in_range(batch, plan, kind)
     if plan.has_pairs and "label_index" not in batch.schema.names:
         none = parquet.list_array(np.zeros(0, np.int64), np.zeros(batch.num_rows + 1, np.int64), kind)
         return batch.append_column("label_ids", none), []
@@ -322,7 +324,7 @@ def attach_labels(
     return batch, rejects + lost
 
 
-def _check_range(batch: pa.RecordBatch, plan: QueriesPlan, kind: pa.DataType) -> tuple[pa.RecordBatch, list[Reject]]:
+def _in_range(batch: pa.RecordBatch, plan: QueriesPlan, kind: pa.DataType) -> tuple[pa.RecordBatch, list[Reject]]:
     values, offsets = parquet.list_column(pa.table(batch), "label_ids")
     column = batch.schema.get_field_index("label_ids")
     beyond = values >= plan.labels
@@ -352,11 +354,10 @@ class Shard(NamedTuple):
 
 
 def write_queries(flow: Flow, plan: QueriesPlan, assembled: Summary) -> dict[str, Collection]:
-    """Write one split. Returns the collections `summary` (Summary) and `frequencies` (label shard, packet).
+    """Write one split. Returns `summary` (Summary), and `frequencies` (label shard, packet): counts of points by label.
 
     If the plan has older shards, also returns `again` (older shard, packet): keys that older points may have, and the
-    labels of the new points.
-    assembled: the locations of the rows, and the number of labels in each label shard.
+    labels of the new points. assembled: packets of the rows, and the number of labels in each label shard.
     """
     kept = [assembled.kept.get(name, {}) for name in names_of(plan)]
     every = [Shard(number, *(places.get(number) for places in kept)) for number in range(plan.shards)]
@@ -370,36 +371,36 @@ def write_queries(flow: Flow, plan: QueriesPlan, assembled: Summary) -> dict[str
 def sort_queries(shard: Shard, plan: QueriesPlan, label_sizes: dict[int, int]) -> Iterator[Tagged]:
     """Order the rows of a shard, with the labels from pairs. Yields positions, size, label counts and summaries.
 
-    Whole rows are not written again. Only each row's position among the gathered rows is sent, and the row's labels if
-    the labels have changed.
+    Whole rows are neither read nor sent: `finish_queries` gets each row's position among the gathered rows, and the
+    row's labels if they have changed.
     """
     plan.meter.start(ORDER_QUERIES)
-    staged = plan.files[plans.REJECTS]
+    reject_files = plan.files[plans.REJECTS]
     columns = [name for name in plan.row_schema.names if name not in _UNORDERED]
     table = gather(read_locations(shard.rows), plan.row_schema, columns)
     table = table.append_column(_POSITION, pa.array(np.arange(table.num_rows)))
     ordered = order_rows(table)
-    rows_in, others = ordered.rows.num_rows + ordered.merged + ordered.rejected.num_rows, 0
+    rows_in, of_other_splits = ordered.rows.num_rows + ordered.merged + ordered.rejected.num_rows, 0
     table, rejects = ordered.rows, duplicates(ordered, plan.sources)
     if plan.has_pairs:
         pairs = gather(read_locations(shard.pairs), PAIRS_SCHEMA)
         table, unknown = add_pairs(table, pairs["key"].combine_chunks(), pairs["label_id"].to_numpy())
         detail = "the query {key} is not among the points"
         lost_pairs = reject_rows(pairs.filter(pa.array(unknown)), plan.sources, Reason.UNKNOWN_QUERY, detail)
-        yield Tagged(SUMMARY, read.report_rejects(f"pairs/{plan.source}", lost_pairs, staged))
+        yield Tagged(SUMMARY, read.report_rejects(f"pairs/{plan.source}", lost_pairs, reject_files))
         table, lost = without_labels(table, plan.sources)
         if plan.shared_points:
-            others = len(lost)
+            of_other_splits = len(lost)
         else:
             rejects += lost
     if shard.before is not None:
         before = gather(read_locations(shard.before), BEFORE_SCHEMA)
         table, _ = add_pairs(table, before["key"].combine_chunks(), before["label_id"].to_numpy())
     if plan.same_key:
-        table = without_positives(table)
+        table = drop_positive_filters(table)
     lengths = {name: len(parquet.list_column(table, name).values) for name in LISTS if name in table.column_names}
     counters = Counter(
-        rows_in=rows_in - others,
+        rows_in=rows_in - of_other_splits,
         rows_merged=ordered.merged,
         rows_out=table.num_rows,
         truncated=int(np.count_nonzero(table["truncated"].to_numpy())),
@@ -408,7 +409,7 @@ def sort_queries(shard: Shard, plan: QueriesPlan, label_sizes: dict[int, int]) -
     )
     if "filter_label_ids" in lengths:
         counters["filter_pairs_applied"] = lengths["filter_label_ids"]
-    yield Tagged(SUMMARY, read.report_rejects(plan.source, rejects, staged, counters={plan.name: counters}))
+    yield Tagged(SUMMARY, read.report_rejects(plan.source, rejects, reject_files, counters={plan.name: counters}))
     yield Tagged(read.SIZES, (shard.number, table.num_rows))
     counts = count_labels(parquet.list_column(table, "label_ids").values, read.first_ids(label_sizes))
     yield from (Tagged(FREQUENCIES, place) for place in plan.exchange.send(counts))
@@ -441,9 +442,8 @@ def finish_queries(element: tuple[Shard, Packet], plan: QueriesPlan, sizes: dict
 
 def write_labels(counts: Collection, plan: LabelsPlan, ordered: Summary) -> Collection:
     """Join the labels in `ordered` with their training counts (shard, packet), and write them. Returns Summary."""
-    joined = counts.flow.join(
-        "Join counts", {"rows": read.load_packets(counts.flow, ordered, LABELS), "counts": counts}
-    )
+    labels = read.load_packets(counts.flow, ordered, LABELS)
+    joined = counts.flow.join("Join counts", {"rows": labels, "counts": counts})
     return joined.map("Write labels", finish_labels, plan, ordered.label_sizes)
 
 
@@ -501,7 +501,7 @@ def count_tokens(table: pa.Table) -> Counter[str]:
 class OrderedRows(NamedTuple):
     """Rows in the order of (hash, key), with distinct keys. merged: number of rows that were merged into other rows.
 
-    rejected, kept: columns part, row and key of each rejected row, and of the retained row with the same key.
+    rejected, kept: columns part, row and key of each rejected row, and of the row that has the same key instead.
     """
 
     rows: pa.Table
@@ -511,9 +511,12 @@ class OrderedRows(NamedTuple):
 
 
 def order_rows(rows: pa.Table) -> OrderedRows:
-    """Sort rows [N] by hash, key, content, part and row, and handle duplicates; unite the LISTS of merged rows."""
+    """Sort rows [N] by hash, key, content, part and row. The first row of each key stays.
+
+    Later rows with the same content are merged into it, and their LISTS united; rows with other content are rejected.
+    """
     given = rows.combine_chunks()
-    by = [given[name].to_numpy() for name in ("row", "part", "content", "hash")]
+    by = [given[name].to_numpy() for name in ("row", "part", "content", "hash")]  # the last decides first
     rows = given.take(pa.array(np.lexsort(by))).combine_chunks()
     tied, same = _ties(rows)
     if not same.all():  # two keys have the same hash: this is rare, so a slow method suffices
@@ -528,14 +531,14 @@ def order_rows(rows: pa.Table) -> OrderedRows:
     first = np.flatnonzero(starts)
     group = np.cumsum(starts) - 1
     content = rows["content"].to_numpy()
-    same = content == content[first[group]]
-    other = np.flatnonzero(~same)
+    merges = content == content[first[group]]
+    other = np.flatnonzero(~merges)
     kept = rows.take(pa.array(first))
     for name in LISTS:
         if name in rows.column_names:
             values, offsets = parquet.list_column(rows, name)
             owner = np.repeat(group, np.diff(offsets))
-            take = np.repeat(same, np.diff(offsets))
+            take = np.repeat(merges, np.diff(offsets))
             united = unite(owner[take], values[take], len(first), rows.schema.field(name).type.value_type)
             kept = kept.set_column(kept.schema.get_field_index(name), rows.schema.field(name), united)
     merged = count - len(first) - len(other)
@@ -572,7 +575,7 @@ def add_pairs(rows: pa.Table, keys: pa.Array, ids: np.ndarray) -> tuple[pa.Table
 
 
 def join_pairs(rows: np.ndarray, pairs: np.ndarray, type: pa.DataType) -> pa.ListArray:
-    """Return the labels of `rows` [B] according to the sorted `pairs` (int64 [F, 2]), as a list column of `type`."""
+    """Return the labels of `rows` [B] in the sorted `pairs` (row, label), int64 [F, 2], as a list column of `type`."""
     first = np.searchsorted(pairs[:, 0], rows, "left")
     counts = np.searchsorted(pairs[:, 0], rows, "right") - first
     offsets = offsets_of(counts)
@@ -580,16 +583,13 @@ def join_pairs(rows: np.ndarray, pairs: np.ndarray, type: pa.DataType) -> pa.Lis
     return parquet.list_array(pairs[picked, 1], offsets, type)
 
 
-def without_positives(rows: pa.Table) -> pa.Table:
-    """Return the rows without the filter pairs that are positives."""
+def drop_positive_filters(rows: pa.Table) -> pa.Table:
+    """Remove from `filter_label_ids` the labels that are positives of the row."""
     filters, labels = (parquet.list_column(rows, name) for name in ("filter_label_ids", "label_ids"))
     number, field = rows.schema.get_field_index("filter_label_ids"), rows.schema.field("filter_label_ids")
     own = filters.padded()
     left = filters.keep(~labels.contains(own)[own != PAD])
     return rows.set_column(number, field, parquet.list_array(*left, field.type.value_type))
-
-
-Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
 
 def without_labels(rows: Rows, sources: Mapping[int, str]) -> tuple[Rows, list[Reject]]:
@@ -612,7 +612,7 @@ def reject_rows(rows: Rows, sources: Mapping[int, str], reason: Reason, detail: 
 
 
 def duplicates(ordered: OrderedRows, sources: Mapping[int, str]) -> list[Reject]:
-    """Return rejects for rows that have the same key as a retained row, but different content."""
+    """Return rejects for the rows that `order_rows` rejected."""
     rejects = []
     for row, kept in zip(ordered.rejected.to_pylist(), ordered.kept.to_pylist(), strict=True):
         place = f"{sources[kept['part']]}, line {kept['row'] + 1}"
