@@ -325,7 +325,7 @@ class MinePlan(BlockPlan):
 
     @property
     def scores_positives(self) -> bool:
-        """Whether a flow scores the positives in all groups before the search: a margin needs a row's lowest score."""
+        """Whether a flow scores positives in all groups, for a margin, before the search; one group needs no flow."""
         return has_margin(self.options) and not self.has_one_group
 
     def rule(self, weakest: np.ndarray) -> ScoreRule | None:

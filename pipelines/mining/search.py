@@ -82,7 +82,7 @@ class LoadedBlock(NamedTuple):
 
 
 class WrittenShard(NamedTuple):
-    """One shard of a table: manifest entry, number of padded rows, keys [S, columns] and ids [S] of sampled rows."""
+    """A shard of a table: entry, number of rows with too few negatives, keys [S, columns] and ids [S] of the sample."""
 
     entry: Shard
     padded: int
@@ -134,7 +134,7 @@ def search_group(task: Task, plan: MinePlan) -> Iterator[tuple[SourceShard, Grou
         blocks = [load_block(plan, number, profile, keep) for number in range(*plan.groups[group])]
         for source_shard, candidates in search_shards(plan, group, blocks, source_shards, profile):
             if plan.has_one_group:
-                _finish(plan, source_shard, [candidates])
+                _finish_shard(plan, source_shard, [candidates])
             else:
                 yield source_shard, candidates
         del blocks
@@ -144,7 +144,7 @@ def search_group(task: Task, plan: MinePlan) -> Iterator[tuple[SourceShard, Grou
 def merge_shard(element: tuple[SourceShard, Iterable[GroupCandidates]], plan: MinePlan) -> None:
     """Write a shard of a table and its record from ((source, shard), candidates of each group)."""
     with _TASK_LOCK:
-        _finish(plan, *element)
+        _finish_shard(plan, *element)
 
 
 def load_block(plan: MinePlan, number: int, profile: Profile, keep: bool = False) -> LoadedBlock:
@@ -298,7 +298,7 @@ def _batches(
 ) -> Iterator[QueryBatch]:
     """Read a shard in batches, with the labels to drop, which include labels with the same text as a positive.
 
-    Positives in `blocks` lower `weakest` [rows] in place.
+    Positives in `blocks` lower `weakest` [rows] in place, before the batch is searched.
     """
     for batch in plan.sources[source_shard[0]].batches(source_shard[1], plan.batch, plan.dimension):
         lowest = weakest[batch.first :][: len(batch.queries)]
@@ -311,7 +311,7 @@ def _batches(
 
 
 def _read_weakest(plan: MinePlan, source_shard: SourceShard) -> np.ndarray:
-    """Return `weakest` [rows] of all groups, as `score_group` wrote it; infinity if no margin needs it."""
+    """Return `weakest` [rows] of all groups, as `score_group` wrote it; infinity if there was no such flow."""
     weakest = np.full(plan.rows([source_shard]), np.inf, np.float32)
     if plan.scores_positives:
         for group in range(len(plan.groups)):
@@ -334,7 +334,7 @@ def _merge_range(ranges: dict[int, np.ndarray], at: int, keys: np.ndarray, fetch
     ranges[at] = merge_passed([ranges[at], keys], fetch, rule) if at in ranges else keys
 
 
-def _finish(plan: MinePlan, source_shard: SourceShard, candidates: Iterable[GroupCandidates]) -> None:
+def _finish_shard(plan: MinePlan, source_shard: SourceShard, candidates: Iterable[GroupCandidates]) -> None:
     """Write a shard of the table, with the best candidates of all groups for every row, and the shard's record.
 
     The keys of the audit pass the same filters as the keys of the table, so that both can be compared.
