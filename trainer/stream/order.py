@@ -1,12 +1,12 @@
 """Order of rows: computed from row-group sizes alone, without reading any file.
 
 Row groups, each once or as often as the weight of its source specifies, are permuted by (seed, epoch). The permuted
-sequence of N rows is cut into S equal ranges, the canonical streams. Each stream permutes rows inside windows of a few
-row groups. Global batch t takes B/S rows from every stream at cursor t * B/S, so the order does not depend on ranks or
-threads, and any step can be reached without reading other steps.
+sequence of N rows is cut into S equal ranges, the streams. Each stream permutes rows inside windows of a few row
+groups. Global batch t takes rows [t * B/S, (t + 1) * B/S) of every stream. S is fixed for a run and each rank has some
+of the streams, so the order does not depend on ranks or threads; any step can be reached without reading other steps.
 
-For rows in cluster order (NGAME), whole clusters are dealt instead of rows: clusters of consecutive rows are permuted,
-cut into streams and taken, so a batch consists of B / C clusters, and all rows of a cluster are in one batch.
+For rows in cluster order (NGAME), the units that are permuted and cut are clusters of at most C consecutive rows
+instead of rows, so a batch consists of B / C clusters, and all rows of a cluster are in one batch.
 
 For a source with N rows and weight w, an epoch deals each row floor(w) times, and round((w - floor(w)) * N) of the rows
 once more. (seed, epoch, source) determines the chosen rows: row groups are permuted again every b = floor(N / rows
@@ -24,13 +24,13 @@ from typing import NamedTuple
 import numpy as np
 
 from schemas.errors import InputError
-from schemas.ragged import offsets_of
+from schemas.ragged import Ragged, offsets_of
 from schemas.randomness import Purpose, generator, torch_seed
 
 
 @dataclass(frozen=True)
 class WeightedGroups:
-    """A source's row groups in a mix: the next `groups` in storage order, dealt `weight` times per epoch."""
+    """A source of a mix: it has the `groups` row groups after those of the source before, dealt `weight` times."""
 
     groups: int
     weight: float
@@ -46,9 +46,9 @@ class Segment:
 
 
 class WindowDeal(NamedTuple):
-    """Deal of one stream's window: batch b takes `rows[ends[b] : ends[b + 1]]` of its segments, concatenated."""
+    """One stream's window, permuted: batch b takes `rows[ends[b] : ends[b + 1]]`, which count the window's rows."""
 
-    rows: np.ndarray  # [n] int64, a permutation
+    rows: np.ndarray  # [n] int64, a permutation; number i is row i of the window's segments, concatenated
     ends: np.ndarray  # [batches + 1]
 
 
@@ -61,7 +61,7 @@ class EpochOrder:
     steps that not every stream can fill. `mix`: how often each source is dealt, in storage order; empty: each row once.
     `clusters` [M]: the number of clusters in each row group, whose sizes differ by at most one row; C = `cluster` is
     the largest size, and divides B / S. None: every row is dealt on its own. `dealt` [M, 2]: the rows [first, end) of
-    each row group that are dealt; None: every row.
+    each row group that are dealt (a source may give a share of its rows); None: every row.
     """
 
     group_rows: np.ndarray
@@ -83,15 +83,9 @@ class EpochOrder:
 
     @cached_property
     def pieces(self) -> np.ndarray:
-        """All dealt pieces in this epoch's order: (row group in storage order, first row, end) [E, 3] int64."""
+        """All rows of this epoch, before windows permute them, as pieces (row group, first row in it, end) [E, 3]."""
         pieces = pieces_of(self._dealt, self.mix, self.seed, self.epoch)
         return pieces[generator(self.seed, Purpose.ROW_GROUPS, self.epoch).permutation(len(pieces))]
-
-    @cached_property
-    def _starts(self) -> np.ndarray:
-        """Start of each piece, and the total number of dealt units, [E + 1]."""
-        counts = self.pieces[:, 2] - self.pieces[:, 1] if self.clusters is None else self.clusters[self.pieces[:, 0]]
-        return offsets_of(counts)
 
     @cached_property
     def rows(self) -> int:
@@ -100,8 +94,13 @@ class EpochOrder:
 
     @cached_property
     def units(self) -> int:
-        """Number of units in an epoch: clusters, or N rows without clusters. Positions count units."""
+        """Number of units in an epoch: clusters, or N rows without clusters. Streams and windows are cut in units."""
         return self.rows if self.clusters is None else int(self.clusters.sum())
+
+    @cached_property
+    def _starts(self) -> np.ndarray:
+        """Number of the first unit of each piece, and the number of all units, [E + 1]."""
+        return offsets_of(_sizes(self.pieces) if self.clusters is None else self.clusters[self.pieces[:, 0]])
 
     @property
     def units_per_batch(self) -> int:
@@ -110,8 +109,8 @@ class EpochOrder:
 
     @cached_property
     def window_units(self) -> int:
-        """Units per window: about `window_groups` row groups, and whole batches."""
-        per_group = self._dealt[:, 1] - self._dealt[:, 0] if self.clusters is None else self.clusters
+        """Number of units of a stream in a window: about `window_groups` row groups, rounded up to whole batches."""
+        per_group = _sizes(self._dealt) if self.clusters is None else self.clusters
         typical = int(per_group.max(initial=1)) * self.window_groups
         longest = -(-self.units // self.streams)
         return max(1, -(-min(typical, longest) // self.units_per_batch)) * self.units_per_batch
@@ -122,7 +121,7 @@ class EpochOrder:
         return self._steps_for(self.units)
 
     def _steps_for(self, units: int) -> int:
-        shortest, longest = units // self.streams, -(-units // self.streams)
+        shortest, longest = units // self.streams, -(-units // self.streams)  # streams differ by one unit at most
         return shortest // self.units_per_batch if self.tail == "drop" else -(-longest // self.units_per_batch)
 
     @property
@@ -139,7 +138,7 @@ class EpochOrder:
         return min(self.steps_per_window, self.steps - window * self.steps_per_window)
 
     def segments(self, stream: int, window: int) -> list[Segment]:
-        """Return the segments to read for one stream's window, in the epoch's order."""
+        """Return what to read for one stream's window: its pieces, cut at the window's ends, in the epoch's order."""
         return [
             Segment(group, int(bounds[0]), int(bounds[-1]))
             for group, bounds in self._bounds(stream, window)
@@ -154,15 +153,13 @@ class EpochOrder:
         if self.clusters is None:
             return WindowDeal(permuted, ends)
         sizes = np.concatenate([np.diff(bounds) for _, bounds in self._bounds(stream, window)] or [ends[:0]])
-        starts = offsets_of(sizes)[:-1][permuted]
-        until = offsets_of(sizes[permuted])
-        rows = np.repeat(starts - until[:-1], sizes[permuted]) + np.arange(until[-1])
-        return WindowDeal(rows, until[ends])
+        rows, offsets = Ragged.from_counts(np.arange(sizes.sum()), sizes).take(permuted)  # a row for each cluster
+        return WindowDeal(rows, offsets[ends])
 
     def _bounds(self, stream: int, window: int) -> list[tuple[int, np.ndarray]]:
-        """Return (row group, bounds [u + 1] of its units, as rows within it) for each row group of a stream's window.
+        """Return (row group, bounds of its units [u + 1], as rows within it) for each piece in a stream's window.
 
-        For single rows, the bounds are the first and the last row.
+        Without clusters, only the first bound and the last one are listed.
         """
         start, stop = self._window_range(stream, window)
         bounds, piece = list[tuple[int, np.ndarray]](), int(np.searchsorted(self._starts, start, side="right")) - 1
@@ -181,9 +178,100 @@ class EpochOrder:
         return bounds
 
     def _window_range(self, stream: int, window: int) -> tuple[int, int]:
+        """Return the units [start, stop) of one stream's window."""
         first, last = stream * self.units // self.streams, (stream + 1) * self.units // self.streams
         start = min(first + window * self.window_units, last)
         return start, min(start + self.window_units, last)
+
+
+@dataclass(frozen=True, eq=False)
+class OrderBySource(EpochOrder):
+    """The order of an epoch in which a batch has rows of one source only; `mix` lists every source, even at weight 1.
+
+    Each source deals its own batches, and `turns` says whose batch each step takes.
+    """
+
+    @cached_property
+    def _steps(self) -> list[int]:
+        """Number of batches of each source; computed without a permutation, because every step needs it."""
+        return [
+            self._steps_for(count_rows(self._dealt[first:stop], (source,)))
+            for _, first, stop, source in source_ranges(self.mix)
+        ]
+
+    @property
+    def steps(self) -> int:
+        """Number of global batches in the epoch; the last batch of each source may be shorter, or is dropped."""
+        return sum(self._steps)
+
+    @cached_property
+    def turns(self) -> np.ndarray:
+        """Number of the source that each step's batch comes from, [steps] int64."""
+        numbers = np.repeat(np.arange(len(self._steps)), self._steps)
+        return generator(self.seed, Purpose.TURNS, self.epoch).permutation(numbers)
+
+    @cached_property
+    def _orders(self) -> "list[SourceOrder]":
+        """Order of each source: its streams as if it were alone, but cut into windows at the steps of this order."""
+        bounds = np.minimum(np.arange(self.windows + 1) * self.steps_per_window, self.steps)
+        return [
+            SourceOrder(
+                self.group_rows[first:stop],
+                self.batch,
+                self.streams,
+                self.window_groups,
+                torch_seed(self.seed, Purpose.SOURCE, number),
+                self.epoch,
+                self.tail,
+                (source,),
+                dealt=self._dealt[first:stop],
+                window_starts=np.searchsorted(np.flatnonzero(self.turns == number), bounds),
+            )
+            for number, first, stop, source in source_ranges(self.mix)
+        ]
+
+    @cached_property
+    def window_units(self) -> int:
+        """Number of units per window: about `window_groups` row groups, on average at least one from each source."""
+        largest = int(_sizes(self._dealt).max(initial=1))
+        rows = min(largest * max(self.window_groups, len(self.mix)), self.steps * self.units_per_batch)
+        return max(1, -(-rows // self.units_per_batch)) * self.units_per_batch
+
+    def segments(self, stream: int, window: int) -> list[Segment]:
+        return [
+            Segment(first + segment.group, segment.start, segment.stop)
+            for (_, first, _, _), order in zip(source_ranges(self.mix), self._orders, strict=True)
+            for segment in order.segments(stream, window)
+        ]
+
+    def take(self, stream: int, window: int) -> WindowDeal:
+        deals = [order.take(stream, window) for order in self._orders]
+        starts = offsets_of(np.array([len(rows) for rows, _ in deals]))
+        rows = np.concatenate([rows + start for (rows, _), start in zip(deals, starts, strict=False)])
+        batches = Ragged.from_counts(rows, np.concatenate([np.diff(ends) for _, ends in deals]))  # source by source
+        first = window * self.steps_per_window
+        # Batch i comes at step steps[i] of the window: the batches of a source keep their order.
+        steps = np.argsort(self.turns[first : first + self.steps_of(window)], kind="stable")
+        return WindowDeal(*batches.take(np.argsort(steps)))
+
+
+@dataclass(frozen=True, eq=False)
+class SourceOrder(EpochOrder):
+    """Order of one source: window w has its batches [window_starts[w], window_starts[w + 1]), int64 [W + 1]."""
+
+    window_starts: np.ndarray | None = None
+
+    def steps_of(self, window: int) -> int:
+        return int(np.diff(self._batches(window))[0])
+
+    def _window_range(self, stream: int, window: int) -> tuple[int, int]:
+        first, last = stream * self.units // self.streams, (stream + 1) * self.units // self.streams
+        start, stop = (min(first + batches * self.units_per_batch, last) for batches in self._batches(window).tolist())
+        return start, stop
+
+    def _batches(self, window: int) -> np.ndarray:
+        assert self.window_starts is not None
+        return self.window_starts[window : window + 2]
 
 
 def streams_of_rank(streams: int, rank: int, ranks: int) -> range:
@@ -197,10 +285,10 @@ def streams_of_rank(streams: int, rank: int, ranks: int) -> range:
 
 
 def deal(deals: Sequence[WindowDeal]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the order that gathers the concatenated rows of `deals` [s] batch by batch, and the batches' offsets into
-    it.
+    """Unite the deals of s streams for one window, with the same number of batches each.
 
-    There is a deal for each stream's window, with the same number of batches [batches + 1]; later rows are left out.
+    Return the positions of rows in the concatenated windows, batch by batch, and the batches' offsets into these
+    positions [batches + 1]. Rows after a deal's last batch are left out.
     """
     starts = offsets_of(np.array([len(rows) for rows, _ in deals], np.int64))
     rows = np.concatenate([rows[: ends[-1]] + start for (rows, ends), start in zip(deals, starts, strict=False)])
@@ -208,99 +296,8 @@ def deal(deals: Sequence[WindowDeal]) -> tuple[np.ndarray, np.ndarray]:
     offsets = offsets_of(counts.sum(axis=0))
     if counts.size and (counts == counts[0, 0]).all():  # every stream fills every batch: no sorting
         return rows.reshape(*counts.shape, -1).swapaxes(0, 1).reshape(-1), offsets
-    number = np.repeat(np.tile(np.arange(counts.shape[1]), len(deals)), counts.reshape(-1))
-    return rows[np.argsort(number, kind="stable")], offsets
-
-
-@dataclass(frozen=True, eq=False)
-class OrderBySource(EpochOrder):
-    """The order of an epoch with a single source in each batch; `mix` names all sources, in storage order."""
-
-    @cached_property
-    def _steps(self) -> list[int]:
-        """Number of batches of each source; computed without a permutation, because every step needs it."""
-        return [
-            self._steps_for(count_rows(self._dealt[first:stop], (share,)))
-            for _, first, stop, share in source_ranges(self.mix)
-        ]
-
-    @property
-    def steps(self) -> int:
-        """Number of global batches in the epoch; the last batch of each source may be shorter, or is dropped."""
-        return sum(self._steps)
-
-    @cached_property
-    def turns(self) -> np.ndarray:
-        """Index of the source for each step, [steps] int64."""
-        numbers = np.repeat(np.arange(len(self._steps)), self._steps)
-        return generator(self.seed, Purpose.TURNS, self.epoch).permutation(numbers)
-
-    @cached_property
-    def _orders(self) -> "list[SourceOrder]":
-        """Order of each source: a stream has the same rows as if the source were alone."""
-        bounds = np.minimum(np.arange(self.windows + 1) * self.steps_per_window, self.steps)
-        return [
-            SourceOrder(
-                self.group_rows[first:stop],
-                self.batch,
-                self.streams,
-                self.window_groups,
-                torch_seed(self.seed, Purpose.SOURCE, number),
-                self.epoch,
-                self.tail,
-                (share,),
-                dealt=self._dealt[first:stop],
-                ends=np.searchsorted(np.flatnonzero(self.turns == number), bounds),
-            )
-            for number, first, stop, share in source_ranges(self.mix)
-        ]
-
-    @cached_property
-    def window_units(self) -> int:
-        """Number of units per window: about `window_groups` row groups, on average at least one from each source."""
-        largest = int((self._dealt[:, 1] - self._dealt[:, 0]).max(initial=1))
-        rows = min(largest * max(self.window_groups, len(self.mix)), self.steps * self.units_per_batch)
-        return max(1, -(-rows // self.units_per_batch)) * self.units_per_batch
-
-    def segments(self, stream: int, window: int) -> list[Segment]:
-        firsts = (first for _, first, _, _ in source_ranges(self.mix))
-        return [
-            Segment(first + segment.group, segment.start, segment.stop)
-            for first, order in zip(firsts, self._orders, strict=True)
-            for segment in order.segments(stream, window)
-        ]
-
-    def take(self, stream: int, window: int) -> WindowDeal:
-        deals = [order.take(stream, window) for order in self._orders]
-        starts = offsets_of(np.array([len(rows) for rows, _ in deals]))
-        rows = np.concatenate([rows + start for (rows, _), start in zip(deals, starts, strict=False)])
-        sizes = np.concatenate([np.diff(ends) for _, ends in deals])  # sizes of batches, source by source
-        first = window * self.steps_per_window
-        # Batches sorted by source come at steps `place`, which ascend within a source.
-        place = np.argsort(self.turns[first : first + self.steps_of(window)], kind="stable")
-        sizes_by_step, begins = np.empty_like(sizes), np.empty_like(sizes)
-        sizes_by_step[place], begins[place] = sizes, offsets_of(sizes)[:-1]
-        until = offsets_of(sizes_by_step)
-        return WindowDeal(rows[np.repeat(begins - until[:-1], sizes_by_step) + np.arange(until[-1])], until)
-
-
-@dataclass(frozen=True, eq=False)
-class SourceOrder(EpochOrder):
-    """Order of one source's rows; window w contains the batches [ends[w], ends[w + 1]); `ends` [W + 1] int64."""
-
-    ends: np.ndarray | None = None
-
-    def steps_of(self, window: int) -> int:
-        return int(np.diff(self._batches(window))[0])
-
-    def _window_range(self, stream: int, window: int) -> tuple[int, int]:
-        first, last = stream * self.units // self.streams, (stream + 1) * self.units // self.streams
-        start, stop = (min(first + batches * self.units_per_batch, last) for batches in self._batches(window).tolist())
-        return start, stop
-
-    def _batches(self, window: int) -> np.ndarray:
-        assert self.ends is not None
-        return self.ends[window : window + 2]
+    batch_of_row = np.repeat(np.tile(np.arange(counts.shape[1]), len(deals)), counts.reshape(-1))
+    return rows[np.argsort(batch_of_row, kind="stable")], offsets
 
 
 def split_weight(weight: float, rows: int) -> tuple[int, int]:
@@ -311,55 +308,55 @@ def split_weight(weight: float, rows: int) -> tuple[int, int]:
 
 def count_rows(dealt: np.ndarray, mix: Sequence[WeightedGroups]) -> int:
     """Return the number of rows of an epoch, the same in every epoch; `dealt` [M, 2] as in `pieces_of`."""
-    group_rows = dealt[:, 1] - dealt[:, 0]
+    group_rows = _sizes(dealt)
     if not mix:
         return int(group_rows.sum())
     total = 0
-    for _, first, stop, share in source_ranges(mix):
+    for _, first, stop, source in source_ranges(mix):
         rows = int(group_rows[first:stop].sum())
-        whole, more = split_weight(share.weight, rows)
-        total += whole * rows + more
+        times, more = split_weight(source.weight, rows)
+        total += times * rows + more
     return total
 
 
 def pieces_of(dealt: np.ndarray, mix: Sequence[WeightedGroups], seed: int, epoch: int) -> np.ndarray:
-    """Return the pieces that `epoch` deals, in storage order: (row group, first row within it, end) [E, 3] int64.
+    """Return the pieces that `epoch` deals, source by source: (row group, first row in it, end) [E, 3] int64.
 
-    `dealt` [M, 2]: the rows [first, end) of each row group that are dealt; without a `mix`, each of them once.
+    `dealt` [M, 2]: the rows [first, end) of each row group that may be dealt; without a `mix`, each of them once.
     """
     whole_groups = np.column_stack([np.arange(len(dealt)), dealt])
     if not mix:
         return whole_groups
     pieces = [np.empty((0, 3), np.int64)]
-    for source, first, stop, share in source_ranges(mix):
+    for number, first, stop, source in source_ranges(mix):
         groups = whole_groups[first:stop]
-        times, more = split_weight(share.weight, int(_sizes(groups).sum()))
+        times, more = split_weight(source.weight, int(_sizes(groups).sum()))
         pieces.append(np.tile(groups, (times, 1)))
         if more:
-            pieces.append(_choose(groups, more, seed, epoch, source))
+            pieces.append(_choose(groups, more, seed, epoch, number))
     return np.concatenate(pieces)
 
 
 def _choose(groups: np.ndarray, rows: int, seed: int, epoch: int, source: int) -> np.ndarray:
-    """Choose `rows` rows from the pieces `groups` [m, 3] of one source, as pieces [e, 3]."""
-    epochs = int(_sizes(groups).sum()) // rows
-    number, part = divmod(epoch, epochs)
-    permuted = groups[generator(seed, Purpose.MIXTURE, number, source).permutation(len(groups))]
-    ends = np.cumsum(_sizes(permuted))
-    starts = ends - _sizes(permuted)
-    first = np.maximum(starts, part * rows)
-    stop = np.minimum(ends, (part + 1) * rows)
-    pieces = np.stack([permuted[:, 0], permuted[:, 1] + first - starts, permuted[:, 1] + stop - starts], axis=1)
+    """Choose the `rows` rows of one source that are dealt once more, from its pieces `groups` [m, 3]: pieces [e, 3]."""
+    epochs = int(_sizes(groups).sum()) // rows  # b
+    permutation, turn = divmod(epoch, epochs)
+    permuted = groups[generator(seed, Purpose.MIXTURE, permutation, source).permutation(len(groups))]
+    offsets = offsets_of(_sizes(permuted))
+    first, stop = np.maximum(offsets[:-1], turn * rows), np.minimum(offsets[1:], (turn + 1) * rows)
+    to_row = permuted[:, 1] - offsets[:-1]
+    pieces = np.stack([permuted[:, 0], first + to_row, stop + to_row], axis=1)
     return pieces[first < stop]
 
 
 def _sizes(pieces: np.ndarray) -> np.ndarray:
-    return pieces[:, 2] - pieces[:, 1]
+    """Return the number of rows of each piece; the last two columns of `pieces` are its first row and its end."""
+    return pieces[:, -1] - pieces[:, -2]
 
 
 def source_ranges(mix: Sequence[WeightedGroups]) -> Iterator[tuple[int, int, int, WeightedGroups]]:
-    """Yield (number, first row group, end, share) for each source."""
+    """Yield (number, first row group, end, source) for each source of `mix`."""
     stop = 0
-    for number, share in enumerate(mix):
-        first, stop = stop, stop + share.groups
-        yield number, first, stop, share
+    for number, source in enumerate(mix):
+        first, stop = stop, stop + source.groups
+        yield number, first, stop, source
