@@ -1,4 +1,4 @@
-"""The joined stream: its state, its epochs, its batches, and its copies in the workers of a DataLoader."""
+"""The joined stream: its batches, which threads deal ahead, its state, and its copies in a DataLoader's workers."""
 
 import contextlib
 import functools
@@ -30,10 +30,10 @@ from trainer.stream.sources import Source, count_clusters
 from trainer.stream.window import Damaged, Decoding, Window, decodings
 
 THREAD = "extremis-stream"
-PIECES_AHEAD = 1  # pieces (a few batches each) beyond the pieces that threads work on
-_OPTIONAL = {"batches", "clusters", "shares"}  # keys of a state that may be missing
+_DEALS_AHEAD = 1  # calls of `_deal` (a few batches each) beyond the calls that threads work on
+_OPTIONAL = {"batches", "clusters", "shares"}  # keys that a state has only if the stream uses the option
 _BYTES = 1 << 16  # maximum bytes of a message to workers
-WINDOWS_AHEAD = 1  # windows that threads decode ahead; meanwhile a remote store is asked for the next window
+WINDOWS_AHEAD = 1  # windows that threads decode ahead; the one after is requested, since a remote store takes long
 
 Plan = Callable[[Batch], Candidates | None]
 
@@ -41,12 +41,12 @@ Plan = Callable[[Batch], Candidates | None]
 class StreamOptions(Options, arbitrary_types_allowed=True):
     """Options of a stream.
 
-    `batch`: B. `streams`: S. `inputs`: the encoder's inputs. `threads`: number of threads that read, decode and gather
-    ahead. They also call `plan`, which returns the candidates of a batch, and `prepare`, which prepares a batch for the
-    encoder. With 0 threads, everything runs in the calling thread. `damaged`: a row group that cannot be decoded stops
-    the stream (TableError), or is skipped and counted in `skipped_rows`. `clusters`: if all tables are in cluster
-    order, deal whole clusters of these sizes. `tail`: keep the last batch of an epoch, which may be shorter, or drop
-    it. `batches`: whether a batch mixes rows from all sources, or takes all rows from a single source.
+    `batch`: B. `streams`: S (`EpochOrder`). `inputs`: what the encoder reads. `threads`: number of threads that read,
+    decode and gather ahead. They also call `plan`, which returns the candidates of a batch, and `prepare`, which
+    prepares a batch for the encoder. With 0 threads, everything runs in the calling thread. `damaged`: a row group that
+    cannot be decoded stops the stream (TableError), or is skipped and counted in `skipped_rows`. `clusters`: if all
+    tables are in cluster order, deal whole clusters of these sizes. `tail`: keep the last batch of an epoch, which may
+    be shorter, or drop it. `batches`: whether a batch mixes rows from all sources, or has rows of one source.
     """
 
     batch: int = Field(ge=1, le=1 << 24)
@@ -75,7 +75,7 @@ class StreamOptions(Options, arbitrary_types_allowed=True):
 
 
 class JoinedStream(IterableDataset):
-    """Batches of one rank, in the order that docs/stream.md describes, with the current negatives joined.
+    """One rank's part of each global batch, in the order that docs/stream.md describes, with its negatives joined.
 
     `sources`: tables that are dealt as one table, each as often as its weight specifies. `labels`: L. `options` are
     fields of `StreamOptions`. Iteration yields the rest of the current epoch as `Batch`es; call `set_epoch` for the
@@ -115,21 +115,21 @@ class JoinedStream(IterableDataset):
     def order(self) -> EpochOrder:
         """Order of the current epoch."""
         options, groups = self._options, self._groups
-        sizes = groups.group_rows, options.batch, options.streams, options.window_groups
-        place = options.seed, self._epoch, options.tail
-        if self._options.batches == "by_source":
-            return OrderBySource(*sizes, *place, groups.weighted_groups, dealt=groups.dealt)
-        return EpochOrder(*sizes, *place, groups.mix, *self._cluster_counts, groups.dealt)
+        fields = groups.group_rows, options.batch, options.streams, options.window_groups, options.seed, self._epoch
+        if options.batches == "by_source":
+            return OrderBySource(*fields, options.tail, groups.weighted_groups, dealt=groups.dealt)
+        return EpochOrder(*fields, options.tail, groups.mix, *self._clusters, groups.dealt)
 
     @functools.cached_property
-    def _cluster_counts(self) -> tuple[int, np.ndarray | None]:
-        """Number of rows per cluster (1: single rows) and, if above 1, number of clusters in each row group [M]."""
+    def _clusters(self) -> tuple[int, np.ndarray | None]:
+        """Most rows of a cluster (1: single rows) and, if above 1, the number of clusters in each row group [M]."""
         if self._options.clusters == SINGLE_ROWS:
             return 1, None
         if self._groups.mix:
             raise InputError(
                 "weighted sources do not work with clusters: leave out data.mix, or set order.cluster = 1."
             )
+        # A cluster fits into a stream's share of a batch, and into the clusters by which rows were ordered.
         share = self._options.batch // self._options.streams
         made = (source.table.parameters.get(CLUSTERS, {"size": share}) for source in self._sources)
         size = self._options.clusters.at(self._epoch, math.gcd(share, *(each["size"] for each in made)))
@@ -154,6 +154,76 @@ class JoinedStream(IterableDataset):
         self._slice = None
         self._notify_workers()
 
+    def __iter__(self) -> Generator[Batch, None, None]:
+        self._sync_worker()
+        order, stride = self.order, 1 if self._slice is None else self._slice.workers
+        with contextlib.closing(self._batches(order, range(self._step, order.steps, stride))) as batches:
+            for batch in batches:
+                self._step = batch.step + stride
+                yield batch
+
+    def _batches(self, order: EpochOrder, steps: range) -> Generator[Batch, None, None]:
+        keep_freed_memory()
+        if not steps:
+            return
+        first, options = steps.start // order.steps_per_window, self._options
+        coming = decodings(order, self._groups, self._streams, first, WINDOWS_AHEAD + 1, options.damaged)
+        with contextlib.closing(self._groups), contextlib.ExitStack() as ended:
+            if options.threads:
+                pool = ThreadPoolExecutor(options.threads, thread_name_prefix=THREAD)
+                ended.callback(pool.shutdown, cancel_futures=True)
+                yield from self._deal_ahead(pool, coming, steps)
+                return
+            for decoding in coming:
+                for task in decoding.tasks:
+                    task()
+                window = self._open(decoding)
+                for few in window.split(steps):
+                    yield from self._deal(window, few)
+                window.close()
+
+    def _deal_ahead(self, pool: Executor, coming: Iterator[Decoding], steps: range) -> Generator[Batch, None, None]:
+        """Deal the batches in order. Tasks that decode the next window are spread over the deals of this window."""
+        deals: deque[tuple[Future[list[Batch]], Window | None]] = deque()  # the last deal of a window closes it
+
+        def finish() -> list[Batch]:
+            future, window = deals.popleft()
+            batches = future.result()
+            if window is not None:
+                window.close()
+            return batches
+
+        current = next(coming, None)
+        running = [pool.submit(task) for task in current.tasks] if current is not None else []
+        while current is not None:
+            for future in running:
+                future.result()
+            window = self._open(current)
+            todo, following = window.split(steps), next(coming, None)
+            tasks, running = deque(following.tasks if following is not None else []), []
+            for number, few in enumerate(todo, 1):
+                deals.append((pool.submit(self._deal, window, few), window if number == len(todo) else None))
+                due = -(-len(tasks) // (len(todo) - number + 1))
+                running += [pool.submit(tasks.popleft()) for _ in range(due)]
+                if len(deals) > self._options.threads + _DEALS_AHEAD:
+                    yield from finish()
+            running += [pool.submit(task) for task in tasks]
+            current = following
+        while deals:
+            yield from finish()
+
+    def _open(self, decoding: Decoding) -> Window:
+        window = decoding.result()
+        if self._slice is None or self._slice.worker == 0:  # every worker decodes every window: one of them counts
+            self._channel.skip(window.skipped)
+        return window
+
+    def _deal(self, window: Window, steps: range) -> list[Batch]:
+        batches, plan, prepare = window.batches(steps), self._options.plan, self._options.prepare
+        if plan is not None:
+            batches = [replace(batch, candidates=plan(batch)) for batch in batches]
+        return batches if prepare is None else [replace(batch, prepared=prepare(batch)) for batch in batches]
+
     def state_dict(self, after: Batch | None = None) -> dict[str, Any]:
         """Return the state that lets `load_state_dict` continue after the newest batch, or after the batch `after`.
 
@@ -175,11 +245,11 @@ class JoinedStream(IterableDataset):
         from the next epoch on.
         """
         state = state if isinstance(state, dict) else {}
-        beyond: dict[str, Any] = dict.fromkeys(_OPTIONAL & state.keys() - self._identity.keys())
+        expected = {**self._identity, **dict.fromkeys(_OPTIONAL & state.keys() - self._identity.keys())}
         mix = state.get("mix") or []
         if [name for name, _ in mix] == [source.name for source in self._sources]:
-            beyond["mix"] = mix
-        for name, value in {**self._identity, **beyond}.items():
+            expected["mix"] = mix  # whatever the weights
+        for name, value in expected.items():
             if state.get(name) != value:
                 raise InputError(
                     f"cannot resume the stream: {name} was {state.get(name)!r} when it was saved and is {value!r} "
@@ -201,7 +271,7 @@ class JoinedStream(IterableDataset):
 
     @functools.cached_property
     def _identity(self) -> dict[str, Any]:
-        """Everything that determines the order."""
+        """Everything that determines the batches: what a state and a message to workers have to agree with."""
         return {
             "version": 1,
             "seed": self._options.seed,
@@ -220,7 +290,7 @@ class JoinedStream(IterableDataset):
 
     def _go_to(self, epoch: int, step: int) -> None:
         self._epoch, self._step = epoch, step
-        self.__dict__.pop("_cluster_counts", None)
+        self.__dict__.pop("_clusters", None)
 
     def _set_sources(self, sources: list[Source]) -> None:
         if not isinstance(sources, list | tuple) or {*map(type, sources)} != {Source}:
@@ -230,13 +300,14 @@ class JoinedStream(IterableDataset):
         self._sources = sources
         self._groups = RowGroups(sources, self._label_type, self._options.inputs, self._options.reading)
         self.__dict__.pop("_identity", None)
-        self.__dict__.pop("_cluster_counts", None)
+        self.__dict__.pop("_clusters", None)
 
     def _set_weights(self, mix: list[list[Any]]) -> None:
         pairs = zip(self._sources, mix, strict=True)
         self._set_sources([replace(source, weight=weight) for source, (_, weight) in pairs])
 
     def _notify_workers(self) -> None:
+        """In the main process, write the step and the sources for the copies in workers."""
         if slice_of_process() is not None:
             return
         negatives = {s.name: None if s.negatives is None else s.negatives.url for s in self._sources}
@@ -267,81 +338,10 @@ class JoinedStream(IterableDataset):
         self._go_to(message["epoch"], message["step"])
         self._slice = None
 
-    def __iter__(self) -> Generator[Batch, None, None]:
-        self._sync_worker()
-        order, stride = self.order, 1 if self._slice is None else self._slice.workers
-        with contextlib.closing(self._batches(order, range(self._step, order.steps, stride))) as batches:
-            for batch in batches:
-                self._step = batch.step + stride
-                yield batch
-
-    def _batches(self, order: EpochOrder, steps: range) -> Generator[Batch, None, None]:
-        keep_freed_memory()
-        if not steps:
-            return
-        first, options = steps.start // order.steps_per_window, self._options
-        windows = decodings(order, self._groups, self._streams, first, WINDOWS_AHEAD + 1, options.damaged)
-        with contextlib.closing(self._groups), contextlib.ExitStack() as ended:
-            if options.threads:
-                pool = ThreadPoolExecutor(options.threads, thread_name_prefix=THREAD)
-                ended.callback(pool.shutdown, cancel_futures=True)
-                yield from self._deal_ahead(pool, windows, steps)
-                return
-            for decoding in windows:
-                for task in decoding.tasks:
-                    task()
-                window = self._open(decoding)
-                for some in window.pieces(steps):
-                    yield from self._deal(window, some)
-                window.close()
-
-    def _deal_ahead(self, pool: Executor, windows: Iterator[Decoding], steps: range) -> Generator[Batch, None, None]:
-        """Deal the batches in order. Tasks of the next window alternate with pieces of the current window."""
-        pieces: deque[tuple[Future[list[Batch]], Window | None]] = deque()
-
-        def finish() -> list[Batch]:
-            future, window = pieces.popleft()
-            batches = future.result()
-            if window is not None:
-                window.close()
-            return batches
-
-        current = next(windows, None)
-        decoding = [pool.submit(task) for task in current.tasks] if current is not None else []
-        while current is not None:
-            for future in decoding:
-                future.result()
-            window = self._open(current)
-            todo, following = window.pieces(steps), next(windows, None)
-            tasks, decoding = deque(following.tasks if following is not None else []), []
-            for number, some in enumerate(todo, 1):
-                last = number == len(todo)
-                pieces.append((pool.submit(self._deal, window, some), window if last else None))
-                share = -(-len(tasks) // (len(todo) - number + 1))
-                decoding += [pool.submit(tasks.popleft()) for _ in range(share)]
-                if len(pieces) > self._options.threads + PIECES_AHEAD:
-                    yield from finish()
-            decoding += [pool.submit(task) for task in tasks]
-            current = following
-        while pieces:
-            yield from finish()
-
-    def _open(self, decoding: Decoding) -> Window:
-        window = decoding.result()
-        if self._slice is None or self._slice.worker == 0:  # every worker decodes every window
-            self._channel.skip(window.skipped)
-        return window
-
-    def _deal(self, window: Window, steps: range) -> list[Batch]:
-        batches, plan, prepare = window.batches(steps), self._options.plan, self._options.prepare
-        if plan is not None:
-            batches = [replace(batch, candidates=plan(batch)) for batch in batches]
-        return batches if prepare is None else [replace(batch, prepared=prepare(batch)) for batch in batches]
-
 
 @dataclass(frozen=True)
 class WorkerSlice:
-    """Worker `worker` of `workers`: a loader takes batches from workers in turn, so a worker deals every n-th step."""
+    """Worker `worker` of `workers`: a loader takes batches from workers in turn, so each deals every `workers`-th."""
 
     worker: int
     workers: int

@@ -190,7 +190,7 @@ class Window:
         for values in self.matrices.values():
             self.buffers.give(values)
 
-    def pieces(self, steps: range) -> list[range]:
+    def split(self, steps: range) -> list[range]:
         """Return the `steps` (ascending) that are in this window, a few at a time."""
         skipped = max(0, -(-(self.first_step - steps.start) // steps.step))
         stop = min(self.first_step + len(self.offsets) - 1, steps.stop)
