@@ -1,9 +1,8 @@
 """One optimizer step on all ranks: encode the parts, score the whole batch against each rank's labels, update.
 
-The encoder is data-parallel: a rank encodes its part of the batch, and sends x of its part to every rank. The head is
-model-parallel: a rank scores the global batch against its own labels. The gradients on x are summed over the ranks, and
-are back-propagated through the encoder. A single rank does all this work itself. Global batches are gathered and
-planned ahead of the steps that use them.
+The encoder is data-parallel: a rank encodes its part of the batch, and sends its embeddings x to every rank. The head
+is model-parallel: a rank scores the global batch x [B, D] against its own labels. The gradients on x are summed over
+the ranks, and a rank back-propagates those of its part. `GlobalBatches` gathers and plans batches ahead of their steps.
 """
 
 import contextlib
@@ -26,64 +25,14 @@ from trainer.refresh.neighbours import Neighbours
 from trainer.stream import Batch, JoinedStream
 from trainer.stream.batch import Candidates
 
-_BATCHES_AHEAD = 1  # number of batches that are gathered in addition to the batches that threads plan
-# A hook gets the global batch, x [B, D] and the sampled negatives of the batch, before any parameter changes.
+_BATCHES_AHEAD = 1  # batches gathered beyond the batches that threads plan
+# Looks at the global batch, x [B, D] and the sampled negatives of the batch, before any parameter changes.
 StepHook = Callable[[Batch, torch.Tensor, list[Sampled]], None]
-
-
-@dataclass(frozen=True)
-class GlobalBatches:
-    """The batches of `stream` on all ranks of `group`.
-
-    With several ranks, a thread of each rank gathers batches ahead of the steps, over a separate group, and if `plans`,
-    `threads` more threads plan them. With 0 threads, the caller's thread does all work. A caller that does not iterate
-    to the end must close the iterator after the same step on every rank. `is_stop_requested`: whether this rank has
-    been asked to stop; the next gathered batch informs the other ranks.
-    """
-
-    stream: JoinedStream
-    planner: Planner
-    group: Group
-    threads: int = 1
-    plans: bool = False
-    is_stop_requested: Callable[[], bool] = lambda: False
-
-    def __iter__(self) -> Generator[GlobalBatch, None, None]:
-        if self.threads and self.group.ranks > 1:
-            yield from self._gather_ahead()
-        else:
-            for part in self.stream:
-                yield self.planner.gather(part, self.group, self.is_stop_requested())
-
-    def _gather_ahead(self) -> Generator[GlobalBatch, None, None]:
-        # Work that has begun is finished even if the iterator is closed: other ranks may be waiting for the batch.
-        with (
-            contextlib.closing(iter(self.stream)) as parts,
-            ThreadPoolExecutor(self.threads, thread_name_prefix="extremis-plan") as planners,
-            ThreadPoolExecutor(1, thread_name_prefix="extremis-gather") as gatherer,
-        ):
-
-            def gather_next() -> Future[GlobalBatch] | None:
-                part = next(parts, None)
-                if part is None:
-                    return None
-                gathered = self.planner.gather(part, self.group, self.is_stop_requested())
-                return planners.submit(self._plan, gathered)
-
-            pending = deque(gatherer.submit(gather_next) for _ in range(self.threads + _BATCHES_AHEAD))
-            while (planned := pending.popleft().result()) is not None:
-                pending.append(gatherer.submit(gather_next))
-                yield planned.result()
-
-    def _plan(self, batch: GlobalBatch) -> GlobalBatch:
-        if not self.plans:
-            return batch
-        return replace(batch, gathered=replace(batch.gathered, candidates=self.planner(batch.gathered)))
 
 
 @dataclass
 class Clock:
-    """Seconds by activity, from one lap to the next."""
+    """Seconds spent on each activity since `restart`."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     _last: float = field(default_factory=time.perf_counter)
@@ -98,19 +47,12 @@ class Clock:
         self._last = time_now
 
 
-def plan_for_device(
-    plan: Callable[[Batch], Candidates | None], device: torch.device, batch: Batch
-) -> Candidates | None:
-    """Plan a batch, and send the labels to `device` if the device merges them. Any thread may call this."""
-    candidates = plan(batch)
-    if candidates is None or candidates.drawn is None:
-        return candidates
-    return candidates._replace(drawn=send(candidates.drawn, device))
-
-
 @dataclass(frozen=True)
 class StepContext:
-    """What all steps of a run share; `clip` limits the norm of the encoders' gradients, 0 means no limit."""
+    """What all steps of a run share; `clip` limits the norm of the encoders' gradients, 0 means no limit.
+
+    `before_change` is told the row ids and label ids that a step is about to change. `neighbours`: RAE's second loss.
+    """
 
     model: Model
     planner: Planner
@@ -182,3 +124,63 @@ def take_step(
             model.head.drop_cached_vectors()
             clock.lap("update")
     return result
+
+
+@dataclass(frozen=True)
+class GlobalBatches:
+    """The batches of `stream` on all ranks of `group`.
+
+    With several ranks, a thread of each rank gathers batches ahead of the steps, over a separate group, and if `plans`,
+    `threads` more threads plan them. With 0 threads, the caller's thread does all work. A caller that does not iterate
+    to the end must close the iterator after the same step on every rank. `is_stop_requested`: whether this rank has
+    been asked to stop; the next gathered batch informs the other ranks.
+    """
+
+    stream: JoinedStream
+    planner: Planner
+    group: Group
+    threads: int = 1
+    plans: bool = False
+    is_stop_requested: Callable[[], bool] = lambda: False
+
+    def __iter__(self) -> Generator[GlobalBatch, None, None]:
+        if self.threads and self.group.ranks > 1:
+            yield from self._gather_ahead()
+        else:
+            for part in self.stream:
+                yield self.planner.gather(part, self.group, self.is_stop_requested())
+
+    def _gather_ahead(self) -> Generator[GlobalBatch, None, None]:
+        # Work that has begun is finished even if the iterator is closed: other ranks may be waiting for the batch.
+        with (
+            contextlib.closing(iter(self.stream)) as parts,
+            ThreadPoolExecutor(self.threads, thread_name_prefix="extremis-plan") as planners,
+            ThreadPoolExecutor(1, thread_name_prefix="extremis-gather") as gatherer,
+        ):
+
+            def gather_next() -> Future[GlobalBatch] | None:
+                part = next(parts, None)
+                if part is None:
+                    return None
+                gathered = self.planner.gather(part, self.group, self.is_stop_requested())
+                return planners.submit(self._plan, gathered)
+
+            pending = deque(gatherer.submit(gather_next) for _ in range(self.threads + _BATCHES_AHEAD))
+            while (planned := pending.popleft().result()) is not None:
+                pending.append(gatherer.submit(gather_next))
+                yield planned.result()
+
+    def _plan(self, batch: GlobalBatch) -> GlobalBatch:
+        if not self.plans:
+            return batch
+        return replace(batch, gathered=replace(batch.gathered, candidates=self.planner(batch.gathered)))
+
+
+def plan_for_device(
+    plan: Callable[[Batch], Candidates | None], device: torch.device, batch: Batch
+) -> Candidates | None:
+    """Plan a batch, and send the labels to `device` if the device merges them. Any thread may call this."""
+    candidates = plan(batch)
+    if candidates is None or candidates.drawn is None:
+        return candidates
+    return candidates._replace(drawn=send(candidates.drawn, device))

@@ -1,7 +1,7 @@
-"""A batch's candidates: its positives, hard negatives of several sources, and random labels, merged and weighed.
+"""A batch's candidates: its positives P, hard negatives H and random labels R, merged and weighed.
 
-`Planner` gathers the batches of all ranks, and plans the candidates of one rank's labels; the functions below it, on
-arrays, build candidates with a pool per query, with a shared pool, or with the same labels for every query.
+`Planner` does this for the labels of one rank, and exchanges batches between ranks; the functions below it, on arrays,
+build candidates with an own pool per query, with a shared pool, or with the same labels for every query.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trainer.stream.batch import Batch, Candidates
 
 
 class NegativesOptions(Protocol):
-    """Interface of a method's options for negatives (trainer.methods.recipe:NegativesSection)."""
+    """A method's options for negatives (trainer.methods.recipe:NegativesSection); `columns` returns an epoch's k_h."""
 
     @property
     def by_frequency(self) -> float: ...
@@ -46,8 +46,8 @@ class NegativesOptions(Protocol):
 class GlobalBatch:
     """A batch of all ranks: `local` contains this rank's rows, `sizes` [G] the number of rows of each rank.
 
-    `gathered`: row ids of all ranks, this rank's part of positives and hard negatives, and candidates if planned.
-    `stop_requested`: a rank was asked to stop before the batch was gathered.
+    `gathered`: all rows of all ranks, but only positives and hard negatives in this rank's label range; candidates if
+    planned. `stop_requested`: a rank was asked to stop before the batch was gathered, so all ranks stop together.
     """
 
     local: Batch
@@ -58,15 +58,16 @@ class GlobalBatch:
 
 @dataclass(frozen=True, eq=False)
 class Planner:
-    """Plans a batch's candidates with a method's `options`: a pure function of the batch that any thread may call.
+    """Plans a batch's candidates: a pure function of the batch that any thread may call.
 
-    `labels`: L. `positive_weight` [L] float32, if given, weights the positives. `label_ranges`: the labels [start,
-    stop) of every rank. This rank is number `rank`, and plans only the candidates in its range, with ids counted from
-    start; all ranks together plan what a single process would plan. Without `label_ranges` a rank plans for all labels.
+    `options`: the method's, which call back `draw` and `merge`, `batch_candidates` or `range_candidates`. `labels`: L.
+    `positive_weight` [L] float32, if given, weights the positives. `label_ranges`: the labels [start, stop) of every
+    rank. This rank is number `rank`, and plans only the candidates in its range, with ids counted from start; all ranks
+    together plan what a single process would plan. Without `label_ranges` a rank plans for all labels.
     `negative_counts`: k_h and k_r of each epoch, if they change. `frequency` [L]: number of training points of each
     label, if draws depend on it. `positives`: number of positives per query that a step trains on, for methods that use
     the labels of the batch; 0: all. `retired` [L] bool: labels that must not be random negatives. `merges`: False if a
-    device merges the labels of pools per query itself.
+    device merges the labels of own pools itself.
     """
 
     options: NegativesOptions
@@ -84,63 +85,63 @@ class Planner:
     def __post_init__(self) -> None:
         whole_number("labels", self.labels, 1)
 
-    def __call__(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> Candidates | None:
-        """Return one set of candidates; None for a method that uses `chunks` of all labels.
+    @property
+    def label_range(self) -> tuple[int, int] | None:
+        """Labels [start, stop) of this rank; None: all labels."""
+        return self.label_ranges[self.rank] if self.label_ranges else None
 
-        `sampled` comes from sources that need embeddings; each label counts once per query.
+    def __call__(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> Candidates | None:
+        """Return the candidates of a batch in one set; None for a method whose candidates come in `chunks`.
+
+        `sampled`: hard negatives from sources that need the queries' embeddings, in addition to the batch's table.
         """
         candidates = self.options.candidates(self, batch, self._sampled(batch, sampled))
         return candidates and self._without_filtered(batch, candidates)
 
     def chunks(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> Iterator[Candidates]:
-        """Yield the candidates of a step: of the batch, or of one chunk of labels at a time."""
+        """Yield the candidates of a step: one set, planned ahead or now, or all labels, one chunk at a time."""
         candidates = batch.candidates or self(batch, sampled)
         if candidates is not None:
             yield candidates
             return
-        for chunk in self.options.chunks(self, self._own(batch)):
+        for chunk in self.options.chunks(self, self._rank_part(batch)):
             yield self._without_filtered(batch, chunk)
 
     def _without_filtered(self, batch: Batch, candidates: Candidates) -> Candidates:
         start, stop = self.label_range or (0, self.labels)
         return without_filtered(candidates, batch.filtered and restrict_ids(batch.filtered, start, stop))
 
-    @property
-    def label_range(self) -> tuple[int, int] | None:
-        """Labels [start, stop) of this rank; None: all labels."""
-        return self.label_ranges[self.rank] if self.label_ranges else None
-
     def draw(
         self, batch: Batch, count: int, own: bool, reweight: bool
     ) -> tuple[np.ndarray | Ragged, float | np.ndarray]:
-        """Draw `count` labels, per query if `own`; return this rank's part, counted from the rank's first label.
+        """Draw a pool of `count` labels, or an own pool for each query; return the labels of it in this rank's range.
 
-        Also return the weights of the labels: with `reweight`, 1 / (count q_l), which is L / count for uniform draws;
-        else 1.
+        Labels are counted from the rank's first label. Also return their weights, which are 1 without `reweight`, else
+        1 / (count q_l), where q_l is the probability of label l: L / count for uniform draws. Own pools are Ragged.
         """
-        weight = self._random.weight(count) if reweight and count else 1.0
-        if own:
-            return self._random.draw_own(count, batch.rows, seed=self.seed, epoch=batch.epoch, step=batch.step), weight
-        return self._random.draw(count, seed=self.seed, epoch=batch.epoch, step=batch.step), weight
+        weight = self._random_pool.weight(count) if reweight and count else 1.0
+        place = {"seed": self.seed, "epoch": batch.epoch, "step": batch.step}
+        pool = self._random_pool.draw_own(count, batch.rows, **place) if own else self._random_pool.draw(count, **place)
+        return pool, weight
 
     def merge(
-        self, batch: Batch, sampled: list[Sampled], drawn: np.ndarray | Ragged, weight: float | np.ndarray
+        self, batch: Batch, sampled: list[Sampled], pool: np.ndarray | Ragged, weight: float | np.ndarray
     ) -> Candidates:
-        """Merge positives, hard negatives in `sampled` and labels `drawn` with `weight`, each label once per query."""
-        if len(sampled) == 1 and isinstance(sampled[0].ids, torch.Tensor):
-            assert isinstance(drawn, Ragged), "a device merges only own pools"
+        """Merge positives, hard negatives in `sampled`, and the `pool` and `weight` of `draw`, a label once per query."""
+        if len(sampled) == 1 and isinstance(sampled[0].ids, torch.Tensor):  # labels stay on the device: nothing waits
+            assert isinstance(pool, Ragged), "a device merges only own pools"
             ranked = sampled[0].ids
             if batch.filtered is not None:
-                own = torch.from_numpy(batch.filtered.padded()).to(ranked.device)[:, None]
-                ranked = ranked.masked_fill((ranked[:, :, None] == own).any(dim=2), PAD)
-            columns = self._columns(batch, np.tile(np.arange(ranked.shape[1]), (len(ranked), 1)))
-            candidates = unmerged_candidates(batch, ranked.gather(1, send(columns, ranked.device)), drawn, weight)
-            return weigh_positives(candidates, batch, self._weights)
-        part, hard = self._own(batch), self._hard(batch, sampled)
-        if not isinstance(drawn, Ragged):
-            return weigh_positives(shared_pool(part, hard, drawn, weight), part, self._weights)
+                filtered = torch.from_numpy(batch.filtered.padded()).to(ranked.device)[:, None]
+                ranked = ranked.masked_fill((ranked[:, :, None] == filtered).any(dim=2), PAD)
+            columns = self._draw_columns(batch, np.tile(np.arange(ranked.shape[1]), (len(ranked), 1)))
+            candidates = unmerged_candidates(batch, ranked.gather(1, send(columns, ranked.device)), pool, weight)
+            return weigh_positives(candidates, batch, self._rank_positive_weight)
+        part, hard = self._rank_part(batch), self._hard(batch, sampled)
+        if not isinstance(pool, Ragged):
+            return weigh_positives(shared_pool(part, hard, pool, weight), part, self._rank_positive_weight)
         build = own_pool if self.merges else unmerged_candidates
-        return weigh_positives(build(part, hard, drawn, weight), part, self._weights)
+        return weigh_positives(build(part, hard, pool, weight), part, self._rank_positive_weight)
 
     def batch_candidates(self, batch: Batch) -> Candidates:
         """Return candidates for every query: the drawn positives and the hard negatives of all queries in the batch."""
@@ -150,13 +151,59 @@ class Planner:
         return candidates._replace(ids=candidates.ids - start)
 
     def drawn_positives(self, batch: Batch) -> np.ndarray | None:
-        """Return which positives a step trains on, [sum P] bool; None: all."""
+        """Return which of the batch's positives a step trains on, [sum P] bool; None: all."""
         drawn = batch.drawn_positives
         return draw_positives(batch, self.positives, self.seed) if drawn is None else drawn
 
     def range_candidates(self, batch: Batch, start: int, stop: int) -> Candidates:
         """Return the labels [start, stop), counted from this rank's first label, as candidates for every query."""
-        return range_candidates(batch, start, stop, self._weights)
+        return range_candidates(batch, start, stop, self._rank_positive_weight)
+
+    def table_negatives(self, batch: Batch) -> np.ndarray | Ragged | None:
+        """Return the negatives [B, k_h] that this step uses from the batch's table [B, K]; None without a table."""
+        return None if batch.hard is None else self._draw_columns(batch, batch.hard)
+
+    def hard(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> np.ndarray | None:
+        """Return this rank's hard negatives [B, k] of a step, counted from its first label; waits for a device."""
+        hard = self._hard(batch, self._sampled(batch, sampled))
+        return None if hard is None else _matrix(hard)
+
+    def _sampled(self, batch: Batch, sampled: Sequence[Sampled]) -> list[Sampled]:
+        return [*([] if batch.hard is None else [Sampled(batch.hard, ranked=True)]), *sampled]
+
+    def _rank_part(self, batch: Batch) -> Batch:
+        return batch if self.label_range is None else restrict_to_labels(batch, *self.label_range)
+
+    def _hard(self, batch: Batch, sampled: Sequence[Sampled]) -> np.ndarray | Ragged | None:
+        """Return this rank's hard negatives: k_h drawn of each ranked source, then all labels of other sources."""
+        ranked = self._join([self._draw_columns(batch, _on_host(each.ids)) for each in sampled if each.ranked])
+        others = self._join([_on_host(each.ids) for each in sampled if not each.ranked])
+        if others is None:
+            return ranked
+        return join_hard(self._rank_part(batch), None if ranked is None else _matrix(ranked), _matrix(others))
+
+    def _join(self, label_ids: list[np.ndarray | Ragged]) -> np.ndarray | Ragged | None:
+        """Join the labels of sources per query, and restrict them to this rank's; None if there is no source."""
+        if not label_ids:
+            return None
+        ids = label_ids[0] if len(label_ids) == 1 else np.concatenate([_matrix(each) for each in label_ids], axis=1)
+        return ids if self.label_range is None else restrict_ids(ids, *self.label_range)
+
+    def _draw_columns(self, batch: Batch, ranked: np.ndarray | Ragged) -> np.ndarray | Ragged:
+        """Draw the k_h of K columns of ranked negatives [B, K] that this step uses, separately for each query."""
+        if isinstance(ranked, Ragged):  # gathered: the rank of the query has drawn
+            return ranked
+        count = self.options.columns(self, batch.epoch)
+        return draw_hard(ranked, batch.rows, count, seed=self.seed, epoch=batch.epoch, step=batch.step)
+
+    @cached_property
+    def _random_pool(self) -> RandomPool:
+        return RandomPool(self.labels, self.options.by_frequency, self.frequency, self.label_range, self.retired)
+
+    @property
+    def _rank_positive_weight(self) -> np.ndarray | None:
+        weights = self.positive_weight
+        return weights if self.label_range is None or weights is None else weights[slice(*self.label_range)]
 
     def gather(self, batch: Batch, group: Group, stop_requested: bool = False) -> GlobalBatch:
         """Gather and concatenate the batches of all ranks, with their row ids. Raises RankLostError.
@@ -167,14 +214,14 @@ class Planner:
             return GlobalBatch(batch, batch, [len(batch)], stop_requested)
         positives, drawn = Ragged(batch.positives, batch.positive_offsets), self.drawn_positives(batch)
         hard, filtered = self.table_negatives(batch), batch.filtered
-        messages = []
-        for counts, own in self._split_by_rank(positives, group.ranks):
-            marks = [] if drawn is None else [drawn[own]]
-            messages.append([batch.rows, np.array([stop_requested]), counts, positives.values[own], *marks])
+        messages = []  # to each rank, in the order in which `received` is taken apart
+        for counts, places in self._split_by_rank(positives, group.ranks):
+            marks = [] if drawn is None else [drawn[places]]
+            messages.append([batch.rows, np.array([stop_requested]), counts, positives.values[places], *marks])
         if hard is not None:
             hard = hard if isinstance(hard, Ragged) else Ragged.from_matrix(hard)
-            for message, (counts, own) in zip(messages, self._split_by_rank(hard, group.ranks), strict=True):
-                message += [counts, hard.values[own]]
+            for message, (counts, places) in zip(messages, self._split_by_rank(hard, group.ranks), strict=True):
+                message += [counts, hard.values[places]]
         if filtered is not None:
             messages = [[*message, filtered.counts, filtered.values] for message in messages]
         arrived = group.all_to_all(messages)
@@ -184,68 +231,20 @@ class Planner:
             counts = next(received)
             return Ragged.from_counts(next(received), counts)
 
-        rows, askers, positives = next(received), next(received), take_rows()
+        rows, stops, positives = next(received), next(received), take_rows()
         drawn = None if drawn is None else next(received)
         hard = None if hard is None else take_rows()
         filtered = None if filtered is None else take_rows()
         gathered = Batch(batch.epoch, batch.step, rows, Inputs(), *positives, hard, None, drawn, None, filtered)
-        return GlobalBatch(batch, gathered, [len(message[0]) for message in arrived], bool(askers.any()))
+        return GlobalBatch(batch, gathered, [len(message[0]) for message in arrived], bool(stops.any()))
 
     def _split_by_rank(self, rows: Ragged, ranks: int) -> Iterator[tuple[np.ndarray, np.ndarray | slice]]:
-        """For each rank, yield the number of labels that it gets from each row [b], and their positions in `rows`."""
+        """For each rank, yield the number of labels that it gets of each row [b], and their places in `rows.values`."""
         if not self.label_ranges:
             yield from itertools.repeat((rows.counts, slice(None)), ranks)
             return
         counts, order, ends = split_by_rank(rows, np.array([0, *(stop for _, stop in self.label_ranges)]))
         yield from zip(counts, np.split(order, ends), strict=True)
-
-    def table_negatives(self, batch: Batch) -> np.ndarray | Ragged | None:
-        """Return the negatives [B, k_h] that this step uses from the batch's table [B, K]; None without a table."""
-        return None if batch.hard is None else self._columns(batch, batch.hard)
-
-    def hard(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> np.ndarray | None:
-        """Return this rank's hard negatives [B, k] of a step, counted from its first label; waits for a device."""
-        hard = self._hard(batch, self._sampled(batch, sampled))
-        return None if hard is None else _matrix(hard)
-
-    def _sampled(self, batch: Batch, sampled: Sequence[Sampled]) -> list[Sampled]:
-        return [*([] if batch.hard is None else [Sampled(batch.hard, ranked=True)]), *sampled]
-
-    def _own(self, batch: Batch) -> Batch:
-        return batch if self.label_range is None else restrict_to_labels(batch, *self.label_range)
-
-    def _hard(self, batch: Batch, sampled: Sequence[Sampled]) -> np.ndarray | Ragged | None:
-        ranked = [self._columns(batch, _on_host(each.ids)) for each in sampled if each.ranked]
-        others = [_on_host(each.ids) for each in sampled if not each.ranked]
-        ranked_labels, other_labels = self._own_labels(ranked), self._own_labels(others)
-        if other_labels is None:
-            return ranked_labels
-        first = None if ranked_labels is None else _matrix(ranked_labels)
-        return join_hard(self._own(batch), first, _matrix(other_labels))
-
-    def _own_labels(self, label_ids: list[np.ndarray | Ragged]) -> np.ndarray | Ragged | None:
-        """Return this rank's label ids per query, counted from the rank's first label; None if `label_ids` is empty."""
-        if not label_ids:
-            return None
-        ids = label_ids[0] if len(label_ids) == 1 else np.concatenate([_matrix(each) for each in label_ids], axis=1)
-        return ids if self.label_range is None else restrict_ids(ids, *self.label_range)
-
-    def _columns(self, batch: Batch, ranked: np.ndarray | Ragged) -> np.ndarray | Ragged:
-        """Draw the columns of ranked negatives [B, K] that this step uses, separately for each query."""
-        if isinstance(ranked, Ragged):  # from other ranks, which have drawn already
-            return ranked
-        count = self.options.columns(self, batch.epoch)
-        return draw_hard(ranked, batch.rows, count, seed=self.seed, epoch=batch.epoch, step=batch.step)
-
-    @cached_property
-    def _random(self) -> RandomPool:
-        share = self.options.by_frequency
-        return RandomPool(self.labels, share, self.frequency, self.label_range, self.retired)
-
-    @property
-    def _weights(self) -> np.ndarray | None:
-        weights = self.positive_weight
-        return weights if self.label_range is None or weights is None else weights[slice(*self.label_range)]
 
 
 def _on_host(ids: np.ndarray | Ragged | torch.Tensor) -> np.ndarray | Ragged:
@@ -261,9 +260,9 @@ def _matrix(ids: np.ndarray | Ragged) -> np.ndarray:
 def shared_pool(batch: Batch, hard: LabelLists, pool: np.ndarray, weight: float | np.ndarray) -> Candidates:
     """Build candidates with one random pool for the whole batch.
 
-    `pool` [k_r]: draws with replacement. Each draw has the weight `weight` (L / k_r for an unbiased sum over every
-    label outside P and H), or the weight of its label if `weight` is an array [L]; a label counts once for each time it
-    is drawn. For each query, its positives P and hard negatives H are masked in the pool.
+    `pool` [k_r]: R, drawn with replacement. Each draw has the weight `weight` (L / k_r makes the sum over R an unbiased
+    estimate of the sum over all labels outside P and H), or the weight of its label if `weight` is an array [L]; a
+    label counts once for each time it is drawn. For each query, P and H are masked in the pool.
     """
     scalar = 1.0 if isinstance(weight, np.ndarray) else weight
     candidates = merge_with_pool(batch.positives, batch.positive_offsets, hard, pool, scalar)
@@ -278,10 +277,10 @@ def own_pool(batch: Batch, hard: LabelLists, pool: np.ndarray | Ragged, weight: 
     A draw that is a positive or hard negative of the query is dropped; another draw has the weight `weight`, as in
     `shared_pool`. A label that a query draws twice is one pair with twice the weight.
     """
-    rows = batch.positives, batch.positive_offsets, hard, pool
+    lists = batch.positives, batch.positive_offsets, hard, pool
     if not isinstance(weight, np.ndarray):
-        return merge(*rows, weight)
-    pairs = merge(*rows, weight_of_others=0.0)
+        return merge(*lists, weight)
+    pairs = merge(*lists, weight_of_others=0.0)  # weight 0 tells P and H from R, whose weight is its number of draws
     weights = np.where(pairs.pair_weight > 0, pairs.pair_weight * weight[pairs.ids[pairs.pair_label]], 1)
     return pairs._replace(pair_weight=weights.astype(np.float32))
 
@@ -290,16 +289,16 @@ def unmerged_candidates(
     batch: Batch, hard: LabelLists | torch.Tensor, pool: np.ndarray | Ragged, weight: float | np.ndarray
 ) -> Candidates:
     """Build the candidates of `own_pool` for a device that merges them itself; `hard` may already be on the device."""
-    late = hard if isinstance(hard, torch.Tensor) else None
-    places = np.full(hard.shape, PAD, np.int32) if isinstance(hard, torch.Tensor) else hard
+    on_device = hard if isinstance(hard, torch.Tensor) else None  # the host leaves places for these labels
+    on_host = np.full(hard.shape, PAD, np.int32) if isinstance(hard, torch.Tensor) else hard
     scalar = 1.0 if isinstance(weight, np.ndarray) else weight
-    rows = batch.positives, batch.positive_offsets, places, pool
-    labels = concatenate_labels(*rows, scalar, with_pads=late is not None)
+    lists = batch.positives, batch.positive_offsets, on_host, pool
+    labels = concatenate_labels(*lists, scalar, with_pads=on_device is not None)
     if isinstance(weight, np.ndarray):
-        draws = labels.use & 1 == 1
-        labels.weight[draws] = weight[labels.label[draws]]
-    hard_starts = None if late is None else labels.starts[:-1] + np.diff(batch.positive_offsets)
-    drawn = replace(labels, hard=late, hard_starts=hard_starts)
+        is_draw = labels.use & 1 == 1
+        labels.weight[is_draw] = weight[labels.label[is_draw]]
+    hard_starts = None if on_device is None else labels.starts[:-1] + np.diff(batch.positive_offsets)
+    drawn = replace(labels, hard=on_device, hard_starts=hard_starts)
     none = np.empty(0, np.int64)
     return Candidates(none, none, none, np.empty(0, bool), np.empty(0, np.float32), drawn=drawn)
 
@@ -317,19 +316,19 @@ def candidates_for_every_query(
 ) -> Candidates:
     """Build candidates that score every query against the labels `ids` [C] int64, ascending.
 
-    Positives are masked in the pool. The step trains on the `drawn` positives [sum P]; None: all positives.
+    All positives are masked in the pool; those that are `drawn` [sum P] bool (None: all) are pairs to train on.
     """
     query = np.repeat(np.arange(len(batch)), np.diff(batch.positive_offsets))
     place = np.searchsorted(ids, batch.positives)
-    inside = place < len(ids)
+    inside = place < len(ids)  # which positives are among `ids`
     inside[inside] = ids[place[inside]] == batch.positives[inside]
     query, place = query[inside], place[inside].astype(np.int64)
-    drawn_positives = slice(None) if drawn is None else drawn[inside]
-    label = place[drawn_positives]
+    trained = slice(None) if drawn is None else drawn[inside]
+    label = place[trained]
     weight = np.ones(len(label)) if positive_weight is None else positive_weight[ids[label]]
     return Candidates(
         ids=ids,
-        pair_query=query[drawn_positives],
+        pair_query=query[trained],
         pair_label=label,
         pair_positive=np.ones(len(label), bool),
         pair_weight=weight.astype(np.float32),
@@ -357,26 +356,26 @@ def without_filtered(candidates: Candidates, filtered: Ragged | None) -> Candida
     """Return the candidates without pairs of a query and one of its `filtered` labels that is not a positive."""
     if filtered is None:
         return candidates
-    base = 1 << 40  # labels are below 2**40 (`merge`)
+    base = 1 << 40  # labels are below 2**40 (`merge`), so that a query and a label are one number
     codes = filtered.row_of() * base + filtered.entries
     if (drawn := candidates.drawn) is not None:
         gone = np.isin((drawn.use >> 1).astype(np.int64) * base + drawn.label, codes) & (drawn.weight > 0)
         return candidates._replace(drawn=replace(drawn, weight=np.where(gone, np.float32(0), drawn.weight)))
-    ids, drawn_ids = candidates.ids, candidates.ids[: len(candidates.pool_weight)]
+    ids, pool_ids = candidates.ids, candidates.ids[: len(candidates.pool_weight)]
     some = np.flatnonzero(np.isin(ids, filtered.entries)[candidates.pair_label] & ~candidates.pair_positive)
     gone = np.isin(candidates.pair_query[some].astype(np.int64) * base + ids[candidates.pair_label[some]], codes)
     kept = np.ones(len(candidates.pair_label), bool)
     kept[some[gone]] = False
     pairs = {name: getattr(candidates, name)[kept] for name in candidates._fields if name.startswith("pair_")}
-    masked = candidates.masked_query.astype(np.int64) * base + drawn_ids[candidates.masked_pool]
-    new = np.setdiff1d(codes[np.isin(codes % base, drawn_ids)], masked)
+    masked = candidates.masked_query.astype(np.int64) * base + pool_ids[candidates.masked_pool]
+    new = np.setdiff1d(codes[np.isin(codes % base, pool_ids)], masked)
     query = np.append(candidates.masked_query, new // base).astype(candidates.masked_query.dtype)
-    pool = np.append(candidates.masked_pool, np.searchsorted(drawn_ids, new % base))
+    pool = np.append(candidates.masked_pool, np.searchsorted(pool_ids, new % base))
     return candidates._replace(**pairs, masked_query=query, masked_pool=pool.astype(candidates.masked_pool.dtype))
 
 
 def join_hard(batch: Batch, hard: np.ndarray | None, others: np.ndarray) -> np.ndarray:
-    """Append `others` [B, k] to the hard negatives, without repeated labels and positives of the query."""
+    """Append `others` [B, k] to `hard` [B, k_h]; repeated labels and positives of the query become padding."""
     others = np.sort(others.astype(np.int64, copy=False), axis=1)
     others[:, 1:][others[:, 1:] == others[:, :-1]] = PAD
     others[Ragged(batch.positives, batch.positive_offsets).contains(others)] = PAD
@@ -417,7 +416,7 @@ def restrict_to_labels(batch: Batch, start: int, stop: int) -> Batch:
 
 
 def restrict_ids(ids: np.ndarray | Ragged, start: int, stop: int) -> Any:
-    """Return label ids counted from `start`; ids outside [start, stop) are padding in a matrix, and leave rows."""
+    """Return label ids counted from `start`; ids outside [start, stop) become padding in a matrix, and leave Ragged."""
     if not isinstance(ids, np.ndarray):
         own = ids.keep((ids.values >= start) & (ids.values < stop))
         return own._replace(values=own.values - start)
