@@ -1,4 +1,4 @@
-"""One-vs-all: its loss, and a step that scores, differentiates and updates each row in a single pass."""
+"""One-vs-all (binary cross-entropy): its loss, and a step that scores and updates each row in a single pass."""
 
 from dataclasses import replace
 
@@ -16,20 +16,20 @@ from trainer.rows.torch_kernels import DevicePairs, merge_labels, order_pairs
 from trainer.stream.batch import Candidates
 from trainer.threads import RANGES, map_ranges
 
-Merged = tuple[torch.Tensor, DevicePairs]
+Merged = tuple[torch.Tensor, DevicePairs]  # what `merge_labels` returns: ids [n], padded at the end, and pairs
 
 
 class OneVsAll(Loss):
-    """sum_P softplus(-s) + sum_H softplus(s) + sum_R weight * softplus(s), where R excludes P and H.
+    """sum_P softplus(-s) + sum_H softplus(s) + sum_R weight * softplus(s), where R excludes P and H; s = x . w.
 
     This is ASTRA's equation (2) with the candidates of a batch. With chunks of all labels (`candidates.label_range`) it
     is ASTRA's equation (1) and DEXML's equation (2). Each score contributes independently, so ranks exchange no data.
     """
 
     def differentiate(self, scores: Scores) -> LossParts:
-        margin = torch.where(scores.positive, -scores.pair, scores.pair)
-        slopes = torch.sigmoid(margin) * scores.weight
-        value = softplus(margin) @ scores.weight
+        signed = torch.where(scores.positive, -scores.pair, scores.pair)
+        slopes = torch.sigmoid(signed) * scores.weight
+        value = softplus(signed) @ scores.weight
         for columns, s in scores.blocks():
             value = value + softplus(s).sum(0) @ scores.pool_weight[columns]
         return LossParts(
@@ -53,25 +53,26 @@ def binary_step(
     merged: Merged | None = None,
     narrow: bool = False,
 ) -> tuple[float | torch.Tensor, torch.Tensor]:
-    """Update the rows of `candidates`; return `scale` times the loss of x [B, D], and the gradient on x.
+    """Update the rows of `candidates` at step `step`; return `scale` times the loss of x [B, D], and its gradient on x.
 
     The result is the same as gathering rows, calling `binary_cross_entropy`, its backward pass, and an update. A single
     pass over the rows reads and writes each row once, and creates no matrix [C, D] except for a shared pool. The loss
-    is a float from compiled loops, else a tensor []. `merged`: the result of `merge_ahead`, if the device has
-    merged the candidates already. With `narrow`, a GPU multiplies a pool's bfloat16 rows without widening them to
-    float32.
+    is a float from compiled loops on a CPU, else a tensor []. `merged`: the result of `merge_ahead`, if it was called.
+    With `narrow`, a GPU multiplies a pool's bfloat16 rows as they are, without widening them to float32.
     """
     if isinstance(rows, HostMatrix) or not rows.compiled:
         return _step_on_device(x.contiguous(), rows, candidates, lr, step, scale, merged, narrow)
+    # The pool, by dense products: the gradient on_x [B, D] without `scale`, and on_pool [R, D] with it.
     pool = len(candidates.pool_weight)
-    on_x, on_pool, loss = torch.zeros_like(x), x.new_empty(0, x.shape[1]), 0.0
+    on_x, on_pool, pool_loss = torch.zeros_like(x), x.new_empty(0, x.shape[1]), 0.0
     if pool:
         w = rows.gather(candidates.ids[:pool]).detach()
         masked = torch.from_numpy(candidates.masked_query), torch.from_numpy(candidates.masked_pool)
         scores, weight = masked_scores(x, w, *masked), torch.from_numpy(candidates.pool_weight).to(x.dtype)
-        pool_loss, slopes = torch_kernels.differentiate_pool(scores, weight, x.dtype)
-        loss += float(pool_loss)
+        loss_of_pool, slopes = torch_kernels.differentiate_pool(scores, weight, x.dtype)
+        pool_loss = float(loss_of_pool)
         on_x, on_pool = slopes @ w, (slopes.T @ x).mul_(scale)
+    # The pairs, sorted by label; each range of labels has its own gradient on x, added up at the end.
     signed = np.where(candidates.pair_positive, -candidates.pair_weight, candidates.pair_weight)
     query, weight, starts = numba_kernels.by_row(
         candidates.pair_label,
@@ -79,25 +80,25 @@ def binary_step(
         signed.astype(np.float32, copy=False),
         len(candidates.ids),
     )
-    on_x_parts = np.zeros((RANGES, *x.shape), np.float32)
+    on_x_of_range = np.zeros((RANGES, *x.shape), np.float32)
     matrix, rule = rows.compiled_step(lr, step)
-    pairs, queries = numba_kernels.Pairs(query, weight, starts), x.numpy()
+    pairs = numba_kernels.Pairs(query, weight, starts)
 
-    def step_on(part: int, start: int, stop: int) -> float:
-        query_gradients = numba_kernels.Queries(queries, on_x_parts[part], np.float32(scale))
+    def step_on(number: int, start: int, stop: int) -> float:
+        queries = numba_kernels.Queries(x.numpy(), on_x_of_range[number], np.float32(scale))
         loss: float = numba_kernels.binary_step(
-            matrix, rule, candidates.ids, pairs, query_gradients, on_pool.numpy(), (start, stop)
+            matrix, rule, candidates.ids, pairs, queries, on_pool.numpy(), (start, stop)
         )
         return loss
 
     losses = map_ranges(step_on, len(candidates.ids))
-    return scale * (loss + sum(losses)), on_x.mul_(scale) + torch.from_numpy(on_x_parts.sum(0))
+    return scale * (pool_loss + sum(losses)), on_x.mul_(scale) + torch.from_numpy(on_x_of_range.sum(0))
 
 
 def merge_ahead(candidates: Candidates, device: torch.device) -> Merged | None:
-    """Merge `drawn` labels on the device; return ids [n], padded at the end, and pairs, or None if no labels are drawn.
+    """Merge the candidates' `drawn` labels on the device; None if there are none, since the host has merged them.
 
-    The merge runs in parallel with other work, unless the device still has to find the hard negatives.
+    The merge runs beside the device's other work, unless this work is to find the hard negatives.
     """
     drawn = candidates.drawn
     if drawn is None or not len(drawn.label):
@@ -118,7 +119,7 @@ def _step_on_device(
     merged: Merged | None,
     narrow: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do the same as `binary_step` without waiting for the device: score queries, then compute and apply updates."""
+    """Do the same as `binary_step` without waiting for the device: first score all pairs, then update all rows."""
     device_step, kernels = rows.begin(candidates.ids, lr, step), kernels_of(rows.device)
     if candidates.drawn is None:
         sent = send(candidates._replace(ids=device_step.places), rows.device)
@@ -127,7 +128,7 @@ def _step_on_device(
         ids, pairs = merged
         weight = ids[:0]
     else:
-        return x.new_zeros((), dtype=torch.float64), torch.zeros_like(x)
+        return x.new_zeros((), dtype=torch.float64), torch.zeros_like(x)  # no query has a label
     losses, slopes, on_x = kernels.score_pairs(x, device_step.scored, ids, pairs, scale)
     loss, on_pool = losses.sum(dtype=torch.float64) * scale, x.new_empty(0, x.shape[1])
     if len(weight):

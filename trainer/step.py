@@ -49,10 +49,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class StepContext:
-    """What all steps of a run share; `clip` limits the norm of the encoders' gradients, 0 means no limit.
-
-    `before_change` is told the row ids and label ids that a step is about to change. `neighbours`: RAE's second loss.
-    """
+    """What all steps of a run share; `clip` limits the norm of an encoder's gradients (0: no limit)."""
 
     model: Model
     planner: Planner
@@ -60,14 +57,14 @@ class StepContext:
     group: Group = ALONE
     negative_sources: NegativeSources = field(default_factory=NegativeSources)
     clock: Clock = field(default_factory=Clock)
-    before_change: BeforeChange = lambda rows, ids: None
+    before_change: BeforeChange = lambda candidates, merged_ids: None
     clip: float = 0.0
-    neighbours: Neighbours | None = None
+    neighbours: Neighbours | None = None  # RAE's second loss, on x alone
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """Result of `step` of the epoch on every rank: the loss, a float64 tensor on the device, row ids [B], x [B, D]."""
+    """Result of `step` of the epoch, the same on every rank: loss (float64 tensor []), row ids [B], x [B, D]."""
 
     step: int
     loss: torch.Tensor
@@ -92,10 +89,10 @@ def take_step(
     global_batch = context.planner.gather(batch, group) if isinstance(batch, Batch) else batch
     clock.lap("gather")
     gathered, sizes = global_batch.gathered, global_batch.sizes
-    first = sum(sizes[: group.rank])
+    first = sum(sizes[: group.rank])  # this rank's part is rows [first, first + b) of the global batch
     part = context.queries.embed(global_batch.local, first)
     clock.lap("encode")
-    x = group.all_gather(model.head.extend(part), sizes)
+    x = group.all_gather(model.head.extend(part), sizes)  # with a column of ones if the vectors have a bias
     clock.lap("gather")
     sampled = context.negative_sources.find(gathered, x)
     if sampled:
@@ -104,16 +101,16 @@ def take_step(
         hook(gathered, x, sampled)
         clock.lap("look")
     step = HeadStep(gathered, x, sampled, context.planner, number, factor, context.before_change)
-    loss, on_x = model.head.learn(step)
+    loss, on_x = model.head.learn(step)  # of this rank's labels; on_x is the gradient on x
     if context.neighbours is not None:
-        own = slice(first, first + len(part))
-        votes, gradient = context.neighbours.learn(global_batch.local, x[own], len(x))
+        of_part = slice(first, first + len(part))
+        votes, gradient = context.neighbours.learn(global_batch.local, x[of_part], len(x))
         loss = loss + votes
-        on_x[own] += gradient
+        on_x[of_part] += gradient
     clock.lap("classify")
     result = StepResult(gathered.step, group.sum(loss).double(), gathered.rows, x)
     if context.queries.trains:
-        gradient = group.reduce_scatter(on_x, sizes)[:, : part.shape[1]]
+        gradient = group.reduce_scatter(on_x, sizes)[:, : part.shape[1]]  # of the part, without the column of ones
         clock.lap("gather")
         context.queries.backward(gradient)
         model.head.backward()
@@ -128,12 +125,13 @@ def take_step(
 
 @dataclass(frozen=True)
 class GlobalBatches:
-    """The batches of `stream` on all ranks of `group`.
+    """The global batches of an epoch of `stream`.
 
-    With several ranks, a thread of each rank gathers batches ahead of the steps, over a separate group, and if `plans`,
-    `threads` more threads plan them. With 0 threads, the caller's thread does all work. A caller that does not iterate
-    to the end must close the iterator after the same step on every rank. `is_stop_requested`: whether this rank has
-    been asked to stop; the next gathered batch informs the other ranks.
+    With several ranks, a thread of each rank gathers batches ahead of the steps, over its own `group`, so that its
+    messages do not mix with those of the steps; if `plans`, `threads` more threads plan the batches. With 0 threads, or
+    one rank (whose stream plans), the caller's thread does all work. A caller that does not iterate to the end must
+    close the iterator after the same step on every rank. `is_stop_requested`: whether this rank has been asked to stop;
+    the next gathered batch informs the other ranks.
     """
 
     stream: JoinedStream
@@ -151,7 +149,7 @@ class GlobalBatches:
                 yield self.planner.gather(part, self.group, self.is_stop_requested())
 
     def _gather_ahead(self) -> Generator[GlobalBatch, None, None]:
-        # Work that has begun is finished even if the iterator is closed: other ranks may be waiting for the batch.
+        # Leaving the pools finishes what they have begun: other ranks may be waiting for this rank's batch.
         with (
             contextlib.closing(iter(self.stream)) as parts,
             ThreadPoolExecutor(self.threads, thread_name_prefix="extremis-plan") as planners,
@@ -179,7 +177,7 @@ class GlobalBatches:
 def plan_for_device(
     plan: Callable[[Batch], Candidates | None], device: torch.device, batch: Batch
 ) -> Candidates | None:
-    """Plan a batch, and send the labels to `device` if the device merges them. Any thread may call this."""
+    """Plan a batch, and send the labels to `device` if the device merges them; threads call this ahead of the step."""
     candidates = plan(batch)
     if candidates is None or candidates.drawn is None:
         return candidates

@@ -127,7 +127,7 @@ class Planner:
     def merge(
         self, batch: Batch, sampled: list[Sampled], pool: np.ndarray | Ragged, weight: float | np.ndarray
     ) -> Candidates:
-        """Merge positives, hard negatives in `sampled`, and the `pool` and `weight` of `draw`, a label once per query."""
+        """Merge positives, hard negatives in `sampled` and `draw`'s `pool` with `weight`, a label once per query."""
         if len(sampled) == 1 and isinstance(sampled[0].ids, torch.Tensor):  # labels stay on the device: nothing waits
             assert isinstance(pool, Ragged), "a device merges only own pools"
             ranked = sampled[0].ids
