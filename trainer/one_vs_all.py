@@ -27,9 +27,9 @@ class OneVsAll(Loss):
     """
 
     def differentiate(self, scores: Scores) -> LossParts:
-        signed = torch.where(scores.positive, -scores.pair, scores.pair)
-        slopes = torch.sigmoid(signed) * scores.weight
-        value = softplus(signed) @ scores.weight
+        margin = torch.where(scores.positive, -scores.pair, scores.pair)
+        slopes = torch.sigmoid(margin) * scores.weight
+        value = softplus(margin) @ scores.weight
         for columns, s in scores.blocks():
             value = value + softplus(s).sum(0) @ scores.pool_weight[columns]
         return LossParts(
@@ -70,8 +70,7 @@ def binary_step(
         masked = torch.from_numpy(candidates.masked_query), torch.from_numpy(candidates.masked_pool)
         scores, weight = masked_scores(x, w, *masked), torch.from_numpy(candidates.pool_weight).to(x.dtype)
         loss_of_pool, slopes = torch_kernels.differentiate_pool(scores, weight, x.dtype)
-        pool_loss = float(loss_of_pool)
-        on_x, on_pool = slopes @ w, (slopes.T @ x).mul_(scale)
+        on_x, on_pool, pool_loss = slopes @ w, (slopes.T @ x).mul_(scale), float(loss_of_pool)
     # The pairs, sorted by label; each range of labels has its own gradient on x, added up at the end.
     signed = np.where(candidates.pair_positive, -candidates.pair_weight, candidates.pair_weight)
     query, weight, starts = numba_kernels.by_row(

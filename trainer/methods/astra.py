@@ -1,7 +1,6 @@
 """ASTRA, Algorithm 1: one-vs-all over all labels, estimated from stale hard negatives and fresh uniform negatives.
 
-Renée (also in this file) computes the exact sum that ASTRA estimates: every label is a negative of every query
-(equation 1).
+Rules for open numbers, labels and weights, the source of hard negatives, the method; Renée, the exact sum, comes last.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ HEAVIEST_DRAW = 8
 
 
 def pool_from_data(statistics: DataStatistics, options: Mapping[str, Any]) -> Setting:
-    """Choose one pool per batch, which is cheaper, unless large weights of its draws would cause a high variance."""
+    """Choose one pool per batch, which is cheaper, unless its draws would weigh so much that they are mostly noise."""
     weight = statistics.labels / SHARED_DRAWS
     if weight <= HEAVIEST_DRAW:
         return Setting("shared", f"each of {SHARED_DRAWS:,} draws represents {weight:.1f} labels")
@@ -45,7 +44,7 @@ def pool_from_data(statistics: DataStatistics, options: Mapping[str, Any]) -> Se
 
 
 def by_pool(own: int, shared: int) -> Rule:
-    """Return a rule that sets a number to `own` for pools per query, and to `shared` for pools per batch."""
+    """Return a rule that sets a number to `own` for a pool per query, and to `shared` for a pool per batch."""
     return lambda statistics, options: Setting(own if options[POOL] == "own" else shared, f"{POOL} = {options[POOL]}")
 
 
@@ -56,7 +55,7 @@ every_from_data = by_pool(1, 3)  # tau_r: a new table in each epoch if the loss 
 
 
 def start_from_data(statistics: DataStatistics, options: Mapping[str, Any]) -> Setting:
-    """Choose tau_s. If the loss comes mostly from hard negatives, they are used as soon as a table can exist."""
+    """Choose tau_s: with own pools, where the loss is mostly of hard negatives, as soon as a table can exist."""
     if options[SOURCE] == "in-trainer":
         return Setting(0, f"{SOURCE} = in-trainer")
     return by_pool(LEAD, LEAD + 1)(statistics, options)
@@ -66,7 +65,7 @@ def start_from_data(statistics: DataStatistics, options: Mapping[str, Any]) -> S
 
 
 class RandomNegatives(NegativesSection):
-    """Uniform negatives. The expectation of their weighted sum is the sum over all labels (equation 2, lemma 4.1)."""
+    """Uniform negatives, whose weighted sum estimates the sum over all labels without bias (equation 2, lemma 4.1)."""
 
     pool: Annotated[Literal["shared", "own"], FromData(pool_from_data)] = Field(
         "shared",
@@ -104,7 +103,8 @@ class RandomNegatives(NegativesSection):
         return candidates if self.pool == "own" else batch * candidates
 
     def candidates(self, planner: Planner, batch: Batch, sampled: list[Sampled]) -> Candidates:
-        """Merge positives, hard negatives and random negatives; a label counts once per query (step 16)."""
+        """Merge positives P, hard negatives H and random negatives R; a label is in one of them per query (step 16)."""
+        # The paper draws outside H, with p = 1 / (L - k_h). Here draws in P or H are dropped, so the weight is L / k_r.
         own, count = self.pool == "own", self.random_in(planner, batch.epoch, bool(sampled))
         drawn, weight = planner.draw(batch, count, own, self.reweight)  # steps 8 and 15: R with weight L / k_r
         return planner.merge(batch, sampled, drawn, weight)  # steps 13 and 14: H, k_h per row, with weight 1
@@ -145,7 +145,7 @@ class Negatives(TableLabels, RandomNegatives):
         return used_sections(self)
 
     def columns(self, planner: Planner, epoch: int) -> int:
-        """Return k_h for `epoch`."""
+        """Return k_h for `epoch`: how many of the K labels found for a query a step uses."""
         return planner.negative_counts[epoch][0] if planner.negative_counts else self.hard
 
     def random_in(self, planner: Planner, epoch: int, has_hard: bool) -> int:
@@ -160,10 +160,10 @@ class Negatives(TableLabels, RandomNegatives):
         return self.warmup or self.random + self.hard
 
     def negative_counts(self, epochs: int, start: int) -> tuple[tuple[int, int], ...]:
-        """Return k_h and k_r for each epoch (Table 5, "curriculum").
+        """Return (k_h, k_r) for each epoch (Table 5, "curriculum").
 
-        From epoch `start` on, the numbers change linearly, from random negatives only to `hard` and `random`. Epoch
-        `start` takes the first step of the change; the last epoch uses exactly `hard` and `random`.
+        Before epoch `start`, all negatives are random. Then the numbers change linearly, by an equal step in each epoch
+        from `start` on, so that the last epoch uses exactly `hard` and `random`.
         """
         before, steps, course = self.before_tables, max(1, epochs - start), []
         for epoch in range(epochs):
@@ -287,7 +287,7 @@ class Astra(ClassifierRecipe):
 
     @property
     def tables(self) -> TableSchedule | None:
-        """Schedule of the tables; None without hard negatives, or with an index inside the trainer."""
+        """Schedule of mined tables; None without hard negatives, or if an index inside the trainer finds them."""
         return self.refresh if self.negatives.hard and isinstance(self.refresh, MinedTableSchedule) else None
 
     @property
@@ -358,6 +358,6 @@ class Renee(ClassifierRecipe):
     negatives: AllLabels = AllLabels()
 
     def negatives_of(self, labels: int) -> AllLabels:
-        """Return the section `negatives`; if the loss is not a sum over labels, a single chunk contains all labels."""
+        """Return the section `negatives`: a loss that is no sum over labels needs all labels in a single chunk."""
         whole = self.loss != LossSection()
         return self.negatives.model_copy(update={"chunk": max(1, labels)}) if whole else self.negatives

@@ -1,8 +1,8 @@
 """Steps on rows of a matrix on a device, in plain PyTorch: a reference and a substitute for the Triton kernels.
 
-The functions do the same as the compiled loops of `numba_kernels.py` in main memory, with the same random bits for
-rounding. No value is read back, so the host never waits for the device: the number of operations does not depend on
-values, and arrays are as long as the number of pairs.
+Candidates become `DevicePairs`; pairs are scored, and rows updated. The functions do the same as the compiled loops of
+`numba_kernels.py` in main memory, with the same random bits for rounding. No value is read back, so the host never
+waits: arrays are as long as the number of pairs, whatever the values. Sparse products, for any loss, come last.
 """
 
 import warnings
@@ -18,10 +18,10 @@ from trainer.rows.numba_kernels import by_row
 
 DTYPE_CODES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 _LOW32 = 0xFFFFFFFF
-# Constants of splitmix64 (Steele, Lea and Flood, 2014), in two's complement.
+# Factors and shifts of splitmix64 (Steele, Lea and Flood, 2014), in two's complement.
 _GOLDEN, _F1, _F2 = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _S1, _S2, _S3 = 30, 27, 31
-SPAN = 128  # entries of a row of a sparse product that are summed in sequence
+SPAN = 128  # most entries of a sparse row that are summed in sequence
 _PAIRS = 1 << 17  # pairs whose rows are gathered at a time
 
 # Torch warns at first use that its sparse formats are in beta; tests compare the operations used here with dense
@@ -32,9 +32,9 @@ warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta"
 class DevicePairs(NamedTuple):
     """Pairs on a device, ascending by query: query q has pairs [query_starts[q], query_starts[q + 1]).
 
-    `label` [n]: the index of the label among the C labels. `order` [n] sorts pairs by their labels: label number i has
-    pairs order[label_starts[i] : label_starts[i + 1]]. Signs of `weight` [n] are as in `numba_kernels.Pairs`. Padding
-    comes after the labels, as pairs with weight 0.
+    `label` [n]: index into the step's ids [C]. `order` [n] sorts pairs by label: label number i has pairs
+    order[label_starts[i] : label_starts[i + 1]]. `weight` [n] is negative for a positive label; its absolute value is
+    the weight in the loss. Padding comes after all labels; its pairs have the weight 0.
     """
 
     query: torch.Tensor  # [n] int32
@@ -49,7 +49,7 @@ ScoredPairs = tuple[DevicePairs, torch.Tensor, torch.Tensor]  # pairs, their slo
 
 
 def order_pairs(candidates: Any, queries: int, labels: int) -> DevicePairs:
-    """Return the pairs of `candidates` (Candidates on the device) in both orders; B = `queries`, C = `labels`."""
+    """Return the pairs of `candidates` (on the device) by query and by label; B = `queries`, C = `labels`."""
     query, label = candidates.pair_query.to(torch.int32), candidates.pair_label.long()
     ordered, order = torch.sort(candidates.pair_label, stable=True)
     return DevicePairs(
@@ -65,9 +65,9 @@ def order_pairs(candidates: Any, queries: int, labels: int) -> DevicePairs:
 def merge_labels(drawn: Any, hard: torch.Tensor | None = None) -> tuple[torch.Tensor, DevicePairs]:
     """Return the distinct labels of `drawn` (DrawnLabels on the device) and their pairs: ids [n], padded at the end.
 
-    `hard`: hard negatives to insert into `drawn`. The function works like `merge.merge`, with two exceptions. A label
-    that a query draws twice gives two pairs. Padding, and drawn labels that the query already has, give pairs with
-    weight 0.
+    `hard` [B, H]: hard negatives to insert into `drawn`. The function works like `merge.merge`, but the n pairs stay n,
+    so that no length has to be read back: a label that a query draws twice gives two pairs, and padding, or a draw of a
+    label that the query already has, gives a pair with weight 0.
     """
     none = torch.iinfo(drawn.label.dtype).max  # padding is sorted after all labels
     label, weight, count = drawn.label, drawn.weight, len(drawn.label)
@@ -80,10 +80,11 @@ def merge_labels(drawn: Any, hard: torch.Tensor | None = None) -> tuple[torch.Te
     torch.sort(label, stable=True, out=(ordered[:count], order))
     changes = torch.zeros(count, dtype=torch.bool, device=label.device)
     torch.ne(ordered[1:count], ordered[: count - 1], out=changes[1:])
-    number = changes.cumsum(0)
-    # Ascending by label, then by query; among pairs of a query with the same label, draws come last.
+    number = changes.cumsum(0)  # of the pair's label among distinct labels, in the order of `order`
+    # Ascending by label, then query, then use: 2 q, or 2 q + 1 for a draw. If the first key of a label and a query is
+    # not a draw, keys of draws differ from it, and the draws are dropped.
     key = torch.add(drawn.use.index_select(0, order), number, alpha=2 * (len(drawn.starts) - 1))
-    again = key != key.index_select(0, torch.searchsorted(key, key & -2))
+    dropped = key != key.index_select(0, torch.searchsorted(key, key & -2))
     numbers = torch.arange(count + 1, device=label.device)
     starts = torch.searchsorted(number, numbers, out_int32=True)
     ids = ordered.index_select(0, starts[:count])
@@ -92,7 +93,7 @@ def merge_labels(drawn: Any, hard: torch.Tensor | None = None) -> tuple[torch.Te
     return ids, DevicePairs(
         query=drawn.use >> 1,
         label=torch.empty_like(number).scatter_(0, order, number),
-        weight=weight.masked_fill(torch.empty_like(again).scatter_(0, order, again), 0),
+        weight=weight.masked_fill(torch.empty_like(dropped).scatter_(0, order, dropped), 0),
         query_starts=drawn.starts,
         order=order,
         label_starts=starts,
@@ -102,7 +103,7 @@ def merge_labels(drawn: Any, hard: torch.Tensor | None = None) -> tuple[torch.Te
 def score_pairs(
     x: torch.Tensor, matrix: Matrix, ids: torch.Tensor, pairs: DevicePairs, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the pairs' binary cross-entropy per query [B], `scale` times its slopes [n], and the gradient on x."""
+    """Return the pairs' binary cross-entropy per query [B], and `scale` times: its slopes [n], the gradient on x."""
     query = pairs.query.long()
     w = matrix.vectors.index_select(0, ids.index_select(0, pairs.label).clamp(min=0)).float()
     score = (w * x.index_select(0, query)).sum(1)
@@ -115,9 +116,9 @@ def score_pairs(
 def differentiate_pool(
     scores: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss of negatives with `scores` [B, R] and `weight` [R], and slopes in `dtype`; -inf adds nothing.
+    """Return the loss of a pool of negatives with `scores` [B, R] and `weight` [R], and slopes [B, R] in `dtype`.
 
-    The scores are overwritten.
+    A score of -inf (masked) adds nothing. The scores are overwritten.
     """
     loss = torch.dot(softplus(scores).sum(0), weight)
     return loss, scores.sigmoid_().mul_(weight).to(dtype)
@@ -132,7 +133,7 @@ def update_rows(
     """
     if not len(ids):
         return
-    g, real = gradient, ids[:1] >= 0
+    g, real = gradient, ids[:1] >= 0  # real: not all of the ids are padding
     if scored is not None:
         pairs, slopes, x = scored
         g = x.new_zeros(len(ids), x.shape[1])
@@ -148,7 +149,7 @@ def update_rows(
 
 
 class _Places(NamedTuple):
-    """Rows `ids` [C] of vectors and of their state; if all are padding, `real` [1] is false and nothing is written."""
+    """Rows `ids` [C] of vectors and of their state; if `real` [1] is false, what was there is written again."""
 
     ids: torch.Tensor
     real: torch.Tensor
@@ -161,7 +162,7 @@ class _Places(NamedTuple):
 
 
 def _descend(matrix: Matrix, rule: Rule, places: _Places, w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-    """Return rows w [C, D] after an optimizer step, and update the optimizer's state."""
+    """Return rows w [C, D] after an optimizer step with gradient g [C, D]; updates the optimizer's state."""
     rate, beta1, beta2, eps = torch.as_tensor(rule.rate), *map(float, (rule.beta1, rule.beta2, rule.eps))
     w = w * torch.as_tensor(rule.keep)
     if rule.method == SGD:
@@ -184,10 +185,7 @@ def _descend(matrix: Matrix, rule: Rule, places: _Places, w: torch.Tensor, g: to
         (matrix.scalar, matrix.first, matrix.second), before, (count, first, second), strict=True
     ):
         places.write(state, old, new)
-    correction1, correction2 = (
-        (1 - beta1 ** count.double()).float()[:, None],
-        (1 - beta2 ** count.double()).float()[:, None],
-    )
+    correction1, correction2 = ((1 - beta ** count.double()).float()[:, None] for beta in (beta1, beta2))
     return w - rate * (first / correction1) / ((second / correction2).sqrt() + eps)
 
 
@@ -204,7 +202,7 @@ def narrow(values: torch.Tensor, labels: torch.Tensor, key: Any, dtype: torch.dt
 
 
 def _noise(labels: torch.Tensor, key: Any, columns: int) -> torch.Tensor:
-    """Return 16 random bits for each element of [C, columns], as int64."""
+    """Return 16 random bits for each element of [C, columns], as int64: a word serves column j and column j + half."""
     mixed = labels * _GOLDEN + key
     mixed = (mixed ^ _shifted(mixed, _S1)) * _F1
     mixed = (mixed ^ _shifted(mixed, _S2)) * _F2
@@ -224,13 +222,13 @@ def _shifted(bits: torch.Tensor, by: int) -> torch.Tensor:
 
 
 def starts_of(ordered: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the position in `ordered` [n] where each number in [0, `count`] starts, int32 [count + 1]."""
+    """Return where each number in [0, `count`] starts in `ordered` [n], ascending: int32 [count + 1]."""
     numbers = torch.arange(count + 1, device=ordered.device, dtype=ordered.dtype)
     return torch.searchsorted(ordered, numbers, out_int32=True)
 
 
 def pair_scores(x: torch.Tensor, w: torch.Tensor, query: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-    """Return x[query_n] . w[label_n] for x [B, D], w [C, D] -> [n]; `query` ascending.
+    """Return x[query[i]] . w[label[i]] for each pair i, [n]; x [B, D], w [C, D], `query` [n] ascending.
 
     Gradients do not flow through the result. `query` and `label` are both int32, or both int64.
     """
@@ -251,9 +249,9 @@ def sparse_product(
     dense: torch.Tensor,
     ascending: bool = False,
 ) -> torch.Tensor:
-    """Return A @ dense [rows, D], where A has `value` at (row, column); repeated entries add up.
+    """Return A @ dense [rows, D], where A has entries `value` [n] at (`row`, `column`); repeated entries add up.
 
-    Rows may come in any order, unless `ascending` is set.
+    `ascending`: the entries are sorted by row already.
     """
     if row.device != CPU:
         # A stable sort keeps the order of a row's entries, and so the exact bits of their sum.
@@ -281,7 +279,7 @@ def sum_entries(
     """Return the sums [rows, D] of value * dense[column] over entries [starts[i], starts[i + 1]) of each row i.
 
     The order of summation is fixed, so every run gives the same bits. `pieces`: result of `split_rows`, for a device
-    that sums a row's entries one after another and rows in parallel.
+    that sums a row's entries one after another and rows in parallel: pieces are summed first, then rows of pieces.
     """
     cuts, firsts = pieces or (starts, None)
     sums = embedding_bag(column, dense, cuts, mode="sum", per_sample_weights=value, include_last_offset=True)
@@ -292,7 +290,7 @@ def sum_entries(
 
 
 def split_rows(starts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Split rows with `count` entries, [starts[i], starts[i + 1]), at every SPAN-th entry; None if nothing is split.
+    """Split rows of entries, `count` in all, at every SPAN-th entry; None if there are too few to split.
 
     Returns the start of each piece [pieces + 1], and the first piece of each row [rows + 1], int64.
     """
