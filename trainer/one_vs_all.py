@@ -95,7 +95,7 @@ def binary_step(
 
 
 def merge_ahead(candidates: Candidates, device: torch.device) -> Merged | None:
-    """Merge the candidates' `drawn` labels on the device; None if there are none, since the host has merged them.
+    """Merge the candidates' `drawn` labels on the device; None if there are none to merge.
 
     The merge runs beside the device's other work, unless this work is to find the hard negatives.
     """

@@ -46,7 +46,7 @@ class NegativesOptions(Protocol):
 class GlobalBatch:
     """A batch of all ranks: `local` contains this rank's rows, `sizes` [G] the number of rows of each rank.
 
-    `gathered`: all rows of all ranks, but only positives and hard negatives in this rank's label range; candidates if
+    `gathered`: row ids of all ranks, the positives and hard negatives in this rank's label range; candidates if
     planned. `stop_requested`: a rank was asked to stop before the batch was gathered, so all ranks stop together.
     """
 
@@ -416,7 +416,7 @@ def restrict_to_labels(batch: Batch, start: int, stop: int) -> Batch:
 
 
 def restrict_ids(ids: np.ndarray | Ragged, start: int, stop: int) -> Any:
-    """Return label ids counted from `start`; ids outside [start, stop) become padding in a matrix, and leave Ragged."""
+    """Return label ids counted from `start`; other ids become padding in a matrix, and are dropped from Ragged."""
     if not isinstance(ids, np.ndarray):
         own = ids.keep((ids.values >= start) & (ids.values < stop))
         return own._replace(values=own.values - start)
