@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 import tomli_w
 
 from extremis.console import output, say
-from extremis.inspecting import repeated, texts_of
 from extremis.remaining_time import RemainingTime
 from extremis.spinner import show_activity
+from extremis.summary import repeated, texts_of
 from extremis.supervisor import carry, logged, train
 from schemas import storage
 from schemas.arrow import DENSE

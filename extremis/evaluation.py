@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from extremis.console import Bar
-from extremis.inspecting import seen_queries
 from extremis.spinner import show_activity
+from extremis.summary import seen_queries
 from extremis.supervisor import record_command
 from schemas import storage
 from schemas.layout import DataLayout, RunLayout

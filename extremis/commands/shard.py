@@ -74,7 +74,7 @@ def shard(
     """
     a, b = propensity or (None, None)
     options = build_options(ShardOptions, {**locals(), "propensity_a": a, "propensity_b": b})
-    from extremis.inspecting import summarize, summary_lines
+    from extremis.summary import summarize, summary_lines
     from pipelines import shard as sharding
 
     data = fspath(data)

@@ -16,7 +16,6 @@ from markupsafe import Markup, escape
 
 from extremis.auto import METRIC
 from extremis.console import format_value
-from extremis.inspecting import splits_of
 from extremis.reporting.records import (
     LABELS_WITH_NEIGHBOURS,
     SHOWN_METRICS,
@@ -37,6 +36,7 @@ from extremis.reporting.records import (
     say_split,
 )
 from extremis.spinner import show_activity
+from extremis.summary import splits_of
 from schemas import storage
 from schemas.errors import InputError, MissingExtra, redact
 from schemas.layout import DataLayout

@@ -8,16 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from extremis.auto import AUTO_REPORT
-from extremis.inspecting import (
-    LONGEST_LABEL,
-    Example,
-    TextDecoder,
-    clean_text,
-    read_examples,
-    sharding_command,
-    splits_of,
-    summarize,
-)
+from extremis.inspecting import LONGEST_LABEL, Example, TextDecoder, clean_text, read_examples, sharding_command
+from extremis.summary import splits_of, summarize
 from extremis.supervisor import read_commands
 from pipelines.formats.base import say_names
 from schemas import storage
