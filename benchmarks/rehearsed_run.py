@@ -31,8 +31,8 @@ from benchmarks.rehearsal.stage import Task, size_of
 from benchmarks.two_ranks import tcp_bytes
 from extremis.planning import Workload
 from schemas.layout import DataLayout, RunLayout
-from schemas.process import waiting
 from schemas.table import Table
+from schemas.waits import waiting
 from trainer.checkpoints import latest_checkpoint
 from trainer.group import Group, label_range
 from trainer.loop import Trainer

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from extremis.spinner import clear_spinner, hidden_spinner, run_spinner
 from schemas.errors import StorageError, redact, without_controls
-from schemas.process import add_listener
 from schemas.sizes import say_count
+from schemas.waits import add_listener
 
 if TYPE_CHECKING:
     from extremis.bars import SafeConsole

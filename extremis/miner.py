@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from extremis.console import say
 from pipelines.options import DumpOptions
 from schemas.errors import ExtremisError, InputError
-from schemas.process import Say, Wait, end_with_parent, python_command, waiting
+from schemas.process import end_with_parent, python_command
+from schemas.waits import Say, Wait, waiting
 
 RESTART_PAUSES = 2.0, 10.0, 30.0  # seconds before the restarts of a dead miner
 _POLL_SECONDS = 0.2

@@ -19,10 +19,10 @@ from schemas.arrow import DENSE
 from schemas.errors import InputError
 from schemas.layout import DataLayout, shard_name
 from schemas.manifest import Manifest, Shard
-from schemas.process import Say
 from schemas.shares import ALL_ROWS
 from schemas.sizes import parse_bytes, say_bytes
 from schemas.table import Table
+from schemas.waits import Say
 from scoring.memory import plan_index
 from trainer.checkpoints import FILE_BYTES, row_ranges
 from trainer.config.load import read_recipe

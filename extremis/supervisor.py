@@ -23,8 +23,8 @@ from schemas import storage
 from schemas.errors import ExtremisError, InputError, StorageError, redact
 from schemas.layout import RunLayout
 from schemas.owners import Claim, Unclaimed, claimed, require_output_folder
-from schemas.process import Say
 from schemas.storage import read_json, write_json
+from schemas.waits import Say
 from scoring.fitting import carry_fusion
 from scoring.memory import FACTS, describe_memory
 from trainer.group import ALONE, Group

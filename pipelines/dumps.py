@@ -8,8 +8,8 @@ from schemas.errors import ExtremisError, InputError, RoomError
 from schemas.layout import RunLayout
 from schemas.manifest import Manifest
 from schemas.owners import ClaimedError
-from schemas.process import waiting
 from schemas.storage import join, read_json
+from schemas.waits import waiting
 
 RETRIES = 5  # further attempts if the work on a dump fails; work on wrong input is not retried
 _POLL_LOCAL, _POLL_REMOTE = 0.5, 5.0  # seconds between two checks for a dump

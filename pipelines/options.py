@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from schemas.errors import InputError
-from schemas.layout import Sink, check_name
-from schemas.options import DEVICES, Options
+from schemas.options import DEVICES, Options, Sink
 from schemas.sizes import parse_bytes
 
 if TYPE_CHECKING:
@@ -103,6 +102,8 @@ class ShardOptions(Options):
     @field_validator("part")
     @classmethod
     def _names_a_part(cls, name: str | None) -> str | None:
+        from schemas.layout import check_name  # help loads no storage
+
         return name if name is None else check_name("--part", name)
 
     @model_validator(mode="after")

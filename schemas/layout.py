@@ -3,9 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
-
-from pydantic import AfterValidator
+from typing import ClassVar
 
 from schemas import LABEL_TEXTS as LABEL_TEXTS
 from schemas import storage
@@ -179,19 +177,3 @@ class RunLayout:
     def adoption(self, epoch: int) -> str:
         """The decision about the table that `epoch` trains on, made once, before the first step of the epoch."""
         return join(self.adoptions, f"epoch-{epoch:04d}.json")
-
-
-# A module has EXTENSION, write_shard and open_shard; open_shard returns an OpenShard.
-SINKS = {
-    "parquet": "schemas.shard_files.parquet",
-    "webdataset": "schemas.shard_files.webdataset",
-}
-
-
-def _require_sink(name: str) -> str:
-    if name not in SINKS:
-        raise ValueError(f"sink = {name!r}: expected one of {', '.join(map(repr, SINKS))}")
-    return name
-
-
-Sink = Annotated[str, AfterValidator(_require_sink)]

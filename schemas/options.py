@@ -3,9 +3,17 @@
 import re
 from collections.abc import Mapping
 from numbers import Integral, Real
-from typing import Any, TypeVar, get_origin
+from typing import Annotated, Any, TypeVar, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from schemas.errors import InputError
@@ -77,3 +85,19 @@ def whole_number(name: str, value: Any, least: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise InputError(f"{name} = {value!r:.80}: expected a whole number, {least} or more.")
     return int(value)
+
+
+# A module has EXTENSION, write_shard and open_shard; open_shard returns an OpenShard.
+SINKS = {
+    "parquet": "schemas.shard_files.parquet",
+    "webdataset": "schemas.shard_files.webdataset",
+}
+
+
+def _require_sink(name: str) -> str:
+    if name not in SINKS:
+        raise ValueError(f"sink = {name!r}: expected one of {', '.join(map(repr, SINKS))}")
+    return name
+
+
+Sink = Annotated[str, AfterValidator(_require_sink)]

@@ -20,9 +20,9 @@ from schemas import storage
 from schemas.errors import InputError, RoomError, StorageError, TableError
 from schemas.layout import ABLATION_PAGE, ABLATION_RESULT, CLUSTERS, MANIFEST, MINING_COST, RUN_FILE, phases, staging
 from schemas.manifest import Manifest, is_published, publish_new, unpublish
-from schemas.process import Say, waiting
 from schemas.storage import join
 from schemas.table import Table
+from schemas.waits import Say, waiting
 
 CLAIM_FILE = ".claim.json"
 BEAT_SECONDS = 2.0

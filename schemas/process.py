@@ -1,7 +1,6 @@
-"""This process: its cores, its forks, waits that are reported, its memory, and the end of its parent."""
+"""This process: its cores, its forks, its memory, and the end of its parent."""
 
 import asyncio
-import contextlib
 import functools
 import math
 import os
@@ -9,11 +8,10 @@ import resource
 import selectors
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-from schemas.errors import redact
+from schemas.waits import waiting
 
 # Files of a cgroup's quota: microseconds of all cores, in microseconds of time.
 _QUOTAS = ("/sys/fs/cgroup/cpu.max",), ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us")
@@ -90,89 +88,6 @@ def one_thread_in_children(set_threads: Callable[[int], object]) -> Callable[[in
 
     os.register_at_fork(after_in_child=use_one_thread)
     return lambda threads: set_threads(1 if forked else threads)
-
-
-SILENT_SECONDS, SAY_SECONDS = 5.0, 60.0  # time before a wait is reported, and between reports
-Say = Callable[[str], None]
-_listeners: list[Say] = []  # receive reports of waits without a `say`
-add_listener = _listeners.append
-
-
-class Wait:
-    """A wait for `what`, as a context manager: `say` gets a report after SILENT_SECONDS, then every SAY_SECONDS.
-
-    `seconds`: maximum duration; `until` then names the setting that limits the wait to `seconds`. Without `seconds`,
-    `until` names the event that ends the wait. If `say` is None, the listeners added with `add_listener` get the
-    reports. A wait with an empty `what` only watches for something, and is not reported.
-    """
-
-    def __init__(self, what: str, say: Say | None = None, seconds: float | None = None, until: str = "") -> None:
-        self._what, self._say, self._seconds, self._until = what, say, seconds, until
-        self._since, self.due = time.time(), time.monotonic() + SILENT_SECONDS
-
-    def change(self, what: str) -> None:
-        """Wait for `what` from now on; if `what` differs, the time of the wait starts again."""
-        if what != self._what:
-            self._what, self._since, self.due = what, time.time(), time.monotonic() + SILENT_SECONDS
-
-    def __enter__(self) -> "Wait":
-        if self._what:
-            _active_waits.add(self)
-            with contextlib.suppress(RuntimeError):  # no thread can start: nothing is reported
-                _start_reporter(os.getpid())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _active_waits.discard(self)
-
-    def report(self) -> None:
-        """Report that this wait continues, if a report is due."""
-        if time.monotonic() < self.due:
-            return
-        self.due = time.monotonic() + SAY_SECONDS
-        until = self._until or "the process is stopped"
-        if self._seconds is not None:
-            until = f"{_time_of_day(self._since + self._seconds)} at the latest {self._until}".rstrip()
-        for say in [self._say] if self._say else _listeners:
-            say(redact(f"waiting for {self._what} since {_time_of_day(self._since)}, until {until}"))
-
-
-def waiting(
-    what: str,
-    say: Say | None = None,
-    seconds: float | None = None,
-    every: float = 0.1,
-    until: str = "",
-    stop: threading.Event | None = None,
-) -> Iterator[Wait]:
-    """Yield the wait at once, and again every `every` seconds, until `seconds` have passed or `stop` is set."""
-    wait, over, began = Wait(what, say, seconds, until), stop or threading.Event(), time.monotonic()
-    while not over.is_set() and (seconds is None or time.monotonic() < began + seconds):
-        yield wait
-        with wait:
-            over.wait(every)
-
-
-_active_waits: set[Wait] = set()
-os.register_at_fork(after_in_child=_active_waits.clear)
-
-
-@functools.cache
-def _start_reporter(process: int) -> None:
-    """Start the thread that reports waits: once per process, and again in a forked process."""
-
-    def work() -> None:
-        while True:
-            time.sleep(0.25)
-            for wait in tuple(_active_waits):
-                with contextlib.suppress(Exception):  # an error of a listener must not end the wait
-                    wait.report()
-
-    threading.Thread(target=work, name="waits", daemon=True).start()
-
-
-def _time_of_day(moment: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(moment))
 
 
 def python_command(program: str, *arguments: str) -> list[str]:

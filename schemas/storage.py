@@ -44,8 +44,9 @@ from schemas.errors import (
     has_credentials,
     redact_known,
 )
-from schemas.process import Wait, survive_forks
+from schemas.process import survive_forks
 from schemas.sizes import say_bytes
+from schemas.waits import Wait
 
 try:
     from zlib_ng.zlib_ng import crc32 as crc32  # ten times as fast as zlib's CRC-32

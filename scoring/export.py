@@ -26,13 +26,13 @@ from schemas.layout import DataLayout, RunLayout, shard_name
 from schemas.manifest import Manifest, Patch, Shard, View, describe_file, write_file
 from schemas.mapped import MappedFile
 from schemas.owners import building, clean_up, require_output_folder
-from schemas.process import Say
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import encode, filters_of, list_column, writing_shard
 from schemas.shard_files.shards import POSITION, RETIRED, iterate_shard
 from schemas.storage import join, relative, require_room, resolve
 from schemas.table import Request, Table, find_reusable
 from schemas.versions import VERSION, Version, move_view, parts_since
+from schemas.waits import Say
 from scoring.calibration import DEPTH, ScoredPredictions, calibrate, open_fragments, require_fractions
 from scoring.encoders import AUTO_FORM, ConvertedEncoder, TorchInference, choose_form
 from scoring.exported import INDEX, LABELS, POINTS, TEXTS, THRESHOLDS, TREE, VECTORS, WEIGHTS, ExportFiles, Serving

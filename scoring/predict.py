@@ -22,10 +22,10 @@ from schemas.arrow import DENSE
 from schemas.errors import InputError, MissingExtra, without_controls
 from schemas.layout import DataLayout
 from schemas.options import whole_number
-from schemas.process import Say
 from schemas.ragged import Ragged, counts_of, offsets_of
 from schemas.shard_files.parquet import filters_of, list_array, list_column
 from schemas.table import Table
+from schemas.waits import Say
 from scoring.exported import ENCODER, Answer, Exported
 from scoring.fusion import FusionWeights
 from scoring.memory import shares_of

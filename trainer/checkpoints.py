@@ -30,9 +30,9 @@ from schemas.layout import RunLayout, list_numbers
 from schemas.manifest import Manifest, Shard, describe_file, is_published, publish, read_shard, unpublish
 from schemas.mapped import ScratchFile
 from schemas.owners import Claim, Unclaimed
-from schemas.process import Wait
 from schemas.storage import join
 from schemas.table import Table
+from schemas.waits import Wait
 from trainer.device import CPU, AsyncCopy, copy_before_change, send
 from trainer.group import ALONE, Group
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from schemas.errors import ExtremisError, InputError
-from schemas.process import Wait, waiting
+from schemas.waits import Wait, waiting
 
 
 class Ranks(NamedTuple):

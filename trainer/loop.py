@@ -19,8 +19,9 @@ from schemas import storage
 from schemas.errors import ExtremisError, InputError, StorageError
 from schemas.layout import DataLayout, RunLayout
 from schemas.owners import Claim, Unclaimed
-from schemas.process import Say, cores
+from schemas.process import cores
 from schemas.table import Table
+from schemas.waits import Say
 from trainer.checkpoints import CheckpointContents, latest_checkpoint
 from trainer.config.load import changed_versions, dump_config, load_config, validate
 from trainer.device import CPU, denormals_flushed, describe_device

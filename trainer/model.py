@@ -12,10 +12,10 @@ from schemas.arrow import DENSE
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest
-from schemas.process import Say
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
 from schemas.versions import open_data, parts_since
+from schemas.waits import Say
 from trainer.checkpoints import Checkpoint, open_step
 from trainer.config.load import load_config, validate
 from trainer.device import CPU

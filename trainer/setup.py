@@ -14,10 +14,10 @@ from schemas.errors import InputError
 from schemas.layout import LABEL_TEXTS, DataLayout, RunLayout
 from schemas.manifest import code_version
 from schemas.owners import Claim
-from schemas.process import Say
 from schemas.storage import require_room
 from schemas.table import Table
 from schemas.versions import Version
+from schemas.waits import Say
 from trainer.checkpoints import CheckpointWriter
 from trainer.config.merging import flatten
 from trainer.device import CPU, describe_device, keep_freed_memory, open_device

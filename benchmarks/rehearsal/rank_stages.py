@@ -18,8 +18,9 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Shard, publish
 from schemas.owners import Unclaimed
-from schemas.process import peak_bytes, waiting
+from schemas.process import peak_bytes
 from schemas.table import Table
+from schemas.waits import waiting
 from trainer.checkpoints import latest_checkpoint
 from trainer.config.load import dump_config
 from trainer.device import open_device

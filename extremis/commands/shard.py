@@ -7,7 +7,7 @@ from extremis.command import Option, Progress, build_options, comma_list, comman
 from extremis.commands.shared import BeamOptions, Fields, Place, StartTimeout, Text
 from extremis.console import say
 from pipelines.options import Again, SameKey, ShardOptions
-from schemas.layout import SINKS
+from schemas.options import SINKS
 from scoring.objects import input_url
 
 

@@ -41,7 +41,7 @@ from pipelines.progress import Progress, silent
 from pipelines.runners.worker import OPTION, Question, serve_pool
 from schemas import storage
 from schemas.errors import ExtremisError, InputError
-from schemas.process import Wait, waiting
+from schemas.waits import Wait, waiting
 
 START_SECONDS = 60.0  # timeout for the first answer of a worker
 _CONNECT_SECONDS = 5.0

@@ -18,7 +18,8 @@ from pipelines.progress import Count, process_counts, sum_counts
 from pipelines.runners.base import Runner
 from schemas import storage
 from schemas.errors import ExtremisError, InputError, MissingExtra
-from schemas.process import Wait, cores, end_with_parent, python_command
+from schemas.process import cores, end_with_parent, python_command
+from schemas.waits import Wait
 
 _WORTH_PROCESSES = 8 << 20  # bytes
 _MOST_WORKERS = 16

@@ -25,8 +25,8 @@ from tokenizers.trainers import WordPieceTrainer
 from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import find_tokenizer
-from schemas.process import Wait
 from schemas.ragged import offsets_of
+from schemas.waits import Wait
 
 FILE = "tokenizer.json"
 CONFIG = "tokenizer_config.json"

@@ -19,8 +19,8 @@ from schemas import storage
 from schemas.errors import InputError, StorageError, TableError
 from schemas.manifest import Shard, find_shard, shard_url
 from schemas.mapped import MappedFile
-from schemas.process import Wait
 from schemas.storage import TEMPORARY, crc32, replacing
+from schemas.waits import Wait
 
 MARKER = ".extremis-cache"
 _COUNT = ".bytes"

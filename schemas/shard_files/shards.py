@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas.errors import TableError
-from schemas.layout import SINKS, Sink
 from schemas.manifest import Manifest, Patch, Shard, View, columns_of, publish, read_patch, shard_url, unpublish
+from schemas.options import SINKS, Sink
 from schemas.ragged import offsets_of
 from schemas.shard_files import parquet
 from schemas.shard_files.parquet import number_column

@@ -8,7 +8,7 @@ import pytest
 from pipelines import dumps
 from schemas import storage
 from schemas.layout import RunLayout
-from schemas.process import Wait
+from schemas.waits import Wait
 
 
 def finish_at_second_look(patch: pytest.MonkeyPatch, run: str) -> None:

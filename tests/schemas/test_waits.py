@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from schemas import process
-from schemas.process import Wait, waiting
+from schemas import waits
+from schemas.waits import Wait, waiting
 
 CLOCK = r"\d\d:\d\d:\d\d"
 
@@ -15,8 +15,8 @@ CLOCK = r"\d\d:\d\d:\d\d"
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Say after a tenth of a second what is said after 5, and again after half a second in place of a minute."""
-    monkeypatch.setattr(process, "SAY_SECONDS", 0.5)
-    monkeypatch.setattr(process, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(waits, "SAY_SECONDS", 0.5)
+    monkeypatch.setattr(waits, "SILENT_SECONDS", 0.1)
 
 
 def test_a_wait_is_said_once_it_lasts_and_again_after_a_while() -> None:
@@ -39,7 +39,7 @@ def test_a_wait_is_said_once_it_lasts_and_again_after_a_while() -> None:
 
 def test_what_has_nobody_else_to_tell_tells_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(process, "_listeners", [lines.append])
+    monkeypatch.setattr(waits, "_listeners", [lines.append])
     with Wait("the others", until="they come"):
         time.sleep(0.35)
     assert [re.sub(CLOCK, "NOW", line) for line in lines] == ["waiting for the others since NOW, until they come"]

@@ -18,9 +18,9 @@ from tokenizers import Tokenizer, normalizers
 from torch import nn
 
 from schemas.errors import InputError
-from schemas.process import Wait
 from schemas.ragged import Ragged, batches_by_length, offsets_of
 from schemas.storage import file_sha256, sha256
+from schemas.waits import Wait
 from trainer.device import CPU
 from trainer.encoders.base import WEIGHTS
 from trainer.encoders.transformer_encoder import MODES, load_model, pool

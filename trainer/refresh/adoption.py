@@ -18,9 +18,9 @@ from schemas.errors import ExtremisError, InputError, TableError
 from schemas.layout import CLUSTERS, RunLayout, epoch_folder, list_numbers
 from schemas.manifest import Manifest, is_published, unpublish
 from schemas.owners import clean_up
-from schemas.process import Say, waiting
 from schemas.storage import join, read_json, write_json
 from schemas.table import Table
+from schemas.waits import Say, waiting
 from trainer.methods.recipe import Recipe
 from trainer.methods.sections import LEAD, TableSchedule
 from trainer.stream import Source

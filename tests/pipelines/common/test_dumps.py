@@ -8,7 +8,7 @@ import pytest
 
 from pipelines import dumps as watched
 from pipelines.dumps import RETRIES, watch_dumps
-from schemas import process
+from schemas import waits
 from schemas.errors import ExtremisError, InputError, RoomError, StorageError
 
 
@@ -16,7 +16,7 @@ def test_a_run_that_comes_goes_and_comes_again_is_waited_for_aloud(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is made anew may have the very dumps of the one before; its tables are gone with that one."""
-    monkeypatch.setattr(process, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(waits, "SILENT_SECONDS", 0.1)
     monkeypatch.setattr(watched, "_POLL_LOCAL", 0.05)
     run, lines, made = tmp_path / "run", list[str](), list[int]()
 
