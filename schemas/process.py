@@ -1,11 +1,9 @@
 """This process: its cores, its forks, its memory, and the end of its parent."""
 
-import asyncio
 import functools
 import math
 import os
 import resource
-import selectors
 import sys
 import threading
 from collections.abc import Callable
@@ -54,7 +52,10 @@ def survive_forks() -> None:
     an inherited connection, the connection is removed from that instance, and the parent waits forever for an answer
     that has already arrived.
     """
-    import fsspec.asyn  # help waits for nobody, and needs no storage
+    import asyncio  # help needs none of these
+    import selectors
+
+    import fsspec.asyn
 
     if not hasattr(os, "register_at_fork"):
         return
