@@ -13,7 +13,7 @@ import pytest
 
 from scoring.tuples import TupleStream
 from tests.command import ROOT
-from tests.trainer.tuples.world import build
+from tests.scoring.tuples.world import build
 
 QUIET: dict[str, dict[str, Any]] = {
     "tuples_own_loop": {},

@@ -16,8 +16,8 @@ from schemas.errors import InputError
 from schemas.table import Table
 from scoring.tuples import TupleStream, write_tuples
 from tests.command import call, refused
-from tests.trainer.tuples.test_stream import FORMS
-from tests.trainer.tuples.world import World, build, frozen
+from tests.scoring.tuples.test_stream import FORMS
+from tests.scoring.tuples.world import World, build, frozen
 
 READERS = {"": bytes, ".gz": gzip.decompress, ".bz2": bz2.decompress}
 READERS[".zst"] = lambda data: zstandard.ZstdDecompressor().decompressobj().decompress(data)

@@ -16,7 +16,7 @@ from schemas.table import Table
 from scoring.tuples import TupleStream
 from tests.builders import build_data, build_negatives
 from tests.laws import assert_exact_resume
-from tests.trainer.tuples.world import World, build, expected, frozen
+from tests.scoring.tuples.world import World, build, expected, frozen
 
 FORMS = ["triplets", "tuples", "pairs", "lists", "tevatron", "flagembedding"]
 
