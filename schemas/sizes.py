@@ -1,4 +1,4 @@
-"""Parses and formats sizes in bytes, formats counts, and checks for free disk space."""
+"""Sizes in bytes, parsed and in words; counts in words. Help needs them: they load little."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
