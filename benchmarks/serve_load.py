@@ -29,7 +29,7 @@ import numpy as np
 
 import extremis
 from benchmarks.common.report import report, require
-from scoring.versions import find_current, make_current
+from scoring.export_versions import find_current, make_current
 
 ROOT = Path(__file__).parents[1]
 TATE = ROOT / "examples" / "tate"

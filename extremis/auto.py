@@ -31,7 +31,7 @@ from schemas.shares import ALL_ROWS, seed_of
 from schemas.storage import join, read_json, write_json
 from schemas.table import PARTS, Table
 from schemas.versions import VERSION
-from scoring.fitting import REFIT_HOLDOUT, FitOptions, describe_weights, fit_ranker, fit_weights, scored_step
+from scoring.fitting import REFIT_HOLDOUT, FitOptions, describe_weights, fit_ranker, fit_weights
 from trainer.checkpoints import best_step, drop_old_checkpoints
 from trainer.config.load import WAIT_FOR_TABLES, applicable_overrides, load_config, read_recipe, validate
 from trainer.device import open_device
@@ -637,7 +637,7 @@ def _refits_fusion(data: str, recipe: Recipe) -> bool:
     """Return whether the fusion of the earlier run is fitted again: it needs rows that the run is not trained on."""
     earlier = recipe.train.start_from
     layout = RunLayout(earlier)
-    _, before, _ = find_earlier(DataLayout(data), layout, scored_step(layout))
+    _, before, _ = find_earlier(DataLayout(data), layout, layout.scored_step())
     if not is_published(layout.fusion(before.step)):
         say(f"{earlier} has no fusion, so no fusion is fitted")
         return False

@@ -14,7 +14,7 @@ from schemas.table import Table
 from schemas.versions import Version
 from scoring.baselines import compare_baselines
 from scoring.calibration import ScoredPredictions, calibrate, measure, open_fragments
-from scoring.fitting import open_fused, scored_step, scores_of
+from scoring.fitting import open_fused, scores_of
 from trainer.config.load import load_config
 from trainer.device import open_device
 from trainer.evaluation.evaluate import SplitScorer, SplitScores, label_statistics, open_held_out
@@ -29,7 +29,7 @@ class EvaluateOptions:
     """Options of an evaluation.
 
     `limit`, `filter`, `ks`, `seen_only` and `zero_shot` are arguments of `SplitScorer.score`. `step` has the same
-    meaning as in `scored_step`, and `scores` as in `scores_of`. `baseline`: also score baselines on the same
+    meaning as in `RunLayout.scored_step`, and `scores` as in `scores_of`. `baseline`: also score baselines on the same
     queries. `calibrate`: also evaluate the probabilities that an export has; the curve is fitted to the split `val`
     or, without `val`, to the held-out rows.
     """
@@ -66,7 +66,7 @@ def evaluate(
     """
     show_activity("evaluate: reading the model")
     layouts = DataLayout(data), RunLayout(run)
-    later, step = group.decide(lambda: (_later(data, run), scored_step(layouts[1], options.step)))
+    later, step = group.decide(lambda: (_later(data, run), layouts[1].scored_step(options.step)))
     recipe, model, checkpoint = load_model(*layouts, step, group, open_device(device), earlier=True)
     own: By = group.decide(lambda: scores_of(run, checkpoint.step))
     by = options.scores or own

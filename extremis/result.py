@@ -6,7 +6,7 @@ from typing import Any
 
 from extremis.console import format_value, metric_grid
 from schemas.errors import without_controls
-from scoring.objects import html_table
+from scoring.containers import html_table
 
 _SHOWN_ROWS = 12  # rows of a list that are shown
 _SHOWN_NUMBERS = 5  # numbers of a mapping that are shown

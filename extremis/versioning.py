@@ -12,7 +12,7 @@ from schemas.owners import claimed
 from schemas.storage import join, relative, resolve
 from schemas.table import Table
 from schemas.versions import Version, require_parts
-from scoring.versions import ExportVersion, find_current, require_needed_exports
+from scoring.export_versions import ExportVersion, find_current, require_needed_exports
 
 if TYPE_CHECKING:
     from typing_extensions import Self

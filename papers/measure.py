@@ -22,7 +22,7 @@ from schemas import storage
 from schemas.errors import ExtremisError
 from schemas.layout import DataLayout, RunLayout
 from schemas.table import Table
-from scoring.fitting import open_fused, scored_step
+from scoring.fitting import open_fused
 from trainer.evaluation.evaluate import SplitScorer, label_statistics
 from trainer.evaluation.metrics import Contributions
 from trainer.evaluation.ranking import Ranking
@@ -166,7 +166,7 @@ def train_run(paper: Paper, key: RunKey, settings: list[str], data: str, run: st
 def score(paper: Paper, key: RunKey, data: str, run: str) -> tuple[dict[str, float], dict[str, Contributions], int]:
     """Score the run on test; return metrics, contributions per query, and the number of queries."""
     options, layout = paper.runs[key.run], DataLayout(data)
-    recipe, model, checkpoint = load_model(layout, RunLayout(run), scored_step(RunLayout(run)))
+    recipe, model, checkpoint = load_model(layout, RunLayout(run), RunLayout(run).scored_step())
     if options.fuse == "tree":
         from scoring import fitting
 

@@ -642,7 +642,7 @@ def mine_arrays(
     names, of_labels = parse_fields_by_table(options.fields or "", ColumnNames())
     columns = names, of_labels or names
     sides = tuple(map(Side.open, ("queries", "labels"), (queries, documents), texts, columns))
-    _require_fit(sides, rows, options)
+    _require_equal_sides(sides, rows, options)
     stated: dict[str, Any] = {
         **{side.name: side.identity for side in sides},
         **{f"texts_of_{side.name}": side.texts and _identity(side.texts.urls) for side in sides},
@@ -704,7 +704,7 @@ def _existing_rows(options: ArrayOptions) -> tuple[Table, ...]:
     return _rows_of(data)
 
 
-def _require_fit(sides: Sequence[Side], rows: Sequence[Table], options: ArrayOptions) -> None:
+def _require_equal_sides(sides: Sequence[Side], rows: Sequence[Table], options: ArrayOptions) -> None:
     """Raise InputError if there are no keys to compare, or rows or dimensions do not fit together."""
     if options.same_key == "filter" and (rows or not all(side.keyed.has(KEY) for side in sides)):
         where = "DATA has its own filter pairs" if rows else "both sides need keys, but one has only row numbers"
@@ -766,7 +766,7 @@ def _import(
 
     def columns() -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:
         """Yield ((side, shard), columns): each query's pairs, or how often each document is a positive."""
-        pairs = _read_all_pairs(sides, options, say)
+        pairs = _find_positives(sides, options, say)
         for shard, bounds in enumerate(queries.bounds):
             some = {name: list_array(*each.slice(*bounds), kind) for name, each in pairs.items()}
             yield (0, shard), pa.record_batch(some)
@@ -797,7 +797,7 @@ def _import(
     make_table(out, "mined", lambda: None, make, beam_options, say, needs=needs, urls=urls, reads=urls[:1])
 
 
-def _read_all_pairs(sides: Sequence[Side], options: ArrayOptions, say: Progress) -> dict[str, Ragged]:
+def _find_positives(sides: Sequence[Side], options: ArrayOptions, say: Progress) -> dict[str, Ragged]:
     """Read the columns of each query: its positives, none without `positives`, and filter pairs with `same_key`.
 
     Raises InputError for repeated keys, too.

@@ -152,6 +152,10 @@ class RunLayout:
         """Fusion of scores that `extremis fuse` fitted to the checkpoint at `step`."""
         return join(self.fusions, f"step-{step:08d}")
 
+    def scored_step(self, step: int | str | None = None) -> int | str | None:
+        """Return `step`; None: the newest step with a fusion, or None if there is none (`open_step` takes the best)."""
+        return max(list_numbers(self.fusions), default=None) if step is None else step
+
     def dump(self, epoch: int) -> str:
         """The dump written during `epoch`: embeddings of each source, and the vectors at the end of the epoch."""
         return epoch_folder(self.dumps, epoch)

@@ -35,8 +35,9 @@ from schemas.versions import VERSION, Version, move_view, parts_since
 from schemas.waits import Say
 from scoring.calibration import DEPTH, ScoredPredictions, calibrate, open_fragments, require_fractions
 from scoring.encoders import AUTO_FORM, ConvertedEncoder, TorchInference, choose_form
+from scoring.export_versions import KIND, ExportVersion, require_needed_exports, resolve_export
 from scoring.exported import INDEX, LABELS, POINTS, TEXTS, THRESHOLDS, TREE, VECTORS, WEIGHTS, ExportFiles, Serving
-from scoring.fitting import RunFusion, open_fusion, scored_step, scores_of
+from scoring.fitting import RunFusion, open_fusion, scores_of
 from scoring.fusion import FusionTree, Reranker, Scorers
 from scoring.memory import FACTS
 from scoring.vectors import (
@@ -50,7 +51,6 @@ from scoring.vectors import (
     map_vectors,
     write_indexes,
 )
-from scoring.versions import KIND, ExportVersion, require_needed_exports, resolve_export
 from search.index import AUTO
 from trainer.checkpoints import Checkpoint, save_tensors
 from trainer.device import open_device
@@ -335,7 +335,7 @@ def export(
         raise InputError(f"--target-recall {target_recall:g}: expected a fraction in (0, 1].")
     require_fractions(precisions)
     layout = DataLayout(data)
-    recipe, checkpoint = find_checkpoint(layout, RunLayout(run), scored_step(RunLayout(run), step))
+    recipe, checkpoint = find_checkpoint(layout, RunLayout(run), RunLayout(run).scored_step(step))
     scores = scores or scores_of(run, checkpoint.step)
     parents = {"data": Table.open(data, "data").digest, "checkpoint": checkpoint.table.digest}
     if scores == "sum" and recipe.encodes_labels:

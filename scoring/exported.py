@@ -26,11 +26,11 @@ from schemas.shard_files.shards import RETIRED, ViewedShard, open_shard, read_gr
 from schemas.storage import join, require_room
 from schemas.table import Table
 from scoring.calibration import NONE_THRESHOLD, Calibration, fragments_of, require_fractions, share_of_fragments
+from scoring.export_versions import KIND, require_needed_exports, resolve_export
 from scoring.fusion import Reranker, Scorers, ShortlistScores, parse_fusion
 from scoring.linear import LinearRanker
 from scoring.memory import Memory
 from scoring.vectors import IndexedRange, Vectors, map_vectors, open_indexes, patch_vectors, search_indexes
-from scoring.versions import KIND, require_needed_exports, resolve_export
 from search.topk import CPU
 from trainer.config.load import restore_encoder
 from trainer.input_kinds import InputKind

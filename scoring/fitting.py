@@ -11,7 +11,7 @@ import torch
 
 from schemas import PAD
 from schemas.errors import InputError, TableError
-from schemas.layout import DataLayout, RunLayout, list_numbers
+from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, is_published, read_shard, write_file
 from schemas.owners import building
 from schemas.ragged import Ragged, pad_columns
@@ -96,11 +96,6 @@ def open_fused(data: str, run: str, checkpoint: Checkpoint, model: Model, split:
     memory = opened.memory(split)
     scorers = Scorers(texts, memory and memory.to(model.device), opened.ranker(split))
     return Reranker(opened.fusion, scorers, frequency, opened.shortlist)
-
-
-def scored_step(run: RunLayout, step: int | str | None = None) -> int | str | None:
-    """Return `step`, by default the newest step with a fusion; None without a fusion: `open_step` takes the best."""
-    return max(list_numbers(run.fusions), default=None) if step is None else step
 
 
 def scores_of(run: str, step: int) -> Literal["fused", "classifier"]:
@@ -241,7 +236,7 @@ def carry_fusion(data: str, run: str, earlier: str, device: str = "auto") -> Man
     same errors as `fit_weights`.
     """
     layout = DataLayout(data)
-    _, before, _ = find_earlier(layout, RunLayout(earlier), scored_step(RunLayout(earlier)))
+    _, before, _ = find_earlier(layout, RunLayout(earlier), RunLayout(earlier).scored_step())
     if not is_published(RunLayout(earlier).fusion(before.step)):
         return None
     step = best_step(RunLayout(run))

@@ -26,11 +26,11 @@ from schemas.ragged import Ragged, counts_of, offsets_of
 from schemas.shard_files.parquet import filters_of, list_array, list_column
 from schemas.table import Table
 from schemas.waits import Say
+from scoring.containers import html_table, input_url, items_of, require_texts
+from scoring.export_versions import resolve_export
 from scoring.exported import ENCODER, Answer, Exported
 from scoring.fusion import FusionWeights
 from scoring.memory import shares_of
-from scoring.objects import html_table, input_url, items_of, require_texts
-from scoring.versions import resolve_export
 from search.topk import configure_faiss, find_device
 from trainer.inputs import Inputs, open_queries, require_inputs
 from trainer.threads import set_threads

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import extremis
-from scoring.versions import make_current
+from scoring.export_versions import make_current
 from tests.browser import browser, console_messages, requests
 from tests.command import ROOT, environment
 

@@ -35,7 +35,7 @@ def data(action: Literal["list", "show", "drop"], place: Place, *, progress: Pro
 def _list(root: str) -> dict[str, Any]:
     from extremis.versioning import ListedData, ListedExport
     from schemas.storage import relative
-    from scoring.versions import find_current
+    from scoring.export_versions import find_current
 
     listed = sorted(ListedData.below(root), key=lambda each: (each.version.number, each.table.url))
     versions, exports = (

@@ -63,13 +63,11 @@ def embed(
     from pipelines import embed as embedding
 
     if is_run:
-        from scoring.fitting import scored_step
-
-        arguments["step"] = scored_step(RunLayout(fspath(input)), step)
+        arguments["step"] = RunLayout(fspath(input)).scored_step(step)
         table_options = build_options(EmbedOptions, arguments)
         manifest = embedding.embed(fspath(model), fspath(input), out, table_options, beam_options, say, device)
     else:
-        from scoring.objects import input_url
+        from scoring.containers import input_url
 
         with input_url(input) as url:
             options = build_options(EmbedTextsOptions, arguments)

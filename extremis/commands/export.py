@@ -57,7 +57,7 @@ def export(
       extremis export data/ runs/1 exported/
       extremis export data/2 runs/2 exports/2 --onto exports/1 --current
     """
-    from scoring.versions import export_name, make_current
+    from scoring.export_versions import export_name, make_current
 
     data, run, out = fspath(data), fspath(run), fspath(out)
     if current:

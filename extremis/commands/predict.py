@@ -88,7 +88,8 @@ def predict(
     from pipelines.formats.base import parse_fields
     from pipelines.formats.keyed import Texts
     from schemas.owners import require_output_file
-    from scoring.objects import input_url
+    from scoring.containers import input_url
+    from scoring.export_versions import resolve_export
     from scoring.predict import (
         Labels,
         leave_out,
@@ -98,7 +99,6 @@ def predict(
         text_fields,
         write_predictions,
     )
-    from scoring.versions import resolve_export
 
     named = None if fields is None else parse_fields(format_argument(fields))
     data = None if data is None else fspath(data)

@@ -8,7 +8,7 @@ from extremis.commands.shared import BeamOptions, Fields, Place, StartTimeout, T
 from extremis.console import say
 from pipelines.options import Again, SameKey, ShardOptions
 from schemas.options import SINKS
-from scoring.objects import input_url
+from scoring.containers import input_url
 
 
 def _forms() -> list[str]:

@@ -19,7 +19,7 @@ from schemas.manifest import Manifest
 from schemas.shard_files.parquet import list_column
 from schemas.storage import join, read_json
 from schemas.table import RunTable, Table, run_tables
-from scoring.fitting import KIND, open_fused, scored_step, scores_of
+from scoring.fitting import KIND, open_fused, scores_of
 from trainer.checkpoints import Checkpoint, open_step
 from trainer.config.load import load_config
 from trainer.config.merging import flatten
@@ -190,7 +190,7 @@ def open_run(url: str, name: str, data: Manifest | None = None) -> Run:
     layout = RunLayout(url)
     config = load_config(layout.config)
     later = data.digest if data is not None and trained_digest(config) != data.digest else None
-    recipe, checkpoint = config.get("recipe", {}), open_step(layout, scored_step(layout))
+    recipe, checkpoint = config.get("recipe", {}), open_step(layout, layout.scored_step())
     representative, auto = None, join(layout.root, AUTO_REPORT)
     if checkpoint is not None:
         step, scores = checkpoint.step, scores_of(url, checkpoint.step)
@@ -431,7 +431,7 @@ def _score(data: DataLayout, run: Run, examples: list[Example], label_ids: list[
 
     All results are computed with the checkpoint and the kind of scores that represent the run.
     """
-    _, model, checkpoint = load_model(data, run.layout, scored_step(run.layout), earlier=True)
+    _, model, checkpoint = load_model(data, run.layout, run.layout.scored_step(), earlier=True)
     trained, root = trained_labels(model, checkpoint), run.layout.root
     candidates = replace(label_statistics(data), trained_labels=trained).candidates()
     assert run.representative is not None, "it has a checkpoint"

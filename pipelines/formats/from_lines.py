@@ -540,7 +540,7 @@ def _indices(data: np.ndarray, offsets: np.ndarray) -> SparseRows | None:
 def _wrong_pair(line: bytes) -> str | None:
     for field in line.replace(b"\t", b" ").split(b" "):
         if field and not _PAIR.fullmatch(field):
-            return f"expected fields index:value such as 12:1.0, got {shown_pair(field)}"
+            return f"expected fields index:value such as 12:1.0, got {shown_raw(field)}"
     return None
 
 
@@ -549,7 +549,7 @@ def _wrong_index(line: bytes) -> str | None:
         return None
     for field in line.split(b","):
         if not _INDEX.fullmatch(field):
-            return f"expected labels such as 3,17,20, got {shown_pair(field)}"
+            return f"expected labels such as 3,17,20, got {shown_raw(field)}"
     return None
 
 
@@ -559,6 +559,6 @@ def whole_numbers(line: bytes) -> list[int]:
     return [int(field) for field in fields] if all(_INDEX.fullmatch(field) for field in fields) else []
 
 
-def shown_pair(field: bytes) -> str:
+def shown_raw(field: bytes) -> str:
     """Return `field` as text that is safe to print and truncated."""
     return base.shown(field[:_SHOWN].decode("utf-8", "replace"))

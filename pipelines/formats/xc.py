@@ -348,7 +348,7 @@ def _read_header(url: str, role: str = "") -> list[int]:
     sizes = from_lines.whole_numbers(header)
     if len(sizes) != len(names.split()):
         raise InputError(
-            f"{url}, line 1: expected the header `{names}`, {count} whole numbers; got {from_lines.shown_pair(header)}."
+            f"{url}, line 1: expected the header `{names}`, {count} whole numbers; got {from_lines.shown_raw(header)}."
         )
     return sizes
 
@@ -415,7 +415,7 @@ def _lines(role: str, url: str, rows: int | None, block_rows: int) -> Iterator[d
                 if content.strip():
                     raise InputError(
                         f"{url}, line {line}: the header declares {rows:,} rows, but the file continues: "
-                        f"{from_lines.shown_pair(content)}. Fix the header. Does the file belong to another split?"
+                        f"{from_lines.shown_raw(content)}. Fix the header. Does the file belong to another split?"
                     )
             column = column.slice(0, rows - read)
         if len(held):

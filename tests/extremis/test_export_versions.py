@@ -15,8 +15,8 @@ from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.table import Table
+from scoring.export_versions import CURRENT, ExportVersion, make_current
 from scoring.exported import Exported
-from scoring.versions import CURRENT, ExportVersion, make_current
 from tests.command import call, refused
 from tests.days import TINY
 from tests.pipelines.test_versions import contents, rows_of

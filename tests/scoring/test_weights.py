@@ -16,7 +16,7 @@ from schemas.errors import InputError, TableError
 from schemas.layout import RunLayout
 from schemas.ragged import Ragged
 from schemas.table import Table
-from scoring.fitting import FitOptions, describe_weights, fit_weights, open_fused, open_fusion, scored_step, scores_of
+from scoring.fitting import FitOptions, describe_weights, fit_weights, open_fused, open_fusion, scores_of
 from scoring.fusion import FusionWeights, Reranker, Scorers, ShortlistScores
 from scoring.memory import Memory
 from tests.builders import Rows, SmallData, build_data, ragged
@@ -200,7 +200,7 @@ def test_a_run_is_fused_on_what_it_held_out(data: SmallData, tmp_path: Path, hea
     assert head == "classifier" or facts["texts"] == 0
     assert scores_of(run, checkpoint.step) == "fused"
     asked = (None, "newest", 7)
-    assert [scored_step(RunLayout(run), step) for step in asked] == [checkpoint.step, "newest", 7]
+    assert [RunLayout(run).scored_step(step) for step in asked] == [checkpoint.step, "newest", 7]
     Table.open(RunLayout(run).fusion(checkpoint.step)).verify()
     opened = open_fusion(root, run, checkpoint)
     memory = opened.memory("test")

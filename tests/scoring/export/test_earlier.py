@@ -20,9 +20,7 @@ from schemas.table import Table
 from schemas.versions import VERSION
 from scoring import export
 from scoring.export import EarlierExport, write_vector_files
-from scoring.exported import INDEX, VECTORS, ExportFiles
-from scoring.vectors import EarlierIndex, Vectors, open_indexes, search_indexes, write_indexes
-from scoring.versions import (
+from scoring.export_versions import (
     CURRENT,
     KIND,
     ExportVersion,
@@ -31,6 +29,8 @@ from scoring.versions import (
     require_needed_exports,
     resolve_export,
 )
+from scoring.exported import INDEX, VECTORS, ExportFiles
+from scoring.vectors import EarlierIndex, Vectors, open_indexes, search_indexes, write_indexes
 from search.torch_topk import top_k
 from tests.pipelines.test_versions import contents
 
