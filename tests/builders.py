@@ -11,10 +11,11 @@ import pyarrow as pa
 from schemas import PAD, arrow
 from schemas.hashing import hash_strings
 from schemas.layout import DataLayout
-from schemas.manifest import Manifest, publish
+from schemas.manifest import Manifest, open_manifest, publish
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_array, matrix_array
 from schemas.shard_files.shards import Sink, write_table
+from schemas.table import Table
 from trainer.inputs import Inputs
 from trainer.stream.batch import Batch
 
@@ -237,3 +238,14 @@ def batch_of(positives: Rows, hard: np.ndarray | None = None, tokens: Rows | Non
     rows = np.arange(len(positives))
     none: Rows = [[] for _ in rows]
     return Batch(0, 0, rows, tokens_of(ragged(tokens or none)), *ragged(positives), hard)
+
+
+def add_filtered_split(data: SmallData, name: str, filters: Rows, row_group_rows: int) -> None:
+    """Add a split `name` to DATA: the rows of test, with the filter labels `filters`, a list a row."""
+    rows = pa.concat_tables(list(Table.open(data.layout.queries("test")).batches()))
+    column = list_array(*ragged(filters, np.int32), pa.int32())
+    rows = rows.append_column(pa.field("filter_label_ids", column.type, nullable=False), column)
+    added = write_table(data.layout.queries(name), "queries", [rows], row_group_rows)
+    whole = open_manifest(data.layout.root, "data")
+    parents = {**whole.parents, f"queries/{name}": added.digest}
+    publish(data.layout.root, whole.model_copy(update={"parents": parents}))

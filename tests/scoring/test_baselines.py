@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
@@ -16,15 +15,11 @@ from hypothesis import strategies as st
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.neighbors import KNeighborsClassifier
 
-from schemas.manifest import open_manifest, publish
 from schemas.ragged import Ragged
-from schemas.shard_files.parquet import list_array
-from schemas.shard_files.shards import write_table
-from schemas.table import Table
 from scoring import baselines
 from scoring.baselines import NearestTexts, compare_baselines
 from scoring.memory import NEIGHBOURS, TEMPERATURE
-from tests.builders import Rows, SmallData, build_data, ragged
+from tests.builders import Rows, SmallData, add_filtered_split, build_data, ragged
 from trainer.evaluation.evaluate import KS, PopularLabels, SplitScorer, label_statistics, measure_popularity
 from trainer.evaluation.metrics import Metrics
 from trainer.inputs import Inputs
@@ -116,14 +111,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
     built = build_data(
         str(tmp_path_factory.mktemp("baselines")), rows={"train": 25, "test": 20}, vocabulary=VOCABULARY, labels=12
     )
-    test = built.layout.queries("test")
-    rows = pa.concat_tables(list(Table.open(test).batches()))
-    filters = list_array(*ragged(filters_of(built), np.int32), pa.int32())
-    rows = rows.append_column(pa.field("filter_label_ids", filters.type, nullable=False), filters)
-    added = write_table(built.layout.queries(FILTERED), "queries", [rows], 6)
-    whole = open_manifest(built.layout.root, "data")
-    parents = {**whole.parents, f"queries/{FILTERED}": added.digest}
-    publish(built.layout.root, whole.model_copy(update={"parents": parents}))
+    add_filtered_split(built, FILTERED, filters_of(built), 6)
     return built
 
 

@@ -8,11 +8,8 @@ import pyarrow as pa
 import pytest
 
 from schemas.errors import InputError
-from schemas.manifest import open_manifest, publish
-from schemas.shard_files.parquet import list_array
-from schemas.shard_files.shards import write_table
 from schemas.table import Table
-from tests.builders import SmallData, build_data, ragged
+from tests.builders import SmallData, add_filtered_split, build_data, ragged
 from tests.command import call, sets
 from tests.ranks import on_ranks
 from trainer.evaluation.evaluate import SplitScorer
@@ -28,14 +25,7 @@ FILTERED = "filtered"  # the split with a filter: the greatest positive of every
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
     built = build_data(str(tmp_path_factory.mktemp("data")), rows={"train": 12, "test": 25}, labels=LABELS)
-    test = built.layout.queries("test")
-    rows = pa.concat_tables(list(Table.open(test).batches()))
-    filters = list_array(*ragged(filtered_labels(built.points["test"].positives), np.int32), pa.int32())
-    rows = rows.append_column(pa.field("filter_label_ids", filters.type, nullable=False), filters)
-    added = write_table(built.layout.queries(FILTERED), "queries", [rows], 10)
-    whole = open_manifest(built.layout.root, "data")
-    parents = {**whole.parents, f"queries/{FILTERED}": added.digest}
-    publish(built.layout.root, whole.model_copy(update={"parents": parents}))
+    add_filtered_split(built, FILTERED, filtered_labels(built.points["test"].positives), 10)
     return built
 
 
