@@ -642,6 +642,7 @@ def mine_arrays(
     names, of_labels = parse_fields_by_table(options.fields or "", ColumnNames())
     columns = names, of_labels or names
     sides = tuple(map(Side.open, ("queries", "labels"), (queries, documents), texts, columns))
+    files = base.of_each(storage.state, [url for side in sides for url in side.vectors.urls])
     _require_equal_sides(sides, rows, options)
     stated: dict[str, Any] = {
         **{side.name: side.identity for side in sides},
@@ -673,6 +674,7 @@ def mine_arrays(
             root=out,
             requested={},
             texts=labels,
+            files=files,
         )
         own = options.model_copy(update={"width": options.width or WIDTH})
         return mine_inputs(inputs, None, own, beam_options, say)

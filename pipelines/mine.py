@@ -17,6 +17,7 @@ from typing import Any
 
 from pipelines.dumps import watch_dumps
 from pipelines.flow import Flow
+from pipelines.formats.base import require_unchanged
 from pipelines.job import Summary, describe
 from pipelines.mining import search
 from pipelines.mining.audit import find_previous
@@ -121,6 +122,7 @@ def _make(plan: MinePlan, build: Build, runner: Runner, here: bool, say: Progres
     if (aliases := find_aliases(inputs.texts, plan.options.equal_texts)) is not None:
         aliases.write(plan.alias_url)
     _run_passes(plan, runner, watch, here, say)
+    require_unchanged(inputs.files)
     made, profiles = dict[str, Manifest](), dict[str, Any]()
     # `queries` is published last: a reader that sees its table also sees the other tables.
     ordered = sorted(plan.sources, key=lambda source: source.name == "queries")

@@ -387,7 +387,12 @@ def unchanged(urls: Collection[str]) -> Iterator[None]:
     """Raise InputError after the block if one of the files has changed since its start. Raises StorageError."""
     before = of_each(storage.state, urls)
     yield
-    changed = [url for url, state in of_each(storage.state, urls).items() if state != before[url]]
+    require_unchanged(before)
+
+
+def require_unchanged(before: Mapping[str, tuple[str, ...]]) -> None:
+    """Raise InputError if the `storage.state` of one of the files is no longer the one before. Raises StorageError."""
+    changed = [url for url, state in of_each(storage.state, before).items() if state != before[url]]
     if changed:
         raise InputError(
             f"{changed[0]}: the file changed while it was read. Run the same command again when the file is complete."

@@ -1,9 +1,9 @@
 """What is mined: `open_inputs` opens a dump or embeddings; vectors are read in blocks, queries in batches."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -145,7 +145,8 @@ class MineInputs:
     `drop_bias`: whether the vectors are label embeddings with a constant 1 in the last column, as in the queries. This
     column only adds 1 to every score, so the search ignores it. `requested`: parameters of the dump, in which the
     trainer requests a table width and an index. `attempt`: name of the folder in which all files are written before
-    they are published. `texts`: the labels table; None if points are searched.
+    they are published. `texts`: the labels table; None if points are searched. `files`: files that are read where they
+    lie, and their states, which must stay.
     """
 
     by: str
@@ -158,6 +159,7 @@ class MineInputs:
     requested: dict[str, Any]
     attempt: str = ""
     texts: Table | None = None
+    files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def labels(self) -> int:

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 
 import extremis
 from pipelines.arrays import open_mined
+from pipelines.mining import search
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
@@ -285,6 +286,21 @@ class TestAnOutputThatIsThere:
         assert self.mine([elsewhere, files[1]], "--overwrite").status == 0
         fresh = call("mine", elsewhere, files[1], "--out", out.parent / "fresh", "--width", "4")
         assert fresh.status == 0
+        assert bytes_of(out) == bytes_of(out.parent / "fresh")
+
+    def test_a_file_that_changes_while_it_is_searched_is_an_error(self, files, arrays, monkeypatch):
+        out, searched = files[0].parent / "out", search.search_group
+
+        def change_first(*task):
+            write(files[1], "npy", arrays[1][60:120])
+            return searched(*task)
+
+        monkeypatch.setattr(search, "search_group", change_first)
+        refused(self.mine(files), "the file changed while it was read", str(files[1]))
+        assert not (out / "queries").exists()
+        monkeypatch.undo()
+        assert self.mine(files, "--overwrite").status == 0
+        assert call("mine", *files, "--out", out.parent / "fresh", "--width", "4").status == 0
         assert bytes_of(out) == bytes_of(out.parent / "fresh")
 
     def test_tables_of_a_run_are_not_replaced(self, files):
