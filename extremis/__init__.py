@@ -16,84 +16,82 @@ from extremis.installation import require_own_packages
 require_own_packages()
 
 if TYPE_CHECKING:  # for type checkers; the code below loads the same names on first use
-    from extremis.commands.ablate import ablate as ablate
-    from extremis.commands.cluster import cluster as cluster
-    from extremis.commands.data import data as data
-    from extremis.commands.demo import demo as demo
-    from extremis.commands.embed import embed as embed
-    from extremis.commands.evaluate import evaluate as evaluate
-    from extremis.commands.export import export as export
-    from extremis.commands.fuse import fuse as fuse
-    from extremis.commands.inspect import inspect as inspect
-    from extremis.commands.merge import merge as merge
-    from extremis.commands.mine import mine as mine
-    from extremis.commands.plan import plan as plan
-    from extremis.commands.predict import predict as predict
-    from extremis.commands.recipes import recipes as recipes
-    from extremis.commands.report import report as report
-    from extremis.commands.run import run as run
-    from extremis.commands.shard import shard as shard
-    from extremis.commands.teach import teach as teach
-    from extremis.commands.train import train as train
-    from extremis.commands.tuples import tuples as tuples
     from extremis.console import Event as Event
-    from extremis.loading import Model as Model
-    from extremis.loading import load as load
     from extremis.result import Result as Result
+    from extremis.training import cluster as cluster
+    from extremis.training import data as data
+    from extremis.training import merge as merge
+    from extremis.training import mine as mine
+    from extremis.training import plan as plan
+    from extremis.training import recipes as recipes
+    from extremis.training import run as run
+    from extremis.training import shard as shard
+    from extremis.training import teach as teach
+    from extremis.training import train as train
+    from extremis.using import ablate as ablate
+    from extremis.using import demo as demo
+    from extremis.using import embed as embed
+    from extremis.using import evaluate as evaluate
+    from extremis.using import export as export
+    from extremis.using import fuse as fuse
+    from extremis.using import inspect as inspect
+    from extremis.using import load as load
+    from extremis.using import predict as predict
+    from extremis.using import report as report
+    from extremis.using import tuples as tuples
+    from pipelines.options import ArrayOptions as ArrayOptions
+    from pipelines.options import ClusterOptions as ClusterOptions
+    from pipelines.options import EmbedTextsOptions as EmbedTextsOptions
+    from pipelines.options import MergeOptions as MergeOptions
+    from pipelines.options import ShardOptions as ShardOptions
+    from pipelines.options import TeachOptions as TeachOptions
+    from schemas import code_version
     from schemas.errors import ExtremisError as ExtremisError
     from schemas.errors import InputError as InputError
     from schemas.errors import StorageError as StorageError
     from schemas.errors import TableError as TableError
-    from schemas.manifest import code_version
+    from scoring.options import TupleOptions as TupleOptions
     from scoring.predict import Label as Label
     from scoring.predict import Labels as Labels
+    from scoring.predict import Model as Model
     from scoring.predict import Prediction as Prediction
     from scoring.predict import Predictions as Predictions
     from scoring.tuples import TupleStream as TupleStream
 
     version = code_version
 
-# Commands, each with its step of the loop.
+# Functions that are commands, each with its step of the loop and its module.
 COMMANDS = {
-    "shard": "Data",
-    "data": "Data",
-    "run": "Train",
-    "train": "Train",
-    "mine": "Train",
-    "merge": "Train",
-    "teach": "Train",
-    "cluster": "Train",
-    "recipes": "Train",
-    "plan": "Train",
-    "evaluate": "Look",
-    "report": "Look",
-    "inspect": "Look",
-    "ablate": "Look",
-    "fuse": "Look",
-    "export": "Use",
-    "predict": "Use",
-    "tuples": "Use",
-    "embed": "Use",
-    "demo": "Try",
+    **dict.fromkeys(("shard", "data"), ("Data", "extremis.training")),
+    **dict.fromkeys(
+        ("run", "train", "mine", "merge", "teach", "cluster", "recipes", "plan"), ("Train", "extremis.training")
+    ),
+    **dict.fromkeys(("evaluate", "report", "inspect", "ablate", "fuse"), ("Look", "extremis.using")),
+    **dict.fromkeys(("export", "predict", "tuples", "embed"), ("Use", "extremis.using")),
+    "demo": ("Try", "extremis.using"),
 }
-
-_PLACES = {
-    **dict.fromkeys(("Label", "Labels", "Prediction", "Predictions"), "scoring.predict"),
-    **dict.fromkeys(("Model", "load"), "extremis.loading"),
+_MODULES = {
+    **{name: module for name, (_, module) in COMMANDS.items()},
+    **dict.fromkeys(("Label", "Labels", "Model", "Prediction", "Predictions"), "scoring.predict"),
     **dict.fromkeys(("ExtremisError", "InputError", "StorageError", "TableError"), "schemas.errors"),
+    **dict.fromkeys(
+        ("ArrayOptions", "ClusterOptions", "EmbedTextsOptions", "MergeOptions", "ShardOptions", "TeachOptions"),
+        "pipelines.options",
+    ),
     "Event": "extremis.console",
     "Result": "extremis.result",
+    "TupleOptions": "scoring.options",
     "TupleStream": "scoring.tuples",
-    "version": "schemas.manifest",
-}  # the module of a command has the command's name
-__all__ = sorted([*COMMANDS, *_PLACES])
+    "load": "extremis.using",
+    "version": "schemas",
+}
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; public names: {', '.join(__all__)}")
-    module = importlib.import_module(_PLACES.get(name, f"extremis.commands.{name}"))
-    value = getattr(module, "code_version" if name == "version" else name)
+    value = getattr(importlib.import_module(_MODULES[name]), "code_version" if name == "version" else name)
     globals()[name] = value
     return value
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from extremis.console import format_metric, say, table
+from extremis.console import format_metric, say
 from extremis.evaluation import EvaluateOptions, evaluate
 from extremis.reporting.page import build
+from extremis.result import Grid
 from extremis.supervisor import train
 from schemas import storage
 from schemas.errors import ExtremisError, InputError
@@ -43,8 +44,8 @@ def load_variants(recipes: Sequence[str], data: str, overrides: Sequence[str]) -
     }
 
 
-def ablate(data: str, out: str, variants: Mapping[str, Recipe], split: str, retry: bool) -> dict[str, Any]:
-    """Train each variant in OUT/<name>, evaluate it on `split`, and print and write a comparison of the metrics.
+def ablate(data: str, out: str, variants: Mapping[str, Recipe], split: str, retry: bool) -> tuple[dict[str, Any], Grid]:
+    """Train each variant in OUT/<name>, evaluate it on `split`, and write and return a comparison of the metrics.
 
     Finished variants are not trained again, and interrupted variants continue. Variants that failed earlier are
     trained again only with `retry`. If a variant fails, the others are still compared. Raises InputError if OUT
@@ -57,14 +58,14 @@ def ablate(data: str, out: str, variants: Mapping[str, Recipe], split: str, retr
         report[name] = _train_and_score(data, join(out, name), recipe, split, retry)
         _write_comparison(out, report, split)
     rows = [[name, *_cells(result)] for name, result in report.items()]
-    table(f"{split}, in %, ± half of the 95 % interval", ["recipe", *SHOWN_METRICS, "train s"], rows)
     files = [ABLATION_RESULT, ABLATION_PAGE]
     runs = [result["run"] for result in report.values() if result["error"] is None]
     if runs and find_spec("plotly"):
         build(runs, join(out, CHARTS), say, queries=0)
         files.append(CHARTS)
     say(", ".join(join(out, name) for name in files))
-    return report
+    title = f"{split}, in %, ± half of the 95 % interval"
+    return report, Grid(title, ["recipe", *SHOWN_METRICS, "train s"], rows)
 
 
 def _train_and_score(data: str, run: str, recipe: Recipe, split: str, retry: bool) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """Evaluation of a run's checkpoint on a split of its data."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from extremis.console import Bar
+from extremis.console import Bar, metric_grid
+from extremis.result import Grid
 from extremis.spinner import show_activity
 from extremis.summary import seen_queries
 from extremis.supervisor import record_command
@@ -13,7 +15,7 @@ from schemas.storage import read_json, write_json
 from schemas.table import Table
 from schemas.versions import Version
 from scoring.baselines import compare_baselines
-from scoring.calibration import ScoredPredictions, calibrate, measure, open_fragments
+from scoring.calibration import ScoredPredictions, calibrate, describe_calibration, measure, open_fragments
 from scoring.fitting import open_fused, scores_of
 from trainer.config.load import load_config
 from trainer.device import open_device
@@ -151,3 +153,76 @@ def _seen_and_unseen(data: str, split: str, scores: SplitScores) -> dict[str, An
         **{name: {"queries": int(on.sum()), "metrics": scores.metrics.result(on)} for name, on in parts.items()},
         "gain_of_seen": {name: list(ends) for name, ends in gains.items()},
     }
+
+
+def view(report: dict[str, Any], split: str) -> Iterator[Grid | str]:
+    """Yield the tables and lines that describe a report."""
+    scored, left_out = report["queries"], report["without_active_labels"]
+    of = f" of {scored + left_out:,} queries ({left_out:,} have no active label)" if left_out else " queries"
+    yield Grid(f"{split}: {scored:,}{of}, {report['filter_pairs']:,} filter pairs", *metric_grid(report))
+    names = {name: name for name in ("P@1", "P@5", "PSP@5")}
+    recalls = {"R@1": "among the first 1", "R@5": "among the first 5"}  # of all positives; R@k is a mean over queries
+    for key, title, group, counted, shown in (
+        ("labels_by_frequency", "% of positives found, by the label's training points", "points", "positives", recalls),
+        ("parts", "by the part that added the query", "part", "queries", names),
+        ("labels_by_part", "% of positives found, by the part that added the label", "part", "positives", recalls),
+    ):
+        parts = report.get(key, {})
+        columns = [name for name in shown if any(name in metrics for metrics in parts.values())]
+        rows = [[p, f"{m[counted]:,}", *(f"{m[name]:.2f}" for name in columns)] for p, m in parts.items()]
+        if rows:
+            yield Grid(title, [group, counted, *(shown[name] for name in columns)], rows)
+    if "baselines" in report:
+        yield _grid_of_baselines(split, report)
+    if "zero_shot" in report and report["zero_shot"]["queries"]:
+        zero_shot = report["zero_shot"]
+        title = f"{zero_shot['labels']:,} zero-shot labels, {zero_shot['queries']:,} queries with such a label"
+        yield Grid(f"{title}, ranked among themselves", *metric_grid(zero_shot["alone"]))
+        yield Grid(f"{title}, ranked among all labels", *metric_grid(zero_shot["among_all"]))
+
+
+def remarks(report: dict[str, Any], split: str) -> Iterator[str]:
+    """Yield sentences about a report: what differs between queries, and what is odd."""
+    if "metrics" in report.get("seen", {}):
+        seen, unseen = report["seen"], report["unseen"]
+        values = [f"P@1 {part['metrics']['P@1']:.2f}" for part in (seen, unseen)]
+        low, high = report["gain_of_seen"]["P@1"]
+        by = report["metrics"]["P@1"] - unseen["metrics"]["P@1"]
+        clear = f"P@1 of all queries is {by:.2f} too high"
+        verdict = "lower on these" if high < 0 else "no clear difference" if low <= 0 else clear
+        yield (
+            f"{seen['queries']:,} queries of {split} repeat the text of a training point: {values[0]} on these "
+            f"queries, {values[1]} on the other {unseen['queries']:,}, with a difference of {low:+.2f} to {high:+.2f}: {verdict}"
+        )
+    for line, ends in report.get("gains", {}).items():
+        above = [name for name in _COMPARED if name in ends and ends[name][1] < 0]
+        if above:
+            yield f"odd: {', '.join(above)} of this run is clearly lower than for the baseline {line}"
+    if "calibration" in report:
+        facts = report["calibration"]
+        rows = f"{facts['queries']:,} queries of {facts['split']}"
+        on_halves = f"(each half of {rows} by a curve fitted to the other half)"
+        yield describe_calibration(facts, on_halves if facts["split"] == split else f"of {split}, learned on {rows}")
+    if "zero_shot" in report and not report["zero_shot"]["queries"]:
+        labels = f"{report['zero_shot']['labels']:,} labels"
+        yield f"no query of the split has any of the {labels} without training points"
+    if "PSP@1" not in report["metrics"]:
+        yield "no PSP: this data set has no propensity constants (set them with extremis shard --propensity A,B)"
+
+
+_COMPARED = ("P@1", "P@5", "PSP@5")  # with baselines
+
+
+def _grid_of_baselines(split: str, report: dict[str, Any]) -> Grid:
+    """Return the metrics of the model and the baselines on the same queries."""
+    model = report["beside_baselines"]
+    names = [name for name in _COMPARED if name in model["metrics"]]
+    rows, lines = list[list[str]](), {"this run": model["metrics"], **report["baselines"]}
+    for line, metrics in lines.items():
+        ends = report["gains"].get(line, {})
+        cells = [f" ({ends[name][0]:+.1f} to {ends[name][1]:+.1f})" if ends else "" for name in names]
+        rows.append([line, *(f"{metrics[name]:.2f}{cell}" for name, cell in zip(names, cells, strict=True))])
+    title = (
+        f"compared with baselines, on {model['queries']:,} queries of {split}; in brackets: 95 % interval of the gain"
+    )
+    return Grid(title, ["%", *names], rows)

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from extremis.console import Bar, results, say, table
+from extremis.console import Bar, say
+from extremis.result import Grid
 from extremis.summary import splits_of
 from pipelines.options import ShardOptions
 from schemas import PAD, storage
@@ -28,26 +29,32 @@ from schemas.versions import Version
 from trainer.config.load import load_config
 from trainer.config.merging import flatten
 
+Shown = list[Grid | str]
+
 
 def inspect_url(
     url: str, *, verify: bool, rows: int, key: str | None, split: str | None, run: str | None
-) -> dict[str, Any]:
-    """Print and return a description of `url`. Raises InputError, and TableError if a table is missing or damaged."""
+) -> tuple[dict[str, Any], Shown]:
+    """Return a description of `url`, as an object and to be shown.
+
+    Raises InputError, and TableError if a table is missing or damaged.
+    """
+    shown: Shown = []
     url = url.removesuffix("/").removesuffix("/" + MANIFEST)
     layout = None if run is None else RunLayout(run)
     if layout is not None:
         load_config(layout.config)  # raises InputError if there is no run
     if key is not None or layout is not None:
-        body = inspect_queries(DataLayout(url), rows, split, key, layout)
+        body = inspect_queries(DataLayout(url), rows, split, shown, key, layout)
     elif is_published(url) and (manifest := Table.open(url).manifest).kind != "data":
-        body = _inspect_table(url, manifest, verify, rows)
+        body = _inspect_table(url, manifest, verify, rows, shown)
     else:
-        body = _inspect_prefix(url, verify, rows, split)
-    return {"url": url, **body}
+        body = _inspect_prefix(url, verify, rows, split, shown)
+    return body, shown
 
 
-def _inspect_prefix(url: str, check: bool, rows: int, split: str | None) -> dict[str, Any]:
-    """Print the tables below `url`, their problems, and the first queries of a DATA.
+def _inspect_prefix(url: str, check: bool, rows: int, split: str | None, shown: Shown) -> dict[str, Any]:
+    """Describe the tables below `url`, their problems, and the first queries of a DATA.
 
     With `check`, verify every byte. Raises TableError.
     """
@@ -65,15 +72,15 @@ def _inspect_prefix(url: str, check: bool, rows: int, split: str | None) -> dict
         fields.append("finished" if storage.exists(layout.finished) else "not finished")
     if data is not None:
         fields.append(f"digest {data.digest}")
-    results.print(f"{url}: {kind}, {', '.join(fields)}")
-    _print_tables(url, tables, mismatches)
+    shown += [f"{url}: {kind}, {', '.join(fields)}", _grid_of(tables, mismatches)]
+    for name, fault in mismatches.items():
+        say(f"{name or url}: {fault}")
     if data is not None:
-        _print_fields({"code version": data.code_version})
-        _print_section(data, "parameters")
+        shown += [*_lines({"code version": data.code_version}), *_section(data, "parameters")]
         if data.parameters.get("options"):  # empty if vectors in files were mined
-            results.print(f"to create DATA again (INPUT: the input files):\n  {sharding_command(url, data)}")
+            shown.append(f"to create DATA again (INPUT: the input files):\n  {sharding_command(url, data)}")
     if kind == "prefix" and {"queries", "labels"} <= set(storage.list_names(url)):
-        Table.open(url)  # raises for an unfinished DATA, whose parts were printed above
+        Table.open(url)  # raises for an unfinished DATA, whose faults are said above
     if check:
         _verify_tables({item.url: item.manifest for item in tables if item.manifest is not None})
     body = {
@@ -85,7 +92,7 @@ def _inspect_prefix(url: str, check: bool, rows: int, split: str | None) -> dict
     }
     if data is not None:
         body |= {"digest": data.digest, "parameters": data.parameters, "command": sharding_command(url, data)}
-        body |= inspect_queries(DataLayout(url), rows, split)
+        body |= inspect_queries(DataLayout(url), rows, split, shown)
     if mismatches and check:
         raise TableError(f"{url}: {len(mismatches)} item(s) do not match the manifests; see above.")
     return body
@@ -233,9 +240,14 @@ def read_examples(
 
 
 def inspect_queries(
-    data: DataLayout, rows: int, split: str | None, key: str | None = None, run: RunLayout | None = None
+    data: DataLayout,
+    rows: int,
+    split: str | None,
+    shown: Shown,
+    key: str | None = None,
+    run: RunLayout | None = None,
 ) -> dict[str, Any]:
-    """Print the query with this `key`, or the first `rows` queries of a split, with hard negatives from `run`.
+    """Describe the query with this `key`, or the first `rows` queries of a split, with hard negatives from `run`.
 
     Returns {"queries": [...]}, or {} if DATA has no split or `rows` is 0. Raises InputError, TableError.
     """
@@ -256,19 +268,12 @@ def inspect_queries(
     examples = read_examples(data, name, numbers, decoder, run)
     texts = decoder.labels((label for example in examples for label in example.label_ids), LONGEST_LABEL)
     for example in examples:
-        _print(example, texts, run)
+        shown += [f"{example.split} row {example.row}, key {example.key}", f"  {example.text}"]
+        shown += [f"  + {texts.get(label, label)}  [{label}]" for label in example.positives]
+        shown += [f"  - {texts.get(label, label)}  [{label}] {score:.3f}" for label, score in example.negatives]
+        if run is not None and not example.negatives:
+            shown.append(f"  no hard negatives of {run.root} belong to the split {example.split}")
     return {"queries": [_describe_example(example, texts) for example in examples]}
-
-
-def _print(example: Example, texts: dict[int, str], run: RunLayout | None) -> None:
-    results.print(f"{example.split} row {example.row}, key {example.key}", style="bold")
-    results.print(f"  {example.text}")
-    for label in example.positives:
-        results.print(f"  + {texts.get(label, label)}  [{label}]")
-    for label, score in example.negatives:
-        results.print(f"  - {texts.get(label, label)}  [{label}] {score:.3f}")
-    if run is not None and not example.negatives:
-        results.print(f"  no hard negatives of {run.root} belong to the split {example.split}")
 
 
 def _describe_example(example: Example, texts: dict[int, str]) -> dict[str, Any]:
@@ -334,8 +339,8 @@ def find_mismatches(data: Manifest | None, tables: list[ListedTable]) -> dict[st
 _SHOWN_VALUES = 8  # values shown of a list
 
 
-def _inspect_table(url: str, manifest: Manifest, check: bool, rows: int) -> dict[str, Any]:
-    """Print information about a table and its first `rows` rows; with `check`, verify its bytes. Raises TableError."""
+def _inspect_table(url: str, manifest: Manifest, check: bool, rows: int, shown: Shown) -> dict[str, Any]:
+    """Give information about a table and its first `rows` rows; with `check`, verify its bytes. Raises TableError."""
     if check:
         _verify_tables({url: manifest})
     fields: dict[str, Any] = {
@@ -350,28 +355,26 @@ def _inspect_table(url: str, manifest: Manifest, check: bool, rows: int) -> dict
         fields["columns"] = ", ".join(f"{column.name} {column.type}" for column in manifest.columns)
     if manifest.row_group_rows:
         fields["rows per row group"] = f"{manifest.row_group_rows:,}"
-    results.print(url, style="bold")
-    _print_fields(fields)
+    shown += [url, *_lines(fields)]
     for section in ("parents", "parameters", "counters", "quality"):
-        _print_section(manifest, section)
+        shown += _section(manifest, section)
     for group in Table(url, manifest).batches(stop=rows) if manifest.columns else ():
         decoder = _decoder_of(url, manifest) if "input_ids" in group.column_names else None
         texts = decoder.texts(group, LONGEST_LABEL) if decoder else itertools.repeat(None, group.num_rows)
         for row, text in zip(group.to_pylist(), texts, strict=True):
             words = {} if text is None else {"words": text}
-            results.print({**{name: _shorten(value) for name, value in row.items()}, **words})
+            shown.append(str({**{name: _shorten(value) for name, value in row.items()}, **words}))
     return {"digest": manifest.digest, "verified": check, **manifest.model_dump(mode="json")}
 
 
-def _print_fields(fields: dict[str, Any]) -> None:
-    for name, value in fields.items():
-        results.print(f"  {name}: {clean_text(str(value))}")
+def _lines(fields: dict[str, Any]) -> list[str]:
+    return [f"  {name}: {clean_text(str(value))}" for name, value in fields.items()]
 
 
-def _print_section(manifest: Manifest, section: str) -> None:
-    """Print a section of a manifest, one entry per line; leave out entries that are None."""
+def _section(manifest: Manifest, section: str) -> list[str]:
+    """Return a section of a manifest, one entry per line; leave out entries that are None."""
     entries = flatten(getattr(manifest, section))
-    _print_fields({f"{section}: {name}": value for name, value in entries.items() if value is not None})
+    return _lines({f"{section}: {name}": value for name, value in entries.items() if value is not None})
 
 
 def _verify_tables(tables: dict[str, Manifest]) -> None:
@@ -436,7 +439,7 @@ def sharding_command(url: str, data: Manifest) -> str:
     return " ".join(words)
 
 
-def _print_tables(url: str, tables: list[ListedTable], mismatches: dict[str, str]) -> None:
+def _grid_of(tables: list[ListedTable], mismatches: dict[str, str]) -> Grid:
     rows = []
     for item in tables:
         if item.manifest is None:
@@ -445,9 +448,7 @@ def _print_tables(url: str, tables: list[ListedTable], mismatches: dict[str, str
             continue
         counts = [f"{count:,}" for count in (item.manifest.rows, len(item.manifest.shards), item.bytes)]
         rows.append([item.name, item.manifest.kind, *counts, "replaced" if item.name in mismatches else "ok"])
-    table("tables", ["table", "kind", "rows", "shards", "bytes", "state"], rows)
-    for name, fault in mismatches.items():
-        say(f"{name or url}: {fault}")
+    return Grid("tables", ["table", "kind", "rows", "shards", "bytes", "state"], rows)
 
 
 def _describe(item: ListedTable) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pyarrow.compute as pc
 
-from extremis.console import results, table
+from extremis.result import Grid
 from pipelines.cluster import worker_bytes
 from pipelines.mining.plan import BlockPlan, plan_blocks, sizes_of
 from pipelines.options import MineOptions, ShardOptions, default_row_group_rows, default_shards
@@ -20,7 +20,7 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout, shard_name
 from schemas.manifest import Manifest, Shard
 from schemas.shares import ALL_ROWS
-from schemas.sizes import parse_bytes, say_bytes
+from schemas.sizes import say_bytes
 from schemas.table import Table
 from schemas.waits import Say
 from scoring.memory import plan_index
@@ -291,7 +291,6 @@ def _train_memory(workload: Workload) -> int:
 
 
 # Options of `extremis plan` that are fields of a workload, in addition to its recipe, memory and rows.
-WORKLOAD_OPTIONS = (*_AVERAGES, "vocabulary", "ranks", "workers")
 
 _NGRAMS = 4  # factor of (tokens of all texts) ** HEAPS: 1.8 to 9 on texts of six data sets; buckets are rounded up
 _STAGING_PEAK = 1.05  # peak bytes in staging, with tables, relative to the bytes of the input: 1.00 to 1.06 measured
@@ -311,7 +310,7 @@ _ENGINES = {
 
 
 def workload(
-    data: str | None, queries: int | None, labels: int | None, recipe: Recipe, memory: str, averages: dict[str, Any]
+    data: str | None, queries: int | None, labels: int | None, recipe: Recipe, memory: int, averages: dict[str, Any]
 ) -> Workload:
     """Build a workload; averages, and counts that are None, come from DATA. Raises InputError, TableError."""
     if data is not None:
@@ -322,7 +321,7 @@ def workload(
         raise InputError(
             "plan needs the size of the data. Give --queries N and --labels L, or --data DATA for a similar data set."
         )
-    described = Workload(queries, labels, recipe, memory=parse_bytes(memory), **averages)
+    described = Workload(queries, labels, recipe, memory=memory, **averages)
     return described if data is None else described.with_averages_of(data)
 
 
@@ -416,24 +415,26 @@ def _plan_engine(name: str, workload: Workload, tables: dict[str, TableSize], me
     }
 
 
-def show(plan: dict[str, Any]) -> None:
+def view(plan: dict[str, Any]) -> list[Grid | str]:
+    """Return the tables and lines that describe a plan."""
     rows = []
     for name, size in plan["tables"].items():
         numbers = [f"{size['rows']:,}", f"{size['shards']:,}", say_bytes(size["bytes"]), str(size["times"])]
         rows.append([name, *numbers, say_bytes(size["bytes"] * size["times"])])
-    table("in storage", ["table", "rows", "shards", "bytes", "times", "in all"], rows)
+    columns = ["table", "rows", "shards", "bytes", "times", "in all"]
+    shown: list[Grid | str] = [Grid("in storage", columns, rows)]
     limit = plan["workload"]["memory"]
     steps = [[step, say_bytes(need), "fits" if need <= limit else "too much"] for step, need in plan["memory"].items()]
-    table(f"each process, with {say_bytes(limit)}", ["step", "memory", ""], steps)
+    shown.append(Grid(f"each process, with {say_bytes(limit)}", ["step", "memory", ""], steps))
     if mining := plan["mining"]:
-        results.print(
+        shown.append(
             f"mining: {mining['blocks']:,} block(s) of up to {mining['block_rows']:,} vectors, "
             f"index {mining['index']}, {mining['query_batch']:,} queries at a time, {mining['refreshes']} refresh(es)",
         )
     fusion = plan["fusion"]
     all_points = fusion["points"] == plan["workload"]["queries"]
     more = "" if all_points else f"; all points need --memory {say_bytes(fusion['memory_bytes_of_all'])}"
-    results.print(
+    shown.append(
         f"fusion: {fusion['points']:,} points, index {fusion['index']}, {say_bytes(fusion['memory_bytes'])} in memory, "
         f"{say_bytes(fusion['stored_bytes'])} stored, about {fusion['milliseconds']:.2g} ms per query in large batches"
         f"{more}"
@@ -442,11 +443,12 @@ def show(plan: dict[str, Any]) -> None:
         worker, slot, staging, network, read = (
             say_bytes(engine[f"{name}_bytes"]) for name in ("worker", "slot", "staging", "network", "input")
         )
-        results.print(f"pipelines on {engine['engine']} with {engine['workers']:,} worker(s)")
-        results.print(f"  memory: {worker} per worker, {slot} per slot with a worker")
+        shown.append(f"pipelines on {engine['engine']} with {engine['workers']:,} worker(s)")
+        shown.append(f"  memory: {worker} per worker, {slot} per slot with a worker")
         traffic = f"{network} read and written by shard, for about {read} of input"
-        results.print(f"  storage: at most {staging} of temporary files; {traffic}")
-        results.print(f"  options after --: {engine['options']}")
+        shown.append(f"  storage: at most {staging} of temporary files; {traffic}")
+        shown.append(f"  options after --: {engine['options']}")
     over = ", ".join(f"{step} needs {say_bytes(need)}" for step, need in plan["over"].items())
     verdict = f"does not fit: {over}" if over else "every step fits"
-    results.print(f"{say_bytes(plan['bytes'])} in storage, {plan['steps']:,} steps; {verdict}")
+    shown.append(f"{say_bytes(plan['bytes'])} in storage, {plan['steps']:,} steps; {verdict}")
+    return shown

@@ -1,77 +1,86 @@
-"""Results of commands: mappings whose keys are also attributes, with a readable display in a prompt or notebook."""
+"""Results of functions: typed fields, which `--json` prints as one object, and what a terminal and a notebook show."""
 
 import html
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from extremis.console import format_value, metric_grid
+from extremis.console import format_value, results, table
 from schemas.errors import without_controls
-from scoring.containers import html_table
 
-_SHOWN_ROWS = 12  # rows of a list that are shown
 _SHOWN_NUMBERS = 5  # numbers of a mapping that are shown
-_NUMBERS = (int, float)
-
-Grid = tuple[list[str], list[list[str]]]
 
 
-class Result(dict[str, Any]):
-    """The object that a command prints with `--json`: `result["metrics"]`, or `result.metrics`."""
+@dataclass(frozen=True)
+class Grid:
+    """A table of texts; the first column is left-aligned."""
 
-    def __init__(self, command: str, body: Mapping[str, Any]) -> None:
-        super().__init__(body)
-        self._command = command
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(
-                f"{self._command}: the result has no {name!r}; known names: {', '.join(self)}."
-            ) from None
 
-    def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self]
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Result:
+    """Base of what a function returns. A subclass states the fields; a field that is None by default may be absent.
+
+    `more`: further values of the object that `--json` prints. `shown`: what a command prints, also in a notebook.
+    """
+
+    more: Mapping[str, object] = field(default_factory=dict)
+    shown: Sequence[Grid | str] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """Return the object of `--json`."""
+        stated = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("more", "shown")}
+        absent = {each.name for each in fields(self) if each.default is None and stated.get(each.name) is None}
+        return {**{name: value for name, value in stated.items() if name not in absent}, **self.more}
+
+    def _facts(self) -> list[list[str]]:
+        cells = [[name, _format_cell(value)] for name, value in self.to_json().items()]
+        return [[name, cell] for name, cell in cells if cell]
 
     def __repr__(self) -> str:
-        lines = [f"extremis.{self._command}", *(f"  {name}: {value}" for name, value in self._fields().items())]
-        for name, (columns, rows) in self._grids().items():
-            widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-            lines += [f"  {name}:"]
-            lines += [
-                "    " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-                for row in (columns, *rows)
-            ]
+        lines = [type(self).__name__, *(f"  {name}: {cell}" for name, cell in self._facts())]
+        for part in self.shown:
+            lines += [part] if isinstance(part, str) else _draw(part)
         return without_controls("\n".join(lines))
 
     def _repr_html_(self) -> str:
-        fields = [[name, value] for name, value in self._fields().items()]
-        parts = [f"<b>extremis.{html.escape(self._command)}</b>", html_table([], fields)]
-        for name, (columns, rows) in self._grids().items():
-            parts += [f"<b>{html.escape(name)}</b>", html_table(columns, rows)]
+        from scoring.containers import html_table  # imported late: it loads Arrow
+
+        parts = [f"<b>{type(self).__name__}</b>", html_table([], self._facts())]
+        for part in self.shown:
+            if isinstance(part, str):
+                parts.append(f"<pre>{html.escape(part)}</pre>")
+            else:
+                parts += [f"<b>{html.escape(part.title)}</b>", html_table(part.columns, part.rows)]
         return "".join(parts)
 
-    def _fields(self) -> dict[str, str]:
-        return {name: _format_cell(value) for name, value in self.items() if name not in self._grids()}
 
-    def _grids(self) -> dict[str, Grid]:
-        grids = dict[str, Grid]()
-        for name, value in self.items():
-            if name == "metrics" and "intervals" in self:
-                grids[name] = metric_grid(self)
-            elif isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value):
-                columns = [key for key, cell in value[-1].items() if not isinstance(cell, Mapping | list | tuple)]
-                grids[name] = columns, [[_format_cell(row.get(key)) for key in columns] for row in value[-_SHOWN_ROWS:]]
-        return grids
+def show(result: Result) -> None:
+    """Print what a command shows of its result."""
+    for part in result.shown:
+        if isinstance(part, str):
+            results.print(part)
+        else:
+            table(part.title, part.columns, part.rows)
+
+
+def _draw(grid: Grid) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(grid.columns, *grid.rows, strict=True)]
+    lines = [f"  {grid.title}"]
+    for first, *others in (grid.columns, *grid.rows):
+        cells = [first.ljust(widths[0]), *(c.rjust(width) for c, width in zip(others, widths[1:], strict=True))]
+        lines.append(f"    {'  '.join(cells)}".rstrip())
+    return lines
 
 
 def _format_cell(value: Any) -> str:
-    if (
-        isinstance(value, Mapping)
-        and len(value) <= _SHOWN_NUMBERS
-        and all(type(part) in _NUMBERS for part in value.values())
-    ):
-        return ", ".join(f"{key} {_format_cell(part)}" for key, part in value.items())
+    """Return a value of a few characters; "" for a value that only a table can show."""
+    if isinstance(value, Mapping) and len(value) <= _SHOWN_NUMBERS:
+        cells = [(key, _format_cell(part)) for key, part in value.items()]
+        return ", ".join(f"{key} {cell}" for key, cell in cells) if all(cell for _, cell in cells) else ""
     if isinstance(value, Mapping | list | tuple):
-        return f"{len(value):,} values"
+        return ""
     return format_value(value)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from extremis.console import say
+from extremis.result import Grid
 from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, staging
@@ -143,3 +144,49 @@ def drop(place: str) -> dict[str, Any]:
         storage.remove(staging(place), recursive=True)
     say(f"{place}: removed")
     return {listed.KIND: place, "digest": listed.table.digest}
+
+
+def list_all(root: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str | None, list[Grid]]:
+    """Return the data versions and the exports in a folder, the current export, and tables of both."""
+    listed = sorted(ListedData.below(root), key=lambda each: (each.version.number, each.table.url))
+    versions = [each.to_json(root) for each in listed]
+    exports = [each.to_json(root) for each in ListedExport.below(root)]
+    url = find_current(root)
+    current, grids = None if url is None else relative(root, url), list[Grid]()
+    rows = []
+    for each in versions:
+        counts = [f"{count:,}" for count in (each["rows"].get("train", 0), each["labels"], each["retired"])]
+        needs = "files are missing: see extremis data show" if each["fault"] else ", ".join(each["needs"]) or "nothing"
+        rows.append([each["data"], str(each["version"]), each["part"], *counts, needs])
+    if rows:
+        columns = ["data", "version", "part", "train", "labels", "retired", "needs"]
+        grids.append(Grid(f"versions under {root}", columns, rows))
+    rows = []
+    for each in exports:
+        name = f"{each['export']}{' (current)' if each['export'] == current else ''}"
+        needs = "files are missing: see fault in --json" if each["fault"] else ", ".join(each["needs"]) or "nothing"
+        rows.append([name, each["part"], f"{each['labels']:,}", f"{each['bytes']:,}", needs])
+    if rows:
+        grids.append(Grid(f"exports under {root}", ["export", "part", "labels", "own bytes", "needs"], rows))
+    return versions, exports, current, grids
+
+
+def show(url: str) -> tuple[dict[str, Any], list[dict[str, Any]], list[Grid]]:
+    """Return the facts of the data set at `url`, its parts, and a table of them. Raises InputError if there is none."""
+    listed = ListedData.find(url)
+    if listed is None:
+        raise InputError(f"{url}: no data set here. extremis data list shows the data sets in a folder.")
+    places = {**listed.needs, listed.version.part: resolve(url, ".")}
+    rows: dict[str, dict[str, int]] = {part: {} for part in places}
+    for name in listed.table.parents:
+        if name == "labels" or name.startswith("queries/"):
+            opened = Table.open(join(url, name))
+            counts = {part.name: part.rows for part in opened.parts} or {listed.version.part: opened.rows}
+            for part, count in counts.items():
+                rows[part][name.removeprefix("queries/")] = count
+    names = sorted({name for counts in rows.values() for name in counts})
+    lines = [[part, places[part], *(f"{counts.get(name, 0):,}" for name in names)] for part, counts in rows.items()]
+    if listed.fault:
+        say(listed.fault)
+    parts = [{"part": part, "data": places[part], "rows": rows[part]} for part in places]
+    return listed.to_json(url), parts, [Grid(f"parts of {url}", ["part", "data", *names], lines)]

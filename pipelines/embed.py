@@ -31,10 +31,10 @@ from pipelines.options import EmbedOptions, EmbedTextsOptions
 from pipelines.progress import Meter, Progress, silent
 from pipelines.runners.local import choose_runner, for_workers
 from pipelines.sharding.publish import Phases
-from schemas import arrow, storage
+from schemas import arrow, code_version, storage
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout, phases
-from schemas.manifest import Manifest, Shard, code_version, is_published, shard_url
+from schemas.manifest import Manifest, Shard, is_published, shard_url
 from schemas.owners import require_output_folder
 from schemas.process import cores
 from schemas.shard_files.parquet import matrix_array, writing_shard

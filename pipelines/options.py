@@ -4,12 +4,12 @@ The description of a field is the help text of the option, on the command line a
 """
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from schemas.errors import InputError
-from schemas.options import DEVICES, Options, Sink
+from schemas.options import Device, Fields, Options, Place, Shown, Sink, Url
 from schemas.sizes import parse_bytes
 
 if TYPE_CHECKING:
@@ -21,6 +21,19 @@ SameKey = Literal["filter", "keep"]
 # Options that do not affect the content, or are recorded with the version or by their content.
 _NOT_RECORDED = {"onto", "part", "again", "labels", "embed"}
 
+# Input formats as "module:name", in the order in which they are tried; a format is imported when it is first used.
+FORMATS = {
+    "xc": "pipelines.formats.xc:XC_RAW",
+    "xc-sparse": "pipelines.formats.xc:XC_SPARSE",
+    "xc-single": "pipelines.formats.xc:XC_SINGLE",
+    "xc-text": "pipelines.formats.xc:XC_TEXT",
+    "jsonl": "pipelines.formats.keyed:JSON_LINES",
+    "parquet": "pipelines.formats.keyed:PARQUET_FILES",
+    "csv": "pipelines.formats.keyed:CSV_FILES",
+    "datasets": "pipelines.formats.keyed:DATASETS",
+    "beir": "pipelines.formats.keyed:BEIR",
+    "attentionxml": "pipelines.formats.keyed:ATTENTION_XML",
+}
 MIN_SHARDS = 4  # shards of small data, so that every reader gets some
 
 
@@ -39,7 +52,7 @@ class ShardOptions(Options):
 
     model_config = ConfigDict(populate_by_name=True)
 
-    tokenizer: str = Field(
+    tokenizer: Annotated[Place, Shown(place=True)] = Field(
         "train:30000", description="Tokenizer: train:SIZE (trains a tokenizer on the data), a directory, or a hub name."
     )
     max_tokens: int | None = _positive(
@@ -52,7 +65,9 @@ class ShardOptions(Options):
     seed: int = Field(0, ge=0, lt=1 << 64, description="Seed for the order of rows.")
     propensity_a: float | None = None
     propensity_b: float | None = None
-    embed: str | None = _unset("Text model (directory or hub name) whose vectors are stored with the tokens.")
+    embed: Annotated[Place, Shown("MODEL", place=True)] | None = _unset(
+        "Text model (directory or hub name) whose vectors are stored with the tokens."
+    )
     keep_text: bool = Field(False, description="Store the texts of the queries, too.")
     validation_share: float = Field(
         0.0, ge=0, lt=1, alias="validation", description="Fraction of train that becomes the split val."
@@ -69,8 +84,8 @@ class ShardOptions(Options):
     tokenizer_texts: int = Field(
         200_000, ge=1, description="Number of texts that the tokenizer of train:SIZE is trained on, chosen by key hash."
     )
-    format: str | None = _unset("Format of INPUT{names}. Default: detected.")
-    fields: str | None = _unset("Names of the fields in INPUT, e.g. key=id,text=query.")
+    format: Annotated[str, Shown("FORM", lambda: FORMATS)] | None = _unset("Format of INPUT{names}. Default: detected.")
+    fields: Fields | None = _unset("Names of the fields in INPUT, e.g. key=id,text=query.")
     same_key: SameKey | None = _unset(
         "A label with the key of a query that is not a positive of the query: never a negative or a prediction of the "
         "query (filter), or like other labels (keep). Default: filter for beir, else keep."
@@ -79,10 +94,12 @@ class ShardOptions(Options):
         "parquet",
         description="File format of the queries{names}. Parquet is smaller and faster.",
     )
-    onto: str | None = _unset(
+    onto: Annotated[Place, Shown("DATA1", place=True)] | None = _unset(
         "Make DATA a new version of DATA1. DATA contains the new rows and refers to the files of DATA1."
     )
-    part: str | None = _unset("Name of the added part, e.g. a date. Default: the version's number.")
+    part: Annotated[str, Shown("NAME")] | None = _unset(
+        "Name of the added part, e.g. a date. Default: the version's number."
+    )
     again: Again = Field(
         "replace",
         description="With --onto, if the key of a point exists already: replace the older point, merge its labels into "
@@ -154,17 +171,12 @@ def vocabulary_size(name: str) -> int | None:
 class DumpOptions(Options):
     """Options that mining and clustering share."""
 
-    queries: str | None = _unset("Query embeddings from `extremis embed`, instead of the dump.")
-    memory: int = Field(4 << 30, ge=1, description="Memory of one worker process, e.g. 8GiB. Default: 4GiB.")
+    HEADING: ClassVar[str] = "What to read and write"
+    queries: Url | None = _unset("Query embeddings from `extremis embed`, instead of the dump.")
     seed: int = Field(0, ge=0, description="Seed for all random choices.")
     for_epoch: int | None = _unset("First epoch that trains on the table. Default: from the dump.", ge=0)
-    out: str | None = _unset("Publish the table at URL instead of in RUN.")
+    out: Url | None = _unset("Publish the table at URL instead of in RUN.")
     overwrite: bool = Field(False, description="Replace a table that was built with other options.")
-
-    @field_validator("memory", mode="before")
-    @classmethod
-    def _bytes(cls, value: Any) -> Any:
-        return parse_bytes(value) if isinstance(value, str) else value
 
     def for_workers(self, place: Callable[[str], str]) -> "Self":
         """Return these options, in which each URL that is sent to workers is replaced by `place(url)`."""
@@ -173,9 +185,24 @@ class DumpOptions(Options):
         return self.model_copy(update={name: place(url) for name, url in urls.items() if url is not None})
 
 
+class MemoryOptions(Options):
+    """Options for the memory of a worker."""
+
+    HEADING: ClassVar[str] = "Resources"
+    memory: Annotated[int, Shown("SIZE")] = Field(
+        4 << 30, ge=1, description="Memory of one worker process, e.g. 8GiB. Default: 4GiB."
+    )
+
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _bytes(cls, value: Any) -> Any:
+        return parse_bytes(value) if isinstance(value, str) else value
+
+
 class TextOptions(Options):
     """Options for the texts of labels."""
 
+    HEADING: ClassVar[str] = "Filters"
     equal_texts: Literal["off", "equal", "near"] = Field(
         "equal",
         description="Also exclude labels with the same text as a positive (equal), or the same set of words (near).",
@@ -185,23 +212,15 @@ class TextOptions(Options):
 class MarginOptions(Options):
     """Options for the margin between negatives and a row's positives."""
 
+    HEADING: ClassVar[str] = "Filters"
     margin: float | None = _unset("Keep negatives that score below the lowest positive score minus this margin.", ge=0)
     relative_margin: float | None = _unset("The same margin, as a fraction of the positive's score.", ge=0)
 
 
-class MineOptions(DumpOptions, TextOptions, MarginOptions):
-    """Options of `extremis mine`. None: use the trainer's request in the dump, or a default based on the sizes."""
+class FilterOptions(TextOptions, MarginOptions):
+    """Options that choose the negatives of a row among the labels that the search finds."""
 
-    # The vectors to search.
-    by: Literal["classifier", "labels", "points"] | None = _unset(
-        "Vectors to search: label vectors of the classifier, embeddings of the labels' texts, or other points."
-    )
-    vectors: str | None = _unset("Label vectors from `extremis embed --what labels`, instead of the dump.")
-    # The negatives of a row.
-    width: int | None = _positive("K, hard negatives per query. Default: from the recipe; 50 for arrays.")
-    ranges: int = Field(
-        1, ge=1, description="Number of equal label ranges, each with its own K negatives (one range per rank)."
-    )
+    HEADING: ClassVar[str] = "Filters"
     skip_top: int = Field(0, ge=0, description="Number of top-ranked negatives to leave out.")
     window: int | None = _positive("Take negatives from the ranks [skip-top, window).")
     max_score: float | None = _unset("Keep negatives that score at most this.")
@@ -211,21 +230,46 @@ class MineOptions(DumpOptions, TextOptions, MarginOptions):
         description="How to choose K of the ranks [skip-top, window): the best K, or K at random (uniform or softmax).",
     )
     temperature: float | None = _unset("Temperature of --sample softmax. Default: 1.", ge=1e-6)
-    # The search.
+
+
+class SearchOptions(Options):
+    """Options of the search for nearest vectors."""
+
+    HEADING: ClassVar[str] = "Search"
     index: str | None = _unset("exact, auto, or a Faiss factory string. Default: from the recipe.")
+    target_recall: float = Field(0.95, gt=0, le=1, description="Recall that nprobe, ef-search and refine are tuned to.")
     nprobe: int | None = _positive("Inverted lists searched per query. Default: tuned.")
     ef_search: int | None = _positive("Breadth of an HNSW search. Default: tuned.")
     refine: int | None = _positive("Candidates to score exactly, as a multiple of K. Default: tuned.")
-    target_recall: float = Field(0.95, gt=0, le=1, description="Recall that nprobe, ef-search and refine are tuned to.")
+    audit_queries: int | None = _unset(
+        "Rows that are also searched exactly, to measure recall. Default: 200 to 1000.", ge=0
+    )
+
+
+class WorkOptions(MemoryOptions):
+    """Options for the work of a search: its blocks, threads and device."""
+
+    HEADING: ClassVar[str] = "Resources"
     block_rows: int | None = _positive("Vectors in one index at a time. Default: from --memory.")
     query_batch: int | None = _positive("Queries searched at a time. Default: from --memory.")
     tasks_per_block: int = Field(
         1, ge=1, description="Work items per group of blocks; each item builds or reads the group's indexes."
     )
     threads: int | None = _positive("Faiss threads per worker. Default: all cores.")
-    device: str = Field("auto", pattern=DEVICES, description="Device for exact search, which each worker opens.")
-    audit_queries: int | None = _unset(
-        "Rows that are also searched exactly, to measure recall. Default: 200 to 1000.", ge=0
+    device: Device = Field("auto", description="Device for exact search, which each worker opens.")
+
+
+class MineOptions(DumpOptions, FilterOptions, SearchOptions, WorkOptions):
+    """Options of `extremis mine`. None: use the trainer's request in the dump, or a default based on the sizes."""
+
+    HEADING: ClassVar[str] = "What to mine"
+    by: Literal["classifier", "labels", "points"] | None = _unset(
+        "Vectors to search: label vectors of the classifier, embeddings of the labels' texts, or other points."
+    )
+    vectors: Url | None = _unset("Label vectors from `extremis embed --what labels`, instead of the dump.")
+    width: int | None = _positive("K, hard negatives per query. Default: from the recipe; 50 for arrays.")
+    ranges: int = Field(
+        1, ge=1, description="Number of equal label ranges, each with its own K negatives (one range per rank)."
     )
 
     @model_validator(mode="after")
@@ -267,29 +311,30 @@ class TeachOptions(MarginOptions):
 class ArrayOptions(MineOptions):
     """Options of `extremis mine` for vectors in files."""
 
-    positives: str | None = _unset(
+    HEADING: ClassVar[str] = "Vectors in files"
+    positives: Url | None = _unset(
         "Positive (query, document) pairs, by key or row number: CSV, TSV, Parquet, qrels. Or DATA, if the vectors are "
         "those of DATA's training queries and labels: DATA's stream can then join the table."
     )
     metric: Literal["inner", "cosine"] | None = _unset(
         "Inner product, or cosine, which scales vectors to length 1. Default: inner."
     )
-    fields: str | None = _unset(
+    fields: Fields | None = _unset(
         "Names of columns, e.g. key=id,vector=emb,text=body; labels.key=id applies to the documents only."
     )
     same_key: SameKey | None = _unset(
         "A document with the key of a query, unless it is a positive: never a negative (filter), or like others (keep, "
         "the default)."
     )
-    query_texts: str | None = _unset(
+    query_texts: Url | None = _unset(
         "Parquet or Arrow file with keys and texts of QUERIES in the same row order, if QUERIES has no columns."
     )
-    document_texts: str | None = _unset(
+    document_texts: Url | None = _unset(
         "Parquet or Arrow file with keys and texts of VECTORS in the same row order, if VECTORS has no columns."
     )
 
 
-class ClusterOptions(DumpOptions):
+class ClusterOptions(DumpOptions, MemoryOptions):
     """Options of `extremis cluster`. None: use the trainer's request in the dump, or a default based on the sizes."""
 
     size: int | None = _unset("C, queries per cluster. Default: from the recipe.", ge=2)
@@ -314,7 +359,7 @@ class EmbedTextsOptions(Options):
         "Texts to embed; determines the prompt if the model has prompts. Default: queries of DATA."
     )
     prompt: str | None = _unset("Prompt for all texts: the name of one of the model's prompts, or the prompt itself.")
-    fields: str | None = _unset("Names of the fields in INPUT, e.g. key=id,text=query.")
+    fields: Fields | None = _unset("Names of the fields in INPUT, e.g. key=id,text=query.")
     split: str = cast("Any", EmbedOptions.model_fields["split"])
     dtype: Literal["float16", "float32"] = cast("Any", EmbedOptions.model_fields["dtype"])
     compute: Literal["auto", "float32", "bfloat16"] = Field(

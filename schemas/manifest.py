@@ -1,24 +1,20 @@
 """Manifests of tables: a manifest is written last, so that a table is either complete or absent, and is read first."""
 
-import configparser
-import functools
-import importlib.metadata
 import json
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Annotated, Any, NamedTuple
 
 import pyarrow as pa
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_serializer, model_validator
 
-from schemas import storage
+from schemas import code_version, storage
 from schemas.errors import InputError, TableError
 from schemas.layout import MANIFEST, RUN_FILE
 from schemas.storage import join, resolve
 
-DISTRIBUTION = "extremis-xc"  # `extremis` on PyPI is another project
 FORMAT = "extremis-table"
 FORMAT_VERSION = 2
 # Kinds of tables whose shards contain all rows.
@@ -55,18 +51,6 @@ _NUMBERS: Mapping[str, Mapping[str, _Number]] = {
     },
     "fusion": {"shortlist": _Number(1, 1 << 31, optional=False)},
 }
-
-
-@functools.cache
-def code_version() -> str:
-    """Return the version of Extremis, from the installation or the checkout; `unknown` if neither has a version."""
-    try:
-        return importlib.metadata.version(DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
-        setup = configparser.ConfigParser()
-        setup.read(Path(__file__).parents[1] / "setup.cfg")
-        named = setup.get("metadata", "name", fallback="") == DISTRIBUTION
-        return setup.get("metadata", "version", fallback="unknown") if named else "unknown"
 
 
 def _require_relative(path: str) -> str:

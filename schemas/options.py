@@ -1,14 +1,18 @@
 """Options: frozen, typed and validated on creation; an error names the invalid option and the reason."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from numbers import Integral, Real
+from os import PathLike, fspath
 from typing import Annotated, Any, TypeVar, get_origin
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
+    Field,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -87,6 +91,34 @@ def whole_number(name: str, value: Any, least: int = 0) -> int:
     return int(value)
 
 
+@dataclass(frozen=True)
+class Shown:
+    """How a command line shows an option, in addition to its name, type and help.
+
+    `names`: values that help lists in place of {names} and a shell completes. `place`: the value is a file or a folder.
+    `flag`: the option's flag, if the name is a word of Python. `repeated`: the flag is repeated for each value.
+    """
+
+    metavar: str | None = None
+    names: Callable[[], Iterable[str]] | None = None
+    place: bool = False
+    flag: str | None = None
+    repeated: bool = False
+
+
+def _as_text(value: Any) -> Any:
+    """Return a path as text, and a mapping as in key=id,text=query."""
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}={part}" for key, part in value.items())
+    return fspath(value) if isinstance(value, PathLike) else value
+
+
+Place = Annotated[str, BeforeValidator(_as_text)]  # or a path
+Url = Annotated[Place, Shown(metavar="URL", place=True)]
+Fields = Annotated[str, BeforeValidator(_as_text), Shown(metavar="NAME=NAME,...")]  # or a mapping, {"key": "id"}
+
+Device = Annotated[str, Field(pattern=DEVICES), Shown("auto|cpu|cuda|cuda:N")]
+
 # A module has EXTENSION, write_shard and open_shard; open_shard returns an OpenShard.
 SINKS = {
     "parquet": "schemas.shard_files.parquet",
@@ -100,4 +132,4 @@ def _require_sink(name: str) -> str:
     return name
 
 
-Sink = Annotated[str, AfterValidator(_require_sink)]
+Sink = Annotated[str, AfterValidator(_require_sink), Shown(names=lambda: SINKS)]

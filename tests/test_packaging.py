@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from schemas.manifest import code_version
+from schemas import code_version
 from tests.command import ROOT, environment
 from tests.wheel import build_wheel
 

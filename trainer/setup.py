@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from schemas import code_version
 from schemas.errors import InputError
 from schemas.layout import LABEL_TEXTS, DataLayout, RunLayout
-from schemas.manifest import code_version
 from schemas.owners import Claim
 from schemas.storage import require_room
 from schemas.table import Table

@@ -1,26 +1,14 @@
 """Input formats of `extremis shard`, and detection of the format of a source."""
 
+import importlib
 from dataclasses import replace
 
 from pipelines.formats.base import Format, list_files, parse_fields_by_table, say_names
-from pipelines.formats.keyed import CSV_FILES, DATASETS, JSON_LINES, PARQUET_FILES, AttentionXml, Beir, Keyed
-from pipelines.formats.xc import XC_RAW, XC_SPARSE, XC_TEXT, XcSingle
+from pipelines.formats.keyed import Keyed
+from pipelines.options import FORMATS
 from schemas import storage
 from schemas.errors import InputError
 
-# Formats, in the order in which they are tried.
-FORMATS: tuple[Format, ...] = (
-    XC_RAW,
-    XC_SPARSE,
-    XcSingle(),
-    XC_TEXT,
-    JSON_LINES,
-    PARQUET_FILES,
-    CSV_FILES,
-    DATASETS,
-    Beir(),
-    AttentionXml(),
-)
 _TEXTS = (
     " The labels of the texts are missing: write each text with its label or labels, as in train.csv with the header "
     "text,label."
@@ -47,22 +35,24 @@ def choose(source: str, name: str | None = None, fields: str | None = None) -> F
 
 def _recognise(source: str) -> Format:
     names = list_files(source)[1]
-    similar = [form for form in FORMATS if form.recognises(source, names)]
+    forms = [by_name(name) for name in FORMATS]
+    similar = [form for form in forms if form.recognises(source, names)]
     if len(similar) == 1:
         return similar[0]
     if similar:
         several = " and ".join(form.name for form in similar)
         raise InputError(f"{source}: looks like {several}; found: {say_names(names)}. Choose one with --format.")
-    forms = "".join(f"\n  {form.name}: {form.expects}" for form in FORMATS)
+    known = "".join(f"\n  {form.name}: {form.expects}" for form in forms)
     present = "one file with an unknown extension" if not names and storage.exists(source) else say_names(names)
     texts = any(name.partition(".gz")[0].endswith((".txt", ".md")) for name in [*names, source])
     hint = _TEXTS if texts else ""
-    raise InputError(f"{source}: no known input format here; found: {present}.{hint} Expected one of:{forms}")
+    raise InputError(f"{source}: no known input format here; found: {present}.{hint} Expected one of:{known}")
 
 
 def by_name(name: str) -> Format:
     """Return the format called `name`. Raises InputError."""
-    for form in FORMATS:
-        if form.name == name:
-            return form
-    raise InputError(f"unknown input format {name!r}; known formats: {', '.join(form.name for form in FORMATS)}.")
+    if name not in FORMATS:
+        raise InputError(f"unknown input format {name!r}; known formats: {', '.join(FORMATS)}.")
+    module, _, attribute = FORMATS[name].partition(":")
+    form: Format = getattr(importlib.import_module(module), attribute)
+    return form

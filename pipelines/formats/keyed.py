@@ -571,3 +571,9 @@ def _copy_of_standard_input(folder: str, form: str) -> str:
     with path.open("wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file)
     return str(path)
+
+
+BEIR = Beir()
+
+
+ATTENTION_XML = AttentionXml()

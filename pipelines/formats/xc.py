@@ -607,3 +607,6 @@ def _damaged(url: str, fault: str) -> InputError:
     return InputError(
         f"{url}: not a NumPy .npz file, or damaged: {fault}. Copy the file again, or write a new file. {_REMEDY}"
     )
+
+
+XC_SINGLE = XcSingle()

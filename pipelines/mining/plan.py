@@ -22,10 +22,10 @@ from pipelines.mining.filters import find_aliases, has_margin, is_bounded, make_
 from pipelines.mining.inputs import EmbeddedSource, MineInputs, block_bounds, equal_ranges
 from pipelines.options import MineOptions
 from pipelines.progress import Meter
-from schemas import arrow, storage
+from schemas import arrow, code_version, storage
 from schemas.errors import InputError
 from schemas.layout import phases, shard_name, staging
-from schemas.manifest import Manifest, code_version
+from schemas.manifest import Manifest
 from schemas.sizes import say_bytes
 from schemas.storage import join, require_room
 from schemas.table import Request, Table, find_reusable

@@ -272,7 +272,7 @@ def versions() -> str:
     """Return the versions of Extremis, Beam and Python (such as 3.10), which must match on launcher and workers."""
     from apache_beam import version
 
-    from schemas.manifest import code_version
+    from schemas import code_version
 
     python = ".".join(platform.python_version_tuple()[:2])
     return f"Extremis {code_version()}, Beam {version.__version__}, Python {python}"

@@ -19,11 +19,11 @@ from pipelines.job import Summary, describe
 from pipelines.progress import Progress
 from pipelines.sharding.plans import BLOCKS, IDS, LABELS_DONE, REJECTS, ROWS, LabelsPlan, QueriesPlan, tokenizer_url
 from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
-from schemas import arrow, storage
+from schemas import arrow, code_version, storage
 from schemas import manifest as manifests
 from schemas.errors import InputError, StorageError, TableError
 from schemas.layout import MANIFEST, DataLayout
-from schemas.manifest import Manifest, code_version
+from schemas.manifest import Manifest
 from schemas.owners import Build, Claim, ClaimLostError
 from schemas.shard_files import parquet
 from schemas.storage import join

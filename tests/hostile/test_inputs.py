@@ -20,7 +20,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines.formats import FORMATS, base, choose
+from pipelines.formats import base, by_name, choose
+from pipelines.options import FORMATS
 from schemas.errors import InputError
 from tests.command import ROOT, Done, environment
 from tests.hostile.outcome import REMEDY, check, listing, run
@@ -260,7 +261,7 @@ NAMES = st.sampled_from(
 def test_any_files_are_read_or_refused(files: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("any")
     write(folder, {**files})
-    readers: list[Callable[[], object]] = [functools.partial(read_all, form, folder) for form in FORMATS]
+    readers: list[Callable[[], object]] = [functools.partial(read_all, by_name(name), folder) for name in FORMATS]
     for read in (*readers, functools.partial(choose, str(folder))):
         message = ""
         try:

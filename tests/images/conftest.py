@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.manifest import code_version
+from schemas import code_version
 from tests.command import ROOT, extremis
 from tests.images.builder import Builder, BuildError, Image, missing
 

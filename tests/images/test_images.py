@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from schemas.manifest import code_version
+from schemas import code_version
 from tests.command import extremis, sets
 from tests.engines import clusters, pieces
 from tests.engines.clusters import free_ports, listens

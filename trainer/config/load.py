@@ -122,7 +122,7 @@ def dump_config(recipe: Recipe, **facts: Mapping[str, Any]) -> bytes:
 
 
 def _versions() -> dict[str, str]:
-    from schemas.manifest import code_version
+    from schemas import code_version
 
     versions = {"extremis": code_version(), "python": sys.version.split()[0]}
     for name in ("torch", "numpy", "pyarrow", "transformers", "faiss-cpu", "apache-beam"):

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.formats import FORMATS, choose
+from pipelines.formats import choose
 from pipelines.formats.base import Fields, Reason, parse_fields
 from pipelines.formats.keyed import JSON_LINES, Beir
+from pipelines.options import FORMATS
 from schemas import storage
 from schemas.errors import InputError
 from tests.command import call
@@ -236,7 +237,7 @@ def test_fields_of_other_names(tmp_path: Path) -> None:
 
 
 def test_the_command_line_names_every_form() -> None:
-    names = ",".join(form.name for form in FORMATS)
+    names = ",".join(FORMATS)
     assert f"FormatofINPUT:{names}.Default:" in "".join(call("shard", "--help").out.split())
 
 

@@ -1,0 +1,809 @@
+"""Functions up to a trained run: shard, data, run, train, mine, merge, teach, cluster, recipes, plan.
+
+Heavy modules are imported when a function is called, so that help and a typo are quick.
+"""
+
+import contextlib
+import json
+import shlex
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from extremis.console import say, say_without_bars
+from extremis.function import (
+    COMMAS,
+    BeamOptions,
+    DeviceName,
+    Held,
+    NotNegative,
+    Place,
+    Positive,
+    Progress,
+    Recipe,
+    Settings,
+    Size,
+    StartTimeout,
+    function,
+)
+from extremis.result import Grid, Result
+from extremis.stopping import GRACE
+from pipelines.options import ArrayOptions, ClusterOptions, MergeOptions, MineOptions, ShardOptions, TeachOptions
+from schemas.errors import InputError, StorageError
+from schemas.options import Device, Shown
+from schemas.process import limit_openmp_threads
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from extremis.fields import ArrayFields, ClusterFields, MergeFields, ShardFields, TeachFields
+    from schemas.manifest import Manifest
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class ShardResult(Result):
+    """DATA, with digests by `tables`, and counts; `rows` by split."""
+
+    data: str
+    digest: str
+    tables: Mapping[str, str]
+    rows: Mapping[str, int]
+    labels: int
+    summary: Mapping[str, object]
+
+
+@function
+def shard(
+    input: Held,
+    data: Place,
+    options: ShardOptions | None = None,
+    *,
+    propensity: Annotated[tuple[float, float], COMMAS, Shown("A,B")] | None = None,
+    overwrite: bool = False,
+    start_timeout: StartTimeout | None = None,
+    beam_options: BeamOptions = (),
+    progress: Progress = True,
+    **fields: "Unpack[ShardFields]",
+) -> ShardResult:
+    """Tokenize and shard raw data from INPUT to DATA.
+
+    INPUT is a folder or URL with files in a format from docs/formats.md, or a pattern such as raw/*-2024.jsonl: * and ?
+    are wildcards unless a file or folder has exactly this name.
+    In Python, INPUT may also be rows (dictionaries, or pairs of text and label), an Arrow table, a pandas data frame or
+    a Hugging Face data set, or a dictionary with one of these for each split ("train", "test", "labels").
+    Unusable rows go to DATA/rejects. Rows with an empty text are kept; rows without a text are rejected. Options after
+    -- are passed to Beam. By default, shard uses all cores of this machine.
+
+    Options:
+        propensity: Propensity constants, e.g. 0.55,1.5. Default: none, so that there are no PSP metrics.
+        overwrite: Replace any finished data set, and start from the beginning.
+
+    Examples:
+      extremis shard examples/tate/ data/ --propensity 0.55,1.5
+      extremis shard queries/ data/ --format jsonl --fields key=id,text=query,labels=positives
+      extremis shard raw/2026-11-20/ data/2026-11-20/ --onto data/2026-11-19/ --part 2026-11-20
+      extremis shard raw/ data/ --embed sentence-transformers/all-MiniLM-L6-v2
+      extremis shard s3://bucket/raw s3://bucket/data -- --runner=FlinkRunner --flink_master=host:8081
+    """
+    from extremis.summary import summarize, summary_lines
+    from pipelines import shard as sharding
+    from scoring.containers import input_url
+
+    options, data = options or ShardOptions(), fspath(data)
+    if propensity is not None:
+        options = options.model_copy(update={"propensity_a": propensity[0], "propensity_b": propensity[1]})
+    with input_url(input) as url:
+        manifest = sharding.shard(url, data, options, beam_options, say, overwrite=overwrite)
+    summary = summarize(data)
+    for line in summary_lines(data, summary):
+        say(line)
+    say(f"next: extremis run auto {data} {'RUN' if options.onto is None else 'RUN2 --from RUN1'}")
+    facts = {name: value for name, value in manifest.parameters.items() if name not in ("rows", "labels")}
+    return ShardResult(
+        data=data,
+        digest=manifest.digest,
+        tables=manifest.parents,
+        rows=manifest.parameters["rows"],
+        labels=manifest.parameters["labels"],
+        summary=summary,
+        more=facts,
+    )
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class DataResult(Result):
+    """Versions and exports in a folder (`list`), the parts of a version (`show`), or what was dropped (`drop`)."""
+
+    versions: Sequence[Mapping[str, object]] | None = None
+    exports: Sequence[Mapping[str, object]] | None = None
+    parts: Sequence[Mapping[str, object]] | None = None
+
+
+@function
+def data(action: Literal["list", "show", "drop"], place: Place, *, progress: Progress = True) -> DataResult:
+    """List data versions and exports in a folder, show the parts of a version, or drop a version or an export.
+
+    list shows the part that each version adds, total rows and labels, and missing files. For exports, list also shows
+    which export is current. show lists the parts of a data version. drop removes a data set or an export, unless
+    another data set or export in the same folder needs its files, or the export is current.
+
+    Examples:
+      extremis data list data/
+      extremis data show data/2026-11-20/
+      extremis data drop data/2026-11-01/
+      extremis data list exports/
+    """
+    from extremis import versioning
+
+    place = fspath(place)
+    if action == "list":
+        versions, exports, current, shown = versioning.list_all(place)
+        if not shown:
+            say(f"{place}: no data sets or exports here")
+        return DataResult(versions=versions, exports=exports, more={"current": current}, shown=shown)
+    if action == "show":
+        facts, parts, shown = versioning.show(place)
+        return DataResult(parts=parts, more=facts, shown=shown)
+    return DataResult(more=versioning.drop(place))
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class TrainResult(Result):
+    """RUN, its epochs, and by epoch the epoch whose dump the table is mined from; None: no table."""
+
+    run: str
+    epochs: Sequence[Mapping[str, object]]
+    table_versions: Mapping[str, int | None]
+
+
+RecipeDevice = Annotated[
+    Device,
+    Field(
+        description="Device to use. Default: as in the recipe; usually auto, which takes a GPU if the machine has one."
+    ),
+]
+FromRun = Annotated[
+    Place,
+    Shown("RUN1", flag="--from"),
+    Field(description="Start from the encoder and the label vectors of RUN1, a run on an earlier version of DATA."),
+]
+Threads = Annotated[
+    int,
+    Field(
+        ge=1,
+        description="Number of threads; the miner uses the same number. Default: the cores that this process may use.",
+    ),
+]
+Resume = Annotated[
+    bool,
+    Field(description="Continue from the newest checkpoint of RUN. Without a checkpoint, start from the beginning."),
+]
+MetricsPort = Annotated[
+    int, Field(ge=0, le=65535, description="Port that serves metrics for Prometheus. 0: any free port.")
+]
+MetricsHost = Annotated[str, Field(description="Address that the metrics port listens on.")]
+Grace = Annotated[
+    float,
+    Field(ge=0, description="Seconds for a checkpoint after SIGTERM or SIGHUP; Ctrl-C has no limit. 0: end at once."),
+]
+
+
+@function
+def train(
+    recipe: Recipe,
+    data: Place,
+    run: Place,
+    *,
+    set: Settings = (),
+    from_run: FromRun | None = None,
+    device: RecipeDevice | None = None,
+    threads: Threads | None = None,
+    resume: Resume = False,
+    metrics_port: MetricsPort | None = None,
+    grace: Grace = GRACE,
+    metrics_host: MetricsHost = LOOPBACK,
+    progress: Progress = True,
+) -> TrainResult | None:
+    """Train RECIPE on DATA, and write the results to RUN. This starts no miner, but a miner may run elsewhere.
+
+    RECIPE is a name (see `extremis recipes`) or a TOML file. Under torchrun, only rank 0 returns a result.
+
+    Examples:
+      extremis train astra data/ runs/1 --set train.epochs=30
+      extremis train astra data/ runs/1 --resume
+      extremis train astra data/2/ runs/2 --from runs/1
+      torchrun --nproc-per-node 2 -m extremis train astra data/ runs/1
+    """
+    process = {"resume": resume, "metrics": None if metrics_port is None else (metrics_host, metrics_port)}
+    overrides = _overrides(set, device, threads, from_run)
+    return _train(fspath(recipe), fspath(data), fspath(run), overrides, None, {**process, "grace": grace})
+
+
+@function
+def run(
+    recipe: Recipe,
+    data: Place,
+    run: Place,
+    *,
+    set: Settings = (),
+    from_run: FromRun | None = None,
+    device: RecipeDevice | None = None,
+    threads: Threads | None = None,
+    resume: Resume = False,
+    metrics_port: MetricsPort | None = None,
+    grace: Grace = GRACE,
+    metrics_host: MetricsHost = LOOPBACK,
+    minutes: Annotated[float, Field(ge=0.1)] | None = None,
+    pretrained: Annotated[Place, Shown("MODEL")] | None = None,
+    deterministic: bool = False,
+    start_timeout: StartTimeout | None = None,
+    beam_options: BeamOptions = (),
+    progress: Progress = True,
+) -> TrainResult | None:
+    """Train RECIPE on DATA, with a miner process next to the trainer, and write the results to RUN.
+
+    RECIPE is a name (see `extremis recipes`) or a TOML file. `auto` tries a few recipes on part of DATA, trains the
+    best recipe, and learns to combine its scores with scores of label texts, nearby training points and a linear
+    ranker. With --from RUN1, `auto` continues with the recipe of RUN1, without trials.
+
+    If a table of hard negatives is late, a later epoch uses the table, unless the recipe waits for tables
+    (refresh.stale = "wait"). Options after -- are passed to the miner's Beam pipeline.
+
+    Options:
+        minutes: With `auto`: limit for the total time. One trial, and two epochs of the chosen recipe, take place even
+            if this takes longer. Default: no limit.
+        pretrained: With `auto`: also try the token vectors of this model (a directory or hub name), which must have the
+            same tokenizer as DATA.
+        deterministic: Wait for each table, so that two runs with the same --threads write the same bytes.
+
+    Examples:
+      extremis run auto data/ runs/1 --minutes 10
+      extremis run astra data/ runs/2 --set train.epochs=20
+      extremis run auto data/2026-11-20/ runs/2026-11-20 --from runs/2026-11-19
+    """
+    began = time.perf_counter()  # PyTorch takes seconds to load
+    recipe, data, run = fspath(recipe), fspath(data), fspath(run)
+    process: dict[str, Any] = {"resume": resume, "grace": grace}
+    process["metrics"] = None if metrics_port is None else (metrics_host, metrics_port)
+    overrides = _overrides(set, device, threads, from_run)
+    from trainer.config.load import WAIT_FOR_TABLES, applicable_overrides
+
+    if deterministic and minutes is not None:
+        raise InputError(
+            "--minutes stops by the clock, so its result cannot be --deterministic. Give only one of the two."
+        )
+    if recipe != "auto":
+        if minutes is not None:
+            raise InputError("--minutes works only with `extremis run auto`. For a recipe give --set train.minutes=10.")
+        if pretrained is not None:
+            raise InputError(
+                "--pretrained works only with `extremis run auto`. For a recipe give --set encoder.pretrained=MODEL."
+            )
+        waits = applicable_overrides(recipe, [WAIT_FOR_TABLES]) if deterministic else []
+        return _train(recipe, data, run, (*overrides, *waits), beam_options, process)
+    if from_run is not None and pretrained is not None:
+        raise InputError("--pretrained is for trials, and --from makes no trials. Give only one of the two.")
+    from extremis.auto import run_auto
+
+    overrides = (*overrides, WAIT_FOR_TABLES) if deterministic else overrides
+    process["pretrained"] = fspath(pretrained or "")
+    earlier = fspath(from_run or "")
+    outcome = run_auto(data, run, minutes or 0.0, overrides, beam_options, began=began, earlier=earlier, **process)
+    return None if outcome is None else _trained(outcome)
+
+
+def _overrides(set: Settings, device: str | None, threads: int | None, from_run: Place | None) -> tuple[str, ...]:
+    """Return the changes to the recipe, including those by other options; also set the threads of this process."""
+    if threads is not None:
+        limit_openmp_threads(threads)
+    keys = {"train.device": device, "train.threads": threads, "train.start_from": from_run and fspath(from_run)}
+    return (*set, *_stated(keys))
+
+
+def _stated(keys: Mapping[str, object]) -> list[str]:
+    return [f"{key}={json.dumps(value)}" for key, value in keys.items() if value is not None]
+
+
+def _train(
+    recipe: str,
+    data: str,
+    run: str,
+    overrides: Sequence[str],
+    beam_options: Sequence[str] | None,
+    process: Mapping[str, Any],
+) -> TrainResult | None:
+    """Train on the ranks that torchrun launched; rank 0 returns the outcome.
+
+    `beam_options`: options for the miner; None: no miner.
+    """
+    from trainer.config.load import check_keys
+
+    check_keys(recipe, overrides)  # a typo is reported before PyTorch is loaded
+
+    from extremis.supervisor import carry, joined_ranks
+    from extremis.supervisor import train as train_watched
+    from trainer.settings.resolve import resolve
+
+    with joined_ranks() as group:
+        resolved = resolve(recipe, overrides, data)
+        for line in resolved.lines(data) if group.first else ():
+            say(line)
+        outcome = train_watched(data, run, resolved.recipe, beam_options=beam_options, group=group, **process)
+    if not group.first:
+        return None
+    if earlier := resolved.recipe.train.start_from:  # when no other rank waits for this rank
+        carry(data, run, earlier, resolved.recipe.train.device)
+    say(f"{run}: trained; next: extremis evaluate {data} {run}")
+    return _trained({"run": run, **outcome})
+
+
+def _trained(outcome: Mapping[str, Any]) -> TrainResult:
+    named = ("run", "epochs", "table_versions")
+    more = {name: value for name, value in outcome.items() if name not in named}
+    return TrainResult(**{name: outcome[name] for name in named}, more=more)
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class MineResult(Result):
+    """Facts of each table of negatives, by name; with watch, the tables of each dump."""
+
+    run: str | None = None
+    out: str | None = None
+    tables: Mapping[str, Mapping[str, object]] | Sequence[object]
+
+
+@function
+def mine(
+    data: Held,
+    run: Held,
+    options: ArrayOptions | None = None,
+    *,
+    epoch: NotNegative | None = None,
+    watch: bool = False,
+    start_timeout: StartTimeout | None = None,
+    beam_options: BeamOptions = (),
+    progress: Progress = True,
+    **fields: "Unpack[ArrayFields]",
+) -> MineResult:
+    """Mine hard-negative tables from the dumps of RUN, or from vectors of any model.
+
+    Instead of DATA and RUN, you can give query vectors and document vectors: .npy, safetensors, Parquet or Arrow files,
+    folders of such files, or, in Python, arrays. The table is then written to OUT/queries, and its data set to
+    OUT/data, unless the vectors are those of an existing DATA. Options after -- are passed to Beam.
+
+    Options:
+        epoch: Epoch of the dump. Default: the newest complete dump.
+        watch: Process every dump as it is completed, until the run is finished.
+
+    Examples:
+      extremis mine q.npy d.npy --positives pairs.csv --out mined/
+      extremis mine q.npy d.npy --positives data/ --out mined/       one vector for each row of DATA
+      extremis mine data/ runs/1                       the newest dump
+      extremis mine data/ runs/1 --watch               alongside a trainer on any machine
+      extremis mine data/ runs/1 --memory 8GiB --index IVF4096,PQ32x4fs
+      extremis mine data/ runs/1 --by labels --out negatives/theta
+      extremis mine data/ runs/1 --skip-top 5 --relative-margin 0.05 --overwrite
+    """
+    from schemas.storage import join
+
+    options = options or ArrayOptions()
+    with _as_files(data, run) as (queries, vectors):
+        if of_vectors := _has_vectors([queries, vectors], options, epoch, watch):
+            from pipelines.arrays import mine_arrays
+
+            manifests = mine_arrays(queries, vectors, options, beam_options, say)
+        else:
+            from extremis.miner import end_with_trainer, require_watchable
+            from pipelines import mine as mining
+
+            of_run = MineOptions(**options.model_dump(include={*MineOptions.model_fields}, exclude_unset=True))
+            require_watchable(watch, of_run, epoch)
+            if watch:
+                end_with_trainer()
+                tables = mining.watch(queries, vectors, of_run, beam_options, progress=say_without_bars)
+                return MineResult(run=vectors, tables=tables)
+            manifests = mining.mine(queries, vectors, epoch, of_run, beam_options, say)
+    facts = {name: _report(name, manifest, options.target_recall) for name, manifest in manifests.items()}
+    table = join(options.out, next(iter(facts))) if options.out else f"{queries} --run {vectors}"
+    say(f"next: extremis inspect {table}")
+    return MineResult(run=None if of_vectors else vectors, out=options.out, tables=facts)
+
+
+@contextlib.contextmanager
+def _as_files(*vectors: Any) -> Iterator[list[str]]:
+    """Yield URLs to read `vectors` from: a URL unchanged; for an array, a file that exists until the block ends."""
+    with tempfile.TemporaryDirectory(prefix="extremis-vectors-") as folder:
+        urls = []
+        for name, each in zip(("queries", "vectors"), vectors, strict=True):
+            if isinstance(each, str | PathLike):
+                urls.append(fspath(each))
+            else:
+                import numpy as np
+
+                urls.append(f"{folder}/{name}.npy")
+                np.save(urls[-1], np.ascontiguousarray(each))
+        yield urls
+
+
+def _has_vectors(places: list[str], options: ArrayOptions, epoch: int | None, watch: bool) -> bool:
+    """Return whether the input consists of vector files, or else of a dump.
+
+    Raises InputError for options that need a dump.
+    """
+    from pipelines.arrays import urls_of
+
+    of_arrays = {*ArrayOptions.model_fields} - {*MineOptions.model_fields}
+    has_vectors = bool(of_arrays & options.model_fields_set)
+    with contextlib.suppress(StorageError):  # --watch waits for storage
+        urls = [urls_of(place) for place in places]
+        has_vectors = (
+            has_vectors or all(urls) or any(files == [place] for files, place in zip(urls, places, strict=True))
+        )
+    of_dumps = {"epoch": epoch, "watch": watch or None}
+    of_dumps |= {name: getattr(options, name) for name in ("queries", "vectors", "for_epoch", "by")}
+    flags = ", ".join(f"--{name.replace('_', '-')}" for name, value in of_dumps.items() if value is not None)
+    if has_vectors and flags:
+        raise InputError(
+            f"{flags}: this option works only with the dumps of a RUN, but the input consists of vector files. Leave "
+            "the option out, or give DATA and RUN."
+        )
+    return has_vectors
+
+
+_LOOSER = {  # advice for rows that lack negatives, by the counter of a rule
+    "beyond_window": "a larger --window",
+    "above_margin": "a smaller --margin or --relative-margin",
+    "above_max_score": "a larger --max-score",
+    "below_min_score": "a smaller --min-score",
+}
+
+
+def _report(name: str, manifest: "Manifest", target_recall: float) -> dict[str, object]:
+    """Say how good a table is and why rows lack negatives, and return its facts."""
+    from search.exclusions import DEEPEST
+
+    recall, tuned = manifest.quality.get("recall_at_k"), manifest.quality.get("index_recall")
+    index = f" (index {manifest.parameters['index']} when tuned: {tuned['least']:.4f})" if tuned else ""
+    say(f"{name}: {manifest.rows:,} rows, recall " + ("not measured" if recall is None else f"{recall:.4f}") + index)
+    if recall is not None and recall < target_recall:
+        say(f"{name}: recall is below --target-recall {target_recall}: give a higher --target-recall, or --index exact")
+    if short := manifest.counters["padded_rows"]:
+        looser = [advice for rule, advice in _LOOSER.items() if manifest.counters[rule]]
+        advice = f"give {' or '.join(looser)}" if looser else "no other label may be a negative"
+        if looser and manifest.parameters["window"] is None and manifest.parameters["labels"] > DEEPEST:
+            advice += f" (the best {DEEPEST:,} labels of each block were searched; --window W searches W)"
+        say(f"{name}: {short:,} rows have fewer than {manifest.parameters['width']} negatives: {advice}")
+    return {"digest": manifest.digest, **manifest.model_dump(include={"rows", "counters", "quality"})}
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class TableResult(Result):
+    """A table of negatives at `out`, with its counters."""
+
+    out: str
+    digest: str
+    rows: int
+    counters: Mapping[str, int]
+
+
+@function
+def merge(
+    data: Place,
+    table: Place,
+    out: Place,
+    options: MergeOptions | None = None,
+    *,
+    others: Annotated[Sequence[str], COMMAS, Shown("TABLE,...")] = (),
+    start_timeout: StartTimeout | None = None,
+    beam_options: BeamOptions = (),
+    progress: Progress = True,
+    **fields: "Unpack[MergeFields]",
+) -> TableResult:
+    """Merge hard-negative tables with the same rows into one table, without repeated labels and without positives.
+
+    Options after -- are passed to Beam.
+
+    Options:
+        others: Tables to merge with TABLE, for example a table that was mined with BM25 or with a different model.
+
+    Example:
+      extremis merge data/ negatives/ours/queries negatives/both --others negatives/bm25
+    """
+    from pipelines.mining import derived as merging
+
+    tables, out = [fspath(table), *others], fspath(out)
+    manifest = merging.merge(fspath(data), tables, out, options or MergeOptions(), beam_options, say)
+    say(f"{out}: {manifest.rows:,} rows of {manifest.parameters['width']} negatives from {len(tables)} tables")
+    say(f"next: extremis inspect {out}")
+    return TableResult(out=out, digest=manifest.digest, rows=manifest.rows, counters=manifest.counters)
+
+
+@function
+def teach(
+    data: Place,
+    table: Place,
+    teacher: Place,
+    out: Place,
+    options: TeachOptions | None = None,
+    *,
+    device: DeviceName = "auto",
+    start_timeout: StartTimeout | None = None,
+    beam_options: BeamOptions = (),
+    progress: Progress = True,
+    **fields: "Unpack[TeachFields]",
+) -> TableResult:
+    """Score the negatives of TABLE with a cross-encoder, and write a table with the column `teacher`.
+
+    TEACHER is a directory with a cross-encoder. With a margin, the command drops negatives that the teacher scores
+    close to or above a positive. Queries and labels need texts. Options after -- are passed to Beam.
+
+    Examples:
+      extremis teach data/ negatives/queries cross-encoder/ negatives/scored
+      extremis teach data/ negatives/queries cross-encoder/ negatives/sure --relative-margin 0.05 --width 20
+    """
+    from pipelines.mining import derived as teaching
+
+    place, model, out = fspath(table), fspath(teacher), fspath(out)
+    manifest = teaching.teach(fspath(data), place, model, out, options or TeachOptions(), beam_options, say, device)
+    dropped = manifest.counters["above_teacher_margin"]
+    say(f"{out}: {manifest.rows:,} rows, {manifest.counters['kept']:,} negatives kept and {dropped:,} dropped")
+    say(f"next: extremis inspect {out}")
+    return TableResult(out=out, digest=manifest.digest, rows=manifest.rows, counters=manifest.counters)
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class ClusterResult(Result):
+    """A table of clusters; with watch, RUN and the tables of each dump."""
+
+    run: str | None = None
+    tables: Sequence[object] | None = None
+    digest: str | None = None
+    rows: int | None = None
+    counters: Mapping[str, int] | None = None
+    clusters: object = None
+
+
+@function
+def cluster(
+    data: Place,
+    run: Place,
+    options: ClusterOptions | None = None,
+    *,
+    epoch: NotNegative | None = None,
+    watch: bool = False,
+    start_timeout: StartTimeout | None = None,
+    beam_options: BeamOptions = (),
+    progress: Progress = True,
+    **fields: "Unpack[ClusterFields]",
+) -> ClusterResult:
+    """Group the training queries into balanced clusters by their embeddings, for batches of similar queries.
+
+    Use this command for recipes with order.cluster above 1, such as `ngame`. Options after -- are passed to Beam.
+
+    Options:
+        epoch: Epoch of the dump. Default: the newest complete dump.
+        watch: Process every dump as it is completed, until the run is finished.
+
+    Examples:
+      extremis cluster data/ runs/1                    the newest dump
+      extremis cluster data/ runs/1 --watch            alongside a trainer on any machine
+      extremis cluster data/ runs/2 --queries embeddings/ --size 64 --for-epoch 0
+      extremis cluster data/ runs/1 --memory 8GiB -- --direct_num_workers=8 --direct_running_mode=multi_processing
+    """
+    from extremis.miner import end_with_trainer, require_watchable
+    from pipelines import cluster as clustering
+    from schemas.layout import RunLayout, list_numbers
+
+    data, run, options = fspath(data), fspath(run), options or ClusterOptions()
+    require_watchable(watch, options, epoch)
+    if watch:
+        end_with_trainer()
+        tables = clustering.watch(data, run, options, beam_options, progress=say_without_bars)
+        return ClusterResult(run=run, tables=tables)
+    manifest = clustering.cluster(data, run, epoch, options, beam_options, say)
+    say(f"{manifest.rows:,} queries in {manifest.counters['clusters']:,} clusters, used from {run}")
+    layout = RunLayout(run)
+    newest = options.out or layout.clusters(list_numbers(layout.clusters_root)[-1], manifest.kind)
+    say(f"next: extremis inspect {newest}")
+    return ClusterResult(
+        digest=manifest.digest,
+        rows=manifest.rows,
+        counters=manifest.counters,
+        clusters=manifest.parameters["clusters"],
+    )
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class RecipesResult(Result):
+    """Recipes by name in `more` (`list`), or a recipe's keys (`show` in `more`; `copy`, `validate`)."""
+
+    recipe: Mapping[str, object] | str | None = None
+    out: str | None = None
+    valid: bool | None = None
+    options: Mapping[str, object] | None = None
+
+
+@function
+def recipes(
+    action: Literal["list", "show", "copy", "validate"] = "list",
+    recipe: Recipe | None = None,
+    out: Place | None = None,
+    *,
+    set: Settings = (),
+    progress: Progress = True,
+) -> RecipesResult:
+    """List the recipes that come with Extremis, or show, copy or validate a recipe.
+
+    `auto` is not a recipe: `extremis run auto` tries a few recipes on the data, and trains the best. show prints the
+    keys of RECIPE, including keys of the recipe that it extends. copy writes these keys to a TOML file OUT for you to
+    edit. validate checks a recipe (a name or a file), with the changes of --set, in the same way as a run.
+
+    Examples:
+      extremis recipes
+      extremis recipes show astra
+      extremis recipes copy astra mine.toml
+      extremis recipes validate mine.toml --set train.epochs=5
+    """
+    from trainer.config.load import check_keys, load_recipe, read_recipe
+
+    places = {"list": (), "show": (recipe,), "copy": (recipe, out), "validate": (recipe,)}[action]
+    if None in places or (recipe, out)[len(places) :] != (None,) * (2 - len(places)):
+        expected = {0: "nothing", 1: "RECIPE", 2: "RECIPE and OUT"}[len(places)]
+        raise InputError(f"recipes {action}: expected {expected} after {action}.")
+    name, changes = str(recipe), (*set,)
+    if action == "list":
+        return _list_recipes()
+    if action == "validate":
+        check_keys(name, changes)
+        body = load_recipe(name, changes).model_dump(mode="json")
+        say(f"{recipe}: valid")
+        return RecipesResult(recipe=name, valid=True, options=body)
+    import tomli_w
+
+    keys = read_recipe(name, changes)
+    text = tomli_w.dumps(keys)
+    if out is None:
+        return RecipesResult(more=keys, shown=[text.removesuffix("\n")])
+    from schemas import storage
+    from schemas.owners import require_output_file
+
+    out = fspath(out)
+    require_output_file(out, (), "Choose another name.")
+    storage.write_bytes(out, text.encode())
+    say(f"{out}: a copy of {recipe} to edit; next: extremis recipes validate {out}")
+    return RecipesResult(out=out, recipe=keys)
+
+
+_COLUMNS = {  # of the list: section, key, and the value for recipes without this key
+    "head": ("head", "kind", "classifier"),
+    "loss": ("loss", "kind", "bce"),
+    "hard": ("negatives", "hard", 0),
+    "random": ("negatives", "random", 3200),
+    "epochs": ("train", "epochs", 20),
+}
+
+
+def _list_recipes() -> RecipesResult:
+    from trainer.config.load import AUTO_RECIPE, read_recipe, recipe_names
+
+    by_name = {name: read_recipe(name) for name in recipe_names()}
+    rows = [[AUTO_RECIPE, *["by trials"] * 2, *[""] * 3]]
+    for name, recipe in by_name.items():
+        cells = {n: str(recipe.get(section, {}).get(key, default)) for n, (section, key, default) in _COLUMNS.items()}
+        pool = recipe.get("negatives", {}).get("pool", "shared")
+        cells["random"] = "all labels" if pool == "all" else f"{cells['random']} {pool}".removesuffix(" auto")
+        rows.append([name, *cells.values()])
+    return RecipesResult(more={AUTO_RECIPE: {}, **by_name}, shown=[Grid("recipes", ["name", *_COLUMNS], rows)])
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class PlanResult(Result):
+    """Estimates in bytes: `tables` in storage, `memory` of each step, and the steps that do not fit, in `over`."""
+
+    workload: Mapping[str, object]
+    tables: Mapping[str, Mapping[str, object]]
+    memory: Mapping[str, int]
+    over: Mapping[str, int]
+    bytes: int
+    steps: int
+    settings: Mapping[str, object]
+
+
+def _whole(value: Any) -> Any:
+    """Parse a whole number, which may be written as 370e6."""
+    number = float(value)
+    if number < 1 or number != int(number) or number > 1e15:
+        raise ValueError(f"expected a whole number of at least 1, such as 370e6, got {value!r}")
+    return int(number)
+
+
+_Count = Annotated[float, BeforeValidator(_whole), Shown("NUMBER")]
+
+
+@function
+def plan(
+    *,
+    queries: _Count | None = None,
+    labels: _Count | None = None,
+    data: Place | None = None,
+    tokens: float = 32,
+    label_tokens: float = 8,
+    labels_per_query: float = 5,
+    key_bytes: float = 12,
+    text_bytes: float = 40,
+    vocabulary: Annotated[int, Field(ge=2)] = 30_000,
+    recipe: Recipe = "astra",
+    set: Settings = (),
+    dimension: Positive | None = None,
+    width: Positive | None = None,
+    epochs: Positive | None = None,
+    ranks: Positive = 1,
+    workers: Positive = 1,
+    engine: Literal["flink", "spark"] | None = None,
+    memory: Size = "8GiB",
+    progress: Progress = True,
+) -> PlanResult:
+    """Estimate the bytes of every table and the memory of every step before a run starts.
+
+    Settings that a recipe takes from the data are computed from the given numbers.
+
+    Options:
+        queries: Number of queries, N. Default: the number in DATA.
+        labels: Number of labels, L. Default: the number in DATA.
+        data: A sharded sample of the data, from which averages per row are computed.
+        tokens: Tokens per query, on average.
+        label_tokens: Tokens per label, on average.
+        labels_per_query: Labels per query, on average.
+        key_bytes: Characters of a key, on average.
+        text_bytes: Characters of a label, on average.
+        vocabulary: Number of tokens in the vocabulary.
+        dimension: Dimension of embeddings, D. Default: as in the recipe.
+        width: Number of negatives per row in tables, K. Default: as in the recipe.
+        epochs: Number of epochs. Default: as in the recipe.
+        ranks: Number of trainer processes.
+        workers: Number of pipeline workers.
+        engine: Engine of the cluster that runs the pipelines. Default: none.
+        memory: Memory of each process.
+
+    Examples:
+      extremis plan --queries 370e6 --labels 120e6 --tokens 10 --dimension 64 --memory 64GiB
+      extremis plan --data data/ --queries 370e6 --labels 120e6 --json
+      extremis plan --queries 370e6 --labels 120e6 --tokens 10 --engine flink --workers 64
+    """
+    averages = {
+        "tokens": tokens,
+        "label_tokens": label_tokens,
+        "labels_per_query": labels_per_query,
+        "key_bytes": key_bytes,
+        "text_bytes": text_bytes,
+        "vocabulary": vocabulary,
+        "ranks": ranks,
+        "workers": workers,
+    }
+    from extremis import planning as planning
+    from trainer.config.load import load_recipe
+
+    recipe, data = fspath(recipe), None if data is None else fspath(data)
+    keys = {"encoder.dimension": dimension, "negatives.width": width, "train.epochs": epochs}
+    overrides = (*set, *_stated(keys))
+    rows, columns = (None if count is None else int(count) for count in (queries, labels))
+    workload = planning.workload(data, rows, columns, load_recipe(recipe, overrides), int(memory), averages)
+    resolved = planning.resolve_for(workload, recipe, overrides, data)
+    for line in resolved.reasons:
+        say(line)
+    workload = replace(workload, recipe=planning.with_streams_for(ranks, resolved.recipe, say))
+    report = planning.plan(workload, engine)
+    settings = {key: setting.value for key, setting in resolved.settings.items()}
+    given = [word for override in overrides for word in ("--set", override)]
+    say(f"next: {shlex.join(['extremis', 'run', recipe, data or 'DATA', 'RUN', *given])}")
+    named = ("workload", "tables", "memory", "over", "bytes", "steps")
+    more = {name: value for name, value in report.items() if name not in named}
+    stated = {name: report[name] for name in named}
+    return PlanResult(**stated, settings=settings, more=more, shown=planning.view(report))

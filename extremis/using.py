@@ -1,0 +1,820 @@
+"""Functions on a trained run: evaluate, report, inspect, ablate, fuse, export, predict, tuples, embed, load, demo.
+
+Heavy modules are imported when a function is called, so that help and a typo are quick.
+"""
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from extremis.console import Bar, current_output, metric_grid, print_file, say
+from extremis.function import (
+    COMMAS,
+    BeamOptions,
+    DeviceName,
+    Held,
+    Names,
+    NotNegative,
+    Numbers,
+    Place,
+    Positive,
+    Progress,
+    Recipe,
+    Settings,
+    Size,
+    StartTimeout,
+    Step,
+    Url,
+    function,
+)
+from extremis.result import Grid, Result
+from pipelines.options import EmbedOptions, EmbedTextsOptions, Text
+from schemas.errors import InputError
+from schemas.options import Fields, Shown, whole_number
+from scoring import QUERIES, SHORTLIST
+from scoring.options import TupleOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from extremis.fields import EmbedTextsFields, TupleFields
+    from scoring.predict import Model
+
+Split = Annotated[str, Field(description="Split of the queries.")]
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class EvaluateResult(Result):
+    """Metrics in percent by name, as in P@1, with 95 % intervals; further values, such as baselines, are in `more`."""
+
+    data: str
+    run: str
+    split: str
+    step: int
+    scores: str
+    queries: int
+    metrics: Mapping[str, float]
+    intervals: Mapping[str, Sequence[float]]
+
+
+@function
+def evaluate(
+    data: Place,
+    run: Place,
+    *,
+    split: str = "test",
+    step: Step | None = None,
+    limit: Positive | None = None,
+    no_filter: bool = False,
+    k: Annotated[Sequence[Annotated[int, Field(ge=1, le=1000)]], COMMAS, Shown("K,...")] = (),
+    zero_shot: bool = False,
+    seen_only: bool = False,
+    scores: Literal["classifier", "labels", "sum", "fused"] | None = None,
+    baseline: bool = False,
+    calibrate: bool = False,
+    device: DeviceName = "auto",
+    progress: Progress = True,
+) -> EvaluateResult | None:
+    """Score a checkpoint of RUN on a split of DATA: P, nDCG, R, PSP and PSnDCG at 1, 3, 5, 10.
+
+    If RUN was trained on an earlier version of DATA, RUN predicts only labels of that version, also with a fusion, and
+    newer labels count as missed. Under torchrun, only rank 0 returns a result.
+
+    Options:
+        split: A split of DATA, or holdout, the rows that were held out of training.
+        limit: Number of queries to score, from the start of the split. Default: all.
+        no_filter: Do not remove pairs in the filter file from the predictions.
+        k: Additional values of k, e.g. 20,100; at most 1000.
+        zero_shot: Also score the labels without training points separately.
+        seen_only: Rank only labels with training points. Default: all labels.
+        scores: Scores to rank by: classifier (label vectors), labels (embeddings of the labels' texts), sum (of both),
+            or fused (extremis fuse). Default: fused, if the checkpoint has a fusion.
+        baseline: Also score baselines on the same queries: popular labels, nearest texts by TF-IDF, a linear ranker.
+        calibrate: Also evaluate probabilities, from the curve that an export has: fitted on val or, if there is no
+            val, on the held-out rows of RUN. Needs scikit-learn (extra fusion).
+
+    Examples:
+      extremis evaluate data/ runs/1 --split test --json
+      extremis evaluate data/ runs/1 --k 20,100 --zero-shot
+      extremis evaluate data/ runs/1 --baseline
+      extremis evaluate data/ runs/1 --step newest --scores classifier
+      torchrun --nproc-per-node 2 -m extremis evaluate data/ runs/1
+    """
+    from extremis import evaluation
+    from extremis.supervisor import joined_ranks
+
+    data, run = fspath(data), fspath(run)
+    options = evaluation.EvaluateOptions(
+        split, step, limit, not no_filter, tuple(k), seen_only, zero_shot, scores, baseline, calibrate
+    )
+    with joined_ranks() as group:
+        report = evaluation.evaluate(data, run, options, group, device)
+    if not group.first:
+        return None
+    asked = {"baselines": baseline, "gains": baseline, "calibration": calibrate, "zero_shot": zero_shot}
+    described = {name: value for name, value in report.items() if asked.get(name, True)}  # else of an earlier call
+    for line in evaluation.remarks(described, split):
+        say(line)
+    kept = "saved in the run; " if options.is_standard else ""
+    say(f"{run}, step {report['step']:,}, scores {report['scores']}: {kept}next: extremis report {data} {run}")
+    named = ("step", "scores", "queries", "metrics", "intervals")
+    return EvaluateResult(
+        data=data,
+        run=run,
+        split=split,
+        **{name: report[name] for name in named},
+        more={name: value for name, value in report.items() if name not in (*named, "split")},
+        shown=[*evaluation.view(described, split)],
+    )
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class ReportResult(Result):
+    """The page at `out`, its size, and the runs on it by title."""
+
+    out: str
+    bytes: int
+    seconds: float
+    runs: Mapping[str, str]
+
+
+@function
+def report(
+    *urls: Annotated[Place, Shown("[DATA] RUN [RUN...]")],
+    out: Url | None = None,
+    queries: Annotated[int, Field(ge=0, le=1000)] = 300,
+    predictions: bool = True,
+    progress: Progress = True,
+) -> ReportResult:
+    """Write one HTML page about runs, with a search. The page works from a disk, without a network.
+
+    The page shows data, training, tables of negatives, metrics (from `extremis evaluate`), and queries with positives,
+    predictions and hard negatives as text. It compares several runs on the same DATA, or on earlier versions of DATA.
+    Without DATA, the page does not contain queries.
+
+    Options:
+        out: URL of the page. Default: report.html in the first RUN.
+        queries: Number of queries to show.
+        predictions: Load each run's checkpoint, and show predictions.
+
+    Examples:
+      extremis report data/ runs/1
+      extremis report data/ runs/1 runs/2 --out compared.html
+    """
+    from extremis.reporting.page import build
+
+    body = build([fspath(url) for url in urls], None if out is None else fspath(out), say, queries, predictions)
+    say(f"{body['out']}: {body['bytes']:,} bytes in {body['seconds']} s; open it in a browser")
+    return ReportResult(**body)
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class InspectResult(Result):
+    """What is at `url`; its tables, parameters and other facts are in `more`."""
+
+    url: str
+    kind: str | None = None
+    digest: str | None = None
+    queries: Sequence[Mapping[str, object]] | None = None
+
+
+@function
+def inspect(
+    url: Place,
+    *,
+    verify: bool = False,
+    rows: NotNegative = 3,
+    key: str | None = None,
+    run: Annotated[Place, Shown("RUN")] | None = None,
+    split: str | None = None,
+    progress: Progress = True,
+) -> InspectResult:
+    """Describe the table, DATA or RUN at URL: kinds, rows, shards, parents, sizes, checks, and some rows as text.
+
+    With --key or --run, URL must be DATA.
+
+    Options:
+        verify: Read every byte and compare checksums.
+        rows: Number of sample rows to print.
+        key: Show only the query with this key, and the texts of its labels.
+        run: Show the hard negatives of this run's newest table.
+        split: Split of the queries. Default: train for samples, all splits for a key.
+
+    Examples:
+      extremis inspect data/
+      extremis inspect runs/1 --verify
+      extremis inspect runs/1/negatives/epoch-0005/queries
+      extremis inspect data/ --run runs/1 --key N00012
+    """
+    from extremis.inspecting import inspect_url
+
+    place, run_url = fspath(url), None if run is None else fspath(run)
+    body, shown = inspect_url(place, verify=verify, rows=rows, key=key, split=split, run=run_url)
+    named = {name: body.pop(name, None) for name in ("kind", "digest", "queries")}
+    return InspectResult(url=place, **named, more=body, shown=shown)
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class AblateResult(Result):
+    """The result of each recipe by name, in `more`."""
+
+
+@function
+def ablate(
+    data: Place,
+    out: Place,
+    *,
+    recipes: Names = (),
+    set: Settings = (),
+    split: str = "test",
+    retry: bool = False,
+    progress: Progress = True,
+) -> AblateResult:
+    """Train several recipes on DATA, compare the results, and write runs and comparison to OUT.
+
+    Finished runs are skipped, and interrupted runs continue. The comparison is in ablation.json, ablation.md and, with
+    the extra report, ablation.html, which also shows metrics against time for recipes with a validation split. In a
+    checkout of Extremis, papers/ contains recipes from papers and checks of the papers' claims.
+
+    Options:
+        recipes: Recipes to compare: names, TOML files, or folders of TOML files. Default: random,astra.
+        split: Split to score.
+        retry: Also retry failed runs.
+
+    Examples:
+      extremis ablate data/ runs/ablation --recipes random,astra,renee --set train.epochs=20
+      extremis ablate data/ runs/timed --set train.minutes=10 --set train.epochs=40
+      extremis ablate data/ runs/own --recipes astra,recipes/mine.toml --set validation.split=val
+    """
+    from extremis import ablation
+
+    data = fspath(data)
+    variants = ablation.load_variants(recipes or ("random", "astra"), data, (*set,))
+    report, grid = ablation.ablate(data, fspath(out), variants, split, retry)
+    return AblateResult(more=report, shown=[grid])
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class FuseResult(Result):
+    """The fusion of RUN: the split that it is learned on, and its parameters in `more`."""
+
+    data: str
+    run: str
+    digest: str
+    split: str
+    queries: int
+
+
+@function
+def fuse(
+    data: Place,
+    run: Place,
+    *,
+    by: Literal["weights", "tree"] = "weights",
+    split: str | None = None,
+    step: Step | None = None,
+    shortlist: Positive = SHORTLIST,
+    queries: Positive = QUERIES,
+    memory: Size = "4GiB",
+    linear: Size = "1GiB",
+    device: DeviceName = "auto",
+    progress: Progress = True,
+) -> FuseResult:
+    """Learn to combine the scores of RUN with other scores, on queries that RUN was not trained on.
+
+    With weights, the vectors' scores are added to the scores of the labels' texts, to votes of the nearest training
+    points, and to scores of a linear ranker on words and pairs of words, which this command fits. The embeddings of the
+    training points are stored. With tree, NGAME's regression tree of depth 7 combines the scores of vectors and texts
+    with the label's frequency. This needs the extra `fusion` (scikit-learn). The result replaces an earlier result in
+    RUN/fusion.
+
+    Options:
+        by: Weighted sum of scores, or NGAME's tree.
+        step: Step of the checkpoint. Default: the best on validation, else the newest.
+        split: Split to learn on, which must not contain rows that RUN was trained on. Default: the held-out rows of
+            RUN, or val.
+        shortlist: Number of best labels per query to rank again.
+        queries: Number of queries to learn from, from the start of the split.
+        memory: Memory limit for the training points: index codes and labels.
+        linear: Limit for the size of the rows that the linear ranker learns from; 0: no linear ranker.
+
+    Examples:
+      extremis fuse data/ runs/1
+      extremis evaluate data/ runs/1
+      extremis export data/ runs/1 exported/
+    """
+    from scoring import fitting
+
+    data, run = fspath(data), fspath(run)
+    options = fitting.FitOptions(split, step, shortlist, queries, device)
+    if by == "tree":
+        manifest = fitting.fit_tree(data, run, options)
+        parameters = manifest.parameters
+        pairs = f"{parameters['pairs']:,} pairs, {parameters['positive_pairs']:,} correct"
+        say(f"fitted on {parameters['queries']:,} queries of {parameters['split']}: {pairs}")
+    else:
+        manifest = fitting.fit_weights(data, run, options, int(memory), int(linear))
+        say(fitting.describe_weights(manifest.parameters))
+    say(f"saved in {run}; next: extremis evaluate {data} {run}")
+    facts = dict(manifest.parameters)
+    learned = {"split": facts.pop("split"), "queries": facts.pop("queries")}
+    return FuseResult(data=data, run=run, digest=manifest.digest, **learned, more=facts)
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class ExportResult(Result):
+    """An export at `out`: its vectors are [labels, dimension], where a bias counts as a dimension."""
+
+    out: str
+    digest: str
+    labels: int
+    step: int
+    dimension: int
+    bias: bool
+    index: Mapping[str, object] | None
+    thresholds: Mapping[str, object] | None
+
+
+@function
+def export(
+    data: Place,
+    run: Place,
+    out: Place,
+    *,
+    step: Step | None = None,
+    dtype: Literal["float32", "float16"] = "float32",
+    form: Literal["auto", "torch", "onnx", "onnx-int8"] = "auto",
+    index: str = "auto",
+    target_recall: float = 0.98,
+    precision: Numbers = (0.5, 0.7, 0.9),
+    threshold_split: str | None = None,
+    calibrate: bool = False,
+    scores: Literal["classifier", "sum", "fused"] | None = None,
+    onto: Annotated[Place, Shown("EXPORT")] | None = None,
+    current: bool = False,
+    overwrite: bool = False,
+    device: DeviceName = "auto",
+    progress: Progress = True,
+) -> ExportResult:
+    """Export a checkpoint of RUN to OUT: encoder, vectors, labels, thresholds, and an index if there are many labels.
+
+    A transformer becomes a directory that sentence-transformers and transformers can open, or an ONNX graph, which
+    needs no PyTorch. With --onto, OUT contains only the changes since an earlier export, and refers to that export's
+    files for the rest. See docs/export.md.
+
+    Options:
+        dtype: Number type of the vectors.
+        form: Format of a transformer: torch; onnx, a graph with the same embeddings as in PyTorch (extra onnx);
+            onnx-int8, a graph with 8-bit numbers. Default: the format of EXPORT (--onto), else torch.
+        index: none, auto (none up to 131,072 labels, else inverted lists), or a Faiss factory string such as HNSW32.
+        target_recall: Recall for which the index is tuned.
+        precision: Precisions for which thresholds are measured, in addition to those of EXPORT (--onto).
+        threshold_split: Split to measure thresholds on, or none. Default: val, else the held-out rows of RUN.
+        calibrate: Learn to convert scores to probabilities, on the same rows. Needs scikit-learn (extra fusion).
+            Default: as in EXPORT (--onto).
+        scores: sum adds the embeddings of the labels' texts to the vectors; fused uses the result of `extremis fuse`.
+            Default: fused, if the checkpoint has a fusion.
+        onto: Earlier export that OUT refers to; for a folder of exports, its current export.
+        current: Make OUT the current export of its folder. `predict` and `load` then open OUT if they get the folder.
+        overwrite: Replace an existing export of another run, or with other options.
+
+    Examples:
+      extremis export data/ runs/1 exported/
+      extremis export data/2 runs/2 exports/2 --onto exports/1 --current
+    """
+    from scoring.calibration import describe_calibration
+    from scoring.export import export as export_run
+    from scoring.export_versions import export_name, make_current
+
+    data, run, out = fspath(data), fspath(run), fspath(out)
+    if current:
+        export_name(out)
+    manifest = export_run(
+        data,
+        run,
+        out,
+        step=step,
+        dtype=dtype,
+        index=index,
+        target_recall=target_recall,
+        precisions=tuple(precision),
+        split=threshold_split,
+        scores=scores,
+        onto=None if onto is None else fspath(onto),
+        overwrite=overwrite,
+        device=device,
+        calibrate=calibrate,
+        form=form,
+        say=say,
+    )
+    parameters = manifest.parameters
+    by = parameters["options"].get("scores", "classifier")
+    dimension = parameters["dimension"]
+    say(f"{out}: step {parameters['step']:,}, scores {by}, {manifest.rows:,} labels of {dimension} dimensions")
+    if parameters["options"].get("calibrate"):
+        split, measured = parameters["thresholds"]["split"], parameters["thresholds"]["calibration"]
+        halves = f"each half of {measured['queries']:,} queries of {split} by a curve fitted to the other half"
+        say(describe_calibration(measured, f"({halves}; the exported curve is fitted to both)"))
+    if current:
+        say(f"{make_current(out)}: the current export is now {out}")
+    say(f'next: echo "some text" | extremis predict {out} - -')
+    facts = {name: parameters[name] for name in ("step", "dimension", "bias", "index", "thresholds")}
+    return ExportResult(out=out, digest=manifest.digest, labels=manifest.rows, **facts)
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class PredictResult(Result):
+    """Predictions at `out`, and their numbers."""
+
+    out: str
+    export: str
+    queries: int
+    predictions: int
+    seconds: float
+
+
+@function
+def predict(
+    export: Place,
+    *places: Annotated[Held, Shown("[INPUT] OUT")],
+    data: Place | None = None,
+    split: str = "test",
+    k: Positive = 10,
+    form: Literal["text", "jsonl", "parquet", "csv"] | None = None,
+    to: Literal["jsonl", "parquet", "trec", "npz", "csv"] | None = None,
+    fields: Fields | Mapping[str, str] | None = None,
+    text: Text | None = None,
+    batch: Positive = 256,
+    threshold: float | None = None,
+    precision: float | None = None,
+    filter: Annotated[Place, Shown("FILE")] | None = None,
+    exact: bool = False,
+    embedder: Place | None = None,
+    no_filter: bool = False,
+    safe_cells: bool = False,
+    threads: Positive | None = None,
+    overwrite: bool = False,
+    device: DeviceName = "auto",
+    progress: Progress = True,
+) -> PredictResult:
+    """Predict labels for the texts in INPUT, or for a split of --data, with an export; write the labels to OUT.
+
+    If EXPORT is a folder of exports, predict opens the current export (extremis export --current).
+
+    INPUT is a file, a folder or a pattern with * and ?: text lines (.txt), JSON lines (.jsonl: key, text), CSV or
+    Parquet. - means standard input (text lines, or the format of --form). OUT ends in .jsonl, .csv, .parquet, .trec (a
+    run for trec_eval) or .npz (scipy.sparse.load_npz). - means standard output (JSON lines, or the format of --to). For
+    rows without a key, the row number is the key.
+
+    Options:
+        data: DATA of the run: predict for one of its splits instead of INPUT.
+        split: Split of --data.
+        k: Labels per query.
+        form: Format of INPUT. Default: from its name.
+        to: Format of OUT. Default: from its name.
+        fields: Names of the fields in INPUT, e.g. key=id,text=query. Default: those of DATA, or the usual names.
+        text: Fields that make up a text, if records have a title. Default: as in DATA.
+        batch: Number of queries that are processed at a time.
+        threshold: Leave out labels with a lower score.
+        precision: Use the export's threshold for this precision, one of extremis export --precision.
+        filter: File of keys of labels to leave out of all predictions, one per line.
+        exact: Score every label, even if the export has an index.
+        embedder: Path or hub name of the model that computed DATA's dense vectors. Default: the name in the export.
+        no_filter: With --data: do not remove pairs in the filter files from the predictions.
+        safe_cells: In CSV, put an apostrophe before cells that a spreadsheet would read as a formula.
+        threads: Number of threads. Default: all cores.
+        overwrite: Replace existing predictions at OUT.
+
+    For a text without known tokens, the output contains the most frequent labels, and known_tokens is 0. With a
+    calibrated export (extremis export --calibrate), the output also contains probabilities.
+
+    In Python, INPUT may also be a list or Series of texts, a data frame, an Arrow table or a list of dictionaries;
+    `extremis.load(export).predict(texts)` returns the predictions.
+
+    Examples:
+      extremis predict exported/ queries.jsonl predictions.jsonl --k 5
+      echo "a ship in a storm" | extremis predict exported/ - - --k 5
+      extremis predict exported/ "s3://bucket/new/*.parquet" predictions.parquet --precision 0.9
+      extremis predict exported/ --data data/ --split test predictions.npz --k 100
+    """
+    *inputs, out = places
+    if len(inputs) != (0 if data else 1) or not isinstance(out, str | PathLike):
+        expected = "OUT alone, with --data" if data else "INPUT and OUT"
+        raise InputError(f"expected {expected} after EXPORT, got {' '.join(map(str, places))}.")
+    out = fspath(out)
+    if out == "-" and current_output().results == "stderr":
+        raise InputError("OUT - and --json both write to standard output. Give only one of the two.")
+    from pipelines.formats.base import parse_fields
+    from pipelines.formats.keyed import Texts
+    from schemas.owners import require_output_file
+    from scoring import predict as prediction
+    from scoring.containers import input_url
+    from scoring.export_versions import resolve_export
+
+    data = None if data is None else fspath(data)
+    left_out = None if filter is None else Texts(fspath(filter), "text")
+    held = inputs and not isinstance(inputs[0], str | PathLike)  # by Python, not in a file
+    with input_url({"texts": inputs[0]} if held else "".join(map(fspath, inputs))) as url:
+        texts = None if data else Texts(url, form, None if fields is None else parse_fields(str(fields)))
+        if out != "-":
+            files = [place for read in (texts, left_out) if read is not None for place in read.places()]
+            reads = [resolve_export(fspath(export)), data, *files]
+            require_output_file(out, reads, "Give --overwrite to replace it, or another OUT.", overwrite)
+        for line in texts.notes() if texts else ():
+            say(line)
+        opened = prediction.open_export(fspath(export), exact, threads, device)
+        lowest = opened.lowest_score(threshold, precision)
+        if left_out is not None:
+            keys = [key for lines in left_out.batches(batch, False) for key in lines["text"].to_pylist() if key]
+            opened = prediction.leave_out(opened, prediction.Labels(opened.label_table(("key", "text"))), keys, say)
+        if texts is None:
+            rows, total = prediction.rows_of_split(opened, str(data), split)
+        else:
+            made_with, title_only = prediction.text_fields(opened)
+            texts = replace(texts, made_with=made_with, title_only=text == "title" if text else title_only)
+            embedding = None if embedder is None else fspath(embedder)
+            rows, total = prediction.rows_of_texts(opened, texts, batch, embedding), None
+        choices: dict[str, Any] = {"k": k, "lowest": lowest, "to": to, "safe_cells": safe_cells}
+        with Bar("predict", total) as bar, _file(out, to) as path:
+            report = prediction.write_predictions(
+                opened, rows, path, **choices, filter=not no_filter, on_rows=bar.update
+            )
+    milliseconds = 1000 * report["seconds"] / max(1, report["queries"])
+    say(f"{out}: {report['predictions']:,} labels for {report['queries']:,} queries, {milliseconds:.2f} ms per query")
+    return PredictResult(**{**report, "out": out})
+
+
+@contextlib.contextmanager
+def _file(out: str, form: str | None) -> Iterator[str]:
+    """Yield OUT; for -, yield a temporary file, which is printed when the block ends without error."""
+    if out != "-":
+        yield out
+        return
+    if sys.stdout is None:
+        raise InputError("standard output is closed. Open it, or give a file for the predictions.")
+    if form in ("parquet", "npz") and sys.stdout.isatty():
+        raise InputError(
+            f"OUT -: {form} is a binary format, and standard output is a terminal. Give a file, or redirect standard "
+            "output."
+        )
+    with tempfile.TemporaryDirectory(prefix="extremis-output-") as folder:
+        path = os.path.join(folder, f"out.{form or 'jsonl'}")
+        yield path
+        print_file(path)
+
+
+def load(
+    export: str | PathLike[str],
+    *,
+    exact: bool = False,
+    threads: int | None = None,
+    embedder: str | PathLike[str] | None = None,
+) -> "Model":
+    """Open the export at `export`, a directory or an object-store prefix; for a folder, open its current export.
+
+    `exact`: score every label, without an index. `threads`: number of threads; None: all cores. `embedder`: a different
+    path or hub name of the model that computed the dense vectors of DATA.
+    Raises TableError if the export is missing or damaged, InputError if the model is missing or different or `threads`
+    is no whole number above 0, and StorageError.
+    """
+    from scoring import predict as prediction
+
+    place = None if embedder is None else str(embedder)
+    threads = None if threads is None else whole_number("threads", threads, 1)
+    return prediction.Model(prediction.open_export(str(export), exact, threads), str(export), place, say)
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class TuplesResult(Result):
+    """Training examples at `out`; a folder of shards has a digest."""
+
+    out: str
+    form: str
+    examples: int
+    rows_left_out: int
+    digest: str | None = None
+    shards: int | None = None
+
+
+@function
+def tuples(
+    table: Place,
+    out: Place,
+    options: TupleOptions | None = None,
+    *,
+    data: Place | None = None,
+    shuffle: bool = False,
+    epoch: NotNegative = 0,
+    shards: Positive | None = None,
+    overwrite: bool = False,
+    progress: Progress = True,
+    **fields: "Unpack[TupleFields]",
+) -> TuplesResult:
+    """Write a table of negatives to OUT as training examples for other libraries.
+
+    TABLE is a table of negatives, the output folder of `extremis mine` on arrays, or a RUN (its newest table). OUT ends
+    in .jsonl, .jsonl.gz, .jsonl.bz2 or .jsonl.zst, or is a folder for Parquet shards. Rows without positives, or with
+    too few negatives, are left out.
+
+    triplets: anchor, positive, negative. tuples: anchor, positive, negative_1, negative_2, ... pairs: anchor, other,
+    label. lists: anchor, documents, labels. tevatron and flagembedding: the formats that these libraries read.
+
+    Options:
+        data: DATA that the table was mined from. Default: the data set in the output folder of `extremis mine` on
+            arrays.
+        shuffle: Shuffle with --seed and --epoch. Default: keep the order of the table.
+        epoch: Number of the epoch, which determines the order and the choice of positives.
+        shards: Number of shards in a folder. Default: computed from the number of examples.
+        overwrite: Replace existing examples at OUT.
+
+    Examples:
+      extremis tuples mined/ triplets.jsonl.gz --form triplets
+      extremis tuples runs/1 tuples/ --data data/ --negatives 7 --shuffle
+      extremis tuples mined/ train.jsonl --form flagembedding --scores search
+    """
+    from scoring.tuples import TupleStream, is_file, write_tuples
+
+    options, out = options or TupleOptions(), fspath(out)
+    is_file(out)
+    stream = TupleStream(table, data, **options.model_dump())
+    stream.set_epoch(epoch)
+    examples, left_out = stream.counted
+    with Bar("tuples", examples) as bar:
+        manifest = write_tuples(stream, out, shuffle, shards, overwrite, bar.advance)
+    left = f"; {left_out:,} rows were left out" if left_out else ""
+    say(f"{out}: {examples:,} examples ({options.form}){left}")
+    facts = {} if manifest is None else {"digest": manifest.digest, "shards": len(manifest.shards)}
+    return TuplesResult(out=out, form=options.form, examples=examples, rows_left_out=left_out, **facts)
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class EmbedResult(Result):
+    """A table of embeddings at `out`."""
+
+    out: str
+    digest: str
+    rows: int
+
+
+@function
+def embed(
+    model: Place,
+    input: Held,
+    out: Place,
+    options: EmbedTextsOptions | None = None,
+    *,
+    step: NotNegative | None = None,
+    device: DeviceName = "auto",
+    start_timeout: StartTimeout | None = None,
+    beam_options: BeamOptions = (),
+    progress: Progress = True,
+    **fields: "Unpack[EmbedTextsFields]",
+) -> EmbedResult:
+    """Embed texts with any text model (MODEL INPUT OUT), or queries or labels of DATA with a run (DATA RUN OUT).
+
+    MODEL is the directory or hub name of a model for sentence-transformers, transformers or Model2Vec, in safetensors.
+    INPUT is DATA, or any number of files with key and text (.txt lines, JSON lines, CSV, Parquet), or, in Python, rows.
+    OUT contains query_id, key, text and vector in the order of INPUT. With DATA RUN OUT, OUT contains only query_id or
+    label_id, and vector, in the order of the table of queries or labels. Options after -- are passed to Beam.
+
+    Options:
+        step: With DATA RUN OUT: step of the checkpoint. Default: the checkpoint that evaluate uses.
+
+    Examples:
+      extremis embed sentence-transformers/all-MiniLM-L6-v2 corpus.jsonl emb/corpus --what documents
+      extremis embed models/potion/ "raw/*.csv" emb/queries --fields key=id,text=query --prompt "query: "
+      extremis embed data/ runs/1 embeddings/test --split test
+    """
+    from pipelines import embed as embedding
+    from schemas.layout import RunLayout
+    from schemas.manifest import is_published
+    from schemas.options import check
+    from schemas.storage import exists
+    from scoring.containers import input_url
+
+    options, model, out = options or EmbedTextsOptions(), fspath(model), fspath(out)
+    is_run = is_published(model) or (isinstance(input, str) and exists(RunLayout(input).config))
+    stated = options.model_dump(exclude_defaults=True)
+    of_texts = {*EmbedTextsOptions.model_fields} - {*EmbedOptions.model_fields}
+    for name in of_texts & stated.keys() if is_run else {"step"} - ({"step"} if step is None else set()):
+        form = "MODEL INPUT OUT" if is_run else "DATA RUN OUT"
+        raise InputError(
+            f"--{name} works only with `extremis embed {form}`. Leave --{name} out, or give these arguments."
+        )
+    if is_run:
+        run = str(input)
+        of_run = check(EmbedOptions, {**stated, "step": RunLayout(run).scored_step(step)})
+        manifest = embedding.embed(model, run, out, of_run, beam_options, say, device)
+    else:
+        with input_url(input) as url:
+            manifest = embedding.embed_texts(model, url, out, options, beam_options, say, device)
+    say(f"{out}: {manifest.rows:,} embeddings in {len(manifest.shards)} shards")
+    say(f"next: extremis inspect {out}")
+    return EmbedResult(out=out, digest=manifest.digest, rows=manifest.rows)
+
+
+# Scores of PECOS XR-Linear (pifa_lf_concat, TF-IDF of words and pairs of words) on the same test split.
+XR_LINEAR = {"P@1": 70.81, "P@3": 58.59, "P@5": 48.71, "PSP@1": 24.31, "PSP@3": 34.24, "PSP@5": 40.51}
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class DemoResult(Result):
+    """What the demo made and measured, and the seconds of each part; further values are in `more`."""
+
+    data: str
+    run: str
+    metrics: Mapping[str, float]
+    intervals: Mapping[str, Sequence[float]]
+    seconds: Mapping[str, float]
+
+
+@function
+def demo(
+    folder: Annotated[Place, Shown("[DIR]")] = "demo",
+    *,
+    recipe: Recipe = "auto",
+    set: Settings = (),
+    progress: Progress = True,
+) -> DemoResult:
+    """Run the whole loop on the Tate collection: shard, choose a recipe, train with a miner, join, evaluate.
+
+    The output is written to DIR (default: demo).
+
+    Options:
+        recipe: auto, or the name or TOML file of a recipe.
+
+    Example:
+      extremis demo demo/
+      extremis demo demo/ --recipe astra
+    """
+    from extremis.auto import run_auto
+    from extremis.evaluation import evaluate
+    from extremis.supervisor import train
+    from pipelines.options import ShardOptions
+    from pipelines.shard import shard
+    from schemas import storage
+    from schemas.owners import require_output_folder
+    from schemas.storage import join
+    from trainer.config.load import load_recipe
+    from trainer.settings.resolve import resolve
+
+    recipe, overrides, raw = fspath(recipe), (*set,), _example()
+    data, run = join(fspath(folder), "data"), join(fspath(folder), "run")
+    if recipe != "auto":
+        load_recipe(recipe, overrides)  # refuses a faulty recipe before anything is made
+    say(f"1/3 shard {raw} to {data}")
+    moments = [time.perf_counter()]
+    shard(raw, data, ShardOptions(propensity_a=0.55, propensity_b=1.5), (), say)  # of the Tate collection
+    moments.append(time.perf_counter())
+    say(f"2/3 train {recipe} into {run}, with a miner")
+    require_output_folder(run, "trained")  # the run of an earlier demo
+    storage.remove(run, recursive=True)
+    if recipe == "auto":
+        outcome = run_auto(data, run, overrides=overrides)
+    else:
+        resolved = resolve(recipe, overrides, data)
+        for line in resolved.lines(data):
+            say(line)
+        outcome = train(data, run, resolved.recipe, beam_options=())
+    moments.append(time.perf_counter())
+    say("3/3 evaluate on test")
+    report = {**outcome, **evaluate(data, run)}
+    moments.append(time.perf_counter())
+    spans = zip(("shard", "train", "evaluate"), moments[:-1], moments[1:], strict=True)
+    seconds = {name: round(end - start, 2) for name, start, end in spans}
+    ours = [f"{report['metrics'][name]:.2f}" for name in XR_LINEAR]
+    theirs = [f"{value:.2f}" for value in XR_LINEAR.values()]
+    compared = [["this run", *ours], ["PECOS XR-Linear", *theirs]]
+    return DemoResult(
+        data=data,
+        run=run,
+        metrics=report["metrics"],
+        intervals=report["intervals"],
+        seconds=seconds,
+        more={name: value for name, value in report.items() if name not in ("run", "metrics", "intervals")},
+        shown=[
+            Grid(f"test: {report['queries']:,} queries, 95 % intervals", *metric_grid(report)),
+            Grid("compared with a linear model (docs/results.md)", ["%", *XR_LINEAR], compared),
+            "seconds: " + ", ".join(f"{name} {value:.0f}" for name, value in seconds.items()),
+        ],
+    )
+
+
+def _example() -> str:
+    package = Path(__file__).resolve().parent
+    for folder in (package / "tate", package.parent / "examples" / "tate"):  # in an installation, in a checkout
+        if folder.is_dir():
+            return str(folder)
+    raise InputError(
+        f"{folder}: the Tate data set is missing. Install Extremis again, or run the demo from a checkout. For your "
+        "own data use extremis shard, run and evaluate."
+    )

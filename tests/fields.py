@@ -1,0 +1,48 @@
+"""Writes extremis/fields.pyi, the keyword arguments that functions take from the models of the pipelines.
+
+python -m tests.fields > extremis/fields.pyi
+"""
+
+import sys
+from os import PathLike
+from types import NoneType
+from typing import Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from extremis.function import facts_of
+from pipelines.options import ArrayOptions, ClusterOptions, EmbedTextsOptions, MergeOptions, ShardOptions, TeachOptions
+from schemas.options import Options
+from scoring.options import TupleOptions
+
+MODELS = (ArrayOptions, ClusterOptions, EmbedTextsOptions, MergeOptions, ShardOptions, TeachOptions, TupleOptions)
+HEAD = '''"""Keyword arguments that functions take from models of the pipelines, for editors."""
+
+from collections.abc import Mapping
+from os import PathLike
+from typing import Literal, TypedDict
+'''
+
+
+def written(field: FieldInfo) -> str:
+    """Return the type that a caller may give."""
+    kind, shown, _ = facts_of(field)
+    name = kind.__name__ if get_origin(kind) is not Literal else f"Literal[{', '.join(map(repr, get_args(kind)))}]"
+    if shown.place:
+        name = f"str | {PathLike.__name__}[str]"
+    name += {"SIZE": " | str", "NAME=NAME,...": " | Mapping[str, str]"}.get(shown.metavar or "", "")
+    return f"{name} | None" if NoneType in get_args(field.annotation) else name
+
+
+def stub(model: type[Options]) -> str:
+    fields = {field.alias or name: field for name, field in model.model_fields.items() if field.description}
+    lines = [f"    {name}: {written(field)}" for name, field in fields.items()]
+    return f"class {model.__name__.removesuffix('Options')}Fields(TypedDict, total=False):\n" + "\n".join(lines)
+
+
+def page() -> str:
+    return "\n\n".join([HEAD.rstrip(), *map(stub, MODELS)]).replace("'", '"') + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
