@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 
 import extremis
 from extremis.console import ClosedPipe, messages, open_streams, output, print_json, show_spinner
-from extremis.function import Described, facts_of
+from extremis.function import Described, facts_of, unwrap
 from extremis.installation import extra_of
 from extremis.result import show
 from schemas.errors import ExtremisError, MissingExtra, lack_of_memory, lack_of_room
@@ -150,11 +150,15 @@ class _Command(click.Command):
     def _parameter(self, name: str, field: FieldInfo) -> click.Parameter:
         kind, shown, _ = facts_of(field)
         own = self.described.own.get(name)
+        if own is not None and own.kind is own.VAR_POSITIONAL:
+            kind, _ = unwrap(own.annotation)
         value = _Value(kind, shown)
         if own is not None and own.kind is not own.KEYWORD_ONLY:
             several = own.kind is own.VAR_POSITIONAL
-            keywords = {"nargs": -1 if several else 1, "required": several or own.default is own.empty}
-            return click.Argument([name], type=value, metavar=shown.metavar, **keywords)
+            required = several or own.default is own.empty
+            return click.Argument(
+                [name], type=value, metavar=shown.metavar, nargs=-1 if several else 1, required=required
+            )
         names = [name, shown.flag or _flag(name)]
         if kind is bool:
             names[-1] += f"/--no-{names[-1][2:]}" if field.default else ""

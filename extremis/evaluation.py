@@ -192,7 +192,8 @@ def remarks(report: dict[str, Any], split: str) -> Iterator[str]:
         verdict = "lower on these" if high < 0 else "no clear difference" if low <= 0 else clear
         yield (
             f"{seen['queries']:,} queries of {split} repeat the text of a training point: {values[0]} on these "
-            f"queries, {values[1]} on the other {unseen['queries']:,}, with a difference of {low:+.2f} to {high:+.2f}: {verdict}"
+            f"queries, {values[1]} on the other {unseen['queries']:,}, with a difference of {low:+.2f} to {high:+.2f}: "
+            f"{verdict}"
         )
     for line, ends in report.get("gains", {}).items():
         above = [name for name in _COMPARED if name in ends and ends[name][1] < 0]

@@ -31,7 +31,7 @@ _PROGRESS = "    progress: True: as on the command line; False: no progress; or 
 class _Own(Options):
     """Base of the model of a function's own parameters, which may be data in memory."""
 
-    model_config = ConfigDict(arbitrary_types_allowed=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True, validate_default=True)
 
 
 def function(implementation: Callable[P, R]) -> Callable[P, R]:
@@ -71,7 +71,8 @@ class Described:
                 kind, ... if parameter.default is parameter.empty else parameter.default
             )
             inner = [each for each in unwrap(kind)[1] if isinstance(each, FieldInfo)]  # within a type or None
-            field.description = helps.get(name) or next((each.description for each in inner), field.description)
+            meaning = next((each.description for each in inner if each.description), field.description)
+            field.description = helps.get(name) or meaning
             self.fields[name] = field
         for name, field in ({} if options is None else options.model_fields).items():
             if (field.alias or name) not in self.own and field.description:  # else no option
@@ -193,7 +194,7 @@ def _changes(settings: Any) -> Any:
     """Return changes to a recipe as KEY=VALUE, with the value in TOML; a JSON value is one."""
     if isinstance(settings, Mapping):
         return tuple(f"{key}={json.dumps(value)}" for key, value in settings.items())
-    return settings
+    return tuple(settings) if isinstance(settings, list) else settings
 
 
 def _parts(text: Any) -> Any:

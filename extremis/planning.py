@@ -291,6 +291,7 @@ def _train_memory(workload: Workload) -> int:
 
 
 # Options of `extremis plan` that are fields of a workload, in addition to its recipe, memory and rows.
+WORKLOAD_OPTIONS = (*_AVERAGES, "vocabulary", "ranks", "workers")
 
 _NGRAMS = 4  # factor of (tokens of all texts) ** HEAPS: 1.8 to 9 on texts of six data sets; buckets are rounded up
 _STAGING_PEAK = 1.05  # peak bytes in staging, with tables, relative to the bytes of the input: 1.00 to 1.06 measured

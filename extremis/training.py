@@ -352,11 +352,11 @@ def _trained(outcome: Mapping[str, Any]) -> TrainResult:
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class MineResult(Result):
-    """Facts of each table of negatives, by name; with watch, the tables of each dump."""
+    """Facts of each table of negatives, by name; with watch, the number of tables."""
 
     run: str | None = None
     out: str | None = None
-    tables: Mapping[str, Mapping[str, object]] | Sequence[object]
+    tables: Mapping[str, Mapping[str, object]] | int
 
 
 @function
@@ -560,10 +560,10 @@ def teach(
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class ClusterResult(Result):
-    """A table of clusters; with watch, RUN and the tables of each dump."""
+    """A table of clusters; with watch, RUN and the number of tables."""
 
     run: str | None = None
-    tables: Sequence[object] | None = None
+    tables: int | None = None
     digest: str | None = None
     rows: int | None = None
     counters: Mapping[str, int] | None = None

@@ -523,7 +523,7 @@ def predict(
     data = None if data is None else fspath(data)
     left_out = None if filter is None else Texts(fspath(filter), "text")
     held = inputs and not isinstance(inputs[0], str | PathLike)  # by Python, not in a file
-    with input_url({"texts": inputs[0]} if held else "".join(map(fspath, inputs))) as url:
+    with input_url({"texts": inputs[0]} if held else "".join(map(str, inputs))) as url:
         texts = None if data else Texts(url, form, None if fields is None else parse_fields(str(fields)))
         if out != "-":
             files = [place for read in (texts, left_out) if read is not None for place in read.places()]
@@ -652,8 +652,14 @@ def tuples(
         manifest = write_tuples(stream, out, shuffle, shards, overwrite, bar.advance)
     left = f"; {left_out:,} rows were left out" if left_out else ""
     say(f"{out}: {examples:,} examples ({options.form}){left}")
-    facts = {} if manifest is None else {"digest": manifest.digest, "shards": len(manifest.shards)}
-    return TuplesResult(out=out, form=options.form, examples=examples, rows_left_out=left_out, **facts)
+    return TuplesResult(
+        out=out,
+        form=options.form,
+        examples=examples,
+        rows_left_out=left_out,
+        digest=manifest and manifest.digest,
+        shards=manifest and len(manifest.shards),
+    )
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

@@ -80,14 +80,14 @@ def prepare(paper: Paper, name: str, out: Path) -> Path:
     if not Table.find(str(data), "data"):
         if options.every > 1:
             source = subsample_labels(source, data.with_name(f"{data.name}.raw"), options.every)
-        from extremis.commands.shard import shard
+        from extremis import shard
 
         shard(
             str(source),
             str(data),
             propensity=(0.55, 1.5),
-            validation=options.validation or None,
-            tokenizer=options.tokenizer.format(minilm=minilm()) or None,
+            validation=options.validation,
+            tokenizer=options.tokenizer.format(minilm=minilm()) or "train:30000",
             max_tokens=options.max_tokens or None,
         )
     return data

@@ -165,8 +165,8 @@ def test_nobody_asks_which_head_encoder_loss_or_source_there_is() -> None:
 
 def test_the_check_sees_what_it_should() -> None:
     assert "trainer.model" in imports_of("pipelines.embed")
-    assert "pipelines.shard" in imports_of("extremis.commands.shard")
-    assert "pipelines.shard" not in imports_of("extremis.commands.shard", when_loaded=True)
+    assert "pipelines.shard" in imports_of("extremis.training")
+    assert "pipelines.shard" not in imports_of("extremis.training", when_loaded=True)
 
 
 HEAVY = ("torch", "transformers", "apache_beam", "faiss")
@@ -183,7 +183,7 @@ HEAVY = ("torch", "transformers", "apache_beam", "faiss")
             ("apache_beam", "faiss", "pipelines", "extremis"),
         ),
         ("extremis.cli", HEAVY),
-        (", ".join(name for name in MODULES if room(name) == "extremis.commands"), (*HEAVY, "numba", "pyarrow")),
+        ("extremis.training, extremis.using", (*HEAVY, "numba", "pyarrow", "numpy", "fsspec")),
         ("scoring.predict", ("torch", "transformers", "apache_beam", "numba", "scipy")),
         ("scoring.onnx_inference", ("torch", "transformers", "apache_beam", "numba", "scipy")),
         ("extremis.versioning", (*HEAVY, "search", "pipelines", "numba", "tokenizers", "safetensors")),
@@ -213,7 +213,7 @@ def test_help_needs_nothing_heavy() -> None:
         "import sys; from extremis.cli import main\n"
         "sys.argv = ['extremis', '--help']\n"
         "try: main()\n"
-        f"finally: print('loaded:', *{{n.split('.')[0] for n in sys.modules}} & { {*HEAVY, 'rich', 'pydantic'}!r})"
+        f"finally: print('loaded:', *{{n.split('.')[0] for n in sys.modules}} & { {*HEAVY, 'rich', 'pyarrow', 'numpy'}!r})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert "Usage: extremis" in done.stdout

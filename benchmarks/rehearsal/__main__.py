@@ -14,9 +14,9 @@ from typing import Any
 from benchmarks.rehearsal.rehearse import Rehearsal, parse_speed, rehearse, show
 from extremis import planning as planning
 from extremis.cli import cli
-from extremis.commands.shared import with_settings
 from extremis.console import say
 from schemas.errors import ExtremisError
+from schemas.options import check
 from schemas.sizes import parse_bytes
 from trainer.config.load import load_recipe
 
@@ -38,9 +38,13 @@ def main() -> None:
 
 def run(arguments: argparse.Namespace, planned: list[str]) -> dict[str, Any]:
     """Rehearse the workload of the options `planned` of `extremis plan`. Raises InputError, TableError."""
-    options = cli.commands["plan"].make_context("plan", planned).params
-    keys = {"encoder__dimension": "dimension", "negatives__width": "width", "train__epochs": "epochs"}
-    overrides = with_settings(options["set"] or (), **{key: options[name] for key, name in keys.items()})
+    line: Any = cli.commands["plan"]
+    given = {name: value for name, value in line.make_context("plan", planned).params.items() if value}
+    model = line.described.model
+    options = check(model, {name: value for name, value in given.items() if name in model.model_fields}).model_dump()
+    keys = {"encoder.dimension": "dimension", "negatives.width": "width", "train.epochs": "epochs"}
+    stated = {key: options[name] for key, name in keys.items() if options[name] is not None}
+    overrides = (*options["set"], *(f"{key}={value}" for key, value in stated.items()))
     averages = {name: options[name] for name in planning.WORKLOAD_OPTIONS}
     recipe, data = options["recipe"], options["data"]
     workload = planning.workload(

@@ -1,17 +1,26 @@
 """`extremis lengths` counts the tokens of texts, to choose --max-tokens."""
 
+from dataclasses import dataclass
 from os import fspath
-from typing import Annotated, Any
+from typing import Annotated
 
-from extremis.command import Option, Progress, command
-from extremis.commands.shared import Place
-from extremis.console import table
+from pydantic import Field
+
+from extremis.function import Place, Progress, function
+from extremis.result import Grid, Result
 
 
-@command()
+@dataclass(frozen=True, repr=False, kw_only=True)
+class LengthsResult(Result):
+    queries: int
+    tokens: int
+    longest: int
+
+
+@function
 def lengths(
-    data: Place, *, split: str = "train", share: Annotated[float, Option(gt=0, le=1)] = 0.95, progress: Progress = True
-) -> dict[str, Any]:
+    data: Place, *, split: str = "train", share: Annotated[float, Field(gt=0, le=1)] = 0.95, progress: Progress = True
+) -> LengthsResult:
     """Count the tokens of the queries of DATA.
 
     Options:
@@ -27,5 +36,5 @@ def lengths(
     queries = Table.open(DataLayout(fspath(data)).queries(split), "queries")
     counts = np.concatenate([pc.list_value_length(rows["input_ids"]) for rows in queries.batches(["input_ids"])])
     facts = {"queries": len(counts), "tokens": int(np.quantile(counts, share)), "longest": int(counts.max())}
-    table(f"tokens of {split}", ["", "count"], [[name, f"{count:,}"] for name, count in facts.items()])
-    return facts
+    rows = [[name, f"{count:,}"] for name, count in facts.items()]
+    return LengthsResult(**facts, shown=[Grid(f"tokens of {split}", ["", "count"], rows)])

@@ -1,17 +1,23 @@
 """`extremis vectors` writes an export to one Parquet file of keys and vectors, for vector databases."""
 
+from dataclasses import dataclass
 from os import fspath
-from typing import Any
 
-from extremis.command import Progress, command
-from extremis.commands.shared import Place
 from extremis.console import say
+from extremis.function import Place, Progress, function
+from extremis.result import Result
 
 _ROWS = 1 << 16  # in memory at once
 
 
-@command()
-def vectors(export: Place, out: Place, *, progress: Progress = True) -> dict[str, Any]:
+@dataclass(frozen=True, repr=False, kw_only=True)
+class VectorsResult(Result):
+    out: str
+    labels: int
+
+
+@function
+def vectors(export: Place, out: Place, *, progress: Progress = True) -> VectorsResult:
     """Write the key and the vector of each label of EXPORT to OUT, a Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -28,4 +34,4 @@ def vectors(export: Place, out: Place, *, progress: Progress = True) -> dict[str
             block = pa.FixedSizeListArray.from_arrays(values, rows.shape[1])
             file.write_table(pa.table([keys[start : start + _ROWS], block], schema=schema))
     say(f"{fspath(out)}: {len(rows):,} vectors")
-    return {"out": fspath(out), "labels": len(rows)}
+    return VectorsResult(out=fspath(out), labels=len(rows))

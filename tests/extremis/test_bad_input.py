@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from extremis.loading import load
+from extremis import load
 from schemas.errors import TableError
 from tests.command import call, extremis, refused, sets
 from tests.forks import extremis as forked

@@ -1,7 +1,7 @@
 """Shell completion: what the console script answers to a shell."""
 
-import inspect
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +11,7 @@ from click.shell_completion import BashComplete
 
 import extremis
 from extremis.cli import cli
+from tests import fields
 from tests.command import ROOT, environment
 
 FILE = "a file"
@@ -64,9 +65,11 @@ def test_places_are_completed_and_recipes_are_names_and_toml_files(tmp_path: Pat
 
 def test_every_place_of_every_command_is_completed() -> None:
     for name, line in cli.commands.items():
-        parameters = inspect.signature(getattr(extremis, name)).parameters
-        kinds_of = {key: str(parameter.annotation) for key, parameter in parameters.items()}
-        places = {key for key, kind in kinds_of.items() if "PathLike" in kind or kind == "typing.Any"}
+        described = getattr(extremis, name).described
+        places = {key for key, own in described.own.items() if "PathLike" in str(own.annotation)}
+        if described.options is not None:
+            found = re.findall(r"(\w+): .*PathLike", fields.stub(described.options))
+            places |= {*found} - described.own.keys()
         context = line.make_context(name, [], resilient_parsing=True)
         for param in line.params:
             kinds = [answer.type for answer in param.shell_complete(context, "no-such/")]

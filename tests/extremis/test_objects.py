@@ -189,7 +189,7 @@ def test_one_number_of_labels_is_said(form: str, tmp_path: Path) -> None:
     labels = "".join(f"c{n},label {n}\n" for n in range(5))
     files = {name: text.replace("{}", rows).replace("{labels}", labels) for name, text in LABELS[form].items()}
     said = sharded(tmp_path, **files)
-    held = extremis.inspect(tmp_path / "data", rows=0, progress=False).tables["labels"]["rows"]
+    held = extremis.inspect(tmp_path / "data", rows=0, progress=False).to_json()["tables"]["labels"]["rows"]
     assert COUNTED.findall(said) == [("", str(held))], said
     (tmp_path / "more.csv").write_text("text,label\nmore,c0\nnew,new\n")
     said = call("shard", tmp_path / "more.csv", tmp_path / "data2", "--onto", tmp_path / "data", "--part", "2").err

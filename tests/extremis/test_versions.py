@@ -256,7 +256,7 @@ def test_a_refresh_keeps_the_fusion_of_the_run_before_with_a_memory_of_its_own(d
     assert older is not None
     np.testing.assert_array_equal(memory.vectors, own.vectors)
     assert not np.array_equal(memory.vectors, older.vectors)
-    assert extremis.evaluate(data, tmp_path / "run2", split="train", progress=False)["scores"] == "fused"
+    assert extremis.evaluate(data, tmp_path / "run2", split="train", progress=False).scores == "fused"
 
 
 def test_a_run_of_other_data_is_refused(days: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from datasets import ClassLabel, Dataset, Features, LargeList, List, Value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extremis.commands.shard import input_url
+from scoring.containers import input_url
 from pipelines import formats
 from pipelines.formats.base import LABELS, Fields, Part, Reason, RowContents
 from pipelines.formats.from_columns import parse_pairs, parse_points
