@@ -15,7 +15,7 @@ import click
 import extremis
 from extremis.console import ClosedPipe, messages, open_streams, output
 from extremis.installation import extra_of
-from schemas.errors import ExtremisError, MissingExtra, lack_of_memory, lack_of_room
+from schemas.errors import ExtremisError, MissingExtra, front_end, lack_of_memory, lack_of_room
 from schemas.process import limit_openmp_threads
 
 TRACEBACK = "EXTREMIS_TRACEBACK"  # environment variable: show tracebacks
@@ -86,6 +86,7 @@ def cli() -> None:
     """
 
 
+@front_end("shell")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line. A user error prints one message and sets the exit status, and never prints a traceback.
 

@@ -28,7 +28,7 @@ from click.shell_completion import CompletionItem
 
 from extremis.console import Event, messages, output, print_json, show_spinner
 from extremis.result import Result
-from schemas.errors import ExtremisError, InputError
+from schemas.errors import ExtremisError, InputError, option
 
 if typing.TYPE_CHECKING:
     from schemas.options import Options
@@ -155,12 +155,12 @@ class Command:
     def call(self, arguments: Sequence[Any], options: Mapping[str, Any]) -> Result:
         """Run the command from Python: convert the arguments to a command line, and parse the command line."""
         name = self.function.__name__
-        for option in options:
-            if option not in self.parameters:
-                near = difflib.get_close_matches(option, self.parameters, 1)
+        for given in options:
+            if given not in self.parameters:
+                near = difflib.get_close_matches(given, self.parameters, 1)
                 meant = f"did you mean {near[0]!r}? " if near else ""
                 raise InputError(
-                    f"{name}: unknown option {option!r}; {meant}known options: {', '.join(self.parameters)}."
+                    f"{name}: unknown option {given!r}; {meant}known options: {', '.join(self.parameters)}."
                 )
         bound = inspect.signature(self.function).bind(*arguments, **options).arguments
         progress, beam_options = bound.pop("progress", True), bound.pop("beam_options", ())
@@ -188,7 +188,8 @@ class Command:
 
     def _help(self, name: str) -> str:
         field = self._fields.get(name)
-        return self._helps.get(name) or self._options[name][1].help or (field.description if field else None) or ""
+        text = self._helps.get(name) or self._options[name][1].help or (field.description if field else None) or ""
+        return re.sub(r"\{(?!names\})(\w+)\}", lambda match: option(match[1]), text)
 
     def _default(self, name: str) -> Any:
         default = self.parameters[name].default

@@ -1,14 +1,16 @@
 """Options of the pipelines: their types, defaults, bounds and meanings.
 
-The description of a field is the help text of the option, on the command line and in Python.
+The description of a field is the help text of the option, on the command line and in Python; each front end writes a
+{parameter} in its own way.
 """
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
-from schemas.errors import InputError
+from schemas.errors import InputError, option
 from schemas.options import DEVICES, Options, Sink
 from schemas.sizes import parse_bytes
 
@@ -46,7 +48,7 @@ class ShardOptions(Options):
         "Maximum number of tokens of a text. Default: 128, or up to 512 if texts are longer."
     )
     text: Text = Field("title+content", description="Fields that make up a text, if records have a title.")
-    shards: int | None = _positive("Number of shards of each split. Default: from --shard-bytes.")
+    shards: int | None = _positive("Number of shards of each split. Default: from {shard_bytes}.")
     shard_bytes: int = Field(128 << 20, ge=1, description="Approximate bytes per shard.")
     row_group_rows: int | None = _positive("Rows per row group. Default: from the number of rows.")
     seed: int = Field(0, ge=0, lt=1 << 64, description="Seed for the order of rows.")
@@ -85,11 +87,11 @@ class ShardOptions(Options):
     part: str | None = _unset("Name of the added part, e.g. a date. Default: the version's number.")
     again: Again = Field(
         "replace",
-        description="With --onto, if the key of a point exists already: replace the older point, merge its labels into "
+        description="With {onto}, if the key of a point exists already: replace the older point, merge its labels into "
         "the new point, or keep both points.",
     )
     labels: Literal["all", "new"] | None = _unset(
-        "With --onto, whether INPUT lists all labels (other labels are retired), or only new and changed labels. "
+        "With {onto}, whether INPUT lists all labels (other labels are retired), or only new and changed labels. "
         "Default: all, unless more than half of the labels would be retired."
     )
 
@@ -104,30 +106,36 @@ class ShardOptions(Options):
     def _names_a_part(cls, name: str | None) -> str | None:
         from schemas.layout import check_name  # help loads no storage
 
-        return name if name is None else check_name("--part", name)
+        return name if name is None else check_name(option("part"), name)
 
     @model_validator(mode="after")
     def _both_propensities(self) -> "Self":
         if (self.propensity_a is None) != (self.propensity_b is None):
-            raise ValueError(
+            raise InputError(
                 f"propensities need both A and B; got A={self.propensity_a}, B={self.propensity_b}. Give both (0.55 "
-                "and 1.5 for most data sets), or leave both out"
+                "and 1.5 for most data sets), or leave both out.",
+                parameter="propensity",
             )
         return self
 
     @model_validator(mode="after")
     def _leaves_train(self) -> "Self":
         if self.validation_share + self.test_share >= 1:
-            raise ValueError(
-                f"validation_share = {self.validation_share:g} and test_share = {self.test_share:g} leave no rows in "
-                "train"
+            raise InputError(
+                f"{option('validation', self.validation_share)} and {option('test', self.test_share)} leave no rows in "
+                "train. Give smaller fractions.",
+                parameter="validation",
             )
         return self
 
     @model_validator(mode="after")
     def _goes_on(self) -> "Self":
         if self.onto is None and (self.labels or self.again != "replace"):
-            raise ValueError("--labels and --again work only with --onto. Name the earlier version with --onto")
+            raise InputError(
+                f"{option('labels')} and {option('again')} work only with {option('onto')}. Name the earlier version "
+                f"with {option('onto')}.",
+                parameter="onto",
+            )
         return self
 
     def recorded(self, tokenizer_identity: str, embed: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -146,7 +154,9 @@ def vocabulary_size(name: str) -> int | None:
     size = name.removeprefix("train:")
     if not size.isascii() or not size.isdigit() or not 100 <= int(size) < 1 << 31:
         raise InputError(
-            f"tokenizer {name!r}: expected train:SIZE with a vocabulary of at least 100, as in train:30000."
+            parameter="tokenizer",
+            got=repr(name),
+            expected="train:SIZE with a vocabulary of at least 100, as in train:30000",
         )
     return int(size)
 
@@ -164,7 +174,10 @@ class DumpOptions(Options):
     @field_validator("memory", mode="before")
     @classmethod
     def _bytes(cls, value: Any) -> Any:
-        return parse_bytes(value) if isinstance(value, str) else value
+        try:
+            return parse_bytes(value) if isinstance(value, str) else value
+        except InputError as error:
+            raise PydanticCustomError("size", f"input should be {error.expected}") from None
 
     def for_workers(self, place: Callable[[str], str]) -> "Self":
         """Return these options, in which each URL that is sent to workers is replaced by `place(url)`."""
@@ -203,22 +216,25 @@ class MineOptions(DumpOptions, TextOptions, MarginOptions):
         1, ge=1, description="Number of equal label ranges, each with its own K negatives (one range per rank)."
     )
     skip_top: int = Field(0, ge=0, description="Number of top-ranked negatives to leave out.")
-    window: int | None = _positive("Take negatives from the ranks [skip-top, window).")
+    window: int | None = _positive("Take negatives from the ranks [{skip_top}, {window}).")
     max_score: float | None = _unset("Keep negatives that score at most this.")
     min_score: float | None = _unset("Keep negatives that score at least this.")
     sample: Literal["top", "uniform", "softmax"] = Field(
         "top",
-        description="How to choose K of the ranks [skip-top, window): the best K, or K at random (uniform or softmax).",
+        description="How to choose K of the ranks [{skip_top}, {window}): the best K, or K at random (uniform or "
+        "softmax).",
     )
-    temperature: float | None = _unset("Temperature of --sample softmax. Default: 1.", ge=1e-6)
+    temperature: float | None = _unset("Temperature of {sample} softmax. Default: 1.", ge=1e-6)
     # The search.
     index: str | None = _unset("exact, auto, or a Faiss factory string. Default: from the recipe.")
     nprobe: int | None = _positive("Inverted lists searched per query. Default: tuned.")
     ef_search: int | None = _positive("Breadth of an HNSW search. Default: tuned.")
     refine: int | None = _positive("Candidates to score exactly, as a multiple of K. Default: tuned.")
-    target_recall: float = Field(0.95, gt=0, le=1, description="Recall that nprobe, ef-search and refine are tuned to.")
-    block_rows: int | None = _positive("Vectors in one index at a time. Default: from --memory.")
-    query_batch: int | None = _positive("Queries searched at a time. Default: from --memory.")
+    target_recall: float = Field(
+        0.95, gt=0, le=1, description="Recall that {nprobe}, {ef_search} and {refine} are tuned to."
+    )
+    block_rows: int | None = _positive("Vectors in one index at a time. Default: from {memory}.")
+    query_batch: int | None = _positive("Queries searched at a time. Default: from {memory}.")
     tasks_per_block: int = Field(
         1, ge=1, description="Work items per group of blocks; each item builds or reads the group's indexes."
     )
@@ -231,18 +247,22 @@ class MineOptions(DumpOptions, TextOptions, MarginOptions):
     @model_validator(mode="after")
     def _agree(self) -> "Self":
         if self.min_score is not None and self.max_score is not None and self.min_score > self.max_score:
-            raise ValueError(
-                f"--min-score {self.min_score:g} is above --max-score {self.max_score:g}, so no label can be a "
-                "negative. Give a smaller --min-score"
+            raise InputError(
+                f"{option('min_score', self.min_score)} is above {option('max_score', self.max_score)}, so no label "
+                f"can be a negative. Give a smaller {option('min_score')}.",
+                parameter="min_score",
             )
         if self.sample != "top" and self.window is None:
-            raise ValueError(
-                f"--sample {self.sample} needs the number of ranks to draw from. Give --window W, or leave --sample out"
+            raise InputError(
+                f"{option('sample', self.sample)} needs the number of ranks to draw from. Give "
+                f"{option('window', 'W')}, or leave {option('sample')} out.",
+                parameter="window",
             )
         if self.temperature is not None and self.sample != "softmax":
-            raise ValueError(
-                f"--temperature {self.temperature:g} works only with --sample softmax, but --sample is {self.sample}. "
-                "Leave --temperature out"
+            raise InputError(
+                f"{option('temperature', self.temperature)} works only with {option('sample', 'softmax')}, but "
+                f"{option('sample')} is {self.sample}. Leave {option('temperature')} out.",
+                parameter="temperature",
             )
         return self
 
@@ -294,7 +314,7 @@ class ClusterOptions(DumpOptions):
 
     size: int | None = _unset("C, queries per cluster. Default: from the recipe.", ge=2)
     smallest: int | None = _positive("Smallest size that clusters can be halved to. Default: from the recipe.")
-    part_rows: int | None = _positive("Number of queries that are clustered together. Default: from --memory.")
+    part_rows: int | None = _positive("Number of queries that are clustered together. Default: from {memory}.")
 
 
 class EmbedOptions(Options):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from schemas import PAD
-from schemas.errors import ExtremisError, InputError
+from schemas.errors import ExtremisError, InputError, option
 from schemas.process import one_thread_in_children
 from schemas.ragged import Ragged, pad_columns
 from search import NOT_A_NUMBER
@@ -415,7 +415,12 @@ def find_device(name: str) -> str:
     number = name.partition(":")[2]
     index = int(number) if number else int(os.environ.get("LOCAL_RANK", "0")) % max(1, gpus)
     if index >= gpus:
-        raise InputError(f"device {name!r}: PyTorch can use {gpus} GPUs on this machine. Give --device auto or cpu.")
+        raise InputError(
+            parameter="device",
+            got=repr(name),
+            expected=f"one of the {gpus} GPUs that PyTorch can use on this machine",
+            remedy=f"Give {option('device', 'auto')} or {option('device', 'cpu')}.",
+        )
     return f"cuda:{index}"
 
 

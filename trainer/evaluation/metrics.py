@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from schemas.errors import InputError
+from schemas.errors import InputError, option
 from schemas.ragged import Ragged, SparseRows, offsets_of, pad_columns
 from schemas.randomness import Purpose, generator
 from schemas.table import PartTable, Table
@@ -383,7 +383,8 @@ class ZeroShot:
         self.labels = np.flatnonzero(self._unseen)
         if not len(self.labels):
             raise InputError(
-                "every label has training points, so there are no zero-shot labels. Leave --zero-shot out."
+                f"every label has training points, so there are no zero-shot labels. Leave {option('zero_shot', True)} "
+                "out."
             )
         self._alone, self._among_all = Metrics(ks), Metrics(ks)
         self._queries = 0
