@@ -102,11 +102,7 @@ def build_options(options_class: type[AnyOptions], arguments: Mapping[str, Any])
 
     names = {field.alias or name for name, field in options_class.model_fields.items()}
     values = {name: value for name, value in arguments.items() if name in names and value is not None}
-    try:
-        return check(options_class, values)
-    except InputError as error:  # replace names of fields by flags
-        clause = rf"(^|; )({'|'.join(names)}): "
-        raise InputError(re.sub(clause, lambda match: f"{match[1]}{_flag(match[2])}: ", str(error))) from None
+    return check(options_class, values)
 
 
 def _flag(name: str) -> str:

@@ -42,10 +42,10 @@ class Options(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _fits(cls, value: Any, info: ValidationInfo) -> Any:
+    def _plain_value(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse whole numbers of more than 64 bits, which arrays cannot contain, and true and false for 1 and 0."""
         if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63 and info.field_name != "seed":
-            raise PydanticCustomError("int_parsing_size", "")
+            raise PydanticCustomError("bits", f"input should be {_EXPECTED['int_parsing_size']}")
         kind = cls.model_fields[str(info.field_name)].annotation
         inner = value.values() if get_origin(kind) is dict and isinstance(value, Mapping) else [value]
         if kind is not bool and any(isinstance(each, bool) for each in inner):

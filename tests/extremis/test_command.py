@@ -1,12 +1,9 @@
 """A command is one typed function: what the command line, Python and the pages make of it."""
 
-import ast
 import inspect
-import re
 import subprocess
 import sys
 import typing
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,10 +12,10 @@ import pytest
 
 import extremis
 from extremis.cli import cli
-from extremis.command import Option, Progress, build_options, command, naming_arguments
+from extremis.command import Option, Progress, build_options, command
 from extremis.commands.shared import Fields, Settings
 from pipelines.options import ShardOptions
-from schemas.errors import InputError
+from schemas.errors import InputError, option
 from tests.command import ROOT, call, environment, refused
 from tests.pages import DOCS, blocks
 
@@ -46,10 +43,8 @@ def example(
     Example:
       extremis example here
     """
-    if share == 1:  # flags are those of the project's commands
-        raise InputError(
-            "--seed 1 needs --retry; leave out --no-predictions, or give --set train.minutes=10 to extremis."
-        )
+    if share == 1:
+        raise InputError(f"{option('share', share)} needs {option('dry', True)}.")
     return locals()
 
 
@@ -90,9 +85,8 @@ def test_the_places_of_a_function_are_arguments() -> None:
 
 
 def test_faults_name_arguments_in_python_and_flags_in_a_shell() -> None:
-    with pytest.raises(InputError, match=r"^seed=1 needs retry=True; leave out predictions=False, or give") as fault:
+    with pytest.raises(InputError, match=r"^share=1 needs dry=True\.$"):
         example("here", "there", share=1)
-    assert str(fault.value).endswith('set={"train.minutes": 10} to extremis.')
     with pytest.raises(InputError, match=r"example: Invalid value for 'batch': 0 is not in the range x>=1"):
         example("here", "there", batch=0)
     with pytest.raises(InputError, match=r"unknown option 'bacth'; did you mean 'batch'"):
@@ -101,54 +95,8 @@ def test_faults_name_arguments_in_python_and_flags_in_a_shell() -> None:
         extremis.shard("raw/", "data/", onto="data0/", part="../x", progress=False)
     refused(call("shard", "raw/", "data/", "--onto", "data0/", "--part", "../x"), f"--{python.value}")
     refused(call("shard", "raw/", "data/", "--max-tokens", "0"), "'--max-tokens': 0 is not in the range x>=1")
-    with pytest.raises(InputError, match=r"^--seed: input should be less than"):
+    with pytest.raises(InputError, match=r"^seed: expected a number less than"):
         build_options(ShardOptions, {"seed": 1 << 64, "onto": None})
-
-
-def worded(message: str) -> str:
-    """Return the message of an error as Python has it."""
-    with pytest.raises(InputError) as fault, naming_arguments():
-        raise InputError(message)
-    return str(fault.value)
-
-
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        ("resume it with --resume, or name --split.", "resume it with resume=True, or name split."),
-        ("Give --memory 8GiB, --minutes 10 or --no-filter.", 'Give memory="8GiB", minutes=10 or no_filter=True.'),
-        ("as in --fields key=id,text=query.", 'as in fields="key=id,text=query".'),
-        ("with --set data.holdout=0.02.", 'with set={"data.holdout": 0.02}.'),
-        ("--set refresh.stale=wait, --set a.b=true", 'set={"refresh.stale": "wait"}, set={"a.b": True}'),
-        ("by `extremis embed DATA OUT --split train`", "by `extremis embed DATA OUT --split train`"),
-        ("give --direct_num_workers, or --runner=X", "give --direct_num_workers, or --runner=X"),
-    ],
-)
-def test_python_words_flags_of_any_command_as_arguments(message: str, expected: str) -> None:
-    assert worded(message) == expected
-
-
-def test_no_message_names_a_flag_in_python() -> None:
-    """But for those of Beam and of other programs, and within command lines."""
-    foreign = re.compile(r"extremis [a-z]+ [^`();]*|--(?:shm-size|nproc-per-node|runner|direct_|[a-z]+_|json|x\b)")
-    left = []
-    for package in ("schemas", "search", "pipelines", "trainer", "scoring", "extremis"):
-        for path in (ROOT / package).rglob("*.py"):
-            raised = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Raise)]
-            said = [worded(text) for node in raised for text in _texts(node)]
-            left += [text for text in said if re.search("--[a-z]", foreign.sub("", text))]
-    assert left == []
-
-
-def _texts(node: ast.AST) -> Iterator[str]:
-    """Yield the texts in a part of the source, with x for what is put into them."""
-    if isinstance(node, ast.JoinedStr):
-        yield "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in node.values)
-    elif isinstance(node, ast.Constant):
-        yield str(node.value)
-    else:
-        for inner in ast.iter_child_nodes(node):
-            yield from _texts(inner)
 
 
 def test_help_lists_the_options_with_their_meaning() -> None:
@@ -193,7 +141,7 @@ def test_importing_loads_nothing_of_weight() -> None:
 def test_wrong_options_are_one_error() -> None:
     with pytest.raises(InputError, match=r"unknown option 'max_token'; did you mean 'max_tokens'"):
         extremis.shard("raw/", "data/", max_token=1)  # type: ignore[call-arg]
-    with pytest.raises(InputError, match=r"^sink = 'tar': expected one of 'parquet'"):
+    with pytest.raises(InputError, match=r"^sink: expected one of 'parquet', .* got 'tar'"):
         extremis.shard("raw/", "data/", sink="tar", progress=False)
     with pytest.raises(InputError, match=r"unknown recipe 'asta'"):
         extremis.train("asta", "data/", "runs/1", progress=False)
