@@ -131,7 +131,5 @@ def require_watchable(watch: bool, options: DumpOptions, epoch: int | None) -> N
     given = [option(name) for name, value in one_dump.items() if value is not None]
     given += [option("overwrite", True)] if options.overwrite else []
     if watch and given:
-        raise InputError(
-            f"{option('watch', True)} processes every dump and publishes each table in RUN. Leave out "
-            f"{' and '.join(given)}."
-        )
+        both = f"{option('watch', True)} processes every dump and publishes each table in RUN"
+        raise InputError(f"{both}. Leave out {' and '.join(given)}.")

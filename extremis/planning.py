@@ -90,8 +90,9 @@ class Workload:
                 raise InputError(f"--{name.replace('_', '-')} must be above 0; got {getattr(self, name):g}.")
         if self.labels_per_query > self.labels:
             raise InputError(
-                f"{option('labels_per_query', self.labels_per_query)}: expected at most {self.labels:,}, the number of "
-                "labels."
+                parameter="labels_per_query",
+                got=f"{self.labels_per_query:g}",
+                expected=f"at most {self.labels:,}, the number of labels",
             )
 
     @property
@@ -434,11 +435,8 @@ def show(plan: dict[str, Any]) -> None:
         )
     fusion = plan["fusion"]
     all_points = fusion["points"] == plan["workload"]["queries"]
-    more = (
-        ""
-        if all_points
-        else f"; all points need {option('memory', say_bytes(fusion['memory_bytes_of_all']).replace(' ', ''))}"
-    )
+    needed = say_bytes(fusion["memory_bytes_of_all"]).replace(" ", "")
+    more = "" if all_points else f"; all points need {option('memory', needed)}"
     results.print(
         f"fusion: {fusion['points']:,} points, index {fusion['index']}, {say_bytes(fusion['memory_bytes'])} in memory, "
         f"{say_bytes(fusion['stored_bytes'])} stored, about {fusion['milliseconds']:.2g} ms per query in large batches"

@@ -25,10 +25,7 @@ def stopping_on_signal(grace: float) -> Iterator[threading.Event]:
         return
 
     def end(cause: str) -> None:
-        _print(
-            f"error: no checkpoint was saved {cause}; {option('resume', True)} continues from the newest earlier "
-            "checkpoint"
-        )
+        _print(f"error: no checkpoint was saved {cause}; {option('resume', True)} continues from an earlier one")
         os._exit(128 + signal.SIGTERM)  # as a StoppedError
 
     timer = threading.Timer(grace, end, [f"within {option('grace', grace)} s"])

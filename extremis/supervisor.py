@@ -264,9 +264,8 @@ def serve_metrics(collector: Collector, place: tuple[str, int] | None, say: Say)
     try:
         server, thread = start_http_server(port, host, registry)
     except (OSError, OverflowError) as error:
-        raise InputError(
-            f"{option('metrics_port', port)}: cannot listen on {host}: {error}. Choose another port."
-        ) from None
+        given = option("metrics_port", port)
+        raise InputError(f"{given}: cannot listen on {host}: {error}. Choose another port.") from None
     metrics: Any = server.get_app()
 
     def respond(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

@@ -287,8 +287,7 @@ def _open_safetensors(url: str, stream: IO[bytes], names: ColumnNames) -> RowFil
     if name not in fitting:
         found = say_names([f"{each} ({dtype} {list(shape)})" for each, (dtype, shape) in tensors.items()])
         raise InputError(
-            f"{url}: no tensor {name!r} [N, D] of floats; found: {found}. Give the name with "
-            f"{option('fields', {'vector': 'NAME'})}."
+            f"{url}: no tensor {name!r} [N, D] of floats; found: {found}. Give {option('fields', {'vector': 'NAME'})}."
         )
     dtype, shape = tensors[name]
     return _of_matrix(url, shape, _TENSORS[dtype], 8 + size + int(header[name]["data_offsets"][0]), True)
@@ -345,8 +344,7 @@ def _of_columns(
     if name not in fitting:
         found = say_names([f"{each.name} ({each.type})" for each in schema])
         raise InputError(
-            f"{url}: no column {name!r} with lists of floats; found: {found}. Give the name with "
-            f"{option('fields', {'vector': 'NAME'})}."
+            f"{url}: no column {name!r} of lists of floats; found: {found}. Give {option('fields', {'vector': 'NAME'})}."
         )
     dimension = (some and pc.list_value_length(some.column(name))[0].as_py()) or 0
     if rows and not dimension:
@@ -553,8 +551,7 @@ class Side:
             if not found.has(role) and (column != role or not found.files[0].columns):
                 there = ", ".join(found.files[0].names) or "vectors alone"
                 raise InputError(
-                    f"{option('fields', {role: column})}: {found.source} has no such column; found: {there}. Fix the "
-                    "name."
+                    f"{option('fields', {role: column})}: {found.source} has no such column; found: {there}."
                 )
         return side
 

@@ -235,8 +235,7 @@ def open_clustering(data: str, run: str, epoch: int | None, options: ClusterOpti
     layout, queries, out = RunLayout(run), options.queries, options.out
     if queries is not None and epoch is not None:
         raise InputError(
-            f"{option('epoch', epoch)} chooses a dump, but {option('queries')} replaces the dump. Leave out "
-            f"{option('epoch')} or {option('queries')}."
+            f"{option('epoch', epoch)} chooses a dump, but {option('queries')} replaces the dump. Leave one of the two out."
         )
     if queries is None:
         if epoch is None:
@@ -255,10 +254,8 @@ def open_clustering(data: str, run: str, epoch: int | None, options: ClusterOpti
     if use_from is None and epoch is not None:
         use_from = int(embeddings.parameters.get("use_from", epoch + 2))
     if out is None and use_from is None:
-        raise InputError(
-            f"{option('queries')} needs a location for the table: give {option('for_epoch', 'E')} or "
-            f"{option('out', 'URL')}."
-        )
+        places = f"{option('for_epoch', 'E')} or {option('out', 'URL')}"
+        raise InputError(f"{option('queries')} needs a location for the table: give {places}.")
     out = out or layout.clusters(use_from or 0, SOURCE)
     return ClusterInputs(open_source(SOURCE, rows, embeddings), origin, epoch, use_from, out)
 
@@ -351,8 +348,7 @@ def make_layout(points: list[int], size: int, row_group_rows: int, shard_rows: i
         if lacking > clusters:
             raise InputError(
                 f"{option('size', size)}: a part of {count:,} queries is too small for clusters of {rows} and "
-                f"{rows - 1}. Give a smaller {option('size')}, or larger parts ({option('memory')}, "
-                f"{option('part_rows')})."
+                f"{rows - 1}. Give a smaller {option('size')}, or more {option('memory')} or {option('part_rows')}."
             )
     full = [clusters - lacking for clusters, lacking in zip(counts, short, strict=True)]
     group = max(16, round(row_group_rows / rows)) * rows
@@ -408,9 +404,7 @@ def make_plan(inputs: ClusterInputs, options: ClusterOptions) -> ClusterPlan:
     source, requested = inputs.source, inputs.source.embeddings.parameters.get(CLUSTERS, {})
     size = options.size or requested.get("size")
     if size is None:
-        raise InputError(
-            f"{source.embeddings.url}: the recipe of this run has no cluster size. Give {option('size', 'C')}."
-        )
+        raise InputError(f"{source.embeddings.url}: this run's recipe has no cluster size. Give {option('size', 'C')}.")
     smallest = options.smallest or (None if options.size else requested.get("smallest"))
     if smallest is None:
         smallest = size
@@ -491,8 +485,7 @@ def cluster(
         finished = find_reusable(
             inputs.out,
             Request(TABLE, inputs.parents, plan.parameters()[CLUSTERS], section=CLUSTERS),
-            f"Give the same options, another location with {option('out')}, or {option('overwrite', True)} to replace "
-            "the table.",
+            f"Give the same options, another {option('out')}, or {option('overwrite', True)} to replace the table.",
             overwrite=options.overwrite,
             # The trainer has rewritten the dump since then.
             is_stale=lambda old: inputs.epoch is not None and old["epoch"] == inputs.epoch and not options.queries,

@@ -73,6 +73,5 @@ def require_unused(run: str, url: str, manifest: Manifest) -> None:
         if manifest.digest in record["digests"].values():
             raise InputError(
                 f"{url}: epoch {record['epoch']} of this run trains on this table, and the run has not finished, so "
-                f"the table cannot be replaced. Publish the new table elsewhere with {option('out')}, or use a newer "
-                "dump."
+                f"the table cannot be replaced. Publish the new table with {option('out')}, or use a newer dump."
             )

@@ -1,7 +1,6 @@
 """Options of the pipelines: their types, defaults, bounds and meanings.
 
-The description of a field is the help text of the option, on the command line and in Python; each front end writes a
-{parameter} in its own way.
+The description of a field is the help of the option; each front end writes a {parameter} in its own way.
 """
 
 from collections.abc import Callable, Mapping
@@ -111,31 +110,24 @@ class ShardOptions(Options):
     @model_validator(mode="after")
     def _both_propensities(self) -> "Self":
         if (self.propensity_a is None) != (self.propensity_b is None):
+            got, expected = f"A={self.propensity_a}, B={self.propensity_b}", "both A and B, or neither"
             raise InputError(
-                f"propensities need both A and B; got A={self.propensity_a}, B={self.propensity_b}. Give both (0.55 "
-                "and 1.5 for most data sets), or leave both out.",
-                parameter="propensity",
+                parameter="propensity", got=got, expected=expected, remedy="Most data sets use 0.55 and 1.5."
             )
         return self
 
     @model_validator(mode="after")
     def _leaves_train(self) -> "Self":
         if self.validation_share + self.test_share >= 1:
-            raise InputError(
-                f"{option('validation', self.validation_share)} and {option('test', self.test_share)} leave no rows in "
-                "train. Give smaller fractions.",
-                parameter="validation",
-            )
+            expected = f"less than 1 together with {option('test', self.test_share)}, so that rows are left in train"
+            raise InputError(parameter="validation", got=f"{self.validation_share:g}", expected=expected)
         return self
 
     @model_validator(mode="after")
     def _goes_on(self) -> "Self":
         if self.onto is None and (self.labels or self.again != "replace"):
-            raise InputError(
-                f"{option('labels')} and {option('again')} work only with {option('onto')}. Name the earlier version "
-                f"with {option('onto')}.",
-                parameter="onto",
-            )
+            expected = f"the earlier version, because of {option('labels')} or {option('again')}"
+            raise InputError(parameter="onto", got="none", expected=expected)
         return self
 
     def recorded(self, tokenizer_identity: str, embed: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -153,11 +145,8 @@ def vocabulary_size(name: str) -> int | None:
         return None
     size = name.removeprefix("train:")
     if not size.isascii() or not size.isdigit() or not 100 <= int(size) < 1 << 31:
-        raise InputError(
-            parameter="tokenizer",
-            got=repr(name),
-            expected="train:SIZE with a vocabulary of at least 100, as in train:30000",
-        )
+        expected = "train:SIZE with a vocabulary of at least 100, as in train:30000"
+        raise InputError(parameter="tokenizer", got=repr(name), expected=expected)
     return int(size)
 
 
@@ -221,8 +210,7 @@ class MineOptions(DumpOptions, TextOptions, MarginOptions):
     min_score: float | None = _unset("Keep negatives that score at least this.")
     sample: Literal["top", "uniform", "softmax"] = Field(
         "top",
-        description="How to choose K of the ranks [{skip_top}, {window}): the best K, or K at random (uniform or "
-        "softmax).",
+        description="How to choose K of these ranks: the best K, or K at random (uniform or softmax).",
     )
     temperature: float | None = _unset("Temperature of {sample} softmax. Default: 1.", ge=1e-6)
     # The search.
@@ -230,9 +218,7 @@ class MineOptions(DumpOptions, TextOptions, MarginOptions):
     nprobe: int | None = _positive("Inverted lists searched per query. Default: tuned.")
     ef_search: int | None = _positive("Breadth of an HNSW search. Default: tuned.")
     refine: int | None = _positive("Candidates to score exactly, as a multiple of K. Default: tuned.")
-    target_recall: float = Field(
-        0.95, gt=0, le=1, description="Recall that {nprobe}, {ef_search} and {refine} are tuned to."
-    )
+    target_recall: float = Field(0.95, gt=0, le=1, description="Recall that the parameters of an index are tuned to.")
     block_rows: int | None = _positive("Vectors in one index at a time. Default: from {memory}.")
     query_batch: int | None = _positive("Queries searched at a time. Default: from {memory}.")
     tasks_per_block: int = Field(
@@ -247,23 +233,14 @@ class MineOptions(DumpOptions, TextOptions, MarginOptions):
     @model_validator(mode="after")
     def _agree(self) -> "Self":
         if self.min_score is not None and self.max_score is not None and self.min_score > self.max_score:
-            raise InputError(
-                f"{option('min_score', self.min_score)} is above {option('max_score', self.max_score)}, so no label "
-                f"can be a negative. Give a smaller {option('min_score')}.",
-                parameter="min_score",
-            )
+            expected = f"at most {option('max_score', self.max_score)}, so that a label can be a negative"
+            raise InputError(parameter="min_score", got=f"{self.min_score:g}", expected=expected)
         if self.sample != "top" and self.window is None:
-            raise InputError(
-                f"{option('sample', self.sample)} needs the number of ranks to draw from. Give "
-                f"{option('window', 'W')}, or leave {option('sample')} out.",
-                parameter="window",
-            )
+            expected = f"the number of ranks that {option('sample', self.sample)} draws from"
+            raise InputError(parameter="window", got="none", expected=expected)
         if self.temperature is not None and self.sample != "softmax":
-            raise InputError(
-                f"{option('temperature', self.temperature)} works only with {option('sample', 'softmax')}, but "
-                f"{option('sample')} is {self.sample}. Leave {option('temperature')} out.",
-                parameter="temperature",
-            )
+            expected = f"none, because only {option('sample', 'softmax')} has a temperature"
+            raise InputError(parameter="temperature", got=f"{self.temperature:g}", expected=expected)
         return self
 
 

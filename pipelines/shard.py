@@ -187,10 +187,8 @@ def _make(attempt: Attempt, phases: Phases, frozen: FrozenTokenizer | None) -> M
         raise InputError(f"{attempt.source}: no points with labels in {inputs.shown('train')}. Give at least one row.")
     if options.same_key == "filter":
         own = sum(summary.count(plan.name, "filter_pairs_applied") for plan in queries)
-        say(
-            f"{own:,} queries have the key of a label, which is never their negative or prediction "
-            f"({option('same_key', 'filter')})"
-        )
+        kept = option("same_key", "filter")
+        say(f"{own:,} queries have the key of a label, which is never their negative or prediction ({kept})")
     rejects = publish.write_rejects(data, summary.rejected, attempt.files("sorted"))
     parameters = _parameters(attempt, summary, queries, filter_pairs, max(plan.dense for plan in (*queries, labels)))
     if base is not None:
@@ -326,9 +324,8 @@ def _find_dense_model(
         found = replace(found, compute=before.compute)
         if differing := {*found.identity().items()} - {*before.identity().items()}:
             raise InputError(
-                f"{option('onto')}: the earlier version has vectors of the model {before.name}, but {name} is a "
-                f"different model (different: {', '.join(name for name, _ in sorted(differing))}). Give the same model "
-                f"with {option('embed')}."
+                f"{option('embed', name)}: the earlier version has vectors of another model, {before.name} (different: "
+                f"{', '.join(name for name, _ in sorted(differing))}). Give the same model."
             )
     return found
 

@@ -65,8 +65,7 @@ def choose_form(stated: str, section: EncoderSection, earlier: Mapping[str, Any]
     first, *others = forms_of(section)
     if stated != AUTO_FORM and not (others and stated in forms_of(section)):
         raise InputError(
-            f"{option('form', stated)}: encoder.kind = {section.kind!r} has only the form {first}. Leave "
-            f"{option('form')} out."
+            f"{option('form', stated)}: encoder.kind = {section.kind!r} has only the form {first}. Leave it out."
         )
     if form not in others:
         return None
@@ -108,8 +107,7 @@ class ConvertedEncoder:
             cause = error.__cause__ or error
             reason = " ".join(f"{type(cause).__name__}: {cause}".split())[:200].rstrip(".")
             raise InputError(
-                f"{option('form', form)}: this model cannot be written as a graph: {reason}. Leave {option('form')} "
-                "out."
+                f"{option('form', form)}: this model cannot be written as a graph: {reason}. Leave it out."
             ) from error
         served = import_name(forms_of(section)[form]).open(section, folder, lambda name: MappedFile(str(folder / name)))
         plain = TorchInference(encoder)

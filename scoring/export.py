@@ -339,9 +339,7 @@ def export(
     scores = scores or scores_of(run, checkpoint.step)
     parents = {"data": Table.open(data, "data").digest, "checkpoint": checkpoint.table.digest}
     if scores == "sum" and recipe.encodes_labels:
-        raise InputError(
-            f"{option('scores', scores)}: labels of {run} are scored only by their texts. Leave {option('scores')} out."
-        )
+        raise InputError(f"{option('scores', scores)}: labels of {run} are scored only by their texts. Leave it out.")
     fusion = open_fusion(data, run, checkpoint) if scores == "fused" else None
     if fusion is not None:
         parents["fusion"] = fusion.table.digest

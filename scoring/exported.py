@@ -439,10 +439,7 @@ class Exported:
         given = [value for value in (threshold, precision) if value is not None]
         if len(given) > 1 or not all(map(is_number, given)):
             said = " and ".join(map(repr, given))[:80]
-            raise InputError(
-                f"{option('threshold')} or {option('precision')}: expected one number, got {said}. Give only one of "
-                "the two."
-            )
+            raise InputError(f"{option('threshold')} or {option('precision')}: expected one number, got {said}.")
         return self.threshold(precision) if precision is not None else float(*given or [-np.inf])
 
     def threshold(self, precision: float) -> float:
@@ -460,8 +457,7 @@ class Exported:
         stated = ", ".join(f"{share:g}" for share in scores)
         raise InputError(
             f"{self.table.url}: no threshold for a precision of {precision:g}; known precisions: {stated or 'none'}. "
-            f"Export with {option('precision', precision)} and a split to measure thresholds on, or give "
-            f"{option('threshold', 'SCORE')}."
+            f"Export with {option('precision', precision)} and a split for it, or give {option('threshold', 'SCORE')}."
         )
 
 

@@ -319,8 +319,7 @@ def open_embedder(exported: Exported, place: str | None = None) -> Callable[[pa.
     if recorded is None:
         if place is not None:
             raise InputError(
-                f"{option('embedder', place)}: {exported.table.url} does not use a text model. Leave "
-                f"{option('embedder')} out."
+                f"{option('embedder', place)}: {exported.table.url} does not use a text model. Leave the option out."
             )
         return None
     from pipelines.models import dense_column
@@ -469,13 +468,11 @@ def open_writer(
     form = form or next((form for end, form in _FORMS_BY_ENDING.items() if out.endswith(end)), None)
     if form is None:
         raise InputError(
-            f"{out}: unknown file ending (expected {', '.join(_FORMS_BY_ENDING)}). Give the format with "
-            f"{option('to', 'FORM')}."
+            f"{out}: unknown file ending (expected {', '.join(_FORMS_BY_ENDING)}). Give {option('to', 'FORM')}."
         )
     if safe_cells and form != "csv":
         raise InputError(
-            f"{option('safe_cells', True)} works only with CSV, but OUT is {form}. Leave {option('safe_cells', True)} "
-            f"out, or give {option('to', 'csv')}."
+            f"{option('safe_cells', True)} works only with CSV, but OUT is {form}. Give {option('to', 'csv')}."
         )
     make = functools.partial(_write_csv, safe_cells=True) if safe_cells else _FORMS[form]
     with storage.writing(out) as path, make(path, labels, schema) as write:

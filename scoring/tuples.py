@@ -95,9 +95,7 @@ class TupleTables:
             held = pa.LargeStringArray.from_buffers(table.rows, pa.py_buffer(offsets), pa.py_buffer(values))
             self._held[table.url, column] = held
         if not held.buffers()[2].size and table.rows:
-            raise InputError(
-                f"{table.url}: the table has no {column}. Give {option('keys', True)} to write keys instead of texts."
-            )
+            raise InputError(f"{table.url}: the table has no {column}. Give {option('keys', True)} to write keys.")
         return held.take(pa.array(rows)).cast(pa.string())
 
     def numbers(self, table: Table, column: str, rows: np.ndarray) -> np.ndarray:
@@ -157,8 +155,7 @@ class TupleTables:
             )
         if options.scores == "teacher" and "teacher" not in self.negatives.columns:
             raise InputError(
-                f"{option('scores', 'teacher')}: no teacher has scored {self.negatives.url}. Leave {option('scores')} "
-                "out."
+                f"{option('scores', 'teacher')}: no teacher has scored {self.negatives.url}. Leave it out."
             )
 
 
@@ -471,10 +468,7 @@ def write_tuples(
     reads = [tables.place, tables.data]
     if is_file(out):
         if shards is not None:
-            raise InputError(
-                f"{option('shards')} works only with a folder, but OUT is a file of JSON lines. Leave "
-                f"{option('shards')} out."
-            )
+            raise InputError(f"{option('shards')}: works only with a folder, but OUT is a file. Leave it out.")
         require_output_file(out, reads, remedy, overwrite)
         end = next(end for end in _ENDS if out.endswith(end))
         with storage.writing(out) as path, pa.output_stream(path, compression=_ENDS[end]) as file:

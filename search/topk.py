@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from schemas import PAD
-from schemas.errors import ExtremisError, InputError, option
+from schemas.errors import ExtremisError, InputError
 from schemas.process import one_thread_in_children
 from schemas.ragged import Ragged, pad_columns
 from search import NOT_A_NUMBER
@@ -415,12 +415,8 @@ def find_device(name: str) -> str:
     number = name.partition(":")[2]
     index = int(number) if number else int(os.environ.get("LOCAL_RANK", "0")) % max(1, gpus)
     if index >= gpus:
-        raise InputError(
-            parameter="device",
-            got=repr(name),
-            expected=f"one of the {gpus} GPUs that PyTorch can use on this machine",
-            remedy=f"Give {option('device', 'auto')} or {option('device', 'cpu')}.",
-        )
+        expected = f"auto, cpu, or one of the {gpus} GPUs that PyTorch can use on this machine"
+        raise InputError(parameter="device", got=repr(name), expected=expected)
     return f"cuda:{index}"
 
 

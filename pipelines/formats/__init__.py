@@ -52,9 +52,7 @@ def _recognise(source: str) -> Format:
         return similar[0]
     if similar:
         several = " and ".join(form.name for form in similar)
-        raise InputError(
-            f"{source}: looks like {several}; found: {say_names(names)}. Choose one with {option('format')}."
-        )
+        raise InputError(f"{source}: looks like {several}; found: {say_names(names)}. Give {option('format')}.")
     forms = "".join(f"\n  {form.name}: {form.expects}" for form in FORMATS)
     present = "one file with an unknown extension" if not names and storage.exists(source) else say_names(names)
     texts = any(name.partition(".gz")[0].endswith((".txt", ".md")) for name in [*names, source])

@@ -168,9 +168,8 @@ class KeyedFiles(Keyed):
             derived = _parts(root, LABELS, of_labels, own, (own.key,))
         elif self.label_fields:
             raise InputError(
-                f"{option('fields')}: labels.* names columns of a file of labels, but {root} has no such file, or "
-                "INPUT is a single file. Add labels.csv or labels.jsonl to a folder with the points, or leave "
-                "labels.* out."
+                f"{option('fields')}: labels.* names columns of a file of labels, but {root} has none, or is a single "
+                "file. Add labels.csv or labels.jsonl to a folder with the points, or leave labels.* out."
             )
         return self._inputs([*parts, *derived])
 
@@ -544,8 +543,7 @@ class Texts:
         is_present[fields.vector] = not contents.dense or vector_length([url], fields) > 0
         for name in (name for name, present in is_present.items() if not present):
             raise InputError(
-                f"{url}: no column {name}, which this encoder needs. Add the column, or give its name with "
-                f"{option('fields')}."
+                f"{url}: no column {name}, which this encoder needs. Add it, or give its name with {option('fields')}."
             )
         # As for a point with labels in pairs, only key, text, features and vector are read.
         part = Part("test", url, {ROWS: url}, contents=contents)
@@ -564,8 +562,7 @@ def _copy_of_standard_input(folder: str, form: str) -> str:
     """Copy standard input to a file in `folder`, named after its format. Raises InputError for Parquet."""
     if form not in _NAMES:
         raise InputError(
-            f"{option('form', form)}: the format of standard input must be one of {', '.join(_NAMES)}. Give a file "
-            "instead."
+            f"{option('form', form)}: standard input can have the format {' or '.join(_NAMES)}. Give a file instead."
         )
     if sys.stdin is None:
         raise InputError("standard input is closed. Open it, or give a file.")

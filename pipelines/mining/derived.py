@@ -179,8 +179,7 @@ def _open_tables(data: str, urls: Sequence[str]) -> tuple[Table, tuple[Table, ..
             )
         if len(table.parameters.get("ranges") or ()) > 1:
             raise TableError(
-                f"{table.url}: this table has columns for each label range. Make the table again without "
-                f"{option('ranges')}."
+                f"{table.url}: this table has columns for each label range. Make it again without {option('ranges')}."
             )
     return rows, tables, labels
 
@@ -215,8 +214,7 @@ def merge(
     width = options.width or max(widths)
     if width > sum(widths):
         raise InputError(
-            f"{option('width', width)}: together the tables have {sum(widths)} negatives for each row. Give a smaller "
-            f"{option('width')}."
+            f"{option('width', width)}: together the tables have {sum(widths)} negatives for each row. Give fewer."
         )
     aliases = find_aliases(labels, options.equal_texts)
     parameters = {
@@ -298,8 +296,7 @@ def teach(
     rows, (opened,), labels = _open_tables(data, [table])
     if "text" not in rows.columns:
         raise TableError(
-            f"{rows.url}: this table has no texts, which the teacher needs. Shard the data again with "
-            f"{option('keep_text', True)}."
+            f"{rows.url}: no texts, which the teacher needs. Shard the data again with {option('keep_text', True)}."
         )
     files, most = TeacherFiles.find(teacher, options.label), opened.width("label_ids")
     width = options.width or most

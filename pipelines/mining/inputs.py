@@ -232,10 +232,8 @@ def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) ->
     if use_from is None and dump is not None and epoch is not None:
         use_from = int(dump.parameters.get("use_from", epoch + 2))
     if options.out is None and use_from is None:
-        raise InputError(
-            f"{option('queries')} and {option('vectors')} need a location for the table: give "
-            f"{option('for_epoch', 'E')} or {option('out', 'URL')}."
-        )
+        places = f"{option('for_epoch', 'E')} or {option('out', 'URL')}"
+        raise InputError(f"{option('queries')} and {option('vectors')} need a location for the table: give {places}.")
     root = options.out or join(layout.negatives_root, f"epoch-{use_from:04d}")
     drop_bias = by == "labels" and bool(
         vectors.parameters.get("bias", dump is not None and dump.parameters.get("bias"))

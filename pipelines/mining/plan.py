@@ -465,8 +465,7 @@ class MinePlan(BlockPlan):
             table = find_reusable(
                 inputs.table_url(source),
                 Request("negatives", inputs.parents(source), self.parameters()),
-                f"Give the same options, another location with {option('out')}, or {option('overwrite', True)} to "
-                "replace it.",
+                f"Give the same options, another {option('out')}, or {option('overwrite', True)} to replace it.",
                 overwrite=options.overwrite,
                 is_stale=lambda old: (
                     from_dump and old.get("epoch") == inputs.epoch and old.get("by", inputs.by) == inputs.by
@@ -512,9 +511,7 @@ def make_plan(inputs: MineInputs, options: MineOptions, previous: dict[str, Tabl
     """
     width = options.width or inputs.requested.get("table_width")
     if not width:
-        raise InputError(
-            f"{inputs.vectors.url}: the number of negatives for each query is unknown. Give {option('width', 'K')}."
-        )
+        raise InputError(f"{inputs.vectors.url}: the number of negatives K is unknown. Give {option('width', 'K')}.")
     width = int(width)
     if inputs.labels > MOST_LABELS:
         raise InputError(f"{inputs.vectors.url}: {inputs.labels} labels; mining supports at most {MOST_LABELS}.")
@@ -523,8 +520,7 @@ def make_plan(inputs: MineInputs, options: MineOptions, previous: dict[str, Tabl
     if options.window is not None and options.window < options.skip_top + width:
         raise InputError(
             f"{option('window', options.window)}: the ranks [{options.skip_top}, {options.window}) are fewer than "
-            f"K={width}, so no row can keep K negatives. Give {option('window', options.skip_top + width)} or more, or "
-            f"a smaller {option('width')}."
+            f"{option('width', width)}. Give {option('window', options.skip_top + width)} or more, or a smaller K."
         )
     fixed = SearchParams(options.nprobe, options.ef_search, options.refine)
     # Usually `width` of these candidates of a row and label range pass the filters.

@@ -227,8 +227,7 @@ class Engine:
         }
         return InputError(
             f"no worker answered within {self._seconds:g} s. {remedies.get(kind, f'See what {kind} needs')}. Also "
-            f"check on the engine's web page that the engine has a free slot. {option('start_timeout')} sets how long "
-            "to wait."
+            f"check on the engine's web page that a slot is free. {option('start_timeout')} sets how long to wait."
         )
 
     def _explain_lost_server(self, error: grpc.RpcError) -> str:

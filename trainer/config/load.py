@@ -247,9 +247,7 @@ def _override(body: dict[str, Any], override: str) -> None:
         parsed = value  # a bare word is a string
     _check_depth(parsed, f"{option('set')} {path}")
     if len(keys) > MAX_DEPTH:
-        raise InputError(
-            f"{option('set')}: a key with {len(keys):,} parts; expected section.key=value, as in train.epochs=10."
-        )
+        raise InputError(f"{option('set')}: a key with {len(keys):,} parts; expected section.key=value.")
     for key in keys[:-1]:
         body = body.setdefault(key, {})
         if not isinstance(body, dict):

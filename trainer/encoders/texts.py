@@ -349,9 +349,8 @@ class TeacherFiles:
         names = [str(config.id2label[number]) for number in range(config.num_labels)]
         if len(names) > 1 and label not in names:
             raise InputError(
-                f"{name}: the model has {len(names)} outputs: "
-                f"{', '.join(names[:10])}{'' if label is None else f', but not {label!r}'}. Name the output to use as "
-                f"the score with {option('label')}."
+                f"{name}: the model has {len(names)} outputs: {', '.join(names[:10])}"
+                f"{'' if label is None else f', but not {label!r}'}. Name the one to use: {option('label')}."
             )
         digest = digest_of(folder, (place for pattern in VECTOR_FILES for place in folder.glob(pattern)))
         return cls(name, names.index(label) if label in names else 0, digest)

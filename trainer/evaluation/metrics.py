@@ -382,10 +382,7 @@ class ZeroShot:
             self._unseen &= np.isin(np.arange(len(frequency)), candidates)
         self.labels = np.flatnonzero(self._unseen)
         if not len(self.labels):
-            raise InputError(
-                f"every label has training points, so there are no zero-shot labels. Leave {option('zero_shot', True)} "
-                "out."
-            )
+            raise InputError(f"{option('zero_shot', True)}: every label has training points. Leave the option out.")
         self._alone, self._among_all = Metrics(ks), Metrics(ks)
         self._queries = 0
 

@@ -195,8 +195,7 @@ def _report_missing(
         state = age or "there is no older table"
         raise ExtremisError(
             f"{missing}; {state}, and refresh.max_age allows {options.oldest}. Is the miner running (extremis "
-            f"{command} DATA RUN --watch)? Continue with {option('resume', True)} when the table is "
-            "finished."
+            f"{command} DATA RUN --watch)? Continue with {option('resume', True)} once it is finished."
         )
     none = newest is None or (stale and options.stale == "random-only")
     say(f"{missing}; continuing with " + (alone if none else f"the table of epoch {newest}"))
