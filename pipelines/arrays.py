@@ -344,7 +344,7 @@ def _of_columns(
     if name not in fitting:
         found = say_names([f"{each.name} ({each.type})" for each in schema])
         raise InputError(
-            f"{url}: no column {name!r} of lists of floats; found: {found}. Give {option('fields', {'vector': 'NAME'})}."
+            f"{url}: no column {name!r} of float lists; found: {found}. Give {option('fields', {'vector': 'NAME'})}."
         )
     dimension = (some and pc.list_value_length(some.column(name))[0].as_py()) or 0
     if rows and not dimension:

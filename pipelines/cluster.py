@@ -235,7 +235,7 @@ def open_clustering(data: str, run: str, epoch: int | None, options: ClusterOpti
     layout, queries, out = RunLayout(run), options.queries, options.out
     if queries is not None and epoch is not None:
         raise InputError(
-            f"{option('epoch', epoch)} chooses a dump, but {option('queries')} replaces the dump. Leave one of the two out."
+            f"{option('epoch', epoch)} chooses a dump, but {option('queries')} replaces it. Leave one of the two out."
         )
     if queries is None:
         if epoch is None:

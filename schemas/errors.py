@@ -87,33 +87,30 @@ def option(name: str, value: Any = None) -> str:
 
     Capitals are a placeholder. A mapping has changes to a recipe (`set`), or names of columns (`fields`).
     """
-    if os.environ.get(FRONT_END) != "shell":
-        return name if value is None else f"{name}={_in_python(value)}"
+    shell = os.environ.get(FRONT_END) == "shell"
+    if not shell:
+        return name if value is None else f"{name}={_literal(value, shell)}"
     flag = "--from" if name == "from_run" else f"--{name.replace('_', '-')}"  # `from` is a keyword of Python
     if isinstance(value, bool) or value is None:
         return f"--no-{flag[2:]}" if value is False else flag
     if not isinstance(value, Mapping):
-        return f"{flag} {_in_shell(value)}"
-    pairs = [f"{key}={_in_shell(part)}" for key, part in value.items()]
+        return f"{flag} {_literal(value, shell)}"
+    pairs = [f"{key}={_literal(part, shell)}" for key, part in value.items()]
     return " ".join(f"{flag} {pair}" for pair in (pairs if name == "set" else [",".join(pairs)]))
 
 
-def _in_python(value: Any) -> str:
+def _literal(value: Any, shell: bool) -> str:
     import json  # only needed here
+    import shlex
 
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{json.dumps(key)}: {_in_python(part)}' for key, part in value.items())}}}"
-    if isinstance(value, str):
-        return value if re.fullmatch("[A-Z]+", value) else json.dumps(value, ensure_ascii=False)
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _in_shell(value: Any) -> str:
-    import shlex  # only needed here
-
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else shlex.quote(str(value))
+        return f"{{{', '.join(f'{json.dumps(key)}: {_literal(part, shell)}' for key, part in value.items())}}}"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if shell:
+        return str(value).lower() if isinstance(value, bool) else shlex.quote(str(value))
+    is_text = isinstance(value, str) and not re.fullmatch("[A-Z]+", value)
+    return json.dumps(value, ensure_ascii=False) if is_text else str(value)
 
 
 class ExtremisError(Exception):
