@@ -184,5 +184,5 @@ def test_formats_without_keys_refuse_the_option(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     refused(
         call("shard", tmp_path, tmp_path / "out", "--same-key", "filter"),
-        'same_key="filter": labels of the format xc-text',
+        "--same-key filter: labels of the format xc-text",
     )

@@ -135,7 +135,7 @@ def test_a_killed_rank_is_noticed_and_one_of_the_others_tells() -> None:
     assert sum(tells for tells, _ in others) == 1
     for rank, (_, said) in enumerate(others):
         assert f"rank {rank} of 3 lost another rank" in said
-        assert "Continue with --resume" in said
+        assert "Continue with resume=True" in said
 
 
 @pytest.mark.parametrize("asked", [False, True])

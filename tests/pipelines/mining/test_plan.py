@@ -119,7 +119,7 @@ def test_label_ranges_are_cut_into_blocks_of_their_own():
         ({"skip_top": 10, "window": 55}, r"window=60 or more"),
         ({"ranges": 2000}, "expected at most 1000, the number of labels"),
         ({"index": "NOPE"}, "index 'NOPE' cannot be built"),
-        ({"memory": "8 apples"}, "'8 apples': expected a number with a unit"),
+        ({"memory": "8 apples"}, "memory: expected a number with a unit, .* got '8 apples'"),
         ({"margin": -1}, "margin: .*greater than or equal to 0"),
     ],
 )
