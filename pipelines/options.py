@@ -210,7 +210,7 @@ class MineOptions(DumpOptions, TextOptions, MarginOptions):
     min_score: float | None = _unset("Keep negatives that score at least this.")
     sample: Literal["top", "uniform", "softmax"] = Field(
         "top",
-        description="How to choose K of these ranks: the best K, or K at random (uniform or softmax).",
+        description="How to choose K of the ranks of {window}: the best K, or K at random (uniform or softmax).",
     )
     temperature: float | None = _unset("Temperature of {sample} softmax. Default: 1.", ge=1e-6)
     # The search.
