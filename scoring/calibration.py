@@ -69,7 +69,7 @@ def require_fractions(precisions: Sequence[float]) -> None:
     """Raise InputError for a precision outside (0, 1]."""
     wrong = [f"{p:g}" for p in precisions if not 0 < p <= 1]
     if wrong:
-        raise InputError(parameter="precision", got=", ".join(wrong), expected="fractions in (0, 1]")
+        raise InputError(parameter="precision", got=", ".join(wrong), expected="a fraction in (0, 1]")
 
 
 class ScoredPredictions:

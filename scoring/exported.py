@@ -439,7 +439,8 @@ class Exported:
         given = [value for value in (threshold, precision) if value is not None]
         if len(given) > 1 or not all(map(is_number, given)):
             said = " and ".join(map(repr, given))[:80]
-            raise InputError(f"{option('threshold')} or {option('precision')}: expected one number, got {said}.")
+            either = f"{option('threshold')} or {option('precision')}"
+            raise InputError(f"{either}: expected one number, got {said}. Give only one of the two.")
         return self.threshold(precision) if precision is not None else float(*given or [-np.inf])
 
     def threshold(self, precision: float) -> float:

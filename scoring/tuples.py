@@ -468,7 +468,7 @@ def write_tuples(
     reads = [tables.place, tables.data]
     if is_file(out):
         if shards is not None:
-            raise InputError(f"{option('shards')}: works only with a folder, but OUT is a file. Leave it out.")
+            raise InputError(f"{option('shards')} works only with a folder, but OUT is a file. Leave it out.")
         require_output_file(out, reads, remedy, overwrite)
         end = next(end for end in _ENDS if out.endswith(end))
         with storage.writing(out) as path, pa.output_stream(path, compression=_ENDS[end]) as file:

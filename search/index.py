@@ -402,7 +402,8 @@ def require_recall(
     advice = next(text for pattern, text in _ADVICE.items() if re.search(pattern, factory.spec))
     if fixed_by:
         advice = f"Raise {' and '.join(fixed_by)}, or leave the option out, so that it is tuned"
-    accept = f"; or accept {option(settable, math.floor(100 * params.recall) / 100)}" if settable else ""
+    reached = math.floor(100 * params.recall) / 100
+    accept = f"; or accept this recall with {option(settable, reached)}" if settable else ""
     raise InputError(
         f"index {factory.spec!r}: finds {params.recall:.4f} of the nearest labels of sampled queries, expected "
         f"{option(settable, target) if settable else f'a recall of {target:g}'}. {advice}{accept}."

@@ -120,7 +120,7 @@ class Trainer:
         layout = RunLayout(run)
         if group.decide(lambda: storage.exists(layout.config)):
             raise InputError(
-                f"{run}: a run exists here. Continue it with {option('resume', True)}, or choose another RUN."
+                f"{run}: a run exists here already. Continue with {option('resume', True)}, or choose a new RUN."
             )
         threads = group.decide(lambda: min(torch.get_num_threads(), cores()))
         context = set_up(DataLayout(data), layout, recipe, say, group, claim or Unclaimed(), threads)

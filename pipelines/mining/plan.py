@@ -272,15 +272,19 @@ _CONTENT_OPTIONS = (  # options that determine the content of a table
     *("skip_top", "window", "margin", "relative_margin", "max_score", "min_score", "temperature"),
     "audit_queries",
 )
-REMEDY = (
-    "Free some space, remove tables of earlier epochs, mine fewer negatives or choose another location for RUN. The "
-    "same command continues with the unfinished shards."
-)
 RECORD = "record"  # extension of the files that record finished work
 INDEXES = "indexes"  # folder of the indexes that are stored between passes
 
 SourceShard = tuple[int, int]  # numbers of a source and of a shard of its queries
 Task = tuple[int, bool, Sequence[SourceShard]]  # group, whether to store its indexes, shards to search
+
+
+def remedy() -> str:
+    """Return what a user does about a full disk."""
+    return (
+        f"Free some space, remove tables of earlier epochs, mine fewer negatives ({option('width')}) or choose another "
+        "location for RUN. The same command continues with the unfinished shards."
+    )
 
 
 @dataclass(frozen=True)
@@ -445,7 +449,7 @@ class MinePlan(BlockPlan):
 
         here: whether workers run on this machine and write files to its TMPDIR before an upload to other storage.
         """
-        require_room(self.inputs.root, self.needs_of(source_shards, indexed), REMEDY)
+        require_room(self.inputs.root, self.needs_of(source_shards, indexed), remedy())
         if here and not storage.is_local(self.inputs.root) and source_shards:
             rows = max(self.rows([source_shard]) for source_shard in source_shards)
             largest = max(self.table_bytes(rows), int(rows * self.row_bytes / len(self.groups)))
