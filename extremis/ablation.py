@@ -13,7 +13,7 @@ from extremis.reporting.page import build
 from extremis.result import Grid
 from extremis.supervisor import train
 from schemas import storage
-from schemas.errors import ExtremisError, InputError
+from schemas.errors import ExtremisError, InputError, option
 from schemas.layout import ABLATION_PAGE, ABLATION_RESULT, RunLayout, check_name
 from schemas.owners import require_output_folder
 from schemas.storage import join, read_json, write_json
@@ -38,7 +38,7 @@ def load_variants(recipes: Sequence[str], data: str, overrides: Sequence[str]) -
         names = [] if is_file else [name for name in storage.list_names(recipe) if name.endswith(".toml")]
         for each in [join(recipe, name) for name in names] or [recipe]:
             stem = each.rsplit("/", 1)[-1].removesuffix(".toml")
-            lines[check_name("--recipes", stem) if each.endswith(".toml") else each] = each
+            lines[check_name(option("recipes"), stem) if each.endswith(".toml") else each] = each
     return {
         line: resolve(recipe, applicable_overrides(recipe, overrides), data).recipe for line, recipe in lines.items()
     }
@@ -79,7 +79,7 @@ def _train_and_score(data: str, run: str, recipe: Recipe, split: str, retry: boo
     if earlier is not None and earlier["made_from"] != made_from:
         raise InputError(
             f"{run}: contains a run with this name on other data or with other settings. Choose another OUT, or give "
-            "the --set options of that run."
+            f"the {option('set')} options of that run."
         )
     result: dict[str, Any] = {"run": run, "split": split, "error": None, "train_seconds": None}
     if earlier is not None:

@@ -19,7 +19,7 @@ from extremis.summary import repeated, texts_of
 from extremis.supervisor import carry, logged, train
 from schemas import storage
 from schemas.arrow import DENSE
-from schemas.errors import InputError
+from schemas.errors import InputError, option
 from schemas.hashing import hash_strings
 from schemas.layout import DataLayout, RunLayout, epoch_folder, list_numbers
 from schemas.manifest import Manifest, is_published, publish
@@ -507,7 +507,9 @@ def _check_request(run: str, run_exists: bool, resume: bool) -> None:
             f"train its recipe {join(run, RECIPE_FILE)} with torchrun into another RUN."
         )
     if run_exists and not resume:
-        raise InputError(f"{run}: a run exists here already. Continue it with --resume, or choose another RUN.")
+        raise InputError(
+            f"{run}: a run exists here already. Continue with {option('resume', True)}, or choose another RUN."
+        )
     if run_exists and not storage.exists(join(run, AUTO_REPORT)):
         raise InputError(
             f"{run}: this run was not started by auto. Continue it with its own recipe, or choose another RUN."
@@ -571,7 +573,7 @@ def _choose(
     chosen = best_trial(trials, trial_data.queries)
     say(f"chosen: {chosen.contender.name}")
     if minutes and len(trials) == 1:
-        say("odd: no other recipe was tried. Raise --minutes to compare recipes")
+        say(f"odd: no other recipe was tried. Raise {option('minutes')} to compare recipes")
     report = {
         "chosen": chosen.contender.recipe,
         "changes": list(chosen.contender.changes),
@@ -660,8 +662,8 @@ def _limit_training(recipe: Recipe, minutes: float, epoch: float, spent: float, 
     needed = minutes + (2 * epoch - left) / 60
     if needed > _OVERRUN * minutes:
         say(
-            f"--minutes {minutes:g} is too short: training takes at least two epochs, so the whole run takes about "
-            f"{needed:.1f} minutes"
+            f"{option('minutes', minutes)} is too short: training takes at least two epochs, so the whole run takes "
+            f"about {needed:.1f} minutes"
         )
     left = max(0.1, left / 60)
     return recipe.model_copy(update={"train": recipe.train.model_copy(update={"minutes": left})})

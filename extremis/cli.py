@@ -22,10 +22,10 @@ from pydantic.fields import FieldInfo
 
 import extremis
 from extremis.console import ClosedPipe, messages, open_streams, output, print_json, show_spinner
-from extremis.function import Described, facts_of, unwrap
+from extremis.function import Described, Spelled, facts_of, unwrap
 from extremis.installation import extra_of
 from extremis.result import show
-from schemas.errors import ExtremisError, MissingExtra, lack_of_memory, lack_of_room
+from schemas.errors import ExtremisError, MissingExtra, flag_of, front_end, lack_of_memory, lack_of_room
 from schemas.options import Shown
 from schemas.process import limit_openmp_threads
 
@@ -71,23 +71,12 @@ class _Option(click.Option):
             with contextlib.suppress(ImportError):  # the installation has no pipelines
                 names = [] if shown.names is None else [*shown.names()]
                 text = text.replace("{names}", f": {', '.join(names)}" if names else "")
-        self.help = text.replace("{names}", "").format_map(_Flags())
+        self.help = text.replace("{names}", "").format_map(Spelled())
         record = super().get_help_record(context)
         default = self.field.default
         facts = [] if default in (None, False, (), "", ...) or "Default:" in text else [f"default: {_typed(default)}"]
         facts += [described] if (described := _bounds(bounds)) else []
         return record and (record[0], f"{record[1]}  [{'; '.join(facts)}]" if facts else record[1])
-
-
-class _Flags(dict[str, str]):
-    """Options that a help text refers to, as {memory}, by their flags."""
-
-    def __missing__(self, name: str) -> str:
-        return _flag(name)
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _typed(value: Any) -> str:
@@ -159,7 +148,7 @@ class _Command(click.Command):
             return click.Argument(
                 [name], type=value, metavar=shown.metavar, nargs=-1 if several else 1, required=required
             )
-        names = [name, shown.flag or _flag(name)]
+        names = [name, flag_of(name)]
         if kind is bool:
             names[-1] += f"/--no-{names[-1][2:]}" if field.default else ""
             return _Option(names, field, is_flag=True)
@@ -249,6 +238,7 @@ def cli() -> None:
     """
 
 
+@front_end("shell")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line. A user error prints one message and sets the exit status, and never prints a traceback.
 

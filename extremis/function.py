@@ -16,9 +16,10 @@ from typing import Annotated, Any, ParamSpec, Protocol, TypeVar, Union, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Field, SkipValidation, create_model
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 from extremis.console import Event, output
-from schemas.errors import InputError
+from schemas.errors import InputError, option
 from schemas.options import Device, Options, Shown, check
 from schemas.sizes import parse_bytes
 
@@ -137,18 +138,18 @@ class Described:
         lines = []
         for name, field in self.fields.items():
             if name not in self.own or self.own[name].kind is inspect.Parameter.KEYWORD_ONLY:
-                meaning = (field.description or "").replace("{names}", "").format_map(_Names())
+                meaning = (field.description or "").replace("{names}", "").format_map(Spelled())
                 stated = "" if field.default in (None, False, (), "") or "Default:" in meaning else field.default
                 lines.append(f"    {name}: {meaning}" + (f" Default: {stated}." if stated != "" else ""))
         head, mark, examples = self.text.partition("\n\nExample")
         return "\n".join([f"{head}\n\nOptions:", *lines, _PROGRESS + mark + examples])
 
 
-class _Names(dict[str, str]):
-    """Options that a help text refers to, as {memory}, by their names in Python."""
+class Spelled(dict[str, str]):
+    """Options that a help text refers to, as {memory}, in the spelling of the front end."""
 
     def __missing__(self, name: str) -> str:
-        return name
+        return option(name)
 
 
 def _short(value: Any) -> str:
@@ -206,7 +207,7 @@ def _step(value: Any) -> Any:
     if value == "newest" or not isinstance(value, str):
         return value
     if not value.isdigit():
-        raise ValueError(f"step = {value!r}: expected a number, or newest")
+        raise PydanticCustomError("step", "input should be a number, or newest")
     return int(value)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from extremis.console import say
 from pipelines.options import DumpOptions
-from schemas.errors import ExtremisError, InputError
+from schemas.errors import FRONT_END, ExtremisError, InputError, option
 from schemas.process import end_with_parent, python_command
 from schemas.waits import Say, Wait, waiting
 
@@ -60,7 +60,7 @@ class Miner:
         try:
             process = subprocess.Popen(
                 self._command,
-                env={**os.environ, TRAINER_PID: str(os.getpid())},
+                env={**os.environ, FRONT_END: os.environ.get(FRONT_END, "python"), TRAINER_PID: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -126,9 +126,10 @@ def end_with_trainer() -> None:
 
 
 def require_watchable(watch: bool, options: DumpOptions, epoch: int | None) -> None:
-    """Check that --watch is not combined with options for a single dump or output. Raises InputError."""
-    one_dump = {"epoch": epoch, "queries": options.queries, "out": options.out, "for-epoch": options.for_epoch}
-    flags = [f"--{name}" for name, value in one_dump.items() if value is not None]
-    flags += ["--overwrite"] if options.overwrite else []
-    if watch and flags:
-        raise InputError(f"--watch processes every dump and publishes each table in RUN. Leave out {' '.join(flags)}.")
+    """Check that `watch` is not combined with options for a single dump or output. Raises InputError."""
+    one_dump = {"epoch": epoch, "queries": options.queries, "out": options.out, "for_epoch": options.for_epoch}
+    given = [option(name) for name, value in one_dump.items() if value is not None]
+    given += [option("overwrite", True)] if options.overwrite else []
+    if watch and given:
+        both = f"{option('watch', True)} processes every dump and publishes each table in RUN"
+        raise InputError(f"{both}. Leave out {' and '.join(given)}.")

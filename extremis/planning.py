@@ -16,7 +16,7 @@ from pipelines.mining.plan import BlockPlan, plan_blocks, sizes_of
 from pipelines.options import MineOptions, ShardOptions, default_row_group_rows, default_shards
 from schemas import arrow
 from schemas.arrow import DENSE
-from schemas.errors import InputError
+from schemas.errors import InputError, option
 from schemas.layout import DataLayout, shard_name
 from schemas.manifest import Manifest, Shard
 from schemas.shares import ALL_ROWS
@@ -90,7 +90,9 @@ class Workload:
                 raise InputError(f"--{name.replace('_', '-')} must be above 0; got {getattr(self, name):g}.")
         if self.labels_per_query > self.labels:
             raise InputError(
-                f"--labels-per-query {self.labels_per_query:g}: expected at most {self.labels:,}, the number of labels."
+                parameter="labels_per_query",
+                got=f"{self.labels_per_query:g}",
+                expected=f"at most {self.labels:,}, the number of labels",
             )
 
     @property
@@ -320,7 +322,8 @@ def workload(
         labels = labels or Table.open(layout.labels, "labels").rows
     if queries is None or labels is None:
         raise InputError(
-            "plan needs the size of the data. Give --queries N and --labels L, or --data DATA for a similar data set."
+            f"plan needs the size of the data. Give {option('queries', 'N')} and {option('labels', 'L')}, or "
+            f"{option('data', 'DATA')} for a similar data set."
         )
     described = Workload(queries, labels, recipe, memory=memory, **averages)
     return described if data is None else described.with_averages_of(data)
@@ -434,7 +437,8 @@ def view(plan: dict[str, Any]) -> list[Grid | str]:
         )
     fusion = plan["fusion"]
     all_points = fusion["points"] == plan["workload"]["queries"]
-    more = "" if all_points else f"; all points need --memory {say_bytes(fusion['memory_bytes_of_all'])}"
+    needed = say_bytes(fusion["memory_bytes_of_all"]).replace(" ", "")
+    more = "" if all_points else f"; all points need {option('memory', needed)}"
     shown.append(
         f"fusion: {fusion['points']:,} points, index {fusion['index']}, {say_bytes(fusion['memory_bytes'])} in memory, "
         f"{say_bytes(fusion['stored_bytes'])} stored, about {fusion['milliseconds']:.2g} ms per query in large batches"

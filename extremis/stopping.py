@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
+from schemas.errors import option
+
 GRACE = 25.0  # seconds for saving a checkpoint: preempted machines get 30
 
 
@@ -23,10 +25,10 @@ def stopping_on_signal(grace: float) -> Iterator[threading.Event]:
         return
 
     def end(cause: str) -> None:
-        _print(f"error: no checkpoint was saved {cause}; --resume continues from the newest earlier checkpoint")
+        _print(f"error: no checkpoint was saved {cause}; {option('resume', True)} continues from an earlier one")
         os._exit(128 + signal.SIGTERM)  # as a StoppedError
 
-    timer = threading.Timer(grace, end, [f"within --grace {grace:g} s"])
+    timer = threading.Timer(grace, end, [f"within {option('grace', grace)} s"])
     timer.daemon = True
 
     def handle_signal(number: int, frame: FrameType | None) -> None:

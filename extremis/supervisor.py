@@ -20,7 +20,7 @@ from extremis.miner import start_miner
 from extremis.spinner import show_activity
 from extremis.stopping import GRACE, stopping_on_signal
 from schemas import storage
-from schemas.errors import ExtremisError, InputError, StorageError, redact
+from schemas.errors import ExtremisError, InputError, StorageError, option, redact
 from schemas.layout import RunLayout
 from schemas.owners import Claim, Unclaimed, claimed, require_output_folder
 from schemas.storage import read_json, write_json
@@ -264,7 +264,8 @@ def serve_metrics(collector: Collector, place: tuple[str, int] | None, say: Say)
     try:
         server, thread = start_http_server(port, host, registry)
     except (OSError, OverflowError) as error:
-        raise InputError(f"--metrics-port {port}: cannot listen on {host}: {error}. Choose another port.") from None
+        given = option("metrics_port", port)
+        raise InputError(f"{given}: cannot listen on {host}: {error}. Choose another port.") from None
     metrics: Any = server.get_app()
 
     def respond(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

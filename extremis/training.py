@@ -14,6 +14,7 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from extremis.console import say, say_without_bars
 from extremis.function import (
@@ -28,13 +29,14 @@ from extremis.function import (
     Recipe,
     Settings,
     Size,
+    Spelled,
     StartTimeout,
     function,
 )
 from extremis.result import Grid, Result
 from extremis.stopping import GRACE
 from pipelines.options import ArrayOptions, ClusterOptions, MergeOptions, MineOptions, ShardOptions, TeachOptions
-from schemas.errors import InputError, StorageError
+from schemas.errors import InputError, StorageError, option
 from schemas.options import Device, Shown
 from schemas.process import limit_openmp_threads
 
@@ -171,7 +173,7 @@ RecipeDevice = Annotated[
 ]
 FromRun = Annotated[
     Place,
-    Shown("RUN1", flag="--from"),
+    Shown("RUN1"),
     Field(description="Start from the encoder and the label vectors of RUN1, a run on an earlier version of DATA."),
 ]
 Threads = Annotated[
@@ -261,7 +263,7 @@ def run(
             if this takes longer. Default: no limit.
         pretrained: With `auto`: also try the token vectors of this model (a directory or hub name), which must have the
             same tokenizer as DATA.
-        deterministic: Wait for each table, so that two runs with the same --threads write the same bytes.
+        deterministic: Wait for each table, so that two runs with the same {threads} write the same bytes.
 
     Examples:
       extremis run auto data/ runs/1 --minutes 10
@@ -277,19 +279,22 @@ def run(
 
     if deterministic and minutes is not None:
         raise InputError(
-            "--minutes stops by the clock, so its result cannot be --deterministic. Give only one of the two."
+            f"{option('minutes')} stops by the clock, so its result cannot be {option('deterministic', True)}. Give only "
+            "one of the two."
         )
     if recipe != "auto":
         if minutes is not None:
-            raise InputError("--minutes works only with `extremis run auto`. For a recipe give --set train.minutes=10.")
+            instead = option("set", {"train.minutes": minutes})
+            raise InputError(f"{option('minutes')} works only with the recipe auto. For another one give {instead}.")
         if pretrained is not None:
-            raise InputError(
-                "--pretrained works only with `extremis run auto`. For a recipe give --set encoder.pretrained=MODEL."
-            )
+            instead = option("set", {"encoder.pretrained": "MODEL"})
+            raise InputError(f"{option('pretrained')} works only with the recipe auto. For another one give {instead}.")
         waits = applicable_overrides(recipe, [WAIT_FOR_TABLES]) if deterministic else []
         return _train(recipe, data, run, (*overrides, *waits), beam_options, process)
     if from_run is not None and pretrained is not None:
-        raise InputError("--pretrained is for trials, and --from makes no trials. Give only one of the two.")
+        raise InputError(
+            f"{option('pretrained')} is for trials, and {option('from_run')} makes no trials. Give only one of the two."
+        )
     from extremis.auto import run_auto
 
     overrides = (*overrides, WAIT_FOR_TABLES) if deterministic else overrides
@@ -448,7 +453,7 @@ def _has_vectors(places: list[str], options: ArrayOptions, epoch: int | None, wa
         )
     of_dumps = {"epoch": epoch, "watch": watch or None}
     of_dumps |= {name: getattr(options, name) for name in ("queries", "vectors", "for_epoch", "by")}
-    flags = ", ".join(f"--{name.replace('_', '-')}" for name, value in of_dumps.items() if value is not None)
+    flags = ", ".join(option(name) for name, value in of_dumps.items() if value is not None)
     if has_vectors and flags:
         raise InputError(
             f"{flags}: this option works only with the dumps of a RUN, but the input consists of vector files. Leave "
@@ -458,10 +463,10 @@ def _has_vectors(places: list[str], options: ArrayOptions, epoch: int | None, wa
 
 
 _LOOSER = {  # advice for rows that lack negatives, by the counter of a rule
-    "beyond_window": "a larger --window",
-    "above_margin": "a smaller --margin or --relative-margin",
-    "above_max_score": "a larger --max-score",
-    "below_min_score": "a smaller --min-score",
+    "beyond_window": "a larger {window}",
+    "above_margin": "a smaller {margin} or {relative_margin}",
+    "above_max_score": "a larger {max_score}",
+    "below_min_score": "a smaller {min_score}",
 }
 
 
@@ -473,12 +478,13 @@ def _report(name: str, manifest: "Manifest", target_recall: float) -> dict[str, 
     index = f" (index {manifest.parameters['index']} when tuned: {tuned['least']:.4f})" if tuned else ""
     say(f"{name}: {manifest.rows:,} rows, recall " + ("not measured" if recall is None else f"{recall:.4f}") + index)
     if recall is not None and recall < target_recall:
-        say(f"{name}: recall is below --target-recall {target_recall}: give a higher --target-recall, or --index exact")
+        higher, exact = f"a higher {option('target_recall')}", option("index", "exact")
+        say(f"{name}: recall is below {option('target_recall', target_recall)}: give {higher}, or {exact}")
     if short := manifest.counters["padded_rows"]:
-        looser = [advice for rule, advice in _LOOSER.items() if manifest.counters[rule]]
+        looser = [advice.format_map(Spelled()) for rule, advice in _LOOSER.items() if manifest.counters[rule]]
         advice = f"give {' or '.join(looser)}" if looser else "no other label may be a negative"
         if looser and manifest.parameters["window"] is None and manifest.parameters["labels"] > DEEPEST:
-            advice += f" (the best {DEEPEST:,} labels of each block were searched; --window W searches W)"
+            advice += f" (the best {DEEPEST:,} labels of each block were searched; {option('window', 'W')} searches W)"
         say(f"{name}: {short:,} rows have fewer than {manifest.parameters['width']} negatives: {advice}")
     return {"digest": manifest.digest, **manifest.model_dump(include={"rows", "counters", "quality"})}
 
@@ -718,9 +724,12 @@ class PlanResult(Result):
 
 def _whole(value: Any) -> Any:
     """Parse a whole number, which may be written as 370e6."""
-    number = float(value)
+    try:
+        number = float(value)
+    except ValueError:
+        number = 0.0
     if number < 1 or number != int(number) or number > 1e15:
-        raise ValueError(f"expected a whole number of at least 1, such as 370e6, got {value!r}")
+        raise PydanticCustomError("count", "input should be a whole number of at least 1, such as 370e6")
     return int(number)
 
 

@@ -38,7 +38,7 @@ from extremis.function import (
 )
 from extremis.result import Grid, Result
 from pipelines.options import EmbedOptions, EmbedTextsOptions, Text
-from schemas.errors import InputError
+from schemas.errors import InputError, option
 from schemas.options import Fields, Shown, whole_number
 from scoring import QUERIES, SHORTLIST
 from scoring.options import TupleOptions
@@ -374,13 +374,13 @@ def export(
     Options:
         dtype: Number type of the vectors.
         form: Format of a transformer: torch; onnx, a graph with the same embeddings as in PyTorch (extra onnx);
-            onnx-int8, a graph with 8-bit numbers. Default: the format of EXPORT (--onto), else torch.
+            onnx-int8, a graph with 8-bit numbers. Default: the format of EXPORT ({onto}), else torch.
         index: none, auto (none up to 131,072 labels, else inverted lists), or a Faiss factory string such as HNSW32.
         target_recall: Recall for which the index is tuned.
-        precision: Precisions for which thresholds are measured, in addition to those of EXPORT (--onto).
+        precision: Precisions for which thresholds are measured, in addition to those of EXPORT ({onto}).
         threshold_split: Split to measure thresholds on, or none. Default: val, else the held-out rows of RUN.
         calibrate: Learn to convert scores to probabilities, on the same rows. Needs scikit-learn (extra fusion).
-            Default: as in EXPORT (--onto).
+            Default: as in EXPORT ({onto}).
         scores: sum adds the embeddings of the labels' texts to the vectors; fused uses the result of `extremis fuse`.
             Default: fused, if the checkpoint has a fusion.
         onto: Earlier export that OUT refers to; for a folder of exports, its current export.
@@ -477,7 +477,7 @@ def predict(
 
     Options:
         data: DATA of the run: predict for one of its splits instead of INPUT.
-        split: Split of --data.
+        split: Split of {data}.
         k: Labels per query.
         form: Format of INPUT. Default: from its name.
         to: Format of OUT. Default: from its name.
@@ -485,11 +485,11 @@ def predict(
         text: Fields that make up a text, if records have a title. Default: as in DATA.
         batch: Number of queries that are processed at a time.
         threshold: Leave out labels with a lower score.
-        precision: Use the export's threshold for this precision, one of extremis export --precision.
+        precision: Use the export's threshold for this precision, one of those that it was exported with.
         filter: File of keys of labels to leave out of all predictions, one per line.
         exact: Score every label, even if the export has an index.
         embedder: Path or hub name of the model that computed DATA's dense vectors. Default: the name in the export.
-        no_filter: With --data: do not remove pairs in the filter files from the predictions.
+        no_filter: With {data}: do not remove pairs in the filter files from the predictions.
         safe_cells: In CSV, put an apostrophe before cells that a spreadsheet would read as a formula.
         threads: Number of threads. Default: all cores.
         overwrite: Replace existing predictions at OUT.
@@ -508,7 +508,7 @@ def predict(
     """
     *inputs, out = places
     if len(inputs) != (0 if data else 1) or not isinstance(out, str | PathLike):
-        expected = "OUT alone, with --data" if data else "INPUT and OUT"
+        expected = f"OUT alone, with {option('data')}" if data else "INPUT and OUT"
         raise InputError(f"expected {expected} after EXPORT, got {' '.join(map(str, places))}.")
     out = fspath(out)
     if out == "-" and current_output().results == "stderr":
@@ -528,7 +528,9 @@ def predict(
         if out != "-":
             files = [place for read in (texts, left_out) if read is not None for place in read.places()]
             reads = [resolve_export(fspath(export)), data, *files]
-            require_output_file(out, reads, "Give --overwrite to replace it, or another OUT.", overwrite)
+            require_output_file(
+                out, reads, f"Give {option('overwrite', True)} to replace it, or another OUT.", overwrite
+            )
         for line in texts.notes() if texts else ():
             say(line)
         opened = prediction.open_export(fspath(export), exact, threads, device)
@@ -631,7 +633,7 @@ def tuples(
     Options:
         data: DATA that the table was mined from. Default: the data set in the output folder of `extremis mine` on
             arrays.
-        shuffle: Shuffle with --seed and --epoch. Default: keep the order of the table.
+        shuffle: Shuffle with {seed} and {epoch}. Default: keep the order of the table.
         epoch: Number of the epoch, which determines the order and the choice of positives.
         shards: Number of shards in a folder. Default: computed from the number of examples.
         overwrite: Replace existing examples at OUT.
@@ -714,7 +716,7 @@ def embed(
     for name in of_texts & stated.keys() if is_run else {"step"} - ({"step"} if step is None else set()):
         form = "MODEL INPUT OUT" if is_run else "DATA RUN OUT"
         raise InputError(
-            f"--{name} works only with `extremis embed {form}`. Leave --{name} out, or give these arguments."
+            f"{option(name)} works only with `extremis embed {form}`. Leave {option(name)} out, or give these arguments."
         )
     if is_run:
         run = str(input)

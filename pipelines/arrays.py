@@ -31,7 +31,7 @@ from pipelines.options import ArrayOptions, default_row_group_rows, default_shar
 from pipelines.progress import Meter, Progress, silent
 from pipelines.runners.local import choose_runner, for_workers
 from schemas import arrow, storage
-from schemas.errors import InputError
+from schemas.errors import InputError, option
 from schemas.hashing import hash_strings
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, Shard, columns_of, is_published, unpublish
@@ -287,7 +287,7 @@ def _open_safetensors(url: str, stream: IO[bytes], names: ColumnNames) -> RowFil
     if name not in fitting:
         found = say_names([f"{each} ({dtype} {list(shape)})" for each, (dtype, shape) in tensors.items()])
         raise InputError(
-            f"{url}: no tensor {name!r} [N, D] of floats; found: {found}. Give the name with --fields vector=NAME."
+            f"{url}: no tensor {name!r} [N, D] of floats; found: {found}. Give {option('fields', {'vector': 'NAME'})}."
         )
     dtype, shape = tensors[name]
     return _of_matrix(url, shape, _TENSORS[dtype], 8 + size + int(header[name]["data_offsets"][0]), True)
@@ -344,7 +344,7 @@ def _of_columns(
     if name not in fitting:
         found = say_names([f"{each.name} ({each.type})" for each in schema])
         raise InputError(
-            f"{url}: no column {name!r} with lists of floats; found: {found}. Give the name with --fields vector=NAME."
+            f"{url}: no column {name!r} of float lists; found: {found}. Give {option('fields', {'vector': 'NAME'})}."
         )
     dimension = (some and pc.list_value_length(some.column(name))[0].as_py()) or 0
     if rows and not dimension:
@@ -526,7 +526,6 @@ WIDTH = 50  # default of K
 _GROUP_BYTES, _SHARD_BYTES = 8 << 20, 128 << 20  # size of the vectors; a text counts as _TEXT_BYTES
 _TEXT_BYTES = 256
 _STEP = "import rows"
-_REMEDY = "Give another --out, or --overwrite to replace OUT."
 
 
 @dataclass(frozen=True)
@@ -552,7 +551,7 @@ class Side:
             if not found.has(role) and (column != role or not found.files[0].columns):
                 there = ", ".join(found.files[0].names) or "vectors alone"
                 raise InputError(
-                    f"--fields {role}={column}: {found.source} has no such column; found: {there}. Fix the name."
+                    f"{option('fields', {role: column})}: {found.source} has no such column; found: {there}."
                 )
         return side
 
@@ -634,7 +633,7 @@ def mine_arrays(
     say, place = progress or silent, functools.partial(for_workers, beam_options)
     options, queries, documents = options.for_workers(place), place(queries), place(documents)
     if options.out is None:
-        raise InputError("--out is missing: specify where to write the tables with --out URL.")
+        raise InputError(f"{option('out')} is missing: specify where to write the tables with {option('out', 'URL')}.")
     out, texts = options.out, (options.query_texts, options.document_texts)
     choose_runner(beam_options)  # refuses wrong options before anything is read
     require_output_folder(out, "mined", [queries, documents, *texts, options.positives])
@@ -642,6 +641,7 @@ def mine_arrays(
     names, of_labels = parse_fields_by_table(options.fields or "", ColumnNames())
     columns = names, of_labels or names
     sides = tuple(map(Side.open, ("queries", "labels"), (queries, documents), texts, columns))
+    remedy = f"Give another {option('out')}, or {option('overwrite', True)} to replace OUT."
     files = base.of_each(storage.state, [url for side in sides for url in side.vectors.urls])
     _require_equal_sides(sides, rows, options)
     stated: dict[str, Any] = {
@@ -658,7 +658,7 @@ def mine_arrays(
         if rows:
             return not is_published(join(out, "data"))  # else OUT is from an import with pairs
         request = Request("data", None, stated, section="arrays")
-        return find_reusable(join(out, "data"), request, _REMEDY, overwrite=options.overwrite) is not None
+        return find_reusable(join(out, "data"), request, remedy, overwrite=options.overwrite) is not None
 
     def go_on() -> dict[str, Manifest]:
         points, labels = rows or _rows_of(join(out, "data"))
@@ -684,7 +684,7 @@ def mine_arrays(
     with claimed(out, "mined", say):
         if not is_imported():  # else the previous owner of the claim has imported the rows
             if is_published(join(out, "queries")) and not options.overwrite:
-                raise InputError(f"{out}: contains hard negatives that were mined from different input. {_REMEDY}")
+                raise InputError(f"{out}: contains hard negatives that were mined from different input. {remedy}")
             if rows:
                 _clear(out)
             else:
@@ -700,9 +700,9 @@ def _existing_rows(options: ArrayOptions) -> tuple[Table, ...]:
     data = options.positives
     if data is None or not (is_published(data) and Table.open(data).kind == "data"):
         return ()
-    for flag, texts in (("--query-texts", options.query_texts), ("--document-texts", options.document_texts)):
+    for name, texts in (("query_texts", options.query_texts), ("document_texts", options.document_texts)):
         if texts:
-            raise InputError(f"{flag} {texts}: keys and texts come from {data}. Leave {flag} out.")
+            raise InputError(f"{option(name, texts)}: keys and texts come from {data}. Leave {option(name)} out.")
     return _rows_of(data)
 
 
@@ -710,7 +710,7 @@ def _require_equal_sides(sides: Sequence[Side], rows: Sequence[Table], options: 
     """Raise InputError if there are no keys to compare, or rows or dimensions do not fit together."""
     if options.same_key == "filter" and (rows or not all(side.keyed.has(KEY) for side in sides)):
         where = "DATA has its own filter pairs" if rows else "both sides need keys, but one has only row numbers"
-        raise InputError(f"--same-key filter: {where}. Leave the option out.")
+        raise InputError(f"{option('same_key', 'filter')}: {where}. Leave the option out.")
     for side, table in zip(sides, rows, strict=False):
         if table.rows != side.vectors.rows:
             raise InputError(

@@ -30,7 +30,7 @@ from pipelines.mining.inputs import EmbeddedSource, open_source, require_finite
 from pipelines.options import ClusterOptions
 from pipelines.progress import Meter, Progress, say_use, silent
 from pipelines.runners.local import for_workers
-from schemas.errors import InputError, TableError
+from schemas.errors import InputError, TableError, option
 from schemas.layout import CLUSTERS, MANIFEST, DataLayout, RunLayout, list_numbers
 from schemas.manifest import Manifest, is_published
 from schemas.owners import require_output_folder
@@ -235,7 +235,7 @@ def open_clustering(data: str, run: str, epoch: int | None, options: ClusterOpti
     layout, queries, out = RunLayout(run), options.queries, options.out
     if queries is not None and epoch is not None:
         raise InputError(
-            f"--epoch {epoch} chooses a dump, but --queries replaces the dump. Leave out --epoch or --queries."
+            f"{option('epoch', epoch)} chooses a dump, but {option('queries')} replaces it. Leave one of the two out."
         )
     if queries is None:
         if epoch is None:
@@ -244,7 +244,7 @@ def open_clustering(data: str, run: str, epoch: int | None, options: ClusterOpti
                 raise InputError(
                     f"{layout.dumps}: no query embeddings to cluster. A run with order.cluster > 1 writes the first "
                     "embeddings two epochs before refresh.start. Check the path of the run, or make embeddings with "
-                    "`extremis embed DATA RUN URL --split train`, and give --queries URL."
+                    f"`extremis embed DATA RUN URL --split train`, and give {option('queries', 'URL')}."
                 )
             epoch = epochs[-1]
         queries = layout.embeddings(epoch, SOURCE)
@@ -254,7 +254,8 @@ def open_clustering(data: str, run: str, epoch: int | None, options: ClusterOpti
     if use_from is None and epoch is not None:
         use_from = int(embeddings.parameters.get("use_from", epoch + 2))
     if out is None and use_from is None:
-        raise InputError("--queries needs a location for the table: give --for-epoch E or --out URL.")
+        places = f"{option('for_epoch', 'E')} or {option('out', 'URL')}"
+        raise InputError(f"{option('queries')} needs a location for the table: give {places}.")
     out = out or layout.clusters(use_from or 0, SOURCE)
     return ClusterInputs(open_source(SOURCE, rows, embeddings), origin, epoch, use_from, out)
 
@@ -346,8 +347,8 @@ def make_layout(points: list[int], size: int, row_group_rows: int, shard_rows: i
     for lacking, clusters, count in zip(short, counts, points, strict=True):
         if lacking > clusters:
             raise InputError(
-                f"--size {size}: a part of {count:,} queries is too small for clusters of {rows} and {rows - 1}. Give "
-                "a smaller --size, or larger parts (--memory, --part-rows)."
+                f"{option('size', size)}: a part of {count:,} queries is too small for clusters of {rows} and "
+                f"{rows - 1}. Give a smaller {option('size')}, or more {option('memory')} or {option('part_rows')}."
             )
     full = [clusters - lacking for clusters, lacking in zip(counts, short, strict=True)]
     group = max(16, round(row_group_rows / rows)) * rows
@@ -403,7 +404,7 @@ def make_plan(inputs: ClusterInputs, options: ClusterOptions) -> ClusterPlan:
     source, requested = inputs.source, inputs.source.embeddings.parameters.get(CLUSTERS, {})
     size = options.size or requested.get("size")
     if size is None:
-        raise InputError(f"{source.embeddings.url}: the recipe of this run has no cluster size. Give --size C.")
+        raise InputError(f"{source.embeddings.url}: this run's recipe has no cluster size. Give {option('size', 'C')}.")
     smallest = options.smallest or (None if options.size else requested.get("smallest"))
     if smallest is None:
         smallest = size
@@ -411,8 +412,8 @@ def make_plan(inputs: ClusterInputs, options: ClusterOptions) -> ClusterPlan:
             smallest //= 2
     if smallest > size or size % smallest or (size // smallest) & (size // smallest - 1):
         raise InputError(
-            f"--smallest {smallest}: clusters of {size} are halved repeatedly, so expected {size} divided by a power "
-            "of two."
+            f"{option('smallest', smallest)}: clusters of {size} are halved repeatedly, so expected {size} divided by "
+            "a power of two."
         )
     dimension = source.embeddings.dimension
     rows, part_rows = (
@@ -445,9 +446,10 @@ def _fit_part_rows(queries: Table, dimension: int, memory: int) -> int:
     each = _bytes_per_query(dimension, sum(entry.bytes for entry in queries.shards) / max(1, queries.rows))
     rows = int((memory - _PROCESS) / each / _SPARE)
     if rows < 1 << 10:
+        given, enough = (say_bytes(size).replace(" ", "") for size in (memory, _PROCESS + int(each * (1 << 20))))
         raise InputError(
-            f"--memory {say_bytes(memory)}: a worker needs {say_bytes(_PROCESS)} plus {each:,.0f} bytes per query. "
-            f"Give --memory {say_bytes(_PROCESS + int(each * (1 << 20))).replace(' ', '')}."
+            f"{option('memory', given)}: a worker needs {say_bytes(_PROCESS)} plus {each:,.0f} bytes per query. Give "
+            f"{option('memory', enough)}."
         )
     return rows
 
@@ -483,7 +485,7 @@ def cluster(
         finished = find_reusable(
             inputs.out,
             Request(TABLE, inputs.parents, plan.parameters()[CLUSTERS], section=CLUSTERS),
-            "Give the same options, another location with --out, or --overwrite to replace the table.",
+            f"Give the same options, another {option('out')}, or {option('overwrite', True)} to replace the table.",
             overwrite=options.overwrite,
             # The trainer has rewritten the dump since then.
             is_stale=lambda old: inputs.epoch is not None and old["epoch"] == inputs.epoch and not options.queries,

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from schemas import storage
-from schemas.errors import ExtremisError, InputError, RoomError
+from schemas.errors import ExtremisError, InputError, RoomError, option
 from schemas.layout import RunLayout
 from schemas.manifest import Manifest
 from schemas.owners import ClaimedError
@@ -73,5 +73,5 @@ def require_unused(run: str, url: str, manifest: Manifest) -> None:
         if manifest.digest in record["digests"].values():
             raise InputError(
                 f"{url}: epoch {record['epoch']} of this run trains on this table, and the run has not finished, so "
-                "the table cannot be replaced. Publish the new table elsewhere with --out, or use a newer dump."
+                f"the table cannot be replaced. Publish the new table with {option('out')}, or use a newer dump."
             )

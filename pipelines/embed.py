@@ -32,7 +32,7 @@ from pipelines.progress import Meter, Progress, silent
 from pipelines.runners.local import choose_runner, for_workers
 from pipelines.sharding.publish import Phases
 from schemas import arrow, code_version, storage
-from schemas.errors import InputError, TableError
+from schemas.errors import InputError, TableError, option
 from schemas.layout import DataLayout, RunLayout, phases
 from schemas.manifest import Manifest, Shard, is_published, shard_url
 from schemas.owners import require_output_folder
@@ -79,7 +79,7 @@ class Plan:
         self, shard: int, schema: pa.Schema, embedded: Iterable[tuple[list[pa.ChunkedArray], np.ndarray, str]]
     ) -> Shard:
         """Write a shard from (columns, vectors, description of the vectors). Raises InputError, StorageError."""
-        remedy = "Embed with --dtype float32, or with another checkpoint."
+        remedy = f"Embed with {option('dtype', 'float32')}, or with another checkpoint."
         group_rows = self.source.manifest.group_rows(shard) if isinstance(self.source, Table) else BLOCK_ROWS
         with writing_shard(self.out, shard, self.shards, schema, group_rows) as out:
             for columns, x, what in embedded:
@@ -155,7 +155,7 @@ def embed(
         beam_options,
         progress or silent,
         needs={"embeddings": source.rows * width * item},
-        remedy="Give another OUT, or --dtype float16.",
+        remedy=f"Give another OUT, or {option('dtype', 'float16')}.",
         urls=[*files, out],
         reads=files[:1],
     )
@@ -317,7 +317,7 @@ def _open_input(source: str, options: EmbedTextsOptions) -> tuple[Texts | Table,
     table = Table.open(layout.labels, "labels") if labels else open_queries(layout, options.split)
     if "text" not in table.columns:
         raise InputError(
-            f"{table.url}: no column text; found: {', '.join(table.columns)}. Shard with --keep-text, or give the raw "
-            "files of DATA as INPUT."
+            f"{table.url}: no column text; found: {', '.join(table.columns)}. Shard with {option('keep_text', True)}, "
+            "or give the raw files of DATA as INPUT."
         )
     return table, table.kind, table.digest

@@ -1,14 +1,15 @@
 """Options of the pipelines: their types, defaults, bounds and meanings.
 
-The description of a field is the help text of the option, on the command line and in Python.
+The description of a field is the help of the option; each front end writes a {parameter} in its own way.
 """
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
-from schemas.errors import InputError
+from schemas.errors import InputError, option
 from schemas.options import Device, Fields, Options, Place, Shown, Sink, Url
 from schemas.sizes import parse_bytes
 
@@ -59,7 +60,7 @@ class ShardOptions(Options):
         "Maximum number of tokens of a text. Default: 128, or up to 512 if texts are longer."
     )
     text: Text = Field("title+content", description="Fields that make up a text, if records have a title.")
-    shards: int | None = _positive("Number of shards of each split. Default: from --shard-bytes.")
+    shards: int | None = _positive("Number of shards of each split. Default: from {shard_bytes}.")
     shard_bytes: int = Field(128 << 20, ge=1, description="Approximate bytes per shard.")
     row_group_rows: int | None = _positive("Rows per row group. Default: from the number of rows.")
     seed: int = Field(0, ge=0, lt=1 << 64, description="Seed for the order of rows.")
@@ -102,11 +103,11 @@ class ShardOptions(Options):
     )
     again: Again = Field(
         "replace",
-        description="With --onto, if the key of a point exists already: replace the older point, merge its labels into "
+        description="With {onto}, if the key of a point exists already: replace the older point, merge its labels into "
         "the new point, or keep both points.",
     )
     labels: Literal["all", "new"] | None = _unset(
-        "With --onto, whether INPUT lists all labels (other labels are retired), or only new and changed labels. "
+        "With {onto}, whether INPUT lists all labels (other labels are retired), or only new and changed labels. "
         "Default: all, unless more than half of the labels would be retired."
     )
 
@@ -121,30 +122,29 @@ class ShardOptions(Options):
     def _names_a_part(cls, name: str | None) -> str | None:
         from schemas.layout import check_name  # help loads no storage
 
-        return name if name is None else check_name("--part", name)
+        return name if name is None else check_name(option("part"), name)
 
     @model_validator(mode="after")
     def _both_propensities(self) -> "Self":
         if (self.propensity_a is None) != (self.propensity_b is None):
-            raise ValueError(
-                f"propensities need both A and B; got A={self.propensity_a}, B={self.propensity_b}. Give both (0.55 "
-                "and 1.5 for most data sets), or leave both out"
+            got, expected = f"A={self.propensity_a}, B={self.propensity_b}", "both A and B, or neither"
+            raise InputError(
+                parameter="propensity", got=got, expected=expected, remedy="Most data sets use 0.55 and 1.5."
             )
         return self
 
     @model_validator(mode="after")
     def _leaves_train(self) -> "Self":
         if self.validation_share + self.test_share >= 1:
-            raise ValueError(
-                f"validation_share = {self.validation_share:g} and test_share = {self.test_share:g} leave no rows in "
-                "train"
-            )
+            expected = f"less than 1 together with {option('test', self.test_share)}, so that rows are left in train"
+            raise InputError(parameter="validation", got=f"{self.validation_share:g}", expected=expected)
         return self
 
     @model_validator(mode="after")
     def _goes_on(self) -> "Self":
         if self.onto is None and (self.labels or self.again != "replace"):
-            raise ValueError("--labels and --again work only with --onto. Name the earlier version with --onto")
+            expected = f"the earlier version, because of {option('labels')} or {option('again')}"
+            raise InputError(parameter="onto", got="none", expected=expected)
         return self
 
     def recorded(self, tokenizer_identity: str, embed: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -162,9 +162,8 @@ def vocabulary_size(name: str) -> int | None:
         return None
     size = name.removeprefix("train:")
     if not size.isascii() or not size.isdigit() or not 100 <= int(size) < 1 << 31:
-        raise InputError(
-            f"tokenizer {name!r}: expected train:SIZE with a vocabulary of at least 100, as in train:30000."
-        )
+        expected = "train:SIZE with a vocabulary of at least 100, as in train:30000"
+        raise InputError(parameter="tokenizer", got=repr(name), expected=expected)
     return int(size)
 
 
@@ -196,7 +195,10 @@ class MemoryOptions(Options):
     @field_validator("memory", mode="before")
     @classmethod
     def _bytes(cls, value: Any) -> Any:
-        return parse_bytes(value) if isinstance(value, str) else value
+        try:
+            return parse_bytes(value) if isinstance(value, str) else value
+        except InputError as error:
+            raise PydanticCustomError("size", f"input should be {error.expected}") from None
 
 
 class TextOptions(Options):
@@ -222,14 +224,14 @@ class FilterOptions(TextOptions, MarginOptions):
 
     HEADING: ClassVar[str] = "Filters"
     skip_top: int = Field(0, ge=0, description="Number of top-ranked negatives to leave out.")
-    window: int | None = _positive("Take negatives from the ranks [skip-top, window).")
+    window: int | None = _positive("Take negatives from the ranks [{skip_top}, {window}).")
     max_score: float | None = _unset("Keep negatives that score at most this.")
     min_score: float | None = _unset("Keep negatives that score at least this.")
     sample: Literal["top", "uniform", "softmax"] = Field(
         "top",
-        description="How to choose K of the ranks [skip-top, window): the best K, or K at random (uniform or softmax).",
+        description="How to choose K of the ranks of {window}: the best K, or K at random (uniform or softmax).",
     )
-    temperature: float | None = _unset("Temperature of --sample softmax. Default: 1.", ge=1e-6)
+    temperature: float | None = _unset("Temperature of {sample} softmax. Default: 1.", ge=1e-6)
 
 
 class SearchOptions(Options):
@@ -237,7 +239,7 @@ class SearchOptions(Options):
 
     HEADING: ClassVar[str] = "Search"
     index: str | None = _unset("exact, auto, or a Faiss factory string. Default: from the recipe.")
-    target_recall: float = Field(0.95, gt=0, le=1, description="Recall that nprobe, ef-search and refine are tuned to.")
+    target_recall: float = Field(0.95, gt=0, le=1, description="Recall that the parameters of an index are tuned to.")
     nprobe: int | None = _positive("Inverted lists searched per query. Default: tuned.")
     ef_search: int | None = _positive("Breadth of an HNSW search. Default: tuned.")
     refine: int | None = _positive("Candidates to score exactly, as a multiple of K. Default: tuned.")
@@ -250,8 +252,8 @@ class WorkOptions(MemoryOptions):
     """Options for the work of a search: its blocks, threads and device."""
 
     HEADING: ClassVar[str] = "Resources"
-    block_rows: int | None = _positive("Vectors in one index at a time. Default: from --memory.")
-    query_batch: int | None = _positive("Queries searched at a time. Default: from --memory.")
+    block_rows: int | None = _positive("Vectors in one index at a time. Default: from {memory}.")
+    query_batch: int | None = _positive("Queries searched at a time. Default: from {memory}.")
     tasks_per_block: int = Field(
         1, ge=1, description="Work items per group of blocks; each item builds or reads the group's indexes."
     )
@@ -275,19 +277,14 @@ class MineOptions(DumpOptions, FilterOptions, SearchOptions, WorkOptions):
     @model_validator(mode="after")
     def _agree(self) -> "Self":
         if self.min_score is not None and self.max_score is not None and self.min_score > self.max_score:
-            raise ValueError(
-                f"--min-score {self.min_score:g} is above --max-score {self.max_score:g}, so no label can be a "
-                "negative. Give a smaller --min-score"
-            )
+            expected = f"at most {option('max_score', self.max_score)}, so that a label can be a negative"
+            raise InputError(parameter="min_score", got=f"{self.min_score:g}", expected=expected)
         if self.sample != "top" and self.window is None:
-            raise ValueError(
-                f"--sample {self.sample} needs the number of ranks to draw from. Give --window W, or leave --sample out"
-            )
+            expected = f"the number of ranks that {option('sample', self.sample)} draws from"
+            raise InputError(parameter="window", got="none", expected=expected)
         if self.temperature is not None and self.sample != "softmax":
-            raise ValueError(
-                f"--temperature {self.temperature:g} works only with --sample softmax, but --sample is {self.sample}. "
-                "Leave --temperature out"
-            )
+            expected = f"none, because only {option('sample', 'softmax')} has a temperature"
+            raise InputError(parameter="temperature", got=f"{self.temperature:g}", expected=expected)
         return self
 
 
@@ -339,7 +336,7 @@ class ClusterOptions(DumpOptions, MemoryOptions):
 
     size: int | None = _unset("C, queries per cluster. Default: from the recipe.", ge=2)
     smallest: int | None = _positive("Smallest size that clusters can be halved to. Default: from the recipe.")
-    part_rows: int | None = _positive("Number of queries that are clustered together. Default: from --memory.")
+    part_rows: int | None = _positive("Number of queries that are clustered together. Default: from {memory}.")
 
 
 class EmbedOptions(Options):

@@ -33,7 +33,7 @@ from pipelines.sharding.tokenizer import FrozenTokenizer
 from pipelines.sharding.versions import publish_version, require_most_labels
 from schemas import storage
 from schemas.arrow import DENSE, DENSE_MODEL, DenseModel
-from schemas.errors import ExtremisError, InputError
+from schemas.errors import ExtremisError, InputError, option
 from schemas.layout import phases as phases_of
 from schemas.manifest import Manifest, is_published
 from schemas.owners import require_output_folder
@@ -66,7 +66,7 @@ def shard(
     form = formats.choose(source, options.format, options.fields)
     if options.onto is not None and options.fields is None and isinstance(form, Keyed):
         if named := open_data(options.onto)[0].parameters["options"]["fields"]:
-            say(f"fields as in {options.onto}: {named}; --fields gives other names")
+            say(f"fields as in {options.onto}: {named}; {option('fields')} gives other names")
         options = options.model_copy(update={"fields": named})
         form = formats.choose(source, options.format, named)
     if options.onto is not None and isinstance(form, Keyed):
@@ -111,8 +111,8 @@ def shard(
                 phases.clear()
                 if phases.needed and not isinstance(error, InputError):
                     say(
-                        f"{data}: interrupted. The same command resumes from the last finished phase; --overwrite "
-                        "starts from the beginning"
+                        f"{data}: interrupted. The same command resumes from the last finished phase; "
+                        f"{option('overwrite', True)} starts from the beginning"
                     )
             raise
         made = True
@@ -187,7 +187,8 @@ def _make(attempt: Attempt, phases: Phases, frozen: FrozenTokenizer | None) -> M
         raise InputError(f"{attempt.source}: no points with labels in {inputs.shown('train')}. Give at least one row.")
     if options.same_key == "filter":
         own = sum(summary.count(plan.name, "filter_pairs_applied") for plan in queries)
-        say(f"{own:,} queries have the key of a label, which is never their negative or prediction (--same-key filter)")
+        kept = option("same_key", "filter")
+        say(f"{own:,} queries have the key of a label, which is never their negative or prediction ({kept})")
     rejects = publish.write_rejects(data, summary.rejected, attempt.files("sorted"))
     parameters = _parameters(attempt, summary, queries, filter_pairs, max(plan.dense for plan in (*queries, labels)))
     if base is not None:
@@ -301,8 +302,8 @@ def _find_dense_model(
     given = next((part for part in inputs.parts if part.contents.dense and not part.contents.derived), None)
     if options.embed and given:
         raise InputError(
-            f"--embed: {given.name} has its own vectors of {given.contents.dense:,} numbers. Leave --embed out, or "
-            "remove the vectors from INPUT."
+            f"{option('embed')}: {given.name} has its own vectors of {given.contents.dense:,} numbers. Leave "
+            f"{option('embed')} out, or remove the vectors from INPUT."
         )
     before = base.dense_model if base else None
     name = options.embed or (before.name if before and not given else None)
@@ -311,7 +312,7 @@ def _find_dense_model(
         had = "computed by a model" if before else base.manifest.parameters.get(DENSE) or 0
         if has != had:
             raise InputError(
-                f"--onto: dense vectors differ in length or origin ({base.url}: {had or 'none'}; INPUT: "
+                f"{option('onto')}: dense vectors differ in length or origin ({base.url}: {had or 'none'}; INPUT: "
                 f"{has or 'none'}). Give INPUT with the same kind of dense vectors."
             )
     if name is None:
@@ -323,8 +324,8 @@ def _find_dense_model(
         found = replace(found, compute=before.compute)
         if differing := {*found.identity().items()} - {*before.identity().items()}:
             raise InputError(
-                f"--onto: the earlier version has vectors of the model {before.name}, but {name} is a different model "
-                f"(different: {', '.join(name for name, _ in sorted(differing))}). Give the same model with --embed."
+                f"{option('embed', name)}: the earlier version has vectors of another model, {before.name} (different: "
+                f"{', '.join(name for name, _ in sorted(differing))}). Give the same model."
             )
     return found
 
@@ -362,7 +363,7 @@ def _dimension(attempt: Attempt, raw: Summary) -> int:
     if attempt.dense is None:
         return 0
     if not any(raw.count_input(table, "text_bytes") for table in (*attempt.inputs.splits, LABELS)):
-        raise InputError(f"--embed: {attempt.source} contains no texts. Leave --embed out.")
+        raise InputError(f"{option('embed')}: {attempt.source} contains no texts. Leave {option('embed')} out.")
     from pipelines.models import dimension_of
 
     dimension = dimension_of(attempt.dense)
@@ -384,7 +385,7 @@ def _changes(base: EarlierData, summary: Summary) -> str:
     replaced, lost = (sum(counts[name] for counts in summary.counters.values()) for name in ("replaced", "labels_lost"))
     parts = [f"{counts['new']:,} new labels", f"{counts['changed']:,} labels with a new text"]
     parts += [f"{counts['retired']:,} retired", f"{counts['returned']:,} returned", f"{replaced:,} points replaced"]
-    parts += [f"{lost:,} of their labels are not repeated (--again merge keeps them)"] if lost else []
+    parts += [f"{lost:,} of their labels are not repeated ({option('again', 'merge')} keeps them)"] if lost else []
     return f"onto {base.url}: {', '.join(parts)}"
 
 

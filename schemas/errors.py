@@ -1,8 +1,11 @@
-"""Errors with their exit statuses, and credentials that no message shows."""
+"""Errors with their exit statuses, how messages spell options, and credentials that no message shows."""
 
+import contextlib
 import errno
 import os
 import re
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 # Matches user:password@ and user@, but not container@account. A password may contain slashes; host:8080/path@v1 has a
 # port and no password.
@@ -63,6 +66,58 @@ _ROOM = re.compile(
 _SHARED = re.compile(r"shared memory (?:object|segment)|shared memory\(shm\)|workers are out of shared memory")
 
 
+# Environment variable: "shell" if messages name options as the command line does. Child processes inherit it.
+FRONT_END = "EXTREMIS_FRONT_END"
+
+
+@contextlib.contextmanager
+def front_end(name: str) -> Iterator[None]:
+    """Spell options for the front end `name` in the block; a process that has inherited a front end keeps that one."""
+    inherited = os.environ.get(FRONT_END)
+    os.environ.setdefault(FRONT_END, name)
+    try:
+        yield
+    finally:
+        if inherited is None:
+            del os.environ[FRONT_END]
+
+
+def option(name: str, value: Any = None) -> str:
+    """Spell an option of a Python function, with a value, as a user types it: `max_tokens=5`, or `--max-tokens 5`.
+
+    Capitals are a placeholder. A mapping has changes to a recipe (`set`), or names of columns (`fields`).
+    """
+    shell = os.environ.get(FRONT_END) == "shell"
+    if not shell:
+        return name if value is None else f"{name}={_literal(value, shell)}"
+    flag = flag_of(name)
+    if isinstance(value, bool) or value is None:
+        return f"--no-{flag[2:]}" if value is False else flag
+    if not isinstance(value, Mapping):
+        return f"{flag} {_literal(value, shell)}"
+    pairs = [f"{key}={_literal(part, shell)}" for key, part in value.items()]
+    return " ".join(f"{flag} {pair}" for pair in (pairs if name == "set" else [",".join(pairs)]))
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of an option in a shell."""
+    return "--from" if name == "from_run" else f"--{name.replace('_', '-')}"  # `from` is a keyword of Python
+
+
+def _literal(value: Any, shell: bool) -> str:
+    import json  # only needed here
+    import shlex
+
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{json.dumps(key)}: {_literal(part, shell)}' for key, part in value.items())}}}"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if shell:
+        return str(value).lower() if isinstance(value, bool) else shlex.quote(str(value))
+    is_text = isinstance(value, str) and not re.fullmatch("[A-Z]+", value)
+    return json.dumps(value, ensure_ascii=False) if is_text else str(value)
+
+
 class ExtremisError(Exception):
     """Failure for a known reason; the command line exits with `exit_status`.
 
@@ -76,9 +131,30 @@ class ExtremisError(Exception):
 
 
 class InputError(ExtremisError):
-    """Incorrect usage or invalid input, which the user can fix. Exit status 2."""
+    """Incorrect usage or invalid input, which the user can fix. Exit status 2.
+
+    The fault of one parameter has its facts: `parameter` as Python names it, what it `got`, what was `expected`, and a
+    `remedy`. Without a `message` they are the message: "PARAMETER: expected …, got …. REMEDY".
+    """
 
     exit_status = 2
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        parameter: str | None = None,
+        got: str | None = None,
+        expected: str | None = None,
+        remedy: str | None = None,
+    ) -> None:
+        self.parameter, self.expected, self.remedy = parameter, expected, remedy
+        self.got = None if got is None else redact(got)
+        if parameter is not None and not message:
+            name = option(parameter) if parameter.isidentifier() else parameter  # no key of a recipe, such as a.b
+            message = f"{name}: expected {expected}{'' if got is None else f', got {got}'}."
+            message += f" {remedy}" if remedy else ""
+        super().__init__(message)
 
 
 class RoomError(InputError):
@@ -135,7 +211,7 @@ def lack_of_memory(error: BaseException | None) -> str | None:
         if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM or _MEMORY.search(text):
             return (
                 "out of memory. Give the process more memory (ulimit -v), or use a smaller batch, dimension or "
-                "--memory."
+                f"{option('memory')}."
             )
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return None

@@ -16,7 +16,6 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -27,6 +26,17 @@ MOST_THREADS = 4096  # limit for each kind of thread in a process
 MOST_RATE = 10_000  # limit for learning rates
 _SHOWN = 200  # characters of a value that a message shows
 _LONG = re.compile(r"(\S{200})\S{100,}")
+# What pydantic says, as what is expected: by the type of its error, or by its phrase.
+_EXPECTED = {
+    "missing": "a value",
+    "extra_forbidden": "no such option",
+    "int_parsing_size": "a whole number of at most 63 bits",
+}
+_PHRASES = {
+    "^input should be ": "",
+    "^(greater|less) than": r"a number \g<0>",
+    r"^(\w+) should ": r"a \1 that should ",
+}
 
 
 class Options(BaseModel):
@@ -34,23 +44,16 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _within_64_bits(cls, values: Any) -> Any:
-        """Refuse whole numbers that do not fit into 64 bits, because arrays cannot contain them."""
-        for name, value in values.items() if isinstance(values, Mapping) else ():
-            if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63 and name != "seed":
-                raise ValueError(f"{name}: the number has {value.bit_length()} bits; expected at most 63")
-        return values
-
     @field_validator("*", mode="before")
     @classmethod
-    def _is_no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse true and false in place of 1 and 0, also inside a table of numbers."""
+    def _plain_value(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse whole numbers of more than 64 bits, which arrays cannot contain, and true and false for 1 and 0."""
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63 and info.field_name != "seed":
+            raise PydanticCustomError("bits", f"input should be {_EXPECTED['int_parsing_size']}")
         kind = cls.model_fields[str(info.field_name)].annotation
         inner = value.values() if get_origin(kind) is dict and isinstance(value, Mapping) else [value]
         if kind is not bool and any(isinstance(each, bool) for each in inner):
-            raise PydanticCustomError("truth_value", "input should not be true or false")
+            raise PydanticCustomError("truth_value", "input should be a value other than true or false")
         return value
 
 
@@ -65,18 +68,24 @@ def check(kind: type[Checked], values: Mapping[str, Any]) -> Checked:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise InputError("; ".join(fault_text(fault) for fault in error.errors()) + ".") from None
+        faults = [as_input_error(fault) for fault in error.errors()]
+    if len(faults) > 1:
+        faults[0].args = (" ".join(map(str, faults)),)
+    raise faults[0]
 
 
-def fault_text(fault: Mapping[str, Any]) -> str:
-    """Describe a pydantic error in one clause: the validator's message, or option, expected value and given value."""
+def as_input_error(fault: Mapping[str, Any]) -> InputError:
+    """Return a pydantic error as an InputError: a validator's message, or option, expected value and given value."""
+    where = ".".join(str(part) for part in fault["loc"]) or None
+    said = str(fault["msg"])
     if fault["type"] == "value_error":
-        return _LONG.sub(r"\1…", str(fault["msg"]).removeprefix("Value error, "))
-    where = ".".join(str(part) for part in fault["loc"])
-    text = repr(fault["input"])
-    wanted = "input should be a whole number of at most 63 bits"
-    message = wanted if fault["type"] == "int_parsing_size" else str(fault["msg"]).lower()
-    return f"{where}: {message}, got {text if len(text) <= _SHOWN else text[:_SHOWN] + '…'}"
+        said = _LONG.sub(r"\1…", said.removeprefix("Value error, "))
+        return InputError(f"{said}.", parameter=where)
+    expected = _EXPECTED.get(fault["type"]) or re.sub(", (got|unable to) .*", "", said[:1].lower() + said[1:])
+    for pattern, replacement in _PHRASES.items():
+        expected = re.sub(pattern, replacement, expected)
+    got = repr(fault["input"])
+    return InputError(parameter=where, expected=expected, got=got if len(got) <= _SHOWN else got[:_SHOWN] + "…")
 
 
 def is_number(value: Any) -> bool:
@@ -87,7 +96,7 @@ def is_number(value: Any) -> bool:
 def whole_number(name: str, value: Any, least: int = 0) -> int:
     """Return `value` as an int. Raises InputError unless it is a whole number, also of NumPy, of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise InputError(f"{name} = {value!r:.80}: expected a whole number, {least} or more.")
+        raise InputError(parameter=name, got=f"{value!r:.80}", expected=f"a whole number, {least} or more")
     return int(value)
 
 
@@ -96,13 +105,12 @@ class Shown:
     """How a command line shows an option, in addition to its name, type and help.
 
     `names`: values that help lists in place of {names} and a shell completes. `place`: the value is a file or a folder.
-    `flag`: the option's flag, if the name is a word of Python. `repeated`: the flag is repeated for each value.
+    `repeated`: the flag is repeated for each value.
     """
 
     metavar: str | None = None
     names: Callable[[], Iterable[str]] | None = None
     place: bool = False
-    flag: str | None = None
     repeated: bool = False
 
 
@@ -128,7 +136,7 @@ SINKS = {
 
 def _require_sink(name: str) -> str:
     if name not in SINKS:
-        raise ValueError(f"sink = {name!r}: expected one of {', '.join(map(repr, SINKS))}")
+        raise PydanticCustomError("sink", "input should be one of {names}", {"names": ", ".join(map(repr, SINKS))})
     return name
 
 

@@ -15,7 +15,8 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]*)\s*", text)
     unit = _UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None:
-        raise InputError(f"{text!r}: expected a number with a unit, for example 8GiB or 500MB.")
+        expected = "a number with a unit, for example 8GiB or 500MB"
+        raise InputError(f"{text!r}: expected {expected}.", expected=expected)
     return int(float(match[1]) * unit)
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from schemas import manifest as manifests
 from schemas import storage
-from schemas.errors import InputError, TableError
+from schemas.errors import InputError, TableError, option
 from schemas.layout import RunLayout, epoch_folder, list_numbers
 from schemas.manifest import Manifest, Shard, is_published
 from schemas.ragged import offsets_of
@@ -265,7 +265,8 @@ class Table:
         """Refuse a table of negatives unless its ids are `what`. Raises TableError."""
         if self.ids_of != what:
             given = f"{self.url}: the ids of this table are {self.ids_of}, expected {what}"
-            raise TableError(f"{given}. Mine a table {'with' if what == 'points' else 'without'} --by points.")
+            how = "with" if what == "points" else "without"
+            raise TableError(f"{given}. Mine a table {how} {option('by', 'points')}.")
 
     def require_aligned(self, rows: "Table", remedy: str) -> None:
         """Refuse this table if it was built from rows other than `rows`, or if its row groups differ.

@@ -67,9 +67,9 @@ class Threshold(NamedTuple):
 
 def require_fractions(precisions: Sequence[float]) -> None:
     """Raise InputError for a precision outside (0, 1]."""
-    wrong = [p for p in precisions if not 0 < p <= 1]
+    wrong = [f"{p:g}" for p in precisions if not 0 < p <= 1]
     if wrong:
-        raise InputError(f"--precision {', '.join(f'{p:g}' for p in wrong)}: expected a fraction in (0, 1].")
+        raise InputError(parameter="precision", got=", ".join(wrong), expected="a fraction in (0, 1]")
 
 
 class ScoredPredictions:

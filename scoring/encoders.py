@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from schemas import PAD
-from schemas.errors import InputError, MissingExtra
+from schemas.errors import InputError, MissingExtra, option
 from schemas.mapped import MapFile, MappedFile
 from schemas.ragged import Ragged
 from scoring.exported import Embedder, Serving, forms_of
@@ -65,13 +65,13 @@ def choose_form(stated: str, section: EncoderSection, earlier: Mapping[str, Any]
     first, *others = forms_of(section)
     if stated != AUTO_FORM and not (others and stated in forms_of(section)):
         raise InputError(
-            f"--form {stated}: encoder.kind = {section.kind!r} has only the form {first}. Leave --form out."
+            f"{option('form', stated)}: encoder.kind = {section.kind!r} has only the form {first}. Leave it out."
         )
     if form not in others:
         return None
     for module, extra in {"onnxruntime": "onnx", "onnxscript": "trainer"}.items():
         if find_spec(module) is None:
-            raise MissingExtra(f"--form {form} needs {module}", extra)
+            raise MissingExtra(f"{option('form', form)} needs {module}", extra)
     return form
 
 
@@ -107,7 +107,7 @@ class ConvertedEncoder:
             cause = error.__cause__ or error
             reason = " ".join(f"{type(cause).__name__}: {cause}".split())[:200].rstrip(".")
             raise InputError(
-                f"--form {form}: this model cannot be written as a graph: {reason}. Leave --form out."
+                f"{option('form', form)}: this model cannot be written as a graph: {reason}. Leave it out."
             ) from error
         served = import_name(forms_of(section)[form]).open(section, folder, lambda name: MappedFile(str(folder / name)))
         plain = TorchInference(encoder)
@@ -130,9 +130,9 @@ def _require_near(form: str, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
     if len(x) and not (cosine >= _MIN_COSINE if form == _INT8 else difference <= _MAX_DIFFERENCE):
         expected = f"a cosine >= {_MIN_COSINE:g}" if form == _INT8 else f"a difference <= {_MAX_DIFFERENCE:g}"
         raise InputError(
-            f"--form {form}: on {len(x):,} rows of the data, the graph's x differs from PyTorch's x: mean cosine "
-            f"{cosine:.4f}, largest difference {difference:.1g} times the largest value. Expected {expected}. Leave "
-            "--form out."
+            f"{option('form', form)}: on {len(x):,} rows of the data, the graph's x differs from PyTorch's x: mean "
+            f"cosine {cosine:.4f}, largest difference {difference:.1g} times the largest value. Expected {expected}. "
+            f"Leave {option('form')} out."
         )
     return {"difference": difference, "cosine": cosine}
 

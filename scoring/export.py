@@ -21,7 +21,7 @@ import torch
 
 from schemas import storage
 from schemas.arrow import DENSE, DENSE_MODEL, DenseModel
-from schemas.errors import InputError
+from schemas.errors import InputError, option
 from schemas.layout import DataLayout, RunLayout, shard_name
 from schemas.manifest import Manifest, Patch, Shard, View, describe_file, write_file
 from schemas.mapped import MappedFile
@@ -101,14 +101,14 @@ class EarlierExport:
             before = Table.find(out, KIND)
             place = None if before is None else ExportVersion.of(before.manifest).onto
             if place is None:
-                raise InputError(f"--onto {onto}: this is OUT itself. Name an earlier export.")
+                raise InputError(f"{option('onto', onto)}: this is OUT itself. Name an earlier export.")
             url = resolve(out, place)
         export = Table.open(url, KIND)
         require_needed_exports(export)
         if parts_since(Table.open(data.root, "data").manifest, export.parents["data"]) is None:
             raise InputError(
-                f"--onto {url}: this export was built neither from {data.root} nor from an earlier version. Name an "
-                "export of this data, or leave --onto out."
+                f"{option('onto', url)}: this export was built neither from {data.root} nor from an earlier version. "
+                f"Name an export of this data, or leave {option('onto')} out."
             )
         return cls(export, out)
 
@@ -330,16 +330,16 @@ def export(
     TableError, StorageError.
     """
     if dtype not in DTYPES:
-        raise InputError(f"--dtype {dtype}: expected one of {', '.join(DTYPES)}.")
+        raise InputError(parameter="dtype", got=repr(dtype), expected=f"one of {', '.join(DTYPES)}")
     if not 0 < target_recall <= 1:
-        raise InputError(f"--target-recall {target_recall:g}: expected a fraction in (0, 1].")
+        raise InputError(parameter="target_recall", got=f"{target_recall:g}", expected="a fraction in (0, 1]")
     require_fractions(precisions)
     layout = DataLayout(data)
     recipe, checkpoint = find_checkpoint(layout, RunLayout(run), RunLayout(run).scored_step(step))
     scores = scores or scores_of(run, checkpoint.step)
     parents = {"data": Table.open(data, "data").digest, "checkpoint": checkpoint.table.digest}
     if scores == "sum" and recipe.encodes_labels:
-        raise InputError(f"--scores {scores}: labels of {run} are scored only by their texts. Leave --scores out.")
+        raise InputError(f"{option('scores', scores)}: labels of {run} are scored only by their texts. Leave it out.")
     fusion = open_fusion(data, run, checkpoint) if scores == "fused" else None
     if fusion is not None:
         parents["fusion"] = fusion.table.digest
@@ -365,13 +365,13 @@ def export(
     request = Request(KIND, parents, {"options": {**options, **based_on}})
 
     def find_finished() -> Manifest | None:
-        return find_reusable(out, request, "Give --overwrite, or another OUT.", overwrite=overwrite)
+        return find_reusable(out, request, f"Give {option('overwrite', True)}, or another OUT.", overwrite=overwrite)
 
     finished = find_finished()
     if finished is None:
         width, item = recipe.encoder.dimension + int(has_bias(recipe)), DTYPES[dtype].itemsize
         vectors = Table.open(layout.labels, "labels").rows * width * item
-        require_room(out, {"vectors": vectors}, "Give another OUT, or --dtype float16.")
+        require_room(out, {"vectors": vectors}, f"Give another OUT, or {option('dtype', 'float16')}.")
         with building(out, "exported", say) as build:
             finished = find_finished()  # the previous owner of OUT may have finished the export
             if finished is None:
@@ -586,7 +586,7 @@ class _Writer:
         if split is None:
             self.say(
                 f"no thresholds, because {self.data.root} has no split val and no rows were held out. Create val with "
-                "extremis shard --validation, or name another split with --threshold-split"
+                f"`extremis shard --validation`, or name another split with {option('threshold_split')}"
             )
             return None
         if split == HOLDOUT and self.fusion is not None and serving.fused is not None:  # a row would find itself

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from schemas import storage
-from schemas.errors import InputError, TableError
+from schemas.errors import InputError, TableError, option
 from schemas.layout import check_folder, check_name
 from schemas.manifest import Manifest, is_published
 from schemas.storage import join, relative, resolve
@@ -45,7 +45,7 @@ def require_needed_exports(table: Table) -> None:
     """Raise TableError, which names the exports, if needed exports are missing or were rebuilt."""
     needs = ExportVersion.of(table.manifest).needs
     needed = {(resolve(table.url, place), digest): part for part, place, digest in needs}
-    require_tables(table, needed, "use another version, or export the run again without --onto")
+    require_tables(table, needed, f"use another version, or export the run again without {option('onto')}")
 
 
 def resolve_export(url: str) -> str:
@@ -79,7 +79,7 @@ def find_current(url: str) -> str | None:
     except (InputError, UnicodeDecodeError):
         raise TableError(
             f"{place}: expected the name of a folder next to this file, got {content[:60]!r}. Write the name of an "
-            "export into the file, or export again with --current."
+            f"export into the file, or export again with {option('current', True)}."
         ) from None
 
 
@@ -88,7 +88,7 @@ def export_name(url: str) -> str:
 
     Raises InputError if CURRENT cannot contain this name.
     """
-    return check_name("--current: the folder", relative(resolve(url, ".."), resolve(url, ".")))
+    return check_name(f"{option('current', True)}: the folder", relative(resolve(url, ".."), resolve(url, ".")))
 
 
 def make_current(url: str) -> str:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pipelines.sharding.tokenizer import FILE
 from schemas import PAD, storage
 from schemas.arrow import DENSE, DenseModel
-from schemas.errors import ExtremisError, InputError, MissingExtra, TableError
+from schemas.errors import ExtremisError, InputError, MissingExtra, TableError, option
 from schemas.manifest import Shard, find_shard, read_patch, shard_url, verify_shard
 from schemas.mapped import MappedFile, file_stamp
 from schemas.options import is_number
@@ -151,7 +151,7 @@ class ExportFiles:
 def _changed(path: str) -> TableError:
     return TableError(
         f"{path}: changed since the export was opened. Open the export again. Write each new export to a new folder, "
-        "and switch to it with --current, instead of overwriting files in use."
+        f"and switch to it with {option('current', True)}, instead of overwriting files in use."
     )
 
 
@@ -439,7 +439,8 @@ class Exported:
         given = [value for value in (threshold, precision) if value is not None]
         if len(given) > 1 or not all(map(is_number, given)):
             said = " and ".join(map(repr, given))[:80]
-            raise InputError(f"--threshold or --precision: expected one number, got {said}. Give only one of the two.")
+            either = f"{option('threshold')} or {option('precision')}"
+            raise InputError(f"{either}: expected one number, got {said}. Give only one of the two.")
         return self.threshold(precision) if precision is not None else float(*given or [-np.inf])
 
     def threshold(self, precision: float) -> float:
@@ -457,7 +458,7 @@ class Exported:
         stated = ", ".join(f"{share:g}" for share in scores)
         raise InputError(
             f"{self.table.url}: no threshold for a precision of {precision:g}; known precisions: {stated or 'none'}. "
-            f"Export with --precision {precision:g} and a split to measure thresholds on, or give --threshold SCORE."
+            f"Export with {option('precision', precision)} and a split for it, or give {option('threshold', 'SCORE')}."
         )
 
 

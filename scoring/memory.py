@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from schemas import PAD, storage
-from schemas.errors import InputError, TableError
+from schemas.errors import InputError, TableError, option
 from schemas.layout import DataLayout
 from schemas.manifest import Shard, describe_file, find_shard, verify_shard
 from schemas.mapped import MappedFile, ScratchFile
@@ -225,8 +225,8 @@ class Memory:
             raise InputError(
                 f"memory: index {self.factory.spec} finds {recall:.4f} of the nearest points of sampled queries, "
                 f"expected {TARGET_RECALL}: its PQ codes are too coarse. Give "
-                f"--memory {say_bytes(1.05 * exact.bytes).replace(' ', '')} for exact search of these points, or a "
-                "smaller --memory for fewer points."
+                f"{option('memory', say_bytes(1.05 * exact.bytes).replace(' ', ''))} for exact search of these points, "
+                f"or a smaller {option('memory')} for fewer points."
             )
         set_params(block.index, params)
         measured = {"nprobe": params.nprobe, "recall": round(recall, 4)}

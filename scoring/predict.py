@@ -19,7 +19,7 @@ from pipelines.formats.keyed import Texts
 from pipelines.sharding.tokenizer import FILE, encode_texts, open_tokenizer
 from schemas import PAD, arrow, storage
 from schemas.arrow import DENSE
-from schemas.errors import InputError, MissingExtra, without_controls
+from schemas.errors import InputError, MissingExtra, option, without_controls
 from schemas.layout import DataLayout
 from schemas.options import whole_number
 from schemas.ragged import Ragged, counts_of, offsets_of
@@ -36,7 +36,6 @@ from trainer.inputs import Inputs, open_queries, require_inputs
 from trainer.threads import set_threads
 
 _BATCH = 512  # texts per batch
-_EMBEDDER = "Give a path or hub name of the same model: --embedder MODEL, or extremis.load(export, embedder=MODEL)."
 
 
 @dataclass(frozen=True)
@@ -320,21 +319,22 @@ def open_embedder(exported: Exported, place: str | None = None) -> Callable[[pa.
     if recorded is None:
         if place is not None:
             raise InputError(
-                f"--embedder {place}: {exported.table.url} does not use a text model. Leave --embedder out."
+                f"{option('embedder', place)}: {exported.table.url} does not use a text model. Leave the option out."
             )
         return None
     from pipelines.models import dense_column
     from trainer.encoders.texts import TextFiles
 
+    remedy = f"Give a path or hub name of the same model with {option('embedder', 'MODEL')}."
     url, model = exported.table.url, replace(recorded, name=place or recorded.name)
     try:
         files = TextFiles.find(model.name)
     except InputError as error:
-        raise InputError(f"{url}: the encoder reads the vectors of a text model: {error} {_EMBEDDER}") from None
+        raise InputError(f"{url}: the encoder reads the vectors of a text model: {error} {remedy}") from None
     if files.digest != recorded.digest:
         raise InputError(
             f"{url}: the encoder reads the vectors of the model {recorded.name} (digest {recorded.digest[:12]}…), but "
-            f"{model.name} is a different model (digest {files.digest[:12]}…). {_EMBEDDER}"
+            f"{model.name} is a different model (digest {files.digest[:12]}…). {remedy}"
         )
     return functools.partial(dense_column, model.embedder("queries"), dimension=exported.table.parameters[DENSE])
 
@@ -468,11 +468,11 @@ def open_writer(
     form = form or next((form for end, form in _FORMS_BY_ENDING.items() if out.endswith(end)), None)
     if form is None:
         raise InputError(
-            f"{out}: unknown file ending (expected {', '.join(_FORMS_BY_ENDING)}). Give the format with --to FORM."
+            f"{out}: unknown file ending (expected {', '.join(_FORMS_BY_ENDING)}). Give {option('to', 'FORM')}."
         )
     if safe_cells and form != "csv":
         raise InputError(
-            f"--safe-cells works only with CSV, but OUT is {form}. Leave --safe-cells out, or give --to csv."
+            f"{option('safe_cells', True)} works only with CSV, but OUT is {form}. Give {option('to', 'csv')}."
         )
     make = functools.partial(_write_csv, safe_cells=True) if safe_cells else _FORMS[form]
     with storage.writing(out) as path, make(path, labels, schema) as write:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from torch.utils.data import IterableDataset
 
 from schemas import PAD, storage
-from schemas.errors import InputError, TableError
+from schemas.errors import InputError, TableError, option
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, columns_of, is_published
 from schemas.mapped import ScratchRows
@@ -55,14 +55,14 @@ class TupleTables:
             url, data = join(url, "queries"), data or join(url, "data")
         if data is None:
             Table.open(url, "negatives")  # a missing place has its own error message
-            raise InputError(f"{url}: --data is missing: give the DATA that this table was mined from.")
+            raise InputError(f"{url}: {option('data')} is missing: give the DATA that this table was mined from.")
         whole, layout, table = Table.open(data, "data"), DataLayout(data), Table.find(url, "negatives")
         splits = {digest: name[8:] for name, digest in whole.parents.items() if name.startswith("queries/")}
         split = "train" if table is None else splits.get(table.parents.get("queries", ""))
         if split is None:
             raise TableError(
-                f"{url}: not mined from the queries of {data} ({', '.join(sorted(splits.values()))}). Give the "
-                "DATA that this table was mined from with --data."
+                f"{url}: not mined from the queries of {data} ({', '.join(sorted(splits.values()))}). Give the DATA "
+                f"that this table was mined from with {option('data')}."
             )
         queries = Table.open(layout.queries(split), "queries")
         negatives = Source("queries", queries).with_negatives(url).negatives
@@ -95,7 +95,7 @@ class TupleTables:
             held = pa.LargeStringArray.from_buffers(table.rows, pa.py_buffer(offsets), pa.py_buffer(values))
             self._held[table.url, column] = held
         if not held.buffers()[2].size and table.rows:
-            raise InputError(f"{table.url}: the table has no {column}. Give --keys to write keys instead of texts.")
+            raise InputError(f"{table.url}: the table has no {column}. Give {option('keys', True)} to write keys.")
         return held.take(pa.array(rows)).cast(pa.string())
 
     def numbers(self, table: Table, column: str, rows: np.ndarray) -> np.ndarray:
@@ -140,21 +140,23 @@ class TupleTables:
         options, width = self.options, self.negatives.width("label_ids")
         if (options.negatives or 0) > width:
             raise InputError(
-                f"--negatives {options.negatives}: {self.negatives.url} has {width} negatives per row. Ask for "
-                f"fewer, or mine the table again with --width {options.negatives}."
+                f"{option('negatives', options.negatives)}: {self.negatives.url} has {width} negatives per row. Ask "
+                f"for fewer, or mine the table again with {option('width', options.negatives)}."
             )
         if not options.keys and "text" not in self.queries.columns:
             raise InputError(
-                f"{self.queries.url}: the queries of this DATA have no texts. Shard the data again with --keep-text, "
-                "or give --keys to write keys instead of texts."
+                f"{self.queries.url}: the queries of this DATA have no texts. Shard the data again with "
+                f"{option('keep_text', True)}, or give {option('keys', True)} to write keys instead of texts."
             )
         if options.scores == "search" and not self.mining:
             raise InputError(
-                "--scores search: positives have scores only in the output of mining arrays. Give the output folder "
-                "of mined arrays, or leave --scores out."
+                f"{option('scores', 'search')}: positives have scores only in the output of mining arrays. Give the "
+                f"output folder of mined arrays, or leave {option('scores')} out."
             )
         if options.scores == "teacher" and "teacher" not in self.negatives.columns:
-            raise InputError(f"--scores teacher: no teacher has scored {self.negatives.url}. Leave --scores out.")
+            raise InputError(
+                f"{option('scores', 'teacher')}: no teacher has scored {self.negatives.url}. Leave it out."
+            )
 
 
 Columns = dict[str, pa.Array]
@@ -344,7 +346,7 @@ class TupleStream(IterableDataset):
         if not examples:
             raise InputError(
                 f"{self.tables.negatives.url}: no row has a positive and enough negatives for {self.options.form}. Ask "
-                "for fewer --negatives, or mine the table again with other options."
+                f"for fewer {option('negatives')}, or mine the table again with other options."
             )
         return examples, left_out
 
@@ -462,11 +464,11 @@ def write_tuples(
     of the same input exists, its manifest is returned. `on_examples(number)` is called with the number of examples
     written. Raises InputError if OUT has other contents; StorageError.
     """
-    tables, remedy = stream.tables, "Give --overwrite to replace it, or another OUT."
+    tables, remedy = stream.tables, f"Give {option('overwrite', True)} to replace it, or another OUT."
     reads = [tables.place, tables.data]
     if is_file(out):
         if shards is not None:
-            raise InputError("--shards works only with a folder, but OUT is a file of JSON lines. Leave --shards out.")
+            raise InputError(f"{option('shards')} works only with a folder, but OUT is a file. Leave it out.")
         require_output_file(out, reads, remedy, overwrite)
         end = next(end for end in _ENDS if out.endswith(end))
         with storage.writing(out) as path, pa.output_stream(path, compression=_ENDS[end]) as file:

@@ -10,7 +10,7 @@ import faiss
 import numpy as np
 
 from schemas import storage
-from schemas.errors import InputError, TableError
+from schemas.errors import InputError, TableError, option
 from schemas.manifest import Shard, describe_file, verify_shard
 from schemas.randomness import sample_rows
 from schemas.storage import join
@@ -389,23 +389,24 @@ def require_recall(
     factory: Factory,
     params: SearchParams,
     target: float,
-    option: str | None = "--target-recall",
+    settable: str | None = "target_recall",
     fixed: SearchParams = _TUNED,
 ) -> None:
     """Raise InputError, with advice for this kind of index, if `params.recall` is known and less than `target`.
 
-    `option` sets the target, None if nothing does; `fixed`: parameters that the user has set with options.
+    the option `settable` sets the target, None if nothing does; `fixed`: parameters that the user has set with options.
     """
     if params.recall is None or params.recall >= target:
         return
-    fixed_by = [f"--{name.replace('_', '-')}" for name, value in asdict(fixed).items() if value is not None]
+    fixed_by = [option(name) for name, value in asdict(fixed).items() if value is not None]
     advice = next(text for pattern, text in _ADVICE.items() if re.search(pattern, factory.spec))
     if fixed_by:
         advice = f"Raise {' and '.join(fixed_by)}, or leave the option out, so that it is tuned"
-    accept = f"; or accept this recall with {option} {math.floor(100 * params.recall) / 100:g}" if option else ""
+    reached = math.floor(100 * params.recall) / 100
+    accept = f"; or accept this recall with {option(settable, reached)}" if settable else ""
     raise InputError(
         f"index {factory.spec!r}: finds {params.recall:.4f} of the nearest labels of sampled queries, expected "
-        f"{option or 'a recall of'} {target:g}. {advice}{accept}."
+        f"{option(settable, target) if settable else f'a recall of {target:g}'}. {advice}{accept}."
     )
 
 

@@ -415,7 +415,8 @@ def find_device(name: str) -> str:
     number = name.partition(":")[2]
     index = int(number) if number else int(os.environ.get("LOCAL_RANK", "0")) % max(1, gpus)
     if index >= gpus:
-        raise InputError(f"device {name!r}: PyTorch can use {gpus} GPUs on this machine. Give --device auto or cpu.")
+        expected = f"auto, cpu, or one of the {gpus} GPUs that PyTorch can use on this machine"
+        raise InputError(parameter="device", got=repr(name), expected=expected)
     return f"cuda:{index}"
 
 

@@ -175,7 +175,8 @@ def test_messages_that_are_explained_are_said() -> None:
         for package in ("schemas", "search", "pipelines", "trainer", "scoring", "extremis")
         for path in (ROOT / package).rglob("*.py")
     )
-    joined = re.sub(r'"\s*\n\s*f?"', "", code)
+    joined = re.sub(r"\{option\('(\w+)'\)\}", lambda name: f"--{name[1].replace('_', '-')}", code)
+    joined = re.sub(r'"\s*\n\s*f?"', "", joined)
     for quoted in re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE):
         for part in re.split(r" … ?| \d+ ", quoted):
             assert part.strip("…: ") in joined, quoted

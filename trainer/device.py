@@ -44,11 +44,11 @@ def open_device(name: str) -> torch.device:
         return CPU
     if not gpus:
         built = "PyTorch finds no GPU here" if torch.version.cuda else "this PyTorch is built for CPUs only"
-        raise InputError(f"device {name!r}: {built}. Choose 'auto' or 'cpu' (--device, train.device).")
+        raise InputError(parameter="device", got=repr(name), expected=f"'auto' or 'cpu', because {built}")
     index = int(number) if number else int(os.environ.get("LOCAL_RANK", "0")) % gpus
     if index >= gpus:
         numbers = "cuda:0" if gpus == 1 else f"cuda:0 to cuda:{gpus - 1}"
-        raise InputError(f"device {name!r}: this machine has only {numbers}. Choose a GPU that exists, or 'auto'.")
+        raise InputError(parameter="device", got=repr(name), expected=f"'auto', 'cpu' or {numbers}")
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from schemas.errors import ExtremisError, InputError
+from schemas.errors import ExtremisError, InputError, option
 from schemas.waits import Wait, waiting
 
 
@@ -297,7 +297,7 @@ class _Joined(Group):
         raise RankLostError(
             f"rank {self.rank} of {self.ranks}: the GPU has waited {time.monotonic() - began:.0f} seconds for another "
             "rank, which has ended or is stuck. The messages of that rank are above, or in its own output. Continue "
-            "with --resume, on any number of ranks."
+            f"with {option('resume', True)}, on any number of ranks."
         )
 
     def for_another_thread(self) -> Group:
@@ -328,8 +328,8 @@ class _Joined(Group):
         except RuntimeError as error:
             raise RankLostError(
                 f"rank {self.rank} of {self.ranks} lost another rank, which was killed or cannot be reached "
-                f"({_line(error)}). The messages of that rank are above, or in its own output. Continue with --resume, "
-                "on any number of ranks."
+                f"({_line(error)}). The messages of that rank are above, or in its own output. Continue with "
+                f"{option('resume', True)}, on any number of ranks."
             ) from error
 
 

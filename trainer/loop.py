@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from schemas import storage
-from schemas.errors import ExtremisError, InputError, StorageError
+from schemas.errors import ExtremisError, InputError, StorageError, option
 from schemas.layout import DataLayout, RunLayout
 from schemas.owners import Claim, Unclaimed
 from schemas.process import cores
@@ -119,7 +119,9 @@ class Trainer:
         """Start a new run. Raises InputError if RUN already contains a run, TableError if DATA is not finished."""
         layout = RunLayout(run)
         if group.decide(lambda: storage.exists(layout.config)):
-            raise InputError(f"{run}: a run exists here already. Continue it with --resume, or choose another RUN.")
+            raise InputError(
+                f"{run}: a run exists here already. Continue with {option('resume', True)}, or choose a new RUN."
+            )
         threads = group.decide(lambda: min(torch.get_num_threads(), cores()))
         context = set_up(DataLayout(data), layout, recipe, say, group, claim or Unclaimed(), threads)
         require_room_for_run(context)
@@ -384,7 +386,7 @@ class Trainer:
             self.save()
         self.context.writer.wait()
         kept = f"after step {step:,}; the checkpoint is saved" if step else "before its first step"
-        raise StoppedError(f"{self.run.root}: stopped by a signal {kept}. Continue with --resume.")
+        raise StoppedError(f"{self.run.root}: stopped by a signal {kept}. Continue with {option('resume', True)}.")
 
     def _read_losses(self) -> None:
         """Read the losses of all steps since the last read, in one copy. Raises ExtremisError for NaN or infinity."""

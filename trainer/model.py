@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import normalize, pad
 
 from schemas.arrow import DENSE
-from schemas.errors import InputError
+from schemas.errors import InputError, option
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest
 from schemas.shard_files.parquet import list_column
@@ -177,7 +177,7 @@ def find_checkpoint(
     if checkpoint is None:
         raise InputError(
             f"{run.root}: this run has no checkpoint yet. Wait for the first checkpoint, or resume the run with "
-            "--resume."
+            f"{option('resume', True)}."
         )
     return validate(config["recipe"], run.config), checkpoint
 
@@ -260,8 +260,8 @@ def load_encoder_of_run(model: Model, data: DataLayout, recipe: Recipe) -> bool:
     if not url:
         if recipe.train.freeze_encoder:
             raise InputError(
-                "train.freeze_encoder needs a trained encoder: give --set train.encoder_from=RUN. RUN is a run of "
-                "`ngame`, or of another recipe with the same encoder."
+                f"train.freeze_encoder needs a trained encoder: give {option('set', {'train.encoder_from': 'RUN'})}. "
+                "RUN is a run of `ngame`, or of another recipe with the same encoder."
             )
         return False
     trained, checkpoint = find_checkpoint(data, RunLayout(url))

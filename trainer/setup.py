@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from schemas import code_version
-from schemas.errors import InputError
+from schemas.errors import InputError, option
 from schemas.layout import LABEL_TEXTS, DataLayout, RunLayout
 from schemas.owners import Claim
 from schemas.storage import require_room
@@ -205,7 +205,7 @@ def require_label_texts(data: DataLayout, recipe: Recipe, say: Say) -> None:
     if too_many:
         raise InputError(
             f"{data.labels}: {described}. These settings need the texts: {used}. Add the texts and shard again, or "
-            "train without texts of labels, for example astra with --set data.label_texts=false."
+            f"train without texts of labels, for example astra with {option('set', {'data.label_texts': False})}."
         )
     if described:
         say(f"odd: {described}. These settings use the texts of labels: {used}")
@@ -217,7 +217,7 @@ def open_replay(data: DataLayout, recipe: Recipe) -> Replay | None:
     if times == 1:
         return None
     if not url:
-        raise InputError("data.replay needs an earlier run: name the run with --from.")
+        raise InputError(f"data.replay needs an earlier run: name the run with {option('from_run')}.")
     _, _, new = find_earlier(data, RunLayout(url))
     parts = Version.of(Table.open(data.root, "data").manifest).parts
     return Replay(frozenset(parts) - frozenset(new), times)
@@ -360,6 +360,6 @@ def require_same_recipe(started: Recipe, recipe: Recipe, run: str) -> None:
     ]
     if differing:
         raise InputError(
-            f"{run}: this run was started with another recipe: {'; '.join(differing)}. "
-            "Resume with the recipe and the --set options of the start, or choose another RUN."
+            f"{run}: this run was started with another recipe: {'; '.join(differing)}. Resume with the recipe and the "
+            f"{option('set')} options of the start, or choose another RUN."
         )

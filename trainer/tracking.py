@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas import storage
-from schemas.errors import InputError, MissingExtra, StorageError, TableError, redact
+from schemas.errors import InputError, MissingExtra, StorageError, TableError, option, redact
 from schemas.layout import RunLayout
 from schemas.owners import Claim, ClaimLostError, Unclaimed
 from schemas.storage import join, parse_object, read_json, write_json
@@ -252,7 +252,7 @@ class WeightsAndBiases(Watcher):
         except wandb.Error as error:
             raise InputError(
                 f"logging.wandb = {self._project!r}: {error}. Log in with `wandb login`, set WANDB_MODE=offline, or "
-                'turn it off with --set logging.wandb=""'
+                f"turn it off with {option('set', {'logging.wandb': ''})}"
             ) from None
         self._sent = self._run.step if identity else 0
         offline = self._run.settings.mode in ("offline", "dryrun")
@@ -299,7 +299,7 @@ class MLflow(Watcher):
         except (MlflowException, ImportError) as error:
             raise InputError(
                 f"logging.mlflow = {self._experiment!r}: {error}. Set MLFLOW_TRACKING_URI to a server or a store that "
-                'works, or turn MLflow off with --set logging.mlflow=""'
+                f"works, or turn MLflow off with {option('set', {'logging.mlflow': ''})}"
             ) from None
         self._facts.say(f"MLflow: experiment {self._experiment}, run {self._run}")
         self._thread.start()

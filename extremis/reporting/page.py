@@ -38,7 +38,7 @@ from extremis.reporting.records import (
 from extremis.spinner import show_activity
 from extremis.summary import splits_of
 from schemas import storage
-from schemas.errors import InputError, MissingExtra, redact
+from schemas.errors import InputError, MissingExtra, option, redact
 from schemas.layout import DataLayout
 from schemas.manifest import is_published
 from schemas.owners import require_output_file
@@ -513,8 +513,8 @@ def render(variables: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
     data = html.encode("utf-8", "replace")
     if len(data) > MAX_PAGE_BYTES:
         raise InputError(
-            f"the page would have {len(data):,} bytes, more than {MAX_PAGE_BYTES:,}. Give fewer --queries, or fewer "
-            "runs."
+            f"the page would have {len(data):,} bytes, more than {MAX_PAGE_BYTES:,}. Give fewer {option('queries')}, "
+            "or fewer runs."
         )
     return data
 

@@ -7,7 +7,7 @@ from pipelines.formats.base import Format, list_files, parse_fields_by_table, sa
 from pipelines.formats.keyed import Keyed
 from pipelines.options import FORMATS
 from schemas import storage
-from schemas.errors import InputError
+from schemas.errors import InputError, option
 
 _TEXTS = (
     " The labels of the texts are missing: write each text with its label or labels, as in train.csv with the header "
@@ -26,8 +26,8 @@ def choose(source: str, name: str | None = None, fields: str | None = None) -> F
         return form
     if not isinstance(form, Keyed):
         raise InputError(
-            f"--fields works only with formats that have named fields; {source} is read as {form.name}, which has "
-            "fixed names."
+            f"{option('fields')} works only with formats that have named fields; {source} is read as {form.name}, "
+            "which has fixed names."
         )
     named, of_labels = parse_fields_by_table(fields, form.fields)
     return replace(form, fields=named, label_fields=of_labels)
@@ -41,7 +41,7 @@ def _recognise(source: str) -> Format:
         return similar[0]
     if similar:
         several = " and ".join(form.name for form in similar)
-        raise InputError(f"{source}: looks like {several}; found: {say_names(names)}. Choose one with --format.")
+        raise InputError(f"{source}: looks like {several}; found: {say_names(names)}. Give {option('format')}.")
     known = "".join(f"\n  {form.name}: {form.expects}" for form in forms)
     present = "one file with an unknown extension" if not names and storage.exists(source) else say_names(names)
     texts = any(name.partition(".gz")[0].endswith((".txt", ".md")) for name in [*names, source])

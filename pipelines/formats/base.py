@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from pipelines.options import Text as Text
 from schemas import arrow, storage
-from schemas.errors import InputError, StorageError
+from schemas.errors import InputError, StorageError, option
 from schemas.storage import join
 
 if TYPE_CHECKING:
@@ -682,9 +682,10 @@ def parse_fields(text: str, usual: Named = Fields()) -> Named:  # type: ignore[a
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
             meant = f"did you mean {near[0]}? " if near else ""
-            raise InputError(f"--fields: unknown field {name!r}; {meant}known fields: {', '.join(names)}.")
+            raise InputError(f"{option('fields')}: unknown field {name!r}; {meant}known fields: {', '.join(names)}.")
         if not equals or not value or name in changes:
-            raise InputError(f"--fields: expected {name}=NAME once, got {item!r}. For example: key=id,text=query.")
+            expected = f"{name}=NAME once, as in key=id,text=query"
+            raise InputError(parameter="fields", got=repr(item), expected=expected)
         changes[name] = value
     changed = vars(usual) | changes
     for name, other in itertools.product(changes, names):
@@ -692,7 +693,7 @@ def parse_fields(text: str, usual: Named = Fields()) -> Named:  # type: ignore[a
         if same and {name, other} != {"key", "text"}:
             if other in changes:
                 raise InputError(
-                    f"--fields: {name} and {other} both name the column {changed[name]!r}. Use each column once."
+                    f"{option('fields')}: {name} and {other} both name the column {changed[name]!r}. Use it once."
                 )
             changed[other] = ABSENT
     return dataclasses.replace(usual, **changed)

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pipelines.formats import base, from_lines
 from pipelines.formats.base import Fields, Parsed, Part, RawRows, Reason, Text
 from schemas import storage
-from schemas.errors import InputError
+from schemas.errors import InputError, option
 from schemas.ragged import SparseRows
 from schemas.table import rechunk
 
@@ -59,7 +59,7 @@ def check_columns(url: str, *required: Sequence[str], example: str = "key=id,tex
             present = ", ".join(base.shown(name) for name in names[:20])
             raise InputError(
                 f"{url}: no column {' or '.join(map(repr, group))}; found: {present}. If the column has another name, "
-                f"rename it, or give its name with --fields, as in --fields {example}."
+                f"rename it, or give its name with {option('fields')}, as in {option('fields', example)}."
             )
 
 

@@ -17,7 +17,7 @@ from pipelines.formats import base, from_columns, from_lines
 from pipelines.formats.base import LABELS, PAIRS, SPLITS, Fields, Inputs, Parsed, Part, RowContents, Text
 from pipelines.formats.from_columns import ARROW, CSV, PARQUET, is_csv
 from schemas import storage
-from schemas.errors import InputError
+from schemas.errors import InputError, option
 from schemas.manifest import MOST_DENSE
 from schemas.ragged import offsets_of
 from schemas.storage import join
@@ -168,8 +168,8 @@ class KeyedFiles(Keyed):
             derived = _parts(root, LABELS, of_labels, own, (own.key,))
         elif self.label_fields:
             raise InputError(
-                f"--fields: labels.* names columns of a file of labels, but {root} has no such file, or INPUT is a "
-                "single file. Add labels.csv or labels.jsonl to a folder with the points, or leave labels.* out."
+                f"{option('fields')}: labels.* names columns of a file of labels, but {root} has none, or is a single "
+                "file. Add labels.csv or labels.jsonl to a folder with the points, or leave labels.* out."
             )
         return self._inputs([*parts, *derived])
 
@@ -308,8 +308,8 @@ def require_named_columns(url: str, fields: Fields, read: Sequence[str], usual: 
         if names and column not in names:
             present = ", ".join(base.shown(name) for name in names[:20])
             raise InputError(
-                f"{url}: no column {column!r}, which --fields gives as {name}; found: {present}. Correct the name in "
-                "--fields, or leave it out."
+                f"{url}: no column {column!r}, which {option('fields')} gives as {name}; found: {present}. Correct the "
+                f"name in {option('fields')}, or leave it out."
             )
 
 
@@ -332,10 +332,9 @@ def _require_points(url: str, fields: Fields) -> RowContents:
         ]
         example = ",".join(stated)
         raise InputError(
-            f"{url}: {' and '.join(problems)}; found: {shown}. Expected a header, and rows with a text and one "
-            "label or a list of labels. If the columns have other names, specify the names, as in "
-            f"--fields {example[:100]}"
-            f"{'' if has_labels else ' (labels=… for lists)'}."
+            f"{url}: {' and '.join(problems)}; found: {shown}. Expected a header, and rows with a text and one label "
+            f"or a list of labels. If the columns have other names, specify the names, as in "
+            f"{option('fields', example[:100])}{'' if has_labels else ' (labels=… for lists)'}."
         )
     return RowContents(features=featured, keys=fields.key in names, single=fields.labels not in names, dense=dense)
 
@@ -522,7 +521,7 @@ class Texts:
     def _form_of(self, url: str) -> str:
         form = self.form or next((form for form, end in _ENDS.items() if re.search(end, url)), None)
         if form is None:
-            raise InputError(f"{url}: unknown file extension. Give the format with --form {'|'.join(_ENDS)}.")
+            raise InputError(f"{url}: unknown file extension. Give the format with {option('form', '|'.join(_ENDS))}.")
         return form
 
     def _read_lines(self, url: str, rows: int) -> Iterator[pa.RecordBatch]:
@@ -544,7 +543,7 @@ class Texts:
         is_present[fields.vector] = not contents.dense or vector_length([url], fields) > 0
         for name in (name for name, present in is_present.items() if not present):
             raise InputError(
-                f"{url}: no column {name}, which this encoder needs. Add the column, or give its name with --fields."
+                f"{url}: no column {name}, which this encoder needs. Add it, or give its name with {option('fields')}."
             )
         # As for a point with labels in pairs, only key, text, features and vector are read.
         part = Part("test", url, {ROWS: url}, contents=contents)
@@ -563,7 +562,7 @@ def _copy_of_standard_input(folder: str, form: str) -> str:
     """Copy standard input to a file in `folder`, named after its format. Raises InputError for Parquet."""
     if form not in _NAMES:
         raise InputError(
-            f"--form {form}: the format of standard input must be one of {', '.join(_NAMES)}. Give a file instead."
+            f"{option('form', form)}: standard input can have the format {' or '.join(_NAMES)}. Give a file instead."
         )
     if sys.stdin is None:
         raise InputError("standard input is closed. Open it, or give a file.")

@@ -27,7 +27,7 @@ from pipelines.options import MergeOptions, TeachOptions
 from pipelines.progress import Meter, Progress, silent
 from pipelines.runners.local import for_workers
 from schemas import arrow, storage
-from schemas.errors import InputError, TableError
+from schemas.errors import InputError, TableError, option
 from schemas.layout import DataLayout, staging
 from schemas.manifest import Manifest
 from schemas.owners import require_output_folder
@@ -179,7 +179,7 @@ def _open_tables(data: str, urls: Sequence[str]) -> tuple[Table, tuple[Table, ..
             )
         if len(table.parameters.get("ranges") or ()) > 1:
             raise TableError(
-                f"{table.url}: this table has columns for each label range. Make the table again without --ranges."
+                f"{table.url}: this table has columns for each label range. Make it again without {option('ranges')}."
             )
     return rows, tables, labels
 
@@ -208,13 +208,13 @@ def merge(
     options = options or MergeOptions()
     require_output_folder(out, "mined", [data, *urls])
     if len(urls) < 2:
-        raise InputError("only one table is given. Name more tables with --others.")
+        raise InputError(f"only one table is given. Name more tables with {option('others')}.")
     rows, opened, labels = _open_tables(data, urls)
     widths = [table.width("label_ids") for table in opened]
     width = options.width or max(widths)
     if width > sum(widths):
         raise InputError(
-            f"--width {width}: together the tables have {sum(widths)} negatives for each row. Give a smaller --width."
+            f"{option('width', width)}: together the tables have {sum(widths)} negatives for each row. Give fewer."
         )
     aliases = find_aliases(labels, options.equal_texts)
     parameters = {
@@ -296,14 +296,14 @@ def teach(
     rows, (opened,), labels = _open_tables(data, [table])
     if "text" not in rows.columns:
         raise TableError(
-            f"{rows.url}: this table has no texts, which the teacher needs. Shard the data again with --keep-text."
+            f"{rows.url}: no texts, which the teacher needs. Shard the data again with {option('keep_text', True)}."
         )
     files, most = TeacherFiles.find(teacher, options.label), opened.width("label_ids")
     width = options.width or most
     if width > most:
         raise InputError(
-            f"--width {width}: the table has {most} negatives for each row. Give a smaller --width, or mine more "
-            "negatives."
+            f"{option('width', width)}: the table has {most} negatives for each row. Give a smaller {option('width')}, "
+            "or mine more negatives."
         )
     plan = TeachPlan(rows, (opened,), labels, out, width, teacher=files, options=options, device=device)
     parents = {"labels": labels.digest, "teacher": files.digest}

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from pipelines.options import MineOptions
 from schemas import storage
-from schemas.errors import InputError, TableError
+from schemas.errors import InputError, TableError, option
 from schemas.layout import LABEL_TEXTS, DataLayout, RunLayout, list_numbers, source_of_part, staging
 from schemas.manifest import is_published
 from schemas.randomness import sample_rows
@@ -201,8 +201,8 @@ def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) ->
     whole = options.queries is not None and options.vectors is not None
     if whole and epoch is not None:
         raise InputError(
-            f"--epoch {epoch} chooses a dump, but --queries and --vectors replace the dump. Leave out one of the three "
-            "options."
+            f"{option('epoch', epoch)} chooses a dump, but {option('queries')} and {option('vectors')} replace the "
+            "dump. Leave out one of the three options."
         )
     if not whole and epoch is None:
         if not (complete := complete_dumps(run)):
@@ -232,7 +232,8 @@ def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) ->
     if use_from is None and dump is not None and epoch is not None:
         use_from = int(dump.parameters.get("use_from", epoch + 2))
     if options.out is None and use_from is None:
-        raise InputError("--queries and --vectors need a location for the table: give --for-epoch E or --out URL.")
+        places = f"{option('for_epoch', 'E')} or {option('out', 'URL')}"
+        raise InputError(f"{option('queries')} and {option('vectors')} need a location for the table: give {places}.")
     root = options.out or join(layout.negatives_root, f"epoch-{use_from:04d}")
     drop_bias = by == "labels" and bool(
         vectors.parameters.get("bias", dump is not None and dump.parameters.get("bias"))
@@ -298,9 +299,9 @@ def _vectors(
         names = [] if dump is None else _source_names(dump)
         if options.queries is not None or options.vectors is not None or names != ["queries"] or epoch is None:
             raise InputError(
-                "--by points: points are searched among the points of the same dump, so the dump must have the single "
-                f"source `queries`; got {', '.join(names) or 'no dump'}. Leave out --queries, --vectors or --by, or "
-                "train on a single split."
+                f"{option('by', 'points')}: points are searched among the points of the same dump, so the dump must "
+                f"have the single source `queries`; got {', '.join(names) or 'no dump'}. Leave out "
+                f"{option('queries')}, {option('vectors')} or {option('by')}, or train on a single split."
             )
         return open_vectors(layout.embeddings(epoch, "queries")), by
     if options.vectors is not None:
@@ -308,7 +309,7 @@ def _vectors(
         if vectors.parameters.get("what") != "labels" and options.by == "labels":
             raise TableError(
                 f"{options.vectors}: this table contains no label embeddings. Make label embeddings with `extremis "
-                "embed DATA RUN OUT --what labels`, or leave --by out."
+                f"embed DATA RUN OUT --what labels`, or leave {option('by')} out."
             )
         labels = Table.open(DataLayout(data).labels, "labels")
         parent = vectors.parents.get("labels", labels.digest)
@@ -324,9 +325,9 @@ def _vectors(
         return dump, by
     if "labels" not in _source_names(dump):
         raise InputError(
-            f"{layout.dump(epoch)}: --by labels, but this dump has no label embeddings: the run does not train on "
-            "label texts. Make label embeddings with `extremis embed DATA RUN OUT --what labels`, and give --vectors "
-            "OUT."
+            f"{layout.dump(epoch)}: {option('by', 'labels')}, but this dump has no label embeddings: the run does not "
+            "train on label texts. Make label embeddings with `extremis embed DATA RUN OUT --what labels`, and give "
+            f"{option('vectors', 'OUT')}."
         )
     return open_vectors(layout.embeddings(epoch, "labels")), "labels"
 

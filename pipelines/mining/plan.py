@@ -23,7 +23,7 @@ from pipelines.mining.inputs import EmbeddedSource, MineInputs, block_bounds, eq
 from pipelines.options import MineOptions
 from pipelines.progress import Meter
 from schemas import arrow, code_version, storage
-from schemas.errors import InputError
+from schemas.errors import InputError, option
 from schemas.layout import phases, shard_name, staging
 from schemas.manifest import Manifest
 from schemas.sizes import say_bytes
@@ -199,11 +199,12 @@ def _require_fit(factory: Factory, rows: int, batch: int, memory: int, sizes: Si
     enough = need.total  # also for the larger batches that are chosen if there is more memory
     while (total := estimate(factory, rows, max(batch, fit_batch(factory, enough, sizes)), sizes).total) > enough:
         enough = total
+    given, wanted = (say_bytes(size).replace(" ", "") for size in (memory, 1.05 * enough))
     raise InputError(
-        f"--memory {say_bytes(memory)}: a worker process with blocks of {rows:,} vectors of {sizes.dimension} "
-        f"dimensions, index {factory.spec}, and {batch:,} queries at a time needs {need}. "
-        f"Give --memory {say_bytes(1.05 * enough).replace(' ', '')} or more, "
-        "smaller --block-rows or --query-batch, a smaller --index, or data with smaller row groups."
+        f"{option('memory', given)}: a worker process with blocks of {rows:,} vectors of {sizes.dimension} dimensions, "
+        f"index {factory.spec}, and {batch:,} queries at a time needs {need}. Give {option('memory', wanted)} or more, "
+        f"smaller {option('block_rows')} or {option('query_batch')}, a smaller {option('index')}, or data with smaller "
+        "row groups."
     )
 
 
@@ -271,15 +272,19 @@ _CONTENT_OPTIONS = (  # options that determine the content of a table
     *("skip_top", "window", "margin", "relative_margin", "max_score", "min_score", "temperature"),
     "audit_queries",
 )
-REMEDY = (
-    "Free some space, remove tables of earlier epochs, mine fewer negatives (--width) or choose another location for "
-    "RUN. The same command continues with the unfinished shards."
-)
 RECORD = "record"  # extension of the files that record finished work
 INDEXES = "indexes"  # folder of the indexes that are stored between passes
 
 SourceShard = tuple[int, int]  # numbers of a source and of a shard of its queries
 Task = tuple[int, bool, Sequence[SourceShard]]  # group, whether to store its indexes, shards to search
+
+
+def remedy() -> str:
+    """Return what a user does about a full disk."""
+    return (
+        f"Free some space, remove tables of earlier epochs, mine fewer negatives ({option('width')}) or choose another "
+        "location for RUN. The same command continues with the unfinished shards."
+    )
 
 
 @dataclass(frozen=True)
@@ -444,7 +449,7 @@ class MinePlan(BlockPlan):
 
         here: whether workers run on this machine and write files to its TMPDIR before an upload to other storage.
         """
-        require_room(self.inputs.root, self.needs_of(source_shards, indexed), REMEDY)
+        require_room(self.inputs.root, self.needs_of(source_shards, indexed), remedy())
         if here and not storage.is_local(self.inputs.root) and source_shards:
             rows = max(self.rows([source_shard]) for source_shard in source_shards)
             largest = max(self.table_bytes(rows), int(rows * self.row_bytes / len(self.groups)))
@@ -464,7 +469,7 @@ class MinePlan(BlockPlan):
             table = find_reusable(
                 inputs.table_url(source),
                 Request("negatives", inputs.parents(source), self.parameters()),
-                "Give the same options, another location with --out, or --overwrite to replace it.",
+                f"Give the same options, another {option('out')}, or {option('overwrite', True)} to replace it.",
                 overwrite=options.overwrite,
                 is_stale=lambda old: (
                     from_dump and old.get("epoch") == inputs.epoch and old.get("by", inputs.by) == inputs.by
@@ -492,7 +497,7 @@ class MinePlan(BlockPlan):
         if self.aliases:
             yield (
                 f"{inputs.name}: {self.aliases:,} labels share their text with another label; these labels are not "
-                "used as negatives for a row that has a positive with the same text (--equal-texts)"
+                f"used as negatives for a row that has a positive with the same text ({option('equal_texts')})"
             )
         needs, passes = self.needs_of(self.source_shards), len(self.passes(self.source_shards))
         scratch = [f"{say_bytes(size)} of {what}" for what, size in needs.items() if what != "tables"]
@@ -510,16 +515,16 @@ def make_plan(inputs: MineInputs, options: MineOptions, previous: dict[str, Tabl
     """
     width = options.width or inputs.requested.get("table_width")
     if not width:
-        raise InputError(f"{inputs.vectors.url}: the number of negatives for each query is unknown. Give --width K.")
+        raise InputError(f"{inputs.vectors.url}: the number of negatives K is unknown. Give {option('width', 'K')}.")
     width = int(width)
     if inputs.labels > MOST_LABELS:
         raise InputError(f"{inputs.vectors.url}: {inputs.labels} labels; mining supports at most {MOST_LABELS}.")
     if options.ranges > inputs.labels:
-        raise InputError(f"--ranges {options.ranges}: expected at most {inputs.labels}, the number of labels.")
+        raise InputError(f"{option('ranges', options.ranges)}: expected at most {inputs.labels}, the number of labels.")
     if options.window is not None and options.window < options.skip_top + width:
         raise InputError(
-            f"--window {options.window}: the ranks [{options.skip_top}, {options.window}) are fewer than K={width}, so "
-            f"no row can keep K negatives. Give --window {options.skip_top + width} or more, or a smaller --width."
+            f"{option('window', options.window)}: the ranks [{options.skip_top}, {options.window}) are fewer than "
+            f"{option('width', width)}. Give {option('window', options.skip_top + width)} or more, or a smaller K."
         )
     fixed = SearchParams(options.nprobe, options.ef_search, options.refine)
     # Usually `width` of these candidates of a row and label range pass the filters.

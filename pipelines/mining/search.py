@@ -43,7 +43,7 @@ from pipelines.mining.filters import (
     write_chunks,
 )
 from pipelines.mining.inputs import EmbeddedSource, QueryBatch, read_block
-from pipelines.mining.plan import INDEXES, RECORD, REMEDY, MinePlan, SourceShard, Task
+from pipelines.mining.plan import INDEXES, RECORD, MinePlan, SourceShard, Task, remedy
 from schemas import storage
 from schemas.errors import TableError
 from schemas.layout import phases, shard_name
@@ -186,7 +186,7 @@ def load_block(plan: MinePlan, number: int, profile: Profile, keep: bool = False
             entry = None
             if block.index is not None:
                 name, size = shard_name(number, len(plan.bounds), "faiss"), plan.index_bytes() // len(plan.bounds)
-                with with_room(indexes, "an index", size, REMEDY):
+                with with_room(indexes, "an index", size, remedy()):
                     entry = write_index(indexes, name, block)
             write_record(record, entry, {"params": asdict(tuned)})
     return LoadedBlock(number, block, tuned)
@@ -232,7 +232,7 @@ def _search_shard(
             url = plan.candidates_url(source_shard, group)
             size = int(plan.rows([source_shard]) * plan.candidate_bytes(group))
             packed = (np.stack(keys) for _, keys, _ in batches)
-            with with_room(url, "candidates", size, REMEDY):
+            with with_room(url, "candidates", size, remedy()):
                 content = write_chunks(url, blocks[0].block.start, packed)
             plan.meter.count(SEARCH, 0, content.edges[-1])
     # Exact search costs as much for a few rows as for a hundred, so the sampled rows are searched together.
@@ -398,7 +398,7 @@ def _write_shard(
     to_sample, padded, first = _sampled_rows(plan, source_shard), 0, 0
     sampled, sampled_ids = [np.empty((0, plan.columns), np.uint64)], [np.empty(0, np.int64)]
     url, cut = plan.staged_table_url(source), (shard, len(source.queries.shards))
-    room = with_room(url, "tables", plan.table_bytes(source.queries.shards[shard].rows), REMEDY)
+    room = with_room(url, "tables", plan.table_bytes(source.queries.shards[shard].rows), remedy())
     with room, writing_shard(url, *cut, plan.schema, source.queries.manifest.group_rows(shard)) as out:
         for ids, ranges, weakest in batches:
             numbers = ids.to_numpy()
@@ -449,7 +449,7 @@ def write_record(url: str, entry: Shard | None, facts: dict[str, Any], **arrays:
     """Write a record. Raises RoomError, StorageError."""
     out, body = io.BytesIO(), json.dumps([entry and entry.model_dump(), facts]).encode()
     np.savez(out, facts=np.frombuffer(body, np.uint8), **arrays)  # type: ignore[arg-type]
-    with with_room(url, "records", out.tell(), REMEDY):
+    with with_room(url, "records", out.tell(), remedy()):
         storage.write_sealed(url, out.getvalue(), durable=True)
 
 

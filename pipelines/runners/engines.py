@@ -40,7 +40,7 @@ from google.protobuf import json_format
 from pipelines.progress import Progress, silent
 from pipelines.runners.worker import OPTION, Question, serve_pool
 from schemas import storage
-from schemas.errors import ExtremisError, InputError
+from schemas.errors import ExtremisError, InputError, option
 from schemas.waits import Wait, waiting
 
 START_SECONDS = 60.0  # timeout for the first answer of a worker
@@ -227,7 +227,7 @@ class Engine:
         }
         return InputError(
             f"no worker answered within {self._seconds:g} s. {remedies.get(kind, f'See what {kind} needs')}. Also "
-            "check on the engine's web page that the engine has a free slot. --start-timeout sets how long to wait."
+            f"check on the engine's web page that a slot is free. {option('start_timeout')} sets how long to wait."
         )
 
     def _explain_lost_server(self, error: grpc.RpcError) -> str:

@@ -14,7 +14,7 @@ from pipelines.formats.base import LABELS, Inputs
 from pipelines.options import Again, ShardOptions
 from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
 from schemas.arrow import DenseModel
-from schemas.errors import InputError, TableError
+from schemas.errors import InputError, TableError, option
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, Shard, View
 from schemas.storage import join, relative
@@ -50,21 +50,21 @@ class EarlierData:
         url, manifest = options.onto, open_data(options.onto)[0].manifest
         if not inputs.keyed:
             raise InputError(
-                f"--onto: the format {inputs.format} identifies labels by line number, which changes between versions. "
-                "Give INPUT in a format with keys, such as JSON lines."
+                f"{option('onto')}: the format {inputs.format} identifies labels by line number, which changes between "
+                "versions. Give INPUT in a format with keys, such as JSON lines."
             )
         if "train" not in inputs.splits:
-            raise InputError("--onto: INPUT has no points of the split train.")
+            raise InputError(f"{option('onto')}: INPUT has no points of the split train.")
         version = Version.of(manifest)
         part = options.part or part_name(version.number + 1)
         if part in version.parts:
-            raise InputError(f"--part {part}: {url} already has a part with this name. Give another name.")
+            raise InputError(f"{option('part', part)}: {url} already has a part with this name. Give another name.")
         names = [name for name in manifest.parents if name == LABELS or name.startswith("queries/")]
         tables = {name: Table.open(join(url, name)).manifest for name in names}
         listed = [part for part in inputs.parts_of(LABELS) if not part.contents.derived]
         complete = None if options.labels is None and listed else bool(listed) and options.labels == "all"
         if options.labels == "all" and not listed:
-            raise InputError("--labels all: INPUT has no file of labels.")
+            raise InputError(f"{option('labels', 'all')}: INPUT has no file of labels.")
         return cls(url, data, manifest, part, options.again, complete, bool(listed), tables)
 
     @cached_property
@@ -93,8 +93,8 @@ class EarlierData:
             stated = getattr(options, name)
             if stated not in (ShardOptions.model_fields[name].default, recorded[name]):
                 raise InputError(
-                    f"--onto: {name} = {stated!r}, but {self.url} was sharded with {recorded[name]!r}, and all "
-                    "versions use the same value. Leave the option out."
+                    f"{option('onto')}: {name} = {stated!r}, but {self.url} was sharded with {recorded[name]!r}, and "
+                    "all versions use the same value. Leave the option out."
                 )
         changes = {name: recorded[name] for name in _INHERITED if name != "tokenizer"}
         changes["row_group_rows"] = options.row_group_rows or self.tables["queries/train"].row_group_rows

@@ -19,7 +19,7 @@ from pipelines.sharding.earlier import EarlierData, OlderShards, older_shards
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from schemas import arrow, storage
 from schemas.arrow import DenseModel, TextEmbedder
-from schemas.errors import InputError
+from schemas.errors import InputError, option
 from schemas.layout import DataLayout, parts_prefix, staging
 from schemas.process import cores
 from schemas.shard_files.shards import Sink
@@ -279,8 +279,8 @@ def check_inputs(inputs: Inputs, options: ShardOptions) -> None:
         )
     if options.same_key == "filter" and not inputs.keyed:
         raise InputError(
-            f"--same-key filter: labels of the format {inputs.format} have line numbers instead of keys. Leave the "
-            "option out, and list the pairs in a filter file."
+            f"{option('same_key', 'filter')}: labels of the format {inputs.format} have line numbers instead of keys. "
+            "Leave the option out, and list the pairs in a filter file."
         )
     for split, url in inputs.filters.items():
         if len(inputs.parts_of(split)) != 1:

@@ -21,7 +21,7 @@ from pipelines.sharding.plans import BLOCKS, IDS, LABELS_DONE, REJECTS, ROWS, La
 from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
 from schemas import arrow, code_version, storage
 from schemas import manifest as manifests
-from schemas.errors import InputError, StorageError, TableError
+from schemas.errors import InputError, StorageError, TableError, option
 from schemas.layout import MANIFEST, DataLayout
 from schemas.manifest import Manifest
 from schemas.owners import Build, Claim, ClaimLostError
@@ -43,7 +43,6 @@ _NEEDED = {
 }
 _GROUP_ROWS = 8192
 _LINES = 1 << 17  # lines of a file whose rejects are sorted together
-_REMEDY = "Give another DATA, or --overwrite to replace it."
 
 
 def files_of(inputs: Inputs) -> tuple[str, ...]:
@@ -97,14 +96,15 @@ def open_finished(
 
     Raises InputError if the data set was built differently, and TableError if a table is damaged.
     """
-    manifest = find_reusable(data, Request("data", None, {"input": inputs, "options": options}), _REMEDY)
+    remedy = f"Give another DATA, or {option('overwrite', True)} to replace it."
+    manifest = find_reusable(data, Request("data", None, {"input": inputs, "options": options}), remedy)
     assert manifest is not None
     made = manifest.parameters.get(VERSION, {}).get("choices")
     if made != (None if version is None else dict(version)):
-        raise InputError(f"{data}: this finished data set was built with a different --onto. {_REMEDY}")
+        raise InputError(f"{data}: this finished data set was built with a different {option('onto')}. {remedy}")
     for table, digest in manifest.parents.items():
         if Table.open(join(data, table)).digest != digest:
-            raise TableError(f"{join(data, table)}: this table was replaced after {data} was published. {_REMEDY}")
+            raise TableError(f"{join(data, table)}: this table was replaced after {data} was published. {remedy}")
     return manifest
 
 
@@ -244,8 +244,8 @@ def check_rejects(inputs: Inputs, raw: Summary, summary: Summary, max_share: flo
     first = "".join(f"\n  {reject}" for reject in summary.rejects)
     ids = "" if inputs.keyed else " (a label's line number is its id, so no label may be rejected)"
     raise InputError(
-        f"rejected {'; '.join(over)}. The first rejects are:{first}\n"
-        f"Fix these rows, or raise --max-reject-share, which is {max_share:g}{ids}."
+        f"rejected {'; '.join(over)}. The first rejects are:{first}\nFix these rows, or raise "
+        f"{option('max_reject_share')}, which is {max_share:g}{ids}."
     )
 
 

@@ -33,7 +33,7 @@ from pipelines.sharding.plans import LabelsPlan, QueriesPlan
 from pipelines.sharding.rows import OrderedLabels
 from schemas import manifest as manifests
 from schemas import storage
-from schemas.errors import InputError
+from schemas.errors import InputError, option
 from schemas.hashing import hash_strings
 from schemas.layout import DataLayout, parts_prefix
 from schemas.manifest import Column, Manifest, Patch, Shard, View
@@ -335,8 +335,9 @@ def require_most_labels(earlier: EarlierData, summary: Summary) -> None:
     retired, before = summary.counters.get(LABELS, Counter())["retired"], earlier.labels - earlier.version.retired
     if earlier.complete is None and 2 * retired > before:
         raise InputError(
-            f"--onto: INPUT lacks {retired:,} of the {before:,} labels of {earlier.url}. Give --labels new if INPUT "
-            "lists only new and changed labels, or --labels all to retire the missing labels."
+            f"{option('onto')}: INPUT lacks {retired:,} of the {before:,} labels of {earlier.url}. Give "
+            f"{option('labels', 'new')} if INPUT lists only new and changed labels, or {option('labels', 'all')} to "
+            "retire the missing labels."
         )
 
 
@@ -363,8 +364,8 @@ def _view_of_table(
         before, after = ({column.name for column in table.columns} - {RETIRED} for table in (older, added))
         if before != after:
             raise InputError(
-                f"--onto: {name} of INPUT has the columns {', '.join(sorted(after))}, but the earlier data set has "
-                f"{', '.join(sorted(before))}. Give INPUT with the same columns."
+                f"{option('onto')}: {name} of INPUT has the columns {', '.join(sorted(after))}, but the earlier data "
+                f"set has {', '.join(sorted(before))}. Give INPUT with the same columns."
             )
     shards = list(earlier.views[name])
     for each in (patched for patched in summary.patched if patched.table == name):

@@ -18,7 +18,7 @@ from extremis.cli import _Command, cli
 from extremis.function import Place, Progress, Settings, function
 from extremis.result import Grid, Result
 from pipelines.options import MergeOptions, ShardOptions
-from schemas.errors import InputError
+from schemas.errors import InputError, option
 from schemas.options import Shown
 from tests import fields
 from tests.command import ROOT, call, environment, refused
@@ -44,7 +44,7 @@ def example(
     dry: bool = False,
     shown: bool = True,
     set: Settings = (),
-    from_run: Annotated[Place, Shown(flag="--from")] | None = None,
+    from_run: Annotated[Place, Shown("RUN1")] | None = None,
     progress: Progress = True,
     **fields: Any,
 ) -> ExampleResult:
@@ -57,6 +57,8 @@ def example(
     Example:
       extremis example here
     """
+    if share == 1:
+        raise InputError(f"{option('share', share)} needs {option('dry', True)}.")
     CALLS.append({name: value for name, value in locals().items() if name not in ("progress", "fields")})
     grid = Grid("sizes", ["", "count"], [["rows", "5"]])
     return ExampleResult(place=str(place), more={"found": {"a": 1}}, shown=[grid, "a line"])
@@ -89,26 +91,46 @@ def test_python_and_the_shell_call_the_same_function(options: dict[str, Any], ar
 def test_faults_name_the_parameter() -> None:
     with pytest.raises(TypeError):
         example()
-    with pytest.raises(InputError, match=r"batch: input should be greater than or equal to 1, got 0"):
+    with pytest.raises(InputError, match=r"^share=1 needs dry=True\.$"):
+        example("here", "there", share=1)
+    with pytest.raises(InputError, match=r"^batch: expected a number greater than or equal to 1, got 0"):
         example("here", "there", batch=0)
     with pytest.raises(InputError, match=r"unknown option 'bacth'; did you mean 'batch'"):
         example("here", "there", bacth=1)
     with pytest.raises(InputError, match=r"unknown option 'max_token'; did you mean 'max_tokens'"):
         extremis.shard("raw/", "data/", max_token=1)
-    with pytest.raises(InputError, match=r"^sink = 'tar': expected one of 'parquet'"):
+    with pytest.raises(InputError, match=r"^sink: expected one of 'parquet', .* got 'tar'"):
         extremis.shard("raw/", "data/", sink="tar", progress=False)
     with pytest.raises(InputError, match=r"unknown recipe 'asta'"):
         extremis.train("asta", "data/", "runs/1", progress=False)
     with pytest.raises(AttributeError, match="no attribute 'shrad'"):
         extremis.shrad  # noqa: B018
-    refused(call("shard", "raw/", "data/", "--max-tokens", "0"), "input should be greater than or equal to 1, got '0'")
-    refused(call("evaluate", "data/", "run/", "--k", "5,x"), "k.1: input should be a valid integer")
+    with pytest.raises(InputError, match=r"^part '\.\./x'") as python:
+        extremis.shard("raw/", "data/", onto="data0/", part="../x", progress=False)
+    refused(call("shard", "raw/", "data/", "--onto", "data0/", "--part", "../x"), f"--{python.value}")
+    refused(
+        call("shard", "raw/", "data/", "--max-tokens", "0"), "--max-tokens: expected a number greater than or equal"
+    )
+    refused(call("evaluate", "data/", "run/", "--k", "5,x"), "k.1: expected a valid integer")
 
 
 def test_a_result_is_typed_readable_and_one_object() -> None:
     result = example("here", "there", progress=False)
     assert result.to_json() == {"place": "here", "found": {"a": 1}}
-    assert repr(result).split() == "ExampleResult place: here found: a 1 sizes count rows 5 a line".split()
+    assert repr(result).split() == [
+        "ExampleResult",
+        "place:",
+        "here",
+        "found:",
+        "a",
+        "1",
+        "sizes",
+        "count",
+        "rows",
+        "5",
+        "a",
+        "line",
+    ]
     assert "<td>rows</td><td>5</td>" in result._repr_html_()
     assert "a line" in result._repr_html_()
 

@@ -411,7 +411,7 @@ def test_thresholds(data: Path, exported: Path, tmp_path: Path) -> None:
         "no threshold for a precision of 0.33",
         "--threshold SCORE",
     )
-    with pytest.raises(InputError, match=r"Export with precision=0\.33 and .*, or give threshold SCORE"):
+    with pytest.raises(InputError, match=r"Export with precision=0\.33 and .*, or give threshold=SCORE"):
         extremis.load(exported).predict(["a ship"], precision=0.33)
 
 

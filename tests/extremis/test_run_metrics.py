@@ -64,7 +64,7 @@ def test_metrics_are_served_on_loopback_and_only_while_it_trains() -> None:
         with pytest.raises(urllib.error.HTTPError):
             fetch(f"http://127.0.0.1:{port}/etc/passwd")
         with (
-            pytest.raises(InputError, match=f"--metrics-port {port}"),
+            pytest.raises(InputError, match=f"metrics_port={port}"),
             serve_metrics(state, (LOOPBACK, port), said.append),
         ):
             pass

@@ -180,7 +180,7 @@ def test_a_table_made_before_is_left_and_another_is_not_replaced(data: SmallData
     said: list[str] = []
     assert cluster(data.layout.root, run, progress=said.append) == first
     assert said == ["epoch 3: already clustered, for use from epoch 5"]
-    with pytest.raises(InputError, match=r"size was 16, now it is 32.*--overwrite"):
+    with pytest.raises(InputError, match=r"size was 16, now it is 32.*overwrite=True"):
         cluster(data.layout.root, run, options=ClusterOptions(size=32))
     write_json(RunLayout(run).adoption(5), {"epoch": 5, "digests": {"queries": first.digest}})
     with pytest.raises(InputError, match="epoch 5 of this run trains on this table"):
@@ -238,10 +238,10 @@ def test_watching_makes_what_is_asked_for_once(data: SmallData, run: str, monkey
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"queries": "PLAIN"}, r"--queries needs a location for the table: give --for-epoch E or --out URL"),
-        ({"queries": "PLAIN", "for_epoch": 0}, r"the recipe of this run has no cluster size. Give --size C"),
-        ({"size": 24, "smallest": 16}, r"--smallest 16: clusters of 24 are halved"),
-        ({"memory": 100 << 20}, r"--memory 100.0 MiB.*Give --memory"),
+        ({"queries": "PLAIN"}, r"queries needs a location for the table: give for_epoch=E or out=URL"),
+        ({"queries": "PLAIN", "for_epoch": 0}, r"the recipe of this run has no cluster size. Give size=C"),
+        ({"size": 24, "smallest": 16}, r"smallest=16: clusters of 24 are halved"),
+        ({"memory": 100 << 20}, r"memory=\"100.0MiB\": .*Give memory="),
         (
             {"queries": "OTHER", "for_epoch": 0, "size": 8},
             r"these embeddings belong to queries .*, but .*queries/train",
@@ -281,7 +281,7 @@ def spoilt(data: SmallData, url: str) -> None:
 
 def test_parts_too_small_for_equal_clusters_are_refused() -> None:
     assert make_layout([128, 63], 64, 64, 64, 0).full == (2, 0)
-    with pytest.raises(InputError, match="--size 64: a part of 37 queries is too small for clusters of 50 and 49"):
+    with pytest.raises(InputError, match="size=64: a part of 37 queries is too small for clusters of 50 and 49"):
         make_layout([100, 37], 64, 64, 64, 0)
 
 

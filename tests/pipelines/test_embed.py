@@ -139,7 +139,7 @@ def test_a_value_beyond_the_dtype_is_named(run: str, small: SmallData, tmp_path:
     trainer.save()
     trainer.context.writer.wait()
     out = str(tmp_path / "out")
-    with pytest.raises(InputError, match=r"step 0: .*does not fit into float16\. Embed with --dtype float32"):
+    with pytest.raises(InputError, match=r"step 0: .*does not fit into float16\. Embed with dtype=\"float32\""):
         embed(small.layout.root, other, out)
     assert not storage.exists(str(tmp_path / "out" / "_manifest.json"))
     assert embed(small.layout.root, other, out, EmbedOptions(dtype="float32")).rows == 20

@@ -164,7 +164,7 @@ def test_labels_of_data_are_aligned_and_queries_need_their_text(model: str, tmp_
     assert out.shard_sizes == labels.shard_sizes
     assert made.parents["labels"] == labels.digest
     assert out.read(["key", "text"]).equals(labels.read(["key", "text"]))
-    with pytest.raises(InputError, match=r"queries/test: no column text; .*--keep-text"):
+    with pytest.raises(InputError, match=r"queries/test: no column text; .*keep_text=True"):
         embed_texts(model, data.root, str(tmp_path / "queries"))
     assert not storage.exists(str(tmp_path / "queries"))
 
@@ -194,7 +194,7 @@ def test_a_value_beyond_the_dtype_and_options_of_the_other_form_are_refused(mode
     shutil.copytree(model, wild)
     save_file({"embedding.weight": torch.full((150, 6), 1e6)}, wild / "model.safetensors")
     (tmp_path / "x.txt").write_text("a ship\n")
-    with pytest.raises(InputError, match=r"does not fit into float16\. Embed with --dtype float32"):
+    with pytest.raises(InputError, match=r"does not fit into float16\. Embed with dtype=\"float32\""):
         embed_texts(str(wild), str(tmp_path / "x.txt"), str(tmp_path / "out"))
     with pytest.raises(InputError, match=r"step works only with `extremis embed DATA RUN OUT`"):
         extremis.embed(model, tmp_path / "x.txt", tmp_path / "out", step=1, progress=False)

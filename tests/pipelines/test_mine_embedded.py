@@ -54,7 +54,7 @@ def test_embedded_queries_meet_embedded_labels(small: SmallData, run: str, tmp_p
 
 def test_where_it_goes_has_to_be_said(small: SmallData, run: str) -> None:
     options = MineOptions(queries=f"{run}-queries", vectors=f"{run}-labels", width=4)
-    with pytest.raises(InputError, match="a location for the table: give --for-epoch E or --out URL"):
+    with pytest.raises(InputError, match="a location for the table: give for_epoch=E or out=URL"):
         mine(small.layout.root, run, options=options)
     mine(small.layout.root, run, options=options.model_copy(update={"for_epoch": 7}))
     table = open_manifest(RunLayout(run).negatives(7, "queries"), "negatives")

@@ -49,7 +49,7 @@ def test_who_reads_labels_refuses_points(world: World) -> None:
 @pytest.mark.parametrize("option", ["queries", "vectors"])
 def test_other_embeddings_are_refused(world: World, option: str) -> None:
     other = {option: world.layout.embeddings(world.epoch, "queries")}
-    with pytest.raises(InputError, match="--by points: points are searched among the points of the same dump"):
+    with pytest.raises(InputError, match='by="points": points are searched among the points of the same dump'):
         mine(world.data, world.run, options=MineOptions(by="points", **other))
 
 

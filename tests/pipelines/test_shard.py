@@ -181,7 +181,7 @@ def test_a_finished_data_set_is_kept_and_another_is_refused(tiny: Path, tmp_path
     assert shard(str(tiny), data, OPTIONS, progress=said.append) == made
     assert "up to date" in said[-1]
     assert before == {path: path.stat().st_mtime_ns for path in Path(data).rglob("*")}
-    with pytest.raises(InputError, match=r"options\.max_tokens was not set, now it is 9\)\. .*--overwrite"):
+    with pytest.raises(InputError, match=r"options\.max_tokens was not set, now it is 9\)\. .*overwrite=True"):
         shard(str(tiny), data, ShardOptions(tokenizer="train:300", max_tokens=9))
     write_tiny(tiny, rows=31)
     with pytest.raises(InputError, match=r"input\.test was tst.json.gz|input\.train was trn\.json\.gz \(\d+ bytes"):
@@ -232,7 +232,7 @@ def test_bad_lines_fail_with_one_message_and_leave_nothing(tiny: Path) -> None:
         "(Expecting property name enclosed in double quotes: line 1 column 2 (char 1)): '{oops'",
         "  trn.json.gz, line 10: the point 'x' has no labels (target_ind is empty)",
         "  trn.json.gz, line 26: the field 'title' is missing; found ['target_ind', 'uid']",
-        "Fix these rows, or raise --max-reject-share, which is 0.001 "
+        "Fix these rows, or raise max_reject_share, which is 0.001 "
         "(a label's line number is its id, so no label may be rejected).",
     ]
     message = fails(tiny, options=ShardOptions(tokenizer="train:300", max_reject_share=0.1))
@@ -293,11 +293,11 @@ def test_a_full_disk_surfaces_as_itself_and_leaves_nothing(tiny: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"text": "body"}, "text: input should be 'title\\+content' or 'title', got 'body'"),
-        ({"max_tokens": 0}, "max_tokens: input should be greater than or equal to 1, got 0"),
-        ({"shards": 0}, "shards: input should be greater than or equal to 1"),
-        ({"seed": -1}, "seed: input should be greater than or equal to 0"),
-        ({"max_reject_share": 1.5}, "max_reject_share: input should be less than or equal to 1"),
+        ({"text": "body"}, "text: expected 'title\\+content' or 'title', got 'body'"),
+        ({"max_tokens": 0}, "max_tokens: expected a number greater than or equal to 1, got 0"),
+        ({"shards": 0}, "shards: expected a number greater than or equal to 1"),
+        ({"seed": -1}, "seed: expected a number greater than or equal to 0"),
+        ({"max_reject_share": 1.5}, "max_reject_share: expected a number less than or equal to 1"),
         ({"propensity_a": 0.5}, "propensities need both A and B"),
         ({"tokenizer": "train:no"}, "expected train:SIZE"),
     ],

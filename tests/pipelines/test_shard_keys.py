@@ -152,7 +152,7 @@ def test_too_many_unknown_labels_fail_the_run_and_leave_nothing(raw: Raw, tmp_pa
     message = str(caught.value)
     assert "label mentions of train.jsonl" in message
     assert "names the unknown label" in message
-    assert "raise --max-reject-share, which is 0.02." in message
+    assert "raise max_reject_share, which is 0.02." in message
     assert [path for path in (tmp_path / "data").rglob("*") if path.is_file()] == []
 
 

@@ -102,7 +102,7 @@ def test_an_error_that_may_pass_keeps_what_is_finished_and_says_so(raw: Path, tm
     with pytest.raises(StorageError, match="disk is full"):
         cut_off(raw, out, "write", fail, lenient(), lines)
     assert lines[-1].endswith(
-        "interrupted. The same command resumes from the last finished phase; --overwrite starts from the beginning"
+        "interrupted. The same command resumes from the last finished phase; overwrite=True starts from the beginning"
     )
     kept = storage.list_names(phases(str(out)))
     assert [name.partition("-")[0] for name in kept] == ["labels", "rejects", "rows", "tokenized.json"]

@@ -184,7 +184,7 @@ def test_merged_days_have_the_points_of_both_days_at_once(tmp_path: Path) -> Non
     assert merged == both
     assert said.endswith("1 points replaced")
     assert points("1", "new", onto=f"{tmp_path}/first")[1].endswith(
-        "1 points replaced, 1 of their labels are not repeated (--again merge keeps them)"
+        '1 points replaced, 1 of their labels are not repeated (again="merge" keeps them)'
     )
 
 
@@ -247,7 +247,7 @@ def test_a_finished_version_is_kept_and_another_one_refused(tmp_path: Path) -> N
     lines: list[str] = []
     shard(f"{tmp_path}/raw1", data[1], options, progress=lines.append)
     assert "up to date" in lines[0]
-    with pytest.raises(InputError, match="was built with a different --onto"):
+    with pytest.raises(InputError, match="was built with a different onto"):
         shard(f"{tmp_path}/raw1", data[1], options.model_copy(update={"again": "keep"}))
 
 
@@ -256,7 +256,7 @@ def test_a_finished_version_is_kept_and_another_one_refused(tmp_path: Path) -> N
     [
         ({"part": "0001"}, "has a part with this name"),
         ({"max_tokens": 7}, r"max_tokens = 7, but .* was sharded with None"),
-        ({}, r"lacks 5 of the 6 labels .* Give --labels new"),
+        ({}, r"lacks 5 of the 6 labels .* Give labels=\"new\""),
     ],
 )
 def test_what_a_version_cannot_be_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

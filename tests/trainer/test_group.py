@@ -135,7 +135,7 @@ def test_a_killed_rank_is_noticed_and_one_of_the_others_tells() -> None:
     assert sum(tells for tells, _ in others) == 1
     for rank, (_, said) in enumerate(others):
         assert f"rank {rank} of 3 lost another rank" in said
-        assert "Continue with --resume" in said
+        assert "Continue with resume=True" in said
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -149,7 +149,7 @@ def test_a_gpu_that_waits_for_a_rank_is_given_up_and_sooner_when_asked_to_stop(
     answers = iter([False, False, True])
     group._wait_until(lambda: next(answers), lambda: False)
     assert next(answers, None) is None
-    with pytest.raises(RankLostError, match=r"rank 1 of 2: the GPU has waited .* for another rank.*--resume"):
+    with pytest.raises(RankLostError, match=r"rank 1 of 2: the GPU has waited .* for another rank.*resume=True"):
         group._wait_until(lambda: False, lambda: asked)
 
 

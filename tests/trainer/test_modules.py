@@ -139,7 +139,7 @@ def test_what_is_no_encoder_to_begin_with_is_refused(data: SmallData, first: str
     def start(recipe: Recipe) -> None:
         Trainer.start(data.layout.root, str(tmp_path / "run"), recipe, silent)
 
-    with pytest.raises(InputError, match=r"needs a trained encoder: give --set train\.encoder_from=RUN"):
+    with pytest.raises(InputError, match=r"needs a trained encoder: give set=\{\"train\.encoder_from\": RUN\}"):
         start(second(""))
     with pytest.raises(InputError, match="no run here"):
         start(second(str(tmp_path / "nowhere")))

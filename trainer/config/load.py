@@ -11,7 +11,7 @@ from zlib import crc32
 import tomli_w
 from pydantic import ValidationError
 
-from schemas.errors import InputError
+from schemas.errors import InputError, option
 from trainer.config.merging import applies, explain, merge, section_of, without_auto
 from trainer.methods.kinds import EncoderSection, KindSection
 from trainer.methods.recipe import Recipe
@@ -240,16 +240,16 @@ def _override(body: dict[str, Any], override: str) -> None:
     path, equals, value = override.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
-        raise InputError(f"--set {override!r}: expected section.key=value, for example train.epochs=10.")
+        raise InputError(f"{option('set')} {override!r}: expected section.key=value, for example train.epochs=10.")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except (ValueError, RecursionError):
         parsed = value  # a bare word is a string
-    _check_depth(parsed, f"--set {path}")
+    _check_depth(parsed, f"{option('set')} {path}")
     if len(keys) > MAX_DEPTH:
-        raise InputError(f"--set: a key with {len(keys):,} parts; expected section.key=value, as in train.epochs=10.")
+        raise InputError(f"{option('set')}: a key with {len(keys):,} parts; expected section.key=value.")
     for key in keys[:-1]:
         body = body.setdefault(key, {})
         if not isinstance(body, dict):
-            raise InputError(f"--set {override!r}: {key!r} is a value, not a section.")
+            raise InputError(f"{option('set')} {override!r}: {key!r} is a value, not a section.")
     body[keys[-1]] = parsed

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from schemas.options import Options, fault_text
+from schemas.options import Options, as_input_error
 from trainer.methods.kinds import KindSection, OneOfKinds
 from trainer.methods.recipe import Recipe
 from trainer.methods.rules import AUTO, FromData, options_from_data
@@ -178,7 +178,9 @@ def _without_kinds_of_data(body: dict[str, Any], keys: Mapping[str, Any]) -> dic
 def explain(fault: Any, body: Body) -> str:
     """Describe a pydantic error in a recipe's `body` and suggest a fix: the nearest key, or the kind with this key."""
     if fault["type"] != "extra_forbidden":
-        text = fault_text(fault)
+        error = as_input_error(fault)
+        facts = f"{error.parameter}: expected {error.expected}, got {error.got}"
+        text = facts if error.expected else str(error).removesuffix(".")
         return f"{text}; this key cannot be 'auto'" if fault["input"] in AUTO else text
     *path, key = (str(part) for part in fault["loc"])
     where = ".".join([*path, key])

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, normalizers
 from torch import nn
 
-from schemas.errors import InputError
+from schemas.errors import InputError, option
 from schemas.ragged import Ragged, batches_by_length, offsets_of
 from schemas.storage import file_sha256, sha256
 from schemas.waits import Wait
@@ -350,7 +350,7 @@ class TeacherFiles:
         if len(names) > 1 and label not in names:
             raise InputError(
                 f"{name}: the model has {len(names)} outputs: {', '.join(names[:10])}"
-                f"{'' if label is None else f', but not {label!r}'}. Name the output to use as the score with --label."
+                f"{'' if label is None else f', but not {label!r}'}. Name the one to use: {option('label')}."
             )
         digest = digest_of(folder, (place for pattern in VECTOR_FILES for place in folder.glob(pattern)))
         return cls(name, names.index(label) if label in names else 0, digest)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from schemas.errors import InputError, TableError
+from schemas.errors import InputError, TableError, option
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
@@ -45,7 +45,7 @@ def open_split(
     if not training_data.holdout:
         raise InputError(
             f"split {HOLDOUT!r}: this run trains on all rows of {training_data.split}. Name a split of {data.root}, or "
-            "train with --set data.holdout=0.02."
+            f"train with {option('set', {'data.holdout': 0.02})}."
         )
     table, share = _of_training(data, training_data), training_data.held_out_rows
     return table, share if queries is None else share.first(table, queries)
@@ -68,8 +68,8 @@ def open_held_out(data: DataLayout, split: str | None, training_data: Data, what
         table, share = open_split(data, split, training_data)
     except InputError as error:
         raise InputError(
-            f"{error} {what} is fitted on queries that the run was not trained on. Train with --set data.holdout=0.02, "
-            "create a split val with `extremis shard --validation 0.05`, or name another split."
+            f"{error} {what} is fitted on queries that the run was not trained on. Create a split val with `extremis "
+            f"shard --validation 0.05`, train with {option('set', {'data.holdout': 0.02})}, or name another split."
         ) from None
     if not share.rows(table):
         raise InputError(f"{table.url}: this split has no queries to fit {what.lower()} on. Name another split.")
@@ -316,7 +316,7 @@ class SplitScorer:
         ks = sorted({*KS, *ks})
         unseen = ZeroShot(frequency, ks, self.statistics.candidates()) if zero_shot else None
         if zero_shot and seen_only:
-            raise InputError("--seen-only leaves out zero-shot labels. Give only one of --zero-shot and --seen-only.")
+            raise InputError(f"{option('zero_shot', True)} and {option('seen_only', True)}: give only one of the two.")
         candidates = self.statistics.candidates(seen_only)
         metrics, weakest = Metrics(ks, self.statistics.inverse_propensity), Weakest()
         deciles = Deciles(frequency, ks) if frequency.sum() else None

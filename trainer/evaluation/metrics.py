@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from schemas.errors import InputError
+from schemas.errors import InputError, option
 from schemas.ragged import Ragged, SparseRows, offsets_of, pad_columns
 from schemas.randomness import Purpose, generator
 from schemas.table import PartTable, Table
@@ -382,9 +382,7 @@ class ZeroShot:
             self._unseen &= np.isin(np.arange(len(frequency)), candidates)
         self.labels = np.flatnonzero(self._unseen)
         if not len(self.labels):
-            raise InputError(
-                "every label has training points, so there are no zero-shot labels. Leave --zero-shot out."
-            )
+            raise InputError(f"{option('zero_shot', True)}: every label has training points. Leave the option out.")
         self._alone, self._among_all = Metrics(ks), Metrics(ks)
         self._queries = 0
 

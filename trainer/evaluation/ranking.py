@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import normalize
 
 from schemas import PAD
-from schemas.errors import InputError
+from schemas.errors import InputError, option
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of
@@ -174,8 +174,8 @@ def embed_label_texts(model: Model, data: DataLayout) -> torch.Tensor:
     head = model.head
     if not head.has_rows:
         raise InputError(
-            "--scores has no effect with this method, because labels are scored only by their texts. Leave --scores "
-            "out."
+            f"{option('scores')} has no effect with this method, because labels are scored only by their texts. Leave "
+            f"{option('scores')} out."
         )
     texts = torch.empty(head.stop - head.start, model.encoder.dimension, device=model.device)
     for first, rows in embed_texts(model, data, head.start, head.stop):

@@ -309,9 +309,7 @@ class Train(Options):
             "cpu, cuda, cuda:N, or auto, which uses a GPU if the machine has one; a resumed run can use another device"
         ),
     )
-    threads: int = Field(
-        0, ge=0, le=MOST_THREADS, description="number of PyTorch threads, as with --threads; 0: one thread per core"
-    )
+    threads: int = Field(0, ge=0, le=MOST_THREADS, description="number of PyTorch threads; 0: one thread per core")
     clip: float = Field(0.0, ge=0, description="maximum norm of the encoder's gradient; 0: no limit")
     start_from: str = Field(
         "",

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from schemas import storage
-from schemas.errors import ExtremisError, InputError, TableError
+from schemas.errors import ExtremisError, InputError, TableError, option
 from schemas.layout import CLUSTERS, RunLayout, epoch_folder, list_numbers
 from schemas.manifest import Manifest, is_published, unpublish
 from schemas.owners import clean_up
@@ -195,7 +195,7 @@ def _report_missing(
         state = age or "there is no older table"
         raise ExtremisError(
             f"{missing}; {state}, and refresh.max_age allows {options.oldest}. Is the miner running (extremis "
-            f"{command} DATA RUN --watch)? Continue with --resume when the table is finished."
+            f"{command} DATA RUN --watch)? Continue with {option('resume', True)} once it is finished."
         )
     none = newest is None or (stale and options.stale == "random-only")
     say(f"{missing}; continuing with " + (alone if none else f"the table of epoch {newest}"))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.errors import InputError
+from schemas.errors import InputError, option
 from schemas.layout import DataLayout, RunLayout
 from schemas.table import Table
 from trainer.methods.astra import Astra
@@ -69,7 +69,7 @@ class EarlierRun:
             raise InputError(
                 f"data.holdout = {rows.holdout:g}: {self.url} was trained on rows that this would hold out, because it "
                 f"held out {most:g} of the rows of {rows.split}. Set data.holdout to at most {most:g}, or leave out "
-                "--from."
+                f"{option('from_run')}."
             )
 
     def share_of_new(self, data: str, split: str) -> float:

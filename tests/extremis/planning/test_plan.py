@@ -139,7 +139,7 @@ def test_a_plan_near_the_limit() -> None:
         ((), ("--queries N and --labels L", "--data")),
         (("--queries", "10.5", "--labels", "3"), ("10.5", "370e6")),
         (("--queries", "many", "--labels", "3"), ("many",)),
-        (("--queries", "9", "--labels", "3"), ("--labels-per-query 5", "expected at most 3, the number of labels")),
+        (("--queries", "9", "--labels", "3"), ("--labels-per-query: expected at most 3, the number of labels, got 5",)),
         (("--queries", "9", "--labels", "9", "--memory", "8 apples"), ("8 apples", "8GiB")),
         (("--queries", "9", "--labels", "9", "--recipe", "astar"), ("astar", "'astra'")),
         (("--queries", "9", "--labels", "9", "--memory", "100MiB"), ("--memory", "100")),

@@ -18,11 +18,11 @@ from datasets import ClassLabel, Dataset, Features, LargeList, List, Value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scoring.containers import input_url
 from pipelines import formats
 from pipelines.formats.base import LABELS, Fields, Part, Reason, RowContents
 from pipelines.formats.from_columns import parse_pairs, parse_points
 from schemas.errors import InputError
+from scoring.containers import input_url
 from tests.pipelines.formats.forms import Table, read_all
 
 CASES = Path(__file__).parents[2] / "cases"

@@ -83,7 +83,7 @@ def test_queries_and_labels_have_names_of_their_own(tmp_path: Path) -> None:
     }
     assert [(row["key"], row["text"]) for row in tables[LABELS].rows] == [("x", "the x"), ("y", "the y")]
     with pytest.raises(
-        InputError, match=r"labels.csv: no column 'key'; found: 'code', 'name'.* --fields labels.key=code"
+        InputError, match=r"labels.csv: no column 'key'; found: 'code', 'name'.* fields=\"labels.key=code"
     ):
         points(tmp_path, fields="key=id,text=query,labels=codes,labels.key=key,labels.text=text")
 

@@ -244,7 +244,7 @@ def test_too_many_bad_lines_publish_nothing(tmp_path: Path, name: str) -> None:
     raw, data = str(tmp_path / "raw"), tmp_path / "data"
     with pytest.raises(InputError, match=rf"rejected 1 of (?s:.*){file}, line 6: .*oops") as caught:
         shard(raw, str(data), ShardOptions(tokenizer="train:300", shards=2))
-    assert "--max-reject-share" in str(caught.value)
+    assert "max_reject_share" in str(caught.value)
     assert not data.exists() or contents(data) == {}
     if name == "jsonl":
         shard(raw, str(data), ShardOptions(tokenizer="train:300", shards=2, max_reject_share=0.1))

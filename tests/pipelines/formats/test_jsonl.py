@@ -246,7 +246,7 @@ def test_fields_are_for_the_forms_with_string_keys(tmp_path: Path) -> None:
     assert form == replace(JSON_LINES, fields=Fields(key="id"))
     assert choose("anywhere", "beir", "text=query") == Beir(fields=Fields(key="_id", text="query"))
     with pytest.raises(
-        InputError, match=r"--fields works only with formats that have named fields; .* is read as xc-text"
+        InputError, match=r"^fields works only with formats that have named fields; .* is read as xc-text"
     ):
         choose(str(write(tmp_path / "b", {"trn_X.txt": ""})), None, "key=id")
 

@@ -153,7 +153,7 @@ def test_pairs(tmp_path: Path) -> None:
         (packed(TRAIN)[:-20], "train.parquet: not a Parquet file, or damaged"),
         (
             packed({"id": ["a"], "text": ["t"]}),
-            "no column 'key'; found: 'id', 'text'. If the column has another name.*--fields",
+            "no column 'key'; found: 'id', 'text'. If the column has another name.* fields",
         ),
         (packed({"key": ["a"], "labels": [["a"]]}), "no column 'title' or 'text' or 'content'; found: 'key', 'labels'"),
         (packed({**TRAIN, "key": [1.5, 2.5, 3.5]}), "the column 'key' is of type double; expected a string or a whole"),

@@ -278,13 +278,13 @@ def test_draws_follow_their_distribution(sample):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"min_score": 0.5, "max_score": 0.4}, r"--min-score 0.5 is above --max-score 0.4.*Give a smaller"),
-        ({"sample": "uniform"}, r"--sample uniform needs the number of ranks .*--window W"),
-        ({"sample": "uniform", "window": 9, "temperature": 2}, r"--temperature 2 works only with --sample softmax"),
-        ({"sample": "softmax", "window": 9, "temperature": 0}, r"temperature: input should be greater"),
-        ({"max_score": float("nan")}, r"max_score: input should be a finite number"),
-        ({"sample": "worst"}, r"sample: input should be 'top', 'uniform' or 'softmax'"),
-        ({"equal_texts": "yes"}, r"equal_texts: input should be 'off', 'equal' or 'near'"),
+        ({"min_score": 0.5, "max_score": 0.4}, r"min_score=0.5 is above max_score=0.4.*Give a smaller"),
+        ({"sample": "uniform"}, r'sample="uniform" needs the number of ranks .*window=W'),
+        ({"sample": "uniform", "window": 9, "temperature": 2}, r'temperature=2 works only with sample="softmax"'),
+        ({"sample": "softmax", "window": 9, "temperature": 0}, r"temperature: expected a number greater"),
+        ({"max_score": float("nan")}, r"max_score: expected a finite number"),
+        ({"sample": "worst"}, r"sample: expected 'top', 'uniform' or 'softmax'"),
+        ({"equal_texts": "yes"}, r"equal_texts: expected 'off', 'equal' or 'near'"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options, message):

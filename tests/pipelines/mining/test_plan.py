@@ -56,8 +56,8 @@ def test_blocks_and_batches_follow_from_the_memory(memory, index):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"memory": 250 << 20}, ["--memory 250.0 MiB", "need", "Give --memory", "or more"]),
-        ({"memory": GIB, "block_rows": 10_000_000}, ["blocks of 6,000,000 vectors", "smaller --block-rows"]),
+        ({"memory": 250 << 20}, ['memory="250.0MiB"', "need", "Give memory=", "or more"]),
+        ({"memory": GIB, "block_rows": 10_000_000}, ["blocks of 6,000,000 vectors", "smaller block_rows"]),
         ({"memory": GIB, "query_batch": 10**6}, ["1,000,000 queries at a time", "queries"]),
     ],
 )
@@ -66,7 +66,7 @@ def test_a_plan_that_cannot_fit_says_what_it_needs(options, words):
         plan(12_000_000, 10**7, **options)
     for word in words:
         assert word in str(refusal.value)
-    needed = str(refusal.value).split("Give --memory ")[1].split(" or more")[0]
+    needed = str(refusal.value).split('Give memory="')[1].split('" or more')[0]
     assert plan(12_000_000, 10**7, **{**options, "memory": needed}).inputs.labels == 12_000_000
 
 
@@ -115,11 +115,11 @@ def test_label_ranges_are_cut_into_blocks_of_their_own():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"window": 40}, r"--window 40: the ranks \[0, 40\) are fewer than K=50.*--window 50 or more"),
-        ({"skip_top": 10, "window": 55}, r"--window 60 or more"),
+        ({"window": 40}, r"window=40: the ranks \[0, 40\) are fewer than K=50.*window=50 or more"),
+        ({"skip_top": 10, "window": 55}, r"window=60 or more"),
         ({"ranges": 2000}, "expected at most 1000, the number of labels"),
         ({"index": "NOPE"}, "index 'NOPE' cannot be built"),
-        ({"memory": "8 apples"}, "'8 apples': expected a number with a unit"),
+        ({"memory": "8 apples"}, "memory: expected a number with a unit, .* got '8 apples'"),
         ({"margin": -1}, "margin: .*greater than or equal to 0"),
     ],
 )

@@ -159,7 +159,7 @@ def test_an_export_goes_on_in_the_form_of_the_one_before(data: Path, exports: Pa
 def test_what_a_form_needs_is_said(data: Path, exports: Path, tmp_path: Path, monkeypatch: Any) -> None:
     assert encoders.choose_form("auto", BagSection(), {"form": "onnx"}) is None
     for form in FORMS:
-        with pytest.raises(extremis.InputError, match=f"--form {form}: encoder.kind = 'bag' has only the form numpy"):
+        with pytest.raises(extremis.InputError, match=f"form=\"{form}\": encoder.kind = 'bag' has only the form numpy"):
             encoders.choose_form(form, BagSection(), None)
     far = np.ones((3, 4), np.float32), np.array([[1, 1, 1, 1.1]] * 3, np.float32)
     with pytest.raises(extremis.InputError, match="x differs from PyTorch's"):

@@ -229,13 +229,13 @@ class TestRefusals:
         queries = Table.open(data.layout.queries("train")).manifest
         build_negatives(str(tmp_path / "table"), queries, data.points["train"].positives, data.labels, 4)
         places = tmp_path / "table", tmp_path / "data"
-        self.refused(*places, match="have no texts. Shard the data again with --keep-text, or give --keys")
+        self.refused(*places, match="have no texts. Shard the data again with keep_text=True, or give keys=True")
         assert list(TupleStream(*map(str, places), keys=True, negatives=1))
         self.refused(*places, match="no teacher has scored", scores="teacher", keys=True)
 
     def test_more_than_there_is(self, world: World) -> None:
-        self.refused(world.root, match=r"--negatives 6: .*queries has 5 negatives per row", negatives=6)
-        self.refused(world.root, match="form: input should be 'triplets'", form="quartets")
+        self.refused(world.root, match=r"negatives=6: .*queries has 5 negatives per row", negatives=6)
+        self.refused(world.root, match="form: expected 'triplets'", form="quartets")
         self.refused(world.table, world.data, match="only in the output of mining arrays", scores="search")
 
     def test_a_state_of_others(self, world: World, tmp_path: Path) -> None:
