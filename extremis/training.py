@@ -279,8 +279,8 @@ def run(
 
     if deterministic and minutes is not None:
         raise InputError(
-            f"{option('minutes')} stops by the clock, so its result cannot be {option('deterministic', True)}. Give only "
-            "one of the two."
+            f"{option('minutes')} stops by the clock, so its result cannot be {option('deterministic', True)}. Give "
+            "only one of the two."
         )
     if recipe != "auto":
         if minutes is not None:
