@@ -716,7 +716,7 @@ def embed(
     for name in of_texts & stated.keys() if is_run else {"step"} - ({"step"} if step is None else set()):
         form = "MODEL INPUT OUT" if is_run else "DATA RUN OUT"
         raise InputError(
-            f"{option(name)} works only with `extremis embed {form}`. Leave {option(name)} out, or give these arguments."
+            f"{option(name)} works only with `extremis embed {form}`. Leave it out, or give these arguments."
         )
     if is_run:
         run = str(input)
