@@ -209,11 +209,12 @@ def test_a_typo_in_a_recipe_needs_neither_arrow_nor_fsspec() -> None:
 
 
 def test_help_needs_nothing_heavy() -> None:
+    heavy = {*HEAVY, "rich", "pyarrow", "numpy", "fsspec"}
     code = (
         "import sys; from extremis.cli import main\n"
         "sys.argv = ['extremis', '--help']\n"
         "try: main()\n"
-        f"finally: print('loaded:', *{{n.split('.')[0] for n in sys.modules}} & { {*HEAVY, 'rich', 'pyarrow', 'numpy'}!r})"
+        f"finally: print('loaded:', *{{n.split('.')[0] for n in sys.modules}} & {heavy!r})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert "Usage: extremis" in done.stdout
