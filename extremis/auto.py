@@ -507,9 +507,7 @@ def _check_request(run: str, run_exists: bool, resume: bool) -> None:
             f"train its recipe {join(run, RECIPE_FILE)} with torchrun into another RUN."
         )
     if run_exists and not resume:
-        raise InputError(
-            f"{run}: a run exists here already. Continue with {option('resume', True)}, or choose another RUN."
-        )
+        raise InputError(f"{run}: a run exists here already. Give {option('resume', True)}, or another RUN.")
     if run_exists and not storage.exists(join(run, AUTO_REPORT)):
         raise InputError(
             f"{run}: this run was not started by auto. Continue it with its own recipe, or choose another RUN."

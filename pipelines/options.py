@@ -281,7 +281,7 @@ class MineOptions(DumpOptions, FilterOptions, SearchOptions, WorkOptions):
             raise InputError(parameter="min_score", got=f"{self.min_score:g}", expected=expected)
         if self.sample != "top" and self.window is None:
             expected = f"the number of ranks that {option('sample', self.sample)} draws from"
-            raise InputError(parameter="window", got="none", expected=expected)
+            raise InputError(parameter="window", got="none", expected=expected, remedy=f"Give {option('window', 'W')}.")
         if self.temperature is not None and self.sample != "softmax":
             expected = f"none, because only {option('sample', 'softmax')} has a temperature"
             raise InputError(parameter="temperature", got=f"{self.temperature:g}", expected=expected)

@@ -119,9 +119,7 @@ class Trainer:
         """Start a new run. Raises InputError if RUN already contains a run, TableError if DATA is not finished."""
         layout = RunLayout(run)
         if group.decide(lambda: storage.exists(layout.config)):
-            raise InputError(
-                f"{run}: a run exists here already. Continue with {option('resume', True)}, or choose a new RUN."
-            )
+            raise InputError(f"{run}: a run exists here already. Give {option('resume', True)}, or another RUN.")
         threads = group.decide(lambda: min(torch.get_num_threads(), cores()))
         context = set_up(DataLayout(data), layout, recipe, say, group, claim or Unclaimed(), threads)
         require_room_for_run(context)

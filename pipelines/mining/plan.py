@@ -524,7 +524,7 @@ def make_plan(inputs: MineInputs, options: MineOptions, previous: dict[str, Tabl
     if options.window is not None and options.window < options.skip_top + width:
         raise InputError(
             f"{option('window', options.window)}: the ranks [{options.skip_top}, {options.window}) are fewer than "
-            f"{option('width', width)}. Give {option('window', options.skip_top + width)} or more, or a smaller K."
+            f"K={width}. Give {option('window', options.skip_top + width)} or more, or a smaller {option('width')}."
         )
     fixed = SearchParams(options.nprobe, options.ef_search, options.refine)
     # Usually `width` of these candidates of a row and label range pass the filters.

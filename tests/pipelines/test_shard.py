@@ -298,7 +298,7 @@ def test_a_full_disk_surfaces_as_itself_and_leaves_nothing(tiny: Path) -> None:
         ({"shards": 0}, "shards: expected a number greater than or equal to 1"),
         ({"seed": -1}, "seed: expected a number greater than or equal to 0"),
         ({"max_reject_share": 1.5}, "max_reject_share: expected a number less than or equal to 1"),
-        ({"propensity_a": 0.5}, "propensities need both A and B"),
+        ({"propensity_a": 0.5}, "propensity: expected both A and B, or neither"),
         ({"tokenizer": "train:no"}, "expected train:SIZE"),
     ],
 )

@@ -303,7 +303,7 @@ def test_another_recipe_names_what_differs(data: SmallData, runs: Iterator[RunLa
     train(Trainer.start(data.layout.root, run.root, recipe(), silent))
     with pytest.raises(InputError, match=r"train\.epochs was 5, now 6; classifier\.lr was 0\.1, now 0\.2"):
         Trainer.resume(data.layout.root, run.root, recipe(classifier={"lr": 0.2}, train={"epochs": 6}), silent)
-    with pytest.raises(InputError, match=r"a run exists here already\. Continue with resume=True"):
+    with pytest.raises(InputError, match=r"a run exists here already\. Give resume=True"):
         Trainer.start(data.layout.root, run.root, recipe(), silent)
 
 

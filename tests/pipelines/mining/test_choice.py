@@ -278,9 +278,12 @@ def test_draws_follow_their_distribution(sample):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"min_score": 0.5, "max_score": 0.4}, r"min_score=0.5 is above max_score=0.4.*Give a smaller"),
-        ({"sample": "uniform"}, r'sample="uniform" needs the number of ranks .*window=W'),
-        ({"sample": "uniform", "window": 9, "temperature": 2}, r'temperature=2 works only with sample="softmax"'),
+        ({"min_score": 0.5, "max_score": 0.4}, r"min_score: expected at most max_score=0.4, .* got 0\.5"),
+        ({"sample": "uniform"}, r'window: expected the number of ranks that sample="uniform" draws from, .*window=W'),
+        (
+            {"sample": "uniform", "window": 9, "temperature": 2},
+            r'temperature: expected none, because only sample="softmax" .* got 2',
+        ),
         ({"sample": "softmax", "window": 9, "temperature": 0}, r"temperature: expected a number greater"),
         ({"max_score": float("nan")}, r"max_score: expected a finite number"),
         ({"sample": "worst"}, r"sample: expected 'top', 'uniform' or 'softmax'"),
@@ -299,7 +302,9 @@ def test_the_command_line_chooses_and_refuses(tmp_path):
     assert done.status == 0, done.err
     assert "labels share their text with another label" in done.err
     assert done.json["tables"]["queries"]["counters"]["not_drawn"] > 0
-    refused(call("mine", world.data, world.run, "--sample", "uniform"), "--sample uniform needs", "--window W")
+    refused(
+        call("mine", world.data, world.run, "--sample", "uniform"), "that --sample uniform draws from", "--window W"
+    )
     few = ("--window", 4, "--sample", "uniform", "--width", 5)
     refused(call("mine", world.data, world.run, *few), "--window 4: the ranks [0, 4) are fewer than K=5")
 
