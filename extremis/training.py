@@ -49,6 +49,13 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 
 
+def _pair(value: Any) -> Any:
+    parts = value.split(",") if isinstance(value, str) else value
+    if len(parts) != 2:
+        raise PydanticCustomError("pair", "input should be two numbers A,B, for example 0.55,1.5")
+    return parts
+
+
 @dataclass(frozen=True, repr=False, kw_only=True)
 class ShardResult(Result):
     """DATA, with digests by `tables`, and counts; `rows` by split."""
@@ -67,7 +74,7 @@ def shard(
     data: Place,
     options: ShardOptions | None = None,
     *,
-    propensity: Annotated[tuple[float, float], COMMAS, Shown("A,B")] | None = None,
+    propensity: Annotated[tuple[float, float], BeforeValidator(_pair), Shown("A,B")] | None = None,
     overwrite: bool = False,
     start_timeout: StartTimeout | None = None,
     beam_options: BeamOptions = (),
@@ -301,7 +308,7 @@ def run(
     process["pretrained"] = fspath(pretrained or "")
     earlier = fspath(from_run or "")
     outcome = run_auto(data, run, minutes or 0.0, overrides, beam_options, began=began, earlier=earlier, **process)
-    return None if outcome is None else _trained(outcome)
+    return None if outcome is None else _trained({"run": run, **outcome})
 
 
 def _overrides(set: Settings, device: str | None, threads: int | None, from_run: Place | None) -> tuple[str, ...]:

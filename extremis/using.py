@@ -4,6 +4,7 @@ Heavy modules are imported when a function is called, so that help and a typo ar
 """
 
 import contextlib
+import dataclasses
 import os
 import sys
 import tempfile
@@ -54,16 +55,28 @@ Split = Annotated[str, Field(description="Split of the queries.")]
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class EvaluateResult(Result):
-    """Metrics in percent by name, as in P@1, with 95 % intervals; further values, such as baselines, are in `more`."""
+    """Metrics in percent by name, as in P@1, with 95 % intervals; the deciles and the weakest rows are in `more`."""
 
     data: str
     run: str
     split: str
     step: int
     scores: str
+    version: Mapping[str, object]
     queries: int
+    without_active_labels: int
+    filter_pairs: int
     metrics: Mapping[str, float]
     intervals: Mapping[str, Sequence[float]]
+    labels_by_frequency: Mapping[str, Mapping[str, float]] | None = None
+    parts: Mapping[str, Mapping[str, float]] | None = None
+    labels_by_part: Mapping[str, Mapping[str, float]] | None = None
+    seen: Mapping[str, object] | None = None
+    unseen: Mapping[str, object] | None = None
+    baselines: Mapping[str, Mapping[str, float]] | None = None
+    gains: Mapping[str, Mapping[str, Sequence[float]]] | None = None
+    zero_shot: Mapping[str, object] | None = None
+    calibration: Mapping[str, object] | None = None
 
 
 @function
@@ -126,15 +139,11 @@ def evaluate(
         say(line)
     kept = "saved in the run; " if options.is_standard else ""
     say(f"{run}, step {report['step']:,}, scores {report['scores']}: {kept}next: extremis report {data} {run}")
-    named = ("step", "scores", "queries", "metrics", "intervals")
-    return EvaluateResult(
-        data=data,
-        run=run,
-        split=split,
-        **{name: report[name] for name in named},
-        more={name: value for name, value in report.items() if name not in (*named, "split")},
-        shown=[*evaluation.view(described, split)],
-    )
+    named = {each.name for each in dataclasses.fields(EvaluateResult)}
+    facts: dict[str, Any] = {name: value for name, value in report.items() if name in named}
+    facts |= {"data": data, "run": run, "split": split}
+    more = {name: value for name, value in report.items() if name not in named}
+    return EvaluateResult(**facts, more=more, shown=[*evaluation.view(described, split)])
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

@@ -76,7 +76,8 @@ def check(kind: type[Checked], values: Mapping[str, Any]) -> Checked:
 
 def as_input_error(fault: Mapping[str, Any]) -> InputError:
     """Return a pydantic error as an InputError: a validator's message, or option, expected value and given value."""
-    where = ".".join(str(part) for part in fault["loc"]) or None
+    named = [part for part in fault["loc"] if not isinstance(part, int)]  # and not the place in a list
+    where = ".".join(map(str, named)) or None
     said = str(fault["msg"])
     if fault["type"] == "value_error":
         said = _LONG.sub(r"\1…", said.removeprefix("Value error, "))
@@ -125,7 +126,14 @@ Place = Annotated[str, BeforeValidator(_as_text)]  # or a path
 Url = Annotated[Place, Shown(metavar="URL", place=True)]
 Fields = Annotated[str, BeforeValidator(_as_text), Shown(metavar="NAME=NAME,...")]  # or a mapping, {"key": "id"}
 
-Device = Annotated[str, Field(pattern=DEVICES), Shown("auto|cpu|cuda|cuda:N")]
+
+def _require_device(name: str) -> str:
+    if not re.match(DEVICES, name):
+        raise PydanticCustomError("device", "input should be auto, cpu, cuda, or a GPU's number, such as cuda:1")
+    return name
+
+
+Device = Annotated[str, AfterValidator(_require_device), Shown("auto|cpu|cuda|cuda:N")]
 
 # A module has EXTENSION, write_shard and open_shard; open_shard returns an OpenShard.
 SINKS = {

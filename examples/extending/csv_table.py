@@ -18,7 +18,7 @@ from schemas import storage
 class CsvTable(keyed.Keyed):
     """Label keys are separated by `;`. Without a column `key`, the key of a point is its row, such as `train-17`."""
 
-    name: str = "csv"
+    name: str = "csv-tables"
     expects: str = "train.csv (text, labels), labels.csv (key, text), and optionally test.csv, val.csv"
 
     def recognises(self, source: str, names: Sequence[str]) -> bool:
@@ -37,3 +37,6 @@ class CsvTable(keyed.Keyed):
             rows = enumerate({**row, "labels": row.get("labels", "").split(";")} for row in table)
             while block := [orjson.dumps({"key": f"{part.table}-{n}", **row}) for n, row in islice(rows, block_rows)]:
                 yield pa.record_batch([pa.array(block, pa.large_binary())], schema=base.SCHEMA)
+
+
+CSV_TABLES = CsvTable()

@@ -186,7 +186,7 @@ def test_evaluate(data: Path, run: Path) -> None:
     assert set(seen) - set(body["metrics"]) == {f"{family}@{k}" for family in families for k in (2, 100)}
     assert {name: seen[name] for name in body["metrics"]} == body["metrics"]
     refused(call("evaluate", data, run, "--zero-shot"), "every label has training points", "--zero-shot")
-    refused(call("evaluate", data, run, "--k", "5,0"), "'5,0'", "from 1 to 1000")
+    refused(call("evaluate", data, run, "--k", "5,0"), "--k: expected a number greater than or equal to 1, got '0'")
 
 
 def test_evaluate_with_baselines(data: Path, run: Path) -> None:

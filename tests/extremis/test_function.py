@@ -111,7 +111,7 @@ def test_faults_name_the_parameter() -> None:
     refused(
         call("shard", "raw/", "data/", "--max-tokens", "0"), "--max-tokens: expected a number greater than or equal"
     )
-    refused(call("evaluate", "data/", "run/", "--k", "5,x"), "k.1: expected a valid integer")
+    refused(call("evaluate", "data/", "run/", "--k", "5,x"), "--k: expected a valid integer")
 
 
 def test_a_result_is_typed_readable_and_one_object() -> None:

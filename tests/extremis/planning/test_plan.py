@@ -52,7 +52,7 @@ def stored(folder: Path) -> int:
 
 def test_bytes_are_those_of_a_real_run(ran: Path, recipe: Recipe) -> None:
     """Within 20 % a table, from a sample of DATA; within 20 % in all, from nothing but averages."""
-    planned = plan(workload(str(ran / "data"), None, None, recipe, "8GiB", dict(AVERAGES)))
+    planned = plan(workload(str(ran / "data"), None, None, recipe, 8 << 30, dict(AVERAGES)))
     run = ran / "run"
     dumps, negatives = sorted((run / "dumps").iterdir()), sorted((run / "negatives").iterdir())
     real = {
@@ -75,12 +75,12 @@ def test_bytes_are_those_of_a_real_run(ran: Path, recipe: Recipe) -> None:
         **{name: planned["workload"][name] for name in ("key_bytes", "text_bytes", "vocabulary")},
     }
     rows = (planned["workload"]["queries"], planned["workload"]["labels"])
-    made_up = plan(workload(None, *rows, recipe, "8GiB", averages))
+    made_up = plan(workload(None, *rows, recipe, 8 << 30, averages))
     assert sum(size["bytes"] for size in made_up["tables"].values()) == pytest.approx(sum(real.values()), rel=0.2)
 
 
 def test_shards_blocks_and_steps_are_those_of_a_real_run(ran: Path, recipe: Recipe) -> None:
-    planned = plan(workload(str(ran / "data"), None, None, recipe, "8GiB", dict(AVERAGES)))
+    planned = plan(workload(str(ran / "data"), None, None, recipe, 8 << 30, dict(AVERAGES)))
     run = ran / "run"
     table = json.loads(next((run / "negatives").glob("*/queries/_manifest.json")).read_text())
     mined = table["parameters"]
