@@ -168,7 +168,7 @@ def test_input_and_staging_are_those_of_a_real_run(tmp_path: Path) -> None:
     with FolderWatch(tmp_path / "data" / ".staging", interval=0.02) as staging:
         assert call("shard", tmp_path / "raw", tmp_path / "data", "--tokenizer", "train:30000").status == 0
     data = str(tmp_path / "data")
-    planned = plan(workload(data, None, None, Recipe.model_validate({}), "8GiB", dict(AVERAGES)), "flink")["on_engine"]
+    planned = plan(workload(data, None, None, Recipe.model_validate({}), 8 << 30, dict(AVERAGES)), "flink")["on_engine"]
     assert planned["input_bytes"] == pytest.approx(written, rel=0.2)
     assert planned["staging_bytes"] == pytest.approx(staging.peak, rel=0.2)
 
