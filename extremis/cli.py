@@ -167,9 +167,9 @@ def _run(described: Described, values: dict[str, Any]) -> None:
             if verbose:
                 messages.print(traceback.format_exc())
             raise
-        if result is not None:  # else another rank reports
+        if is_first := os.environ.get("RANK", "0") == "0":
             show(result)
-    if as_json and result is not None:
+    if as_json and is_first:
         print_json(result.to_json())
 
 

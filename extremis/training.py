@@ -219,10 +219,10 @@ def train(
     grace: Grace = GRACE,
     metrics_host: MetricsHost = LOOPBACK,
     progress: Progress = True,
-) -> TrainResult | None:
+) -> TrainResult:
     """Train RECIPE on DATA, and write the results to RUN. This starts no miner, but a miner may run elsewhere.
 
-    RECIPE is a name (see `extremis recipes`) or a TOML file. Under torchrun, only rank 0 returns a result.
+    RECIPE is a name (see `extremis recipes`) or a TOML file.
 
     Examples:
       extremis train astra data/ runs/1 --set train.epochs=30
@@ -255,7 +255,7 @@ def run(
     start_timeout: StartTimeout | None = None,
     beam_options: BeamOptions = (),
     progress: Progress = True,
-) -> TrainResult | None:
+) -> TrainResult:
     """Train RECIPE on DATA, with a miner process next to the trainer, and write the results to RUN.
 
     RECIPE is a name (see `extremis recipes`) or a TOML file. `auto` tries a few recipes on part of DATA, trains the
@@ -308,7 +308,7 @@ def run(
     process["pretrained"] = fspath(pretrained or "")
     earlier = fspath(from_run or "")
     outcome = run_auto(data, run, minutes or 0.0, overrides, beam_options, began=began, earlier=earlier, **process)
-    return None if outcome is None else _trained({"run": run, **outcome})
+    return _trained({"run": run, **outcome})
 
 
 def _overrides(set: Settings, device: str | None, threads: int | None, from_run: Place | None) -> tuple[str, ...]:
@@ -330,8 +330,8 @@ def _train(
     overrides: Sequence[str],
     beam_options: Sequence[str] | None,
     process: Mapping[str, Any],
-) -> TrainResult | None:
-    """Train on the ranks that torchrun launched; rank 0 returns the outcome.
+) -> TrainResult:
+    """Train on the ranks that torchrun launched.
 
     `beam_options`: options for the miner; None: no miner.
     """
@@ -348,11 +348,10 @@ def _train(
         for line in resolved.lines(data) if group.first else ():
             say(line)
         outcome = train_watched(data, run, resolved.recipe, beam_options=beam_options, group=group, **process)
-    if not group.first:
-        return None
-    if earlier := resolved.recipe.train.start_from:  # when no other rank waits for this rank
+    if group.first and (earlier := resolved.recipe.train.start_from):  # when no other rank waits for this rank
         carry(data, run, earlier, resolved.recipe.train.device)
-    say(f"{run}: trained; next: extremis evaluate {data} {run}")
+    if group.first:
+        say(f"{run}: trained; next: extremis evaluate {data} {run}")
     return _trained({"run": run, **outcome})
 
 

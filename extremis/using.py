@@ -96,11 +96,11 @@ def evaluate(
     calibrate: bool = False,
     device: DeviceName = "auto",
     progress: Progress = True,
-) -> EvaluateResult | None:
+) -> EvaluateResult:
     """Score a checkpoint of RUN on a split of DATA: P, nDCG, R, PSP and PSnDCG at 1, 3, 5, 10.
 
     If RUN was trained on an earlier version of DATA, RUN predicts only labels of that version, also with a fusion, and
-    newer labels count as missed. Under torchrun, only rank 0 returns a result.
+    newer labels count as missed.
 
     Options:
         split: A split of DATA, or holdout, the rows that were held out of training.
@@ -131,14 +131,13 @@ def evaluate(
     )
     with joined_ranks() as group:
         report = evaluation.evaluate(data, run, options, group, device)
-    if not group.first:
-        return None
     asked = {"baselines": baseline, "gains": baseline, "calibration": calibrate, "zero_shot": zero_shot}
     described = {name: value for name, value in report.items() if asked.get(name, True)}  # else of an earlier call
-    for line in evaluation.remarks(described, split):
-        say(line)
-    kept = "saved in the run; " if options.is_standard else ""
-    say(f"{run}, step {report['step']:,}, scores {report['scores']}: {kept}next: extremis report {data} {run}")
+    if group.first:
+        for line in evaluation.remarks(described, split):
+            say(line)
+        kept = "saved in the run; " if options.is_standard else ""
+        say(f"{run}, step {report['step']:,}, scores {report['scores']}: {kept}next: extremis report {data} {run}")
     named = {each.name for each in dataclasses.fields(EvaluateResult)}
     facts: dict[str, Any] = {name: value for name, value in report.items() if name in named}
     facts |= {"data": data, "run": run, "split": split}

@@ -503,7 +503,10 @@ class TestRefusals:
         refused(
             call("export", data, run, tmp_path / "e", "--index", "IVF9,Nonsense"), "IVF9,Nonsense", "cannot be built"
         )
-        refused(call("export", data, run, tmp_path / "e", "--precision", "half"), "--precision: expected a valid number, got 'half'")
+        refused(
+            call("export", data, run, tmp_path / "e", "--precision", "half"),
+            "--precision: expected a valid number, got 'half'",
+        )
         assert not out.exists()
         assert not (tmp_path / "e" / "_manifest.json").exists()
 
