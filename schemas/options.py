@@ -12,7 +12,6 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Field,
     ValidationError,
     ValidationInfo,
     field_validator,
