@@ -38,7 +38,7 @@ FILES = {
     "source of negatives": 2,
     "encoder": 2,
 }
-LINES = 40
+LINES = 42
 TINY = (
     "encoder.dimension=8",
     "order.batch=16",
@@ -204,7 +204,7 @@ def arguments_of(line: str, root: Path, folder: Path) -> list[str]:
 
 
 def write_tables(folder: Path) -> None:
-    """Write a data set as CSV."""
+    """Write a data set with columns between |."""
     tables = {
         "labels": [["key", "text"], ["a", "sea"], ["b", "a ship, and its crew"]],
         "train": [["text", "labels"], *([f"point {n}\nof the sea", "a;b" if n % 2 else "a"] for n in range(20))],
@@ -212,8 +212,8 @@ def write_tables(folder: Path) -> None:
     }
     folder.mkdir(parents=True)
     for name, rows in tables.items():
-        with open(folder / f"{name}.csv", "w", newline="") as file:
-            csv.writer(file).writerows(rows)
+        with open(folder / f"{name}.psv", "w", newline="") as file:
+            csv.writer(file, delimiter="|").writerows(rows)
 
 
 def losses(done: Done) -> list[float]:

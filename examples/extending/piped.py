@@ -1,4 +1,4 @@
-"""CSV with a header: train.csv (text, labels), labels.csv (key, text), and optionally test.csv, val.csv."""
+"""Columns separated by |: train.psv (text, labels), labels.psv (key, text), and optionally test.psv, val.psv."""
 
 import csv
 import io
@@ -15,28 +15,28 @@ from schemas import storage
 
 
 @dataclass(frozen=True)
-class CsvTable(keyed.Keyed):
+class Piped(keyed.Keyed):
     """Label keys are separated by `;`. Without a column `key`, the key of a point is its row, such as `train-17`."""
 
-    name: str = "csv-tables"
-    expects: str = "train.csv (text, labels), labels.csv (key, text), and optionally test.csv, val.csv"
+    name: str = "psv"
+    expects: str = "train.psv (text, labels), labels.psv (key, text), and optionally test.psv, val.psv"
 
     def recognises(self, source: str, names: Sequence[str]) -> bool:
-        return "train.csv" in names
+        return "train.psv" in names
 
     def find(self, source: str) -> Inputs:
         names, parts = storage.list_names(source), []
         for table in (*SPLITS, LABELS):
-            if file := one_of(source, names, [f"{table}.csv"], self.expects, required=table in ("train", LABELS)):
+            if file := one_of(source, names, [f"{table}.psv"], self.expects, required=table in ("train", LABELS)):
                 parts.append(Part(table, file, {keyed.ROWS: storage.join(source, file)}))
         return Inputs(self.name, tuple(parts), keyed=True)
 
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
         with storage.open_read(part.files[keyed.ROWS]) as file:
-            table = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", "replace", newline=""), restkey="", restval="")
-            rows = enumerate({**row, "labels": row.get("labels", "").split(";")} for row in table)
+            table = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig"), restkey="", restval="", delimiter="|")
+            rows = enumerate({**row, "labels": [*filter(None, row.get("labels", "").split(";"))]} for row in table)
             while block := [orjson.dumps({"key": f"{part.table}-{n}", **row}) for n, row in islice(rows, block_rows)]:
                 yield pa.record_batch([pa.array(block, pa.large_binary())], schema=base.SCHEMA)
 
 
-CSV_TABLES = CsvTable()
+PIPED = Piped()
