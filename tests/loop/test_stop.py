@@ -74,7 +74,7 @@ with stopping_on_signal(0.2):
 @pytest.mark.parametrize(
     ("numbers", "status", "said"),
     [
-        ([15], 143, "no checkpoint was saved within --grace 0.2 s"),
+        ([15], 143, "no checkpoint was saved within grace=0.2 s"),
         ([15, 15], 143, "no checkpoint was saved before a second signal"),
         ([2, 2], -2, "a second Ctrl-C ends the run without it"),
     ],
