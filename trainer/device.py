@@ -44,7 +44,8 @@ def open_device(name: str) -> torch.device:
         return CPU
     if not gpus:
         built = "PyTorch finds no GPU here" if torch.version.cuda else "this PyTorch is built for CPUs only"
-        raise InputError(parameter="device", got=repr(name), expected=f"'auto' or 'cpu', because {built}")
+        expected, remedy = f"'auto' or 'cpu', because {built}", "A recipe sets train.device."
+        raise InputError(parameter="device", got=repr(name), expected=expected, remedy=remedy)
     index = int(number) if number else int(os.environ.get("LOCAL_RANK", "0")) % gpus
     if index >= gpus:
         numbers = "cuda:0" if gpus == 1 else f"cuda:0 to cuda:{gpus - 1}"

@@ -239,7 +239,7 @@ def test_watching_makes_what_is_asked_for_once(data: SmallData, run: str, monkey
     ("options", "message"),
     [
         ({"queries": "PLAIN"}, r"queries needs a location for the table: give for_epoch=E or out=URL"),
-        ({"queries": "PLAIN", "for_epoch": 0}, r"the recipe of this run has no cluster size. Give size=C"),
+        ({"queries": "PLAIN", "for_epoch": 0}, r"this run's recipe has no cluster size. Give size=C"),
         ({"size": 24, "smallest": 16}, r"smallest=16: clusters of 24 are halved"),
         ({"memory": 100 << 20}, r"memory=\"100.0MiB\": .*Give memory="),
         (

@@ -159,7 +159,7 @@ class TestRefused:
         for url, words in (
             (other, r"was built from a queries table"),
             (more, r"more: this table was built with 31 labels, but .* has 30\. Make the table again"),
-            (ranges, r"ranges: this table has columns for each label range\. Make the table again without ranges"),
+            (ranges, r"ranges: this table has columns for each label range\. Make it again without ranges"),
             (beyond, r"part-0000\d-of-00002\.parquet: a label id is outside \[0, 30\)"),
         ):
             with pytest.raises(TableError, match=words):

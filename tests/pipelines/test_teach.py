@@ -149,7 +149,7 @@ class TestRefused:
             (pickled, r"pytorch_model\.bin: pickled weights.*safetensors.*save_pretrained"),
             (copy("mute", "*token*", "vocab*"), r"mute: no tokenizer \(.*\) here\. Save the tokenizer to this folder"),
             (headless, r"headless: expected a sequence classifier, got BertModel"),
-            (teachers[2], r"2 outputs: LABEL_0, LABEL_1\. Name the output to use as the score with label"),
+            (teachers[2], r"2 outputs: LABEL_0, LABEL_1\. Name the one to use: label"),
             (random, r"random: the model has no weights for .*classifier.*, so its scores are random"),
         ):
             with pytest.raises(InputError, match=words):
@@ -164,7 +164,7 @@ class TestRefused:
         mine(bare.data, bare.run, options=MineOptions(out=str(tmp_path / "mined")))
         with pytest.raises(
             TableError,
-            match=r"this table has no texts, which the teacher needs\. Shard the data again with keep_text=True",
+            match=r"no texts, which the teacher needs\. Shard the data again with keep_text=True",
         ):
             teach(bare.data, str(tmp_path / "mined" / "queries"), teachers[1], str(tmp_path / "out"))
         line = ("teach", world.data, mined(world), teachers[1], tmp_path / "out")

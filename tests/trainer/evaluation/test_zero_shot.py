@@ -110,7 +110,7 @@ def test_a_split_without_zero_shot_positives_says_so(data: SmallData) -> None:
 
 
 def test_bad_requests_are_named(data: SmallData, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="Give only one of zero_shot=True and seen_only=True"):
+    with pytest.raises(InputError, match="zero_shot=True and seen_only=True: give only one"):
         scored(ALONE, data, "classifier", "test", {"zero_shot": True, "seen_only": True})
     every = build_data(str(tmp_path), rows={"train": 200, "test": 5}, labels=5)
     model = Model.build(recipe_of("classifier"), every.vocabulary, 5)

@@ -276,7 +276,7 @@ def test_a_run_never_trains_on_what_it_holds_out_and_scores_exactly_that(
     assert scores.queries == len(held_out)
     assert list(itertools.chain(*scored)) == [data.points["train"].tokens[row] for row in held_out]
     assert scores.metrics.result()["P@1"] == pytest.approx(reports[-1]["P@1"])
-    with pytest.raises(InputError, match=r"trains on all rows of train.*data\.holdout=0\.02"):
+    with pytest.raises(InputError, match=r"trains on all rows of train.*data\.holdout.: 0\.02"):
         SplitScorer.open(data.layout, model, HOLDOUT)
 
 
