@@ -38,7 +38,7 @@ FILES = {
     "source of negatives": 2,
     "encoder": 2,
 }
-LINES = 42
+LINES = 43
 TINY = (
     "encoder.dimension=8",
     "order.batch=16",

@@ -10,7 +10,7 @@ import orjson
 import pyarrow as pa
 
 from pipelines.formats import base, keyed
-from pipelines.formats.base import LABELS, SPLITS, Inputs, Part, one_of
+from pipelines.formats.base import LABELS, SPLITS, Inputs, Part, RowContents, one_of
 from schemas import storage
 
 
@@ -28,13 +28,14 @@ class Piped(keyed.Keyed):
         names, parts = storage.list_names(source), []
         for table in (*SPLITS, LABELS):
             if file := one_of(source, names, [f"{table}.psv"], self.expects, required=table in ("train", LABELS)):
-                parts.append(Part(table, file, {keyed.ROWS: storage.join(source, file)}))
+                contents = RowContents(labels=table != LABELS)
+                parts.append(Part(table, file, {keyed.ROWS: storage.join(source, file)}, contents=contents))
         return Inputs(self.name, tuple(parts), keyed=True)
 
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
         with storage.open_read(part.files[keyed.ROWS]) as file:
             table = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig"), restkey="", restval="", delimiter="|")
-            rows = enumerate({**row, "labels": [*filter(None, row.get("labels", "").split(";"))]} for row in table)
+            rows = enumerate({**row, "labels": row.get("labels", "").split(";")} for row in table)
             while block := [orjson.dumps({"key": f"{part.table}-{n}", **row}) for n, row in islice(rows, block_rows)]:
                 yield pa.record_batch([pa.array(block, pa.large_binary())], schema=base.SCHEMA)
 
