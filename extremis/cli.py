@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 import extremis
-from extremis.console import ClosedPipe, messages, open_streams, output
+from extremis.console import ClosedPipe, fail, open_streams, output, set_log_format
 from extremis.installation import extra_of
 from schemas.errors import ExtremisError, MissingExtra, lack_of_memory, lack_of_room
 from schemas.process import limit_openmp_threads
@@ -93,6 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     if arguments is None:
         open_streams()
+        set_log_format(sys.argv[1:])
         limit_openmp_threads()
         if TRACEBACK not in os.environ:
             sys.unraisablehook = lambda unraisable: None  # destructors of libraries would print tracebacks
@@ -103,12 +104,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if callable(work):  # else the help was shown
                 work()
     except (click.exceptions.Abort, KeyboardInterrupt):
-        messages.print("interrupted")
-        sys.exit(130)
+        fail("interrupted", 130, "KeyboardInterrupt")
     except click.ClickException as error:
         error.show(said := io.StringIO())
-        messages.print(said.getvalue().rstrip())
-        sys.exit(2)
+        fail(said.getvalue().rstrip(), 2, type(error).__name__)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except ClosedPipe:
@@ -135,5 +134,4 @@ def _fail(error: Exception) -> NoReturn:
             f"a bug in Extremis, not in your input: {type(error).__name__}: {text} ({place}). Please report it; with "
             f"{TRACEBACK}=1 in the environment the command shows the traceback."
         )
-    messages.print(f"error: {message}")
-    sys.exit(status)
+    fail(f"error: {message}", status, type(error).__name__)

@@ -29,6 +29,7 @@ from click.shell_completion import CompletionItem
 from extremis.console import Event, messages, output, print_json, show_spinner
 from extremis.result import Result
 from schemas.errors import ExtremisError, InputError
+from schemas.logs import LOG_FORMAT, about
 
 if typing.TYPE_CHECKING:
     from schemas.options import Options
@@ -61,12 +62,13 @@ class Option:
 Progress = bool | Callable[[Event], object]
 _PROGRESS = "    progress: True: as on the command line; False: no progress; or a function, called with every event."
 _PYTHON_ONLY = ("progress", "beam_options")  # the command line has --quiet, and Beam's options after --
-_SHELL_ONLY = ("as_json", "quiet", "verbose")
+_SHELL_ONLY = ("as_json", "quiet", "verbose", "log_format")
 _COMMON_OPTIONS = {
     ("as_json", "--json"): "Print one JSON object to standard output, and nothing else.",
     ("-q", "--quiet"): "Print results and errors only, no progress.",
     ("-v", "--verbose"): "Print the elapsed seconds before each line, and tracebacks with errors.",
 }
+_LOGS = "Format of the lines on standard error; json: one object a line, for collectors of logs."
 # A whole command line, which is kept; or a flag, with a pair or a number after it.
 _FLAG_IN_TEXT = re.compile(
     r"extremis [a-z]+ [^`();]*|(--[a-z][a-z-]*)(?![\w-])(?:[ =]([\w.]+)=([\w.,=/-]*\w)|[ =](\d[\w.]*)\b)?"
@@ -129,6 +131,8 @@ class Command:
         """Return the command line: arguments, options, common options, and arguments for Beam."""
         params = [self._parameter(each) for name, each in self.parameters.items() if name not in _PYTHON_ONLY]
         params += [click.Option(names, is_flag=True, help=help) for names, help in _COMMON_OPTIONS.items()]
+        environment: Any = {"envvar": LOG_FORMAT, "show_envvar": True, "default": "text"}
+        params.append(click.Option(["--log-format"], type=click.Choice(["text", "json"]), help=_LOGS, **environment))
         if "beam_options" in self.parameters:
             params.append(click.Argument(["beam_options"], nargs=-1, type=click.UNPROCESSED))
 
@@ -296,7 +300,8 @@ def _complete(
 
 
 def _run(function: Callable[..., Any], values: dict[str, Any]) -> None:
-    as_json, quiet, verbose = (values.pop(name) for name in _SHELL_ONLY)
+    about["run"] = str(values.get("run") or "")
+    as_json, quiet, verbose, _ = (values.pop(name) for name in _SHELL_ONLY)
     arguments, options = _split_arguments(function, values)
     with output(quiet=quiet, verbose=verbose, results="stderr" if as_json else "stdout"):
         try:

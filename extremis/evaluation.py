@@ -3,8 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from extremis.console import Bar
-from extremis.spinner import show_activity
+from extremis.console import Bar, show_activity
 from extremis.summary import seen_queries
 from extremis.supervisor import record_command
 from schemas import storage

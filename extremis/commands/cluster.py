@@ -5,7 +5,7 @@ from typing import Any
 
 from extremis.command import Progress, build_options, command
 from extremis.commands.shared import BeamOptions, NotNegative, Place, Size, StartTimeout, Url
-from extremis.console import say, say_without_bars
+from extremis.console import output, say
 from extremis.miner import end_with_trainer, require_watchable
 from pipelines.options import ClusterOptions
 
@@ -52,7 +52,8 @@ def cluster(
     data, run = fspath(data), fspath(run)
     if watch:
         end_with_trainer()
-        return {"run": run, "tables": clustering.watch(data, run, options, beam_options, progress=say_without_bars)}
+        with output(bars=False):  # another process may show its own
+            return {"run": run, "tables": clustering.watch(data, run, options, beam_options, progress=say)}
     manifest = clustering.cluster(data, run, epoch, options, beam_options, say)
     say(f"{manifest.rows:,} queries in {manifest.counters['clusters']:,} clusters, used from {run}")
     tables = RunLayout(run)

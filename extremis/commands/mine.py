@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from extremis.command import Progress, build_options, command, format_argument
 from extremis.commands.shared import BeamOptions, Device, Fields, NotNegative, Size, StartTimeout, Url
-from extremis.console import say, say_without_bars
+from extremis.console import output, say
 from extremis.miner import end_with_trainer, require_watchable
 from pipelines.options import ArrayOptions, MineOptions, SameKey
 from schemas.errors import InputError, StorageError
@@ -103,7 +103,8 @@ def mine(
 
             if watch:
                 end_with_trainer()
-                return {"run": run, "tables": mining.watch(data, run, options, beam_options, progress=say_without_bars)}
+                with output(bars=False):  # another process may show its own
+                    return {"run": run, "tables": mining.watch(data, run, options, beam_options, progress=say)}
             manifests = mining.mine(data, run, epoch, options, beam_options, say)
     tables = {name: _report(name, manifest, options.target_recall) for name, manifest in manifests.items()}
     from schemas.storage import join
