@@ -1,7 +1,6 @@
 """A run with its miner, its ranks, its metrics for Prometheus and its log."""
 
 import contextlib
-import io
 import logging
 import re
 import sys
@@ -9,8 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily
@@ -292,9 +290,8 @@ class RunLog(logging.Handler):
 
     def __init__(self, run: str) -> None:
         super().__init__()
-        self._url, self._lines_lock, self._has_begun = RunLayout(run).log, threading.Lock(), False
-        self._memory = io.StringIO()
-        self._file: IO[str] = self._memory
+        self._url, self._lines_lock = RunLayout(run).log, threading.Lock()
+        self._lines, self._has_begun = "", False
 
     def emit(self, record: logging.LogRecord) -> None:
         """Add the line of an event."""
@@ -302,30 +299,30 @@ class RunLog(logging.Handler):
 
     def add(self, line: str) -> None:
         """Add a line, from any thread."""
-        with self._lines_lock, contextlib.suppress(OSError, ValueError):
-            self._file.write(f"{datetime.now().isoformat(' ', 'seconds')}  {line}\n")
-            self._file.flush()
+        with self._lines_lock:
+            self._lines += f"{datetime.now().isoformat(' ', 'seconds')}  {line}\n"
+            self._append()
 
     def begin(self) -> None:
-        """Open the file, and write all earlier lines."""
-        with self._lines_lock, contextlib.suppress(OSError, ExtremisError):
-            if self._has_begun:
-                return
-            self._has_begun, early = True, self._memory.getvalue()
-            if storage.is_local(self._url):
-                self._file = Path(storage.filesystem(self._url)[1]).open("a")  # noqa: SIM115
-                self._file.write(early)
-            elif storage.exists(self._url):
-                self._memory.seek(0)
-                self._memory.write(storage.read_bytes(self._url).decode() + early)
+        """Write all earlier lines."""
+        with self._lines_lock, contextlib.suppress(ExtremisError):
+            if not self._has_begun:
+                self._has_begun = True
+                self._append()
+                if self._lines and storage.exists(self._url):
+                    self._lines = storage.read_bytes(self._url).decode() + self._lines
+
+    def _append(self) -> None:
+        if self._has_begun and storage.is_local(self._url):
+            with contextlib.suppress(OSError), open(storage.filesystem(self._url)[1], "a") as file:
+                file.write(self._lines)
+            self._lines = ""
 
     def end(self) -> None:
-        """Close the file. (Not `close`, which libraries call on all handlers when they configure logging.)"""
+        """Write the lines to an object store. (Not `close`: libraries that configure logging close all handlers.)"""
         with self._lines_lock, contextlib.suppress(OSError, ExtremisError):
-            if self._file is not self._memory:
-                self._file.close()
-            elif self._has_begun:
-                storage.write_bytes(self._url, self._memory.getvalue().encode())
+            if self._has_begun and self._lines:
+                storage.write_bytes(self._url, self._lines.encode())
 
 
 @contextlib.contextmanager
