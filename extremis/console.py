@@ -78,6 +78,9 @@ class _Messages(_Channel):
     """Channel for messages; if a message cannot be written, it is dropped without an error."""
 
     def print(self, text: Any, end: str = "\n", style: str | None = None) -> None:
+        if logs_json():
+            write_line(json_line("info", "output", str(text).rstrip()))
+            return
         with contextlib.suppress(OSError, ValueError):  # a full disk, a closed file
             super().print(text, end, style)
 

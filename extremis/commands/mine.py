@@ -12,6 +12,7 @@ from extremis.console import output, say
 from extremis.miner import end_with_trainer, require_watchable
 from pipelines.options import ArrayOptions, MineOptions, SameKey
 from schemas.errors import InputError, StorageError
+from schemas.logs import about
 
 _ARRAY_OPTIONS = ("positives", "metric", "fields", "same_key", "query_texts", "document_texts")
 _RUN_OPTIONS = ("epoch", "watch", "queries", "vectors", "for_epoch", "by")
@@ -94,6 +95,7 @@ def mine(
         if of_vectors := _has_vectors([data, run], arguments):
             from pipelines.arrays import mine_arrays
 
+            about["run"] = ""  # RUN is a file of vectors
             options: MineOptions = (array_options := build_options(ArrayOptions, arguments))
             manifests = mine_arrays(data, run, array_options, beam_options, say)
         else:
