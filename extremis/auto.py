@@ -12,9 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import tomli_w
 
-from extremis.console import output, say
-from extremis.remaining_time import RemainingTime
-from extremis.spinner import show_activity
+from extremis.console import RemainingTime, output, say, show_activity
 from extremis.summary import repeated, texts_of
 from extremis.supervisor import carry, logged, train
 from schemas import storage

@@ -21,11 +21,12 @@ from click.shell_completion import CompletionItem
 from pydantic.fields import FieldInfo
 
 import extremis
-from extremis.console import ClosedPipe, messages, open_streams, output, print_json, show_spinner
+from extremis.console import ClosedPipe, fail, messages, open_streams, output, print_json, set_log_format, show_spinner
 from extremis.function import Described, Spelled, facts_of, unwrap
 from extremis.installation import extra_of
 from extremis.result import show
 from schemas.errors import ExtremisError, MissingExtra, flag_of, front_end, lack_of_memory, lack_of_room
+from schemas.logs import LOG_FORMAT, about
 from schemas.options import Shown
 from schemas.process import limit_openmp_threads
 
@@ -35,6 +36,7 @@ _COMMON_OPTIONS = {
     ("-q", "--quiet"): "Print results and errors only, no progress.",
     ("-v", "--verbose"): "Print the elapsed seconds before each line, and tracebacks with errors.",
 }
+_LOGS = "Format of the lines on standard error; json: one object a line, for collectors of logs."
 
 
 class _Value(click.ParamType):
@@ -100,6 +102,8 @@ class _Command(click.Command):
         self.described = described
         params = [self._parameter(name, field) for name, field in described.fields.items() if name != "beam_options"]
         params += [click.Option(names, is_flag=True, help=help) for names, help in _COMMON_OPTIONS.items()]
+        environment: Any = {"envvar": LOG_FORMAT, "show_envvar": True, "show_default": True, "default": "text"}
+        params.append(click.Option(["--log-format"], type=click.Choice(["text", "json"]), help=_LOGS, **environment))
         if "beam_options" in described.fields:
             params.append(click.Argument(["beam_options"], nargs=-1, type=click.UNPROCESSED))
         text = re.sub(r"^(?=Examples?:$)", "\b\n", described.text, flags=re.MULTILINE)  # click prints these unchanged
@@ -156,7 +160,8 @@ class _Command(click.Command):
 
 
 def _run(described: Described, values: dict[str, Any]) -> None:
-    as_json, quiet, verbose = (values.pop(name) for name in ("as_json", "quiet", "verbose"))
+    as_json, quiet, verbose, _ = (values.pop(name) for name in ("as_json", "quiet", "verbose", "log_format"))
+    about["run"] = str(values.get("run") or "")
     given = {name: value for name, value in values.items() if value not in (None, ())}
     with output(quiet=quiet, verbose=verbose, results="stderr" if as_json else "stdout"):
         try:
@@ -246,6 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     if arguments is None:
         open_streams()
+        set_log_format(sys.argv[1:])
         limit_openmp_threads()
         if TRACEBACK not in os.environ:
             sys.unraisablehook = lambda unraisable: None  # destructors of libraries would print tracebacks
@@ -256,12 +262,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if callable(work):  # else the help was shown
                 work()
     except (click.exceptions.Abort, KeyboardInterrupt):
-        messages.print("interrupted")
-        sys.exit(130)
+        fail("interrupted", 130, "KeyboardInterrupt")
     except click.ClickException as error:
         error.show(said := io.StringIO())
-        messages.print(said.getvalue().rstrip())
-        sys.exit(2)
+        fail(said.getvalue().rstrip(), 2, type(error).__name__)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except ClosedPipe:
@@ -288,5 +292,4 @@ def _fail(error: Exception) -> NoReturn:
             f"a bug in Extremis, not in your input: {type(error).__name__}: {text} ({place}). Please report it; with "
             f"{TRACEBACK}=1 in the environment the command shows the traceback."
         )
-    messages.print(f"error: {message}")
-    sys.exit(status)
+    fail(f"error: {message}", status, type(error).__name__)

@@ -1,24 +1,32 @@
-"""Output for people: progress bars on a terminal, plain lines elsewhere, tables, and one JSON object on request."""
+"""Output: what a terminal, a pipe, a notebook, a listener and a collector of logs get; and a command's results.
+
+A line of progress is an `Event`, which the logger `extremis` hands to its handlers: `_Progress`, which shows it, and
+the log of a run. The results of a command go to standard output. rich draws bars and tables, and is loaded for them.
+"""
 
 import contextlib
 import functools
 import io
 import json
+import logging
+import math
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from extremis.spinner import clear_spinner, hidden_spinner, run_spinner
 from schemas.errors import StorageError, redact, without_controls
+from schemas.logs import LOG_FORMAT, json_line, log_as, logs_json, write_line
 from schemas.sizes import say_count
-from schemas.waits import add_listener
+from schemas.waits import Wait, add_listener
 
 if TYPE_CHECKING:
-    from extremis.bars import SafeConsole
+    from rich.console import Console
+    from rich.progress import Progress
 
 _NOT_SHOWN = dict.fromkeys((7, 8, 11, 12, 13))  # bells, returns and feeds, which rich also removes
 
@@ -43,17 +51,20 @@ class _Channel:
         return self.file is not None and not self.file.closed and self.file.isatty()
 
     @functools.cached_property
-    def rich(self) -> "SafeConsole":
-        """The same stream for bars, tables and styles."""
-        from extremis.bars import SafeConsole
+    def rich(self) -> "Console":
+        """The same stream for bars, tables and styles. It prints texts literally, and does not clean them."""
+        from rich.console import Console
 
-        return SafeConsole(self.clean, stderr=self._name == "stderr", width=self._width)
+        stderr = self._name == "stderr"
+        return Console(stderr=stderr, width=self._width, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def print(self, text: Any, end: str = "\n", style: str | None = None) -> None:
         """Print a text, or an object that rich renders. Raises StorageError, ClosedPipe."""
-        clear_spinner()
-        if not isinstance(text, str) or (style is not None and self.is_terminal):
-            self.rich.print(text, end=end, style=style)
+        _activity.clear()
+        if not isinstance(text, str):
+            self.rich.print(text, end=end)
+        elif style is not None and self.is_terminal:
+            self.rich.print(self.clean(text), end=end, style=style)
         elif self.file is not None:
             self.file.write(self.clean(text).translate(_NOT_SHOWN) + end)
             self.file.flush()
@@ -67,8 +78,22 @@ class _Messages(_Channel):
     """Channel for messages; if a message cannot be written, it is dropped without an error."""
 
     def print(self, text: Any, end: str = "\n", style: str | None = None) -> None:
+        if logs_json():
+            write_line(json_line("info", "output", str(text).rstrip()))
+            return
         with contextlib.suppress(OSError, ValueError):  # a full disk, a closed file
             super().print(text, end, style)
+
+
+class _Results(_Channel):
+    """Channel for results, which go where the current output says."""
+
+    def print(self, text: Any, end: str = "\n", style: str | None = None) -> None:
+        if _output.results == "stdout":
+            with contextlib.suppress(ClosedPipe):  # does not change the work and its exit status
+                super().print(text, end, style)
+        elif _output.results == "stderr" and not _output.quiet and not logs_json():  # a collector has the object
+            messages.print(text, end, style)
 
 
 class ClosedPipe(Exception):
@@ -107,18 +132,32 @@ def open_streams() -> None:
             setattr(sys, name, io.TextIOWrapper(raw, *form, line_buffering=number == 2 or raw.isatty()))
 
 
-_BAR_SECONDS = 30.0  # between two lines of a bar without a terminal
-_PIPED_WIDTH = 200  # characters per line of a table without a terminal
+_ROLES = {"train": "trainer", "run": "trainer", "mine": "miner", "cluster": "miner"}
+
+
+def set_log_format(words: Sequence[str]) -> None:
+    """Prepare the logs of the command line `words` before it is parsed, because errors of parsing belong to them."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word.partition("=")[0] == "--log-format":
+            os.environ[LOG_FORMAT] = word.partition("=")[2] or following
+    command = next((word for word in words if not word.startswith("-")), "extremis")
+    rank = f"/rank {os.environ.get('RANK', '0')}" if os.environ.get("WORLD_SIZE", "1") != "1" else ""
+    log_as(_ROLES.get(command, command) + rank)
 
 
 @dataclass(frozen=True)
 class Event:
-    """A line of progress. Events of a progress bar have a `title`, the number `done`, and the `total` if known."""
+    """A line of progress. Events of a progress bar have a `title`, the number `done`, and the `total` if known.
+
+    `kind`: message, progress, activity, wait, warning, epoch or miner. `fields`: its other numbers and texts.
+    """
 
     text: str
     title: str = ""
     done: int | None = None
     total: int | None = None
+    kind: str = "message"
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.text
@@ -128,8 +167,8 @@ class Event:
 class Output:
     """Destinations of output: progress goes to `listener`, else to standard error unless `quiet`; results to `results`.
 
-    `verbose`: lines of progress begin with the seconds since the start. `command`: the running command line. `log`:
-    receives every line of progress. `log_only`: only `log` receives lines, except lines of progress bars. `remaining`:
+    `verbose`: lines of progress begin with the seconds since the start. `command`: the running command line.
+    `log_only`: only the run's log receives lines, except lines of bars. `bars`: a terminal shows bars. `remaining`:
     describes the command's remaining time, given the finished fraction of the current phase.
     """
 
@@ -138,28 +177,16 @@ class Output:
     verbose: bool = False
     results: Literal["stdout", "stderr", "nowhere"] = "stdout"
     command: str = ""
-    log: Callable[[str], object] | None = None
     log_only: bool = False
+    bars: bool = True
     remaining: Callable[[float], str] | None = None
-
-
-class _Results(_Channel):
-    """Print results to the current output."""
-
-    def print(self, text: Any, end: str = "\n", style: str | None = None) -> None:
-        if _output.results == "stdout":
-            with contextlib.suppress(ClosedPipe):  # does not change the work and its exit status
-                super().print(text, end, style)
-        elif _output.results == "stderr" and not _output.quiet:
-            messages.print(text, end, style)
 
 
 # Messages go to standard error, results to standard output.
 _width_is_known = os.isatty(1) or "COLUMNS" in os.environ  # streams of a daemon may be None or closed
-_width = None if _width_is_known else _PIPED_WIDTH
+_width = None if _width_is_known else 200
 messages, results = _Messages("stderr", None if os.isatty(2) else _width), _Results("stdout", _width)
-_output = Output()
-_began = time.monotonic()
+_output, _began = Output(), time.monotonic()
 
 
 @contextlib.contextmanager
@@ -178,39 +205,73 @@ def current_output() -> Output:
     return _output
 
 
-def show_spinner(title: str) -> contextlib.AbstractContextManager[None]:
-    """Show on rank 0 that `title` is running, until the block ends; not if output is quiet or goes to a listener."""
-    if _output.quiet or _output.listener is not None or os.environ.get("RANK", "0") != "0":
-        return contextlib.nullcontext()
-    return run_spinner(
-        title, messages.is_terminal, messages.print, lambda: _output.remaining(0.0) if _output.remaining else ""
-    )
+class _Progress(logging.Handler):
+    """Shows lines of progress: to the listener, or on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        event = record.msg if isinstance(record.msg, Event) else Event(record.getMessage())
+        if _output.log_only and not _output.verbose and not event.title:
+            return
+        if _output.listener is not None:
+            _output.listener(event)
+        elif not _output.quiet:
+            _show(event)
 
 
-def say(message: str) -> None:
-    """Print one line of progress."""
-    _emit(Event(redact(message)))
+logger = logging.getLogger("extremis")
+logger.propagate = False
+logger.addHandler(_Progress())
+
+
+def _emit(event: Event) -> None:
+    level = logging.WARNING if event.kind in _WARNINGS else logging.INFO
+    # Not `logger.log`: libraries switch other loggers off, by logging.disable or a configuration of their own.
+    logger.callHandlers(logger.makeRecord(logger.name, level, "", 0, event, (), None))
+
+
+def _show(event: Event) -> None:
+    if logs_json():
+        _activity.clear()
+        progress = {"title": event.title, "done": event.done, "total": event.total} if event.title else {}
+        level = "warning" if event.kind in _WARNINGS else "info"
+        write_line(json_line(level, event.kind, event.text, **progress, **event.fields))
+    else:
+        seconds = f"{time.monotonic() - _began:7.1f} s  " if _output.verbose else ""
+        messages.print(f"{seconds}{event.text}")
+
+
+_KINDS = {"odd: ": "warning", "waiting for ": "wait"}  # of lines, by how they begin
+_WARNINGS = ("warning", "miner")  # kinds
+
+
+def say(message: str, kind: str = "", **fields: Any) -> None:
+    """Print one line of progress. `kind`: the kind of its event; `fields`: what the event has besides its text."""
+    kind = kind or next((kind for start, kind in _KINDS.items() if message.startswith(start)), "message")
+    _emit(Event(redact(message), kind=kind, fields=fields))
 
 
 # One rank of each machine reports waits; a library does not.
 add_listener(lambda line: say(line) if _output.command and os.environ.get("LOCAL_RANK", "0") == "0" else None)
 
 
-def say_without_bars(message: str) -> None:
-    """Print one line of progress, without progress bars: another process may display its own."""
-    say(message)
+def fail(message: str, status: int, kind: str) -> NoReturn:
+    """Print the message of an error that ends the command, also if progress is not shown, and exit with `status`."""
+    if logs_json():
+        write_line(json_line("error", "error", message, kind=kind, status=status))
+    else:
+        messages.print(message)
+    sys.exit(status)
 
 
-def _emit(event: Event, keep: bool = True) -> None:
-    if keep and _output.log is not None:
-        _output.log(event.text)
-    if _output.log_only and not _output.verbose and not event.title:
-        return
-    if _output.listener is not None:
-        _output.listener(event)
-    elif not _output.quiet:
-        seconds = f"{time.monotonic() - _began:7.1f} s  " if _output.verbose else ""
-        messages.print(f"{seconds}{event.text}")
+def relay(line: str, process: str) -> str:
+    """Return the message in a line that `process` has written to standard error; if logs are JSON, pass the line on."""
+    try:
+        message = str(json.loads(line)["message"])
+    except (ValueError, TypeError, KeyError):  # a text of a library
+        message, line = line.rstrip(), json_line("info", "output", line.rstrip(), process=process)
+    if logs_json() and not _output.quiet and _output.listener is None:
+        write_line(line)
+    return message
 
 
 def print_json(body: Mapping[str, Any]) -> None:
@@ -220,7 +281,7 @@ def print_json(body: Mapping[str, Any]) -> None:
 
 def print_file(path: str) -> None:
     """Copy a file to standard output; on a terminal, replace control characters."""
-    clear_spinner()
+    _activity.clear()
     with open(path, "rb") as file:
         if sys.stdout.isatty():
             for line in file:
@@ -230,46 +291,176 @@ def print_file(path: str) -> None:
     sys.stdout.buffer.flush()
 
 
-class Bar:
+_SPINNER_AFTER = 0.2  # seconds of silence before the spinner of a terminal
+_LINES_AFTER, _LONGEST = 5.0, 30.0  # seconds of silence before the first line elsewhere, doubled after each line
+_FRAMES, _PLAIN_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "|/-\\"
+
+
+class _Activity(Wait):
+    """What this process does, shown while it prints nothing: a spinner on a terminal, elsewhere an occasional line.
+
+    The thread that reports waits shows it. rich's spinner would stay in the streams of forked processes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("the command")
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all, as in a forked process, where another thread may have held the lock."""
+        self._lock = threading.RLock()
+        self._text, self._began, self._printed, self._pause = "", 0.0, 0.0, _LINES_AFTER
+        self._bars, self._is_drawn = 0, False
+
+    def begin(self, text: str) -> None:
+        """Set what the process does from now on; "": nothing is shown."""
+        with self._lock:
+            self._text, self._began = text, time.monotonic()
+            self.clear()
+
+    def clear(self) -> None:
+        """Make room for a line, and begin a new silence."""
+        with self._lock:
+            if self._is_drawn:
+                sys.stderr.write("\r\x1b[K")
+                sys.stderr.flush()
+            self._is_drawn, self._printed, self._pause = False, time.monotonic(), _LINES_AFTER
+
+    @contextlib.contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Show nothing until the block ends, because a bar shows progress."""
+        self._add_bars(1)
+        try:
+            yield
+        finally:
+            self._add_bars(-1)
+
+    def _add_bars(self, more: int) -> None:
+        with self._lock:
+            self.clear()
+            self._bars += more
+
+    def report(self) -> None:
+        """Show the activity, if it is due."""
+        with self._lock:
+            if self._bars or not self._text:
+                return
+            left = _output.remaining(0.0) if _output.remaining else ""
+            line = f"{self._text}, {time.monotonic() - self._began:.0f} s, {left}".removesuffix(", ")
+            silence = time.monotonic() - self._printed
+            if messages.is_terminal and silence > _SPINNER_AFTER:
+                frames = _FRAMES if "utf" in (sys.stderr.encoding or "").lower() else _PLAIN_FRAMES
+                sys.stderr.write(f"\r{frames[int(4 * silence) % len(frames)]} {line}\x1b[K")
+                sys.stderr.flush()
+                self._is_drawn = True
+            elif not messages.is_terminal and silence > self._pause:
+                pause = min(_LONGEST, 2 * self._pause)
+                _show(Event(line, kind="activity"))
+                self._pause = pause
+
+
+_activity = _Activity()
+os.register_at_fork(after_in_child=_activity.reset)
+show_activity = _activity.begin
+
+
+@contextlib.contextmanager
+def show_spinner(title: str) -> Iterator[None]:
+    """Show on rank 0 that `title` is running, until the block ends; not if output is quiet or goes to a listener."""
+    if _output.quiet or _output.listener is not None or os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    show_activity(title)
+    try:
+        with _activity:
+            yield
+    finally:
+        show_activity("")
+
+
+_BAR_SECONDS = 30.0  # between two lines of a bar without a terminal
+
+
+class _Bars:
+    """Bars by title. A terminal shows them; a listener gets all events, others one every _BAR_SECONDS.
+
+    A collector also gets the last event of each bar. `counted`: the bars have counts and times beside their notes.
+    `lines`: there are also events where nobody needs them for a display.
+    """
+
+    def __init__(self, counted: bool, lines: bool, quiet: bool = False) -> None:
+        is_shown = not (quiet or _output.quiet)
+        on_terminal = messages.is_terminal and not logs_json()
+        self._is_drawn = is_shown and on_terminal and _output.bars and _output.listener is None
+        self._is_told = is_shown and (lines or _output.listener is not None or logs_json())
+        self._counted, self._began = counted, time.monotonic()
+        self._tasks: dict[str, Any] = {}
+        self._due: dict[str, float] = {}
+        self._last: dict[str, Event] = {}
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Any:
+        if not self._is_drawn:
+            self._stack.enter_context(_activity.hidden())
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+        for event in self._last.values():
+            _show(event)
+
+    def _draw(self) -> "Progress":
+        from rich import progress
+
+        texts = "{task.description}", "{task.fields[note]}"
+        title, note = (progress.TextColumn(text, markup=False) for text in texts)
+        counts = progress.MofNCompleteColumn(), progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
+        columns = title, progress.BarColumn(), *(counts if self._counted else ()), note
+        self._stack.enter_context(_activity.hidden())
+        return self._stack.enter_context(progress.Progress(*columns, console=messages.rich, transient=True))
+
+    def _show(self, title: str, done: int, total: int | None, note: str, text: str) -> None:
+        if self._is_drawn:
+            if not self._tasks:
+                self._progress = self._draw()
+            if title not in self._tasks:
+                self._tasks[title] = self._progress.add_task(messages.clean(title), total=total, note="")
+            self._progress.update(self._tasks[title], completed=done, total=total, note=messages.clean(note))
+        elif self._is_told:
+            event, now = Event(text, title, done, total, "progress"), time.monotonic()
+            if now >= self._due.setdefault(title, self._began + _BAR_SECONDS):
+                self._due[title] = now + _BAR_SECONDS
+                self._last.pop(title, None)
+                _emit(event)
+            elif _output.listener is not None:
+                _output.listener(event)
+            elif logs_json():
+                self._last[title] = event
+
+
+class Bar(_Bars):
     """A progress bar on a terminal, else a plain line every _BAR_SECONDS. `total`: None if not known yet.
 
     `quiet`: print nothing. Use as a context manager.
     """
 
     def __init__(self, title: str, total: int | None, quiet: bool = False) -> None:
-        self._title, self._total, self._quiet = title, total, quiet or _output.quiet
-        self._done = 0
-        self._next = time.monotonic() + _BAR_SECONDS
-        self._progress: Any = None
-        if not self._quiet and _output.listener is None and messages.is_terminal:
-            from extremis.bars import make_bars
-
-            self._progress = make_bars(messages.rich, counted=True)
-            self._task = self._progress.add_task(messages.clean(title), total=total, note="")
+        super().__init__(counted=True, lines=True, quiet=quiet)
+        self._title, self._total, self._done = title, total, 0
 
     def __enter__(self) -> "Bar":
-        self._shown = contextlib.ExitStack()
-        self._shown.enter_context(hidden_spinner())
-        if self._progress is not None:
-            self._shown.enter_context(self._progress)
+        super().__enter__()
+        if self._is_drawn:
+            self.update(0)
         return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._shown.close()
 
     def update(self, done: int, note: str = "", total: int | None = None) -> None:
         """Show `done` of the total. `total`: the new total, if it has changed."""
         self._total = self._total if total is None else total
         if _output.remaining is not None and self._total and (left := _output.remaining(done / self._total)):
             note = f"{note}  in all {left}".strip()
-        if self._progress is not None:
-            self._progress.update(self._task, completed=done, total=self._total, note=messages.clean(note))
-        elif self._quiet:
-            return
-        elif (is_due := time.monotonic() >= self._next) or _output.listener is not None:
-            self._next = time.monotonic() + _BAR_SECONDS if is_due else self._next
-            text = f"{self._title}: {say_count(done, self._total)} {note}"
-            _emit(Event(text.rstrip(), self._title, done, self._total), keep=is_due)
+        text = f"{self._title}: {say_count(done, self._total)} {note}".rstrip()
+        self._show(self._title, done, self._total, note, text)
 
     def advance(self, more: int) -> None:
         """Add `more` to the number done."""
@@ -277,54 +468,80 @@ class Bar:
         self.update(self._done)
 
 
-class StepBars:
-    """Progress of a pipeline: a bar per step on a terminal, events for a listener, otherwise no output.
+class StepBars(_Bars):
+    """Progress of a pipeline: a bar per step on a terminal, events for a listener or a collector, otherwise no output.
 
     A context manager that yields a function. Call the function with the steps that have begun
     (`pipelines.progress.StepProgress`). It shows these steps, and returns whether they were shown.
     """
 
+    def __init__(self) -> None:
+        super().__init__(counted=False, lines=False)
+        self._finished: set[str] = set()
+
     def __enter__(self) -> Callable[[Sequence[Any]], bool]:
-        self._shown = contextlib.ExitStack()
-        self._tasks: dict[str, Any] = {}
-        self._listened = _output.listener is not None
-        self._on_terminal = messages.is_terminal and not self._listened and not _output.quiet
-        if not self._on_terminal:
-            self._shown.enter_context(hidden_spinner())
-        return self._show
+        super().__enter__()
+        return self._show_steps
 
-    def __exit__(self, *exc: object) -> None:
-        self._shown.close()
-
-    def _show(self, steps: Sequence[Any]) -> bool:
-        if self._listened:
-            for step in steps:
-                if not step.is_finished or step.name not in self._tasks:
-                    self._tasks[step.name] = None
-                    _emit(Event(str(step), step.name, step.rows, step.total))
-        elif self._on_terminal and steps:
-            if not self._tasks:  # the bars replace the spinner
-                from extremis.bars import make_bars
-
-                self._progress = make_bars(messages.rich, counted=False)
-                self._shown.enter_context(hidden_spinner())
-                self._shown.enter_context(self._progress)
-            for step in steps:
-                name, note = messages.clean(step.name), messages.clean(step.state)
-                if step.name not in self._tasks:
-                    self._tasks[step.name] = self._progress.add_task(name, total=step.total, note=note)
-                self._progress.update(self._tasks[step.name], completed=step.rows, total=step.total, note=note)
-        return self._listened or self._on_terminal
+    def _show_steps(self, steps: Sequence[Any]) -> bool:
+        for step in steps:
+            if step.name not in self._finished:
+                self._show(step.name, step.rows, step.total, step.state, str(step))
+            if step.is_finished:
+                self._finished.add(step.name)
+        return self._is_drawn or (self._is_told and bool(steps))
 
 
 say.display = StepBars  # type: ignore[attr-defined]  # pipelines that get `say` show their steps with it
 
 
+_KNOWN = 0.1  # share of a phase after which its own pace gives the estimate
+
+
+class RemainingTime:
+    """Estimates the remaining time of a command with phases. `limit`: limit in seconds for all phases together."""
+
+    def __init__(self, limit: float = math.inf) -> None:
+        self._began = self._phase_began = time.monotonic()
+        self._limit, self._expected = limit, 0.0
+        self._after: Callable[[float], float] = lambda own: 0.0
+        self._first = 0.0, 0.0
+
+    def begin(self, expected: float, after: Callable[[float], float]) -> None:
+        """Begin a phase of `expected` seconds (0: unknown); `after`: seconds of later phases, given this phase's."""
+        self._phase_began, self._expected, self._after = time.monotonic(), expected, after
+        self._first = 0.0, 0.0  # share at the first call, and the seconds before it: the set-up
+
+    def __call__(self, share: float = 0.0) -> str:
+        """Return a text such as "about 2 min left", for a finished fraction `share` of the phase.
+
+        Returns "" while nothing is known, also after the expected time of a phase without a known pace.
+        """
+        spent = time.monotonic() - self._phase_began
+        if share and not self._first[0]:
+            self._first = share, spent
+        paced = share - self._first[0]
+        if paced >= _KNOWN:
+            own = spent + (spent - self._first[1]) / paced * (1 - share)
+        elif spent < self._expected:
+            own = self._expected
+        else:
+            return ""
+        left, of_limit = own - spent + self._after(own), self._limit - (time.monotonic() - self._began)
+        left = max(min(left, of_limit) if of_limit > 0 else left, 1.0)
+        return f"about {left:.0f} s left" if left < 100 else f"about {left / 60:.0f} min left"
+
+
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table; the first column is left-aligned, the others right-aligned, and no number is truncated."""
-    from extremis.bars import make_table
+    from rich.table import Table
 
-    results.print(make_table(title, columns, rows))
+    grid = Table(title=results.clean(title), title_justify="left", title_style="bold")
+    for number, column in enumerate(map(results.clean, columns)):
+        grid.add_column(column, justify="right" if number else "left", no_wrap=not number, overflow="fold")
+    for row in rows:
+        grid.add_row(*map(results.clean, row))
+    results.print(grid)
 
 
 def format_value(value: Any) -> str:

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from extremis.console import Bar, metric_grid
+from extremis.console import Bar, metric_grid, show_activity
 from extremis.result import Grid
-from extremis.spinner import show_activity
 from extremis.summary import seen_queries
 from extremis.supervisor import record_command
 from schemas import storage

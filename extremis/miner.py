@@ -6,7 +6,7 @@ import subprocess
 import threading
 from collections.abc import Sequence
 
-from extremis.console import say
+from extremis.console import relay, say
 from pipelines.options import DumpOptions
 from schemas.errors import FRONT_END, ExtremisError, InputError, option
 from schemas.process import end_with_parent, python_command
@@ -73,8 +73,8 @@ class Miner:
 
         def read() -> None:
             for line in output:
-                self._last = line.rstrip()
-                self._log(f"miner: {self._last}")
+                for self._last in relay(line, "miner").splitlines():
+                    self._log(f"miner: {self._last}")
 
         self._reader = threading.Thread(target=read, name="extremis-miner-log", daemon=True)
         self._reader.start()
@@ -99,12 +99,15 @@ class Miner:
                 ended = f"was killed by {name}" + (" (perhaps out of memory)" if -status == signal.SIGKILL else "")
             ended += f": {self._last}" if self._last else ""
             if pause is None or status == InputError.exit_status:
-                say(
-                    f"the miner {ended} and is not started again: later epochs use older tables, or only random "
-                    "negatives"
-                )
+                later = "later epochs use older tables, or only random negatives"
+                say(f"the miner {ended} and is not started again: {later}", "miner", status=status)
                 return
-            say(f"the miner {ended}; restart in {pause:g} s ({number} of {len(RESTART_PAUSES)})")
+            say(
+                f"the miner {ended}; restart in {pause:g} s ({number} of {len(RESTART_PAUSES)})",
+                "miner",
+                status=status,
+                restart=number,
+            )
             if self._stopping.wait(pause):
                 return
             try:

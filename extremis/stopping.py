@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 from schemas.errors import option
+from schemas.logs import json_line, logs_json
 
 GRACE = 25.0  # seconds for saving a checkpoint: preempted machines get 30
 
@@ -55,5 +56,6 @@ def stopping_on_signal(grace: float) -> Iterator[threading.Event]:
 
 def _print(line: str) -> None:
     """Print a line from a signal handler, which must not wait for the lock of another output."""
+    text = os.isatty(2) * "\n" + f"{line}\n"  # below a progress bar
     with contextlib.suppress(OSError):
-        os.write(2, (os.isatty(2) * "\n" + f"{line}\n").encode())  # below a progress bar
+        os.write(2, (json_line("warning", "stop", line) if logs_json() else text).encode())

@@ -1,23 +1,21 @@
 """A run with its miner, its ranks, its metrics for Prometheus and its log."""
 
 import contextlib
+import logging
 import re
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from extremis.console import Bar, current_output, output, say
+from extremis.console import Bar, current_output, logger, say, show_activity
 from extremis.miner import start_miner
-from extremis.spinner import show_activity
 from extremis.stopping import GRACE, stopping_on_signal
 from schemas import storage
 from schemas.errors import ExtremisError, InputError, StorageError, option, redact
@@ -70,7 +68,7 @@ def train(
         recipe, epochs, miner = trainer.recipe, list[dict[str, Any]](), None
         if group.first and beam_options is not None and recipe.table_epochs():
             verb = "cluster" if recipe.is_clustered else "mine"
-            miner = start_miner(data, run, log, beam_options, verb, interrupts.miner_ended)
+            miner = start_miner(data, run, log.add, beam_options, verb, interrupts.miner_ended)
         show_activity(f"{title or 'train'}: ending the run")  # after the bar
         try:
             with (
@@ -98,7 +96,7 @@ def train(
                             }
                         )
                         if group.first:
-                            say(_epoch_line(report, recipe))
+                            say(_epoch_line(report, recipe), "epoch", **epochs[-1])
                         if should_continue is not None and not should_continue(report):
                             break
         finally:
@@ -284,56 +282,61 @@ def serve_metrics(collector: Collector, place: tuple[str, int] | None, say: Say)
         thread.join()
 
 
-class RunLog:
+class RunLog(logging.Handler):
     """The log RUN/run.log: every line that a run and its miner print, with timestamps.
 
     Lines are buffered in memory until `begin`, so that a command that fails early leaves no file. Object stores cannot
-    append, so `close` writes the whole file there. If a line cannot be written, it is dropped without an error.
+    append, so `end` writes the whole file there. If a line cannot be written, it is dropped without an error.
     """
 
     def __init__(self, run: str) -> None:
-        self._url, self._lock = RunLayout(run).log, threading.Lock()
-        self._early: list[str] = []
-        self._file: IO[str] | None = None
+        super().__init__()
+        self._url, self._lines_lock = RunLayout(run).log, threading.Lock()
+        self._lines, self._has_begun = "", False
 
-    def __call__(self, line: str) -> None:
+    def emit(self, record: logging.LogRecord) -> None:
+        """Add the line of an event."""
+        self.add(record.getMessage())
+
+    def add(self, line: str) -> None:
         """Add a line, from any thread."""
-        timed = f"{datetime.now().isoformat(' ', 'seconds')}  {line}\n"
-        with self._lock, contextlib.suppress(OSError, ValueError):
-            if self._file is None:
-                self._early.append(timed)
-            else:
-                self._file.write(timed)
-                self._file.flush()
+        with self._lines_lock:
+            self._lines += f"{datetime.now().isoformat(' ', 'seconds')}  {line}\n"
+            self._append()
 
     def begin(self) -> None:
-        """Open the file, and write all earlier lines."""
-        with self._lock, contextlib.suppress(OSError, ExtremisError):
-            if self._file is None:
-                if storage.is_local(self._url):
-                    self._file = Path(storage.filesystem(self._url)[1]).open("a")  # noqa: SIM115
-                else:
-                    self._file = tempfile.TemporaryFile("w+")  # noqa: SIM115
-                    if storage.exists(self._url):
-                        self._file.write(storage.read_bytes(self._url).decode())
-                self._file.writelines(self._early)
+        """Write all earlier lines."""
+        with self._lines_lock, contextlib.suppress(ExtremisError):
+            if not self._has_begun:
+                self._has_begun = True
+                self._append()
+                if self._lines and storage.exists(self._url):
+                    self._lines = storage.read_bytes(self._url).decode() + self._lines
 
-    def close(self) -> None:
-        """Close the file."""
-        with self._lock, contextlib.suppress(OSError, ExtremisError):
-            if self._file is not None:
-                if not storage.is_local(self._url):
-                    self._file.seek(0)
-                    storage.write_bytes(self._url, self._file.read().encode())
-                self._file.close()
+    def _append(self) -> None:
+        if self._has_begun and storage.is_local(self._url):
+            with contextlib.suppress(OSError), open(storage.filesystem(self._url)[1], "a") as file:
+                file.write(self._lines)
+            self._lines = ""
+
+    def end(self) -> None:
+        """Write the lines to an object store. (Not `close`: libraries that configure logging close all handlers.)"""
+        with self._lines_lock, contextlib.suppress(OSError, ExtremisError):
+            if self._has_begun and self._lines:
+                storage.write_bytes(self._url, self._lines.encode())
 
 
 @contextlib.contextmanager
 def logged(run: str) -> Iterator[RunLog]:
     """Write all lines to RUN's log until the block ends; inside another such block, use that block's log."""
-    outer = current_output().log
-    if isinstance(outer, RunLog):
-        yield outer
-        return
-    with contextlib.closing(RunLog(run)) as log, output(log=log):
+    for outer in logger.handlers:
+        if isinstance(outer, RunLog):
+            yield outer
+            return
+    log = RunLog(run)
+    logger.addHandler(log)
+    try:
         yield log
+    finally:
+        logger.removeHandler(log)
+        log.end()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from extremis.console import say, say_without_bars
+from extremis.console import output, say
 from extremis.function import (
     COMMAS,
     BeamOptions,
@@ -37,6 +37,7 @@ from extremis.result import Grid, Result
 from extremis.stopping import GRACE
 from pipelines.options import ArrayOptions, ClusterOptions, MergeOptions, MineOptions, ShardOptions, TeachOptions
 from schemas.errors import InputError, StorageError, option
+from schemas.logs import about
 from schemas.options import Device, Shown
 from schemas.process import limit_openmp_threads
 
@@ -409,6 +410,7 @@ def mine(
         if of_vectors := _has_vectors([queries, vectors], options, epoch, watch):
             from pipelines.arrays import mine_arrays
 
+            about["run"] = ""  # RUN is a file of vectors
             manifests = mine_arrays(queries, vectors, options, beam_options, say)
         else:
             from extremis.miner import end_with_trainer, require_watchable
@@ -418,8 +420,8 @@ def mine(
             require_watchable(watch, of_run, epoch)
             if watch:
                 end_with_trainer()
-                tables = mining.watch(queries, vectors, of_run, beam_options, progress=say_without_bars)
-                return MineResult(run=vectors, tables=tables)
+                with output(bars=False):  # another process may show its own
+                    return MineResult(run=vectors, tables=mining.watch(queries, vectors, of_run, beam_options, say))
             manifests = mining.mine(queries, vectors, epoch, of_run, beam_options, say)
     facts = {name: _report(name, manifest, options.target_recall) for name, manifest in manifests.items()}
     table = join(options.out, next(iter(facts))) if options.out else f"{queries} --run {vectors}"
@@ -617,8 +619,8 @@ def cluster(
     require_watchable(watch, options, epoch)
     if watch:
         end_with_trainer()
-        tables = clustering.watch(data, run, options, beam_options, progress=say_without_bars)
-        return ClusterResult(run=run, tables=tables)
+        with output(bars=False):  # another process may show its own
+            return ClusterResult(run=run, tables=clustering.watch(data, run, options, beam_options, say))
     manifest = clustering.cluster(data, run, epoch, options, beam_options, say)
     say(f"{manifest.rows:,} queries in {manifest.counters['clusters']:,} clusters, used from {run}")
     layout = RunLayout(run)

@@ -15,7 +15,7 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from extremis.auto import METRIC
-from extremis.console import format_value
+from extremis.console import format_value, show_activity
 from extremis.reporting.records import (
     LABELS_WITH_NEIGHBOURS,
     SHOWN_METRICS,
@@ -35,7 +35,6 @@ from extremis.reporting.records import (
     sample_queries,
     say_split,
 )
-from extremis.spinner import show_activity
 from extremis.summary import splits_of
 from schemas import storage
 from schemas.errors import InputError, MissingExtra, option, redact

@@ -18,6 +18,7 @@ from pipelines.progress import Count, process_counts, sum_counts
 from pipelines.runners.base import Runner
 from schemas import storage
 from schemas.errors import ExtremisError, InputError, MissingExtra
+from schemas.logs import log_as
 from schemas.process import cores, end_with_parent, python_command
 from schemas.waits import Wait
 
@@ -251,6 +252,7 @@ def serve(place: int) -> None:
 
     Each answer contains the outputs, an error or None, and the counts so far. The process ends when its parent ends.
     """
+    log_as("worker")
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launching process ends this process
     pipe = Connection(place)

@@ -42,6 +42,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from schemas.errors import ExtremisError, InputError, StorageError
+from schemas.logs import log_as
 from schemas.process import end_with_parent, python_command
 
 _PROVISION_SECONDS = 60.0  # timeout for the engine to describe this worker
@@ -57,6 +58,7 @@ _LAUNCHER = "launcher.json"
 
 def main() -> None:
     """Become a worker, or serve a pool of workers, as the command line says."""
+    log_as("worker")
     words = sys.argv[1:]
     parser, options = parse(words)
     if options.worker_pool:
@@ -256,6 +258,7 @@ def _be_worker(connection: socket.socket) -> NoReturn:
         for target, place in enumerate(places, 1):  # the program's standard output and standard error
             os.dup2(place, target)
             os.close(place)
+        log_as("worker")
         connection.send(_FORKED)
         threading.Thread(target=end_with_program, daemon=True).start()
         _work(json.loads(words))

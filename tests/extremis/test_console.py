@@ -1,5 +1,6 @@
-"""Output for people: numbers are whole at any width of the terminal; text of data cannot steer a terminal."""
+"""Output for people, on a terminal and in a pipe: whole numbers, clean texts, and signs of life."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -62,28 +63,25 @@ HOSTILE = "\x1b]0;title\x07\x9b31m\x1b[2J\u202eover\x7f \rback [/b][red] :car:"
 def test_text_of_data_cannot_steer_a_terminal(tmp_path: Path) -> None:
     """On a terminal no control character arrives that rich did not make, and markup is text."""
     (tmp_path / "file").write_text(f"{HOSTILE}\r\n" * 2)
-    terminal, end = os.openpty()
-    command = [sys.executable, "-c", _SPEAK, str(tmp_path / "file"), HOSTILE]
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment({"TERM": "dumb", "COLUMNS": "300"}), stdout=end, stderr=end
-    ) as process:
-        os.close(end)
-        shown = b""
-        while chunk := _read(terminal):
-            shown += chunk
-    os.close(terminal)
-    assert process.returncode == 2
-    lines = shown.decode().replace("\r", "").splitlines()
+    shown = on_terminal(_SPEAK, str(tmp_path / "file"), HOSTILE, TERM="dumb", COLUMNS="300")
+    assert "Error: Invalid value for '--k'" in shown
+    lines = shown.replace("\r", "").splitlines()
     assert sum("[/b][red] :car:" in line for line in lines) >= 11
     assert [line for line in lines if not line.replace("\t", " ").isprintable()] == []
 
 
-def _read(terminal: int) -> bytes:
-    """Read what was shown; nothing where the other end is closed, which Linux calls an error."""
-    try:
-        return os.read(terminal, 1 << 16)
-    except OSError:
-        return b""
+def on_terminal(program: str, *arguments: str, **env: str) -> str:
+    """Run Python on a terminal; return all that it writes there."""
+    terminal, end = os.openpty()
+    words = [sys.executable, "-c", program, *arguments]
+    with subprocess.Popen(words, cwd=ROOT, env=environment(env), stdout=end, stderr=end):
+        os.close(end)
+        shown = b""
+        with contextlib.suppress(OSError):  # the other end is closed
+            while chunk := os.read(terminal, 1 << 16):
+                shown += chunk
+    os.close(terminal)
+    return shown.decode()
 
 
 def test_text_of_data_goes_into_pipes_as_it_is(tmp_path: Path) -> None:
@@ -93,3 +91,49 @@ def test_text_of_data_goes_into_pipes_as_it_is(tmp_path: Path) -> None:
     assert done.stdout.endswith(HOSTILE.encode())
     kept = "\x1b]0;title\x9b31m\x1b[2J\u202eover\x7f back [/b][red] :car:"  # rich leaves out the bell and returns
     assert done.stderr.decode().splitlines()[:2] == [kept, kept]
+
+
+_WORK = """
+import os, time
+from extremis import console
+from extremis.console import Bar, output, results, say, show_activity, show_spinner
+console._LINES_AFTER = 0.5
+with show_spinner("plan: at work"):
+    time.sleep(1.2)
+    results.print("a result")
+    show_activity("plan: measuring")
+    time.sleep(1.2)
+    if os.fork() == 0:
+        time.sleep(1.2)
+        os.write(1, b"a child")
+        os._exit(0)
+    os.wait()
+    with Bar("steps", 3) as bar:
+        bar.update(1)
+        time.sleep(1.2)
+say("the end")
+"""
+
+
+def test_a_terminal_has_a_spinner_that_makes_room_for_results_and_bars() -> None:
+    shown = on_terminal(_WORK, TERM="xterm")
+    before, _, after = shown.partition("a result")
+    assert "plan: at work, " in before
+    assert before.endswith("\r\x1b[K")
+    measured, _, bar = after.partition("steps")
+    assert "plan: measuring, 1 s" in measured
+    assert "1/3" in bar
+    assert "plan:" not in bar
+    assert bar.rstrip().endswith("the end")
+
+
+def test_a_pipe_has_a_line_after_a_while() -> None:
+    """Each line makes the next wait longer; a forked process has none; nor is there one beside a bar."""
+    words = [sys.executable, "-c", _WORK]
+    done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["a result", "a child"]
+    said = done.stderr.splitlines()
+    assert said[0].startswith("plan: at work, ")
+    assert said[-1] == "the end"
+    assert all(line.startswith("plan: measuring, ") for line in said[1:-1])
+    assert 2 <= len(said) <= 5

@@ -3,11 +3,13 @@
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from extremis import miner
+from extremis.console import output
 from extremis.miner import Miner
 
 
@@ -17,11 +19,11 @@ def script(counter: Path, body: str) -> list[str]:
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     lines: list[str] = []
-    monkeypatch.setattr(miner, "say", lines.append)
     monkeypatch.setattr(miner, "RESTART_PAUSES", (0.05, 0.1, 0.2))
-    return lines
+    with output(listener=lambda event: lines.append(event.text)):
+        yield lines
 
 
 def wait_until_quiet(process: Miner) -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extremis import remaining_time
-from extremis.remaining_time import RemainingTime
+from extremis import console
+from extremis.console import RemainingTime
 
 
 class Clock:
@@ -29,7 +29,7 @@ def seconds(said: str) -> float:
 def test_a_steady_pace_is_foretold(own: float, after: float, share: float) -> None:
     clock = Clock()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(remaining_time, "time", clock)
+        patch.setattr(console, "time", clock)
         left = RemainingTime()
         left.begin(0.0, lambda taken: after / own * taken)
         assert left() == ""
@@ -41,7 +41,7 @@ def test_a_steady_pace_is_foretold(own: float, after: float, share: float) -> No
 
 def test_a_limit_and_an_overdue_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(remaining_time, "time", clock)
+    monkeypatch.setattr(console, "time", clock)
     left = RemainingTime(limit=60.0)
     left.begin(20.0, lambda own: 600.0)
     assert left() == "about 60 s left"
