@@ -274,6 +274,7 @@ def _portable(error: Exception) -> Exception:
     """Return a picklable error: an ExtremisError with the same message, or a RuntimeError with the traceback."""
     if not isinstance(error, ExtremisError):
         return RuntimeError("on a worker: " + "".join(traceback.format_exception(error)))
-    kind = next(each for each in type(error).__mro__ if each is ExtremisError or "__init__" not in vars(each))
+    plain = (InputError, ExtremisError)  # made of a message alone
+    kind = next(each for each in type(error).__mro__ if each in plain or "__init__" not in vars(each))
     sent: Exception = kind(str(error))
     return sent
