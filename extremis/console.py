@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from extremis.spinner import clear_spinner, hidden_spinner, run_spinner
-from schemas.errors import StorageError, redact, without_controls
+from schemas.errors import failure_of, redact, without_controls
 from schemas.sizes import say_count
 from schemas.waits import add_listener
 
@@ -89,7 +89,7 @@ class _Stream(io.FileIO):
                 return len(data)
             if isinstance(error, BrokenPipeError):
                 raise ClosedPipe from None
-            raise StorageError(
+            raise failure_of(error)(
                 f"cannot write to standard output: {error.strerror}. Redirect it to another location."
             ) from error
 

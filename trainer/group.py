@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from schemas.errors import ExtremisError, InputError
+from schemas.errors import InputError, PeerError
 from schemas.waits import Wait, waiting
 
 
@@ -54,7 +54,7 @@ _REPORTED = "reported"
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name before torch 2.13
 
 
-class RankLostError(ExtremisError):
+class RankLostError(PeerError):
     """Another rank has ended or is unreachable."""
 
 
@@ -75,7 +75,7 @@ class Group:
 
     @staticmethod
     def of_environment() -> "Group":
-        """Join the ranks that torchrun launched; ALONE for a single rank. Raises InputError, ExtremisError."""
+        """Join the ranks that torchrun launched; ALONE for a single rank. Raises InputError, PeerError."""
         ranks = ranks_of_environment()
         return ALONE if ranks.ranks == 1 else join(ranks)
 
@@ -158,7 +158,7 @@ ALONE = Group()
 
 
 def join(ranks: Ranks) -> Group:
-    """Join the other ranks at MASTER_ADDR and MASTER_PORT. Raises InputError, ExtremisError."""
+    """Join the other ranks at MASTER_ADDR and MASTER_PORT. Raises InputError, PeerError."""
     backend = "gloo"
     if torch.cuda.is_available():
         backend = "cpu:gloo,cuda:nccl"
@@ -177,7 +177,7 @@ def join(ranks: Ranks) -> Group:
             "which sets MASTER_ADDR and MASTER_PORT, or unset RANK and WORLD_SIZE."
         ) from error
     except (RuntimeError, OSError) as error:  # torch raises RuntimeErrors
-        raise ExtremisError(
+        raise PeerError(
             f"rank {ranks.rank} of {ranks.ranks} did not reach the other ranks within {JOIN_SECONDS:g} seconds: "
             f"{_line(error)}. Check why a rank did not start."
         ) from error

@@ -121,10 +121,10 @@ def killed(data: Path, run: Path, ranks: int, victim: int, step: int, choices: l
     done = wait_for_end(processes)
     assert done[victim].status == -signal.SIGKILL
     others = [end for rank, end in enumerate(done) if rank != victim]
-    assert {end.status for end in others} == {1}, [end.err for end in others]
+    assert {end.status for end in others} == {3}, [end.err for end in others]
     told = [end for end in others if "error: " in end.err]
     assert len(told) == 1
-    refused(told[0], "lost another rank", "Continue with --resume", status=1)
+    refused(told[0], "lost another rank", "Continue with --resume", status=3)
     for process in processes:
         wait_until_gone(process.pid)
 
