@@ -20,7 +20,7 @@ from extremis.miner import start_miner
 from extremis.spinner import show_activity
 from extremis.stopping import GRACE, stopping_on_signal
 from schemas import storage
-from schemas.errors import ExtremisError, InputError, StorageError, redact
+from schemas.errors import ExtremisError, InputError, StorageError, recognise, redact
 from schemas.layout import RunLayout
 from schemas.owners import Claim, Unclaimed, claimed, require_output_folder
 from schemas.storage import read_json, write_json
@@ -137,20 +137,19 @@ def _epoch_line(report: EpochReport, recipe: Recipe) -> str:
 
 @contextlib.contextmanager
 def joined_ranks() -> Iterator[Group]:
-    """Join this process's group until the block ends. The first rank that fails raises its error; other ranks exit.
+    """Join this process's group until the block ends.
 
-    Raises ExtremisError, SystemExit.
+    The first rank that fails raises its error, others exit with its status. Raises ExtremisError, SystemExit.
     """
     group = Group.of_environment()
     try:
         yield group
         group.barrier()
-    except ExtremisError as error:
-        if not group.first_to_report():
-            sys.exit(error.exit_status)
-        raise
-    except BaseException:
-        group.first_to_report()
+    except BaseException as error:
+        known = recognise(error)
+        first = group.first_to_report(1 if known is None else known.exit_status)
+        if first is not None and isinstance(error, ExtremisError):
+            sys.exit(first)
         raise
     group.close()
 

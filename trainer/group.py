@@ -146,9 +146,9 @@ class Group:
         """Return a group of the same ranks, with its own order of calls, for another thread; all ranks call this."""
         return self
 
-    def first_to_report(self) -> bool:
-        """Return whether this rank is the first to ask; only the first rank reports the reason why the run ends."""
-        return True
+    def first_to_report(self, status: int) -> int | None:
+        """Return None on the first rank that ends early, which reports why; on others the `status` of the first."""
+        return None
 
     def close(self) -> None:
         """End the group; call no operations afterwards."""
@@ -305,12 +305,13 @@ class _Joined(Group):
         _limit_gpu_waits(of)
         return _Joined(Ranks(self.rank, self.ranks), self._store, self._backend, of)
 
-    def first_to_report(self) -> bool:
+    def first_to_report(self, status: int) -> int | None:
         try:
-            first = self._store.compare_set(_REPORTED, "", str(self.rank))
+            first = self._store.compare_set(_REPORTED, "", f"{self.rank} {status}").decode()
         except RuntimeError:  # the rank that runs the store has ended
-            return True
-        return bool(first.decode() == str(self.rank))
+            return None
+        rank, _, status_of_first = first.partition(" ")
+        return None if rank == str(self.rank) else int(status_of_first)
 
     def close(self) -> None:
         with contextlib.suppress(RuntimeError):
