@@ -463,7 +463,7 @@ _FAILURES: tuple[tuple[str, type[ExtremisError], str], ...] = (
         "default), every machine needs Docker.",
     ),
     (
-        r"Process died with exit code (-?\d+)",
+        r"Process died with exit code (?!137\b)(-?\d+)",
         InputError,
         "a worker ended with status {0} before it answered. Try `extremis-worker --help` on a machine of the engine: "
         "its environment needs the same versions of Extremis and Beam. The engine's log has details.",
@@ -493,7 +493,8 @@ _FAILURES: tuple[tuple[str, type[ExtremisError], str], ...] = (
         "restart-strategy.type: fixed-delay.",
     ),
     (
-        r"Multiplexer hanging up|Runner closed connection|[Cc]all (?:is|already) (?:closed|cancelled)",
+        r"Process died with exit code 137|Multiplexer hanging up|Runner closed connection|"
+        r"[Cc]all (?:is|already) (?:closed|cancelled)",
         PeerError,
         "a worker process ended too early; most likely it ran out of memory. Give the machine more memory, or start "
         "fewer workers. To let Flink retry, set restart-strategy.type: fixed-delay.",

@@ -69,7 +69,7 @@ def main() -> None:
     end_with_parent()
     with contextlib.suppress(OSError), _ask_for_worker(words) as worker:
         if worker.recv(1) == _FORKED:
-            sys.exit((worker.recv(1) or b"\1")[0])  # a worker that was killed sends nothing
+            sys.exit((worker.recv(1) or bytes([128 + signal.SIGKILL]))[0])  # a worker that was killed sends nothing
     _work(words)  # there is no parent here, or it ended: the reason is seen here
 
 

@@ -146,6 +146,7 @@ def test_the_fault_of_a_worker_is_its_own_last_line() -> None:
     [
         (NETWORK, 2),
         ("java.lang.IllegalStateException: Process died with exit code 3", 2),
+        ("java.lang.IllegalStateException: Process died with exit code 137", 3),
         ("NoResourceAvailableException: Could not acquire the minimum required resources.", 3),
         ("java.net.ConnectException: Connection refused (Connection refused)", 3),
         (DIRECT, 6),
