@@ -156,7 +156,7 @@ def joined_ranks() -> Iterator[Group]:
 
 @contextlib.contextmanager
 def claimed_by_first_rank(run: str, group: Group, data: str) -> Iterator[Claim]:
-    """Let rank 0 hold the claim on RUN for all ranks until the block ends. Raises InputError on every rank."""
+    """Let rank 0 hold the claim on RUN for all ranks until the block ends. Raises ExtremisError on every rank."""
     with contextlib.ExitStack() as held:
         claim: Claim = Unclaimed()
         refused: ExtremisError | None = None
