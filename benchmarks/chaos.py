@@ -87,8 +87,7 @@ CHOICES = sets(
 )
 TIME_PREFIXES = ("seconds", "rows_per_second")  # prefixes of the names of measured times
 NOT_COMPARED = ("spent.json", "commands.json", "run.log")  # times and durations of work, and command lines
-# Messages of a second writer, of a replaced writer, and of a writer without space.
-REFUSALS = ("Wait until that process has finished", "no sign of life", " are free")
+TOLD = (2, 3, 5, 6, 143)  # statuses of a writer without room, without storage, or beside another, and of a stop
 TEMPORARY_NAMES = (".claim", ".staging", ".tmp-", ".parts", ".candidates")
 
 
@@ -380,10 +379,10 @@ class Loop:
             self.wrong.append(f"{step[0]} was silent for {rival.silence:.0f} seconds: {rival.said[-2000:]}")
         said = rival.said
         self.counts["without room"] += "No space left" in said
-        is_told = status in (1, 2, 143) and sum(line.startswith("error: ") for line in said.splitlines()) == 1
-        if status == 2 and not any(words in said for words in REFUSALS):
+        is_told = status in TOLD and sum(line.startswith("error: ") for line in said.splitlines()) == 1
+        if status == 2 and " are free" not in said:
             is_told = False
-        is_told = is_told or (rival.is_reading_stopped and status in (1, 143))
+        is_told = is_told or (rival.is_reading_stopped and status in TOLD)
         ends = (0, -signal.SIGKILL, *(-number for number in SIGNALS.values()))
         if (status not in ends and not is_told) or "Traceback" in said:
             self.wrong.append(f"{step[0]} ended with {status}: {said[-2000:]}")

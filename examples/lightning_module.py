@@ -58,4 +58,4 @@ if __name__ == "__main__":
     try:
         train(**vars(parser.parse_args()))
     except ExtremisError as error:
-        parser.exit(2, f"error: {error}\n")
+        parser.exit(error.exit_status, f"error: {error}\n")

@@ -77,4 +77,4 @@ if __name__ == "__main__":
     try:
         train(**vars(parser.parse_args())).save(f"{parser.parse_args().out}/model")
     except extremis.ExtremisError as error:
-        parser.exit(2, f"error: {error}\n")
+        parser.exit(error.exit_status, f"error: {error}\n")

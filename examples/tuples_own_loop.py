@@ -51,7 +51,7 @@ def main(train):
     try:
         train(**vars(parser.parse_args()))
     except extremis.ExtremisError as error:
-        parser.exit(2, f"error: {error}\n")
+        parser.exit(error.exit_status, f"error: {error}\n")
 
 
 if __name__ == "__main__":

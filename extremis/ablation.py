@@ -13,7 +13,7 @@ from extremis.reporting.page import build
 from extremis.result import Grid
 from extremis.supervisor import train
 from schemas import storage
-from schemas.errors import ExtremisError, InputError, option
+from schemas.errors import ClaimedError, ExtremisError, InputError, option
 from schemas.layout import ABLATION_PAGE, ABLATION_RESULT, RunLayout, check_name
 from schemas.owners import require_output_folder
 from schemas.storage import join, read_json, write_json
@@ -97,8 +97,8 @@ def _train_and_score(data: str, run: str, recipe: Recipe, split: str, retry: boo
             result["train_seconds"] = round(sum(epoch["seconds"] for epoch in outcome["epochs"]), 1)
             result["table_versions"] = {str(epoch): table for epoch, table in outcome["table_versions"].items()}
         result |= evaluate(data, run, EvaluateOptions(split, ks=_KS))
-    except InputError:
-        raise  # incorrect usage: no training has started
+    except (InputError, ClaimedError):
+        raise  # no training has started
     except ExtremisError as error:
         say(f"{name}: {error}")
         result["error"] = str(error)

@@ -25,7 +25,13 @@ from extremis.console import ClosedPipe, fail, messages, open_streams, output, p
 from extremis.function import Described, Spelled, facts_of, unwrap
 from extremis.installation import extra_of
 from extremis.result import show
-from schemas.errors import ExtremisError, MissingExtra, flag_of, front_end, lack_of_memory, lack_of_room
+from schemas.errors import (
+    ExtremisError,
+    flag_of,
+    front_end,
+    missing_extra,
+    recognise,
+)
 from schemas.logs import LOG_FORMAT, about
 from schemas.options import Shown
 from schemas.process import limit_openmp_threads
@@ -277,19 +283,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _fail(error: Exception) -> NoReturn:
     """Print one message about the error, and exit; print a traceback only on request."""
     if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error.name or "")) is not None:
-        error = MissingExtra(f"this command needs the Python module {error.name}, which is not installed", extra)
-    message, status = lack_of_memory(error), 1
-    if message is None and isinstance(error, ExtremisError):
-        message, status = str(error), error.exit_status
-    message = message or lack_of_room(error)
-    if message is None:
+        error = missing_extra(f"this command needs the Python module {error.name}, which is not installed", extra)
+    if (known := recognise(error)) is None:
         if os.environ.get(TRACEBACK):
             raise error
         frame = traceback.extract_tb(error.__traceback__)[-1]
         text = " ".join(str(error).split())[:200]
         place = f"{os.path.basename(frame.filename)}, line {frame.lineno}"
         message = (
-            f"a bug in Extremis, not in your input: {type(error).__name__}: {text} ({place}). Please report it; with "
-            f"{TRACEBACK}=1 in the environment the command shows the traceback."
+            f"error: a bug in Extremis, not in your input: {type(error).__name__}: {text} ({place}). Please report it; "
+            f"with {TRACEBACK}=1 in the environment the command shows the traceback."
         )
-    fail(f"error: {message}", status, type(error).__name__)
+        fail(message, 1, type(error).__name__)
+    fail(f"error: {known}", known.exit_status, type(error).__name__)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from schemas.errors import StorageError, redact, without_controls
+from schemas.errors import failure_of, redact, without_controls
 from schemas.logs import LOG_FORMAT, json_line, log_as, logs_json, write_line
 from schemas.sizes import say_count
 from schemas.waits import Wait, add_listener
@@ -114,7 +114,7 @@ class _Stream(io.FileIO):
                 return len(data)
             if isinstance(error, BrokenPipeError):
                 raise ClosedPipe from None
-            raise StorageError(
+            raise failure_of(error)(
                 f"cannot write to standard output: {error.strerror}. Redirect it to another location."
             ) from error
 

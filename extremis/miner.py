@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from extremis.console import relay, say
 from pipelines.options import DumpOptions
-from schemas.errors import FRONT_END, ExtremisError, InputError, option
+from schemas.errors import FRONT_END, LASTING_STATUSES, ExtremisError, InputError, PeerError, option
 from schemas.process import end_with_parent, python_command
 from schemas.waits import Say, Wait, waiting
 
@@ -67,7 +67,7 @@ class Miner:
                 errors="replace",
             )
         except OSError as error:
-            raise ExtremisError(f"cannot start the miner ({self._command[0]}): {error}.") from error
+            raise PeerError(f"cannot start the miner ({self._command[0]}): {error}.") from error
         output = process.stderr
         assert output is not None
 
@@ -98,7 +98,7 @@ class Miner:
                 name = signal.Signals(-status).name if -status in {*signal.Signals} else f"signal {-status}"
                 ended = f"was killed by {name}" + (" (perhaps out of memory)" if -status == signal.SIGKILL else "")
             ended += f": {self._last}" if self._last else ""
-            if pause is None or status == InputError.exit_status:
+            if pause is None or status in LASTING_STATUSES:
                 later = "later epochs use older tables, or only random negatives"
                 say(f"the miner {ended} and is not started again: {later}", "miner", status=status)
                 return

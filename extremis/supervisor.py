@@ -18,7 +18,7 @@ from extremis.console import Bar, current_output, logger, say, show_activity
 from extremis.miner import start_miner
 from extremis.stopping import GRACE, stopping_on_signal
 from schemas import storage
-from schemas.errors import ExtremisError, InputError, StorageError, option, redact
+from schemas.errors import ExtremisError, InputError, StorageError, option, recognise, redact
 from schemas.layout import RunLayout
 from schemas.owners import Claim, Unclaimed, claimed, require_output_folder
 from schemas.storage import read_json, write_json
@@ -135,27 +135,26 @@ def _epoch_line(report: EpochReport, recipe: Recipe) -> str:
 
 @contextlib.contextmanager
 def joined_ranks() -> Iterator[Group]:
-    """Join this process's group until the block ends. The first rank that fails raises its error; other ranks exit.
+    """Join this process's group until the block ends.
 
-    Raises ExtremisError, SystemExit.
+    The first rank that fails raises its error, others exit with its status. Raises ExtremisError, SystemExit.
     """
     group = Group.of_environment()
     try:
         yield group
         group.barrier()
-    except ExtremisError as error:
-        if not group.first_to_report():
-            sys.exit(error.exit_status)
-        raise
-    except BaseException:
-        group.first_to_report()
+    except BaseException as error:
+        known = recognise(error)
+        first = group.first_to_report(1 if known is None else known.exit_status)
+        if first is not None and isinstance(error, ExtremisError):
+            sys.exit(first)
         raise
     group.close()
 
 
 @contextlib.contextmanager
 def claimed_by_first_rank(run: str, group: Group, data: str) -> Iterator[Claim]:
-    """Let rank 0 hold the claim on RUN for all ranks until the block ends. Raises InputError on every rank."""
+    """Let rank 0 hold the claim on RUN for all ranks until the block ends. Raises ExtremisError on every rank."""
     with contextlib.ExitStack() as held:
         claim: Claim = Unclaimed()
         refused: ExtremisError | None = None

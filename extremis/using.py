@@ -667,8 +667,8 @@ def tuples(
         form=options.form,
         examples=examples,
         rows_left_out=left_out,
-        digest=manifest and manifest.digest,
-        shards=manifest and len(manifest.shards),
+        digest=None if manifest is None else manifest.digest,
+        shards=None if manifest is None else len(manifest.shards),
     )
 
 

@@ -4,10 +4,9 @@ import time
 from collections.abc import Callable
 
 from schemas import storage
-from schemas.errors import ExtremisError, InputError, RoomError, option
+from schemas.errors import LASTING_STATUSES, ClaimedError, ExtremisError, InputError, PlanError, RoomError, option
 from schemas.layout import RunLayout
 from schemas.manifest import Manifest
-from schemas.owners import ClaimedError
 from schemas.storage import join, read_json
 from schemas.waits import waiting
 
@@ -48,10 +47,12 @@ def watch_dumps(
         except ClaimedError:
             wait.change(f"another process that is working on the dump of epoch {epoch} of {run},")
         except ExtremisError as error:
-            lasts = isinstance(error, InputError) and not isinstance(error, RoomError)
+            lasts = error.exit_status in LASTING_STATUSES and not isinstance(error, PlanError)
             if lasts and epoch is not None and complete().get(epoch) != digest:
                 continue
             failures += 1
+            if failures > RETRIES and isinstance(error, PlanError):  # for the watcher, which has begun, no lasting one
+                raise RoomError(str(error)) from error
             if lasts or failures > RETRIES:
                 raise
             say(f"{error} Retry {failures} of {RETRIES}.")

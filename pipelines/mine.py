@@ -159,7 +159,7 @@ def _run_passes(plan: MinePlan, runner: Runner, watch: Watch, here: bool, say: P
     for number, source_shards in enumerate(passes):
         if number:
             say(f"{plan.inputs.name}: pass {number + 1} of {len(passes)}")
-        plan.require_room(*find_unfinished(plan), here)
+        plan.require_room(*find_unfinished(plan), here, begun=True)
         watch.expect(expected)
         keep = number == 0 and len(passes) > 1 and not plan.factory.exact  # later passes read the stored indexes
         if plan.scores_positives:

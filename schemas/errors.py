@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -52,18 +53,6 @@ def _hide_bucket(match: re.Match[str]) -> str:
     scheme, _, rest = match[0].partition("://")
     _, mark, place = rest.rpartition("@")
     return f"{scheme}://***@{place}" if mark else f"{scheme}://***"
-
-
-# Messages of libraries that raise no MemoryError when memory runs out, or when /dev/shm is full.
-_MEMORY = re.compile(
-    "(?<!OutOf)MemoryError|bad_alloc|not enough memory|annot allocate memory|CUDA out of memory|start new thread|"
-    "failed to map segment"
-)
-# Messages of a full disk, of which some libraries hide the number; the last is Python's if all disks are full.
-_ROOM = re.compile(
-    "No space left on device|Disk quota exceeded|File too large|requested and [0-9]+ written|No usable temporary dir"
-)
-_SHARED = re.compile(r"shared memory (?:object|segment)|shared memory\(shm\)|workers are out of shared memory")
 
 
 # Environment variable: "shell" if messages name options as the command line does. Child processes inherit it.
@@ -119,7 +108,7 @@ def _literal(value: Any, shell: bool) -> str:
 
 
 class ExtremisError(Exception):
-    """Failure for a known reason; the command line exits with `exit_status`.
+    """Failure for a known reason; the command line exits with `exit_status`, which docs/troubleshooting.md explains.
 
     The message contains no credentials.
     """
@@ -157,61 +146,124 @@ class InputError(ExtremisError):
         super().__init__(message)
 
 
-class RoomError(InputError):
-    """A disk has too little free space now, but may have more later. Exit status 2."""
+class PlanError(InputError):
+    """Work that has not begun does not fit on a disk, which may have more room later. Exit status 2."""
 
 
-class MissingExtra(InputError):
-    """A package from an extra of this project is missing; the message gives `problem` and how to install the extra.
+class DivergedError(ExtremisError):
+    """A model computes numbers that are not finite, and would again with the same settings. Exit status 2."""
 
-    The message refers to a checkout and the wheel, because `extremis` on PyPI is a different project, which users must
-    not install by mistake.
-    """
-
-    def __init__(self, problem: str, extra: str) -> None:
-        super().__init__(
-            f"{problem}. Install the extra `{extra}`: pip install '.[{extra}]' in a checkout of Extremis, or "
-            f"pip install 'extremis_xc-VERSION-py3-none-any.whl[{extra}]' with the wheel."
-        )
+    exit_status = 2
 
 
 class TableError(InputError):
     """A table cannot be read: unfinished, damaged, of a different version, or not an Extremis table. Exit status 2."""
 
 
+class PeerError(ExtremisError):
+    """Another program has ended or does not answer: an engine, a rank, a hub, the miner. Exit status 3."""
+
+    exit_status = 3
+
+
 class StorageError(ExtremisError):
-    """A storage operation failed (disk full, no permission, server error). Exit status 1."""
+    """Storage does not answer, or failed. Exit status 3."""
+
+    exit_status = 3
 
 
-class MissingBucketError(StorageError):
-    """A bucket does not exist. Exit status 2."""
+class AccessError(StorageError):
+    """Storage refuses access: no permission, or wrong credentials. Exit status 4."""
 
-    exit_status = 2
-
-
-def lack_of_room(error: BaseException | None) -> str | None:
-    """Return a message if `error` or one of its causes is a full disk: TMPDIR's, as outputs have StorageErrors."""
-    import tempfile  # only needed here
-
-    while error is not None:
-        if _ROOM.search(str(error)):
-            place = getattr(error, "filename", None) or tempfile.tempdir or os.environ.get("TMPDIR", "/tmp")
-            return f"no space left in {place}. Free some space, or set TMPDIR to a folder with more room."
-        error = error.__cause__ or error.__context__
-    return None
+    exit_status = 4
 
 
-def lack_of_memory(error: BaseException | None) -> str | None:
-    """Return a message if `error` or one of its causes is a lack of memory, otherwise None."""
-    while error is not None:
-        text = str(error)
+class ClaimedError(ExtremisError):
+    """Another process is writing this output. Exit status 5."""
+
+    exit_status = 5
+
+
+class ClaimLostError(ClaimedError):
+    """Another process has taken over the claim of this process. Exit status 5."""
+
+
+class RoomError(StorageError):
+    """A disk, a quota or memory became full during the work. Exit status 6."""
+
+    exit_status = 6
+
+
+# The same command fails again, so nothing should start it again by itself.
+LASTING_STATUSES = InputError.exit_status, AccessError.exit_status
+
+
+def missing_extra(problem: str, extra: str) -> InputError:
+    """Return the error for a missing package of an extra of this project: `problem`, and how to install the extra.
+
+    It names a checkout and the wheel, because `extremis` on PyPI is a different project, which users must not install
+    by mistake.
+    """
+    return InputError(
+        f"{problem}. Install the extra `{extra}`: pip install '.[{extra}]' in a checkout of Extremis, or "
+        f"pip install 'extremis_xc-VERSION-py3-none-any.whl[{extra}]' with the wheel."
+    )
+
+
+def failure_of(error: BaseException) -> type[StorageError]:
+    """Return the class for an error of a system call or of a store's client."""
+    number = getattr(error, "errno", None)
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return RoomError
+    answered = any(getattr(error, name, None) in (401, 403) for name in ("status", "code"))  # by HTTP
+    refused = answered or isinstance(error, PermissionError) or number == errno.EROFS
+    return AccessError if refused or type(error).__name__ in _NO_CREDENTIALS else StorageError
+
+
+def failure_of_hub(error: BaseException) -> type[ExtremisError]:
+    """Return PeerError if the hub cannot be reached or has a fault, otherwise InputError: it lacks what was named."""
+    cause: BaseException | None = error
+    while cause is not None and type(cause).__name__ != "OfflineModeIsEnabled":
+        status = getattr(getattr(cause, "response", None), "status_code", 0)
+        if isinstance(cause, ConnectionError | TimeoutError) or type(cause).__name__ == "gaierror" or status >= 500:
+            return PeerError
+        cause = cause.__cause__ or cause.__context__
+    return InputError
+
+
+_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "RefreshError"}
+# Messages of libraries that raise no MemoryError when memory runs out, or when /dev/shm is full.
+_MEMORY = re.compile(
+    "(?<!OutOf)MemoryError|bad_alloc|not enough memory|annot allocate memory|CUDA out of memory|start new thread|"
+    "failed to map segment"
+)
+_SHARED = re.compile(r"shared memory (?:object|segment)|shared memory\(shm\)|workers are out of shared memory")
+# Messages of a full disk, of which some libraries hide the number; the last is Python's if all disks are full.
+_ROOM = re.compile(
+    "No space left on device|Disk quota exceeded|File too large|requested and [0-9]+ written|No usable temporary dir"
+)
+
+
+def recognise(error: BaseException) -> ExtremisError | None:
+    """Return our error for any error: itself, or what a library lacked in `error` or its causes; None for a bug."""
+    cause: BaseException | None = error
+    found = error if isinstance(error, ExtremisError) else None
+    if found is None and failure_of(error) is AccessError:
+        found = AccessError(f"{error}. Give this user permission, or choose another path.")
+    while cause is not None:
+        text = str(cause)
         if _SHARED.search(text):
-            cause = text.splitlines()[0][:200]
-            return f"/dev/shm is full ({cause}). Give the container more shared memory (docker run --shm-size=2g)."
-        if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM or _MEMORY.search(text):
-            return (
+            line = text.splitlines()[0][:200]
+            return RoomError(
+                f"/dev/shm is full ({line}). Give the container more shared memory (docker run --shm-size=2g)."
+            )
+        if isinstance(cause, MemoryError) or getattr(cause, "errno", None) == errno.ENOMEM or _MEMORY.search(text):
+            return RoomError(
                 "out of memory. Give the process more memory (ulimit -v), or use a smaller batch, dimension or "
                 f"{option('memory')}."
             )
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return None
+        if found is None and _ROOM.search(text):  # TMPDIR's: outputs have StorageErrors
+            place = getattr(cause, "filename", None) or tempfile.tempdir or os.environ.get("TMPDIR", "/tmp")
+            found = RoomError(f"no space left in {place}. Free some space, or set TMPDIR to a folder with more room.")
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return found

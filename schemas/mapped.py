@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pyarrow as pa
 
-from schemas.errors import StorageError
+from schemas.errors import RoomError, failure_of
 from schemas.ragged import Ragged
 from schemas.sizes import say_bytes
-from schemas.storage import is_full
 
 _HEADER = 1 << 26  # limit in bytes for the names and shapes of tensors
 _DTYPES: dict[str, np.dtype] = {
@@ -145,11 +144,11 @@ class ScratchFile:
         try:
             yield
         except OSError as error:
-            reason = f"cannot create a file for {self._what} ({error.strerror})"
-            if is_full(error):
+            kind, reason = failure_of(error), f"cannot create a file for {self._what} ({error.strerror})"
+            if kind is RoomError:
                 free = shutil.disk_usage(self._directory).free
                 reason = f"{self._what} need {say_bytes(self._size)}, and {say_bytes(free)} are free"
-            raise StorageError(f"{self._directory}: {reason}. {self._remedy}.") from error
+            raise kind(f"{self._directory}: {reason}. {self._remedy}.") from error
 
 
 class ScratchRows:

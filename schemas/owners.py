@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from schemas import storage
-from schemas.errors import InputError, RoomError, StorageError, TableError
+from schemas.errors import ClaimedError, ClaimLostError, InputError, StorageError, TableError
 from schemas.layout import ABLATION_PAGE, ABLATION_RESULT, CLUSTERS, MANIFEST, MINING_COST, RUN_FILE, phases, staging
 from schemas.manifest import Manifest, is_published, publish_new, unpublish
 from schemas.storage import join
@@ -40,14 +40,6 @@ _COMPANION_FILES = (MINING_COST, ABLATION_RESULT)  # files beside tables, and in
 _NAMES = {"sharded": "a data set", "trained": "a run", "exported": "an export", "embedded": "embeddings"}
 _NAMES |= {"mined": "hard negatives", "clustered": "queries in cluster order", "compared": "a comparison of recipes"}
 _NAMES |= {"handed over": "tuples"}
-
-
-class ClaimedError(InputError):
-    """Another process is writing this output."""
-
-
-class ClaimLostError(ClaimedError):
-    """Another process has taken over the claim of this process."""
 
 
 @dataclass(frozen=True)
@@ -371,8 +363,7 @@ def building(out: str, doing: str, say: Say | None = None, in_phases: bool = Fal
     """Claim `out` for the block, and build it in a separate folder; unpublished files are removed.
 
     `in_phases`: after an error, the output of finished phases is kept, except after an InputError, which would occur
-    again. After a full disk (RoomError) this output is also kept, because space may be freed. Raises ClaimedError while
-    another process holds the claim; StorageError.
+    again. Raises ClaimedError while another process holds the claim; StorageError.
     """
     with claimed(out, doing, say) as claim:
         _clear_staging(out, in_phases)  # files of interrupted attempts
@@ -381,7 +372,7 @@ def building(out: str, doing: str, say: Say | None = None, in_phases: bool = Fal
             yield build
         except BaseException as error:
             with contextlib.suppress(StorageError):  # the first of the two errors is the cause
-                _clear(build, in_phases and (isinstance(error, RoomError) or not isinstance(error, InputError)))
+                _clear(build, in_phases and not isinstance(error, InputError))
             raise
         _clear(build, False)
 

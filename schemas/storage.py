@@ -34,14 +34,16 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
 
 from schemas.errors import (
+    AccessError,
     ExtremisError,
     InputError,
-    MissingBucketError,
-    MissingExtra,
+    PlanError,
     RoomError,
     StorageError,
     TableError,
+    failure_of,
     has_credentials,
+    missing_extra,
     redact_known,
 )
 from schemas.process import survive_forks
@@ -81,8 +83,7 @@ _CREDENTIALS = (
 )
 # Drivers cut a URL here, and read another version of the object.
 _VERSION = re.compile(r"(?i)\?(?:.*&)?(?:versionId|generation)=|^gc?s://.*#\d+$")
-_NO_CREDENTIALS = "NoCredentialsError"  # of botocore, which only an extra installs
-_PERMANENT_ERRORS = FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError
+_PERMANENT_ERRORS = FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError
 
 
 T = TypeVar("T")
@@ -166,12 +167,12 @@ def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
         fs, path = url_to_fs(url, **options)
     except OSError as error:
         cause = redact_known(str(error), url)
-        raise StorageError(f"cannot reach {url}: {cause}; check the host, or try again later.") from None
+        raise failure_of(error)(f"cannot reach {url}: {cause}; check the host, or try again later.") from None
     except ImportError as error:
         extra = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}.get(scheme)
         if extra is None:
             raise InputError(f"cannot open {url!r}: {error}. Install the package for this scheme.") from error
-        raise MissingExtra(f"cannot open {url!r}: {error}", extra) from error
+        raise missing_extra(f"cannot open {url!r}: {error}", extra) from error
     except Exception as error:  # fsspec's filesystems may raise any kind of error for a URL
         cause = redact_known(str(error) or type(error).__name__, url)
         raise InputError(f"cannot open {url!r}: {cause}. Check the spelling.") from None
@@ -397,10 +398,11 @@ def writing(url: str, durable: bool = True) -> Iterator[str]:
             seconds = _seconds_for(os.path.getsize(temporary))
             _retry(lambda: _call_with_timeout(fs, "put_file", temporary, path, seconds=seconds), "write", url)
     except OSError as error:
-        cause, remedy = error.strerror or error, _remedy(error)
-        if is_full(error) and not isinstance(fs, LocalFileSystem):
+        kind, cause = failure_of(error), error.strerror or error
+        remedy = _REMEDIES[kind]
+        if kind is RoomError and not isinstance(fs, LocalFileSystem):
             cause, remedy = f"no space left in {tempfile.gettempdir()}", "set TMPDIR to a folder with more room"
-        raise StorageError(f"could not write {url}: {cause}; {remedy}.") from error
+        raise kind(f"could not write {url}: {cause}; {remedy}.") from error
 
 
 @contextlib.contextmanager
@@ -623,16 +625,18 @@ def free_bytes(url: str) -> int | None:
     return room.f_bavail * room.f_frsize
 
 
-def require_room(url: str, needs: Mapping[str, int], remedy: str) -> None:
+def require_room(url: str, needs: Mapping[str, int], remedy: str, begun: bool = False) -> None:
     """Refuse to write more than fits into the free space at `url`; `needs`: lower bounds in bytes per kind of content.
 
-    Only local disks report their free space. Raises RoomError, with `remedy` at the end of the message.
+    Only local disks report their free space. Raises PlanError, or RoomError if the work has `begun`, with `remedy` at
+    the end of the message.
     """
     free = free_bytes(url)
     if free is None or sum(needs.values()) <= free:
         return
     parts = " and ".join(f"{say_bytes(size)} of {what}" for what, size in needs.items())
-    raise RoomError(f"{url}: the command writes at least {parts}, and {say_bytes(free)} are free. {remedy}")
+    kind = RoomError if begun else PlanError
+    raise kind(f"{url}: the command writes at least {parts}, and {say_bytes(free)} are free. {remedy}")
 
 
 @contextlib.contextmanager
@@ -645,12 +649,10 @@ def with_room(url: str, what: str, size: int, remedy: str) -> Iterator[None]:
     place = url if is_local(url) else tempfile.gettempdir()
     if place != url:
         remedy = f"Set TMPDIR to a disk with more room. {remedy}"
-    require_room(place, {what: size}, remedy)
+    require_room(place, {what: size}, remedy, begun=True)
     try:
         yield
-    except StorageError as error:
-        if error.__cause__ is None or not is_full(error.__cause__):
-            raise
+    except RoomError as error:
         text = f"{place}: the disk is full: the command writes about {say_bytes(size)} of {what}. {remedy}"
         raise RoomError(text) from error
 
@@ -779,7 +781,7 @@ def _retry(action: Callable[[], T], verb: str, url: str, cancelled: threading.Ev
         return result
     except FileNotFoundError as error:
         if "bucket does not exist" in str(error) or (verb == "write" and not is_local(url)):  # a store has no folders
-            raise MissingBucketError(
+            raise InputError(
                 f"could not {verb} {url}: the bucket does not exist; create the bucket or fix the path."
             ) from error
         raise
@@ -791,25 +793,20 @@ def _retry(action: Callable[[], T], verb: str, url: str, cancelled: threading.Ev
     except Exception as error:  # clients of stores raise any kind of error
         strerror = error.strerror if isinstance(error, OSError) else None
         cause = redact_known(strerror or str(error) or type(error).__name__, url)
-        raise StorageError(f"could not {verb} {url} after {attempts} attempt(s): {cause}; {_remedy(error)}.") from error
+        failure = failure_of(error)
+        raise failure(f"could not {verb} {url} after {attempts} attempt(s): {cause}; {_REMEDIES[failure]}.") from error
 
 
-def _remedy(error: BaseException) -> str:
-    if type(error).__name__ == _NO_CREDENTIALS:
-        return f"set {_CREDENTIALS}"
-    return "free some space and run the same command again" if is_full(error) else "fix the cause and run again"
-
-
-def is_full(error: BaseException) -> bool:
-    """Return true for the errors of a full disk, a full quota of the user, or a file beyond the size limit."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_REMEDIES: dict[type[StorageError], str] = {
+    RoomError: "free some space and run the same command again",
+    AccessError: f"give this user permission; a store takes credentials from {_CREDENTIALS}",
+    StorageError: "fix the cause and run again",
+}
 
 
 def _is_temporary(error: BaseException) -> bool:
     """Return true for errors that may be temporary (network); false for a missing file, no access, a full disk."""
-    if isinstance(error, _PERMANENT_ERRORS) or is_full(error) or type(error).__name__ == _NO_CREDENTIALS:
-        return False
-    if getattr(error, "errno", None) == errno.EROFS:
+    if isinstance(error, _PERMANENT_ERRORS) or failure_of(error) is not StorageError:
         return False
     if isinstance(error, RuntimeError) and "dictionary changed size" in str(error):
         return True  # fsspec's memory:// lists its files while another thread writes a file

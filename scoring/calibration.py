@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from pipelines.sharding.tokenizer import FILE
 from schemas import PAD
-from schemas.errors import InputError, MissingExtra, TableError
+from schemas.errors import InputError, TableError, missing_extra
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged
 from schemas.table import Table
@@ -165,7 +165,7 @@ class Calibration:
         try:
             from sklearn.isotonic import IsotonicRegression
         except ImportError:
-            raise MissingExtra("calibration needs scikit-learn", "fusion") from None
+            raise missing_extra("calibration needs scikit-learn", "fusion") from None
         if hits.all() or not hits.any():
             raise InputError(
                 f"{hits.sum():,} of {len(hits):,} held-out predictions are correct, but a calibration needs both "

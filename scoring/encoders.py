@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from schemas import PAD
-from schemas.errors import InputError, MissingExtra, option
+from schemas.errors import InputError, missing_extra, option
 from schemas.mapped import MapFile, MappedFile
 from schemas.ragged import Ragged
 from scoring.exported import Embedder, Serving, forms_of
@@ -71,7 +71,7 @@ def choose_form(stated: str, section: EncoderSection, earlier: Mapping[str, Any]
         return None
     for module, extra in {"onnxruntime": "onnx", "onnxscript": "trainer"}.items():
         if find_spec(module) is None:
-            raise MissingExtra(f"{option('form', form)} needs {module}", extra)
+            raise missing_extra(f"{option('form', form)} needs {module}", extra)
     return form
 
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pipelines.sharding.tokenizer import FILE
 from schemas import PAD, storage
 from schemas.arrow import DENSE, DenseModel
-from schemas.errors import ExtremisError, InputError, MissingExtra, TableError, option
+from schemas.errors import ExtremisError, InputError, TableError, missing_extra, option
 from schemas.manifest import Shard, find_shard, read_patch, shard_url, verify_shard
 from schemas.mapped import MappedFile, file_stamp
 from schemas.options import is_number
@@ -323,7 +323,7 @@ class Exported:
                 served = import_name(forms_of(encoder)[form])
             except ImportError as error:
                 extra = "onnx" if error.name == "onnxruntime" else "trainer"
-                raise MissingExtra(f"{url}: the encoder needs {error.name}", extra) from None
+                raise missing_extra(f"{url}: the encoder needs {error.name}", extra) from None
             require_needed_exports(table)
             files = ExportFiles(table)
             serving = cls._open_serving(files, encoder, served, exact, device)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from schemas import PAD
-from schemas.errors import MissingExtra, TableError
+from schemas.errors import TableError, missing_extra
 from schemas.ragged import Ragged, is_repeated, pad_columns, take_per_row
 from scoring.linear import LinearRanker
 from scoring.memory import Memory, votes_of
@@ -62,7 +62,7 @@ class FusionTree:
         try:
             from sklearn.tree import DecisionTreeRegressor
         except ImportError:
-            raise MissingExtra("score fusion by a tree needs scikit-learn", "fusion") from None
+            raise missing_extra("score fusion by a tree needs scikit-learn", "fusion") from None
 
         described = _describe(label_scores, scores, frequency).reshape(-1, 3)
         tree = DecisionTreeRegressor(max_depth=depth, random_state=0).fit(described, relevant.reshape(-1)).tree_

@@ -19,7 +19,7 @@ from pipelines.formats.keyed import Texts
 from pipelines.sharding.tokenizer import FILE, encode_texts, open_tokenizer
 from schemas import PAD, arrow, storage
 from schemas.arrow import DENSE
-from schemas.errors import InputError, MissingExtra, option, without_controls
+from schemas.errors import InputError, missing_extra, option, without_controls
 from schemas.layout import DataLayout
 from schemas.options import whole_number
 from schemas.ragged import Ragged, counts_of, offsets_of
@@ -576,7 +576,7 @@ def _write_matrix(path: str, labels: int, schema: pa.Schema) -> Iterator[Write]:
     try:
         from scipy import sparse
     except ImportError:
-        raise MissingExtra("a matrix .npz needs SciPy", "trainer") from None
+        raise missing_extra("a matrix .npz needs SciPy", "trainer") from None
     batches = [sparse.csr_array((0, labels), dtype=np.float32)]
 
     def write(table: pa.Table) -> None:

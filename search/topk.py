@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from schemas import PAD
-from schemas.errors import ExtremisError, InputError
+from schemas.errors import DivergedError, InputError
 from schemas.process import one_thread_in_children
 from schemas.ragged import Ragged, pad_columns
 from search import NOT_A_NUMBER
@@ -167,7 +167,7 @@ def search(block: Block, queries: np.ndarray, width: int, refine: int = 1) -> np
     if block.index is None or not len(queries):
         return search_exactly(block, queries, width)
     if not np.isfinite(queries).all():
-        raise ExtremisError(NOT_A_NUMBER)
+        raise DivergedError(NOT_A_NUMBER)
     keys, found = search_index(block, queries, width, refine)
     short = np.flatnonzero(found < min(width, len(block.vectors)))
     if short.size:
@@ -200,7 +200,7 @@ def _search_exactly(block: Block, queries: np.ndarray, width: int, slacks: Seque
     bound = 2 * block.vectors.shape[1] * np.finfo(np.float32).eps
     noise = np.asarray(bound * _norms(queries) * block.longest)
     if not np.isfinite(noise).all():
-        raise ExtremisError(NOT_A_NUMBER)
+        raise DivergedError(NOT_A_NUMBER)
     if codes is not None:
         approximate, positions, error = codes.search(queries, fetch)
         noise += error

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from schemas import PAD
-from schemas.errors import ExtremisError
+from schemas.errors import DivergedError
 from search import NOT_A_NUMBER
 
 _SCORES = 1 << 28  # scores in memory at a time: 1 GiB
@@ -76,7 +76,7 @@ def top_k(
         scores, order = scores.sort(dim=1, descending=True, stable=True)
         scores, ids = scores[:, :k], ids.gather(1, order[:, :k])
     if not scores.isfinite().all():
-        raise ExtremisError(NOT_A_NUMBER)
+        raise DivergedError(NOT_A_NUMBER)
     ids = ids if among is None else among.to(ids.device)[ids]
     missing = (0, k - scores.shape[1])
     return (

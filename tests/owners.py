@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from schemas.owners import ClaimedError, claimed
+from schemas.errors import ClaimedError
+from schemas.owners import claimed
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from schemas.errors import ExtremisError, InputError, option
+from schemas.errors import InputError, PeerError, option
 from schemas.waits import Wait, waiting
 
 
@@ -54,7 +54,7 @@ _REPORTED = "reported"
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name before torch 2.13
 
 
-class RankLostError(ExtremisError):
+class RankLostError(PeerError):
     """Another rank has ended or is unreachable."""
 
 
@@ -75,7 +75,7 @@ class Group:
 
     @staticmethod
     def of_environment() -> "Group":
-        """Join the ranks that torchrun launched; ALONE for a single rank. Raises InputError, ExtremisError."""
+        """Join the ranks that torchrun launched; ALONE for a single rank. Raises InputError, PeerError."""
         ranks = ranks_of_environment()
         return ALONE if ranks.ranks == 1 else join(ranks)
 
@@ -146,9 +146,9 @@ class Group:
         """Return a group of the same ranks, with its own order of calls, for another thread; all ranks call this."""
         return self
 
-    def first_to_report(self) -> bool:
-        """Return whether this rank is the first to ask; only the first rank reports the reason why the run ends."""
-        return True
+    def first_to_report(self, status: int) -> int | None:
+        """Return None on the first rank that ends early, which reports why; on others the `status` of the first."""
+        return None
 
     def close(self) -> None:
         """End the group; call no operations afterwards."""
@@ -158,7 +158,7 @@ ALONE = Group()
 
 
 def join(ranks: Ranks) -> Group:
-    """Join the other ranks at MASTER_ADDR and MASTER_PORT. Raises InputError, ExtremisError."""
+    """Join the other ranks at MASTER_ADDR and MASTER_PORT. Raises InputError, PeerError."""
     backend = "gloo"
     if torch.cuda.is_available():
         backend = "cpu:gloo,cuda:nccl"
@@ -177,7 +177,7 @@ def join(ranks: Ranks) -> Group:
             "which sets MASTER_ADDR and MASTER_PORT, or unset RANK and WORLD_SIZE."
         ) from error
     except (RuntimeError, OSError) as error:  # torch raises RuntimeErrors
-        raise ExtremisError(
+        raise PeerError(
             f"rank {ranks.rank} of {ranks.ranks} did not reach the other ranks within {JOIN_SECONDS:g} seconds: "
             f"{_line(error)}. Check why a rank did not start."
         ) from error
@@ -305,12 +305,13 @@ class _Joined(Group):
         _limit_gpu_waits(of)
         return _Joined(Ranks(self.rank, self.ranks), self._store, self._backend, of)
 
-    def first_to_report(self) -> bool:
+    def first_to_report(self, status: int) -> int | None:
         try:
-            first = self._store.compare_set(_REPORTED, "", str(self.rank))
+            first = self._store.compare_set(_REPORTED, "", f"{self.rank} {status}").decode()
         except RuntimeError:  # the rank that runs the store has ended
-            return True
-        return bool(first.decode() == str(self.rank))
+            return None
+        rank, _, status_of_first = first.partition(" ")
+        return None if rank == str(self.rank) else int(status_of_first)
 
     def close(self) -> None:
         with contextlib.suppress(RuntimeError):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from schemas import storage
-from schemas.errors import ExtremisError, InputError, StorageError, option
+from schemas.errors import DivergedError, InputError, StorageError, option
 from schemas.layout import DataLayout, RunLayout
 from schemas.owners import Claim, Unclaimed
 from schemas.process import cores
@@ -228,7 +228,7 @@ class Trainer:
         return rate_factor(step, total, options.warmup, options.final_lr, options.decay)
 
     def _run_epoch(self, on_step: OnStep | None) -> EpochReport:
-        """Run the rest of the current epoch. Raises StoppedError, or ExtremisError if training diverges."""
+        """Run the rest of the current epoch. Raises StoppedError; DivergedError."""
         context, progress, stream, clock = self.context, self.progress, self.stream, self.context.step.clock
         clock.restart()
         began = counted_until = time.perf_counter()
@@ -387,7 +387,7 @@ class Trainer:
         raise StoppedError(f"{self.run.root}: stopped by a signal {kept}. Continue with {option('resume', True)}.")
 
     def _read_losses(self) -> None:
-        """Read the losses of all steps since the last read, in one copy. Raises ExtremisError for NaN or infinity."""
+        """Read the losses of all steps since the last read, in one copy. Raises DivergedError for NaN or infinity."""
         if not self._unread:
             return
         progress, unread, self._unread = self.progress, self._unread, []
@@ -395,7 +395,7 @@ class Trainer:
         self.context.group.wait_for(losses, self.interrupts.stop.is_set)
         for (step, _), loss in zip(unread, losses.tolist(), strict=True):
             if not math.isfinite(loss):
-                raise ExtremisError(
+                raise DivergedError(
                     f"the loss is {loss} at step {step} (epoch {progress.epoch}): training has "
                     "diverged. Lower encoder.lr and classifier.lr, or raise train.warmup, and start a new run."
                 )

@@ -17,9 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from schemas import storage
-from schemas.errors import InputError, MissingExtra, StorageError, TableError, option, redact
+from schemas.errors import (
+    ClaimLostError,
+    InputError,
+    StorageError,
+    TableError,
+    missing_extra,
+    option,
+    redact,
+)
 from schemas.layout import RunLayout
-from schemas.owners import Claim, ClaimLostError, Unclaimed
+from schemas.owners import Claim, Unclaimed
 from schemas.storage import join, parse_object, read_json, write_json
 from schemas.waits import Say, Wait
 from trainer.config.merging import flatten
@@ -230,7 +238,7 @@ class WeightsAndBiases(Watcher):
         try:
             import wandb
         except ImportError:
-            raise MissingExtra("logging.wandb needs wandb", "wandb") from None
+            raise missing_extra("logging.wandb needs wandb", "wandb") from None
         self._library: Any = wandb
         self._facts, self._project = facts, project
         self._run: Any = None
@@ -276,7 +284,7 @@ class MLflow(Watcher):
         try:
             from mlflow.tracking import MlflowClient
         except ImportError:
-            raise MissingExtra("logging.mlflow needs mlflow", "mlflow") from None
+            raise missing_extra("logging.mlflow needs mlflow", "mlflow") from None
         self._facts, self._experiment = facts, experiment
         self._open_client = MlflowClient
         self._client: Any = None

@@ -37,7 +37,7 @@ from extremis.reporting.records import (
 )
 from extremis.summary import splits_of
 from schemas import storage
-from schemas.errors import InputError, MissingExtra, option, redact
+from schemas.errors import InputError, missing_extra, option, redact
 from schemas.layout import DataLayout
 from schemas.manifest import is_published
 from schemas.owners import require_output_file
@@ -492,7 +492,7 @@ def render(variables: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
         from plotly.offline import get_plotlyjs
 
     except ImportError as error:
-        raise MissingExtra(f"a report needs {error.name}", "report") from None
+        raise missing_extra(f"a report needs {error.name}", "report") from None
     script = _asset("page.js")
     # The script takes 4 MB, or 1.5 MB compressed; current browsers decompress it.
     library = base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()

@@ -444,16 +444,19 @@ class MinePlan(BlockPlan):
             needs["indexes"] = needs["indexes"] * (len(self.bounds) - indexed) // len(self.bounds)
         return needs
 
-    def require_room(self, source_shards: Sequence[SourceShard], indexed: int = 0, here: bool = True) -> None:
-        """Raise RoomError if there is not enough room to mine these shards: see `needs_of`.
+    def require_room(
+        self, source_shards: Sequence[SourceShard], indexed: int = 0, here: bool = True, begun: bool = False
+    ) -> None:
+        """Raise PlanError, or RoomError if the work has `begun`, if there is not enough room: see `needs_of`.
 
         here: whether workers run on this machine and write files to its TMPDIR before an upload to other storage.
         """
-        require_room(self.inputs.root, self.needs_of(source_shards, indexed), remedy())
+        require_room(self.inputs.root, self.needs_of(source_shards, indexed), remedy(), begun)
         if here and not storage.is_local(self.inputs.root) and source_shards:
             rows = max(self.rows([source_shard]) for source_shard in source_shards)
             largest = max(self.table_bytes(rows), int(rows * self.row_bytes / len(self.groups)))
-            require_room(tempfile.gettempdir(), {"a file for storage": largest}, "Set TMPDIR to a disk with more room.")
+            elsewhere = "Set TMPDIR to a disk with more room."
+            require_room(tempfile.gettempdir(), {"a file for storage": largest}, elsewhere, begun)
 
     def finished_tables(self, run: str | None) -> dict[str, Manifest]:
         """Return the finished tables of this plan, by source.

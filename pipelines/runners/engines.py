@@ -40,7 +40,7 @@ from google.protobuf import json_format
 from pipelines.progress import Progress, silent
 from pipelines.runners.worker import OPTION, Question, serve_pool
 from schemas import storage
-from schemas.errors import ExtremisError, InputError, option
+from schemas.errors import AccessError, ExtremisError, InputError, PeerError, RoomError, option
 from schemas.waits import Wait, waiting
 
 START_SECONDS = 60.0  # timeout for the first answer of a worker
@@ -185,14 +185,14 @@ class Engine:
                 if isinstance(error, ExtremisError):
                     raise type(error)(f"{error} {remains}".strip()) from None
                 if isinstance(error, grpc.RpcError):
-                    raise ExtremisError(f"{self._explain_lost_server(error)} {remains}".strip()) from None
+                    raise PeerError(f"{self._explain_lost_server(error)} {remains}".strip()) from None
                 if remains:
                     self._say(remains)
                 raise
         return None
 
     def _wait(self, job: "futures.Future[Any]", name: str) -> None:
-        """Wait for the end of a job. Raises its error, and InputError if a worker has a problem or none answers."""
+        """Wait for the end of a job. Raises its error, what a worker lacks, PeerError if none answers."""
         began, question = time.monotonic(), self.question
         answered = question is None or self._flags in _CHECKED_OPTIONS
         pause = _LOCAL_SECONDS if question is not None and storage.is_local(question.folder) else _REMOTE_SECONDS
@@ -213,7 +213,7 @@ class Engine:
                     raise self._no_answer_error()
         job.result()
 
-    def _no_answer_error(self) -> InputError:
+    def _no_answer_error(self) -> PeerError:
         portable, kind = self._portable, self._environment
         settings = portable.environment_config or ",".join(portable.environment_options or ())
         remedies = {
@@ -225,7 +225,7 @@ class Engine:
             "EXTERNAL": f"On each machine of the engine, `extremis-worker --worker_pool` has to listen at {settings}",
             "LOOPBACK": "LOOPBACK works only on a single machine: the engine must reach this process at localhost",
         }
-        return InputError(
+        return PeerError(
             f"no worker answered within {self._seconds:g} s. {remedies.get(kind, f'See what {kind} needs')}. Also "
             f"check on the engine's web page that a slot is free. {option('start_timeout')} sets how long to wait."
         )
@@ -321,7 +321,7 @@ def _silence_beam() -> None:
 
 
 def require_job_server(portable: options.PortableOptions) -> None:
-    """Raise InputError if nothing listens at the job server's endpoints; without this check, Beam waits for minutes."""
+    """Raise PeerError if nothing listens at the job server's endpoints; without this check, Beam waits for minutes."""
     for flag, endpoint in (("job_endpoint", portable.job_endpoint), ("artifact_endpoint", portable.artifact_endpoint)):
         if endpoint and endpoint != "embed":
             try:
@@ -329,7 +329,7 @@ def require_job_server(portable: options.PortableOptions) -> None:
             except ValueError:
                 raise InputError(f"--{flag}={endpoint}: expected host and port, such as localhost:8099.") from None
             except OSError as error:
-                raise InputError(
+                raise PeerError(
                     f"no job server at --{flag}={endpoint}: {error.strerror or error}. Start Beam's job server for "
                     "your engine, or give the address of a running job server."
                 ) from None
@@ -378,7 +378,7 @@ class Flink:
             return json.load(answer)
 
     def require_slots(self, parallelism: int) -> None:
-        """Check for free slots. Raises InputError if there are too few, and ExtremisError if Flink does not answer."""
+        """Check for free slots. Raises PeerError if there are too few, or if Flink does not answer."""
         counts: dict[str, Any] = {}
         try:
             for _ in waiting("free slots on Flink", seconds=_SLOT_SECONDS, every=0.5):
@@ -387,12 +387,12 @@ class Flink:
                     return
             settings = {each["key"] for each in self.ask("jobmanager/config")}
         except (OSError, ValueError, KeyError) as error:
-            raise ExtremisError(
+            raise PeerError(
                 f"no Flink JobManager answers at --flink_master={self.url}: {getattr(error, 'reason', error)}. "
                 "Start the JobManager, or give the address of its REST interface."
             ) from None
         if settings.isdisjoint(_STARTS_MANAGERS):
-            raise InputError(
+            raise PeerError(
                 f"Flink at {self.url} has too few free slots for the job: {counts['slots-available']} of "
                 f"{counts['slots-total']} slots are free on {counts['taskmanagers']} TaskManagers, {parallelism} are "
                 f"needed, and {counts['jobs-running']} jobs are running. Lower the parallelism, start TaskManagers, "
@@ -427,18 +427,18 @@ class Flink:
 
 
 # Failures that users meet: a pattern of what an engine says, and the message, with the pattern's groups in it. An
-# InputError is one of options or set-up, before any work begins.
+# InputError is one of options or set-up, which lasts; a PeerError may pass, such as an engine that is not there yet.
 _FAILURES: tuple[tuple[str, type[ExtremisError], str], ...] = (
     (
         r"OutOfMemoryError: Metaspace",
-        ExtremisError,
+        RoomError,
         "the engine ran out of memory for Java's classes (metaspace). Put Beam's jar into the engine's folder lib on "
         "each machine, so that jobs do not load their own copies, or set taskmanager.memory.jvm-metaspace.size to "
         "512mb or more.",
     ),
     (
         r"OutOfMemoryError: ([^\n]+)",
-        ExtremisError,
+        RoomError,
         "the engine ran out of memory ({0}). Give more: on Flink taskmanager.memory.task.heap.size (1gb or more) or "
         ".task.off-heap.size (512mb or more), on Spark spark.executor.memory (2500m or more).",
     ),
@@ -451,7 +451,7 @@ _FAILURES: tuple[tuple[str, type[ExtremisError], str], ...] = (
     (
         r"NoResourceAvailableException|Could not acquire the minimum required resources|Slot request .* timed? ?out|"
         r"TimeoutException: Timeout has occurred: \d+ ms",  # the remaining text of a request for slots
-        InputError,
+        PeerError,
         "Flink has no free slot for the job. Start TaskManagers, end other jobs, raise "
         "taskmanager.numberOfTaskSlots, or lower --parallelism to the number of free slots.",
     ),
@@ -463,7 +463,7 @@ _FAILURES: tuple[tuple[str, type[ExtremisError], str], ...] = (
         "default), every machine needs Docker.",
     ),
     (
-        r"Process died with exit code (-?\d+)",
+        r"Process died with exit code (?!137\b)(-?\d+)",
         InputError,
         "a worker ended with status {0} before it answered. Try `extremis-worker --help` on a machine of the engine: "
         "its environment needs the same versions of Extremis and Beam. The engine's log has details.",
@@ -475,26 +475,27 @@ _FAILURES: tuple[tuple[str, type[ExtremisError], str], ...] = (
     ),
     (
         r"(?:ConnectException|Connection refused)[^\n]*?localhost/127\.0\.0\.1:(\d+)",
-        InputError,
+        PeerError,
         "nothing listens on localhost:{0}, where the engine expects its master or a worker pool. Start this server, or "
         "give an address that the engine's machines can reach.",
     ),
     (
         r"ConnectException|Connection refused",
-        InputError,
+        PeerError,
         "the job server cannot reach the master of its engine at the address in its options. Start the master, or "
         "start the job server with another address. With --flink_master=HOST:PORT, Extremis checks Flink first.",
     ),
     (
         r"TaskManager with id (\S+) (?:is no longer reachable|timed out)|ExecutorLostFailure \((executor \S+) exited",
-        ExtremisError,
+        PeerError,
         "the engine lost {0}{1} repeatedly; most likely it ran out of memory. Give it more memory, on Flink with "
         "taskmanager.memory.process.size, on Spark with spark.executor.memory. To let Flink retry, set "
         "restart-strategy.type: fixed-delay.",
     ),
     (
-        r"Multiplexer hanging up|Runner closed connection|[Cc]all (?:is|already) (?:closed|cancelled)",
-        ExtremisError,
+        r"Process died with exit code 137|Multiplexer hanging up|Runner closed connection|"
+        r"[Cc]all (?:is|already) (?:closed|cancelled)",
+        PeerError,
         "a worker process ended too early; most likely it ran out of memory. Give the machine more memory, or start "
         "fewer workers. To let Flink retry, set restart-strategy.type: fixed-delay.",
     ),
@@ -506,7 +507,7 @@ def explain(text: str) -> ExtremisError:
     for pattern, kind, message in _FAILURES:
         if match := re.search(pattern, text):
             return kind(message.format(*match.groups(default="")))
-    return ExtremisError(f"the engine failed: {first_cause(text)}. The engine's log has details; -v shows more.")
+    return PeerError(f"the engine failed: {first_cause(text)}. The engine's log has details; -v shows more.")
 
 
 def failure(text: str, service: bool = False) -> Exception:
@@ -515,7 +516,8 @@ def failure(text: str, service: bool = False) -> Exception:
     if faults:
         return RuntimeError(f"on a worker: {faults[-1].strip()}")
     if service:
-        return ExtremisError(
+        kind = AccessError if re.search(r"'status': '40[13]'|default credentials", text) else PeerError
+        return kind(
             f"Dataflow refused the job, ended the job, or cannot be reached: {first_cause(text)}. See the job's page, "
             "and check that this machine has credentials (GOOGLE_APPLICATION_CREDENTIALS) for the project and the "
             "buckets."

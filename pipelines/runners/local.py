@@ -17,7 +17,7 @@ from pipelines.flow import MAIN, Elements, Flow, Output, Outputs, Work, by_tag, 
 from pipelines.progress import Count, process_counts, sum_counts
 from pipelines.runners.base import Runner
 from schemas import storage
-from schemas.errors import ExtremisError, InputError, MissingExtra
+from schemas.errors import ExtremisError, InputError, PeerError, RoomError, missing_extra
 from schemas.logs import log_as
 from schemas.process import cores, end_with_parent, python_command
 from schemas.waits import Wait
@@ -105,12 +105,12 @@ def _full_name(name: str) -> str:
 
 
 def _import_runner(name: str) -> Callable[[Sequence[str]], Runner]:
-    """Import the class of the runner `name` in RUNNERS. Raises MissingExtra."""
+    """Import the class of the runner `name` in RUNNERS. Raises InputError if its extra is missing."""
     module, extra = RUNNERS[name]
     try:
         runner: Callable[[Sequence[str]], Runner] = getattr(importlib.import_module(module), name)
     except ImportError as error:
-        raise MissingExtra(f"{name} is not installed ({error})", extra) from None
+        raise missing_extra(f"{name} is not installed ({error})", extra) from None
     return runner
 
 
@@ -220,14 +220,16 @@ class Worker:
         self.counts: dict[str, Count] = {}  # counts of steps since the start of the process
 
     def do(self, task: StageTask) -> Outputs:
-        """Do `task` in the process. Raises the errors of the work, and ExtremisError if the process ends."""
+        """Do `task` in the process. Raises the errors of the work; RoomError, PeerError if the process ends."""
         try:
             self._pipe.send(task)
             outputs, error, self.counts = self._pipe.recv()
         except (EOFError, OSError):
-            raise ExtremisError(
-                f"a worker process ended too early (status {self._process.wait()}); most likely it ran out of memory. "
-                "Give the step more memory, or start fewer workers (--direct_num_workers)."
+            status = self._process.wait()
+            kind = RoomError if status == -signal.SIGKILL else PeerError
+            raise kind(
+                f"a worker process ended too early (status {status}); most likely it ran out of memory. Give the step "
+                "more memory, or start fewer workers (--direct_num_workers)."
             ) from None
         if error is not None:
             raise error
@@ -266,15 +268,7 @@ def serve(place: int) -> None:
         try:
             outputs = task()
         except Exception as raised:
-            error = _portable(raised)
+            error = raised
+            if not isinstance(raised, ExtremisError):  # its class may be unknown to the launching process
+                error = RuntimeError("on a worker: " + "".join(traceback.format_exception(raised)))
         pipe.send((outputs, error, process_counts()))
-
-
-def _portable(error: Exception) -> Exception:
-    """Return a picklable error: an ExtremisError with the same message, or a RuntimeError with the traceback."""
-    if not isinstance(error, ExtremisError):
-        return RuntimeError("on a worker: " + "".join(traceback.format_exception(error)))
-    plain = (InputError, ExtremisError)  # made of a message alone
-    kind = next(each for each in type(error).__mro__ if each in plain or "__init__" not in vars(each))
-    sent: Exception = kind(str(error))
-    return sent

@@ -41,7 +41,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from schemas.errors import ExtremisError, InputError, StorageError
+from schemas.errors import AccessError, ExtremisError, InputError, RoomError, StorageError, failure_of
 from schemas.logs import log_as
 from schemas.process import end_with_parent, python_command
 
@@ -71,7 +71,7 @@ def main() -> None:
     end_with_parent()
     with contextlib.suppress(OSError), _ask_for_worker(words) as worker:
         if worker.recv(1) == _FORKED:
-            sys.exit((worker.recv(1) or b"\1")[0])  # a worker that was killed sends nothing
+            sys.exit((worker.recv(1) or bytes([128 + signal.SIGKILL]))[0])  # a worker that was killed sends nothing
     _work(words)  # there is no parent here, or it ended: the reason is seen here
 
 
@@ -306,15 +306,16 @@ class Question:
         storage.write_bytes(url, json.dumps(facts).encode(), durable=False)
 
     def answers(self) -> list[dict[str, Any]]:
-        """Return the workers' answers so far. Raises StorageError, and InputError if a worker reports a problem."""
+        """Return the workers' answers so far. Raises StorageError, and the problem that a worker reports."""
         from schemas import storage
 
         answers = []
         for name in storage.list_names(self.folder):
             with contextlib.suppress(FileNotFoundError, ValueError):
                 answers.append(json.loads(storage.read_bytes(f"{self.folder}/{name}")))
-        for lack in (each["lacks"] for each in answers if "lacks" in each):
-            raise InputError(lack)
+        for each in answers:
+            if "lacks" in each:
+                raise _REFUSALS[each["kind"]](each["lacks"])
         return [each for each in answers if "host" in each]
 
     def summarize(self) -> str:
@@ -340,7 +341,7 @@ def compare_versions(beam_options: Mapping[str, Any]) -> None:
 
 @functools.cache
 def answer(question: Question) -> None:
-    """Answer the question on a worker, once per process. Raises InputError that names the worker and the problem."""
+    """Answer the question on a worker, once per process. Raises ExtremisError that names the worker and the problem."""
     from schemas import storage
 
     _require_versions(question)
@@ -352,13 +353,13 @@ def answer(question: Question) -> None:
         except FileNotFoundError:
             problem = f"cannot see the file {url}, which the launching process can see. {remedy}"
             raise _refusal(question, problem) from None
-        except (ExtremisError, OSError) as error:
-            raise _refusal(question, f"cannot read {url}: {error} {remedy}") from None
+        except (StorageError, InputError, OSError) as error:
+            raise _refusal(question, f"cannot read {url}: {error} {remedy}", error) from None
     try:
         question.report({"host": socket.gethostname(), "seconds": time.time() - question.asked})
     except (StorageError, OSError) as error:
         remedy = "Give the worker permission, or use another location."
-        raise _refusal(question, f"cannot write to {question.folder}: {error} {remedy}") from None
+        raise _refusal(question, f"cannot write to {question.folder}: {error} {remedy}", error) from None
 
 
 def _require_versions(question: Question) -> None:
@@ -370,9 +371,14 @@ def _require_versions(question: Question) -> None:
         )
 
 
-def _refusal(question: Question, problem: str) -> InputError:
+_REFUSALS = {kind.__name__: kind for kind in (InputError, StorageError, AccessError, RoomError)}
+
+
+def _refusal(question: Question, problem: str, cause: Exception | None = None) -> ExtremisError:
     """Return the error of this worker, after writing it where the launcher may read it before the engine reports it."""
     said = f"the worker {socket.gethostname()}, process {os.getpid()} {problem}"
+    kind = failure_of(cause) if isinstance(cause, OSError) else type(cause)
+    name = kind.__name__ if kind.__name__ in _REFUSALS else InputError.__name__
     with contextlib.suppress(ExtremisError, OSError):
-        question.report({"lacks": said})
-    return InputError(said)
+        question.report({"lacks": said, "kind": name})
+    return _REFUSALS[name](said)

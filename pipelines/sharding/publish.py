@@ -21,10 +21,10 @@ from pipelines.sharding.plans import BLOCKS, IDS, LABELS_DONE, REJECTS, ROWS, La
 from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
 from schemas import arrow, code_version, storage
 from schemas import manifest as manifests
-from schemas.errors import InputError, StorageError, TableError, option
+from schemas.errors import ClaimLostError, InputError, StorageError, TableError, option
 from schemas.layout import MANIFEST, DataLayout
 from schemas.manifest import Manifest
-from schemas.owners import Build, Claim, ClaimLostError
+from schemas.owners import Build, Claim
 from schemas.shard_files import parquet
 from schemas.storage import join
 from schemas.table import Request, Table, find_reusable

@@ -23,7 +23,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer, WhitespaceSplit
 from tokenizers.trainers import WordPieceTrainer
 
 from schemas import storage
-from schemas.errors import InputError, TableError
+from schemas.errors import InputError, TableError, failure_of_hub
 from schemas.layout import find_tokenizer
 from schemas.ragged import offsets_of
 from schemas.waits import Wait
@@ -95,13 +95,13 @@ def load_directory(name: str, max_tokens: int) -> FrozenTokenizer | None:
 
 
 def load_hub(name: str, max_tokens: int) -> FrozenTokenizer:
-    """Load the tokenizer `name` from the hub or its local cache. Raises InputError."""
+    """Load the tokenizer `name` from the hub or its local cache. Raises InputError, PeerError."""
     try:
         with Wait(f"the hub to send the tokenizer {name}"):
             return freeze(Tokenizer.from_pretrained(name), {}, max_tokens)
     except Exception as error:
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(
+        raise failure_of_hub(error)(
             f"tokenizer {name!r}: not a local directory, and not available from the hub ({cause}). Give a local "
             "directory, a hub name, or train:SIZE."
         ) from None

@@ -95,7 +95,7 @@ def test_a_worker_that_never_comes(flink: Cluster, raw: Path, tmp_path: Path) ->
     program = write_worker(tmp_path / "asleep", ROOT, "time.sleep(20)")  # so long the slot is taken
     flags = [*process(flink, program), "--start_timeout=10"]
     done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False, timeout=SECONDS)
-    refused(done, "no worker answered within 10 s", str(program), "--start-timeout")
+    refused(done, "no worker answered within 10 s", str(program), "--start-timeout", status=3)
     assert not jobs_left(flink) or "may still be using slots on Flink" in done.err
 
 
@@ -103,7 +103,7 @@ def test_no_job_server(raw: Path, tmp_path: Path) -> None:
     """It is said within seconds, by the address."""
     flags = ("--runner=PortableRunner", "--job_endpoint=localhost:9", "--environment_type=LOOPBACK")
     done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False, timeout=SECONDS)
-    refused(done, "no job server at --job_endpoint=localhost:9", "Start Beam's job server")
+    refused(done, "no job server at --job_endpoint=localhost:9", "Start Beam's job server", status=3)
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_a_job_server_that_looks_for_flink_elsewhere(flink: Cluster, raw: Path, 
     """Its Flink asks twenty times, every 3 s, before it says so."""
     lost = replace(flink, endpoints=clusters.serve_jobs(flink, "lost-job-server", "localhost:9"))
     done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *loopback(lost), check=False, timeout=SECONDS)
-    refused(done, "the job server cannot reach the master of its engine", "--flink_master")
+    refused(done, "the job server cannot reach the master of its engine", "--flink_master", status=3)
 
 
 def test_no_slot(flink: Cluster, raw: Path, tmp_path: Path) -> None:
@@ -123,10 +123,11 @@ def test_no_slot(flink: Cluster, raw: Path, tmp_path: Path) -> None:
         "too few free slots for the job: ",
         " of 2 slots are free on 2 TaskManagers, 7 are needed",
         "Lower the parallelism",
+        status=3,
     )
     flags = [flag for flag in flags if not flag.startswith("--flink_master")]
     done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False, timeout=SECONDS)
-    refused(done, "no free slot", "--parallelism")
+    refused(done, "no free slot", "--parallelism", status=3)
     assert not jobs_left(flink)
 
 
@@ -148,14 +149,14 @@ def test_a_job_server_that_is_killed(flink: Cluster, raw: Path, tmp_path: Path) 
         time.sleep(0.05)
     flink.replace("job-server")
     out, err = launcher.communicate(timeout=SECONDS)
-    refused(Done(launcher.returncode, out, err), "the job server at localhost:", "has ended", status=1)
+    refused(Done(launcher.returncode, out, err), "the job server at localhost:", "has ended", status=3)
     assert not jobs_left(flink)
 
 
 def test_no_job_manager(raw: Path, tmp_path: Path, flink: Cluster) -> None:
     flags = [*loopback(flink), "--flink_master=localhost:9"]
     done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False, timeout=SECONDS)
-    refused(done, "no Flink JobManager answers at --flink_master=http://localhost:9: ", "Start the", status=1)
+    refused(done, "no Flink JobManager answers at --flink_master=http://localhost:9: ", "Start the", status=3)
 
 
 @pytest.mark.slow
@@ -180,7 +181,7 @@ def test_a_task_manager_out_of_memory(raw: Path, tmp_path: Path, worker: Path) -
         flags = process(starved, worker)
         done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False, timeout=SECONDS)
         assert not jobs_left(starved)
-    refused(done, "ran out of memory for Java's classes", "taskmanager.memory.jvm-metaspace.size", status=1)
+    refused(done, "ran out of memory for Java's classes", "taskmanager.memory.jvm-metaspace.size", status=6)
 
 
 def test_a_launcher_that_is_ended_cancels_its_job(flink: Cluster, raw: Path, tmp_path: Path, worker: Path) -> None:

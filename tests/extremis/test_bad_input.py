@@ -263,7 +263,7 @@ class TestFullDisk:
     def test_shard(self, raw: Path, disk: Callable[[int], Path]) -> None:
         small, data = disk(96), "data"
         arguments = ("shard", raw, small / data, "--tokenizer", "train:1000")
-        refused(extremis(*arguments, check=False), str(small / data), *self.WORDS, status=1)
+        refused(extremis(*arguments, check=False), str(small / data), *self.WORDS, status=6)
         assert visible(small) == []
         _grow(small)
         extremis(*arguments)
@@ -273,7 +273,7 @@ class TestFullDisk:
     def test_train(self, tiny_data: Path, run: Path, disk: Callable[[int], Path]) -> None:
         small = disk(67)  # the room that is asked for beforehand is there, all that is written has none
         arguments = ("train", "astra", tiny_data, small / "run", *sets("train.epochs=1", "order.batch=16"))
-        refused(extremis(*arguments, check=False), str(small), *self.WORDS, status=1)
+        refused(extremis(*arguments, check=False), str(small), *self.WORDS, status=6)
         for manifest in small.rglob("_manifest.json"):  # a checkpoint that had room is whole
             assert call("inspect", manifest.parent, "--verify").status == 0
         assert not list(small.rglob(".tmp-*"))
@@ -285,7 +285,7 @@ class TestFullDisk:
 
     def test_embed(self, tiny_data: Path, run: Path, disk: Callable[[int], Path]) -> None:
         small = disk(4)
-        refused(call("embed", tiny_data, run, small / "out"), str(small), *self.WORDS, status=1)
+        refused(call("embed", tiny_data, run, small / "out"), str(small), *self.WORDS, status=6)
         assert not list(small.rglob("_manifest.json"))
         _grow(small)
         assert call("embed", tiny_data, run, small / "out").status == 0
@@ -297,7 +297,7 @@ class TestFullDisk:
             check=False,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
         )
-        refused(done, str(tmp_path / "data"), "could not write", "File too large", status=1)
+        refused(done, str(tmp_path / "data"), "could not write", "File too large", status=6)
         assert visible(tmp_path) == []
 
 
@@ -309,4 +309,4 @@ def _grow(place: Path) -> None:
 def test_no_permission(tiny: Path, tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
-    refused(call("shard", tiny, closed / "data", *SHARD), str(closed), "Permission denied", status=1)
+    refused(call("shard", tiny, closed / "data", *SHARD), str(closed), "Permission denied", status=4)

@@ -90,7 +90,7 @@ def test_python_and_the_shell_call_the_same_function(options: dict[str, Any], ar
 
 def test_faults_name_the_parameter() -> None:
     with pytest.raises(TypeError):
-        example()
+        example()  # type: ignore[call-arg]
     with pytest.raises(InputError, match=r"^share=1 needs dry=True\.$"):
         example("here", "there", share=1)
     with pytest.raises(InputError, match=r"^batch: expected a number greater than or equal to 1, got 0"):
@@ -98,7 +98,7 @@ def test_faults_name_the_parameter() -> None:
     with pytest.raises(InputError, match=r"unknown option 'bacth'; did you mean 'batch'"):
         example("here", "there", bacth=1)
     with pytest.raises(InputError, match=r"unknown option 'max_token'; did you mean 'max_tokens'"):
-        extremis.shard("raw/", "data/", max_token=1)
+        extremis.shard("raw/", "data/", max_token=1)  # type: ignore[call-arg]
     with pytest.raises(InputError, match=r"^sink: expected one of 'parquet', .* got 'tar'"):
         extremis.shard("raw/", "data/", sink="tar", progress=False)
     with pytest.raises(InputError, match=r"unknown recipe 'asta'"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from extremis.installation import OWN_PACKAGES, check_own_packages, extra_of
-from schemas.errors import InputError, MissingExtra
+from schemas.errors import InputError, missing_extra
 from tests.command import PROCESSES, ROOT, environment
 
 IMPORT = (sys.executable, "-c", "import extremis")
@@ -109,7 +109,7 @@ def test_what_an_extra_brings_is_said_with_how_to_install_it() -> None:
     assert extra_of("torch.nn") == "trainer"
     assert extra_of("apache_beam") == "pipelines"
     assert extra_of("numpy") is None
-    error = MissingExtra("a report needs jinja2", "report")
+    error = missing_extra("a report needs jinja2", "report")
     assert isinstance(error, InputError)
     assert "'.[report]'" in str(error)
     assert "extremis_xc-" in str(error)

@@ -36,7 +36,8 @@ def wait_until_quiet(process: Miner) -> None:
     [
         ("os.kill(os.getpid(), 9)", "was killed by SIGKILL (perhaps out of memory)", 4),
         ("sys.exit('no room')", "ended with status 1: no room", 4),
-        ("sys.exit(2)", "ended with status 2 and is not started again", 1),
+        *((f"sys.exit({status})", f"ended with status {status}", 4) for status in (3, 5, 6, 137)),
+        *((f"sys.exit({status})", f"ended with status {status} and is not started again", 1) for status in (2, 4)),
         ("sys.exit(0)", "", 1),
     ],
 )

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from schemas.errors import InputError, lack_of_memory
+from schemas.errors import InputError, RoomError, recognise
 from tests.command import ROOT, Done, call, command, environment, refused
 from tests.hostile.loop import arguments, files
 
@@ -48,7 +48,7 @@ def test_an_address_space_that_is_too_small_is_want_of_memory(loop: tuple[Path, 
     words = command("predict", loop[0] / "export", loop[0] / "texts.jsonl", "-")
     shell = ["bash", "-c", 'ulimit -v 350000; exec "$@"', "bash", *words]
     done = subprocess.run(shell, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
-    refused(Done(done.returncode, done.stdout, done.stderr), "out of memory", status=1)
+    refused(Done(done.returncode, done.stdout, done.stderr), "out of memory", status=6)
 
 
 MUCH = 1 << 50
@@ -73,17 +73,17 @@ def wrapped(from_none: bool) -> None:
 def test_every_library_s_want_of_memory_is_known(name: str) -> None:
     with pytest.raises(Exception) as failure:
         ALLOCATIONS[name]()
-    message = lack_of_memory(failure.value)
-    assert message is not None
-    assert message.startswith("out of memory"), failure.value
+    known = recognise(failure.value)
+    assert isinstance(known, RoomError), failure.value
+    assert str(known).startswith("out of memory")
 
 
 def test_a_thread_that_has_no_room_is_want_of_memory() -> None:
     code = (
-        "import resource, threading; from schemas.errors import lack_of_memory\n"
+        "import resource, threading; from schemas.errors import recognise\n"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))\n"
         "try: threading.Thread(target=int).start()\n"
-        "except RuntimeError as error: print(lack_of_memory(error))"
+        "except RuntimeError as error: print(recognise(error))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.startswith("out of memory"), done.stderr
@@ -92,13 +92,11 @@ def test_a_thread_that_has_no_room_is_want_of_memory() -> None:
 def test_another_failure_is_not_want_of_memory() -> None:
     with pytest.raises(InputError) as failure:
         wrapped(from_none=True)
-    assert lack_of_memory(failure.value) is None
-    assert lack_of_memory(ValueError("/dev/shm/run: no table")) is None
-    assert lack_of_memory(RuntimeError("out of resource: shared memory, Required: 294912")) is None  # of a GPU
+    assert recognise(failure.value) is failure.value
+    assert recognise(ValueError("/dev/shm/run: no table")) is None
+    assert recognise(RuntimeError("out of resource: shared memory, Required: 294912")) is None  # of a GPU
     for words in (
         "unable to allocate shared memory(shm) for file </torch_1>",
         "Error while creating shared memory segment",
     ):
-        message = lack_of_memory(RuntimeError(words))
-        assert message is not None
-        assert "--shm-size" in message
+        assert "--shm-size" in str(recognise(RuntimeError(words)))

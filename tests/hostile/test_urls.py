@@ -33,7 +33,7 @@ WRONG = [
     f"s3a://KEY:{SECRET}@bucket",
     f"simplecache::s3://KEY:{SECRET}@bucket",
 ]
-# A server that is not reached, status 1, or one of the above.
+# A server that is not reached, status 3, or one of the above.
 AWAY = [
     "http://",
     "http://127.0.0.1:port/x",
@@ -90,5 +90,5 @@ def test_a_command_tells_of_it(command: str, tmp_path: Path) -> None:
             "report": (url, "--out", out / "report.html"),
             "train": ("random", url, out),
         }
-        run(command, *arguments[command], status=2 if url in WRONG else (1, 2))
+        run(command, *arguments[command], status=2 if url in WRONG else (2, 3))
     assert listing(tmp_path) == []

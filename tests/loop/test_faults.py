@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from schemas import storage
-from schemas.errors import MissingBucketError, StorageError
+from schemas.errors import AccessError, InputError, StorageError
 from schemas.layout import MANIFEST, MINING_COST
 from tests.command import call, refused, sets
 from tests.faults import Faults, Proxy
@@ -115,7 +115,7 @@ def test_a_store_that_stays_away_is_named_and_nothing_is_visible(
             bucket.remove(f"away-{name}/{step.out}{key}")
         with store.failing(Faults(down_after=down_after)):
             done = call(*step.arguments(root, root))
-        refused(done, f"s3://{BUCKET}/away-{name}/", "could not", "2 attempt(s)", "run again", status=1)
+        refused(done, f"s3://{BUCKET}/away-{name}/", "could not", "2 attempt(s)", "run again", status=3)
         left = stored(bucket, f"away-{name}/{step.out}")
         top = {"shard": MANIFEST, "mine": f"epoch-0005/queries/{MANIFEST}", "embed": MANIFEST}[name]
         assert top not in left, f"down after {down_after} of {faults.requests}"
@@ -150,12 +150,12 @@ def test_a_missing_bucket_and_missing_credentials_are_named_at_once(
 ) -> None:
     url = "s3://nosuchbucket/x"
     for request in (storage.list_names, storage.read_bytes, lambda url: storage.write_bytes(url, b"1")):
-        with pytest.raises(MissingBucketError, match=f"{url}: the bucket does not exist"):
+        with pytest.raises(InputError, match=f"{url}: the bucket does not exist"):
             request(url)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     type(storage.filesystem(url)[0]).clear_instance_cache()
-    with pytest.raises(StorageError, match=r"after 1 attempt.*AWS_ACCESS_KEY_ID"):
+    with pytest.raises(AccessError, match=r"after 1 attempt.*AWS_ACCESS_KEY_ID"):
         storage.list_names(url)
     type(storage.filesystem(url)[0]).clear_instance_cache()

@@ -35,8 +35,8 @@ MINED = sets("order.batch=128", "train.epochs=5", "refresh.every=1", "refresh.st
 
 
 def torchrun(ranks: int, *arguments: str | Path) -> Done:
-    """Run `torchrun -m extremis ARGUMENTS` to its end."""
-    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0"]
+    """Run `extremis ARGUMENTS` on several ranks to their end."""
+    launcher = ["trainer.torchrun", "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0"]
     words = [sys.executable, "-m", *launcher, "-m", "extremis", *map(str, arguments)]
     done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300, check=False)
     return Done(done.returncode, done.stdout, done.stderr)
@@ -121,10 +121,10 @@ def killed(data: Path, run: Path, ranks: int, victim: int, step: int, choices: l
     done = wait_for_end(processes)
     assert done[victim].status == -signal.SIGKILL
     others = [end for rank, end in enumerate(done) if rank != victim]
-    assert {end.status for end in others} == {1}, [end.err for end in others]
+    assert {end.status for end in others} == {3}, [end.err for end in others]
     told = [end for end in others if "error: " in end.err]
     assert len(told) == 1
-    refused(told[0], "lost another rank", "Continue with --resume", status=1)
+    refused(told[0], "lost another rank", "Continue with --resume", status=3)
     for process in processes:
         wait_until_gone(process.pid)
 
@@ -195,7 +195,7 @@ def test_half_an_environment_and_a_run_that_is_there_are_refused(
 def test_a_run_of_another_process_is_refused_once_by_all_ranks(data: Path, tmp_path: Path) -> None:
     with held_elsewhere(str(tmp_path / "run"), "trained"):
         done = torchrun(2, "train", "random", data, tmp_path / "run", *CHOICES)
-    assert done.status, done.err
+    assert done.status == 5, done.err
     told = [line for line in done.err.splitlines() if line.startswith("error: ")]
     assert len(told) == 1, done.err
     assert "being trained by process" in told[0]

@@ -158,4 +158,4 @@ def test_a_store_that_refuses_is_named(env: dict[str, str], raw: Path, data: str
     nowhere = extremis("shard", raw, "s3://no-such-bucket/data", "--tokenizer", "train:1000", env=env, check=False)
     refused(nowhere, "s3://no-such-bucket/data", "the bucket does not exist")
     away = {**env, "AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_MAX_ATTEMPTS": "1"}
-    refused(extremis("inspect", data, env=away, check=False), data, "attempt(s)", status=1)
+    refused(extremis("inspect", data, env=away, check=False), data, "attempt(s)", status=3)

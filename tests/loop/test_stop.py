@@ -142,7 +142,7 @@ def test_a_paused_trainer_ends_and_the_run_is_the_other_s(data: Path, tmp_path: 
         second = extremis("train", "random", data, run, *PAUSED_CHOICES, "--resume")
         assert time.monotonic() - began > LEASE_SECONDS
     _, said = first.communicate(timeout=60)
-    assert first.returncode == 2, said
+    assert first.returncode == 5, said
     assert "its claim is gone" in said or "taken over by process" in said
     assert f"taken over from process {first.pid}" in second.err
     assert f"process {first.pid}" in second.err.partition("waiting up to 30 seconds")[0]
@@ -159,6 +159,6 @@ def test_a_second_trainer_is_told_who_the_first_is(data: Path, tmp_path: Path) -
     done = extremis("train", "random", data, tmp_path / "run", *long, "--resume", check=False)
     first.kill()
     first.wait()
-    assert done.status == 2, done.err
+    assert done.status == 5, done.err
     assert f"{tmp_path / 'run'}: being trained by process {first.pid} on" in done.err
     assert "Wait until that process has finished, or end it" in done.err

@@ -136,7 +136,7 @@ def race(
     fetch()
     context = f"{kind} {choices} {apart:.2f} s apart: {statuses}\n" + "\n--\n".join(err for _, err in done)
     assert "Traceback" not in context, context
-    assert sorted(statuses) in ([0, 0], [0, 2]), context
+    assert sorted(statuses) in ([0, 0], [0, 2], [0, 5]), context
     winners = [number for number in (0, 1) if statuses[number] == 0]
     # Two that ended well wrote one after the other, or one found it finished.
     check_made(kind, out, [(choices[number], done[number][0].splitlines()[-1]) for number in winners])

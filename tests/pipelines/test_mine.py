@@ -18,10 +18,9 @@ from pipelines.mining.filters import pack_chunk, read_chunk, unpack_chunk, write
 from pipelines.mining.inputs import equal_ranges
 from pipelines.mining.search import find_unfinished
 from schemas import owners, storage
-from schemas.errors import InputError, StorageError, TableError
+from schemas.errors import ClaimedError, InputError, StorageError, TableError
 from schemas.layout import RunLayout, phases
 from schemas.manifest import open_manifest, unpublish
-from schemas.owners import ClaimedError
 from schemas.shard_files.parquet import open_shard
 from schemas.storage import join
 from schemas.table import Table

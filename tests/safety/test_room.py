@@ -16,7 +16,7 @@ import pytest
 
 from pipelines.mine import MineOptions, mine
 from schemas import storage
-from schemas.errors import RoomError, StorageError, lack_of_room
+from schemas.errors import RoomError, recognise
 from schemas.mapped import ScratchFile
 from schemas.shard_files.parquet import writing_shard
 from schemas.storage import with_room
@@ -164,7 +164,7 @@ def test_a_scratch_file_has_its_room_when_the_disk_is_full(small_disk: Path) -> 
     )
     (small_disk / "other").unlink()
     needed = r"disk: pages need 20.0 KiB, and 16.0 KiB are free. Choose another directory\.$"
-    with pytest.raises(StorageError, match=needed):
+    with pytest.raises(RoomError, match=needed):
         ScratchFile("pages", str(small_disk)).reserve(20 << 10)
 
 
@@ -172,7 +172,7 @@ def test_label_texts(small_disk: Path, tmp_path: Path, monkeypatch: pytest.Monke
     data = build_data(str(tmp_path / "data"))
     monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
     (small_disk / "other").write_bytes(bytes(12 << 10))
-    with pytest.raises(StorageError, match=r"the texts of labels need .*, and 0 B are free\. Set TMPDIR"):
+    with pytest.raises(RoomError, match=r"the texts of labels need .*, and 0 B are free\. Set TMPDIR"):
         open_label_texts(data.layout, "tokens")
 
 
@@ -182,7 +182,7 @@ def test_a_full_tmpdir_is_named(data: Path, trained: Path, small_disk: Path, mon
     monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
     out = small_disk.parent / "export"
     full = f"no space left in {small_disk}", "set TMPDIR to a folder with more room"
-    refused(call("export", data, trained, out), *full, status=1)
+    refused(call("export", data, trained, out), *full, status=6)
     assert not out.exists()
     with monkeypatch.context() as patch:
         patch.setattr(tempfile, "tempdir", None)
@@ -191,9 +191,9 @@ def test_a_full_tmpdir_is_named(data: Path, trained: Path, small_disk: Path, mon
     texts.write_text("a ship\n" * 10_000)
     with texts.open() as file, monkeypatch.context() as patch:
         patch.setattr(sys, "stdin", file)
-        refused(call("predict", out, "-", small_disk.parent / "out.jsonl"), *full, status=1)
+        refused(call("predict", out, "-", small_disk.parent / "out.jsonl"), *full, status=6)
     assert not (small_disk.parent / "out.jsonl").exists()
-    written = pytest.raises(StorageError, match=f"could not write memory://x: {full[0]}; {full[1]}")
+    written = pytest.raises(RoomError, match=f"could not write memory://x: {full[0]}; {full[1]}")
     with written, storage.writing("memory://x") as path:
         Path(path).write_bytes(bytes(1 << 16))
     assert not list(small_disk.iterdir())
@@ -211,7 +211,7 @@ def test_a_run_in_a_store_writes_to_tmpdir_first(
     (small_disk / "other").write_bytes(bytes((256 - left) << 10))
     choices = sets("train.epochs=1", "encoder.buckets=65536")
     done = call("train", "random", data, "memory://room/run", *choices)
-    refused(done, words, f"no space left in {small_disk}", "set TMPDIR to a folder with more room", status=1)
+    refused(done, words, f"no space left in {small_disk}", "set TMPDIR to a folder with more room", status=6)
 
 
 def test_no_disk_at_all_takes_a_temporary_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,5 +219,5 @@ def test_no_disk_at_all_takes_a_temporary_file(monkeypatch: pytest.MonkeyPatch) 
     for error in (missing, OSError("8192 requested and 0 written"), OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))):
         wrapped = RuntimeError("a step failed")
         wrapped.__cause__ = error
-        assert "no space left in" in str(lack_of_room(wrapped))
-    assert lack_of_room(ValueError("no table")) is None
+        assert "no space left in" in str(recognise(wrapped))
+    assert recognise(ValueError("no table")) is None

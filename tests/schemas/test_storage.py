@@ -138,7 +138,7 @@ def test_a_full_disk_is_said_at_once_and_leaves_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(FULL), url], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 6, done.stderr
     assert f"could not write {url} after 1 attempt(s)" in done.stdout
     assert "free some space" in done.stdout
     assert os.listdir(tmp_path) == []

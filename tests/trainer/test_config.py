@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from schemas import storage
-from schemas.errors import InputError
+from schemas.errors import ClaimedError, InputError
 from schemas.owners import Owner
 from tests.recipes import RECIPES
 from trainer.config.load import (
@@ -221,7 +221,7 @@ def test_no_run_says_how_to_start_one() -> None:
         load_config("memory://nowhere/config.toml")
     elsewhere = replace(Owner.here("trained"), machine="another")
     storage.write_bytes("memory://busy/.claim.json", storage.seal(json.dumps(asdict(elsewhere)).encode()))
-    with pytest.raises(InputError, match="not written yet; the run is being trained by process"):
+    with pytest.raises(ClaimedError, match="not written yet; the run is being trained by process"):
         load_config("memory://busy/config.toml")
 
 

@@ -11,7 +11,7 @@ from zlib import crc32
 import tomli_w
 from pydantic import ValidationError
 
-from schemas.errors import InputError, option
+from schemas.errors import ClaimedError, InputError, option
 from trainer.config.merging import applies, explain, merge, section_of, without_auto
 from trainer.methods.kinds import EncoderSection, KindSection
 from trainer.methods.recipe import Recipe
@@ -150,7 +150,7 @@ def load_config(url: str) -> dict[str, Any]:
         data = storage.read_matching(lambda: storage.read_bytes(url), _matches_seal)
     except FileNotFoundError:
         if work := describe_work(url.rpartition("/")[0]):
-            raise InputError(f"{url}: not written yet; the run is {work}. Wait for its first checkpoint.") from None
+            raise ClaimedError(f"{url}: not written yet; the run is {work}. Wait for its first checkpoint.") from None
         raise InputError(f"{url}: no run here. Start a run with `extremis run` or `extremis train`.") from None
     if not _matches_seal(data):
         raise InputError(

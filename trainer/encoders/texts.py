@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, normalizers
 from torch import nn
 
-from schemas.errors import InputError, option
+from schemas.errors import InputError, failure_of_hub, option
 from schemas.ragged import Ragged, batches_by_length, offsets_of
 from schemas.storage import file_sha256, sha256
 from schemas.waits import Wait
@@ -126,7 +126,7 @@ def reading_model(name: str) -> Iterator[None]:
 
 
 def find_folder(name: str) -> Path:
-    """Return the folder of the model `name`: the directory itself, or a download from the hub. Raises InputError."""
+    """Return the folder of the model `name`: the directory itself, or a download. Raises InputError, PeerError."""
     folder = Path(name)
     if folder.is_dir():
         return folder
@@ -139,7 +139,7 @@ def find_folder(name: str) -> Path:
             )
     except Exception as error:
         cause = (str(error) or type(error).__name__).splitlines()[0]
-        raise InputError(
+        raise failure_of_hub(error)(
             f"{name}: not a local directory, and not available from the hub ({cause}). Give a directory with a model, "
             "or a hub name that this machine can reach."
         ) from None

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from schemas.errors import InputError
+from schemas.errors import InputError, failure_of_hub
 from schemas.randomness import InitialWeights, Purpose, torch_seed
 from trainer.device import CPU, autocast, send, torch_generator
 from trainer.encoders.base import WEIGHTS, Before, Encoder
@@ -229,7 +229,7 @@ def load_model(name: str, what: str) -> Any:
             named = ", ".join([*missing[:3], *["…"] * (len(missing) > 3)])
             raise ValueError(f"the weights lack {len(missing)} of the model's tensors: {named}.")
     except (OSError, ValueError) as error:
-        raise InputError(
+        raise failure_of_hub(error)(
             f"cannot load {what}: {str(error).splitlines()[0]} Give a directory with config.json and "
             "model.safetensors, or a hub name that this machine can reach."
         ) from error

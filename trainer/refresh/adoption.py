@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from schemas import storage
-from schemas.errors import ExtremisError, InputError, TableError, option
+from schemas.errors import ExtremisError, InputError, PeerError, TableError, option
 from schemas.layout import CLUSTERS, RunLayout, epoch_folder, list_numbers
 from schemas.manifest import Manifest, is_published, unpublish
 from schemas.owners import clean_up
@@ -84,7 +84,7 @@ def adopt(
 
     The newest finished table that was built for this or an earlier epoch is chosen; if it is older than
     `refresh.max_age`, `refresh.stale` decides. A resumed run follows a recorded decision even if newer tables exist.
-    Raises TableError if a recorded table is missing or differs; ExtremisError if `refresh.stale` is "stop"
+    Raises TableError if a recorded table is missing or differs; PeerError if `refresh.stale` is "stop"
     (nothing is recorded, and the run can resume when a table exists); StoppedError if a signal to stop comes during the
     wait for a table.
     """
@@ -187,13 +187,13 @@ def _is_stale(table_epoch: int | None, epoch: int, options: TableSchedule) -> bo
 def _report_missing(
     newest: int | None, due: int, epoch: int, stale: bool, recipe: Recipe, options: TableSchedule, say: Say
 ) -> None:
-    """Report which table is missing and what is used instead. Raises ExtremisError if `refresh.stale` is "stop"."""
+    """Report which table is missing and what is used instead. Raises PeerError if `refresh.stale` is "stop"."""
     command, alone = ("cluster", "random order") if recipe.is_clustered else ("mine", "random negatives only")
     missing = f"epoch {epoch}: {_describe_table(due, recipe)} is not finished yet"
     if stale and options.stale == "stop":
         age = "" if newest is None else f"the table of epoch {newest} is {epoch - newest + LEAD} epochs old"
         state = age or "there is no older table"
-        raise ExtremisError(
+        raise PeerError(
             f"{missing}; {state}, and refresh.max_age allows {options.oldest}. Is the miner running (extremis "
             f"{command} DATA RUN --watch)? Continue with {option('resume', True)} once it is finished."
         )

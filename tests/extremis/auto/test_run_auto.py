@@ -61,6 +61,7 @@ def test_a_run_that_another_process_makes_is_left_to_it(data: Path, tmp_path: Pa
             call("run", "auto", data, tmp_path / "run", *OVERRIDES),
             "being trained by process",
             "Wait until that process has finished",
+            status=5,
         )
 
 

@@ -9,7 +9,7 @@ import pytest
 from pipelines import dumps as watched
 from pipelines.dumps import RETRIES, watch_dumps
 from schemas import waits
-from schemas.errors import ExtremisError, InputError, RoomError, StorageError
+from schemas.errors import LASTING_STATUSES, AccessError, ExtremisError, InputError, PlanError, RoomError, StorageError
 
 
 def test_a_run_that_comes_goes_and_comes_again_is_waited_for_aloud(
@@ -46,11 +46,17 @@ def test_a_run_that_comes_goes_and_comes_again_is_waited_for_aloud(
 
 
 @pytest.mark.parametrize(
-    ("error", "failures"),
-    [(RoomError("full"), 2), (StorageError("full"), 2), (StorageError("full"), RETRIES + 1), (InputError("wrong"), 1)],
+    ("error", "failures", "status"),
+    [
+        *((PlanError("full"), failures, status) for failures, status in ((2, 0), (RETRIES + 1, 6))),
+        *((StorageError("away"), failures, status) for failures, status in ((2, 0), (RETRIES + 1, 3))),
+        (RoomError("full"), RETRIES + 1, 6),
+        (InputError("wrong"), 1, 2),
+        (AccessError("closed"), 1, 4),
+    ],
 )
-def test_what_may_pass_is_tried_again_some_times_and_wrong_input_is_not(
-    error: ExtremisError, failures: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_may_pass_is_tried_again_some_times_and_what_lasts_is_not(
+    error: ExtremisError, failures: int, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watched, "_POLL_LOCAL", 0.001)
     made = list[int]()
@@ -64,10 +70,11 @@ def test_what_may_pass_is_tried_again_some_times_and_wrong_input_is_not(
 
     dumps, lines = {2: "digest"}, list[str]()
     watch = functools.partial(watch_dumps, str(tmp_path), lambda: dumps, make, lines.append)
-    if type(error) is InputError or failures > RETRIES:
-        with pytest.raises(type(error), match=str(error)):
+    if status:
+        with pytest.raises(ExtremisError, match=str(error)) as raised:
             watch()
+        assert raised.value.exit_status == status
     else:
         assert watch() == 1
-    tried = 0 if type(error) is InputError else min(failures, RETRIES)
-    assert lines == [f"full Retry {number + 1} of 5." for number in range(tried)]
+    tried = 0 if status in LASTING_STATUSES else min(failures, RETRIES)
+    assert lines == [f"{error} Retry {number + 1} of 5." for number in range(tried)]

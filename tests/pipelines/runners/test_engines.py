@@ -9,7 +9,7 @@ from apache_beam.options import pipeline_options as options
 from pipelines.runners.beam import BeamRunner
 from pipelines.runners.engines import StartOptions, explain, failure, first_cause, require_job_server
 from pipelines.runners.local import choose_runner, for_workers
-from schemas.errors import ExtremisError, InputError
+from schemas.errors import InputError, PeerError
 from tests.pipelines.runners.test_runner import run_on
 from tests.pipelines.runners.work import fail
 
@@ -39,7 +39,7 @@ def test_a_job_server_that_is_not_there_is_named() -> None:
     def require(*flags: str) -> None:
         require_job_server(options.PipelineOptions(flags).view_as(options.PortableOptions))
 
-    with pytest.raises(InputError, match=r"no job server at --job_endpoint=localhost:9: Connection refused\."):
+    with pytest.raises(PeerError, match=r"no job server at --job_endpoint=localhost:9: Connection refused\."):
         require(*ENGINE)
     with pytest.raises(InputError, match=r"--job_endpoint=localhost: expected host and port"):
         require("--job_endpoint=localhost")
@@ -146,18 +146,20 @@ def test_the_fault_of_a_worker_is_its_own_last_line() -> None:
     [
         (NETWORK, 2),
         ("java.lang.IllegalStateException: Process died with exit code 3", 2),
-        ("NoResourceAvailableException: Could not acquire the minimum required resources.", 2),
-        (DIRECT, 1),
-        ("java.io.IOException: Multiplexer hanging up", 1),
-        ("java.io.IOException: the moon", 1),
+        ("java.lang.IllegalStateException: Process died with exit code 137", 3),
+        ("NoResourceAvailableException: Could not acquire the minimum required resources.", 3),
+        ("java.net.ConnectException: Connection refused (Connection refused)", 3),
+        (DIRECT, 6),
+        ("java.io.IOException: Multiplexer hanging up", 3),
+        ("java.io.IOException: the moon", 3),
     ],
 )
-def test_what_the_user_can_mend_before_work_begins_is_status_2(text: str, status: int) -> None:
+def test_what_lasts_is_status_2_and_what_may_pass_another(text: str, status: int) -> None:
     assert explain(text).exit_status == status
 
 
 def test_a_service_that_is_not_reached_is_no_job_server() -> None:
     text = "HTTPSConnectionPool(host='storage.googleapis.com', port=443): Max retries exceeded: Connection refused"
     error = failure(text, service=True)
-    assert isinstance(error, ExtremisError)
+    assert isinstance(error, PeerError)
     assert "Dataflow refused the job, ended the job, or cannot be reached: HTTPSConnectionPool" in str(error)

@@ -14,7 +14,7 @@ import pytest
 from pipelines.flow import Flow
 from pipelines.runners.beam import BeamRunner, find_worker_error
 from pipelines.runners.local import choose_runner
-from schemas.errors import ExtremisError, InputError, StorageError
+from schemas.errors import ExtremisError, InputError, RoomError, StorageError
 from tests.command import PROCESSES, ROOT, environment
 from tests.pipelines.runners.work import EVERYTHING, crash, die, everything, fail, slow, staying
 
@@ -54,7 +54,7 @@ def test_a_bug_is_not_dressed_up(flags: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("flags", ["two processes"], indirect=True)
 def test_a_worker_that_is_killed_is_said_to_be(flags: tuple[str, ...]) -> None:
-    with pytest.raises(ExtremisError, match=r"worker.*out of memory"):
+    with pytest.raises(RoomError, match=r"worker.*out of memory"):
         run_on(flags, die)
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from pipelines.sharding.publish import Phases
 from schemas import storage
-from schemas.owners import Claim, ClaimLostError, Owner, claimed
+from schemas.errors import ClaimLostError
+from schemas.owners import Claim, Owner, claimed
 from schemas.storage import join
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from schemas import owners, storage
-from schemas.owners import ClaimedError, Owner, claimed
+from schemas.errors import ClaimedError
+from schemas.owners import Owner, claimed
 from tests.command import ROOT
 from tests.owners import ask_at_once, held_elsewhere
 

@@ -329,7 +329,7 @@ def test_stopping_rather_than_old_ones(data: SmallData, sources: list[Source]) -
             ExtremisError, match=f"due at epoch {epoch} .*{message}, and refresh.max_age allows 3.*--watch"
         ) as e:
             run.adopt(epoch)
-        assert e.value.exit_status == 1
+        assert e.value.exit_status == 3
         assert not storage.exists(run.layout.adoption(epoch))  # a resumed run asks again
         run.mine(epoch)
         assert run.adopt(epoch).table_epoch == epoch
