@@ -149,8 +149,9 @@ class _Command(click.Command):
     def _parameter(self, name: str, field: FieldInfo) -> click.Parameter:
         kind, shown, _ = facts_of(field)
         own = self.described.own.get(name)
-        if own is not None and own.kind is own.VAR_POSITIONAL:
-            kind, _ = unwrap(own.annotation)
+        if own is not None and own.kind is own.VAR_POSITIONAL:  # the field has a tuple of these
+            kind, inner = unwrap(own.annotation)
+            shown = next(each for each in inner if isinstance(each, Shown))
         value = _Value(kind, shown)
         if own is not None and own.kind is not own.KEYWORD_ONLY:
             several = own.kind is own.VAR_POSITIONAL

@@ -424,8 +424,10 @@ def mine(
                     return MineResult(run=vectors, tables=mining.watch(queries, vectors, of_run, beam_options, say))
             manifests = mining.mine(queries, vectors, epoch, of_run, beam_options, say)
     facts = {name: _report(name, manifest, options.target_recall) for name, manifest in manifests.items()}
-    table = join(options.out, next(iter(facts))) if options.out else f"{queries} --run {vectors}"
-    say(f"next: extremis inspect {table}")
+    if options.out:
+        say(f"next: extremis inspect {join(options.out, next(iter(facts)))}")
+    else:
+        say(f"next: extremis inspect {queries} --run {vectors}")
     return MineResult(run=None if of_vectors else vectors, out=options.out, tables=facts)
 
 

@@ -520,7 +520,7 @@ def predict(
         raise InputError(f"expected {expected} after EXPORT, got {' '.join(map(str, places))}.")
     out = fspath(out)
     if out == "-" and current_output().results == "stderr":
-        raise InputError("OUT - and --json both write to standard output. Give only one of the two.")
+        raise InputError("OUT - and the JSON object both go to standard output. Ask for one of the two.")
     from pipelines.formats.base import parse_fields
     from pipelines.formats.keyed import Texts
     from schemas.owners import require_output_file

@@ -164,7 +164,7 @@ def list_all(root: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str
     rows = []
     for each in exports:
         name = f"{each['export']}{' (current)' if each['export'] == current else ''}"
-        needs = "files are missing: see fault in --json" if each["fault"] else ", ".join(each["needs"]) or "nothing"
+        needs = "files are missing" if each["fault"] else ", ".join(each["needs"]) or "nothing"
         rows.append([name, each["part"], f"{each['labels']:,}", f"{each['bytes']:,}", needs])
     if rows:
         grids.append(Grid(f"exports under {root}", ["export", "part", "labels", "own bytes", "needs"], rows))

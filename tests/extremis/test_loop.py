@@ -106,7 +106,7 @@ def test_predict_reads_and_writes_a_pipe_and_csv(names: dict[str, Any], folder: 
     assert flat == [
         (str(n), str(rank), key, text) for n, each in enumerate(expected) for rank, (key, text) in enumerate(each, 1)
     ]
-    refused(call("predict", "exported/", "texts.csv", "-", "--json"), "both write to standard output")
+    refused(call("predict", "exported/", "texts.csv", "-", "--json"), "both go to standard output")
 
 
 def in_place(folder: Path, change: Callable[[bytes], bytes]) -> None:
