@@ -89,7 +89,7 @@ def plan(
         say(line)
     workload = replace(workload, recipe=planning.with_streams_for(ranks, resolved.recipe, say))
     report = planning.plan(workload, engine)
-    report["settings"] = {key: setting.value for key, setting in resolved.settings.items()}
+    report["settings"] = resolved.settings
     planning.show(report)
     given = [word for override in overrides for word in ("--set", override)]
     say(f"next: {shlex.join(['extremis', 'run', recipe, data or 'DATA', 'RUN', *given])}")

@@ -46,9 +46,8 @@ def recipes(
     if action == "list":
         return _list()
     if action == "validate":
-        from trainer.config.load import check_keys, load_recipe
+        from trainer.config.load import load_recipe
 
-        check_keys(str(recipe), changes(set))
         body = load_recipe(str(recipe), changes(set)).model_dump(mode="json")
         say(f"{recipe}: valid")
         return {"recipe": str(recipe), "valid": True, "options": body}

@@ -87,9 +87,9 @@ def train_recipe(
 
     `beam_options`: options for the miner; None: no miner.
     """
-    from trainer.config.load import check_keys
+    from trainer.config.load import load_recipe
 
-    check_keys(recipe, overrides)  # a typo is reported before PyTorch is loaded
+    load_recipe(recipe, overrides)  # a typo is reported before PyTorch is loaded
 
     from extremis.supervisor import carry, joined_ranks
     from extremis.supervisor import train as train_watched

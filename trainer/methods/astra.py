@@ -1,24 +1,24 @@
 """ASTRA, Algorithm 1: one-vs-all over all labels, estimated from stale hard negatives and fresh uniform negatives.
 
-Rules for open numbers, labels and weights, the source of hard negatives, the method; Renée, the exact sum, comes last.
+Labels and weights, the source of hard negatives, the method and its settling; Renée, the exact sum, comes last.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import Field, model_validator
 
 from schemas import LABEL_TEXTS
-from trainer.methods import rules
-from trainer.methods.kinds import LossSection, OneOfKinds
-from trainer.methods.recipe import MOST, ClassifierRecipe, NegativesSection, TableLabels
-from trainer.methods.rules import POOL, SOURCE, DataStatistics, FromData, Rule, Setting
+from schemas.options import Options
+from trainer.methods.kinds import LossSection
+from trainer.methods.recipe import MOST, ClassifierRecipe, NegativesSection, Recipe, TableLabels
 from trainer.methods.sections import LEAD, TableSchedule
+from trainer.methods.settling import Draft, settle_classifier, settle_encoder, settle_length
 from trainer.negatives.base import FRESH, MIPS, MOST_FRESH, used_sections
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from trainer.negatives.base import NegativeSource, Sampled, SourceContext, SourceSection
     from trainer.negatives.planner import Planner
@@ -32,47 +32,35 @@ SHARED_HARD, OWN_HARD = 40, 100
 HEAVIEST_DRAW = 8
 
 
-# Rules for options that are "auto" in a recipe.
-
-
-def pool_from_data(statistics: DataStatistics, options: Mapping[str, Any]) -> Setting:
-    """Choose one pool per batch, which is cheaper, unless its draws would weigh so much that they are mostly noise."""
-    weight = statistics.labels / SHARED_DRAWS
-    if weight <= HEAVIEST_DRAW:
-        return Setting("shared", f"each of {SHARED_DRAWS:,} draws represents {weight:.1f} labels")
-    return Setting("own", f"each of {SHARED_DRAWS:,} shared draws would represent {weight:.1f} labels")
-
-
-def by_pool(own: int, shared: int) -> Rule:
-    """Return a rule that sets a number to `own` for a pool per query, and to `shared` for a pool per batch."""
-    return lambda statistics, options: Setting(own if options[POOL] == "own" else shared, f"{POOL} = {options[POOL]}")
-
-
-random_from_data = by_pool(OWN_DRAWS, SHARED_DRAWS)  # k_r per query or per batch
-hard_from_data = by_pool(OWN_HARD, SHARED_HARD)  # k_h: higher if a query has fewer random negatives
-warmup_from_data = by_pool(OWN_DRAWS + OWN_HARD, SHARED_DRAWS + SHARED_HARD)  # as many as both kinds later
-every_from_data = by_pool(1, 3)  # tau_r: a new table in each epoch if the loss is mostly from hard negatives
-
-
-def start_from_data(statistics: DataStatistics, options: Mapping[str, Any]) -> Setting:
-    """Choose tau_s: with own pools, where the loss is mostly of hard negatives, as soon as a table can exist."""
-    if options[SOURCE] == "in-trainer":
-        return Setting(0, f"{SOURCE} = in-trainer")
-    return by_pool(LEAD, LEAD + 1)(statistics, options)
-
-
 # The labels that a query is scored against, and their weights.
+
+
+def settle_random(draft: Draft) -> bool:
+    """Choose the pool of random negatives and k_r, per query or per batch; return whether each query has its own pool.
+
+    One pool per batch is cheaper, unless its draws would weigh so much that they are mostly noise.
+    """
+    weight = draft.statistics.labels / SHARED_DRAWS
+    if weight <= HEAVIEST_DRAW:
+        draft.fill("negatives.pool", "shared", f"each of {SHARED_DRAWS:,} draws represents {weight:.1f} labels")
+    draft.fill("negatives.pool", "own", f"each of {SHARED_DRAWS:,} shared draws would represent {weight:.1f} labels")
+    pool = draft["negatives.pool"]
+    draft.fill("negatives.random", OWN_DRAWS if pool == "own" else SHARED_DRAWS, f"negatives.pool = {pool}")
+    return bool(pool == "own")
 
 
 class RandomNegatives(NegativesSection):
     """Uniform negatives, whose weighted sum estimates the sum over all labels without bias (equation 2, lemma 4.1)."""
 
-    pool: Annotated[Literal["shared", "own"], FromData(pool_from_data)] = Field(
+    pool: Literal["shared", "own"] = Field(
         "shared",
         description="shared: a pool of random negatives for each batch; own: a pool for each query, as in the paper",
     )
-    random: Annotated[int, FromData(random_from_data)] = Field(
-        3200, ge=0, le=MOST, description="k_r, the number of labels drawn uniformly, with replacement, from [0, L)"
+    random: int = Field(
+        SHARED_DRAWS,
+        ge=0,
+        le=MOST,
+        description="k_r, the number of labels drawn uniformly, with replacement, from [0, L)",
     )
     reweight: bool = Field(
         True,
@@ -117,7 +105,7 @@ class RandomNegatives(NegativesSection):
 class Negatives(TableLabels, RandomNegatives):
     """Hard and random negatives: k_h and k_r per query."""
 
-    hard: Annotated[int, FromData(hard_from_data, placeholder=1)] = Field(
+    hard: int = Field(
         0,
         ge=0,
         le=MOST,
@@ -125,7 +113,7 @@ class Negatives(TableLabels, RandomNegatives):
             "k_h, the number of hard negatives per query, drawn from the K labels in the query's row of the table"
         ),
     )
-    warmup: Annotated[int, FromData(warmup_from_data)] = Field(
+    warmup: int = Field(
         0,
         ge=0,
         le=MOST,
@@ -188,13 +176,10 @@ class Negatives(TableLabels, RandomNegatives):
 # The source of hard negatives: requested tables, or a search in each step.
 
 
-class Refresh(OneOfKinds):
-    """Source of hard negatives, and the first epoch that uses it."""
+class Refresh(Options):
+    """Where hard negatives come from."""
 
-    KIND_KEY = SOURCE
-    KINDS: ClassVar[dict[str, Any]] = {}
-
-    source: Annotated[Literal["table", "in-trainer"], FromData(rules.refresh_source)] = Field(
+    source: Literal["table", "in-trainer"] = Field(
         "table",
         description="table: tables of a miner that runs alongside the trainer; in-trainer: an index inside the trainer",
     )
@@ -203,8 +188,7 @@ class Refresh(OneOfKinds):
 class MinedTableSchedule(TableSchedule, Refresh):
     """Tables of nearest labels; a table for epoch e is mined in e - 1 from vectors dumped in e - 2 (section 3.2)."""
 
-    source: Annotated[Literal["table"], FromData(rules.refresh_source)] = "table"
-    start: Annotated[int, FromData(start_from_data)] = Field(
+    start: int = Field(
         5,
         ge=0,
         description=(
@@ -212,7 +196,7 @@ class MinedTableSchedule(TableSchedule, Refresh):
             "dump; with train.start_from, 0 is also possible and mines the vectors of the earlier run"
         ),
     )
-    every: Annotated[int, FromData(every_from_data)] = Field(5, ge=1, description="tau_r: epochs between tables")
+    every: int = Field(5, ge=1, description="tau_r: epochs between tables")
     by: Literal["classifier", "labels"] = Field(
         "classifier",
         description=(
@@ -233,8 +217,7 @@ class MinedTableSchedule(TableSchedule, Refresh):
 class OwnIndex(Refresh):
     """An index inside the trainer that every step searches with fresh query embeddings."""
 
-    source: Annotated[Literal["in-trainer"], FromData(rules.refresh_source)]
-    start: Annotated[int, FromData(start_from_data)] = Field(5, ge=0, description="the first epoch with hard negatives")
+    start: int = Field(5, ge=0, description="the first epoch with hard negatives")
     every_steps: int = Field(
         1000, ge=1, description=("number of steps after which the index is rebuilt from a new copy of the vectors")
     )
@@ -275,15 +258,34 @@ class OwnIndex(Refresh):
         return self
 
 
-Refresh.KINDS = {"table": MinedTableSchedule, "in-trainer": OwnIndex}
-
-
 class Astra(ClassifierRecipe):
     """Hard negatives from tables or an index, and random negatives; any loss (the paper uses binary cross-entropy)."""
 
+    choices = {**Recipe.choices, "refresh": ("source", {"table": MinedTableSchedule, "in-trainer": OwnIndex})}
+
     method: Literal["astra"] = "astra"
     negatives: Negatives = Negatives()
-    refresh: SerializeAsAny[Refresh] = Field(default_factory=lambda: Refresh.model_validate({}))
+    refresh: MinedTableSchedule | OwnIndex = MinedTableSchedule()
+
+    @classmethod
+    def settle(cls, draft: Draft) -> None:
+        settle_length(draft)
+        settle_encoder(draft)
+        own, labels = settle_random(draft), draft.statistics.labels
+        pool = f"negatives.pool = {draft['negatives.pool']}"
+        # k_h is higher if a query has fewer random negatives; before tables, there are as many as both kinds later.
+        draft.fill("negatives.hard", OWN_HARD if own else SHARED_HARD, pool)
+        draft.fill("negatives.warmup", OWN_DRAWS + OWN_HARD if own else SHARED_DRAWS + SHARED_HARD, pool)
+        # With own pools, the loss is mostly of hard negatives: they are fresh if there are few labels, else a table is
+        # used as soon as it can exist (tau_s), and a new one in each epoch (tau_r).
+        fresh = own and labels <= MOST_FRESH
+        draft.fill("refresh.source", "in-trainer" if fresh else "table", f"{pool}, {labels:,} labels")
+        source = draft["refresh.source"]
+        if source == "in-trainer":
+            draft.fill("refresh.start", 0, f"refresh.source = {source}")
+        draft.fill("refresh.start", LEAD if own else LEAD + 1, pool)
+        draft.fill("refresh.every", 1 if own else 3, pool)
+        settle_classifier(draft, source)
 
     @property
     def tables(self) -> TableSchedule | None:

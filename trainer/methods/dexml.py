@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import Field, model_validator
 
 from schemas.options import Options
-from trainer.methods.kinds import OneOfKinds
 from trainer.methods.recipe import NegativesSection, Recipe, TableLabels
 from trainer.methods.sections import TableSchedule
 
@@ -69,11 +68,8 @@ class DualEncoder(Recipe):
         return self
 
 
-class Pool(NegativesSection, OneOfKinds):
+class Pool(NegativesSection):
     """Labels that a step scores every query against."""
-
-    KIND_KEY = "negatives.pool"
-    KINDS: ClassVar[dict[str, Any]] = {}
 
     pool: Literal["all", "batch"] = Field("all", description="candidates: every label, or the labels of the batch")
 
@@ -82,7 +78,6 @@ class AllTexts(Pool):
     """Every label (section 4), as in the paper's loss, without sampling."""
 
     all_labels = True
-    pool: Literal["all"] = "all"
 
     def scores(self, batch: int, positives: float) -> float:
         return batch * _BLOCK
@@ -90,11 +85,6 @@ class AllTexts(Pool):
 
 class BatchLabels(TableLabels, Pool):
     """Positives of the batch and, for each query, m = `hard` near labels: B(1 + m) labels (section 5.4, Table 3)."""
-
-    pool: Literal["batch"]
-
-
-Pool.KINDS = {"all": AllTexts, "batch": BatchLabels}
 
 
 class TextTableSchedule(TableSchedule):
@@ -106,8 +96,10 @@ class TextTableSchedule(TableSchedule):
 class Dexml(DualEncoder):
     """One encoder for queries and labels, or one for each; the paper's loss is decoupled softmax (equation 5)."""
 
+    choices = {**Recipe.choices, "negatives": ("pool", {"all": AllTexts, "batch": BatchLabels})}
+
     method: Literal["dexml"]
-    negatives: SerializeAsAny[Pool] = Field(default_factory=lambda: Pool.model_validate({}))
+    negatives: AllTexts | BatchLabels = AllTexts()
     refresh: TextTableSchedule = TextTableSchedule()
 
     @property

@@ -10,8 +10,6 @@ from schemas import LABEL_TEXTS
 from schemas.errors import InputError
 from schemas.options import DEVICES, MOST_RATE, MOST_THREADS, Options
 from schemas.sizes import parse_bytes
-from trainer.methods import rules
-from trainer.methods.rules import FromData
 from trainer.schedule import MOST_WEIGHT, SINGLE_ROWS, ClusterSchedule
 
 if TYPE_CHECKING:
@@ -131,9 +129,7 @@ class Data(Options):
 class Order(Options):
     """Order of the stream's rows."""
 
-    batch: Annotated[int, FromData(rules.batch)] = Field(
-        512, ge=1, le=1 << 24, description="B, the number of queries in a step, over all ranks"
-    )
+    batch: int = Field(512, ge=1, le=1 << 24, description="B, the number of queries in a step, over all ranks")
     streams: int = Field(
         8, ge=1, description="S, the number of canonical streams, at least one for each rank; must divide the batch"
     )
@@ -208,9 +204,7 @@ class Classifier(Options):
         "adagrad",
         description=("optimizer for the label vectors; a step updates only the vectors of labels that it scores"),
     )
-    lr: Annotated[float, FromData(rules.classifier_rate)] = Field(
-        0.1, gt=0, le=MOST_RATE, description="learning rate of the label vectors"
-    )
+    lr: float = Field(0.1, gt=0, le=MOST_RATE, description="learning rate of the label vectors")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd, stored per row")
     weight_decay: float = Field(
         0.0, ge=0, lt=1, description="decoupled weight decay: each step multiplies a row by 1 - lr * weight_decay"
@@ -245,12 +239,12 @@ class Classifier(Options):
             "training points"
         ),
     )
-    initial_scale: Annotated[float, FromData(rules.initial_scale)] = Field(
+    initial_scale: float = Field(
         0.0,
         ge=0,
         description=("standard deviation of random initial vectors, or length of initial vectors from label texts"),
     )
-    initial_bias: Annotated[float, FromData(rules.initial_bias)] = Field(0.0, description="initial bias of each label")
+    initial_bias: float = Field(0.0, description="initial bias of each label")
     normalize: bool = Field(False, description="keep label vectors at length 1, at the start and after each step")
 
     @model_validator(mode="after")
@@ -270,7 +264,7 @@ class Classifier(Options):
 class Train(Options):
     """Length, rates and random seed of a run."""
 
-    epochs: Annotated[int, FromData(rules.epochs)] = Field(
+    epochs: int = Field(
         20, ge=1, le=1_000_000, description="number of passes over the training split; with train.minutes, the maximum"
     )
     minutes: float = Field(

@@ -11,9 +11,9 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.table import Table
 from trainer.methods.astra import Astra
 from trainer.methods.recipe import Recipe
-from trainer.methods.rules import Setting
 from trainer.model import find_earlier
 
+Setting = tuple[Any, str]  # a value, and the reason for it
 SPLIT = "val"  # the split that is scored
 _MODEL = ("encoder", "head")  # sections that shape the model
 RATES = ("encoder.lr", "encoder.dense_lr", "classifier.lr")
@@ -51,7 +51,7 @@ class EarlierRun:
         for key in keys:
             section, _, option = key.partition(".")
             if section in _MODEL and key not in RATES:
-                settings[key] = Setting(self.options.get(section, {}).get(option), f"as in {self.url}")
+                settings[key] = (self.options.get(section, {}).get(option), f"as in {self.url}")
         return settings
 
     def settings_of_holdout(self, body: Mapping[str, Any]) -> dict[str, Setting]:
@@ -59,7 +59,7 @@ class EarlierRun:
         stated = body.get("data", {})
         if not self.holdout or "holdout" in stated or stated.get("mix"):
             return {}
-        return {"data.holdout": Setting(self.holdout, f"as in {self.url}")}
+        return {"data.holdout": (self.holdout, f"as in {self.url}")}
 
     def require_unseen(self, recipe: Recipe) -> None:
         """Refuse a recipe that holds out rows that RUN1 was trained on. Raises InputError."""
@@ -101,12 +101,12 @@ def _epochs(recipe: Recipe, run: str, share: float, stated: set[str]) -> dict[st
     is_bound = rows.by_parts or rows.mix or _needs_whole_epochs(recipe, stated)
     if times < 1 and not is_bound and not any(key in stated for key in ("train.epochs", "data.replay")):
         epochs, replay = math.ceil(NEW_ROW_PASSES * whole), round(times, 3)
-        settings["data.replay"] = Setting(replay, f"for {time:.0%} of the time of a run from scratch")
+        settings["data.replay"] = (replay, f"for {time:.0%} of the time of a run from scratch")
     if not recipe.encodes_labels:
         passes = replay * (whole if "train.epochs" in stated else epochs)
-        settings["train.start_optimizer"] = Setting(passes < FEW_PASSES, f"{passes:.1f} passes over old rows")
+        settings["train.start_optimizer"] = (passes < FEW_PASSES, f"{passes:.1f} passes over old rows")
     reason = f"{share:.1%} of the rows were added since {run}; a run from scratch has {whole}"
-    return {"train.epochs": Setting(epochs, reason), **settings}
+    return {"train.epochs": (epochs, reason), **settings}
 
 
 def _rates(recipe: Recipe) -> dict[str, Setting]:
@@ -117,8 +117,9 @@ def _rates(recipe: Recipe) -> dict[str, Setting]:
         section, _, option = key.partition(".")
         rate = body.get(section, {}).get(option)
         if isinstance(rate, int | float) and rate:
-            settings[key] = Setting(
-                round(rate * RATE_FACTOR, 6), f"{RATE_FACTOR:g} times the rate of a run from scratch, {rate:g}"
+            settings[key] = (
+                round(rate * RATE_FACTOR, 6),
+                f"{RATE_FACTOR:g} times the rate of a run from scratch, {rate:g}",
             )
     return settings
 
@@ -126,13 +127,13 @@ def _rates(recipe: Recipe) -> dict[str, Setting]:
 def _negatives(recipe: Recipe, stated: set[str]) -> dict[str, Setting]:
     """Use hard negatives from the first step on, from current vectors or from one table mined from RUN1's vectors."""
     reason = "the vectors are already trained: hard negatives from the first step on"
-    begun = {"refresh.start": Setting(0, reason)}
+    begun = {"refresh.start": (0, reason)}
     if _can_search(recipe) and "refresh.source" not in stated:
-        return {"refresh.source": Setting("in-trainer", reason), **begun}
+        return {"refresh.source": ("in-trainer", reason), **begun}
     if recipe.tables is None or recipe.is_clustered or "refresh.start" in stated:
         return {}
-    one = Setting(recipe.train.epochs, "one table, of all rows, from the earlier run")
-    return {**begun, "refresh.every": one, "refresh.stale": Setting("wait", "the table is mined before the first step")}
+    one = (recipe.train.epochs, "one table, of all rows, from the earlier run")
+    return {**begun, "refresh.every": one, "refresh.stale": ("wait", "the table is mined before the first step")}
 
 
 def _can_search(recipe: Recipe) -> bool:
@@ -173,6 +174,6 @@ def settings_of_validation(recipe: Recipe, data: str, stated: Mapping[str, Any])
         return {}
     newest = parts[-1].name
     return {
-        "validation.split": Setting(SPLIT, f"part {newest} is the newest part of this version"),
-        "validation.parts": Setting(glob.escape(newest), "the newest part with rows"),
+        "validation.split": (SPLIT, f"part {newest} is the newest part of this version"),
+        "validation.parts": (glob.escape(newest), "the newest part with rows"),
     }

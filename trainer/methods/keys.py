@@ -1,0 +1,139 @@
+"""Which class reads which key of a recipe: the table of methods, changes to a recipe, and words about unknown keys."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from schemas.options import Options, fault_text
+from trainer.methods.kinds import Entry, options_of
+
+if TYPE_CHECKING:
+    from trainer.methods.recipe import Recipe
+
+AUTO = ("auto", "prior")  # values in a recipe that mean a setting from the data
+METHODS = {  # the default first; imported late, because serving an export does not need the methods
+    "astra": "trainer.methods.astra:Astra",
+    "renee": "trainer.methods.astra:Renee",
+    "lns": "trainer.methods.lns:Lns",
+    "dexml": "trainer.methods.dexml:Dexml",
+    "rae": "trainer.methods.rae:Rae",
+    "ngame": "trainer.methods.ngame:Ngame",
+    "ngame-m2": "trainer.methods.ngame:NgameM2",
+}
+Body = Mapping[str, Any]  # options of a recipe or of one of its sections, from TOML
+
+
+def flatten(options: Body, prefix: str = "") -> dict[str, Any]:
+    """Return `options` as a flat dict from dotted keys to values."""
+    flat: dict[str, Any] = {}
+    for key, value in options.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def method_class(name: object) -> "type[Recipe]":
+    """Return the class of the method `name`. Raises ValueError for an unknown method."""
+    method: type[Recipe] = options_of(METHODS, name, "method")
+    return method
+
+
+def methods_of(body: Any) -> "list[type[Recipe]]":
+    """Return the class of the method of a recipe's `body`; none for an unknown method. All without a body."""
+    return _kinds(METHODS, "method", body)
+
+
+def classes_at(parents: Sequence[type[Options]], section: str, values: Any = None) -> list[type[Options]]:
+    """Return the classes that may read a section of `parents`: none for an unknown section or kind.
+
+    There may be several if `values`, those of the section, leave the kind to the data, or if there are no values.
+    """
+    classes = list[type[Options]]()
+    for parent in parents:
+        if choice := getattr(parent, "choices", {}).get(section):
+            classes += _kinds(choice[1], choice[0], values)
+        elif section in parent.model_fields:
+            options = parent.model_fields[section].annotation
+            classes += [options] if isinstance(options, type) and issubclass(options, Options) else []
+    return classes
+
+
+def _kinds(table: Mapping[str, Entry], key: str, values: Any) -> list[Any]:
+    kind = values.get(key, next(iter(table))) if isinstance(values, Mapping) else AUTO[0]
+    kinds = table if kind in AUTO else [kind] if isinstance(kind, str) and kind in table else []
+    return [options_of(table, each, key) for each in kinds]
+
+
+def has_key(parents: Sequence[type[Options]], path: Sequence[str], body: Any = None) -> bool:
+    """Return whether one of `parents` has the key `path`; `body`: their values, which may choose kinds."""
+    if len(path) == 1 or not (inner := classes_at(parents, path[0], values := _inside(body, path[0]))):
+        return any(path[0] in parent.model_fields for parent in parents)
+    return has_key(inner, path[1:], values)
+
+
+def _inside(body: Any, key: str) -> Any:
+    return body.get(key, {}) if isinstance(body, Mapping) else None
+
+
+def merge(base: Body, changes: Body) -> dict[str, Any]:
+    """Return `base` with `changes`, section by section.
+
+    If `changes` choose another method or kind, keys fall away that `base` has for its own, and that the other lacks.
+    Keys that `base` itself cannot have stay, so that validation refuses them.
+    """
+    return _merge(base, changes, methods_of(base), methods_of({**base, **changes}))
+
+
+def _merge(base: Body, changes: Body, old: Sequence[type[Options]], new: Sequence[type[Options]]) -> dict[str, Any]:
+    merged = dict[str, Any]()
+    for key in {**base, **changes}:
+        before, after = base.get(key), changes.get(key, {})
+        if key not in base or not isinstance(before, Mapping) or not isinstance(after, Mapping):
+            value = changes.get(key, before)
+        else:
+            both = {**before, **after}
+            value = _merge(before, after, classes_at(old, key, before), classes_at(new, key, both))
+        fell = key not in changes and has_key(old, [key]) and not has_key(new, [key])
+        if not fell or (isinstance(before, Mapping) and value):
+            merged[key] = value
+    return merged
+
+
+def explain(fault: Mapping[str, Any], body: Body) -> str:
+    """Describe a pydantic error in a recipe's `body` and suggest a fix: the nearest key, or the kind with this key."""
+    if fault["type"] != "extra_forbidden":
+        text = fault_text(fault)
+        return f"{text}; this key cannot be 'auto'" if fault["input"] in AUTO else text
+    *sections, key = (str(part) for part in fault["loc"])
+    where, method = ".".join([*sections, key]), body.get("method", next(iter(METHODS)))
+    # What chooses the class: the kind of the section, then the method. Its value, and the classes for each value.
+    choices = [("method", method, {name: _within([method_class(name)], sections) for name in METHODS})]
+    for name, table in (
+        each.choices[sections[0]] for each in methods_of(body) if sections and sections[0] in each.choices
+    ):
+        kind = body[sections[0]].get(name, next(iter(table)))
+        classes = {each: _within([options_of(table, each, name)], sections[1:]) for each in table}
+        choices.insert(0, (f"{sections[0]}.{name}", kind, classes))
+    for setting, stated, places in choices:
+        if having := [value for value, classes in places.items() if has_key(classes, [key])]:
+            named = " or ".join(map(repr, having))
+            return f"{where} works only with {setting} = {named}, not with {stated!r}: leave this key out"
+    _, stated, places = choices[0]
+    known = [name for options in places[stated] for name in options.model_fields]
+    if near := difflib.get_close_matches(key, known, n=1, cutoff=0.5):
+        return f"unknown key {where!r}, did you mean {near[0]!r}?"
+    others = {
+        name: f"{setting} = {value!r}"
+        for setting, _, places in reversed(choices)
+        for value, classes in places.items()
+        for options in classes
+        for name in options.model_fields
+    }
+    if near := difflib.get_close_matches(key, others, n=1, cutoff=0.7):
+        return f"unknown key {where!r}, did you mean {near[0]!r} of {others[near[0]]}?"
+    return f"unknown key {where!r}, known: {', '.join(known)}"
+
+
+def _within(classes: list[type[Options]], sections: Sequence[str]) -> list[type[Options]]:
+    for section in sections:
+        classes = classes_at(classes, section)
+    return classes
