@@ -9,6 +9,7 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
+    Field,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -48,6 +49,11 @@ class Options(BaseModel):
         if kind is not bool and any(isinstance(each, bool) for each in inner):
             raise PydanticCustomError("truth_value", "input should not be true or false")
         return value
+
+
+def option(default: Any, meaning: str, **bounds: Any) -> Any:
+    """Return a field of Options, with its meaning for people, and bounds such as `ge=0`."""
+    return Field(default, description=meaning, **bounds)
 
 
 Checked = TypeVar("Checked", bound=Options)

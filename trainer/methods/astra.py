@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from schemas import LABEL_TEXTS
-from schemas.options import Options
+from schemas.options import Options, option
 from trainer.methods.kinds import LossSection
 from trainer.methods.recipe import MOST, ClassifierRecipe, NegativesSection, Recipe, TableLabels
 from trainer.methods.sections import LEAD, TableSchedule
@@ -52,28 +52,19 @@ def settle_random(draft: Draft) -> bool:
 class RandomNegatives(NegativesSection):
     """Uniform negatives, whose weighted sum estimates the sum over all labels without bias (equation 2, lemma 4.1)."""
 
-    pool: Literal["shared", "own"] = Field(
-        "shared",
-        description="shared: a pool of random negatives for each batch; own: a pool for each query, as in the paper",
+    pool: Literal["shared", "own"] = option(
+        "shared", "shared: a pool of random negatives for each batch; own: a pool for each query, as in the paper"
     )
-    random: int = Field(
-        SHARED_DRAWS,
-        ge=0,
-        le=MOST,
-        description="k_r, the number of labels drawn uniformly, with replacement, from [0, L)",
+    random: int = option(
+        SHARED_DRAWS, "k_r, the number of labels drawn uniformly, with replacement, from [0, L)", ge=0, le=MOST
     )
-    reweight: bool = Field(
+    reweight: bool = option(
         True,
-        description=(
-            "weight random negatives by 1 / (k_r q_l), which makes the loss unbiased; q_l is the probability of "
-            "drawing label l (1 / L for uniform draws)"
-        ),
+        "weight random negatives by 1 / (k_r q_l), which makes the loss unbiased; q_l is the probability of drawing "
+        "label l (1 / L for uniform draws)",
     )
-    frequency_share: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description=("fraction of the random negatives that are drawn by training frequency instead of uniformly"),
+    frequency_share: float = option(
+        0.0, "fraction of the random negatives that are drawn by training frequency instead of uniformly", ge=0, le=1
     )
 
     @property
@@ -105,26 +96,19 @@ class RandomNegatives(NegativesSection):
 class Negatives(TableLabels, RandomNegatives):
     """Hard and random negatives: k_h and k_r per query."""
 
-    hard: int = Field(
+    hard: int = option(
         0,
+        "k_h, the number of hard negatives per query, drawn from the K labels in the query's row of the table",
         ge=0,
         le=MOST,
-        description=(
-            "k_h, the number of hard negatives per query, drawn from the K labels in the query's row of the table"
-        ),
     )
-    warmup: int = Field(
-        0,
-        ge=0,
-        le=MOST,
-        description="number of random negatives before the first table; 0: random + hard (Algorithm 1, step 8)",
+    warmup: int = option(
+        0, "number of random negatives before the first table; 0: random + hard (Algorithm 1, step 8)", ge=0, le=MOST
     )
-    curriculum: bool = Field(
+    curriculum: bool = option(
         False,
-        description=(
-            "between the first epoch with hard negatives and the last epoch, gradually raise the number of hard "
-            "negatives from 0 to `hard`, and change the number of random negatives to `random`"
-        ),
+        "between the first epoch with hard negatives and the last epoch, gradually raise the number of hard negatives "
+        "from 0 to `hard`, and change the number of random negatives to `random`",
     )
 
     @property
@@ -179,31 +163,26 @@ class Negatives(TableLabels, RandomNegatives):
 class Refresh(Options):
     """Where hard negatives come from."""
 
-    source: Literal["table", "in-trainer"] = Field(
-        "table",
-        description="table: tables of a miner that runs alongside the trainer; in-trainer: an index inside the trainer",
+    source: Literal["table", "in-trainer"] = option(
+        "table", "table: tables of a miner that runs alongside the trainer; in-trainer: an index inside the trainer"
     )
 
 
 class MinedTableSchedule(TableSchedule, Refresh):
     """Tables of nearest labels; a table for epoch e is mined in e - 1 from vectors dumped in e - 2 (section 3.2)."""
 
-    start: int = Field(
+    start: int = option(
         5,
+        "tau_s: the first epoch with hard negatives. At least 2, because a table is used two epochs after its dump; "
+        "with train.start_from, 0 is also possible and mines the vectors of the earlier run",
         ge=0,
-        description=(
-            "tau_s: the first epoch with hard negatives. At least 2, because a table is used two epochs after its "
-            "dump; with train.start_from, 0 is also possible and mines the vectors of the earlier run"
-        ),
     )
-    every: int = Field(5, ge=1, description="tau_r: epochs between tables")
-    by: Literal["classifier", "labels"] = Field(
+    every: int = option(5, "tau_r: epochs between tables", ge=1)
+    by: Literal["classifier", "labels"] = option(
         "classifier",
-        description=(
-            "vectors used to find the nearest labels: classifier vectors (w-hard) or label embeddings (theta-hard)"
-        ),
+        "vectors used to find the nearest labels: classifier vectors (w-hard) or label embeddings (theta-hard)",
     )
-    index: str = Field("auto", description="'exact', 'auto' or a Faiss factory string")
+    index: str = option("auto", "'exact', 'auto' or a Faiss factory string")
 
     @model_validator(mode="after")
     def _check_index(self) -> MinedTableSchedule:
@@ -217,25 +196,20 @@ class MinedTableSchedule(TableSchedule, Refresh):
 class OwnIndex(Refresh):
     """An index inside the trainer that every step searches with fresh query embeddings."""
 
-    start: int = Field(5, ge=0, description="the first epoch with hard negatives")
-    every_steps: int = Field(
-        1000, ge=1, description=("number of steps after which the index is rebuilt from a new copy of the vectors")
+    start: int = option(5, "the first epoch with hard negatives", ge=0)
+    every_steps: int = option(
+        1000, "number of steps after which the index is rebuilt from a new copy of the vectors", ge=1
     )
-    rebuild_steps: int = Field(
+    rebuild_steps: int = option(
         0,
+        "number of steps between copying the vectors and first using the new index, which is built in the background; "
+        "0: training waits until the index is built",
         ge=0,
-        description=(
-            "number of steps between copying the vectors and first using the new index, which is built in the "
-            "background; 0: training waits until the index is built"
-        ),
     )
-    index: str = Field(
+    index: str = option(
         "auto",
-        description=(
-            f"'fresh': score every label with its current vector ('auto' does this up to {MOST_FRESH:,} labels); "
-            "'exact'; a Faiss factory string; or 'mips': spherical k-means with sqrt(L) clusters, where a search "
-            "visits 64 clusters"
-        ),
+        f"'fresh': score every label with its current vector ('auto' does this up to {MOST_FRESH:,} labels); 'exact'; "
+        "a Faiss factory string; or 'mips': spherical k-means with sqrt(L) clusters, where a search visits 64 clusters",
     )
 
     def open(self, width: int, context: SourceContext) -> NegativeSource:
@@ -339,7 +313,7 @@ class AllLabels(NegativesSection):
     """Every label for every query, one chunk of labels at a time (equation 1)."""
 
     all_labels = True
-    chunk: int = Field(4096, ge=1, description="number of labels that are scored at once")
+    chunk: int = option(4096, "number of labels that are scored at once", ge=1)
 
     def scores(self, batch: int, positives: float) -> float:
         return batch * self.chunk

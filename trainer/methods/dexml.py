@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from schemas.options import Options
+from schemas.options import Options, option
 from trainer.methods.recipe import NegativesSection, Recipe, TableLabels
 from trainer.methods.sections import TableSchedule
 
@@ -16,25 +16,17 @@ _BLOCK = 4096  # labels that a loss over all labels scores at a time
 class Positives(Options):
     """Positives that a step trains on."""
 
-    positives: int = Field(
-        0,
-        ge=0,
-        description=(
-            "number of positives that each step draws per query, for the loss and for the pool; 0: all positives"
-        ),
+    positives: int = option(
+        0, "number of positives that each step draws per query, for the loss and for the pool; 0: all positives", ge=0
     )
 
 
 class LabelTexts(Positives):
     """Labels represented by the embeddings of their texts (sections 3 and 5.2)."""
 
-    shared: bool = Field(True, description="encode labels with the same encoder as queries")
-    label_batch: int = Field(
-        1024,
-        ge=1,
-        description=(
-            "eta: number of labels that are encoded at once; a step with more labels encodes each label twice"
-        ),
+    shared: bool = option(True, "encode labels with the same encoder as queries")
+    label_batch: int = option(
+        1024, "eta: number of labels that are encoded at once; a step with more labels encodes each label twice", ge=1
     )
 
 
@@ -71,7 +63,7 @@ class DualEncoder(Recipe):
 class Pool(NegativesSection):
     """Labels that a step scores every query against."""
 
-    pool: Literal["all", "batch"] = Field("all", description="candidates: every label, or the labels of the batch")
+    pool: Literal["all", "batch"] = option("all", "candidates: every label, or the labels of the batch")
 
 
 class AllTexts(Pool):
@@ -90,7 +82,7 @@ class BatchLabels(TableLabels, Pool):
 class TextTableSchedule(TableSchedule):
     """Tables of each query's nearest labels, found with the embeddings of queries and labels."""
 
-    index: str = Field("auto", description="'exact', 'auto' or a Faiss factory string")
+    index: str = option("auto", "'exact', 'auto' or a Faiss factory string")
 
 
 class Dexml(DualEncoder):

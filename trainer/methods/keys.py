@@ -2,13 +2,10 @@
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from schemas.options import Options, fault_text
 from trainer.methods.kinds import Entry, options_of
-
-if TYPE_CHECKING:
-    from trainer.methods.recipe import Recipe
 
 AUTO = ("auto", "prior")  # values in a recipe that mean a setting from the data
 METHODS = {  # the default first; imported late, because serving an export does not need the methods
@@ -31,13 +28,12 @@ def flatten(options: Body, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def method_class(name: object) -> "type[Recipe]":
-    """Return the class of the method `name`. Raises ValueError for an unknown method."""
-    method: type[Recipe] = options_of(METHODS, name, "method")
-    return method
+def method_class(name: object) -> Any:
+    """Return the class of the method `name`, a Recipe. Raises ValueError for an unknown method."""
+    return options_of(METHODS, name, "method")
 
 
-def methods_of(body: Any) -> "list[type[Recipe]]":
+def methods_of(body: Any) -> list[Any]:
     """Return the class of the method of a recipe's `body`; none for an unknown method. All without a body."""
     return _kinds(METHODS, "method", body)
 

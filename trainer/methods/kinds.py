@@ -4,9 +4,9 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from schemas.options import MOST_RATE, Options
+from schemas.options import MOST_RATE, Options, option
 from trainer.input_kinds import EncoderInputs, input_names
 
 # What a table has for a kind: options; options with the "module:name" of the class that they configure; or a
@@ -59,33 +59,26 @@ class EncoderSection(KindSection):
     # Options that may differ between an encoder and the encoder that initialises its parameters.
     FREE: ClassVar[set[str]] = {"dropout", "normalize", "scale", "lr", "weight_decay"}
 
-    inputs: EncoderInputs = Field(
+    inputs: EncoderInputs = option(
         "tokens",
-        description=(
-            "input of the encoder: token ids, sparse features with values, the dense vector, or a combination of "
-            "these; both: token ids and sparse features"
-        ),
+        "input of the encoder: token ids, sparse features with values, the dense vector, or a combination of these; "
+        "both: token ids and sparse features",
     )
-    dimension: int = Field(
-        256,
-        ge=1,
-        le=1 << 24,
-        description="D, the dimension of embeddings; for a transformer, the size of the bottleneck",
+    dimension: int = option(
+        256, "D, the dimension of embeddings; for a transformer, the size of the bottleneck", ge=1, le=1 << 24
     )
-    dropout: float = Field(0.0, ge=0, lt=1, description="dropout on x")
-    normalize: bool = Field(False, description="L2-normalise x")
-    scale: float = Field(1.0, gt=0, description="factor by which x is multiplied after normalisation")
-    lr: float = Field(
-        0.01, gt=0, le=MOST_RATE, description="learning rate of the encoder; for a bag, the rate of its embedding rows"
+    dropout: float = option(0.0, "dropout on x", ge=0, lt=1)
+    normalize: bool = option(False, "L2-normalise x")
+    scale: float = option(1.0, "factor by which x is multiplied after normalisation", gt=0)
+    lr: float = option(
+        0.01, "learning rate of the encoder; for a bag, the rate of its embedding rows", gt=0, le=MOST_RATE
     )
-    weight_decay: float = Field(
+    weight_decay: float = option(
         0.0,
+        "decoupled weight decay of all parameters except biases and norms; a row of a bag decays only in steps that "
+        "touch the row",
         ge=0,
         lt=1,
-        description=(
-            "decoupled weight decay of all parameters except biases and norms; a row of a bag decays only in steps "
-            "that touch the row"
-        ),
     )
 
     @property
@@ -115,38 +108,31 @@ class BagSection(EncoderSection):
     }
 
     kind: Literal["bag"] = "bag"
-    optimizer: Literal["sgd", "adagrad", "adam"] = Field(
-        "adam", description="optimizer for the embedding rows; a step updates only the rows of features in its batch"
+    optimizer: Literal["sgd", "adagrad", "adam"] = option(
+        "adam", "optimizer for the embedding rows; a step updates only the rows of features in its batch"
     )
-    dense_lr: float = Field(0.001, gt=0, le=MOST_RATE, description="Adam's learning rate for the dense parameters")
-    initial_scale: float = Field(1.0, gt=0, description="expected length of a feature's initial vector")
-    pretrained: str = Field(
+    dense_lr: float = option(0.001, "Adam's learning rate for the dense parameters", gt=0, le=MOST_RATE)
+    initial_scale: float = option(1.0, "expected length of a feature's initial vector", gt=0)
+    pretrained: str = option(
         "",
-        description=(
-            "model (directory or hub name) that provides initial vectors for the tokens: a static table or a "
-            "transformer. DATA must be tokenized with this model's tokenizer. Empty: random vectors"
-        ),
+        "model (directory or hub name) that provides initial vectors for the tokens: a static table or a transformer. "
+        "DATA must be tokenized with this model's tokenizer. Empty: random vectors",
     )
-    ngrams: int = Field(2, ge=1, le=5, description="maximum length of the hashed n-grams of tokens")
-    buckets: int = Field(
-        1 << 18, ge=0, le=1 << 31, description="number of hash buckets for n-grams of two or more tokens"
+    ngrams: int = option(2, "maximum length of the hashed n-grams of tokens", ge=1, le=5)
+    buckets: int = option(1 << 18, "number of hash buckets for n-grams of two or more tokens", ge=0, le=1 << 31)
+    ngram_weight: float = option(1.0, "factor for the weights of n-grams of two or more tokens", gt=0)
+    idf: bool = option(True, "weight features by inverse document frequency")
+    idf_rows: int = option(1_000_000, "number of training rows used to compute document frequencies", ge=1)
+    feature_idf: bool = option(False, "also weight sparse features by inverse document frequency")
+    feature_weight: float = option(1.0, "factor for the values of sparse features, relative to tokens", gt=0)
+    dense_weight: float = option(1.0, "factor for a row's dense vector, after scaling to length 1", gt=0)
+    unit_features: bool = option(True, "scale a row's feature weights to unit L2 norm")
+    feature_dropout: float = option(0.0, "fraction of features dropped at random in training", ge=0, lt=1)
+    residual: bool = option(False, "add a residual layer on top: v + relu(Linear(v))")
+    hidden: int = option(
+        0, "hidden units of the residual layer: v + Linear(relu(Linear(v))); 0: no hidden layer", ge=0, le=1 << 24
     )
-    ngram_weight: float = Field(1.0, gt=0, description="factor for the weights of n-grams of two or more tokens")
-    idf: bool = Field(True, description="weight features by inverse document frequency")
-    idf_rows: int = Field(1_000_000, ge=1, description="number of training rows used to compute document frequencies")
-    feature_idf: bool = Field(False, description="also weight sparse features by inverse document frequency")
-    feature_weight: float = Field(1.0, gt=0, description="factor for the values of sparse features, relative to tokens")
-    dense_weight: float = Field(1.0, gt=0, description="factor for a row's dense vector, after scaling to length 1")
-    unit_features: bool = Field(True, description="scale a row's feature weights to unit L2 norm")
-    feature_dropout: float = Field(0.0, ge=0, lt=1, description="fraction of features dropped at random in training")
-    residual: bool = Field(False, description="add a residual layer on top: v + relu(Linear(v))")
-    hidden: int = Field(
-        0,
-        ge=0,
-        le=1 << 24,
-        description="hidden units of the residual layer: v + Linear(relu(Linear(v))); 0: no hidden layer",
-    )
-    relu: bool = Field(False, description="x = relu(v + bias): a hidden layer of D units over the features")
+    relu: bool = option(False, "x = relu(v + bias): a hidden layer of D units over the features")
 
     @model_validator(mode="after")
     def _check(self) -> "BagSection":
@@ -167,21 +153,19 @@ class TransformerSection(EncoderSection):
     FREE = EncoderSection.FREE | {"max_tokens", "precision", "compile"}
 
     kind: Literal["transformer"] = "transformer"
-    model: str = Field("", description="the model: a local directory or hub name")
-    pooling: Literal["mean", "cls"] = Field(
-        "mean", description="vector of a text: the mean of the last hidden states, or the state of the first token"
+    model: str = option("", "the model: a local directory or hub name")
+    pooling: Literal["mean", "cls"] = option(
+        "mean", "vector of a text: the mean of the last hidden states, or the state of the first token"
     )
-    bottleneck: bool = Field(False, description="project the model's output to `dimension`")
-    max_tokens: int = Field(128, ge=1, description="maximum number of tokens per text")
-    precision: Literal["auto", "float32", "bfloat16"] = Field(
+    bottleneck: bool = option(False, "project the model's output to `dimension`")
+    max_tokens: int = option(128, "maximum number of tokens per text", ge=1)
+    precision: Literal["auto", "float32", "bfloat16"] = option(
         "auto",
-        description=(
-            "number type for matrix products (automatic mixed precision); parameters are float32. auto: bfloat16 on a "
-            "GPU, float32 on a CPU"
-        ),
+        "number type for matrix products (automatic mixed precision); parameters are float32. auto: bfloat16 on a GPU,"
+        " float32 on a CPU",
     )
-    compile: bool = Field(
-        False, description="compile the model (torch.compile): the first steps take minutes, later steps can be faster"
+    compile: bool = option(
+        False, "compile the model (torch.compile): the first steps take minutes, later steps can be faster"
     )
 
     @property
@@ -207,14 +191,12 @@ class LossSection(KindSection):
     """The loss over candidates (DEXML, sections 3 and 4); scores are x.w / temperature."""
 
     kind: str = "bce"
-    temperature: float = Field(1.0, gt=0, description="tau: scores are divided by tau")
-    chunk: int = Field(
+    temperature: float = option(1.0, "tau: scores are divided by tau", gt=0)
+    chunk: int = option(
         0,
+        "number of labels that are scored at once; each pass over the labels recomputes the scores. 0: keep all scores"
+        " of the rank in memory, [B, L / G]",
         ge=0,
-        description=(
-            "number of labels that are scored at once; each pass over the labels recomputes the scores. 0: keep all "
-            "scores of the rank in memory, [B, L / G]"
-        ),
     )
 
     def check_vectors(self, unit: bool) -> None:
@@ -225,20 +207,17 @@ class SoftTopKSection(LossSection):
     """Options of SoftTop-k."""
 
     kind: Literal["softtopk"] = "softtopk"
-    k: float = Field(5.0, gt=0, description="number of labels among which the positives should rank")
-    alpha: float = Field(2.0, gt=0, description="steepness of the sigmoid")
+    k: float = option(5.0, "number of labels among which the positives should rank", gt=0)
+    alpha: float = option(2.0, "steepness of the sigmoid", gt=0)
 
 
 class TripletSection(LossSection):
     """Options of the triplet loss."""
 
     kind: Literal["triplet"] = "triplet"
-    margin: float = Field(0.3, ge=0, description="margin by which a positive must score above every negative")
-    radius: float = Field(
-        0.0,
-        ge=0,
-        le=2,
-        description="for unit vectors: ignore negatives farther than this from the query; 0: use all negatives",
+    margin: float = option(0.3, "margin by which a positive must score above every negative", ge=0)
+    radius: float = option(
+        0.0, "for unit vectors: ignore negatives farther than this from the query; 0: use all negatives", ge=0, le=2
     )
 
     def check_vectors(self, unit: bool) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import (
-    Field,
     ModelWrapValidatorHandler,
     SerializeAsAny,
     ValidationInfo,
@@ -14,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from schemas.options import Options
+from schemas.options import Options, option
 from trainer.methods.keys import METHODS, method_class
 from trainer.methods.kinds import ENCODERS, LOSSES, BagSection, EncoderSection, Entry, LossSection, options_of
 from trainer.methods.sections import (
@@ -99,17 +98,13 @@ class NegativesSection(Options):
 class TableLabels(NegativesSection):
     """Labels from the query's row of the requested table; each step uses `hard` of the K columns."""
 
-    hard: int = Field(
+    hard: int = option(
         0,
+        "number of hard negatives per query; each step draws them from the K labels in the query's row of the table",
         ge=0,
         le=MOST,
-        description=(
-            "number of hard negatives per query; each step draws them from the K labels in the query's row of the table"
-        ),
     )
-    width: int = Field(
-        0, ge=0, le=MOST, description=("K, the number of labels per query in the mined table; 0: the same as hard")
-    )
+    width: int = option(0, "K, the number of labels per query in the mined table; 0: the same as hard", ge=0, le=MOST)
 
     @property
     def table_width(self) -> int:
@@ -142,7 +137,7 @@ class Recipe(Options):
         "loss": ("kind", LOSSES),
     }
 
-    name: str = Field("", description="name of the recipe; default: the name of its file")
+    name: str = option("", "name of the recipe; default: the name of its file")
     method: str
     data: Data = Data()
     order: SerializeAsAny[Order] = Order()
