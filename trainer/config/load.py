@@ -12,7 +12,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from schemas.errors import InputError
-from trainer.methods.keys import explain, has_key, merge, methods_of
+from trainer.methods.keys import explain, keys_at, merge, methods_of
 from trainer.methods.kinds import ENCODERS, EncoderSection, options_of
 from trainer.methods.recipe import Recipe
 from trainer.methods.settling import NOMINAL, settle
@@ -73,14 +73,13 @@ def applicable_overrides(source: str, overrides: Iterable[str]) -> list[str]:
 
     When several recipes are compared, each recipe uses only the keys of its own method. Raises InputError.
     """
-    overrides = list(overrides)
+    overrides, applicable = list(overrides), list[str]()
     body = read_recipe(source, [each for each in overrides if each.startswith("method=")])
-    paths = [each.partition("=")[0].strip().split(".") for each in overrides]
-    return [
-        override
-        for override, path in zip(overrides, paths, strict=True)
-        if has_key(methods_of(body), path, body) or not has_key(methods_of(None), path)
-    ]
+    for override in overrides:
+        *sections, key = override.partition("=")[0].strip().split(".")
+        if key in keys_at(methods_of(body), sections, body) or key not in keys_at(methods_of(None), sections):
+            applicable.append(override)
+    return applicable
 
 
 def restore_encoder(body: Mapping[str, Any], source: str) -> EncoderSection:

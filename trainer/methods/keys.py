@@ -59,15 +59,12 @@ def _kinds(table: Mapping[str, Entry], key: str, values: Any) -> list[Any]:
     return [options_of(table, each, key) for each in kinds]
 
 
-def has_key(parents: Sequence[type[Options]], path: Sequence[str], body: Any = None) -> bool:
-    """Return whether one of `parents` has the key `path`; `body`: their values, which may choose kinds."""
-    if len(path) == 1 or not (inner := classes_at(parents, path[0], values := _inside(body, path[0]))):
-        return any(path[0] in parent.model_fields for parent in parents)
-    return has_key(inner, path[1:], values)
-
-
-def _inside(body: Any, key: str) -> Any:
-    return body.get(key, {}) if isinstance(body, Mapping) else None
+def keys_at(parents: Sequence[type[Options]], sections: Sequence[str], values: Any = None) -> list[str]:
+    """Return the keys that nested `sections` of `parents` may have; `values` of the parents may choose kinds."""
+    for section in sections:
+        values = values.get(section, {}) if isinstance(values, Mapping) else None
+        parents = classes_at(parents, section, values)
+    return [key for parent in parents for key in parent.model_fields]
 
 
 def merge(base: Body, changes: Body) -> dict[str, Any]:
@@ -88,7 +85,7 @@ def _merge(base: Body, changes: Body, old: Sequence[type[Options]], new: Sequenc
         else:
             both = {**before, **after}
             value = _merge(before, after, classes_at(old, key, before), classes_at(new, key, both))
-        fell = key not in changes and has_key(old, [key]) and not has_key(new, [key])
+        fell = key not in changes and key in keys_at(old, ()) and key not in keys_at(new, ())
         if not fell or (isinstance(before, Mapping) and value):
             merged[key] = value
     return merged
@@ -100,36 +97,25 @@ def explain(fault: Mapping[str, Any], body: Body) -> str:
         text = fault_text(fault)
         return f"{text}; this key cannot be 'auto'" if fault["input"] in AUTO else text
     *sections, key = (str(part) for part in fault["loc"])
-    where, method = ".".join([*sections, key]), body.get("method", next(iter(METHODS)))
-    # What chooses the class: the kind of the section, then the method. Its value, and the classes for each value.
-    choices = [("method", method, {name: _within([method_class(name)], sections) for name in METHODS})]
-    for name, table in (
-        each.choices[sections[0]] for each in methods_of(body) if sections and sections[0] in each.choices
-    ):
-        kind = body[sections[0]].get(name, next(iter(table)))
-        classes = {each: _within([options_of(table, each, name)], sections[1:]) for each in table}
-        choices.insert(0, (f"{sections[0]}.{name}", kind, classes))
-    for setting, stated, places in choices:
-        if having := [value for value, classes in places.items() if has_key(classes, [key])]:
-            named = " or ".join(map(repr, having))
-            return f"{where} works only with {setting} = {named}, not with {stated!r}: leave this key out"
-    _, stated, places = choices[0]
-    known = [name for options in places[stated] for name in options.model_fields]
+    where, known = ".".join([*sections, key]), keys_at(methods_of(body), sections, body)
+    # What chooses the known keys: the kind of the section, then the method. The keys that each value would give.
+    choices = [("method", {name: keys_at([method_class(name)], sections) for name in METHODS})]
+    for method in methods_of(body) if sections else ():
+        for name, table in [method.choices[sections[0]]] if sections[0] in method.choices else ():
+            kinds = {kind: keys_at([options_of(table, kind, name)], sections[1:]) for kind in table}
+            choices.insert(0, (f"{sections[0]}.{name}", kinds))
+    for setting, keys in choices:
+        if having := [repr(value) for value, names in keys.items() if key in names]:
+            stated = flatten(body).get(setting, next(iter(keys)))
+            return f"{where} works only with {setting} = {' or '.join(having)}, not with {stated!r}: leave this key out"
     if near := difflib.get_close_matches(key, known, n=1, cutoff=0.5):
         return f"unknown key {where!r}, did you mean {near[0]!r}?"
     others = {
         name: f"{setting} = {value!r}"
-        for setting, _, places in reversed(choices)
-        for value, classes in places.items()
-        for options in classes
-        for name in options.model_fields
+        for setting, keys in reversed(choices)
+        for value, names in keys.items()
+        for name in names
     }
     if near := difflib.get_close_matches(key, others, n=1, cutoff=0.7):
         return f"unknown key {where!r}, did you mean {near[0]!r} of {others[near[0]]}?"
     return f"unknown key {where!r}, known: {', '.join(known)}"
-
-
-def _within(classes: list[type[Options]], sections: Sequence[str]) -> list[type[Options]]:
-    for section in sections:
-        classes = classes_at(classes, section)
-    return classes

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import (
-    ModelWrapValidatorHandler,
-    SerializeAsAny,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import ModelWrapValidatorHandler, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from schemas.options import Options, option
 from trainer.methods.keys import METHODS, method_class

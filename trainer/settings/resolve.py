@@ -64,7 +64,7 @@ def resolve(source: str, overrides: Iterable[str], data: str) -> Resolved:
     resolved = Resolved.of(body, NOMINAL, source)
     if run := resolved.recipe.train.start_from:
         earlier = EarlierRun.open(data, run)
-        body = put({**earlier.settings_of_model(resolved.why), **earlier.settings_of_holdout(body)}, body)
+        body = put(earlier.settings_of_model(body, resolved.why), body)
         resolved = Resolved.of(body, NOMINAL, source)
     if resolved.why:  # it leaves something to the data
         resolved = Resolved.of(body, measure_rows(resolved.recipe, data), source)
