@@ -8,15 +8,6 @@ from extremis.commands.shared import Place, Recipe, Settings
 from extremis.console import results, say, table
 from schemas.errors import InputError
 
-# Columns of the list: section, key, and the value for recipes without this key.
-_SHOWN = {
-    "head": ("head", "kind", "classifier"),
-    "loss": ("loss", "kind", "bce"),
-    "hard": ("negatives", "hard", 0),
-    "random": ("negatives", "random", 3200),
-    "epochs": ("train", "epochs", 20),
-}
-
 
 @command()
 def recipes(
@@ -74,14 +65,17 @@ def _show(recipe: str, overrides: tuple[str, ...], out: str | None) -> dict[str,
 
 
 def _list() -> dict[str, Any]:
-    from trainer.config.load import AUTO_RECIPE, read_recipe, recipe_names
+    from trainer.config.load import AUTO_RECIPE, load_recipe, read_recipe, recipe_names
+    from trainer.methods.keys import flatten
 
     by_name = {name: read_recipe(name) for name in recipe_names()}
     rows = [[AUTO_RECIPE, *["by trials"] * 2, *[""] * 3]]
-    for name, recipe in by_name.items():
-        cells = {n: str(recipe.get(section, {}).get(key, default)) for n, (section, key, default) in _SHOWN.items()}
-        pool = recipe.get("negatives", {}).get("pool", "shared")
-        cells["random"] = "all labels" if pool == "all" else f"{cells['random']} {pool}".removesuffix(" auto")
-        rows.append([name, *cells.values()])
-    table("recipes", ["name", *_SHOWN], rows)
+    for name, body in by_name.items():
+        recipe = load_recipe(name)
+        values = {**flatten(recipe.model_dump()), **flatten(body)}  # "auto" where the data decide
+        random = f"{values.get('negatives.random', '')} {values.get('negatives.pool', '')}".removesuffix(" auto")
+        random = "all labels" if recipe.negatives.all_labels else random
+        hard, epochs = str(values.get("negatives.hard", "")), str(values["train.epochs"])
+        rows.append([name, recipe.method, recipe.loss.kind, hard, random, epochs])
+    table("recipes", ["name", "method", "loss", "hard", "random", "epochs"], rows)
     return {AUTO_RECIPE: {}, **by_name}
