@@ -35,18 +35,19 @@ HEAVIEST_DRAW = 8
 # The labels that a query is scored against, and their weights.
 
 
-def settle_random(draft: Draft) -> bool:
-    """Choose the pool of random negatives and k_r, per query or per batch; return whether each query has its own pool.
+def settle_random(draft: Draft) -> str:
+    """Choose the pool of random negatives, and k_r per query or per batch; return the pool.
 
     One pool per batch is cheaper, unless its draws would weigh so much that they are mostly noise.
     """
     weight = draft.statistics.labels / SHARED_DRAWS
-    if weight <= HEAVIEST_DRAW:
-        draft.fill("negatives.pool", "shared", f"each of {SHARED_DRAWS:,} draws represents {weight:.1f} labels")
-    draft.fill("negatives.pool", "own", f"each of {SHARED_DRAWS:,} shared draws would represent {weight:.1f} labels")
-    pool = draft["negatives.pool"]
+    few = weight <= HEAVIEST_DRAW
+    represents = "draws represents" if few else "shared draws would represent"
+    why = f"each of {SHARED_DRAWS:,} {represents} {weight:.1f} labels"
+    draft.fill("negatives.pool", "shared" if few else "own", why)
+    pool = str(draft["negatives.pool"])
     draft.fill("negatives.random", OWN_DRAWS if pool == "own" else SHARED_DRAWS, f"negatives.pool = {pool}")
-    return bool(pool == "own")
+    return pool
 
 
 class RandomNegatives(NegativesSection):
@@ -245,21 +246,22 @@ class Astra(ClassifierRecipe):
     def settle(cls, draft: Draft) -> None:
         settle_length(draft)
         settle_encoder(draft)
-        own, labels = settle_random(draft), draft.statistics.labels
-        pool = f"negatives.pool = {draft['negatives.pool']}"
+        labels, pool = draft.statistics.labels, settle_random(draft)
+        own, why = pool == "own", f"negatives.pool = {pool}"
         # k_h is higher if a query has fewer random negatives; before tables, there are as many as both kinds later.
-        draft.fill("negatives.hard", OWN_HARD if own else SHARED_HARD, pool)
-        draft.fill("negatives.warmup", OWN_DRAWS + OWN_HARD if own else SHARED_DRAWS + SHARED_HARD, pool)
+        draft.fill("negatives.hard", OWN_HARD if own else SHARED_HARD, why)
+        draft.fill("negatives.warmup", OWN_DRAWS + OWN_HARD if own else SHARED_DRAWS + SHARED_HARD, why)
         # With own pools, the loss is mostly of hard negatives: they are fresh if there are few labels, else a table is
         # used as soon as it can exist (tau_s), and a new one in each epoch (tau_r).
-        fresh = own and labels <= MOST_FRESH
-        draft.fill("refresh.source", "in-trainer" if fresh else "table", f"{pool}, {labels:,} labels")
-        source = draft["refresh.source"]
-        if source == "in-trainer":
-            draft.fill("refresh.start", 0, f"refresh.source = {source}")
-        draft.fill("refresh.start", LEAD if own else LEAD + 1, pool)
-        draft.fill("refresh.every", 1 if own else 3, pool)
-        settle_classifier(draft, source)
+        source = "in-trainer" if own and labels <= MOST_FRESH else "table"
+        draft.fill("refresh.source", source, f"{why}, {labels:,} labels")
+        if draft["refresh.source"] == "in-trainer":
+            draft.fill("refresh.start", 0, "refresh.source = in-trainer")
+            settle_classifier(draft, True, "refresh.source = in-trainer")
+        else:
+            draft.fill("refresh.start", LEAD if own else LEAD + 1, why)
+            draft.fill("refresh.every", 1 if own else 3, why)
+            settle_classifier(draft, False, "refresh.source = table")
 
     @property
     def tables(self) -> TableSchedule | None:

@@ -34,8 +34,8 @@ class Lns(ClassifierRecipe):
     def settle(cls, draft: Draft) -> None:
         settle_length(draft)
         settle_encoder(draft)
-        fresh = settle_random(draft) and draft.statistics.labels <= MOST_FRESH
-        settle_classifier(draft, "in-trainer" if fresh else "table")
+        labels, pool = draft.statistics.labels, settle_random(draft)
+        settle_classifier(draft, pool == "own" and labels <= MOST_FRESH, f"negatives.pool = {pool}, {labels:,} labels")
 
     def open_sources(self, context: SourceContext) -> list[NegativeSource]:
         from trainer.negatives.lsh import HashedNegatives  # imported at first use: it compiles loops

@@ -277,7 +277,7 @@ class ClassifierRecipe(Recipe):
     @classmethod
     def settle(cls, draft: Draft) -> None:
         super().settle(draft)
-        settle_classifier(draft, "table")
+        settle_classifier(draft)
 
     @property
     def unit_labels(self) -> bool:

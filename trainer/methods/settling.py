@@ -12,9 +12,8 @@ from typing import Any
 from trainer.methods.keys import AUTO, classes_at, merge, methods_of
 
 _LEAST_SHARE = 1e-12
-_SMALL_INITIAL_SCALE = (
-    0.005  # standard deviation of random initial vectors: small compared with the updates of a few steps
-)
+# Standard deviation of random initial vectors: small compared with the updates of a few steps.
+_SMALL_INITIAL_SCALE = 0.005
 _FEWEST_STEPS = 80  # steps per epoch: with larger batches, training on small data would have too few steps
 _BATCHES = 32, 512
 _POINTS = 600_000  # training points of a run, over all epochs; small data has more epochs
@@ -140,32 +139,28 @@ def settle_encoder(draft: Draft) -> None:
     draft.fill("encoder.hidden", 2 * width, why)
     if draft["encoder.optimizer"] in ("adam", None):  # a transformer always has Adam
         # Fewer training points need lower rates, because the model would overfit at the full rate.
-        points, factor = draft.statistics.described_points, min(1.0, (draft.statistics.points / _ADAM_POINTS) ** 0.5)
+        factor, points = min(1.0, (draft.statistics.points / _ADAM_POINTS) ** 0.5), draft.statistics.described_points
         for key, rate in zip(("encoder.lr", "encoder.dense_lr"), _ADAM_RATES, strict=True):
             draft.fill(key, round(max(rate * factor, _LOWEST_RATE), 5), points)
-        return
-    # The steps of row-wise Adagrad grow with the square root of D, and so does the vector of a text with its tokens.
-    rate = _by_width(0.1, 0.5, width)
-    if tokens > _TUNED_TOKENS:
-        rate = round(rate * (_TUNED_TOKENS / tokens) ** 0.5, 4)
-        draft.fill("encoder.lr", rate, f"{why}, {tokens:.0f} tokens per text")
-    draft.fill("encoder.lr", rate, why)
-    draft.fill(
-        "encoder.dense_lr", _by_width(0.0015, 1.0, width), why
-    )  # a wide layer is unstable at a narrow one's rate
+    else:
+        # Steps of row-wise Adagrad grow with the square root of D, and the vector of a text with that of its tokens.
+        # A wide residual layer would be unstable at the rate of a narrow layer.
+        rate, long = _by_width(0.1, 0.5, width), tokens > _TUNED_TOKENS
+        rate = round(rate * (_TUNED_TOKENS / tokens) ** 0.5, 4) if long else rate
+        draft.fill("encoder.lr", rate, f"{why}, {tokens:.0f} tokens per text" if long else why)
+        draft.fill("encoder.dense_lr", _by_width(0.0015, 1.0, width), why)
 
 
-def settle_classifier(draft: Draft, source: str) -> None:
+def settle_classifier(draft: Draft, searched: bool = False, why: str = "no search before the first table") -> None:
     """Choose the rate, which falls as D grows, the bias that a model without text would learn, and the initial scale.
 
-    Vectors that are searched before training (`source`: of hard negatives) start small, other vectors at zero.
+    Vectors that are `searched` from the first step on start small, other vectors at zero; `why`: the reason.
     """
     statistics, width = draft.statistics, draft.width
     draft.fill("classifier.lr", _by_width(0.2, 0.5, width), f"encoder.dimension = {width}")
     each = f"{statistics.prior * statistics.labels:.2f} of {statistics.labels:,} labels are positive per point"
     draft.fill("classifier.initial_bias", round(log_odds(statistics.prior), 2), f"the prior: {each}")
-    scale = _SMALL_INITIAL_SCALE if source == "in-trainer" else 0.0
-    draft.fill("classifier.initial_scale", scale, f"refresh.source = {source}")
+    draft.fill("classifier.initial_scale", _SMALL_INITIAL_SCALE if searched else 0.0, why)
 
 
 def log_odds(share: float) -> float:
