@@ -77,7 +77,7 @@ def merge(base: Body, changes: Body) -> dict[str, Any]:
 
 
 def _merge(base: Body, changes: Body, old: Sequence[type[Options]], new: Sequence[type[Options]]) -> dict[str, Any]:
-    merged = dict[str, Any]()
+    merged, had, has = dict[str, Any](), keys_at(old, ()), keys_at(new, ())
     for key in {**base, **changes}:
         before, after = base.get(key), changes.get(key, {})
         if key not in base or not isinstance(before, Mapping) or not isinstance(after, Mapping):
@@ -85,7 +85,7 @@ def _merge(base: Body, changes: Body, old: Sequence[type[Options]], new: Sequenc
         else:
             both = {**before, **after}
             value = _merge(before, after, classes_at(old, key, before), classes_at(new, key, both))
-        fell = key not in changes and key in keys_at(old, ()) and key not in keys_at(new, ())
+        fell = key not in changes and key in had and key not in has
         if not fell or (isinstance(before, Mapping) and value):
             merged[key] = value
     return merged
@@ -113,7 +113,7 @@ def explain(fault: Mapping[str, Any], body: Body) -> str:
     others = {
         name: f"{setting} = {value!r}"
         for setting, keys in reversed(choices)
-        for value, names in keys.items()
+        for value, names in reversed(keys.items())
         for name in names
     }
     if near := difflib.get_close_matches(key, others, n=1, cutoff=0.7):
