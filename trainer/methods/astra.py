@@ -97,12 +97,6 @@ class RandomNegatives(NegativesSection):
 class Negatives(TableLabels, RandomNegatives):
     """Hard and random negatives: k_h and k_r per query."""
 
-    hard: int = option(
-        0,
-        "k_h, the number of hard negatives per query, drawn from the K labels in the query's row of the table",
-        ge=0,
-        le=MOST,
-    )
     warmup: int = option(
         0, "number of random negatives before the first table; 0: random + hard (Algorithm 1, step 8)", ge=0, le=MOST
     )
@@ -172,13 +166,6 @@ class Refresh(Options):
 class MinedTableSchedule(TableSchedule, Refresh):
     """Tables of nearest labels; a table for epoch e is mined in e - 1 from vectors dumped in e - 2 (section 3.2)."""
 
-    start: int = option(
-        5,
-        "tau_s: the first epoch with hard negatives. At least 2, because a table is used two epochs after its dump; "
-        "with train.start_from, 0 is also possible and mines the vectors of the earlier run",
-        ge=0,
-    )
-    every: int = option(5, "tau_r: epochs between tables", ge=1)
     by: Literal["classifier", "labels"] = option(
         "classifier",
         "vectors used to find the nearest labels: classifier vectors (w-hard) or label embeddings (theta-hard)",

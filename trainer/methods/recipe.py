@@ -94,7 +94,7 @@ class TableLabels(NegativesSection):
 
     hard: int = option(
         0,
-        "number of hard negatives per query; each step draws them from the K labels in the query's row of the table",
+        "k_h, the number of hard negatives per query, drawn from the K labels in the query's row of the table",
         ge=0,
         le=MOST,
     )
