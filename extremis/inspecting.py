@@ -27,7 +27,7 @@ from schemas.storage import join
 from schemas.table import Table, run_tables
 from schemas.versions import Version
 from trainer.config.load import load_config
-from trainer.config.merging import flatten
+from trainer.methods.keys import flatten
 
 Shown = list[Grid | str]
 

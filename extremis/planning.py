@@ -26,13 +26,12 @@ from schemas.waits import Say
 from scoring.memory import plan_index
 from trainer.checkpoints import FILE_BYTES, row_ranges
 from trainer.config.load import read_recipe
-from trainer.config.merging import options_left_to_data
 from trainer.methods.recipe import Recipe
-from trainer.methods.rules import DataStatistics
+from trainer.methods.settling import NOMINAL, DataStatistics, settle
 from trainer.model import has_bias
 from trainer.refresh.dump import VECTOR_GROUP_ROWS, VECTOR_ROWS
 from trainer.settings.data_statistics import HEAPS, measure
-from trainer.settings.resolve import Resolved, apply_rules
+from trainer.settings.resolve import Resolved
 from trainer.sizes import label_bytes, parameter_bytes
 from trainer.stream.dataset import WINDOWS_AHEAD
 
@@ -336,18 +335,20 @@ def resolve_for(workload: Workload, recipe: str, overrides: Iterable[str], data:
     InputError for the same reasons as `resolve`, and TableError.
     """
     body = read_recipe(recipe, overrides)
-    if not options_left_to_data(body):
+    if not settle(body, NOMINAL)[1]:
         return Resolved(workload.recipe)
     queries, label_texts = workload.trained_queries, workload.sources.get("labels", 0)
     if data is None:
         pairs, ngrams = queries * workload.labels_per_query, _NGRAMS * (queries * workload.tokens) ** HEAPS
         numbers = queries, workload.labels, round(pairs), label_texts, round(ngrams)
-        return apply_rules(body, DataStatistics(*numbers, workload.tokens), recipe)
-    sample = measure(DataLayout(data), "train", ALL_ROWS, bool(label_texts))
-    times = queries / sample.queries
-    pairs, ngrams = round(sample.pairs * times), round(sample.ngrams * times**HEAPS)
-    scaled = {"queries": queries, "labels": workload.labels, "label_texts": label_texts}
-    return apply_rules(body, replace(sample, pairs=pairs, ngrams=ngrams, **scaled), recipe)
+        statistics = DataStatistics(*numbers, workload.tokens)
+    else:
+        sample = measure(DataLayout(data), "train", ALL_ROWS, bool(label_texts))
+        times = queries / sample.queries
+        pairs, ngrams = round(sample.pairs * times), round(sample.ngrams * times**HEAPS)
+        scaled = {"queries": queries, "labels": workload.labels, "label_texts": label_texts}
+        statistics = replace(sample, pairs=pairs, ngrams=ngrams, **scaled)
+    return Resolved.of(body, statistics, recipe)
 
 
 def with_streams_for(ranks: int, recipe: Recipe, say: Say) -> Recipe:

@@ -336,9 +336,9 @@ def _train(
 
     `beam_options`: options for the miner; None: no miner.
     """
-    from trainer.config.load import check_keys
+    from trainer.config.load import load_recipe
 
-    check_keys(recipe, overrides)  # a typo is reported before PyTorch is loaded
+    load_recipe(recipe, overrides)  # a typo is reported before PyTorch is loaded
 
     from extremis.supervisor import carry, joined_ranks
     from extremis.supervisor import train as train_watched
@@ -667,7 +667,7 @@ def recipes(
       extremis recipes copy astra mine.toml
       extremis recipes validate mine.toml --set train.epochs=5
     """
-    from trainer.config.load import check_keys, load_recipe, read_recipe
+    from trainer.config.load import load_recipe, read_recipe
 
     places = {"list": (), "show": (recipe,), "copy": (recipe, out), "validate": (recipe,)}[action]
     if None in places or (recipe, out)[len(places) :] != (None,) * (2 - len(places)):
@@ -677,7 +677,6 @@ def recipes(
     if action == "list":
         return _list_recipes()
     if action == "validate":
-        check_keys(name, changes)
         body = load_recipe(name, changes).model_dump(mode="json")
         say(f"{recipe}: valid")
         return RecipesResult(recipe=name, valid=True, options=body)
@@ -697,26 +696,21 @@ def recipes(
     return RecipesResult(out=out, recipe=keys)
 
 
-_COLUMNS = {  # of the list: section, key, and the value for recipes without this key
-    "head": ("head", "kind", "classifier"),
-    "loss": ("loss", "kind", "bce"),
-    "hard": ("negatives", "hard", 0),
-    "random": ("negatives", "random", 3200),
-    "epochs": ("train", "epochs", 20),
-}
-
-
 def _list_recipes() -> RecipesResult:
-    from trainer.config.load import AUTO_RECIPE, read_recipe, recipe_names
+    from trainer.config.load import AUTO_RECIPE, load_recipe, read_recipe, recipe_names
+    from trainer.methods.keys import flatten
 
     by_name = {name: read_recipe(name) for name in recipe_names()}
     rows = [[AUTO_RECIPE, *["by trials"] * 2, *[""] * 3]]
-    for name, recipe in by_name.items():
-        cells = {n: str(recipe.get(section, {}).get(key, default)) for n, (section, key, default) in _COLUMNS.items()}
-        pool = recipe.get("negatives", {}).get("pool", "shared")
-        cells["random"] = "all labels" if pool == "all" else f"{cells['random']} {pool}".removesuffix(" auto")
-        rows.append([name, *cells.values()])
-    return RecipesResult(more={AUTO_RECIPE: {}, **by_name}, shown=[Grid("recipes", ["name", *_COLUMNS], rows)])
+    for name, body in by_name.items():
+        recipe = load_recipe(name)
+        values = {**flatten(recipe.model_dump()), **flatten(body)}  # "auto" where the data decide
+        random = f"{values.get('negatives.random', '')} {values.get('negatives.pool', '')}".removesuffix(" auto")
+        random = "all labels" if recipe.negatives.all_labels else random
+        hard, epochs = str(values.get("negatives.hard", "")), str(values["train.epochs"])
+        rows.append([name, recipe.method, recipe.loss.kind, hard, random, epochs])
+    columns = ["name", "method", "loss", "hard", "random", "epochs"]
+    return RecipesResult(more={AUTO_RECIPE: {}, **by_name}, shown=[Grid("recipes", columns, rows)])
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -819,10 +813,9 @@ def plan(
         say(line)
     workload = replace(workload, recipe=planning.with_streams_for(ranks, resolved.recipe, say))
     report = planning.plan(workload, engine)
-    settings = {key: setting.value for key, setting in resolved.settings.items()}
     given = [word for override in overrides for word in ("--set", override)]
     say(f"next: {shlex.join(['extremis', 'run', recipe, data or 'DATA', 'RUN', *given])}")
     named = ("workload", "tables", "memory", "over", "bytes", "steps")
     more = {name: value for name, value in report.items() if name not in named}
     stated = {name: report[name] for name in named}
-    return PlanResult(**stated, settings=settings, more=more, shown=planning.view(report))
+    return PlanResult(**stated, settings=resolved.settings, more=more, shown=planning.view(report))

@@ -12,6 +12,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -54,6 +55,11 @@ class Options(BaseModel):
         if kind is not bool and any(isinstance(each, bool) for each in inner):
             raise PydanticCustomError("truth_value", "input should be a value other than true or false")
         return value
+
+
+def key(default: Any, meaning: str, **bounds: Any) -> Any:
+    """Return a key of a recipe, with its meaning for people, and bounds such as `ge=0`."""
+    return Field(default, description=meaning, **bounds)
 
 
 Checked = TypeVar("Checked", bound=Options)

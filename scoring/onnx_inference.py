@@ -9,8 +9,8 @@ import onnxruntime
 from schemas import PAD
 from schemas.mapped import MapFile
 from schemas.ragged import batches_by_length
-from trainer.encoders.transformer import TransformerSection
 from trainer.inputs import Inputs
+from trainer.methods.kinds import TransformerSection
 from trainer.threads import RANGES, map_ranges
 
 FILE = "model.onnx"

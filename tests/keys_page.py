@@ -1,13 +1,13 @@
 """Generates docs/keys.md, the page of all recipe keys: `python -m tests.keys_page > docs/keys.md`."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from schemas.options import Options
-from trainer.config.merging import section_of
-from trainer.methods.kinds import KindSection, OneOfKinds
+from trainer.methods.keys import METHODS, classes_at, method_class
+from trainer.methods.kinds import options_of
 from trainer.methods.recipe import Recipe
 from trainer.methods.sections import Classifier
 
@@ -28,35 +28,51 @@ def page() -> str:
 
 
 def _sections() -> Iterator[str]:
-    shared = {name: section_of(Recipe, name) for name in Recipe.model_fields if name != "negatives"}
+    shared = {name: section for name in Recipe.model_fields if (section := _section_of(Recipe, name))}
+    del shared["negatives"]
     shown: dict[str, str] = {}  # the place of each row: a second place names it
     for name, section in shared.items():
-        if section is not None:
-            yield from _section(name, f"## `[{name}]`", section, "", shown)
+        yield from _section(Recipe, name, f"## `[{name}]`", section, "", shown)
     title = "## `[classifier]`, for methods that learn a vector for each label"
-    yield from _section("classifier", title, Classifier, "", shown)
-    for method in Recipe.KINDS:
+    yield from _section(Recipe, "classifier", title, Classifier, "", shown)
+    for method in METHODS:
         yield from (f'## `method = "{method}"`', "")
-        options = Recipe.options_of(method)
+        options = method_class(method)
         for name in options.model_fields:
-            own = section_of(options, name)
+            own = _section_of(options, name)
             if own is not None and own not in (*shared.values(), Classifier):
-                yield from _section(name, f"### `[{name}]` of `{method}`", own, f"`{method}`", shown, shared.get(name))
+                title = f"### `[{name}]` of `{method}`"
+                yield from _section(options, name, title, own, f"`{method}`", shown, shared.get(name))
+
+
+def _section_of(method: type[Recipe], name: str) -> type[Options] | None:
+    """Return the class with the keys of a section that all of its kinds have; None for no section."""
+    kinds = classes_at([method], name)
+    return (
+        next((each for each in kinds[0].__mro__ if all(issubclass(kind, each) for kind in kinds)), None)
+        if kinds
+        else None
+    )
 
 
 def _section(
-    name: str, title: str, section: type[Options], place: str, shown: dict[str, str], known: type[Options] | None = None
+    method: type[Recipe],
+    name: str,
+    title: str,
+    section: type[Options],
+    place: str,
+    shown: dict[str, str],
+    known: type[Options] | None = None,
 ) -> Iterator[str]:
     """Yield a table of a section's keys, except the keys of `known`, and then a table for each kind of the section."""
-    yield from _table(title, place, shown, _rows(name, section, {*known.model_fields} if known else set()))
-    if issubclass(section, OneOfKinds):
-        for kind in section.KINDS:
-            own = section.options_of(kind)
-            if {*own.model_fields} - {*section.model_fields}:
-                which = f'`{section.KIND_KEY} = "{kind}"`'
-                yield from _table(
-                    f"### {which}", f"{place}, {which}".lstrip(", "), shown, _rows(name, own, {*section.model_fields})
-                )
+    key, table = method.choices.get(name, ("", {}))
+    yield from _table(title, place, shown, _rows(name, section, {*known.model_fields} if known else set(), [*table]))
+    for kind in table:
+        own = options_of(table, kind, key)
+        if {*own.model_fields} - {*section.model_fields}:
+            which = f'`{name}.{key} = "{kind}"`'
+            rows = _rows(name, own, {*section.model_fields})
+            yield from _table(f"### {which}", f"{place}, {which}".lstrip(", "), shown, rows)
 
 
 def _table(title: str, place: str, shown: dict[str, str], rows: Iterable[str]) -> Iterator[str]:
@@ -72,13 +88,13 @@ def _table(title: str, place: str, shown: dict[str, str], rows: Iterable[str]) -
             yield from (f"As for {other}: {', '.join(keys)}.", "")
 
 
-def _rows(name: str, section: type[Options], shown: set[str]) -> Iterator[str]:
+def _rows(name: str, section: type[Options], shown: set[str], kinds: Sequence[str] = ()) -> Iterator[str]:
     for key, field in section.model_fields.items():
         if key in shown:
             continue
-        if key == "kind" and issubclass(section, KindSection):
-            kinds = [f'"{kind}"' for kind in section.KINDS]
-            yield f"| `{name}.kind` | class that the section configures | {', '.join(kinds)} | `{kinds[0]}` |  |"
+        if key == "kind":
+            named = [f'"{kind}"' for kind in kinds]
+            yield f"| `{name}.kind` | class that the section configures | {', '.join(named)} | `{named[0]}` |  |"
             continue
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, Options):

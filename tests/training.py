@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from trainer.config.merging import merge
 from trainer.loop import EpochReport, Trainer
+from trainer.methods.keys import merge
 from trainer.methods.recipe import Recipe
 
 
@@ -19,7 +19,7 @@ def silent(_: str) -> None:
 
 def with_sections(base: Mapping[str, dict], sections: Mapping[str, dict]) -> Recipe:
     """Return the recipe `base` with some settings of some sections changed; another kind has none of the base's."""
-    return Recipe.model_validate(merge([base, sections]))
+    return Recipe.model_validate(merge(base, sections))
 
 
 def train(

@@ -3,11 +3,10 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import logsigmoid, normalize
@@ -15,7 +14,7 @@ from torch.nn.functional import logsigmoid, normalize
 from schemas.ragged import Ragged
 from trainer.device import CPU, autocast, send
 from trainer.group import ALONE, Group
-from trainer.methods.kinds import LossSection
+from trainer.methods.kinds import LossSection, SoftTopKSection, TripletSection
 from trainer.rows.torch_kernels import pair_scores, sparse_product
 from trainer.stream.batch import Candidates
 
@@ -150,8 +149,6 @@ class Loss(ABC):
     of the rank.
     """
 
-    section: ClassVar[type[LossSection]] = LossSection  # options of this kind of loss
-
     def __init__(self, options: LossSection) -> None:
         self.options = options
 
@@ -265,14 +262,6 @@ _PASSES_UNSEEN = 20
 _FAR = 1e18  # a threshold below every score
 
 
-class SoftTopKSection(LossSection):
-    """Options of SoftTop-k."""
-
-    kind: Literal["softtopk"] = "softtopk"
-    k: float = Field(5.0, gt=0, description="number of labels among which the positives should rank")
-    alpha: float = Field(2.0, gt=0, description="steepness of the sigmoid")
-
-
 class SoftTopK(Loss):
     """-sum_P v log sigma(alpha (s_j + t)), with t such that sigma(alpha (s + t)) sums to k over all candidates.
 
@@ -281,7 +270,6 @@ class SoftTopK(Loss):
     candidates is 0.
     """
 
-    section = SoftTopKSection
     options: SoftTopKSection
 
     def differentiate(self, scores: Scores) -> LossParts:
@@ -369,33 +357,12 @@ def _log_derivative(logits: torch.Tensor) -> torch.Tensor:
     return (-distance).sub_(torch.log1p(torch.exp(-distance)).mul_(2))
 
 
-class TripletSection(LossSection):
-    """Options of the triplet loss."""
-
-    kind: Literal["triplet"] = "triplet"
-    margin: float = Field(0.3, ge=0, description="margin by which a positive must score above every negative")
-    radius: float = Field(
-        0.0,
-        ge=0,
-        le=2,
-        description="for unit vectors: ignore negatives farther than this from the query; 0: use all negatives",
-    )
-
-    def check_vectors(self, unit: bool) -> None:
-        if self.radius and not (unit and self.temperature == 1):
-            raise ValueError(
-                f"loss.radius = {self.radius:g} is a distance between unit vectors, which needs loss.temperature = "
-                "1, encoder.normalize = true, encoder.scale = 1, and encoded labels or classifier.normalize = true"
-            )
-
-
 class Triplet(Loss):
     """sum_P sum_N v weight * max(0, s_n - s_j + margin), over negatives with s_n >= least.
 
     For unit vectors, a distance of at most r to the query means s_n >= 1 - r**2 / 2 (NGAME, algorithm 1, step 8).
     """
 
-    section = TripletSection
     options: TripletSection
 
     def differentiate(self, scores: Scores) -> LossParts:

@@ -19,11 +19,11 @@ from schemas.table import Table
 from schemas.versions import Version
 from schemas.waits import Say
 from trainer.checkpoints import CheckpointWriter
-from trainer.config.merging import flatten
 from trainer.device import CPU, describe_device, keep_freed_memory, open_device
 from trainer.evaluation.evaluate import Validator, label_statistics, positive_weights, retired_labels
 from trainer.group import SILENCE_SECONDS, Group, label_range
 from trainer.heads import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch, merges_on
+from trainer.methods.keys import flatten
 from trainer.methods.rae import Rae
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.model import (

@@ -30,7 +30,7 @@ from schemas.layout import RunLayout
 from schemas.owners import Claim, Unclaimed
 from schemas.storage import join, parse_object, read_json, write_json
 from schemas.waits import Say, Wait
-from trainer.config.merging import flatten
+from trainer.methods.keys import flatten
 from trainer.methods.kinds import import_name
 from trainer.methods.sections import WATCHERS, Logging
 

@@ -12,9 +12,10 @@ import tomli_w
 from pydantic import ValidationError
 
 from schemas.errors import ClaimedError, InputError, option
-from trainer.config.merging import applies, explain, merge, section_of, without_auto
-from trainer.methods.kinds import EncoderSection, KindSection
+from trainer.methods.keys import explain, keys_at, merge, methods_of
+from trainer.methods.kinds import ENCODERS, EncoderSection, options_of
 from trainer.methods.recipe import Recipe
+from trainer.methods.settling import NOMINAL, settle
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -31,78 +32,70 @@ WAIT_FOR_TABLES = "refresh.stale=wait"
 
 
 def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
-    """Read and validate the recipe `source` with `overrides`; "auto" settings get default values.
+    """Read and validate the recipe `source` with `overrides`; what it leaves to the data is settled for usual data.
 
-    Raises the same errors as `read_recipe`, and InputError for an unknown key (with the nearest known key), for a key
-    that belongs to a different kind, and for a value out of range.
+    Loads no PyTorch. Raises the errors of `read_recipe`, and InputError for an unknown key (with the nearest known
+    key), for a key that belongs to a different method or kind, and for a value out of range.
     """
-    return validate(without_auto(read_recipe(source, overrides)), source)
-
-
-def check_keys(source: str, overrides: Iterable[str] = ()) -> None:
-    """Check a recipe's name, sections and plain options without loading its classes.
-
-    Only `load_recipe` checks encoders, losses, and rules that involve several sections. Raises InputError.
-    """
-    body = read_recipe(source, overrides)
-    try:
-        options = Recipe.options_of(Recipe.kind_in(body))
-    except ValueError as error:
-        raise InputError(f"recipe {source}: {error}.") from None
-    sections = {name: section_of(options, name) for name in body}
-    plain = {name: body[name] for name, kind in sections.items() if not (kind and issubclass(kind, KindSection))}
-    for name, values in without_auto(plain).items():
-        section = sections[name]
-        if name not in options.model_fields:
-            raise InputError(f"recipe {source}: {explain({'type': 'extra_forbidden', 'loc': (name,)}, body)}.")
-        if section is not None:
-            try:
-                section.model_validate(values)
-            except ValidationError as error:
-                faults = [{**fault, "loc": (name, *fault["loc"])} for fault in error.errors()]
-                raise InputError(f"recipe {source}: {'; '.join(explain(fault, body) for fault in faults)}.") from None
+    return validate(settle(read_recipe(source, overrides), NOMINAL)[0], source)
 
 
 def read_recipe(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """Read the recipe `source` (a name under recipes/ or a URL of a TOML file) with `section.key=value` overrides.
 
-    With `extends = "astra"`, or `extends = "base.toml"` for a file in the same folder, a recipe sets only the keys that
-    differ from the extended recipe. If the recipe or an override changes the method or the kind of a section, options
-    that extended recipes set for other kinds are dropped. Raises InputError if the recipe does not exist or is no TOML.
+    With `extends = "astra"`, or `extends = "base.toml"` for a file in the same folder, a recipe states only the keys
+    that differ. What it extends must be whole. If the recipe or an override changes the method or the kind of a
+    section, keys that only the old one has fall away. Raises InputError if there is no such recipe, or it is no TOML.
     """
-    top: dict[str, Any] = {"name": source.rsplit("/", 1)[-1].removesuffix(".toml")}
-    bodies = _read_bodies(source)
-    try:
-        top["name"] = bodies[-1].get("name", top["name"])
-        for override in overrides:
-            _override(top, override)
-        return merge([*bodies, top])
-    except ValueError as error:
-        raise InputError(f"recipe {source}: {error}.") from None
+    body = _read_body(source)
+    if (base := body.pop("extends", None)) is not None:
+        base = str(base)
+        if base.endswith(".toml") and not base.startswith("~"):
+            from schemas.storage import resolve
+
+            base = resolve(source[: source.rfind("/") + 1], base)
+        whole = _read_body(base)
+        if "extends" in whole:
+            raise InputError(
+                f"recipe {source}: extends {base}, which extends {whole['extends']}; expected a recipe that extends "
+                f"none. Extend {whole['extends']}, and repeat the keys of {base} here."
+            )
+        body = merge({**whole, "name": ""}, body)
+    changes: dict[str, Any] = {}
+    for override in overrides:
+        _override(changes, override)
+    body["name"] = body.get("name") or source.rsplit("/", 1)[-1].removesuffix(".toml")
+    return merge(body, changes)
 
 
 def applicable_overrides(source: str, overrides: Iterable[str]) -> list[str]:
-    """Return the `overrides` that apply to the recipe `source`: options of the recipe's method, or of no method.
+    """Return the `overrides` that apply to the recipe `source`: keys that it can have, or that no recipe can have.
 
-    When several recipes are compared, each recipe uses only the options of its own method. Raises InputError.
+    When several recipes are compared, each recipe uses only the keys of its own method. Raises InputError.
     """
-    overrides = list(overrides)
+    overrides, applicable = list(overrides), list[str]()
     body = read_recipe(source, [each for each in overrides if each.startswith("method=")])
-    return [
-        each for each in overrides if applies(body, each.partition("=")[0].strip()) or "." not in each.partition("=")[0]
-    ]
+    for override in overrides:
+        *sections, key = override.partition("=")[0].strip().split(".")
+        if key in keys_at(methods_of(body), sections, body) or key not in keys_at(methods_of(None), sections):
+            applicable.append(override)
+    return applicable
 
 
 def restore_encoder(body: Mapping[str, Any], source: str) -> EncoderSection:
     """Read only the `encoder` section of a run's or an export's recipe; reading other sections may load PyTorch."""
     section = body.get("encoder")
+    if not isinstance(section, Mapping):
+        raise InputError(f"recipe {source}: encoder = {section!r:.80}: expected a section.")
     try:
-        if not isinstance(section, Mapping):
-            raise InputError(f"recipe {source}: encoder = {section!r:.80}: expected a section.")
-        return EncoderSection.model_validate(section)
+        kind = options_of(ENCODERS, section.get("kind", next(iter(ENCODERS))), "encoder.kind")
+        encoder: EncoderSection = kind.model_validate(section)
+        return encoder
     except ValidationError as error:
         faults = [{**fault, "loc": ("encoder", *fault["loc"])} for fault in error.errors()]
         raise InputError(f"recipe {source}: {'; '.join(explain(fault, body) for fault in faults)}.") from None
+    except ValueError as error:
+        raise InputError(f"recipe {source}: {error}.") from None
 
 
 def validate(body: Mapping[str, Any], source: str) -> Recipe:
@@ -171,26 +164,15 @@ def recipe_names() -> list[str]:
     return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
-def _read_bodies(source: str) -> list[dict[str, Any]]:
-    """Read the TOML of a recipe and of the recipes that the recipe extends (by name or relative path), base first."""
-    bodies: dict[str, dict[str, Any]] = {}
-    base: Any = source
-    while base is not None:
-        source = str(base)
-        if source in bodies:
-            raise InputError(f"recipe {source}: extends itself, through {[*bodies][-1]}. Fix one of the two recipes.")
-        body = bodies[source] = _parse(_read_text(source), source)
-        if "versions" in body and isinstance(body.get("recipe"), dict):  # the config of a run
-            body = bodies[source] = body["recipe"]
-            scored = body.get("validation")
-            if isinstance(scored, dict) and (scored.get("parts") or not scored.get("split")):  # chosen for its data
-                body["validation"] = {name: scored[name] for name in scored.keys() - {"split", "parts"}}
-        base = bodies[source].pop("extends", None)
-        if str(base).endswith(".toml") and not str(base).startswith("~"):
-            from schemas.storage import resolve
-
-            base = resolve(source[: source.rfind("/") + 1], base)
-    return [*bodies.values()][::-1]
+def _read_body(source: str) -> dict[str, Any]:
+    """Read the TOML of a recipe, or of the recipe in a run's config, without rows chosen for its data."""
+    body = _parse(_read_text(source), source)
+    if "versions" in body and isinstance(body.get("recipe"), dict):
+        body = body["recipe"]
+        scored = body.get("validation")
+        if isinstance(scored, dict) and (scored.get("parts") or not scored.get("split")):
+            body["validation"] = {name: scored[name] for name in scored.keys() - {"split", "parts"}}
+    return body
 
 
 def _read_text(source: str) -> str:

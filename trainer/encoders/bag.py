@@ -2,20 +2,15 @@
 
 import itertools
 from pathlib import Path
-from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
 
 from schemas.errors import TableError
 from schemas.mapped import MapFile, MappedFile, map_tensors
-from schemas.options import MOST_RATE
 from schemas.ragged import Ragged, SparseRows, counts_of, is_first_key, offsets_of
 from trainer.input_kinds import INPUT_NAMES, input_names
 from trainer.inputs import Inputs
-from trainer.methods import rules
-from trainer.methods.kinds import EncoderSection, Sizes
-from trainer.methods.rules import FromData
+from trainer.methods.kinds import BagSection, Sizes
 
 PAIR_BUCKETS = 1 << 20  # number of features for pairs of words
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -80,64 +75,6 @@ def inverse_document_frequency(document_frequency: np.ndarray, documents: int) -
 
 WEIGHTS = "model.safetensors"
 _LEAST = 1e-12  # least norm that a vector is divided by
-
-
-class BagSection(EncoderSection):
-    """Options of a bag of embeddings."""
-
-    FREE = EncoderSection.FREE | {
-        *("optimizer", "dense_lr", "initial_scale", "pretrained", "idf_rows", "feature_dropout")
-    }
-
-    BUILT_BY = "trainer.encoders.bag_encoder:BagEncoder"
-
-    kind: Literal["bag"] = "bag"
-    optimizer: Literal["sgd", "adagrad", "adam"] = Field(
-        "adam", description="optimizer for the embedding rows; a step updates only the rows of features in its batch"
-    )
-    dense_lr: Annotated[float, FromData(rules.dense_rate)] = Field(
-        0.001, gt=0, le=MOST_RATE, description="Adam's learning rate for the dense parameters"
-    )
-    initial_scale: float = Field(1.0, gt=0, description="expected length of a feature's initial vector")
-    pretrained: str = Field(
-        "",
-        description=(
-            "model (directory or hub name) that provides initial vectors for the tokens: a static table or a "
-            "transformer. DATA must be tokenized with this model's tokenizer. Empty: random vectors"
-        ),
-    )
-    ngrams: int = Field(2, ge=1, le=5, description="maximum length of the hashed n-grams of tokens")
-    buckets: Annotated[int, FromData(rules.buckets)] = Field(
-        1 << 18, ge=0, le=1 << 31, description="number of hash buckets for n-grams of two or more tokens"
-    )
-    ngram_weight: float = Field(1.0, gt=0, description="factor for the weights of n-grams of two or more tokens")
-    idf: bool = Field(True, description="weight features by inverse document frequency")
-    idf_rows: int = Field(1_000_000, ge=1, description="number of training rows used to compute document frequencies")
-    feature_idf: bool = Field(False, description="also weight sparse features by inverse document frequency")
-    feature_weight: float = Field(1.0, gt=0, description="factor for the values of sparse features, relative to tokens")
-    dense_weight: float = Field(1.0, gt=0, description="factor for a row's dense vector, after scaling to length 1")
-    unit_features: bool = Field(True, description="scale a row's feature weights to unit L2 norm")
-    feature_dropout: float = Field(0.0, ge=0, lt=1, description="fraction of features dropped at random in training")
-    residual: bool = Field(False, description="add a residual layer on top: v + relu(Linear(v))")
-    hidden: Annotated[int, FromData(rules.hidden)] = Field(
-        0,
-        ge=0,
-        le=1 << 24,
-        description="hidden units of the residual layer: v + Linear(relu(Linear(v))); 0: no hidden layer",
-    )
-    relu: bool = Field(False, description="x = relu(v + bias): a hidden layer of D units over the features")
-
-    @model_validator(mode="after")
-    def _check(self) -> "BagSection":
-        if self.hidden and not self.residual:
-            raise ValueError("encoder.hidden is the width of the residual layer: set encoder.residual = true")
-        if self.relu and self.residual:
-            raise ValueError("encoder.relu replaces the residual layer: set encoder.residual = false")
-        if self.ngrams > 1 and self.buckets == 0:
-            raise ValueError("encoder.ngrams > 1 needs encoder.buckets > 0")
-        if self.pretrained and "tokens" not in input_names(self.inputs):
-            raise ValueError(f"encoder.pretrained needs tokens, but encoder.inputs = {self.inputs!r} reads no tokens")
-        return self
 
 
 class BagFeatures:

@@ -20,12 +20,13 @@ from schemas.randomness import InitialWeights, Purpose, generator
 from schemas.sizes import batch_by_size
 from schemas.table import Table
 from trainer.device import CPU, send, torch_generator
-from trainer.encoders.bag import BagFeatures, BagSection, inverse_document_frequency
+from trainer.encoders.bag import BagFeatures, inverse_document_frequency
 from trainer.encoders.base import Before, Encoder, Size, clip_gradients
 from trainer.encoders.texts import STATIC_TENSORS, find_folder, reading_model, static_rows
 from trainer.group import ALONE, Group
 from trainer.input_kinds import INPUT_NAMES, input_names
 from trainer.inputs import Inputs
+from trainer.methods.kinds import BagSection
 from trainer.rows.matrix import RowMatrix, RowOptimizer
 from trainer.rows.numba_kernels import by_row
 from trainer.rows.torch_kernels import SPAN, sparse_product, split_rows, sum_entries
@@ -306,7 +307,6 @@ class BagEncoder(Encoder):
     and P is [D, d].
     """
 
-    section = BagSection
     _config: BagSection
 
     def __init__(self, config: BagSection, vocabulary: int, seed: int, features: int = 0, dense: int = 0) -> None:

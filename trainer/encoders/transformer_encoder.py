@@ -15,10 +15,9 @@ from schemas.errors import InputError, failure_of_hub
 from schemas.randomness import InitialWeights, Purpose, torch_seed
 from trainer.device import CPU, autocast, send, torch_generator
 from trainer.encoders.base import WEIGHTS, Before, Encoder
-from trainer.encoders.transformer import TransformerSection
 from trainer.group import ALONE
 from trainer.inputs import Inputs
-from trainer.methods.kinds import EncoderSection
+from trainer.methods.kinds import EncoderSection, TransformerSection
 from trainer.stream.batch import pad_rows
 
 _BOTTLENECK = "bottleneck"
@@ -50,7 +49,6 @@ class PaddedInputs:
 class TransformerEncoder(Encoder):
     """x = dropout(bottleneck(pool(model(tokens)))); every parameter is trained with AdamW."""
 
-    section = TransformerSection
     _config: TransformerSection
 
     def __init__(self, config: TransformerSection, vocabulary: int, seed: int, features: int = 0) -> None:

@@ -1,24 +1,24 @@
 """ASTRA, Algorithm 1: one-vs-all over all labels, estimated from stale hard negatives and fresh uniform negatives.
 
-Rules for open numbers, labels and weights, the source of hard negatives, the method; Renée, the exact sum, comes last.
+Labels and weights, the source of hard negatives, the method and its settling; Renée, the exact sum, comes last.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import model_validator
 
 from schemas import LABEL_TEXTS
-from trainer.methods import rules
-from trainer.methods.kinds import LossSection, OneOfKinds
-from trainer.methods.recipe import MOST, ClassifierRecipe, NegativesSection, TableLabels
-from trainer.methods.rules import POOL, SOURCE, DataStatistics, FromData, Rule, Setting
+from schemas.options import Options, key
+from trainer.methods.kinds import LossSection
+from trainer.methods.recipe import MOST, ClassifierRecipe, NegativesSection, Recipe, TableLabels
 from trainer.methods.sections import LEAD, TableSchedule
+from trainer.methods.settling import Draft, settle_classifier, settle_encoder, settle_length
 from trainer.negatives.base import FRESH, MIPS, MOST_FRESH, used_sections
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from trainer.negatives.base import NegativeSource, Sampled, SourceContext, SourceSection
     from trainer.negatives.planner import Planner
@@ -32,60 +32,40 @@ SHARED_HARD, OWN_HARD = 40, 100
 HEAVIEST_DRAW = 8
 
 
-# Rules for options that are "auto" in a recipe.
-
-
-def pool_from_data(statistics: DataStatistics, options: Mapping[str, Any]) -> Setting:
-    """Choose one pool per batch, which is cheaper, unless its draws would weigh so much that they are mostly noise."""
-    weight = statistics.labels / SHARED_DRAWS
-    if weight <= HEAVIEST_DRAW:
-        return Setting("shared", f"each of {SHARED_DRAWS:,} draws represents {weight:.1f} labels")
-    return Setting("own", f"each of {SHARED_DRAWS:,} shared draws would represent {weight:.1f} labels")
-
-
-def by_pool(own: int, shared: int) -> Rule:
-    """Return a rule that sets a number to `own` for a pool per query, and to `shared` for a pool per batch."""
-    return lambda statistics, options: Setting(own if options[POOL] == "own" else shared, f"{POOL} = {options[POOL]}")
-
-
-random_from_data = by_pool(OWN_DRAWS, SHARED_DRAWS)  # k_r per query or per batch
-hard_from_data = by_pool(OWN_HARD, SHARED_HARD)  # k_h: higher if a query has fewer random negatives
-warmup_from_data = by_pool(OWN_DRAWS + OWN_HARD, SHARED_DRAWS + SHARED_HARD)  # as many as both kinds later
-every_from_data = by_pool(1, 3)  # tau_r: a new table in each epoch if the loss is mostly from hard negatives
-
-
-def start_from_data(statistics: DataStatistics, options: Mapping[str, Any]) -> Setting:
-    """Choose tau_s: with own pools, where the loss is mostly of hard negatives, as soon as a table can exist."""
-    if options[SOURCE] == "in-trainer":
-        return Setting(0, f"{SOURCE} = in-trainer")
-    return by_pool(LEAD, LEAD + 1)(statistics, options)
-
-
 # The labels that a query is scored against, and their weights.
+
+
+def settle_random(draft: Draft) -> str:
+    """Choose the pool of random negatives, and k_r per query or per batch; return the pool.
+
+    One pool per batch is cheaper, unless its draws would weigh so much that they are mostly noise.
+    """
+    weight = draft.statistics.labels / SHARED_DRAWS
+    few = weight <= HEAVIEST_DRAW
+    represents = "draws represents" if few else "shared draws would represent"
+    why = f"each of {SHARED_DRAWS:,} {represents} {weight:.1f} labels"
+    draft.fill("negatives.pool", "shared" if few else "own", why)
+    pool = str(draft["negatives.pool"])
+    draft.fill("negatives.random", OWN_DRAWS if pool == "own" else SHARED_DRAWS, f"negatives.pool = {pool}")
+    return pool
 
 
 class RandomNegatives(NegativesSection):
     """Uniform negatives, whose weighted sum estimates the sum over all labels without bias (equation 2, lemma 4.1)."""
 
-    pool: Annotated[Literal["shared", "own"], FromData(pool_from_data)] = Field(
-        "shared",
-        description="shared: a pool of random negatives for each batch; own: a pool for each query, as in the paper",
+    pool: Literal["shared", "own"] = key(
+        "shared", "shared: a pool of random negatives for each batch; own: a pool for each query, as in the paper"
     )
-    random: Annotated[int, FromData(random_from_data)] = Field(
-        3200, ge=0, le=MOST, description="k_r, the number of labels drawn uniformly, with replacement, from [0, L)"
+    random: int = key(
+        SHARED_DRAWS, "k_r, the number of labels drawn uniformly, with replacement, from [0, L)", ge=0, le=MOST
     )
-    reweight: bool = Field(
+    reweight: bool = key(
         True,
-        description=(
-            "weight random negatives by 1 / (k_r q_l), which makes the loss unbiased; q_l is the probability of "
-            "drawing label l (1 / L for uniform draws)"
-        ),
+        "weight random negatives by 1 / (k_r q_l), which makes the loss unbiased; q_l is the probability of drawing "
+        "label l (1 / L for uniform draws)",
     )
-    frequency_share: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description=("fraction of the random negatives that are drawn by training frequency instead of uniformly"),
+    frequency_share: float = key(
+        0.0, "fraction of the random negatives that are drawn by training frequency instead of uniformly", ge=0, le=1
     )
 
     @property
@@ -117,26 +97,13 @@ class RandomNegatives(NegativesSection):
 class Negatives(TableLabels, RandomNegatives):
     """Hard and random negatives: k_h and k_r per query."""
 
-    hard: Annotated[int, FromData(hard_from_data, placeholder=1)] = Field(
-        0,
-        ge=0,
-        le=MOST,
-        description=(
-            "k_h, the number of hard negatives per query, drawn from the K labels in the query's row of the table"
-        ),
+    warmup: int = key(
+        0, "number of random negatives before the first table; 0: random + hard (Algorithm 1, step 8)", ge=0, le=MOST
     )
-    warmup: Annotated[int, FromData(warmup_from_data)] = Field(
-        0,
-        ge=0,
-        le=MOST,
-        description="number of random negatives before the first table; 0: random + hard (Algorithm 1, step 8)",
-    )
-    curriculum: bool = Field(
+    curriculum: bool = key(
         False,
-        description=(
-            "between the first epoch with hard negatives and the last epoch, gradually raise the number of hard "
-            "negatives from 0 to `hard`, and change the number of random negatives to `random`"
-        ),
+        "between the first epoch with hard negatives and the last epoch, gradually raise the number of hard negatives "
+        "from 0 to `hard`, and change the number of random negatives to `random`",
     )
 
     @property
@@ -188,38 +155,22 @@ class Negatives(TableLabels, RandomNegatives):
 # The source of hard negatives: requested tables, or a search in each step.
 
 
-class Refresh(OneOfKinds):
-    """Source of hard negatives, and the first epoch that uses it."""
+class Refresh(Options):
+    """Where hard negatives come from."""
 
-    KIND_KEY = SOURCE
-    KINDS: ClassVar[dict[str, Any]] = {}
-
-    source: Annotated[Literal["table", "in-trainer"], FromData(rules.refresh_source)] = Field(
-        "table",
-        description="table: tables of a miner that runs alongside the trainer; in-trainer: an index inside the trainer",
+    source: Literal["table", "in-trainer"] = key(
+        "table", "table: tables of a miner that runs alongside the trainer; in-trainer: an index inside the trainer"
     )
 
 
 class MinedTableSchedule(TableSchedule, Refresh):
     """Tables of nearest labels; a table for epoch e is mined in e - 1 from vectors dumped in e - 2 (section 3.2)."""
 
-    source: Annotated[Literal["table"], FromData(rules.refresh_source)] = "table"
-    start: Annotated[int, FromData(start_from_data)] = Field(
-        5,
-        ge=0,
-        description=(
-            "tau_s: the first epoch with hard negatives. At least 2, because a table is used two epochs after its "
-            "dump; with train.start_from, 0 is also possible and mines the vectors of the earlier run"
-        ),
-    )
-    every: Annotated[int, FromData(every_from_data)] = Field(5, ge=1, description="tau_r: epochs between tables")
-    by: Literal["classifier", "labels"] = Field(
+    by: Literal["classifier", "labels"] = key(
         "classifier",
-        description=(
-            "vectors used to find the nearest labels: classifier vectors (w-hard) or label embeddings (theta-hard)"
-        ),
+        "vectors used to find the nearest labels: classifier vectors (w-hard) or label embeddings (theta-hard)",
     )
-    index: str = Field("auto", description="'exact', 'auto' or a Faiss factory string")
+    index: str = key("auto", "'exact', 'auto' or a Faiss factory string")
 
     @model_validator(mode="after")
     def _check_index(self) -> MinedTableSchedule:
@@ -233,26 +184,20 @@ class MinedTableSchedule(TableSchedule, Refresh):
 class OwnIndex(Refresh):
     """An index inside the trainer that every step searches with fresh query embeddings."""
 
-    source: Annotated[Literal["in-trainer"], FromData(rules.refresh_source)]
-    start: Annotated[int, FromData(start_from_data)] = Field(5, ge=0, description="the first epoch with hard negatives")
-    every_steps: int = Field(
-        1000, ge=1, description=("number of steps after which the index is rebuilt from a new copy of the vectors")
+    start: int = key(5, "the first epoch with hard negatives", ge=0)
+    every_steps: int = key(
+        1000, "number of steps after which the index is rebuilt from a new copy of the vectors", ge=1
     )
-    rebuild_steps: int = Field(
+    rebuild_steps: int = key(
         0,
+        "number of steps between copying the vectors and first using the new index, which is built in the background; "
+        "0: training waits until the index is built",
         ge=0,
-        description=(
-            "number of steps between copying the vectors and first using the new index, which is built in the "
-            "background; 0: training waits until the index is built"
-        ),
     )
-    index: str = Field(
+    index: str = key(
         "auto",
-        description=(
-            f"'fresh': score every label with its current vector ('auto' does this up to {MOST_FRESH:,} labels); "
-            "'exact'; a Faiss factory string; or 'mips': spherical k-means with sqrt(L) clusters, where a search "
-            "visits 64 clusters"
-        ),
+        f"'fresh': score every label with its current vector ('auto' does this up to {MOST_FRESH:,} labels); 'exact'; "
+        "a Faiss factory string; or 'mips': spherical k-means with sqrt(L) clusters, where a search visits 64 clusters",
     )
 
     def open(self, width: int, context: SourceContext) -> NegativeSource:
@@ -275,15 +220,35 @@ class OwnIndex(Refresh):
         return self
 
 
-Refresh.KINDS = {"table": MinedTableSchedule, "in-trainer": OwnIndex}
-
-
 class Astra(ClassifierRecipe):
     """Hard negatives from tables or an index, and random negatives; any loss (the paper uses binary cross-entropy)."""
 
+    choices = {**Recipe.choices, "refresh": ("source", {"table": MinedTableSchedule, "in-trainer": OwnIndex})}
+
     method: Literal["astra"] = "astra"
     negatives: Negatives = Negatives()
-    refresh: SerializeAsAny[Refresh] = Field(default_factory=lambda: Refresh.model_validate({}))
+    refresh: MinedTableSchedule | OwnIndex = MinedTableSchedule()
+
+    @classmethod
+    def settle(cls, draft: Draft) -> None:
+        settle_length(draft)
+        settle_encoder(draft)
+        labels, pool = draft.statistics.labels, settle_random(draft)
+        own, why = pool == "own", f"negatives.pool = {pool}"
+        # k_h is higher if a query has fewer random negatives; before tables, there are as many as both kinds later.
+        draft.fill("negatives.hard", OWN_HARD if own else SHARED_HARD, why)
+        draft.fill("negatives.warmup", OWN_DRAWS + OWN_HARD if own else SHARED_DRAWS + SHARED_HARD, why)
+        # With own pools, the loss is mostly of hard negatives: they are fresh if there are few labels, else a table is
+        # used as soon as it can exist (tau_s), and a new one in each epoch (tau_r).
+        source = "in-trainer" if own and labels <= MOST_FRESH else "table"
+        draft.fill("refresh.source", source, f"{why}, {labels:,} labels")
+        if draft["refresh.source"] == "in-trainer":
+            draft.fill("refresh.start", 0, "refresh.source = in-trainer")
+            settle_classifier(draft, True, "refresh.source = in-trainer")
+        else:
+            draft.fill("refresh.start", LEAD if own else LEAD + 1, why)
+            draft.fill("refresh.every", 1 if own else 3, why)
+            settle_classifier(draft, False, "refresh.source = table")
 
     @property
     def tables(self) -> TableSchedule | None:
@@ -337,7 +302,7 @@ class AllLabels(NegativesSection):
     """Every label for every query, one chunk of labels at a time (equation 1)."""
 
     all_labels = True
-    chunk: int = Field(4096, ge=1, description="number of labels that are scored at once")
+    chunk: int = key(4096, "number of labels that are scored at once", ge=1)
 
     def scores(self, batch: int, positives: float) -> float:
         return batch * self.chunk

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import model_validator
 
-from schemas.options import Options
-from trainer.methods.kinds import OneOfKinds
+from schemas.options import Options, key
 from trainer.methods.recipe import NegativesSection, Recipe, TableLabels
 from trainer.methods.sections import TableSchedule
 
@@ -17,25 +16,17 @@ _BLOCK = 4096  # labels that a loss over all labels scores at a time
 class Positives(Options):
     """Positives that a step trains on."""
 
-    positives: int = Field(
-        0,
-        ge=0,
-        description=(
-            "number of positives that each step draws per query, for the loss and for the pool; 0: all positives"
-        ),
+    positives: int = key(
+        0, "number of positives that each step draws per query, for the loss and for the pool; 0: all positives", ge=0
     )
 
 
 class LabelTexts(Positives):
     """Labels represented by the embeddings of their texts (sections 3 and 5.2)."""
 
-    shared: bool = Field(True, description="encode labels with the same encoder as queries")
-    label_batch: int = Field(
-        1024,
-        ge=1,
-        description=(
-            "eta: number of labels that are encoded at once; a step with more labels encodes each label twice"
-        ),
+    shared: bool = key(True, "encode labels with the same encoder as queries")
+    label_batch: int = key(
+        1024, "eta: number of labels that are encoded at once; a step with more labels encodes each label twice", ge=1
     )
 
 
@@ -69,20 +60,16 @@ class DualEncoder(Recipe):
         return self
 
 
-class Pool(NegativesSection, OneOfKinds):
+class Pool(NegativesSection):
     """Labels that a step scores every query against."""
 
-    KIND_KEY = "negatives.pool"
-    KINDS: ClassVar[dict[str, Any]] = {}
-
-    pool: Literal["all", "batch"] = Field("all", description="candidates: every label, or the labels of the batch")
+    pool: Literal["all", "batch"] = key("all", "candidates: every label, or the labels of the batch")
 
 
 class AllTexts(Pool):
     """Every label (section 4), as in the paper's loss, without sampling."""
 
     all_labels = True
-    pool: Literal["all"] = "all"
 
     def scores(self, batch: int, positives: float) -> float:
         return batch * _BLOCK
@@ -91,23 +78,20 @@ class AllTexts(Pool):
 class BatchLabels(TableLabels, Pool):
     """Positives of the batch and, for each query, m = `hard` near labels: B(1 + m) labels (section 5.4, Table 3)."""
 
-    pool: Literal["batch"]
-
-
-Pool.KINDS = {"all": AllTexts, "batch": BatchLabels}
-
 
 class TextTableSchedule(TableSchedule):
     """Tables of each query's nearest labels, found with the embeddings of queries and labels."""
 
-    index: str = Field("auto", description="'exact', 'auto' or a Faiss factory string")
+    index: str = key("auto", "'exact', 'auto' or a Faiss factory string")
 
 
 class Dexml(DualEncoder):
     """One encoder for queries and labels, or one for each; the paper's loss is decoupled softmax (equation 5)."""
 
+    choices = {**Recipe.choices, "negatives": ("pool", {"all": AllTexts, "batch": BatchLabels})}
+
     method: Literal["dexml"]
-    negatives: SerializeAsAny[Pool] = Field(default_factory=lambda: Pool.model_validate({}))
+    negatives: AllTexts | BatchLabels = AllTexts()
     refresh: TextTableSchedule = TextTableSchedule()
 
     @property

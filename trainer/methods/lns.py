@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from trainer.methods.astra import RandomNegatives
+from trainer.methods.astra import RandomNegatives, settle_random
 from trainer.methods.recipe import ClassifierRecipe
+from trainer.methods.settling import Draft, settle_classifier, settle_encoder, settle_length
+from trainer.negatives.base import MOST_FRESH
 from trainer.negatives.lsh_section import LshSection
 
 if TYPE_CHECKING:
@@ -27,6 +29,13 @@ class Lns(ClassifierRecipe):
 
     method: Literal["lns"]
     negatives: LshNegatives = LshNegatives()
+
+    @classmethod
+    def settle(cls, draft: Draft) -> None:
+        settle_length(draft)
+        settle_encoder(draft)
+        labels, pool = draft.statistics.labels, settle_random(draft)
+        settle_classifier(draft, pool == "own" and labels <= MOST_FRESH, f"negatives.pool = {pool}, {labels:,} labels")
 
     def open_sources(self, context: SourceContext) -> list[NegativeSource]:
         from trainer.negatives.lsh import HashedNegatives  # imported at first use: it compiles loops

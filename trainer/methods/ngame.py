@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
+from schemas.options import key
 from trainer.methods.dexml import DualEncoder, Positives
 from trainer.methods.recipe import ClassifierRecipe, NegativesSection, Recipe
 from trainer.methods.sections import Order, TableSchedule
@@ -19,18 +20,13 @@ from trainer.schedule import ClusterSchedule
 class ClusterOrder(Order):
     """Order in which the stream deals rows, one cluster at a time (section 3)."""
 
-    cluster: int = Field(
+    cluster: int = key(
         1,
+        "C, the number of queries in a cluster; must divide batch / streams. A batch consists of batch / C random "
+        "clusters of similar queries, from tables of `extremis cluster`; with 1, a batch consists of random queries",
         ge=1,
-        description=(
-            "C, the number of queries in a cluster; must divide batch / streams. A batch consists of batch / C random "
-            "clusters of similar queries, from tables of `extremis cluster`; with 1, a batch consists of random "
-            "queries"
-        ),
     )
-    cluster_doubles_every: int = Field(
-        0, ge=0, description="number of epochs after which C doubles, up to batch / streams; 0: never"
-    )
+    cluster_doubles_every: int = key(0, "number of epochs after which C doubles, up to batch / streams; 0: never", ge=0)
 
     @property
     def clusters(self) -> ClusterSchedule:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from schemas.options import Options
+from schemas.options import Options, key
 from trainer.methods.dexml import DualEncoder, TextTableSchedule
 from trainer.methods.recipe import MOST, NegativesSection
 from trainer.methods.sections import TableSchedule
@@ -15,16 +15,14 @@ from trainer.methods.sections import TableSchedule
 class MemorySection(Options):
     """Memory of training points: their embeddings from two epochs earlier, without gradient."""
 
-    neighbours: int = Field(
+    neighbours: int = key(
         24,
+        "K, the number of nearest other points per point; each of the K points votes for its own labels",
         ge=1,
         le=MOST,
-        description=("K, the number of nearest other points per point; each of the K points votes for its own labels"),
     )
-    weight: float = Field(
-        1.0, ge=0, description="weight of the loss on votes, added to the loss on the batch's labels; 0: no votes"
-    )
-    temperature: float = Field(0.05, gt=0, description="tau of the votes: cosines are divided by tau")
+    weight: float = key(1.0, "weight of the loss on votes, added to the loss on the batch's labels; 0: no votes", ge=0)
+    temperature: float = key(0.05, "tau of the votes: cosines are divided by tau", gt=0)
 
 
 class Rae(DualEncoder):

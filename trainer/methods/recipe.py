@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import ModelWrapValidatorHandler, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
-from schemas.options import Options
-from trainer.methods.kinds import EncoderSection, LossSection, OneOfKinds
+from schemas.options import Options, key
+from trainer.methods.keys import METHODS, method_class
+from trainer.methods.kinds import ENCODERS, LOSSES, BagSection, EncoderSection, Entry, LossSection, options_of
 from trainer.methods.sections import (
     LEAD,
     Checkpoint,
@@ -20,6 +22,7 @@ from trainer.methods.sections import (
     Train,
     Validation,
 )
+from trainer.methods.settling import Draft, settle_classifier, settle_encoder, settle_length
 from trainer.schedule import SINGLE_ROWS
 
 if TYPE_CHECKING:
@@ -89,17 +92,13 @@ class NegativesSection(Options):
 class TableLabels(NegativesSection):
     """Labels from the query's row of the requested table; each step uses `hard` of the K columns."""
 
-    hard: int = Field(
+    hard: int = key(
         0,
+        "k_h, the number of hard negatives per query, drawn from the K labels in the query's row of the table",
         ge=0,
         le=MOST,
-        description=(
-            "number of hard negatives per query; each step draws them from the K labels in the query's row of the table"
-        ),
     )
-    width: int = Field(
-        0, ge=0, le=MOST, description=("K, the number of labels per query in the mined table; 0: the same as hard")
-    )
+    width: int = key(0, "K, the number of labels per query in the mined table; 0: the same as hard", ge=0, le=MOST)
 
     @property
     def table_width(self) -> int:
@@ -119,33 +118,54 @@ class TableLabels(NegativesSection):
         return self
 
 
-class Recipe(OneOfKinds):
-    """All options that, together with DATA, determine a run's results; the `method` adds further options."""
+class Recipe(Options):
+    """All options that, together with DATA, determine a run's results; the `method` adds further options.
 
-    KIND_KEY = "method"
-    KINDS: ClassVar[dict[str, Any]] = {  # imported late, because serving an export does not need the methods
-        "astra": "trainer.methods.astra:Astra",
-        "renee": "trainer.methods.astra:Renee",
-        "lns": "trainer.methods.lns:Lns",
-        "dexml": "trainer.methods.dexml:Dexml",
-        "rae": "trainer.methods.rae:Rae",
-        "ngame": "trainer.methods.ngame:Ngame",
-        "ngame-m2": "trainer.methods.ngame:NgameM2",
-    }
+    `Recipe.model_validate` reads options with the class of their method.
+    """
+
     encodes_labels: ClassVar[bool] = False  # True: labels are encoded from their texts, and have no learned vectors
+    # Sections that have a class a kind: the key that names the kind, and the classes by kind, the default first.
+    choices: ClassVar[dict[str, tuple[str, Mapping[str, Entry]]]] = {
+        "encoder": ("kind", ENCODERS),
+        "loss": ("kind", LOSSES),
+    }
 
-    name: str = Field("", description="name of the recipe; default: the name of its file")
+    name: str = key("", "name of the recipe; default: the name of its file")
     method: str
     data: Data = Data()
     order: SerializeAsAny[Order] = Order()
     storage: Storage = Storage()
-    encoder: SerializeAsAny[EncoderSection] = Field(default_factory=lambda: EncoderSection.model_validate({}))
+    encoder: SerializeAsAny[EncoderSection] = BagSection()
     negatives: SerializeAsAny[NegativesSection]
-    loss: SerializeAsAny[LossSection] = Field(default_factory=lambda: LossSection.model_validate({}))
+    loss: SerializeAsAny[LossSection] = LossSection()
     train: Train = Train()
     checkpoint: Checkpoint = Checkpoint()
     validation: Validation = Validation()
     logging: Logging = Logging()
+
+    @classmethod
+    def settle(cls, draft: Draft) -> None:
+        """Fill in, top to bottom, what a recipe of this method leaves to the data."""
+        settle_length(draft)
+        settle_encoder(draft)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_its_method(cls, values: Any, handler: ModelWrapValidatorHandler[Recipe]) -> Recipe:
+        if cls is Recipe and isinstance(values, Mapping):
+            return method_class(values.get("method", next(iter(METHODS)))).model_validate(values)
+        return handler(values)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _of_its_kind(cls, values: Any, info: ValidationInfo) -> Any:
+        section = str(info.field_name)
+        if section not in cls.choices or isinstance(values, Options):
+            return values
+        key, table = cls.choices[section]
+        kind = values.get(key, next(iter(table))) if isinstance(values, Mapping) else next(iter(table))
+        return options_of(table, kind, f"{section}.{key}").model_validate(values)
 
     @property
     def title(self) -> str:
@@ -253,6 +273,11 @@ class ClassifierRecipe(Recipe):
     """Recipe of a method that learns a vector per label."""
 
     classifier: Classifier = Classifier()
+
+    @classmethod
+    def settle(cls, draft: Draft) -> None:
+        super().settle(draft)
+        settle_classifier(draft)
 
     @property
     def unit_labels(self) -> bool:

@@ -8,10 +8,8 @@ from pydantic import Field, model_validator
 
 from schemas import LABEL_TEXTS
 from schemas.errors import InputError
-from schemas.options import DEVICES, MOST_RATE, MOST_THREADS, Options
+from schemas.options import DEVICES, MOST_RATE, MOST_THREADS, Options, key
 from schemas.sizes import parse_bytes
-from trainer.methods import rules
-from trainer.methods.rules import FromData
 from trainer.schedule import MOST_WEIGHT, SINGLE_ROWS, ClusterSchedule
 
 if TYPE_CHECKING:
@@ -40,45 +38,35 @@ WATCHERS = {
 class Data(Options):
     """Rows that a run trains on."""
 
-    split: str = Field("train", description="split to train on")
-    holdout: float = Field(
+    split: str = key("train", "split to train on")
+    holdout: float = key(
         0.0,
+        "fraction of the rows, by the hash of the key, that is held out of training, as split `holdout`",
         ge=0,
         le=0.5,
-        description="fraction of the rows, by the hash of the key, that is held out of training, as split `holdout`",
     )
-    share: float = Field(
-        1.0, gt=0, le=1, description=("fraction of the rows to train on; rows that are held out are never used")
+    share: float = key(1.0, "fraction of the rows to train on; rows that are held out are never used", gt=0, le=1)
+    parts: str | list[str] = key(
+        "", "parts of a data version to train on: `last N`, a pattern such as 2026-11-*, or a list"
     )
-    parts: str | list[str] = Field(
-        "", description="parts of a data version to train on: `last N`, a pattern such as 2026-11-*, or a list"
-    )
-    replay: float = Field(
+    replay: float = key(
         1.0,
+        "with train.start_from: how often an epoch uses each row that the earlier run was trained on; new rows are "
+        "used once",
         gt=0,
         le=1,
-        description=(
-            "with train.start_from: how often an epoch uses each row that the earlier run was trained on; new rows are "
-            "used once"
-        ),
     )
-    label_texts: bool = Field(
-        False, description="also train on the labels' texts: each text is a training point with its own label"
+    label_texts: bool = key(False, "also train on the labels' texts: each text is a training point with its own label")
+    mix: dict[str, Annotated[float, Field(gt=0, le=MOST_WEIGHT)]] = key(
+        {},
+        "weights by split name, instead of split and label_texts: a weight is the number of times that an epoch uses "
+        "each row of the split; `labels` stands for the label texts. With a weight of 1.5, all rows are used once, and "
+        "half of the rows a second time",
     )
-    mix: dict[str, Annotated[float, Field(gt=0, le=MOST_WEIGHT)]] = Field(
-        default_factory=dict,
-        description=(
-            "weights by split name, instead of split and label_texts: a weight is the number of times that an epoch "
-            "uses each row of the split; `labels` stands for the label texts. With a weight of 1.5, all rows are used "
-            "once, and half of the rows a second time"
-        ),
-    )
-    mix_by: Literal["rows", "shares"] = Field(
+    mix_by: Literal["rows", "shares"] = key(
         "rows",
-        description=(
-            "meaning of the numbers in mix. rows: how often each row is used; shares: the proportions of an epoch's "
-            "rows that come from the sources, where each row of the least used source is used once"
-        ),
+        "meaning of the numbers in mix. rows: how often each row is used; shares: the proportions of an epoch's rows "
+        "that come from the sources, where each row of the least used source is used once",
     )
 
     @property
@@ -131,23 +119,15 @@ class Data(Options):
 class Order(Options):
     """Order of the stream's rows."""
 
-    batch: Annotated[int, FromData(rules.batch)] = Field(
-        512, ge=1, le=1 << 24, description="B, the number of queries in a step, over all ranks"
-    )
-    streams: int = Field(
-        8, ge=1, description="S, the number of canonical streams, at least one for each rank; must divide the batch"
-    )
-    batches: Literal["mixed", "by_source"] = Field(
+    batch: int = key(512, "B, the number of queries in a step, over all ranks", ge=1, le=1 << 24)
+    streams: int = key(8, "S, the number of canonical streams, at least one for each rank; must divide the batch", ge=1)
+    batches: Literal["mixed", "by_source"] = key(
         "mixed",
-        description=(
-            "whether a batch mixes rows from all sources (splits in data.mix, label texts), or takes all rows from a "
-            "single source"
-        ),
+        "whether a batch mixes rows from all sources (splits in data.mix, label texts), or takes all rows from a "
+        "single source",
     )
-    window_groups: int = Field(
-        4, ge=1, le=1 << 20, description="number of row groups whose rows a stream shuffles together"
-    )
-    threads: int = Field(1, ge=0, le=MOST_THREADS, description="threads that read and decode ahead; 0: no extra thread")
+    window_groups: int = key(4, "number of row groups whose rows a stream shuffles together", ge=1, le=1 << 20)
+    threads: int = key(1, "threads that read and decode ahead; 0: no extra thread", ge=0, le=MOST_THREADS)
 
     @model_validator(mode="after")
     def _check(self) -> Order:
@@ -169,18 +149,13 @@ class Order(Options):
 class Storage(Options):
     """Options for reading from storage. They do not affect order or results, so a resumed run may change them."""
 
-    verify: bool = Field(True, description="verify checksums of everything that is read")
-    damaged: Literal["stop", "skip"] = Field(
-        "stop", description="what to do with a damaged row group: stop, or skip it"
+    verify: bool = key(True, "verify checksums of everything that is read")
+    damaged: Literal["stop", "skip"] = key("stop", "what to do with a damaged row group: stop, or skip it")
+    fetch_threads: int = key(
+        16, "number of parallel requests to a remote store that fetch rows in advance; 0: none", ge=0, le=MOST_THREADS
     )
-    fetch_threads: int = Field(
-        16,
-        ge=0,
-        le=MOST_THREADS,
-        description=("number of parallel requests to a remote store that fetch rows in advance; 0: none"),
-    )
-    cache: str = Field("", description="an empty local directory that caches remote shards; '': no cache")
-    cache_size: str = Field("", description="maximum size of the cache, e.g. '50GiB'")
+    cache: str = key("", "an empty local directory that caches remote shards; '': no cache")
+    cache_size: str = key("", "maximum size of the cache, e.g. '50GiB'")
 
     @property
     def cache_bytes(self) -> int:
@@ -204,54 +179,41 @@ class Storage(Options):
 class Classifier(Options):
     """Label vectors w_l in R^D; a step updates only the vectors of labels that it scores."""
 
-    optimizer: Literal["sgd", "adagrad", "adam"] = Field(
-        "adagrad",
-        description=("optimizer for the label vectors; a step updates only the vectors of labels that it scores"),
+    optimizer: Literal["sgd", "adagrad", "adam"] = key(
+        "adagrad", "optimizer for the label vectors; a step updates only the vectors of labels that it scores"
     )
-    lr: Annotated[float, FromData(rules.classifier_rate)] = Field(
-        0.1, gt=0, le=MOST_RATE, description="learning rate of the label vectors"
+    lr: float = key(0.1, "learning rate of the label vectors", gt=0, le=MOST_RATE)
+    momentum: float = key(0.0, "momentum of sgd, stored per row", ge=0, lt=1)
+    weight_decay: float = key(
+        0.0, "decoupled weight decay: each step multiplies a row by 1 - lr * weight_decay", ge=0, lt=1
     )
-    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd, stored per row")
-    weight_decay: float = Field(
-        0.0, ge=0, lt=1, description="decoupled weight decay: each step multiplies a row by 1 - lr * weight_decay"
-    )
-    dtype: Literal["float32", "bfloat16"] = Field(
+    dtype: Literal["float32", "bfloat16"] = key(
         "float32",
-        description=(
-            "data type of the label vectors; computation is in float32, and bfloat16 vectors are rounded stochastically"
-        ),
+        "data type of the label vectors; computation is in float32, and bfloat16 vectors are rounded stochastically",
     )
-    products: Literal["tf32", "bfloat16"] = Field(
+    products: Literal["tf32", "bfloat16"] = key(
         "tf32",
-        description=(
-            "data type of matrix products with a shared pool or all labels, on a GPU with bfloat16 label vectors. tf32 "
-            "rounds queries and the gradients of scores to 11 significant bits, bfloat16 to 8; sums are in float32"
-        ),
+        "data type of matrix products with a shared pool or all labels, on a GPU with bfloat16 label vectors. tf32 "
+        "rounds queries and the gradients of scores to 11 significant bits, bfloat16 to 8; sums are in float32",
     )
-    storage: str = Field(
+    storage: str = key(
         "memory",
-        description=(
-            "where label vectors and optimizer state are stored: memory (of the device); host (main memory; a GPU gets "
-            "only the rows of a step); or a directory on a local disk with enough space for a memory-mapped file, "
-            "which is removed at the end"
-        ),
+        "where label vectors and optimizer state are stored: memory (of the device); host (main memory; a GPU gets "
+        "only the rows of a step); or a directory on a local disk with enough space for a memory-mapped file, which is"
+        " removed at the end",
     )
-    bias: bool = Field(False, description="add a bias for each label")
-    initial: Literal["random", "labels"] = Field(
+    bias: bool = key(False, "add a bias for each label")
+    initial: Literal["random", "labels"] = key(
         "random",
-        description=(
-            "label vectors before the first step. random: drawn from a normal distribution. labels: embeddings of the "
-            "labels' texts from the untrained encoder, which help if the encoder is pre-trained, or if labels have few "
-            "training points"
-        ),
+        "label vectors before the first step. random: drawn from a normal distribution. labels: embeddings of the "
+        "labels' texts from the untrained encoder, which help if the encoder is pre-trained, or if labels have few "
+        "training points",
     )
-    initial_scale: Annotated[float, FromData(rules.initial_scale)] = Field(
-        0.0,
-        ge=0,
-        description=("standard deviation of random initial vectors, or length of initial vectors from label texts"),
+    initial_scale: float = key(
+        0.0, "standard deviation of random initial vectors, or length of initial vectors from label texts", ge=0
     )
-    initial_bias: Annotated[float, FromData(rules.initial_bias)] = Field(0.0, description="initial bias of each label")
-    normalize: bool = Field(False, description="keep label vectors at length 1, at the start and after each step")
+    initial_bias: float = key(0.0, "initial bias of each label")
+    normalize: bool = key(False, "keep label vectors at length 1, at the start and after each step")
 
     @model_validator(mode="after")
     def _check(self) -> Classifier:
@@ -270,116 +232,89 @@ class Classifier(Options):
 class Train(Options):
     """Length, rates and random seed of a run."""
 
-    epochs: Annotated[int, FromData(rules.epochs)] = Field(
-        20, ge=1, le=1_000_000, description="number of passes over the training split; with train.minutes, the maximum"
+    epochs: int = key(
+        20, "number of passes over the training split; with train.minutes, the maximum", ge=1, le=1_000_000
     )
-    minutes: float = Field(
+    minutes: float = key(
         0.0,
+        "end training after about this many minutes; 0: no limit. Before each epoch except the first, the trainer "
+        "decides and records how many more epochs fit, and learning rates fall toward the end of the last epoch",
         ge=0,
-        description=(
-            "end training after about this many minutes; 0: no limit. Before each epoch except the first, the trainer "
-            "decides and records how many more epochs fit, and learning rates fall toward the end of the last epoch"
-        ),
     )
-    seed: int = Field(0, ge=0, lt=1 << 63, description="random seed of the order and of all draws")
-    warmup: float = Field(0.05, ge=0, lt=1, description="fraction of all steps during which the learning rate rises")
-    decay: Literal["cosine", "linear"] = Field("cosine", description="how the learning rate falls after the warm-up")
-    final_lr: float = Field(0.0, ge=0, le=1, description="final learning rate, as a fraction of the learning rate")
-    positive_weight: float = Field(
+    seed: int = key(0, "random seed of the order and of all draws", ge=0, lt=1 << 63)
+    warmup: float = key(0.05, "fraction of all steps during which the learning rate rises", ge=0, lt=1)
+    decay: Literal["cosine", "linear"] = key("cosine", "how the learning rate falls after the warm-up")
+    final_lr: float = key(0.0, "final learning rate, as a fraction of the learning rate", ge=0, le=1)
+    positive_weight: float = key(
         0.0,
+        "weight each positive by its inverse propensity to this power; with 0, or without propensity constants, all "
+        "positives have the same weight",
         ge=0,
         le=1,
-        description=(
-            "weight each positive by its inverse propensity to this power; with 0, or without propensity constants, "
-            "all positives have the same weight"
-        ),
     )
-    positive_ratio: float = Field(
+    positive_ratio: float = key(
         1.0,
+        "with bce: weight of a positive relative to a negative (eta+ / eta- in MIPS-s, section 3.1, which uses 50). A "
+        "high ratio makes it possible to train from scratch with hard negatives alone",
         gt=0,
-        description=(
-            "with bce: weight of a positive relative to a negative (eta+ / eta- in MIPS-s, section 3.1, which uses "
-            "50). A high ratio makes it possible to train from scratch with hard negatives alone"
-        ),
     )
-    device: str = Field(
+    device: str = key(
         "auto",
+        "cpu, cuda, cuda:N, or auto, which uses a GPU if the machine has one; a resumed run can use another device",
         pattern=DEVICES,
-        description=(
-            "cpu, cuda, cuda:N, or auto, which uses a GPU if the machine has one; a resumed run can use another device"
-        ),
     )
-    threads: int = Field(0, ge=0, le=MOST_THREADS, description="number of PyTorch threads; 0: one thread per core")
-    clip: float = Field(0.0, ge=0, description="maximum norm of the encoder's gradient; 0: no limit")
-    start_from: str = Field(
+    threads: int = key(0, "number of PyTorch threads; 0: one thread per core", ge=0, le=MOST_THREADS)
+    clip: float = key(0.0, "maximum norm of the encoder's gradient; 0: no limit", ge=0)
+    start_from: str = key(
         "",
-        description=(
-            "a run on an earlier version of the data: training starts from the encoder and label vectors of that run. "
-            "Epochs, learning rates and negatives that are not set are then chosen for a refresh"
-        ),
+        "a run on an earlier version of the data: training starts from the encoder and label vectors of that run. "
+        "Epochs, learning rates and negatives that are not set are then chosen for a refresh",
     )
-    start_optimizer: bool = Field(
+    start_optimizer: bool = key(
         False,
-        description=(
-            "with start_from: also start from the optimizer state of that run, unless it is of a different optimizer; "
-            "a refresh of a classifier with fewer than two passes over older rows does so by default"
-        ),
+        "with start_from: also start from the optimizer state of that run, unless it is of a different optimizer; a "
+        "refresh of a classifier with fewer than two passes over older rows does so by default",
     )
-    new_labels: Literal["points", "texts", "initial"] = Field(
+    new_labels: Literal["points", "texts", "initial"] = key(
         "points",
-        description=(
-            "with start_from, the initial vectors of new labels. points: from the mean embedding of the label's "
-            "training points, or from its text if it has no points; texts: from its text; initial: as in a run from "
-            "scratch"
-        ),
+        "with start_from, the initial vectors of new labels. points: from the mean embedding of the label's training "
+        "points, or from its text if it has no points; texts: from its text; initial: as in a run from scratch",
     )
-    encoder_from: str = Field(
-        "", description=("a run on the same data: training starts from the encoder in the checkpoint of that run")
+    encoder_from: str = key(
+        "", "a run on the same data: training starts from the encoder in the checkpoint of that run"
     )
-    freeze_encoder: bool = Field(
-        False, description="keep the encoder fixed, without dropout; only the classifier learns"
-    )
-    accumulate: int = Field(
+    freeze_encoder: bool = key(False, "keep the encoder fixed, without dropout; only the classifier learns")
+    accumulate: int = key(
         1,
+        "encode the batch of a rank in this many parts, one after another: the step gives the same result with less "
+        "memory, but needs a second forward pass",
         ge=1,
         le=1 << 20,
-        description=(
-            "encode the batch of a rank in this many parts, one after another: the step gives the same result with "
-            "less memory, but needs a second forward pass"
-        ),
     )
 
 
 class TableSchedule(Options):
     """Schedule of tables (ASTRA's tau_s and tau_r), and the policy for late tables."""
 
-    start: int = Field(
+    start: int = key(
         5,
+        "tau_s: the first epoch with a table. At least 2, because a table is used two epochs after its dump; with "
+        "train.start_from, 0 is also possible, for a table mined from the vectors of the earlier run",
         ge=0,
-        description=(
-            "tau_s: the first epoch with a table. At least 2, because a table is used two epochs after its dump; with "
-            "train.start_from, 0 is also possible, for a table mined from the vectors of the earlier run"
-        ),
     )
-    every: int = Field(5, ge=1, description="tau_r: epochs between tables")
-    stale: Literal["warn", "wait", "random-only", "stop"] = Field(
+    every: int = key(5, "tau_r: epochs between tables", ge=1)
+    stale: Literal["warn", "wait", "random-only", "stop"] = key(
         "warn",
-        description=(
-            "what to do if the newest table is missing or older than max_age: warn and continue, wait for a newer "
-            "table, continue with random negatives only, or stop"
-        ),
+        "what to do if the newest table is missing or older than max_age: warn and continue, wait for a newer table, "
+        "continue with random negatives only, or stop",
     )
-    max_age: int = Field(
+    max_age: int = key(
         0,
+        "maximum number of epochs between the dump of a table and its use; 0: every + 1, so no table may be late",
         ge=0,
-        description=(
-            "maximum number of epochs between the dump of a table and its use; 0: every + 1, so no table may be late"
-        ),
     )
-    wait_seconds: float = Field(
-        600.0,
-        gt=0,
-        description="maximum number of seconds to wait with stale = 'wait'; after that, a run continues as with 'warn'",
+    wait_seconds: float = key(
+        600.0, "maximum number of seconds to wait with stale = 'wait'; after that, a run continues as with 'warn'", gt=0
     )
 
     @property
@@ -400,54 +335,38 @@ class TableSchedule(Options):
 class Checkpoint(Options):
     """Checkpoints of a run."""
 
-    every_epochs: int = Field(1, ge=0, description="epochs between two checkpoints; 0: only the last checkpoint")
-    every_steps: int = Field(
-        0, ge=0, description="also save a checkpoint after this many steps; 0: only at the end of epochs"
-    )
-    keep: int = Field(2, ge=1, description="number of newest checkpoints to keep, in addition to the best")
-    background: bool = Field(
-        True, description="write checkpoints and dumps in the background, while training continues"
-    )
+    every_epochs: int = key(1, "epochs between two checkpoints; 0: only the last checkpoint", ge=0)
+    every_steps: int = key(0, "also save a checkpoint after this many steps; 0: only at the end of epochs", ge=0)
+    keep: int = key(2, "number of newest checkpoints to keep, in addition to the best", ge=1)
+    background: bool = key(True, "write checkpoints and dumps in the background, while training continues")
 
 
 class Validation(Options):
     """Scoring of a split during training."""
 
-    split: str = Field(
+    split: str = key(
         "",
-        description=(
-            "the split to score during training; default: the newest part of the split `val`, if a data version has "
-            "that split; '': none"
-        ),
+        "the split to score during training; default: the newest part of the split `val`, if a data version has that "
+        "split; '': none",
     )
-    parts: str | list[str] = Field("", description="parts of the split to score, as in data.parts; empty: all")
-    every_epochs: int = Field(1, ge=1, description="epochs between two validations")
-    queries: int = Field(
-        5000, ge=1, description="number of rows to score, from the start of the split (shards are shuffled)"
-    )
-    metric: str = Field(
+    parts: str | list[str] = key("", "parts of the split to score, as in data.parts; empty: all")
+    every_epochs: int = key(1, "epochs between two validations", ge=1)
+    queries: int = key(5000, "number of rows to score, from the start of the split (shards are shuffled)", ge=1)
+    metric: str = key(
         "P@1",
+        "the metric that selects the best checkpoint, which is kept in addition to the newest",
         pattern=rf"^({'|'.join(METRICS)})@[1-9]\d{{0,2}}$",
-        description="the metric that selects the best checkpoint, which is kept in addition to the newest",
     )
-    patience: int = Field(
-        0,
-        ge=0,
-        description="end the run after this many validations without improvement of `metric`; 0: never",
-    )
+    patience: int = key(0, "end the run after this many validations without improvement of `metric`; 0: never", ge=0)
 
 
 class Logging(Options):
     """Records of a run."""
 
-    every_steps: int = Field(20, ge=1, description="steps between two records in metrics.jsonl")
-    ranks_every: int = Field(
-        0,
-        ge=0,
-        description=(
-            "number of steps between measurements that rank the hard negatives among all labels; 0: no measurement"
-        ),
+    every_steps: int = key(20, "steps between two records in metrics.jsonl", ge=1)
+    ranks_every: int = key(
+        0, "number of steps between measurements that rank the hard negatives among all labels; 0: no measurement", ge=0
     )
-    tensorboard: bool = Field(True, description="also write RUN/tensorboard")
-    wandb: str = Field("", max_length=128, description="project in Weights & Biases that gets the metrics; empty: none")
-    mlflow: str = Field("", max_length=256, description="experiment in MLflow that gets the metrics; empty: none")
+    tensorboard: bool = key(True, "also write RUN/tensorboard")
+    wandb: str = key("", "project in Weights & Biases that gets the metrics; empty: none", max_length=128)
+    mlflow: str = key("", "experiment in MLflow that gets the metrics; empty: none", max_length=256)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from schemas.options import Options
+from schemas.options import Options, key
 
 Family = Literal["simhash", "dwta"]
 MOST_BYTES = 4 << 30  # maximum bytes of a run's hash tables without codes, for any number of labels
@@ -15,37 +15,25 @@ MOST_BYTES = 4 << 30  # maximum bytes of a run's hash tables without codes, for 
 class LshSection(Options):
     """Negatives from hash tables over the classifier's vectors (LNS)."""
 
-    hard: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
+    hard: Annotated[int, Field(ge=1)] | Literal["all"] = key(
         "all",
-        description=(
-            "maximum number of labels for each query: tables are searched until a query has this many labels. all: "
-            "the union of the query's buckets in all tables, as in the paper"
-        ),
+        "maximum number of labels for each query: tables are searched until a query has this many labels. all: the "
+        "union of the query's buckets in all tables, as in the paper",
     )
-    query: Literal["embedding", "label"] = Field(
-        "embedding",
-        description="the vector that is hashed: the query's embedding x, or the vector of a random positive",
+    query: Literal["embedding", "label"] = key(
+        "embedding", "the vector that is hashed: the query's embedding x, or the vector of a random positive"
     )
-    family: Family = Field(
-        "dwta",
-        description=(
-            "hash functions: signs of random projections (simhash), or the largest coordinate in each bin (dwta)"
-        ),
+    family: Family = key(
+        "dwta", "hash functions: signs of random projections (simhash), or the largest coordinate in each bin (dwta)"
     )
-    bits: int = Field(6, ge=1, le=28, description="K, the number of hash functions per code")
-    tables: int = Field(50, ge=1, description="L, the number of hash tables")
-    width: int = Field(2, ge=2, description="number of coordinates in a bin of dwta; a table has width ** bits buckets")
-    capacity: int = Field(
-        128,
-        ge=1,
-        description="maximum number of labels that a bucket stores; a bucket with more labels stores a uniform sample",
+    bits: int = key(6, "K, the number of hash functions per code", ge=1, le=28)
+    tables: int = key(50, "L, the number of hash tables", ge=1)
+    width: int = key(2, "number of coordinates in a bin of dwta; a table has width ** bits buckets", ge=2)
+    capacity: int = key(
+        128, "maximum number of labels that a bucket stores; a bucket with more labels stores a uniform sample", ge=1
     )
-    every: int = Field(
-        50,
-        ge=1,
-        description=(
-            "number of steps until changed rows are hashed again; this number grows by a factor of 1.1 each time"
-        ),
+    every: int = key(
+        50, "number of steps until changed rows are hashed again; this number grows by a factor of 1.1 each time", ge=1
     )
 
     @model_validator(mode="after")

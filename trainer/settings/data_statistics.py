@@ -14,8 +14,8 @@ from schemas.table import Table
 from trainer.encoders.bag import count_ngrams
 from trainer.evaluation.evaluate import label_statistics
 from trainer.input_kinds import InputKind, input_names
-from trainer.methods.rules import DataStatistics
 from trainer.methods.sections import Data
+from trainer.methods.settling import DataStatistics
 from trainer.stream import open_queries
 
 SAMPLED_ROWS = 200_000  # number of rows in which n-grams are counted

@@ -7,22 +7,38 @@ from typing import Any
 
 from schemas.layout import DataLayout
 from trainer.config.load import read_recipe, validate
-from trainer.config.merging import flatten, options_left_to_data, with_values, without_auto
-from trainer.methods import rules
+from trainer.methods.keys import flatten, merge
 from trainer.methods.recipe import ClassifierRecipe, Recipe
-from trainer.methods.rules import DataStatistics, FromData, Setting, log_odds
+from trainer.methods.settling import NOMINAL, DataStatistics, batch, log_odds, settle
 from trainer.settings.data_statistics import measure
-from trainer.settings.versions import EarlierRun, settings_of_refresh, settings_of_validation
+from trainer.settings.versions import EarlierRun, Setting, settings_of_refresh, settings_of_validation
 
 _FAR_BIAS = 1.0  # distance from the prior: half of the distance at which P@1 is halved
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A recipe, and its settings that were chosen from the data, by dotted key."""
+    """A recipe of numbers, and why it has those that were chosen from the data, by dotted key."""
 
     recipe: Recipe
-    settings: dict[str, Setting] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any], statistics: DataStatistics, source: str) -> "Resolved":
+        """Settle a recipe's `body` for data with these `statistics`. Raises InputError."""
+        settled, why = settle(body, statistics)
+        return cls(validate(settled, source), why)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Values that were chosen from the data, by dotted key."""
+        values = flatten(self.recipe.model_dump())
+        return {key: values[key] for key in self.why if key in values}  # a kind that changed has fewer keys
+
+    @property
+    def reasons(self) -> list[str]:
+        """Return lines with the settings and their reasons."""
+        return [f"{key} = {value} ({self.why[key]})" for key, value in self.settings.items()]
 
     def lines(self, data: str) -> list[str]:
         """Return lines with the settings and their reasons, and with warnings for DATA. Raises TableError."""
@@ -30,42 +46,36 @@ class Resolved:
             return []
         return [*self.reasons, *(f"odd: {line}" for line in odd_settings(self.recipe, measure_rows(self.recipe, data)))]
 
-    @property
-    def reasons(self) -> list[str]:
-        """Return lines with the settings and their reasons."""
-        return [f"{key} = {setting.value} ({setting.reason})" for key, setting in self.settings.items()]
-
 
 def resolve(source: str, overrides: Iterable[str], data: str) -> Resolved:
-    """Read the recipe `source` with `overrides`, and compute its settings from DATA.
+    """Read the recipe `source` with `overrides`, and settle it on DATA.
 
-    Raises the errors of `load_recipe`, InputError if an option without a rule is "auto", and TableError.
+    Raises the errors of `load_recipe`, InputError if an option that no method settles is "auto", and TableError.
     """
-    overrides = list(overrides)
+    overrides, why = list(overrides), dict[str, str]()
+
+    def put(settings: Mapping[str, Setting], body: Mapping[str, Any]) -> dict[str, Any]:
+        for key, (value, reason) in settings.items():
+            section, _, option = key.partition(".")
+            body, why[key] = merge(body, {section: {option: value}}), reason
+        return dict(body)
+
     body = read_recipe(source, overrides)
-    run = body.get("train", {}).get("start_from")
-    earlier = EarlierRun.open(data, run) if run else None
-    earlier_settings = (
-        earlier.settings_of_model(options_left_to_data(body)) | earlier.settings_of_holdout(body) if earlier else {}
-    )
-    body = with_values(body, values_of(earlier_settings))
-    if options_left_to_data(body):
-        resolved = apply_rules(body, measure_rows(validate(without_auto(body), source), data), source)
-    else:
-        resolved = Resolved(validate(body, source))
-    settings = settings_of_validation(resolved.recipe, data, body)
-    if earlier is not None:
-        earlier.require_unseen(resolved.recipe)
-        settings |= settings_of_refresh(resolved.recipe, data, earlier, overrides)
-    if not settings | earlier_settings:
-        return resolved
-    recipe = validate(with_values(resolved.recipe.model_dump(), values_of(settings)), source)
-    return Resolved(recipe, {**earlier_settings, **resolved.settings, **settings})
-
-
-def values_of(settings: Mapping[str, Setting]) -> dict[str, Any]:
-    """Return the values of `settings` by dotted key."""
-    return {key: setting.value for key, setting in settings.items()}
+    resolved = Resolved.of(body, NOMINAL, source)
+    if run := resolved.recipe.train.start_from:
+        earlier = EarlierRun.open(data, run)
+        body = put(earlier.settings_of_model(body, resolved.why), body)
+        resolved = Resolved.of(body, NOMINAL, source)
+    if resolved.why:  # it leaves something to the data
+        resolved = Resolved.of(body, measure_rows(resolved.recipe, data), source)
+    recipe, why = resolved.recipe, why | resolved.why
+    settings = settings_of_validation(recipe, data, body)
+    if run:
+        earlier.require_unseen(recipe)
+        settings |= settings_of_refresh(recipe, data, earlier, overrides)
+    if settings:
+        recipe = validate(put(settings, recipe.model_dump()), source)
+    return Resolved(recipe, why)
 
 
 def measure_rows(recipe: Recipe, data: str) -> DataStatistics:
@@ -88,42 +98,9 @@ def odd_settings(recipe: Recipe, statistics: DataStatistics) -> Iterator[str]:
                 f"classifier.initial_bias = {recipe.classifier.initial_bias:g} is {abs(distance):.1f} "
                 f"{'above' if distance > 0 else 'below'} the prior of this data, {prior:.1f}: set it to 'prior'"
             )
-    if statistics.points < recipe.order.batch * 10 and recipe.order.batch > int(rules.batch(statistics, {}).value):
+    if statistics.points < recipe.order.batch * 10 and recipe.order.batch > batch(statistics):
         steps = math.ceil(statistics.points / recipe.order.batch)
         yield (
             f"order.batch = {recipe.order.batch} gives only {steps} steps in an epoch of "
             f"{statistics.described_points}: set it to 'auto'"
         )
-
-
-def apply_rules(body: dict[str, Any], statistics: DataStatistics, source: str) -> Resolved:
-    """Apply the rules for options in a recipe's `body` that are left to the data. Raises InputError."""
-    resolved_options = _ResolvedOptions(
-        options_left_to_data(body), statistics, flatten(validate(without_auto(body), source).model_dump())
-    )
-    for key in resolved_options.rules:
-        resolved_options[key]
-    return Resolved(
-        validate(with_values(body, values_of(resolved_options.settings)), source), resolved_options.settings
-    )
-
-
-class _ResolvedOptions(Mapping[str, Any]):
-    """Options of a recipe by dotted key: explicit options (`stated`), and options that `rules` compute on demand."""
-
-    def __init__(self, rules: Mapping[str, FromData], statistics: DataStatistics, stated: Mapping[str, Any]) -> None:
-        self.rules, self.settings = rules, dict[str, Setting]()
-        self._statistics, self._stated = statistics, stated
-
-    def __getitem__(self, key: str) -> Any:
-        if key not in self.rules:
-            return self._stated[key]
-        if key not in self.settings:
-            self.settings[key] = self.rules[key].rule(self._statistics, self)
-        return self.settings[key].value
-
-    def __iter__(self) -> Iterator[str]:
-        return iter({*self.rules, *self._stated})
-
-    def __len__(self) -> int:
-        return len({*self.rules, *self._stated})

@@ -10,10 +10,11 @@ from schemas.errors import InputError, option
 from schemas.layout import DataLayout, RunLayout
 from schemas.table import Table
 from trainer.methods.astra import Astra
+from trainer.methods.keys import flatten
 from trainer.methods.recipe import Recipe
-from trainer.methods.rules import Setting
 from trainer.model import find_earlier
 
+Setting = tuple[Any, str]  # a value, and the reason for it
 SPLIT = "val"  # the split that is scored
 _MODEL = ("encoder", "head")  # sections that shape the model
 RATES = ("encoder.lr", "encoder.dense_lr", "classifier.lr")
@@ -45,21 +46,17 @@ class EarlierRun:
         recipe, _, parts = find_earlier(DataLayout(data), RunLayout(url))
         return cls(url, recipe.model_dump(), parts, recipe.data.holdout)
 
-    def settings_of_model(self, keys: Iterable[str]) -> dict[str, Setting]:
-        """Return RUN1's values of those options in `keys` that define the model, by dotted key."""
-        settings = {}
-        for key in keys:
-            section, _, option = key.partition(".")
-            if section in _MODEL and key not in RATES:
-                settings[key] = Setting(self.options.get(section, {}).get(option), f"as in {self.url}")
-        return settings
+    def settings_of_model(self, body: Mapping[str, Any], left: Iterable[str]) -> dict[str, Setting]:
+        """Return RUN1's values of the options among `left` that define the model, and its `data.holdout`.
 
-    def settings_of_holdout(self, body: Mapping[str, Any]) -> dict[str, Setting]:
-        """Return RUN1's `data.holdout`, unless the `body` of a recipe sets this option or mixes splits."""
+        The holdout counts unless the recipe's `body` sets it, or mixes splits.
+        """
+        keys = [key for key in left if key.partition(".")[0] in _MODEL and key not in RATES]
         stated = body.get("data", {})
-        if not self.holdout or "holdout" in stated or stated.get("mix"):
-            return {}
-        return {"data.holdout": Setting(self.holdout, f"as in {self.url}")}
+        if self.holdout and "holdout" not in stated and not stated.get("mix"):
+            keys.append("data.holdout")
+        values = flatten(self.options)
+        return {key: (values.get(key), f"as in {self.url}") for key in keys}
 
     def require_unseen(self, recipe: Recipe) -> None:
         """Refuse a recipe that holds out rows that RUN1 was trained on. Raises InputError."""
@@ -72,90 +69,54 @@ class EarlierRun:
                 f"{option('from_run')}."
             )
 
-    def share_of_new(self, data: str, split: str) -> float:
-        """Return the fraction of a split's rows that are in parts that RUN1 did not have. Raises TableError."""
-        table = Table.open(DataLayout(data).queries(split), "queries")
-        new = sum(part.rows for part in table.parts if part.name in self.parts)
-        return new / max(1, table.rows)
-
 
 def settings_of_refresh(recipe: Recipe, data: str, earlier: EarlierRun, overrides: Iterable[str]) -> dict[str, Setting]:
-    """Return the settings for new data, by dotted key, without options that `overrides` set."""
+    """Return the settings for new data, by dotted key, without options that `overrides` set. Raises TableError."""
     stated = {override.partition("=")[0].strip() for override in overrides}
-    share = earlier.share_of_new(data, recipe.data.split)
-    settings = {**_negatives(recipe, stated), **_rates(recipe), **_epochs(recipe, earlier.url, share, stated)}
-    return {key: setting for key, setting in settings.items() if key not in stated}
+    settings: dict[str, Setting] = {}
 
+    # Hard negatives from the first step on, from current vectors or from one table mined from RUN1's vectors.
+    searched = recipe.table_parameters.get("by", "classifier") if recipe.tables else "classifier"
+    searches = isinstance(recipe, Astra) and recipe.negatives.hard and searched == "classifier"
+    in_trainer = searches and "refresh.source" not in stated
+    begun = (0, "the vectors are already trained: hard negatives from the first step on")
+    if in_trainer:
+        settings |= {"refresh.source": ("in-trainer", begun[1]), "refresh.start": begun}
+    elif recipe.tables and not recipe.is_clustered and "refresh.start" not in stated:
+        one = (recipe.train.epochs, "one table, of all rows, from the earlier run")
+        wait = ("wait", "the table is mined before the first step")
+        settings |= {"refresh.start": begun, "refresh.every": one, "refresh.stale": wait}
 
-def _epochs(recipe: Recipe, run: str, share: float, stated: set[str]) -> dict[str, Setting]:
-    """Train on new rows half as often as from scratch, and on old rows as often as the rest of the time allows.
+    # Lower rates: those of a run from scratch would undo earlier training, with or without optimizer state.
+    for key, rate in flatten(recipe.model_dump()).items():
+        if key in RATES and rate:
+            reason = f"{RATE_FACTOR:g} times the rate of a run from scratch, {rate:g}"
+            settings[key] = (round(rate * RATE_FACTOR, 6), reason)
 
-    The total time is the time of a run from scratch multiplied by MIN_TIME + TIME_PER_NEW_ROWS * `share`. With
-    few passes over old rows, optimizers keep their state: without state, a label vector's first step is large. Dual
-    encoders, which have no such vectors, did worse with state.
-    """
+    # New rows are trained on half as often as from scratch, old rows as often as the rest of the time allows. The total
+    # time is that of a run from scratch multiplied by MIN_TIME + TIME_PER_NEW_ROWS * share.
+    queries = Table.open(DataLayout(data).queries(recipe.data.split), "queries")
+    share = sum(part.rows for part in queries.parts if part.name in earlier.parts) / max(1, queries.rows)
     whole, time = recipe.train.epochs, min(1.0, MIN_TIME + TIME_PER_NEW_ROWS * share)
-    epochs, replay, settings = max(1, math.ceil(time * whole)), recipe.data.replay, dict[str, Setting]()
     times = (time / NEW_ROW_PASSES - share) / (1 - share) if share < 1 else 1.0
-    rows = recipe.data
-    is_bound = rows.by_parts or rows.mix or _needs_whole_epochs(recipe, stated)
-    if times < 1 and not is_bound and not any(key in stated for key in ("train.epochs", "data.replay")):
-        epochs, replay = math.ceil(NEW_ROW_PASSES * whole), round(times, 3)
-        settings["data.replay"] = Setting(replay, f"for {time:.0%} of the time of a run from scratch")
+    # Tables of the rows need epochs with all rows, and so does a dual encoder, which has no label vectors to remember
+    # old rows: when they were dealt less often, it lost 1.5 P@5 on EUR-Lex.
+    of_rows = recipe.is_clustered or searched != "classifier" or stated & {"refresh.start", "refresh.every"}
+    needs_all = recipe.encodes_labels or (recipe.tables and not in_trainer and of_rows)
+    is_bound = needs_all or recipe.data.by_parts or recipe.data.mix or stated & {"train.epochs", "data.replay"}
+    fewer = times < 1 and not is_bound
+    epochs = math.ceil(NEW_ROW_PASSES * whole) if fewer else max(1, math.ceil(time * whole))
+    reason = f"{share:.1%} of the rows were added since {earlier.url}; a run from scratch has {whole}"
+    settings["train.epochs"] = (epochs, reason)
+    if fewer:
+        settings["data.replay"] = (round(times, 3), f"for {time:.0%} of the time of a run from scratch")
     if not recipe.encodes_labels:
+        # With few passes over old rows, optimizers keep their state: without state, a label vector's first step is
+        # large. Dual encoders, which have no such vectors, did worse with state.
+        replay = round(times, 3) if fewer else recipe.data.replay
         passes = replay * (whole if "train.epochs" in stated else epochs)
-        settings["train.start_optimizer"] = Setting(passes < FEW_PASSES, f"{passes:.1f} passes over old rows")
-    reason = f"{share:.1%} of the rows were added since {run}; a run from scratch has {whole}"
-    return {"train.epochs": Setting(epochs, reason), **settings}
-
-
-def _rates(recipe: Recipe) -> dict[str, Setting]:
-    """Lower the rates: the rates of a run from scratch would undo earlier training, with or without optimizer state."""
-    body: dict[str, Any] = recipe.model_dump()
-    settings = {}
-    for key in RATES:
-        section, _, option = key.partition(".")
-        rate = body.get(section, {}).get(option)
-        if isinstance(rate, int | float) and rate:
-            settings[key] = Setting(
-                round(rate * RATE_FACTOR, 6), f"{RATE_FACTOR:g} times the rate of a run from scratch, {rate:g}"
-            )
-    return settings
-
-
-def _negatives(recipe: Recipe, stated: set[str]) -> dict[str, Setting]:
-    """Use hard negatives from the first step on, from current vectors or from one table mined from RUN1's vectors."""
-    reason = "the vectors are already trained: hard negatives from the first step on"
-    begun = {"refresh.start": Setting(0, reason)}
-    if _can_search(recipe) and "refresh.source" not in stated:
-        return {"refresh.source": Setting("in-trainer", reason), **begun}
-    if recipe.tables is None or recipe.is_clustered or "refresh.start" in stated:
-        return {}
-    one = Setting(recipe.train.epochs, "one table, of all rows, from the earlier run")
-    return {**begun, "refresh.every": one, "refresh.stale": Setting("wait", "the table is mined before the first step")}
-
-
-def _can_search(recipe: Recipe) -> bool:
-    """Return whether hard negatives can come from an index of the label vectors inside the trainer."""
-    return isinstance(recipe, Astra) and bool(recipe.negatives.hard) and _searched(recipe) == "classifier"
-
-
-def _searched(recipe: Recipe) -> str:
-    """Return the kind of vectors that the tables of a run are mined from."""
-    return str(recipe.table_parameters.get("by", "classifier")) if recipe.tables else "classifier"
-
-
-def _needs_whole_epochs(recipe: Recipe, stated: set[str]) -> bool:
-    """Return whether an epoch must contain all rows, for tables or because the model forgets rows that it does not see.
-
-    When old rows were dealt less often, a dual encoder lost 1.5 P@5 on EUR-Lex, because it has no label vectors to
-    remember the old rows.
-    """
-    if recipe.encodes_labels:
-        return True
-    if recipe.tables is None or (_can_search(recipe) and "refresh.source" not in stated):
-        return False
-    return recipe.is_clustered or _searched(recipe) != "classifier" or bool(stated & {"refresh.start", "refresh.every"})
+        settings["train.start_optimizer"] = (passes < FEW_PASSES, f"{passes:.1f} passes over old rows")
+    return {key: setting for key, setting in settings.items() if key not in stated}
 
 
 def settings_of_validation(recipe: Recipe, data: str, stated: Mapping[str, Any]) -> dict[str, Setting]:
@@ -173,6 +134,6 @@ def settings_of_validation(recipe: Recipe, data: str, stated: Mapping[str, Any])
         return {}
     newest = parts[-1].name
     return {
-        "validation.split": Setting(SPLIT, f"part {newest} is the newest part of this version"),
-        "validation.parts": Setting(glob.escape(newest), "the newest part with rows"),
+        "validation.split": (SPLIT, f"part {newest} is the newest part of this version"),
+        "validation.parts": (glob.escape(newest), "the newest part with rows"),
     }

@@ -20,8 +20,8 @@ from tests.forks import start
 from tests.owners import held_elsewhere
 from tests.pipelines.raw import write_tiny
 from trainer.config.load import load_config, load_recipe, read_recipe, validate
-from trainer.config.merging import options_left_to_data
 from trainer.evaluation.evaluate import HOLDOUT, open_split
+from trainer.methods.settling import NOMINAL, settle
 
 SHARD = ("--tokenizer", "train:300", "--shards", "2", "--row-group-rows", "8", "--propensity", "0.55,1.5")
 SMALL = ("encoder.dimension=8", "train.epochs=2", "logging.tensorboard=false", "checkpoint.every_epochs=1")
@@ -90,7 +90,7 @@ def test_it_says_what_it_saw_and_keeps_what_it_chose(ran: Done, run: Path) -> No
 def test_the_recipe_in_run_is_an_ordinary_one_and_that_of_the_run(data: Path, run: Path, tmp_path: Path) -> None:
     path = str(run / "recipe.toml")
     recipe = load_recipe(path)
-    assert options_left_to_data(read_recipe(path)) == {}
+    assert settle(read_recipe(path), NOMINAL)[1] == {}
     config = load_config(str(run / "config.toml"))["recipe"]
     assert recipe == validate(config, str(run))
     assert recipe.model_dump(mode="json") == config

@@ -96,7 +96,7 @@ def test_what_a_recipe_leaves_to_the_data_is_planned_as_a_run_would_set_it(ran: 
     sample = ("--data", ran / "data", "--json")
     planned = call("plan", *sample)
     resolved = resolve("astra", (), str(ran / "data"))
-    assert planned.json["settings"] == {key: setting.value for key, setting in resolved.settings.items()}
+    assert planned.json["settings"] == resolved.settings
     for line in resolved.reasons:
         assert line in planned.err
     facts = planned.json["workload"]

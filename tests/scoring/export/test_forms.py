@@ -24,9 +24,8 @@ from tests.command import ROOT, Done, call, environment, refused
 from tests.conftest import Once
 from tests.hostile.test_exports import sealed
 from tests.hostile.test_manifests import change
-from trainer.encoders.bag import BagSection
 from trainer.inputs import Inputs
-from trainer.methods.kinds import EncoderSection, import_name
+from trainer.methods.kinds import BagSection, TransformerSection, import_name
 
 VOCABULARY = 99
 FORMS = ("torch", "onnx", "onnx-int8")
@@ -110,11 +109,11 @@ def test_an_export_says_how_near_it_is(exports: Path) -> None:
 def test_a_graph_gives_x_of_any_rows(tmp_path: Path) -> None:
     bert = write_bert(tmp_path / "bert", VOCABULARY)
     options = {"kind": "transformer", "model": bert, "pooling": "cls", "bottleneck": True, "dimension": 5, "scale": 9.0}
-    section = EncoderSection.model_validate({**options, "max_tokens": 20})
+    section = TransformerSection.model_validate({**options, "max_tokens": 20})
     encoder = section.build(VOCABULARY, 1)
     write_onnx(encoder, tmp_path, int8=False)
 
-    def opened(section: EncoderSection) -> Any:
+    def opened(section: TransformerSection) -> Any:
         files = import_name(forms_of(section)["onnx"])
         return files.open(section, tmp_path, lambda name: MappedFile(str(tmp_path / name)))
 

@@ -15,7 +15,7 @@ from trainer.encoders.bag import count_ngrams
 from trainer.encoders.bag_encoder import BagEncoder
 from trainer.group import ALONE, Group
 from trainer.inputs import Inputs
-from trainer.methods.kinds import EncoderSection
+from trainer.methods.kinds import BagSection, EncoderSection
 
 VOCABULARY, D = 30, 6
 KEY = (2, 7)
@@ -31,7 +31,7 @@ FORMS = [
 
 def build(seed: int = 3, **changes: object) -> BagEncoder:
     options = {"dimension": D, "ngrams": 3, "buckets": 40, "optimizer": "sgd", "lr": 0.5, "dense_lr": 0.05, **changes}
-    encoder = EncoderSection.model_validate(options).build(VOCABULARY, seed)
+    encoder = BagSection.model_validate(options).build(VOCABULARY, seed)
     assert isinstance(encoder, BagEncoder)
     return encoder
 
@@ -70,7 +70,7 @@ def dense_features(config: EncoderSection, idf: torch.Tensor, kept: np.ndarray |
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_one_step_is_that_of_autograd_over_the_whole_encoder(form: dict) -> None:
-    config = EncoderSection.model_validate({"dimension": D, "ngrams": 3, "buckets": 40, **form})
+    config = BagSection.model_validate({"dimension": D, "ngrams": 3, "buckets": 40, **form})
     encoder = build(**form)
     encoder.fit([tokens_of(batch(seed=seed)) for seed in range(4)])
     before = {name: value.clone().double() for name, value in encoder.tensors().items()}
@@ -273,7 +273,7 @@ def sparse(rows: int = 9, seed: int = 0) -> SparseRows:
 @pytest.mark.parametrize("inputs", ["features", "both"])
 def test_features_add_their_rows_times_their_values(inputs: str, idf: bool, unit: bool) -> None:
     form = {"inputs": inputs, "feature_idf": idf, "feature_weight": 1.5, "unit_features": unit, "ngrams": 1}
-    encoder = EncoderSection.model_validate({"dimension": D, **form}).build(VOCABULARY, 3, SPARSE)
+    encoder = BagSection.model_validate({"dimension": D, **form}).build(VOCABULARY, 3, SPARSE)
     rows = Inputs(batch() if inputs == "both" else None, sparse())
     encoder.fit([rows])
     shift = VOCABULARY if inputs == "both" else 0
@@ -301,7 +301,7 @@ def test_features_add_their_rows_times_their_values(inputs: str, idf: bool, unit
 
 
 def test_features_are_trained_where_they_occur_and_beyond_the_manifest_s_number_refused() -> None:
-    config = EncoderSection.model_validate({"dimension": D, "inputs": "features", "optimizer": "sgd"})
+    config = BagSection.model_validate({"dimension": D, "inputs": "features", "optimizer": "sgd"})
     encoder = config.build(VOCABULARY, 3, SPARSE)
     before = encoder.tensors()["embedding"].clone()
     rows = sparse(3)

@@ -17,7 +17,7 @@ from trainer.encoders.bag_encoder import BagEncoder
 from trainer.heads import CachedEmbeddings
 from trainer.input_kinds import input_names
 from trainer.inputs import Inputs
-from trainer.methods.kinds import EncoderSection, import_name
+from trainer.methods.kinds import BagSection, TransformerSection, import_name
 from trainer.methods.recipe import Recipe
 from trainer.sizes import parameter_bytes
 
@@ -33,7 +33,7 @@ def vectors(dense: int) -> np.ndarray:
 
 def build(dense: int, **changes: object) -> BagEncoder:
     form = {"dimension": D, "inputs": "tokens+dense", "ngrams": 1, "optimizer": "sgd", **changes}
-    return EncoderSection.model_validate(form).build(VOCABULARY, 3, dense=dense)
+    return BagSection.model_validate(form).build(VOCABULARY, 3, dense=dense)
 
 
 @pytest.mark.parametrize("dense", [NARROW, WIDE])
@@ -101,7 +101,7 @@ def test_checkpoints_without_vectors_keep_their_names_and_sizes_count_the_projec
 
 def test_a_transformer_refuses_vectors() -> None:
     with pytest.raises((ValueError, InputError), match="a transformer reads token ids only"):
-        EncoderSection.model_validate({"kind": "transformer", "model": "m", "inputs": "tokens+dense"})
+        TransformerSection.model_validate({"kind": "transformer", "model": "m", "inputs": "tokens+dense"})
 
 
 def test_vectors_of_another_length_than_the_manifest_states_are_refused() -> None:
@@ -122,7 +122,7 @@ def test_rows_read_without_vectors_are_a_fault() -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_numpy_computes_the_same_x_from_the_files(inputs: str, form: dict[str, object], tmp_path: Path) -> None:
     options = {"dimension": D, "inputs": inputs, "ngrams": 2, "buckets": 40, "dense_weight": 0.7, **form}
-    section = EncoderSection.model_validate(options)
+    section = BagSection.model_validate(options)
     read = {"dense": WIDE} if "dense" in input_names(section.inputs) else {}
     encoder = section.build(VOCABULARY, 3, 12, **read)
     encoder.tensors()["feature_weights"].uniform_(0, 3)

@@ -13,7 +13,7 @@ from schemas.errors import InputError
 from tests.bert import write_bert
 from tests.builders import ragged, tokens_of
 from trainer.encoders.transformer_encoder import TransformerEncoder
-from trainer.methods.kinds import EncoderSection
+from trainer.methods.kinds import TransformerSection
 
 HIDDEN, VOCABULARY = 16, 40
 ROWS = [[5, 6, 7, 8, 9, 10, 11], [12], [13, 14, 15], [], [16, 17]]
@@ -27,7 +27,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def build(model: str, **changes: object) -> TransformerEncoder:
     options = {"kind": "transformer", "model": model, "dimension": HIDDEN, "lr": 0.01, **changes}
-    encoder = EncoderSection.model_validate(options).build(VOCABULARY, seed=4)
+    encoder = TransformerSection.model_validate(options).build(VOCABULARY, seed=4)
     assert isinstance(encoder, TransformerEncoder)
     return encoder
 

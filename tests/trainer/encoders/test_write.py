@@ -16,7 +16,7 @@ from schemas.ragged import Ragged
 from tests.bert import write_bert
 from trainer.encoders.base import Encoder
 from trainer.inputs import Inputs
-from trainer.methods.kinds import EncoderSection
+from trainer.methods.kinds import BagSection, EncoderSection, TransformerSection
 
 HIDDEN, TOKENS = 16, 12
 TEXTS = ["ships in a storm", "a storm", "", "the sea and the ships " * 9, "oil on canvas, sea", "a"]
@@ -78,7 +78,7 @@ def test_a_transformer(bert: str, frozen: FrozenTokenizer, tmp_path: Path, chang
     from sentence_transformers import SentenceTransformer
 
     options = {"kind": "transformer", "model": bert, "dimension": HIDDEN, "lr": 0.01, **changes}
-    config, inputs = EncoderSection.model_validate(options), texts_as_inputs(frozen)
+    config, inputs = TransformerSection.model_validate(options), texts_as_inputs(frozen)
     encoder = trained(config, inputs, frozen.vocabulary)
     expected = encoder.encode(encoder.prepare(inputs))
     folder = write(encoder, frozen, tmp_path)
@@ -94,7 +94,7 @@ def test_a_transformer(bert: str, frozen: FrozenTokenizer, tmp_path: Path, chang
 
 
 def test_a_bag(frozen: FrozenTokenizer, tmp_path: Path) -> None:
-    config = EncoderSection.model_validate({"dimension": 6, "buckets": 64, "residual": True, "hidden": 8, "scale": 2.0})
+    config = BagSection.model_validate({"dimension": 6, "buckets": 64, "residual": True, "hidden": 8, "scale": 2.0})
     inputs = texts_as_inputs(frozen)
     encoder = trained(config, inputs, frozen.vocabulary)
     folder = write(encoder, frozen, tmp_path)
@@ -114,7 +114,9 @@ def test_the_real_minilm_is_what_it_was(tmp_path: Path) -> None:
     model = str(Path(package) / "model")
     frozen = tokens.load_directory(model, 256)
     assert frozen is not None
-    config = EncoderSection.model_validate({"kind": "transformer", "model": model, "dimension": 384, "normalize": True})
+    config = TransformerSection.model_validate(
+        {"kind": "transformer", "model": model, "dimension": 384, "normalize": True}
+    )
     folder = write(config.build(frozen.vocabulary, seed=0), frozen, tmp_path)
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 256}))
     texts = ["oil on canvas", "a ship in a storm " * 100]

@@ -6,7 +6,7 @@ import torch
 
 from tests.builders import batch_of
 from trainer.heads import Classifier
-from trainer.methods.kinds import LossSection
+from trainer.methods.kinds import LOSSES, options_of
 from trainer.methods.sections import Classifier as Config
 from trainer.negatives.planner import candidates_for_every_query, shared_pool
 
@@ -54,7 +54,7 @@ def test_steps_lower_the_loss_and_touch_candidates_only(optimizer: str) -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
 def test_normalized_vectors_stay_on_the_sphere(optimizer: str, loss: str) -> None:
     config = Config(normalize=True, initial_scale=1.0, optimizer=optimizer, lr=0.1)
-    classifier = Classifier(config, L, D, 0, LossSection.model_validate({"kind": loss}).build())
+    classifier = Classifier(config, L, D, 0, options_of(LOSSES, loss, "loss.kind")(kind=loss).build())
     before = classifier.vectors.clone()
     torch.testing.assert_close(before.norm(dim=1), torch.ones(L))
     batch = batch_of([[0], [2, 3], [3]])

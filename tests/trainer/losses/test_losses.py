@@ -15,7 +15,7 @@ from tests.trainer.losses.test_binary import Problem, problem, problems
 from trainer.group import ALONE, Group
 from trainer.group import label_range as group_range
 from trainer.losses import Loss, Scores, SoftTopK, SoftTopKSection
-from trainer.methods.kinds import LOSSES, LossSection
+from trainer.methods.kinds import LOSSES, options_of
 from trainer.negatives.planner import own_pool, range_candidates, shared_pool, weigh_positives
 from trainer.stream.batch import Candidates
 
@@ -23,7 +23,8 @@ OPTIONS: dict[str, dict[str, float]] = {"softtopk": {"k": 2.5, "alpha": 1.7}, "t
 
 
 def make(name: str, **more: Any) -> Loss:
-    return LossSection.model_validate({"kind": name, **OPTIONS.get(name, {}), **more}).build()
+    options = options_of(LOSSES, name, "loss.kind")
+    return options.model_validate({"kind": name, **OPTIONS.get(name, {}), **more}).build()
 
 
 def gradients(

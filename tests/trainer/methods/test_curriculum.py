@@ -5,8 +5,8 @@ import pytest
 from tests.recipes import RECIPES
 from trainer.config.load import read_recipe
 from trainer.methods.astra import Negatives
-from trainer.methods.rules import DataStatistics
-from trainer.settings.resolve import apply_rules
+from trainer.methods.settling import DataStatistics
+from trainer.settings.resolve import Resolved
 
 
 def course(**negatives: object) -> tuple[tuple[int, int], ...]:
@@ -21,7 +21,7 @@ def test_as_many_negatives_in_every_epoch() -> None:
 @pytest.mark.parametrize("name", ["curriculum", "theta-curriculum"])
 def test_the_recipes(name: str) -> None:
     facts = DataStatistics(queries=52_611, labels=15_562, pairs=323_625, label_texts=15_562)  # Tate's
-    recipe = apply_rules(read_recipe(RECIPES[name]), facts, name).recipe
+    recipe = Resolved.of(read_recipe(RECIPES[name]), facts, name).recipe
     epochs = recipe.negative_counts()
     assert {sum(mixture) for mixture in epochs} == {3240}
     hard = [hard for hard, _ in epochs]

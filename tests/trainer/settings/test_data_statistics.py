@@ -13,7 +13,7 @@ from schemas.errors import InputError
 from schemas.manifest import open_manifest
 from schemas.shares import ALL_ROWS, RowShare
 from tests.builders import Rows, SmallData, build_data
-from trainer.methods.rules import log_odds
+from trainer.methods.settling import log_odds
 from trainer.settings.data_statistics import HEAPS, measure
 from trainer.stream import open_queries
 

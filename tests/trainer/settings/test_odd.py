@@ -12,14 +12,14 @@ from tests.recipes import RECIPES
 from tests.training import train, with_sections
 from trainer.config.load import read_recipe
 from trainer.loop import LossWatch, Trainer
-from trainer.methods.rules import DataStatistics, log_odds
-from trainer.settings.resolve import apply_rules, odd_settings, resolve
+from trainer.methods.settling import DataStatistics, log_odds
+from trainer.settings.resolve import Resolved, odd_settings, resolve
 
 SANE = DataStatistics(queries=200_000, labels=30_000, pairs=1_000_000, ngrams=700_000, tokens=20)
 
 
 def odd(name: str, *overrides: str, facts: DataStatistics = SANE) -> list[str]:
-    return [*odd_settings(apply_rules(read_recipe(name, overrides), facts, name).recipe, facts)]
+    return [*odd_settings(Resolved.of(read_recipe(name, overrides), facts, name).recipe, facts)]
 
 
 @pytest.mark.parametrize("name", RECIPES.values(), ids=RECIPES)

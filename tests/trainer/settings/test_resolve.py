@@ -10,12 +10,12 @@ from tests.builders import SmallData, build_data
 from tests.recipes import RECIPES
 from tests.training import silent, train
 from trainer.config.load import load_config, load_recipe, read_recipe, validate
-from trainer.config.merging import options_left_to_data, without_auto
 from trainer.inputs import open_queries
 from trainer.loop import Trainer
+from trainer.methods.keys import flatten
 from trainer.methods.recipe import Recipe
-from trainer.methods.rules import DataStatistics, log_odds
-from trainer.settings.resolve import Resolved, apply_rules, measure_rows, resolve
+from trainer.methods.settling import NOMINAL, DataStatistics, log_odds, settle
+from trainer.settings.resolve import Resolved, measure_rows, resolve
 
 TATE = DataStatistics(queries=15_000, labels=30_000, pairs=150_000, ngrams=70_000, tokens=20, median_frequency=3)
 WORDNET = replace(TATE, queries=80_000, labels=100_000, pairs=100_000)
@@ -40,42 +40,37 @@ def option(recipe: Recipe, key: str) -> object:
 
 
 def derived(name: str, facts: DataStatistics, *overrides: str) -> Resolved:
-    return apply_rules(read_recipe(name, overrides), facts, name)
+    return Resolved.of(read_recipe(name, overrides), facts, name)
 
 
-def test_what_is_left_to_the_data_is_listed_and_left_out() -> None:
+def test_what_a_recipe_leaves_to_the_data_gets_numbers_and_reasons() -> None:
     body = read_recipe("astra", ["refresh.index=auto", "train.seed=3"])
-    assert {"classifier.initial_bias", "order.batch", "negatives.pool"} <= {*options_left_to_data(body)}
-    assert "refresh.index" not in options_left_to_data(body)  # for which "auto" is a value
-    stated = without_auto(body)
-    assert not {"initial_bias", "lr"} & stated["classifier"].keys()
-    assert (stated["train"]["seed"], stated["refresh"]["index"]) == (3, "auto")
-    assert options_left_to_data(stated) == {}
+    settled, reasons = settle(body, TATE)
+    assert {"classifier.initial_bias", "order.batch", "negatives.pool"} <= reasons.keys()
+    assert (settled["train"]["seed"], settled["refresh"]["index"]) == (3, "auto")  # for which "auto" is a value
+    assert settle(settled, TATE) == (settled, {})
     assert body == read_recipe("astra", ["refresh.index=auto", "train.seed=3"])  # not changed
-    assert (
-        options_left_to_data(
-            {"method": "auto", "order": 5, "encoder": {"kind": "none", "lr": "auto"}, "other": {"a": "auto"}}
-        )
-        == {}
-    )
+    wrong = {"method": "automatic", "order": 5, "encoder": {"kind": "none", "lr": "auto"}, "other": {"a": "auto"}}
+    assert settle(wrong, TATE) == (wrong, {})
 
 
 @pytest.mark.parametrize("facts", [TATE, WORDNET, LARGE], ids=["tate", "wordnet", "large"])
 @pytest.mark.parametrize("name", RECIPES.values(), ids=RECIPES)
 def test_every_recipe_can_be_resolved_on_any_size(name: str, facts: DataStatistics) -> None:
     resolved = derived(name, facts)
-    assert set(resolved.settings) == {*options_left_to_data(read_recipe(name))}
-    for key, setting in resolved.settings.items():
-        # An index within the trainer, where the data choose it, has no use for the schedule of tables.
-        assert option(resolved.recipe, key) == setting.value or key == "refresh.every"
-        assert setting.reason
+    left = {key for key, value in flatten(read_recipe(name)).items() if value in ("auto", "prior")}
+    # An index within the trainer, where the data choose it, has no use for the schedule of tables.
+    assert left - {"refresh.every"} <= resolved.settings.keys() <= left
+    for key, value in resolved.settings.items():
+        assert option(resolved.recipe, key) == value
+        assert resolved.why[key]
     assert derived(name, facts) == resolved
 
 
 @pytest.mark.parametrize("facts", [TATE, WORDNET, LARGE], ids=["tate", "wordnet", "large"])
 def test_every_rule_gives_a_value_that_the_recipe_takes(facts: DataStatistics) -> None:
     resolved = derived("astra", facts, *EVERY)
-    assert set(resolved.settings) == set(RULES)
+    assert resolved.settings.keys() | {"refresh.every"} == set(RULES)
     assert resolved.recipe.classifier.initial_bias == pytest.approx(log_odds(facts.prior), abs=0.006)
     assert resolved.recipe.encoder.model_dump()["buckets"] >= min(facts.ngrams, 1 << 21)
 
@@ -111,7 +106,7 @@ def test_it_is_deterministic_and_goes_by_the_rows_that_are_trained_on(data: Smal
     half = resolve("astra", ["data.share=0.5", "data.label_texts=false"], data.layout.root)
     rows = half.recipe.data.training_rows.rows(open_queries(data.layout, "train"))
     assert measure_rows(half.recipe, data.layout.root).points == rows == pytest.approx(45, abs=15)
-    assert half.settings["classifier.initial_bias"] != first.settings["classifier.initial_bias"]
+    assert half.why["classifier.initial_bias"] != first.why["classifier.initial_bias"]
 
 
 @pytest.mark.parametrize(
@@ -146,14 +141,12 @@ def test_the_numbers_land_in_the_config_of_a_run(data: SmallData) -> None:
     run = RunLayout("memory://resolve/run")
     train(Trainer.start(data.layout.root, run.root, resolved.recipe, silent))
     config = load_config(run.config)["recipe"]
-    assert options_left_to_data(config) == {}
+    assert settle(config, NOMINAL) == (config, {})
     assert validate(config, run.root) == resolved.recipe
-    for key, setting in resolved.settings.items():
-        section, _, name = key.partition(".")
-        assert config[section].get(name, setting.value) == setting.value
+    assert resolved.settings.items() <= flatten(config).items()
 
 
-def test_without_data_what_is_left_to_it_has_defaults() -> None:
-    assert load_recipe("astra").encoder.dimension == Recipe.model_validate({}).encoder.dimension
-    assert load_recipe(RECIPES["curriculum"]).negatives.hard > 0
+def test_without_data_a_recipe_is_settled_for_usual_data() -> None:
+    for name in RECIPES.values():
+        assert load_recipe(name) == derived(name, NOMINAL).recipe
     assert load_recipe("astra", ["method=renee"]) == load_recipe("renee", ["name=astra"])
