@@ -137,7 +137,7 @@ _ROLES = {"train": "trainer", "run": "trainer", "mine": "miner", "cluster": "min
 
 def set_log_format(words: Sequence[str]) -> None:
     """Prepare the logs of the command line `words` before it is parsed, because errors of parsing belong to them."""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words[1:], ""], strict=False):
         if word.partition("=")[0] == "--log-format":
             os.environ[LOG_FORMAT] = word.partition("=")[2] or following
     command = next((word for word in words if not word.startswith("-")), "extremis")

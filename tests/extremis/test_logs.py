@@ -40,7 +40,7 @@ def test_a_run_with_its_miner(data: Path, tmp_path: Path) -> None:
     epochs = [line for line in lines if line["event"] == "epoch"]
     assert [line["epoch"] for line in epochs] == [0, 1, 2]
     assert all(line["rows"] > 0 and line["loss"] > 0 for line in epochs)
-    bar = next(line for line in lines if line["event"] == "progress" and line["process"] == "trainer")
+    bar = [line for line in lines if line["event"] == "progress" and line["process"] == "trainer"][-1]
     assert (bar["title"], bar["done"]) == ("train astra", bar["total"])
     log = [line.split("  ", 1)[1] for line in (run / "run.log").read_text().splitlines()]
     assert [line for line in log if "{" in line] == []
