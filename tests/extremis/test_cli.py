@@ -4,7 +4,6 @@ import json
 import os
 import pty
 import re
-import signal
 import subprocess
 from pathlib import Path
 
@@ -96,16 +95,6 @@ def test_train_goes_on_without_a_table_and_says_so(folder: Path, trained: Done) 
     assert "epochs = 4" in config
     assert "[machine]\nthreads = " in config
     assert list((folder / "alone" / "tensorboard").glob("events.out.tfevents.*"))
-
-
-def test_ctrl_c_ends_a_command_with_a_word(folder: Path, tmp_path: Path) -> None:
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)  # SIGINT may be ignored, behind a shell
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
-    try:
-        done = call("mine", folder / "data", tmp_path / "none", "--watch")
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert (done.status, done.err.splitlines()[-1]) == (130, "interrupted")
 
 
 def test_tensorboard_holds_the_losses_of_metrics(folder: Path, trained: Done) -> None:

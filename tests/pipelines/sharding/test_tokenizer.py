@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import Split
 from pipelines.options import vocabulary_size
 from pipelines.sharding import tokenizer
 from pipelines.sharding.tokenizer import ColumnTokenizer, encode_texts
-from schemas.errors import InputError
+from schemas.errors import InputError, PeerError
 
 TEXTS = ["the boat on the sea", "", "sea sea sea sea sea sea", "a boat"]
 
@@ -81,6 +81,19 @@ def test_a_name_that_is_nowhere_is_refused() -> None:
         InputError, match="tokenizer 'no such name': not a local directory, and not available from the hub"
     ):
         tokenizer.load_hub("no such name", 16)
+
+
+@pytest.mark.parametrize(("cut_off", "kind"), [(False, PeerError), (True, InputError)])
+def test_a_hub_that_does_not_answer_may_later(
+    monkeypatch: pytest.MonkeyPatch, cut_off: bool, kind: type[Exception]
+) -> None:
+    """Unless the user has forbidden to ask."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", cut_off)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+    with pytest.raises(kind, match=r"tokenizer 'some/thing': .* not available from the hub") as raised:
+        tokenizer.load_hub("some/thing", 16)
+    assert type(raised.value) is kind
 
 
 def test_names() -> None:
