@@ -314,8 +314,8 @@ class Trainer:
         context, progress, stream = self.context, self.progress, self.stream
         stream.set_epoch(progress.epoch, sources)
         context.step.queries.begin(sources)
-        if context.step.neighbours is not None:
-            context.step.neighbours.begin(sources)
+        if context.step.second_loss is not None:
+            context.step.second_loss.begin(sources)
         if progress.step:
             state = stream.state_dict()
             stream.load_state_dict({**state, "mix": self._mix or state["mix"], "step": progress.step})

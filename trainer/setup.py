@@ -24,7 +24,6 @@ from trainer.evaluation.evaluate import Validator, label_statistics, positive_we
 from trainer.group import SILENCE_SECONDS, Group, label_range
 from trainer.heads import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch, merges_on
 from trainer.methods.keys import flatten
-from trainer.methods.rae import Rae
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.model import (
     DataSizes,
@@ -38,7 +37,6 @@ from trainer.model import (
 from trainer.negatives.base import NegativeSource, NegativeSources, SourceContext
 from trainer.negatives.planner import Planner
 from trainer.refresh.dump import DumpWriter
-from trainer.refresh.neighbours import Neighbours
 from trainer.rows.kernels import check_kernels, name_kernels
 from trainer.settings.data_statistics import describe_textless_labels
 from trainer.sizes import encoder_bytes, label_bounds, label_bytes, require_memory, require_scratch
@@ -107,7 +105,9 @@ def set_up(
     validator = Validator(recipe.validation, recipe.data, data, group)
     validator.check(inputs)
     require_consistent_ranks(recipe, sizes, group, device)
-    require_scratch(recipe, sum(source.rows for source in sources), sizes.labels, group.ranks, sizes.dense)
+    second_loss = recipe.second_loss(run)
+    rows_trained = sum(source.rows for source in sources)
+    require_scratch(recipe, rows_trained, sizes.labels, group.ranks, sizes.dense, second_loss)
     texts, bounds = open_texts(data, recipe), group.decide(lambda: label_bounds(data, recipe, group.ranks))
     bounds = bounds or [label_range(sizes.labels, rank, group.ranks)[0] for rank in range(group.ranks)] + [sizes.labels]
     counts = sizes.vocabulary, sizes.labels, sizes.features
@@ -135,9 +135,8 @@ def set_up(
             for source in to_notify:
                 source.touch(rows)
 
-    neighbours = Neighbours(run, recipe.memory) if isinstance(recipe, Rae) else None
     step = StepContext(
-        model, planner, queries, group, negative_sources, clock, before_change, recipe.train.clip, neighbours
+        model, planner, queries, group, negative_sources, clock, before_change, recipe.train.clip, second_loss
     )
     batches = GlobalBatches(stream, planner, group.for_another_thread(), recipe.order.threads, plans_ahead)
     tracker = Tracker(run, recipe.logging, recipe.model_dump(mode="json"), claim, say) if group.first else NoTracker()

@@ -3,6 +3,7 @@
 import difflib
 import importlib.metadata
 import importlib.resources
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from trainer.methods.keys import explain, keys_at, merge, methods_of
 from trainer.methods.kinds import ENCODERS, EncoderSection, options_of
 from trainer.methods.recipe import Recipe
 from trainer.methods.settling import NOMINAL, settle
+from trainer.modules import open_named
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -64,6 +66,7 @@ def read_recipe(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for override in overrides:
         _override(changes, override)
+    _open_modules(changes, source)
     body["name"] = body.get("name") or source.rsplit("/", 1)[-1].removesuffix(".toml")
     return merge(body, changes)
 
@@ -172,7 +175,19 @@ def _read_body(source: str) -> dict[str, Any]:
         scored = body.get("validation")
         if isinstance(scored, dict) and (scored.get("parts") or not scored.get("split")):
             body["validation"] = {name: scored[name] for name in scored.keys() - {"split", "parts"}}
+    _open_modules(body, source)
     return body
+
+
+def _open_modules(body: Mapping[str, Any], source: str) -> None:
+    """Open the method and the loss that a recipe names as "module:name", beside its file or on Python's path."""
+    loss = body.get("loss")
+    for key, name in (
+        ("method", body.get("method")),
+        ("loss.kind", loss.get("kind") if isinstance(loss, dict) else None),
+    ):
+        if isinstance(name, str) and ":" in name:
+            open_named(name, os.path.dirname(os.path.expanduser(source)), f"recipe {source}: {key}")
 
 
 def _read_text(source: str) -> str:
