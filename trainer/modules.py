@@ -66,8 +66,26 @@ def open_named(name: str, folder: str = "", what: str = "") -> Named:
 
 
 def opened(name: str) -> Any:
-    """Return the object that a person has named `name` in this process; None if nobody has."""
+    """Return the object that a person has named `name`, in this process or in EXTREMIS_ALLOW; None if nobody has."""
+    if name not in _named and name in os.environ.get("EXTREMIS_ALLOW", "").split(","):
+        open_named(name, what="EXTREMIS_ALLOW")
     return _named[name].object if name in _named else None
+
+
+def find_named(name: str, place: str) -> Any:
+    """Return the object `name` that the file at `place` names. Raises InputError if no person names it too."""
+    if (found := opened(name)) is None:
+        raise InputError(
+            f"{place} needs code from outside, {name!r}, and a stored file may not choose what is imported. If you "
+            f"trust this code, name it: extremis.load(…, allow=[{name!r}]), predict --allow {name}, or "
+            f"EXTREMIS_ALLOW={name} for other commands."
+        )
+    return found
+
+
+def name_of(kind: type) -> str:
+    """Return the name under which a person has named a class."""
+    return next(name for name, named in _named.items() if named.object is kind)
 
 
 def _on_path(module: str, where: str, folder: str) -> Path:
@@ -88,7 +106,8 @@ def _import_file(file: Path, name: str) -> ModuleType:
     if name not in sys.modules:
         folders = [str(file.parent)] if file.name == "__init__.py" else None
         spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         sys.modules[name] = module = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(module)

@@ -21,7 +21,7 @@ class SecondLoss(ABC):
         """Return the bytes of scratch files that a rank needs beside a run on `rows` training rows."""
         return 0
 
-    def begin(self, sources: list[Source]) -> None:
+    def begin(self, sources: list[Source]) -> None:  # noqa: B027
         """Begin an epoch, also one that is resumed; `sources` have the epoch's table. Raises TableError."""
 
     @abstractmethod

@@ -1,9 +1,9 @@
 """`extremis fuse`."""
 
 from os import fspath
-from typing import Any, Literal
+from typing import Annotated, Any
 
-from extremis.command import Progress, command
+from extremis.command import Option, Progress, command
 from extremis.commands.shared import Device, Place, Positive, Size, Step
 from extremis.console import say
 from schemas.sizes import parse_bytes
@@ -15,7 +15,7 @@ def fuse(
     data: Place,
     run: Place,
     *,
-    by: Literal["weights", "tree"] = "weights",
+    by: Annotated[str, Option(metavar="weights|MODULE:NAME")] = "weights",
     split: str | None = None,
     step: Step | None = None,
     shortlist: Positive = SHORTLIST,
@@ -29,12 +29,12 @@ def fuse(
 
     With weights, the vectors' scores are added to the scores of the labels' texts, to votes of the nearest training
     points, and to scores of a linear ranker on words and pairs of words, which this command fits. The embeddings of the
-    training points are stored. With tree, NGAME's regression tree of depth 7 combines the scores of vectors and texts
-    with the label's frequency. This needs the extra `fusion` (scikit-learn). The result replaces an earlier result in
-    RUN/fusion.
+    training points are stored. With module:name, a function of your own combines the scores of vectors and texts with
+    the label's frequency, such as NGAME's tree in a checkout (papers.ngame.tree:fit). The module is sought in the
+    current folder, then on Python's path. The result replaces an earlier result in RUN/fusion.
 
     Options:
-        by: Weighted sum of scores, or NGAME's tree.
+        by: Weighted sum of scores, or a function in a module of your own.
         step: Step of the checkpoint. Default: the best on validation, else the newest.
         split: Split to learn on, which must not contain rows that RUN was trained on. Default: the held-out rows of
             RUN, or val.
@@ -52,8 +52,8 @@ def fuse(
 
     data, run = fspath(data), fspath(run)
     fit_options = fitting.FitOptions(split, step, shortlist, queries, device)
-    if by == "tree":
-        manifest = fitting.fit_tree(data, run, fit_options)
+    if by != "weights":
+        manifest = fitting.fit_score(data, run, by, fit_options)
         parameters = manifest.parameters
         pairs = f"{parameters['pairs']:,} pairs, {parameters['positive_pairs']:,} correct"
         say(f"fitted on {parameters['queries']:,} queries of {parameters['split']}: {pairs}")

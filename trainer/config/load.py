@@ -182,10 +182,8 @@ def _read_body(source: str) -> dict[str, Any]:
 def _open_modules(body: Mapping[str, Any], source: str) -> None:
     """Open the method and the loss that a recipe names as "module:name", beside its file or on Python's path."""
     loss = body.get("loss")
-    for key, name in (
-        ("method", body.get("method")),
-        ("loss.kind", loss.get("kind") if isinstance(loss, dict) else None),
-    ):
+    names = {"method": body.get("method"), "loss.kind": loss.get("kind") if isinstance(loss, dict) else None}
+    for key, name in names.items():
         if isinstance(name, str) and ":" in name:
             open_named(name, os.path.dirname(os.path.expanduser(source)), f"recipe {source}: {key}")
 

@@ -23,7 +23,7 @@ def import_name(place: str) -> Any:
 
 
 def entry_of(table: Mapping[str, Entry], kind: object, key: str) -> Entry:
-    """Return what `table` has for `kind`, the value of `key`, or a person has named so. Raises ValueError for neither."""
+    """Return what `table` has for `kind`, the value of `key`, or what a person has named so. Raises ValueError."""
     if isinstance(kind, str) and (entry := table.get(kind) or opened(kind)):
         return entry
     raise ValueError(f"{key} = {kind!r}: expected one of {', '.join(map(repr, table))}")
