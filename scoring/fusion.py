@@ -32,11 +32,12 @@ class ShortlistScores(NamedTuple):
 
 
 class Fusion(ABC):
-    """A score made of the scores in a shortlist; `reads_texts`: it uses the scores of labels' texts."""
+    """A score made of the scores in a shortlist."""
 
     @property
-    @abstractmethod
-    def reads_texts(self) -> bool: ...
+    def reads_texts(self) -> bool:
+        """Whether it uses the scores of labels' texts."""
+        return True
 
     @abstractmethod
     def parts(self, scored: ShortlistScores, frequency: Any) -> dict[str, np.ndarray]:
@@ -70,7 +71,6 @@ class FusionTree(Fusion):
     right: np.ndarray
     value: np.ndarray
     units: np.ndarray
-    reads_texts = True  # type: ignore[assignment]
 
     def predict(self, label_scores: np.ndarray, scores: np.ndarray, frequency: np.ndarray) -> np.ndarray:
         """Return T(d) as float64 of the arrays' common shape; all pairs descend the tree together, level by level."""

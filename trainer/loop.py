@@ -29,6 +29,7 @@ from trainer.evaluation.evaluate import trained_frequency
 from trainer.group import ALONE, Group
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.model import require_same_data
+from trainer.modules import digests
 from trainer.negatives.base import Sampled
 from trainer.refresh import hardness
 from trainer.refresh.adoption import Adoption, Interrupts, StoppedError, adopt, discard_refreshes, follow
@@ -167,6 +168,12 @@ class Trainer:
             context.model.load(checkpoint, optimizer=True)
             if changed := changed_versions(config):
                 context.say(f"{run}: {changed}; results may differ in the last digits or more")
+            for name, digest in digests(recipe.method, recipe.loss.kind).items():
+                if (before := config.get("modules", {}).get(name, digest)) != digest:
+                    context.say(
+                        f"{run}: {name} has changed since the run was started (SHA-256 {before[:12]}…, now "
+                        f"{digest[:12]}…); results may differ"
+                    )
             if (kernels := machine.get("kernels", context.kernels)) != context.kernels:
                 context.say(
                     f"{run}: started with kernels {kernels}, resumed with {context.kernels}; results may differ in the "
@@ -491,5 +498,7 @@ class LossWatch:
 def _write_config(context: RunContext) -> None:
     made_from = {"digest": context.sizes.manifest.digest, "labels": context.labels, "queries": context.sources[0].rows}
     if context.group.first:
-        machine = {"threads": torch.get_num_threads(), "kernels": context.kernels}
-        storage.write_bytes(context.run.config, dump_config(context.recipe, data=made_from, machine=machine))
+        facts = {"data": made_from, "machine": {"threads": torch.get_num_threads(), "kernels": context.kernels}}
+        if modules := digests(context.recipe.method, context.recipe.loss.kind):
+            facts["modules"] = modules
+        storage.write_bytes(context.run.config, dump_config(context.recipe, **facts))

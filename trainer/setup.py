@@ -34,6 +34,7 @@ from trainer.model import (
     load_encoder_of_run,
     open_texts,
 )
+from trainer.modules import digests
 from trainer.negatives.base import NegativeSource, NegativeSources, SourceContext
 from trainer.negatives.planner import Planner
 from trainer.refresh.dump import DumpWriter
@@ -155,14 +156,16 @@ def require_consistent_ranks(recipe: Recipe, sizes: DataSizes, group: Group, dev
         refusal = str(error)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpu = None if device == CPU else (socket.gethostname(), visible, str(device))
-    fleet = group.all_gather_objects((code_version(), refusal, gpu))
+    modules = digests(recipe.method, recipe.loss.kind).items()
+    version = ", ".join([code_version(), *(f"{name} {digest[:12]}" for name, digest in modules)])
+    fleet = group.all_gather_objects((version, refusal, gpu))
     gpus: dict[tuple[str, str | None, str], int] = {}
     for rank, (version, refused, gpu) in enumerate(fleet):
         name = f"rank {rank} of {group.ranks}: " if group.ranks > 1 else ""
         if version != fleet[0][0]:
             raise InputError(
-                f"{name}this rank has Extremis {version}, but rank 0 has {fleet[0][0]}. Install the same version on "
-                "all machines."
+                f"{name}this rank has Extremis {version}, but rank 0 has {fleet[0][0]}. Install the same version, and "
+                "the same modules of your own, on all machines."
             )
         if refused:
             raise InputError(name + refused)

@@ -103,14 +103,14 @@ def take_step(
     step = HeadStep(gathered, x, sampled, context.planner, number, factor, context.before_change)
     loss, on_x = model.head.learn(step)  # of this rank's labels; on_x is the gradient on x
     if context.second_loss is not None:
-        of_part = slice(first, first + len(part))
-        second, gradient = context.second_loss.learn(global_batch.local, x[of_part], len(x))
+        own = slice(first, first + len(part)), slice(part.shape[1])  # without the column of ones
+        second, gradient = context.second_loss.learn(global_batch.local, x[own], len(x))
         loss = loss + second
-        on_x[of_part] += gradient
+        on_x[own] += gradient
     clock.lap("classify")
     result = StepResult(gathered.step, group.sum(loss).double(), gathered.rows, x)
     if context.queries.trains:
-        gradient = group.reduce_scatter(on_x, sizes)[:, : part.shape[1]]  # of the part, without the column of ones
+        gradient = group.reduce_scatter(on_x, sizes)[:, : part.shape[1]]
         clock.lap("gather")
         context.queries.backward(gradient)
         model.head.backward()

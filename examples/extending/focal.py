@@ -1,7 +1,5 @@
 """Focal loss (Lin et al., 2017): binary cross-entropy in which correct scores count less."""
 
-from typing import Literal
-
 import torch
 from pydantic import Field
 from torch.nn.functional import softplus
@@ -11,7 +9,7 @@ from trainer.methods.kinds import LossSection
 
 
 class FocalSection(LossSection):
-    kind: Literal["focal"] = "focal"
+    kind: str
     gamma: float = Field(2.0, ge=0, description="how much less correct scores count; 0: binary cross-entropy")
 
 

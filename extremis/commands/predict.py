@@ -10,7 +10,7 @@ from os import PathLike, fspath
 from typing import Annotated, Any, Literal
 
 from extremis.command import Option, Progress, command, format_argument
-from extremis.commands.shared import Device, Fields, Place, Positive, Text
+from extremis.commands.shared import Device, Fields, Names, Place, Positive, Text
 from extremis.console import Bar, current_output, print_file, say
 from schemas.errors import InputError
 
@@ -37,6 +37,7 @@ def predict(
     threads: Positive | None = None,
     overwrite: bool = False,
     device: Device = "auto",
+    allow: Names = (),
     progress: Progress = True,
 ) -> dict[str, Any]:
     """Predict labels for the texts in INPUT, or for a split of --data, with an export; write the labels to OUT.
@@ -66,6 +67,7 @@ def predict(
         safe_cells: In CSV, put an apostrophe before cells that a spreadsheet would read as a formula.
         threads: Number of threads. Default: all cores.
         overwrite: Replace existing predictions at OUT.
+        allow: Scores from outside that EXPORT may import, as module:name.
 
     For a text without known tokens, the output contains the most frequent labels, and known_tokens is 0. With a
     calibrated export (extremis export --calibrate), the output also contains probabilities.
@@ -112,7 +114,7 @@ def predict(
             require_output_file(out, reads, "Give --overwrite to replace it, or another OUT.", overwrite)
         for line in texts.notes() if texts else ():
             say(line)
-        opened = open_export(fspath(export), exact, threads, device)
+        opened = open_export(fspath(export), exact, threads, device, allow)
         lowest = opened.lowest_score(threshold, precision)
         if left_out is not None:
             keys = [key for lines in left_out.batches(batch, False) for key in lines["text"].to_pylist() if key]
