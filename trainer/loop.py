@@ -23,7 +23,7 @@ from schemas.process import cores
 from schemas.table import Table
 from schemas.waits import Say
 from trainer.checkpoints import CheckpointContents, latest_checkpoint
-from trainer.config.load import changed_versions, dump_config, load_config, validate
+from trainer.config.load import changed_versions, dump_config, load_config
 from trainer.device import CPU, denormals_flushed, describe_device
 from trainer.evaluation.evaluate import trained_frequency
 from trainer.group import ALONE, Group
@@ -147,16 +147,16 @@ class Trainer:
         layout = RunLayout(run)
         config = load_config(layout.config)
         require_same_data(config, Table.open(data, "data").manifest, data, run)
-        started = validate(config["recipe"], layout.config)
+        started, stated = config["recipe"], recipe.model_dump(mode="json")
         checkpoint = group.decide(lambda: latest_checkpoint(layout))
         if checkpoint is not None:
-            require_same_recipe(started, recipe, run)
+            require_same_recipe(started, stated, run)
         machine = config.get("machine", {})
         context = set_up(DataLayout(data), layout, recipe, say, group, claim or Unclaimed(), machine.get("threads", 0))
         if checkpoint is None:
             initialise_model(context)
             progress = Progress()
-            if started != recipe:
+            if started != stated:
                 if group.first:
                     context.claim.require()
                     discard_refreshes(layout)
@@ -184,7 +184,7 @@ class Trainer:
                     {name: value.numpy() for name, value in checkpoint.tensors(NEGATIVES).items()}
                 )
             progress, mix = Progress.of(checkpoint.state["progress"]), checkpoint.state["stream"].get("mix")
-            if started.data != recipe.data:
+            if started["data"] != stated["data"]:
                 context.claim.require()
                 _write_config(context)
                 context.say(f"the mix of sources changes from epoch {progress.epoch + bool(progress.step)} on")

@@ -72,13 +72,6 @@ def opened(name: str) -> Any:
     return _named[name].object if name in _named else None
 
 
-def opened(name: str) -> Any:
-    """Return the object that a person has named `name`, in this process or in EXTREMIS_ALLOW; None if nobody has."""
-    if name not in _named and name in os.environ.get("EXTREMIS_ALLOW", "").split(","):
-        open_named(name, what="EXTREMIS_ALLOW")
-    return _named[name].object if name in _named else None
-
-
 def find_named(name: str, place: str) -> Any:
     """Return the object `name` that the file at `place` names. Raises InputError if no person names it too."""
     if (found := opened(name)) is None:

@@ -346,11 +346,11 @@ def require_streamable(recipe: Recipe, sources: list[Source], data: str, group: 
         raise InputError(f"{data}: this table has no row groups, which training needs. Shard the data again.")
 
 
-def require_same_recipe(started: Recipe, recipe: Recipe, run: str) -> None:
+def require_same_recipe(started: dict[str, Any], stated: dict[str, Any], run: str) -> None:
     """Refuse to resume a run with a different recipe. Raises InputError, which lists the differences."""
-    before, after = flatten(started.model_dump()), flatten(recipe.model_dump())
+    before, after = flatten(started), flatten(stated)
     after = {**{key: None for key in before if key.startswith("data.mix.")}, **after}
-    same_sources = started.data.mix.keys() == recipe.data.mix.keys()  # shares of the same sources may differ
+    same_sources = started["data"]["mix"].keys() == stated["data"]["mix"].keys()  # their shares may differ
     differing = [
         f"{key} was {before.get(key)!r}, now {value!r}"
         for key, value in after.items()

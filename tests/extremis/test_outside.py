@@ -113,7 +113,7 @@ def test_a_score_needs_its_module_wherever_it_is_read(data: Path, mine: Path, ru
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(mine)
         model = extremis.load(out, allow=["product:Product"])
-    explained = model.explain("a ship in a storm", first["labels"][0]["key"])
+    explained = model.explain("a ship in a storm", first["labels"][0])
     assert explained.parts.keys() == {"vector", "text"}
 
 

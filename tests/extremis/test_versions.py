@@ -16,6 +16,7 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.table import Table
 from scoring.fitting import open_fusion
 from scoring.memory import Memory
+from tests.command import ROOT
 from tests.days import TINY
 from tests.pipelines.test_versions import NAMES, SEQUENCE, make, rows_of
 from tests.training import silent

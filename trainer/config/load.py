@@ -13,8 +13,9 @@ import tomli_w
 from pydantic import ValidationError
 
 from schemas.errors import InputError
+from schemas.options import Options
 from trainer.methods.keys import explain, keys_at, merge, methods_of
-from trainer.methods.kinds import ENCODERS, EncoderSection, options_of
+from trainer.methods.kinds import ENCODERS, EncoderSection, LossSection, options_of
 from trainer.methods.recipe import Recipe
 from trainer.methods.settling import NOMINAL, settle
 from trainer.modules import open_named
@@ -183,9 +184,13 @@ def _open_modules(body: Mapping[str, Any], source: str) -> None:
     """Open the method and the loss that a recipe names as "module:name", beside its file or on Python's path."""
     loss = body.get("loss")
     names = {"method": body.get("method"), "loss.kind": loss.get("kind") if isinstance(loss, dict) else None}
+    bases: dict[str, type[Options]] = {"method": Recipe, "loss.kind": LossSection}
     for key, name in names.items():
         if isinstance(name, str) and ":" in name:
-            open_named(name, os.path.dirname(os.path.expanduser(source)), f"recipe {source}: {key}")
+            named = open_named(name, os.path.dirname(os.path.expanduser(source)), f"recipe {source}: {key}").object
+            options = getattr(named, "section", named)
+            if not (isinstance(options, type) and issubclass(options, bases[key])):
+                raise InputError(f"recipe {source}: {key} = {name!r} is {named!r}, expected a {bases[key].__name__}.")
 
 
 def _read_text(source: str) -> str:
