@@ -1,16 +1,16 @@
 """Focal loss (Lin et al., 2017): binary cross-entropy in which correct scores count less."""
 
 import torch
-from pydantic import Field
 from torch.nn.functional import softplus
 
+from schemas.options import option
 from trainer.losses import Loss, LossParts, Scores
 from trainer.methods.kinds import LossSection
 
 
 class FocalSection(LossSection):
     kind: str
-    gamma: float = Field(2.0, ge=0, description="how much less correct scores count; 0: binary cross-entropy")
+    gamma: float = option(2.0, "how much less correct scores count; 0: binary cross-entropy", ge=0)
 
 
 class Focal(Loss):

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import torch
-from pydantic import Field
 from torch.nn.functional import normalize, pdist
 
 from schemas.layout import RunLayout
-from schemas.options import Options
+from schemas.options import Options, option
 from trainer.methods.astra import Astra
 from trainer.second_loss import SecondLoss
 from trainer.stream import Batch
 
 
 class SpreadSection(Options):
-    weight: float = Field(0.1, ge=0, description="weight of the loss; 0: none")
+    weight: float = option(0.1, "weight of the loss; 0: none", ge=0)
 
 
 class Spread(Astra):
-    method: str
     spread: SpreadSection = SpreadSection()
 
     def second_loss(self, run: RunLayout) -> Uniformity | None:

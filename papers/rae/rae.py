@@ -44,7 +44,6 @@ class MemorySection(Options):
 class Rae(DualEncoder):
     """`loss` over the labels of the batch, plus a loss on the votes of each query's nearest points (from tables)."""
 
-    method: str
     negatives: NegativesSection = NegativesSection()  # labels of the batch
     memory: MemorySection = MemorySection()
     refresh: TextTableSchedule = TextTableSchedule()
