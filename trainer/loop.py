@@ -498,7 +498,7 @@ class LossWatch:
 def _write_config(context: RunContext) -> None:
     made_from = {"digest": context.sizes.manifest.digest, "labels": context.labels, "queries": context.sources[0].rows}
     if context.group.first:
-        facts = {"data": made_from, "machine": {"threads": torch.get_num_threads(), "kernels": context.kernels}}
-        if modules := digests(context.recipe.method, context.recipe.loss.kind):
-            facts["modules"] = modules
+        machine = {"threads": torch.get_num_threads(), "kernels": context.kernels}
+        modules = digests(context.recipe.method, context.recipe.loss.kind)
+        facts = {"data": made_from, "machine": machine, **({"modules": modules} if modules else {})}
         storage.write_bytes(context.run.config, dump_config(context.recipe, **facts))
