@@ -19,10 +19,8 @@ from schemas.shard_files.parquet import filters_of, list_column
 from schemas.storage import join
 from schemas.table import Table
 from scoring import QUERIES, SHORTLIST
+from scoring.fusion import FILES as FUSION_FILES
 from scoring.fusion import (
-    SCORE,
-    TREE,
-    WEIGHTS,
     Fusion,
     FusionTree,
     FusionWeights,
@@ -127,9 +125,9 @@ def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> RunFusion:
             f"{url}: the checkpoint of step {step:,} has changed since this fusion was fitted. Fit the fusion again "
             f"with `extremis fuse {data} {run}`."
         )
-    file = next((shard for shard in table.shards if shard.path in (TREE, WEIGHTS, SCORE)), None)
+    file = next((shard for shard in table.shards if shard.path in FUSION_FILES), None)
     if file is None:
-        raise TableError(f"{url}: contains none of {TREE}, {WEIGHTS} and {SCORE}. Fit the fusion again.")
+        raise TableError(f"{url}: contains none of {', '.join(FUSION_FILES)}. Fit the fusion again.")
     return RunFusion(parse_fusion(read_shard(url, file, "Fit the fusion again."), join(url, file.path)), table)
 
 

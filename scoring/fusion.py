@@ -15,7 +15,8 @@ from scoring.memory import Memory, votes_of
 from trainer.inputs import Inputs
 from trainer.modules import find_named, name_of
 
-TREE, WEIGHTS, SCORE = "tree.json", "weights.json", "score.json"  # files of fusions
+# Files of a fusion, in a run and in an export.
+FILES = {"tree.json": "fusion.json", "weights.json": "fusion-weights.json", "score.json": "fusion-score.json"}
 TREE_FORMAT = 2
 _LEAF = -1
 _INTEGERS = ("feature", "left", "right")  # the other arrays are float64
@@ -74,7 +75,7 @@ class FusionTree(Fusion):
 
     def predict(self, label_scores: np.ndarray, scores: np.ndarray, frequency: np.ndarray) -> np.ndarray:
         """Return T(d) as float64 of the arrays' common shape; all pairs descend the tree together, level by level."""
-        described = _describe(label_scores, scores, frequency)
+        described = np.stack(np.broadcast_arrays(label_scores, scores, frequency), axis=-1).astype(np.float32)
         flat = described.reshape(-1, 3)
         node = np.zeros(len(flat), np.int64)
         going = np.flatnonzero(self.feature[node] != _LEAF)
@@ -115,10 +116,6 @@ class FusionTree(Fusion):
         except (ValueError, KeyError, TypeError) as error:
             raise TableError(f"{place}: not a fusion tree: {error}. Fit the fusion again.") from None
         return tree
-
-
-def _describe(label_scores: np.ndarray, scores: np.ndarray, frequency: np.ndarray) -> np.ndarray:
-    return np.stack(np.broadcast_arrays(label_scores, scores, frequency), axis=-1).astype(np.float32)
 
 
 ADDED_LABELS = 100  # maximum number of labels that a memory, and a linear ranker, each add to the shortlist
@@ -287,11 +284,11 @@ def _minimize(columns: np.ndarray, right: np.ndarray, listed: np.ndarray, kept: 
 
 
 def fusion_file(fusion: Fusion) -> tuple[str, bytes]:
-    """Return the name and the content of the file of a fusion."""
+    """Return the name and the content of the file of a fusion in a run."""
     if isinstance(fusion, FusionWeights | FusionTree):
-        return WEIGHTS if isinstance(fusion, FusionWeights) else TREE, fusion.to_json()
+        return "weights.json" if isinstance(fusion, FusionWeights) else "tree.json", fusion.to_json()
     body = {"score": name_of(type(fusion)), "content": fusion.to_json().decode()}
-    return SCORE, json.dumps(body).encode()
+    return "score.json", json.dumps(body).encode()
 
 
 def parse_fusion(data: bytes, place: str) -> Fusion:
@@ -299,8 +296,8 @@ def parse_fusion(data: bytes, place: str) -> Fusion:
 
     Raises TableError, and InputError for a score of a module that nobody has named.
     """
-    if not place.endswith(SCORE):
-        return (FusionWeights if place.endswith(WEIGHTS) else FusionTree).parse(data, place)
+    if not place.endswith("score.json"):
+        return (FusionWeights if place.endswith("weights.json") else FusionTree).parse(data, place)
     try:
         name, content = (str(json.loads(data)[key]) for key in ("score", "content"))
     except (ValueError, KeyError, TypeError) as error:

@@ -46,7 +46,7 @@ def open_named(name: str, folder: str = "", what: str = "") -> Named:
     files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
     sha256 = hashlib.sha256(b"".join(each.read_bytes() for each in files)).hexdigest()
     known = _named.get(name)
-    if known is not None and known.file != file:
+    if known is not None and known.file != file and known.sha256 != sha256:
         raise InputError(
             f"{where} is in {file}, but in this process it was {known.file}. Rename one of the two modules, or start "
             "another process."
