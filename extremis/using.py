@@ -287,7 +287,7 @@ def fuse(
     data: Place,
     run: Place,
     *,
-    by: Literal["weights", "tree"] = "weights",
+    by: Annotated[str, Shown("weights|MODULE:NAME")] = "weights",
     split: str | None = None,
     step: Step | None = None,
     shortlist: Positive = SHORTLIST,
@@ -301,12 +301,12 @@ def fuse(
 
     With weights, the vectors' scores are added to the scores of the labels' texts, to votes of the nearest training
     points, and to scores of a linear ranker on words and pairs of words, which this command fits. The embeddings of the
-    training points are stored. With tree, NGAME's regression tree of depth 7 combines the scores of vectors and texts
-    with the label's frequency. This needs the extra `fusion` (scikit-learn). The result replaces an earlier result in
-    RUN/fusion.
+    training points are stored. With module:name, a function of your own combines the scores of vectors and texts with
+    the label's frequency, such as NGAME's tree in a checkout (papers.ngame.tree:fit). The module is sought in the
+    current folder, then on Python's path. The result replaces an earlier result in RUN/fusion.
 
     Options:
-        by: Weighted sum of scores, or NGAME's tree.
+        by: Weighted sum of scores, or a function in a module of your own.
         step: Step of the checkpoint. Default: the best on validation, else the newest.
         split: Split to learn on, which must not contain rows that RUN was trained on. Default: the held-out rows of
             RUN, or val.
@@ -324,8 +324,8 @@ def fuse(
 
     data, run = fspath(data), fspath(run)
     options = fitting.FitOptions(split, step, shortlist, queries, device)
-    if by == "tree":
-        manifest = fitting.fit_tree(data, run, options)
+    if by != "weights":
+        manifest = fitting.fit_score(data, run, by, options)
         parameters = manifest.parameters
         pairs = f"{parameters['pairs']:,} pairs, {parameters['positive_pairs']:,} correct"
         say(f"fitted on {parameters['queries']:,} queries of {parameters['split']}: {pairs}")
@@ -472,6 +472,7 @@ def predict(
     threads: Positive | None = None,
     overwrite: bool = False,
     device: DeviceName = "auto",
+    allow: Names = (),
     progress: Progress = True,
 ) -> PredictResult:
     """Predict labels for the texts in INPUT, or for a split of --data, with an export; write the labels to OUT.
@@ -501,6 +502,7 @@ def predict(
         safe_cells: In CSV, put an apostrophe before cells that a spreadsheet would read as a formula.
         threads: Number of threads. Default: all cores.
         overwrite: Replace existing predictions at OUT.
+        allow: Scores from outside that EXPORT may import, as module:name.
 
     For a text without known tokens, the output contains the most frequent labels, and known_tokens is 0. With a
     calibrated export (extremis export --calibrate), the output also contains probabilities.
@@ -541,7 +543,7 @@ def predict(
             )
         for line in texts.notes() if texts else ():
             say(line)
-        opened = prediction.open_export(fspath(export), exact, threads, device)
+        opened = prediction.open_export(fspath(export), exact, threads, device, allow)
         lowest = opened.lowest_score(threshold, precision)
         if left_out is not None:
             keys = [key for lines in left_out.batches(batch, False) for key in lines["text"].to_pylist() if key]
@@ -588,11 +590,13 @@ def load(
     exact: bool = False,
     threads: int | None = None,
     embedder: str | PathLike[str] | None = None,
+    allow: Sequence[str] = (),
 ) -> "Model":
     """Open the export at `export`, a directory or an object-store prefix; for a folder, open its current export.
 
     `exact`: score every label, without an index. `threads`: number of threads; None: all cores. `embedder`: a different
-    path or hub name of the model that computed the dense vectors of DATA.
+    path or hub name of the model that computed the dense vectors of DATA. `allow`: the scores from outside that may be
+    imported, as "module:name"; an export without such a score needs none.
     Raises TableError if the export is missing or damaged, InputError if the model is missing or different or `threads`
     is no whole number above 0, and StorageError.
     """
@@ -600,7 +604,7 @@ def load(
 
     place = None if embedder is None else str(embedder)
     threads = None if threads is None else whole_number("threads", threads, 1)
-    return prediction.Model(prediction.open_export(str(export), exact, threads), str(export), place, say)
+    return prediction.Model(prediction.open_export(str(export), exact, threads, allow=allow), str(export), place, say)
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

@@ -22,7 +22,7 @@ from schemas import storage
 from schemas.errors import ExtremisError
 from schemas.layout import DataLayout, RunLayout
 from schemas.table import Table
-from scoring.fitting import open_fused
+from scoring.fitting import FitOptions, fit_score, open_fused
 from trainer.evaluation.evaluate import SplitScorer, label_statistics
 from trainer.evaluation.metrics import Contributions
 from trainer.evaluation.ranking import Ranking
@@ -167,10 +167,8 @@ def score(paper: Paper, key: RunKey, data: str, run: str) -> tuple[dict[str, flo
     """Score the run on test; return metrics, contributions per query, and the number of queries."""
     options, layout = paper.runs[key.run], DataLayout(data)
     recipe, model, checkpoint = load_model(layout, RunLayout(run), RunLayout(run).scored_step())
-    if options.fuse == "tree":
-        from scoring import fitting
-
-        fitting.fit_tree(data, run, fitting.FitOptions("val"))
+    if options.fuse:
+        fit_score(data, run, options.fuse, FitOptions("val"))
     ranking = Ranking.of(model)
     if options.scores == "fused":
         ranking = Ranking.of(model, rerank=open_fused(data, run, checkpoint, model, "test"))

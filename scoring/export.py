@@ -36,9 +36,9 @@ from schemas.waits import Say
 from scoring.calibration import DEPTH, ScoredPredictions, calibrate, open_fragments, require_fractions
 from scoring.encoders import AUTO_FORM, ConvertedEncoder, TorchInference, choose_form
 from scoring.export_versions import KIND, ExportVersion, require_needed_exports, resolve_export
-from scoring.exported import INDEX, LABELS, POINTS, TEXTS, THRESHOLDS, TREE, VECTORS, WEIGHTS, ExportFiles, Serving
+from scoring.exported import INDEX, LABELS, POINTS, TEXTS, THRESHOLDS, VECTORS, ExportFiles, Serving
 from scoring.fitting import RunFusion, open_fusion, scores_of
-from scoring.fusion import FusionTree, Reranker, Scorers
+from scoring.fusion import FILES, Reranker, Scorers, fusion_file
 from scoring.memory import FACTS
 from scoring.vectors import (
     DTYPES,
@@ -543,8 +543,8 @@ class _Writer:
             shards += memory.write(self.out)
         if linear is not None:
             shards.append(linear.write(self.out))
-        name = TREE if isinstance(fusion.fusion, FusionTree) else WEIGHTS
-        shards.append(write_file(self.out, name, fusion.fusion.to_json()))
+        name, content = fusion_file(fusion.fusion)
+        shards.append(write_file(self.out, FILES[name], content))
         if memory is not None:
             shards.append(self._write_keys(memory.trained, len(memory.vectors)))
         scorers, frequency = Scorers(texts, memory, linear), label_statistics(self.data).frequency

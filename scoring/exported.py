@@ -27,7 +27,7 @@ from schemas.storage import join, require_room
 from schemas.table import Table
 from scoring.calibration import NONE_THRESHOLD, Calibration, fragments_of, require_fractions, share_of_fragments
 from scoring.export_versions import KIND, require_needed_exports, resolve_export
-from scoring.fusion import Reranker, Scorers, ShortlistScores, parse_fusion
+from scoring.fusion import FILES, Reranker, Scorers, ShortlistScores, parse_fusion
 from scoring.linear import LinearRanker
 from scoring.memory import Memory
 from scoring.vectors import IndexedRange, Vectors, map_vectors, open_indexes, patch_vectors, search_indexes
@@ -157,7 +157,7 @@ def _changed(path: str) -> TableError:
 
 ENCODER, VECTORS, LABELS, INDEX, THRESHOLDS = "encoder", "vectors", "labels", "index", "thresholds.json"
 POINTS = "points"  # keys of a memory's training points
-TEXTS, TREE, WEIGHTS = "label-texts", "fusion.json", "fusion-weights.json"  # files of a fusion
+TEXTS = "label-texts"
 _BATCH = 1024  # number of rows encoded at a time
 
 # Places of classes by kind of encoder and form, the default form first. `open` of a class reads the encoder's files.
@@ -358,7 +358,7 @@ class Exported:
             for scorer in (memory, linear):
                 files.watch(scorer.file if scorer else None)
             scorers = Scorers(texts if len(texts) else None, memory, linear)
-            file = folder / (WEIGHTS if (folder / WEIGHTS).exists() else TREE)
+            (file,) = (folder / name for name in FILES.values() if (folder / name).exists())
             frequency = number_column(files.read(LABELS, ("frequency",)), "frequency")
             fused = Reranker(parse_fusion(file.read_bytes(), str(file)), scorers, frequency, facts["shortlist"])
         retired = number_column(files.read(LABELS, (RETIRED,)), RETIRED) if facts.get(RETIRED) else None

@@ -19,7 +19,17 @@ from schemas.shard_files.parquet import filters_of, list_column
 from schemas.storage import join
 from schemas.table import Table
 from scoring import QUERIES, SHORTLIST
-from scoring.fusion import DEPTH, Fusion, FusionTree, FusionWeights, Reranker, Scorers, ShortlistScores, parse_fusion
+from scoring.fusion import FILES as FUSION_FILES
+from scoring.fusion import (
+    Fusion,
+    FusionTree,
+    FusionWeights,
+    Reranker,
+    Scorers,
+    ShortlistScores,
+    fusion_file,
+    parse_fusion,
+)
 from scoring.linear import BUDGET as RANKER_BUDGET
 from scoring.linear import FILE, TRAINED_FILE, LinearRanker
 from scoring.memory import BUDGET, FACTS, TUNED, Memory, describe_memory
@@ -32,8 +42,9 @@ from trainer.group import ALONE, Group
 from trainer.inputs import Inputs, columns_of, scored_columns
 from trainer.methods.recipe import Recipe
 from trainer.model import Model, find_earlier, load_model
+from trainer.modules import open_named
 
-KIND, TREE, WEIGHTS = "fusion", "tree.json", "weights.json"
+KIND = "fusion"
 
 
 class RunFusion(NamedTuple):
@@ -62,19 +73,19 @@ def publish_fusion(
     data: str,
     run: str,
     checkpoint: Checkpoint,
-    file: tuple[str, bytes],
+    fusion: Fusion,
     facts: dict[str, Any],
     memory: Memory | None = None,
     linear: Mapping[str, LinearRanker] | None = None,
 ) -> Manifest:
-    """Publish a fusion's `file` (name, content), a memory, and rankers by file name; replaces an earlier fusion."""
-    url, (name, body) = RunLayout(run).fusion(checkpoint.step), file
+    """Publish a fusion, a memory, and rankers by file name; replaces an earlier fusion."""
+    url = RunLayout(run).fusion(checkpoint.step)
     with building(url, "fitted") as build:
         return build.publish(
             Manifest(
                 kind=KIND,
                 shards=(
-                    write_file(build.url, name, body),
+                    write_file(build.url, *fusion_file(fusion)),
                     *(memory.write(build.url) if memory else ()),
                     *(ranker.write(build.url, name) for name, ranker in (linear or {}).items()),
                 ),
@@ -114,9 +125,9 @@ def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> RunFusion:
             f"{url}: the checkpoint of step {step:,} has changed since this fusion was fitted. Fit the fusion again "
             f"with `extremis fuse {data} {run}`."
         )
-    file = next((shard for shard in table.shards if shard.path in (TREE, WEIGHTS)), None)
+    file = next((shard for shard in table.shards if shard.path in FUSION_FILES), None)
     if file is None:
-        raise TableError(f"{url}: contains neither {TREE} nor {WEIGHTS}. Fit the fusion again.")
+        raise TableError(f"{url}: contains none of {', '.join(FUSION_FILES)}. Fit the fusion again.")
     return RunFusion(parse_fusion(read_shard(url, file, "Fit the fusion again."), join(url, file.path)), table)
 
 
@@ -225,7 +236,7 @@ def fit_weights(
     if kept and recipe.data.holdout > REFIT_HOLDOUT:
         all_rows = fit_ranker(data, recipe, ranker_budget, seconds, held_out=True)
         kept = {FILE: all_rows or kept[FILE], TRAINED_FILE: kept[FILE]}
-    return publish_fusion(data, run, checkpoint, (WEIGHTS, weights.to_json()), facts, memory, kept)
+    return publish_fusion(data, run, checkpoint, weights, facts, memory, kept)
 
 
 def carry_fusion(data: str, run: str, earlier: str, device: str = "auto") -> Manifest | None:
@@ -245,7 +256,7 @@ def carry_fusion(data: str, run: str, earlier: str, device: str = "auto") -> Man
         return None
     carried = open_fusion(data, earlier, before)
     fusion, table = carried
-    memory, name = None, WEIGHTS if isinstance(fusion, FusionWeights) else TREE
+    memory = None
     if isinstance(fusion, FusionWeights) and fusion.votes and not recipe.data.mix:
         memory = Memory.build(model, layout, recipe.data)
         memory = memory.indexed(torch.from_numpy(memory.vectors[: 3 * TUNED].astype(np.float32)))
@@ -254,7 +265,7 @@ def carry_fusion(data: str, run: str, earlier: str, device: str = "auto") -> Man
     measured = table.parameters.get("carried_from", earlier)  # the run that fitted the fusion
     facts = {**table.parameters, "carried_from": measured, FACTS: memory.facts if memory else None}
     facts["memory_bytes"] = memory.bytes if memory else 0
-    return publish_fusion(data, run, checkpoint, (name, fusion.to_json()), facts, memory, rankers)
+    return publish_fusion(data, run, checkpoint, fusion, facts, memory, rankers)
 
 
 def describe_weights(facts: dict[str, Any]) -> str:
@@ -292,25 +303,33 @@ def score_shortlists(
     return ShortlistScores(*joined), Ragged.join(relevant)
 
 
-def fit_tree(data: str, run: str, options: FitOptions = FitOptions()) -> Manifest:
-    """Fit the tree for a checkpoint, on the `shortlist` best labels of each query and on the query's own labels.
+def fit_score(data: str, run: str, by: str, options: FitOptions = FitOptions()) -> Manifest:
+    """Fit the score `by`, "module:name", for a checkpoint: a function (scored, frequency, relevant) -> Fusion.
 
-    An existing fusion is replaced. Raises InputError if the split or device does not exist, or if there are no texts or
-    no classifier. Raises TableError, StorageError.
+    It gets the scores of vectors and texts for the `shortlist` best labels of each query and the query's own labels,
+    the `frequency` [B, S] of the labels, and which labels are `relevant` [B, S] bool; 0 and False where `scored.ids` is
+    padded. The fusion's class is one of `scoring.fusion`, or in the same module. An existing fusion is replaced. Raises
+    InputError if the module, the split or the device does not exist, or if there are no texts or no classifier. Raises
+    TableError, StorageError.
     """
-    layout = DataLayout(data)
+    layout, named = DataLayout(data), open_named(by, what="--by")
     _, model, checkpoint, split, groups = _open_validation(data, run, options)
     scorers = Scorers(embed_label_texts(model, layout))
     scored, positives = score_shortlists(model, scorers, groups, options.shortlist, with_relevant=True)
-    listed = scored.ids != PAD
-    relevant, frequency = positives.contains(scored.ids)[listed], label_statistics(layout).frequency
-    tree = FusionTree.fit(scored.texts[listed], scored.scores[listed], frequency[scored.ids[listed]], relevant)
+    listed, relevant = scored.ids != PAD, positives.contains(scored.ids)
+    frequency = np.where(listed, label_statistics(layout).frequency[scored.ids], 0)
+    fusion = named.object(scored, frequency, relevant)
+    if not isinstance(fusion, FusionWeights | FusionTree):
+        own = f"{by.partition(':')[0]}:{type(fusion).__name__}"
+        if not isinstance(fusion, Fusion) or open_named(own, what="--by").object is not type(fusion):
+            raise InputError(f"--by {by}: returned {type(fusion)}, expected a Fusion of a class in its module.")
     facts = {
         "split": split,
         "queries": positives.rows,
-        "pairs": len(relevant),
+        "pairs": int(listed.sum()),
         "positive_pairs": int(relevant.sum()),
         "shortlist": options.shortlist,
-        "depth": DEPTH,
+        "by": by,
+        "sha256": named.sha256,
     }
-    return publish_fusion(data, run, checkpoint, (TREE, tree.to_json()), facts)
+    return publish_fusion(data, run, checkpoint, fusion, facts)

@@ -1,19 +1,22 @@
-"""Fused scores: features of a shortlist, weights, NGAME's stored tree."""
+"""Fused scores: features of a shortlist, weights, NGAME's stored tree, and scores from outside."""
 
 import json
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from schemas import PAD
-from schemas.errors import TableError, missing_extra
+from schemas.errors import TableError
 from schemas.ragged import Ragged, is_repeated, pad_columns, take_per_row
 from scoring.linear import LinearRanker
 from scoring.memory import Memory, votes_of
 from trainer.inputs import Inputs
+from trainer.modules import find_named, name_of
 
-DEPTH = 7
+# Files of a fusion, in a run and in an export.
+FILES = {"tree.json": "fusion.json", "weights.json": "fusion-weights.json", "score.json": "fusion-score.json"}
 TREE_FORMAT = 2
 _LEAF = -1
 _INTEGERS = ("feature", "left", "right")  # the other arrays are float64
@@ -29,8 +32,34 @@ class ShortlistScores(NamedTuple):
     linear: np.ndarray
 
 
+class Fusion(ABC):
+    """A score made of the scores in a shortlist."""
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether it uses the scores of labels' texts."""
+        return True
+
+    @abstractmethod
+    def parts(self, scored: ShortlistScores, frequency: Any) -> dict[str, np.ndarray]:
+        """Return the terms of the fused scores by name, [B, S] each, for labels with `frequency` [B, S]."""
+
+    def fuse(self, scored: ShortlistScores, frequency: Any = None) -> np.ndarray:
+        """Return the fused scores [B, S], the sum of all `parts`."""
+        return sum(self.parts(scored, frequency).values(), np.float64(0))
+
+    @abstractmethod
+    def to_json(self) -> bytes:
+        """Return the content of a file, which `parse` reads."""
+
+    @classmethod
+    @abstractmethod
+    def parse(cls, data: bytes, place: str) -> "Fusion":
+        """Read the content of a file at `place`. Raises TableError for an invalid file."""
+
+
 @dataclass(frozen=True, eq=False)
-class FusionTree:
+class FusionTree(Fusion):
     """T(d) for d = (E(z).x, w.x, f): node i goes `left` [n] if d[feature] <= threshold, else `right`; 0 is the root.
 
     A leaf has feature -1 and `value` [n]. Descriptors are float32, as in scikit-learn's comparisons. `units` [2]:
@@ -43,42 +72,10 @@ class FusionTree:
     right: np.ndarray
     value: np.ndarray
     units: np.ndarray
-    reads_texts = True
-
-    @classmethod
-    def fit(
-        cls,
-        label_scores: np.ndarray,
-        scores: np.ndarray,
-        frequency: np.ndarray,
-        relevant: np.ndarray,
-        depth: int = DEPTH,
-    ) -> "FusionTree":
-        """Fit the tree to predict `relevant` [n] bool for the pairs of a validation shortlist.
-
-        `label_scores` [n]: E(z).x of each pair (query, label); `scores` [n]: w.x; `frequency` [n]: training points of
-        the label. Raises InputError if scikit-learn is not installed, ValueError for no pairs.
-        """
-        try:
-            from sklearn.tree import DecisionTreeRegressor
-        except ImportError:
-            raise missing_extra("score fusion by a tree needs scikit-learn", "fusion") from None
-
-        described = _describe(label_scores, scores, frequency).reshape(-1, 3)
-        tree = DecisionTreeRegressor(max_depth=depth, random_state=0).fit(described, relevant.reshape(-1)).tree_
-        leaf = tree.children_left < 0
-        return cls(
-            feature=np.where(leaf, _LEAF, tree.feature).astype(np.int64),
-            threshold=np.where(leaf, 0.0, tree.threshold),
-            left=tree.children_left.astype(np.int64),
-            right=tree.children_right.astype(np.int64),
-            value=tree.value[:, 0, 0].astype(np.float64),
-            units=np.array([float(np.abs(each).max(initial=0.0)) or 1.0 for each in (label_scores, scores)]),
-        )
 
     def predict(self, label_scores: np.ndarray, scores: np.ndarray, frequency: np.ndarray) -> np.ndarray:
         """Return T(d) as float64 of the arrays' common shape; all pairs descend the tree together, level by level."""
-        described = _describe(label_scores, scores, frequency)
+        described = np.stack(np.broadcast_arrays(label_scores, scores, frequency), axis=-1).astype(np.float32)
         flat = described.reshape(-1, 3)
         node = np.zeros(len(flat), np.int64)
         going = np.flatnonzero(self.feature[node] != _LEAF)
@@ -89,12 +86,8 @@ class FusionTree:
             going = going[self.feature[node[going]] != _LEAF]
         return self.value[node].reshape(described.shape[:-1])
 
-    def fuse(self, scored: ShortlistScores, frequency: np.ndarray) -> np.ndarray:
-        """Return T(d) + E(z).x + w.x, with scores divided by `units`, [B, S], for labels with `frequency` [B, S]."""
-        return sum(self.parts(scored, frequency).values(), np.float64(0))
-
     def parts(self, scored: ShortlistScores, frequency: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the terms of the fused scores, [B, S] each."""
+        """Return E(z).x and w.x, divided by `units`, and T(d)."""
         text, vector = scored.texts / self.units[0], scored.scores / self.units[1]
         return {"text": text, "vector": vector, "tree": self.predict(scored.texts, scored.scores, frequency)}
 
@@ -123,10 +116,6 @@ class FusionTree:
         except (ValueError, KeyError, TypeError) as error:
             raise TableError(f"{place}: not a fusion tree: {error}. Fit the fusion again.") from None
         return tree
-
-
-def _describe(label_scores: np.ndarray, scores: np.ndarray, frequency: np.ndarray) -> np.ndarray:
-    return np.stack(np.broadcast_arrays(label_scores, scores, frequency), axis=-1).astype(np.float32)
 
 
 ADDED_LABELS = 100  # maximum number of labels that a memory, and a linear ranker, each add to the shortlist
@@ -197,7 +186,7 @@ _OTHER_SCORERS = ("votes", "texts", "linear")  # in the order in which scorers a
 
 
 @dataclass(frozen=True)
-class FusionWeights:
+class FusionWeights(Fusion):
     """s + `texts` t + `votes` v + `linear` l, where s is the score / `unit`, or with `logistic` the score's sigmoid."""
 
     texts: float = 0.0
@@ -234,12 +223,7 @@ class FusionWeights:
     def reads_texts(self) -> bool:
         return self.texts > 0
 
-    def fuse(self, scored: ShortlistScores, frequency: np.ndarray | None = None) -> np.ndarray:
-        """Return the fused scores [B, S]; `frequency` is not used."""
-        return sum(self.parts(scored, frequency).values(), np.float64(0))
-
-    def parts(self, scored: ShortlistScores, frequency: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        """Return the terms of the fused scores, [B, S] each."""
+    def parts(self, scored: ShortlistScores, frequency: Any = None) -> dict[str, np.ndarray]:
         scores = scored.scores.astype(np.float64)
         return {
             "vector": 1 / (1 + np.exp(-scores)) if self.logistic else scores / self.unit,
@@ -299,13 +283,26 @@ def _minimize(columns: np.ndarray, right: np.ndarray, listed: np.ndarray, kept: 
     return float(found.fun), weights
 
 
-Fusion: TypeAlias = FusionWeights | FusionTree
+def fusion_file(fusion: Fusion) -> tuple[str, bytes]:
+    """Return the name and the content of the file of a fusion in a run."""
+    if isinstance(fusion, FusionWeights | FusionTree):
+        return "weights.json" if isinstance(fusion, FusionWeights) else "tree.json", fusion.to_json()
+    body = {"score": name_of(type(fusion)), "content": fusion.to_json().decode()}
+    return "score.json", json.dumps(body).encode()
 
 
 def parse_fusion(data: bytes, place: str) -> Fusion:
-    """Parse the content of a file at `place`, whose name says whether it contains weights. Raises TableError."""
-    parse = FusionWeights.parse if place.endswith("weights.json") else FusionTree.parse
-    return parse(data, place)
+    """Parse the content of a file at `place`, whose name says what it contains.
+
+    Raises TableError, and InputError for a score of a module that nobody has named.
+    """
+    if not place.endswith("score.json"):
+        return (FusionWeights if place.endswith("weights.json") else FusionTree).parse(data, place)
+    try:
+        name, content = (str(json.loads(data)[key]) for key in ("score", "content"))
+    except (ValueError, KeyError, TypeError) as error:
+        raise TableError(f"{place}: not a file of a score: {error!r}. Fit the fusion again.") from None
+    return find_named(name, place).parse(content.encode(), place)
 
 
 @dataclass(frozen=True, eq=False)

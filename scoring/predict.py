@@ -33,6 +33,7 @@ from scoring.fusion import FusionWeights
 from scoring.memory import shares_of
 from search.topk import configure_faiss, find_device
 from trainer.inputs import Inputs, open_queries, require_inputs
+from trainer.modules import open_named
 from trainer.threads import set_threads
 
 _BATCH = 512  # texts per batch
@@ -69,7 +70,7 @@ class Explanation:
     """Terms that add up to a label's score: `parts` by source, with details in `words` and `points`.
 
     "vector": the label's vector; "text": the embedding of the label's text; "points": votes of nearby training points;
-    "words": the linear ranker; "tree": the tree of `extremis fuse --by tree`; "prior": for a text without known tokens.
+    "words": the linear ranker; "tree": NGAME's tree; "prior": for a text without known tokens.
     `words`: (a word or two neighbouring words, contribution to the score); `points`: (key, cosine, contribution).
     """
 
@@ -297,11 +298,16 @@ def leave_out(exported: Exported, labels: Labels, keys: Sequence[str], say: Say)
     return exported.without(ids)
 
 
-def open_export(url: str, exact: bool = False, threads: int | None = None, device: str = "auto") -> Exported:
+def open_export(
+    url: str, exact: bool = False, threads: int | None = None, device: str = "auto", allow: Sequence[str] = ()
+) -> Exported:
     """Open the export at `url` on `device`, with `threads` threads; None: all cores, but one thread in a forked child.
 
-    Raises InputError if the device does not exist, TableError, and StorageError.
+    `allow`: "module:name" of scores from outside that the export may have. Raises InputError if the device or a module
+    does not exist, TableError, and StorageError.
     """
+    for name in allow:
+        open_named(name, what="allow")
     exported = Exported.open(url, exact, find_device(device))
     if threads:
         set_threads(threads)

@@ -26,6 +26,9 @@ from trainer.config.load import load_config
 PAGE = (DOCS / "extending.md").read_text()
 PACKAGES = ("schemas", "search", "trainer", "pipelines", "scoring", "extremis", "recipes")
 FILES = {
+    "method": 2,
+    "loss": 1,
+    "score": 1,
     "command": 2,
     "runner": 2,
     "export format": 2,
@@ -33,7 +36,6 @@ FILES = {
     "metric": 2,
     "sink": 2,
     "watcher of a run": 2,
-    "loss": 2,
     "input format": 2,
     "source of negatives": 2,
     "encoder": 2,
@@ -53,10 +55,9 @@ ONE_WORKER = ("--", "--direct_num_workers=1", "--direct_running_mode=in_memory")
 
 @dataclass(frozen=True)
 class Addition:
-    """A section of the page: an example, its place in the project, its entries in other files, and commands."""
+    """A section of the page: examples by their places, what it shows of the first, entries in other files, commands."""
 
-    example: Path
-    place: str
+    examples: Mapping[str, Path]
     shown: str
     entries: Mapping[str, Sequence[str]]  # lines of the diff, by file
     commands: Sequence[str]
@@ -64,19 +65,18 @@ class Addition:
     @classmethod
     def of(cls, section: str) -> "Addition":
         """Read a section of the page."""
-        paths = re.search(r"Copy `(examples/extending/\S+)` to `(\S+)`:", section)
-        assert paths is not None
+        copies = re.findall(r"`(examples/extending/\S+)` to `(\S+)`", section)
         fences = FENCE.findall(section)
         diffs = [body.splitlines() for language, body in fences if language == "diff"]
         consoles = [body for language, body in fences if language == "console"]
         commands = [line.removeprefix("$ extremis ") for body in consoles for line in body.splitlines()]
         entries = {lines[0].removeprefix("+++ "): lines[1:] for lines in diffs}
-        return cls(ROOT / paths[1], paths[2], fences[0][1], entries, commands)
+        return cls({place: ROOT / example for example, place in copies}, fences[0][1], entries, commands)
 
     def files(self) -> dict[str, str]:
         """Return the content of every file that is touched, by its path."""
         changed = {path: insert((ROOT / path).read_text(), lines) for path, lines in self.entries.items()}
-        return {self.place: self.example.read_text(), **changed}
+        return {**{place: example.read_text() for place, example in self.examples.items()}, **changed}
 
 
 def sections() -> dict[str, Addition]:
@@ -102,6 +102,7 @@ def overlay(folder: Path, files: Mapping[str, str]) -> None:
     for package in PACKAGES:
         _link(ROOT / package, folder / package, [folder / path for path in files])
     for path, text in files.items():
+        (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(text)
 
 
@@ -176,7 +177,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
 
 def files_of_all() -> dict[str, str]:
     """Return the content of every file that any section touches: its own, and those that have entries of several."""
-    files = {addition.place: addition.example.read_text() for addition in ADDITIONS.values()}
+    files = {place: file.read_text() for each in ADDITIONS.values() for place, file in each.examples.items()}
     for addition in ADDITIONS.values():
         for path, lines in addition.entries.items():
             files[path] = insert(files[path] if path in files else (ROOT / path).read_text(), lines)
@@ -191,7 +192,7 @@ def arguments_of(line: str, root: Path, folder: Path) -> list[str]:
     def place(word: str) -> str:
         if word == "data/" and command != "shard" and not own_data:
             return str(root / "data")
-        return str(folder / word) if "/" in word else word
+        return str(folder / word) if "/" in word and not word.startswith("mine/") else word
 
     for_beam = words[words.index("--") :] if "--" in words else ONE_WORKER
     arguments = [command, *map(place, words[: -len(for_beam)] if "--" in words else words), "--json"]
@@ -224,17 +225,17 @@ def losses(done: Done) -> list[float]:
 @pytest.mark.parametrize("name", FILES)
 def test_an_example_is_short_and_touches_few_files(name: str) -> None:
     addition = ADDITIONS[name]
-    text = addition.example.read_text()
-    assert text.endswith(addition.shown)  # the page leaves out imports
-    assert len(text.splitlines()) <= LINES
+    texts = [example.read_text() for example in addition.examples.values()]
+    assert texts[0].endswith(addition.shown)  # the page leaves out imports
+    assert all(len(text.splitlines()) <= LINES for text in texts)
     assert len(addition.files()) == FILES[name]
-    assert not (ROOT / addition.place).exists()
+    assert not any((ROOT / place).exists() for place in addition.examples)
 
 
 def test_every_example_is_on_the_page() -> None:
     assert ADDITIONS.keys() == FILES.keys()
     examples = {path for path in (ROOT / "examples" / "extending").iterdir() if path.is_file()}
-    assert {addition.example for addition in ADDITIONS.values()} == examples
+    assert {example for addition in ADDITIONS.values() for example in addition.examples.values()} == examples
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -295,10 +296,30 @@ def test_a_watcher_of_a_run(outcomes: dict[str, Outcome]) -> None:
     assert numbers == losses(outcome.done[0])
 
 
-def test_a_loss(outcomes: dict[str, Outcome]) -> None:
-    (trained,) = outcomes["loss"].done
+def test_a_method(outcomes: dict[str, Outcome]) -> None:
+    trained, resumed, evaluated = outcomes["method"].done
     assert losses(trained)[1] < losses(trained)[0]
-    assert outcomes["loss"].recipe["loss"] == {"kind": "focal", "temperature": 1.0, "chunk": 0, "gamma": 1.0}
+    assert resumed.json["epochs"] == []
+    assert (outcomes["method"].recipe["method"], outcomes["method"].recipe["spread"]) == (
+        "spread:Spread",
+        {"weight": 0.1},
+    )
+    assert evaluated.json["metrics"]["P@1"] > 0
+
+
+def test_a_loss(outcomes: dict[str, Outcome]) -> None:
+    trained, evaluated = outcomes["loss"].done
+    assert losses(trained)[1] < losses(trained)[0]
+    assert evaluated.json["metrics"]["P@1"] > 0
+    assert outcomes["loss"].recipe["loss"] == {"kind": "focal:Focal", "temperature": 1.0, "chunk": 0, "gamma": 1.0}
+
+
+def test_a_score(outcomes: dict[str, Outcome]) -> None:
+    _, fitted, evaluated, exported, predicted = outcomes["score"].done
+    assert fitted.json["by"] == "product:fit"
+    assert evaluated.json["scores"] == "fused"
+    assert predicted.json["queries"] == 20
+    assert exported.status == 0
 
 
 def test_an_input_format(outcomes: dict[str, Outcome]) -> None:

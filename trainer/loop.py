@@ -23,12 +23,13 @@ from schemas.process import cores
 from schemas.table import Table
 from schemas.waits import Say
 from trainer.checkpoints import CheckpointContents, latest_checkpoint
-from trainer.config.load import changed_versions, dump_config, load_config, validate
+from trainer.config.load import changed_versions, dump_config, load_config
 from trainer.device import CPU, denormals_flushed, describe_device
 from trainer.evaluation.evaluate import trained_frequency
 from trainer.group import ALONE, Group
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.model import require_same_data
+from trainer.modules import digests
 from trainer.negatives.base import Sampled
 from trainer.refresh import hardness
 from trainer.refresh.adoption import Adoption, Interrupts, StoppedError, adopt, discard_refreshes, follow
@@ -146,16 +147,16 @@ class Trainer:
         layout = RunLayout(run)
         config = load_config(layout.config)
         require_same_data(config, Table.open(data, "data").manifest, data, run)
-        started = validate(config["recipe"], layout.config)
+        started, stated = config["recipe"], recipe.model_dump(mode="json")
         checkpoint = group.decide(lambda: latest_checkpoint(layout))
         if checkpoint is not None:
-            require_same_recipe(started, recipe, run)
+            require_same_recipe(started, stated, run)
         machine = config.get("machine", {})
         context = set_up(DataLayout(data), layout, recipe, say, group, claim or Unclaimed(), machine.get("threads", 0))
         if checkpoint is None:
             initialise_model(context)
             progress = Progress()
-            if started != recipe:
+            if started != stated:
                 if group.first:
                     context.claim.require()
                     discard_refreshes(layout)
@@ -167,6 +168,12 @@ class Trainer:
             context.model.load(checkpoint, optimizer=True)
             if changed := changed_versions(config):
                 context.say(f"{run}: {changed}; results may differ in the last digits or more")
+            for name, digest in digests(recipe.method, recipe.loss.kind).items():
+                if (before := config.get("modules", {}).get(name, digest)) != digest:
+                    context.say(
+                        f"{run}: {name} has changed since the run was started (SHA-256 {before[:12]}…, now "
+                        f"{digest[:12]}…); results may differ"
+                    )
             if (kernels := machine.get("kernels", context.kernels)) != context.kernels:
                 context.say(
                     f"{run}: started with kernels {kernels}, resumed with {context.kernels}; results may differ in the "
@@ -177,7 +184,7 @@ class Trainer:
                     {name: value.numpy() for name, value in checkpoint.tensors(NEGATIVES).items()}
                 )
             progress, mix = Progress.of(checkpoint.state["progress"]), checkpoint.state["stream"].get("mix")
-            if started.data != recipe.data:
+            if started["data"] != stated["data"]:
                 context.claim.require()
                 _write_config(context)
                 context.say(f"the mix of sources changes from epoch {progress.epoch + bool(progress.step)} on")
@@ -314,8 +321,8 @@ class Trainer:
         context, progress, stream = self.context, self.progress, self.stream
         stream.set_epoch(progress.epoch, sources)
         context.step.queries.begin(sources)
-        if context.step.neighbours is not None:
-            context.step.neighbours.begin(sources)
+        if context.step.second_loss is not None:
+            context.step.second_loss.begin(sources)
         if progress.step:
             state = stream.state_dict()
             stream.load_state_dict({**state, "mix": self._mix or state["mix"], "step": progress.step})
@@ -492,4 +499,6 @@ def _write_config(context: RunContext) -> None:
     made_from = {"digest": context.sizes.manifest.digest, "labels": context.labels, "queries": context.sources[0].rows}
     if context.group.first:
         machine = {"threads": torch.get_num_threads(), "kernels": context.kernels}
-        storage.write_bytes(context.run.config, dump_config(context.recipe, data=made_from, machine=machine))
+        modules = digests(context.recipe.method, context.recipe.loss.kind)
+        facts = {"data": made_from, "machine": machine, **({"modules": modules} if modules else {})}
+        storage.write_bytes(context.run.config, dump_config(context.recipe, **facts))

@@ -24,7 +24,8 @@ from trainer.group import ALONE, Group
 from trainer.heads import Classifier, Head, LabelEncoderHead, open_label_texts
 from trainer.input_kinds import InputKind, input_names
 from trainer.inputs import Inputs, columns_of, require_inputs
-from trainer.methods.recipe import ClassifierRecipe, Recipe
+from trainer.methods.dexml import DualEncoder
+from trainer.methods.recipe import ClassifierRecipe, NegativesSection, Recipe
 from trainer.stream import open_queries
 
 _BATCH = 1024  # queries embedded at a time
@@ -179,7 +180,19 @@ def find_checkpoint(
             f"{run.root}: this run has no checkpoint yet. Wait for the first checkpoint, or resume the run with "
             f"{option('resume', True)}."
         )
-    return validate(config["recipe"], run.config), checkpoint
+    return recipe_of_run(config["recipe"], run.config), checkpoint
+
+
+def recipe_of_run(body: dict, source: str) -> Recipe:
+    """Read the recipe of a trained run, without the modules of a method or a loss from outside. Raises InputError.
+
+    A method from outside is read as its base, and keeps only sections that describe the model and its data.
+    """
+    if ":" in body["method"]:
+        base = ClassifierRecipe if "classifier" in body else DualEncoder
+        kept = base.model_fields.keys() - {"negatives", "order", "loss"}
+        return base(**{key: value for key, value in body.items() if key in kept}, negatives=NegativesSection())
+    return validate({k: v for k, v in body.items() if k != "loss"} if ":" in body["loss"]["kind"] else body, source)
 
 
 def find_earlier(

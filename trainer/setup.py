@@ -24,7 +24,6 @@ from trainer.evaluation.evaluate import Validator, label_statistics, positive_we
 from trainer.group import SILENCE_SECONDS, Group, label_range
 from trainer.heads import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch, merges_on
 from trainer.methods.keys import flatten
-from trainer.methods.rae import Rae
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.model import (
     DataSizes,
@@ -35,10 +34,10 @@ from trainer.model import (
     load_encoder_of_run,
     open_texts,
 )
+from trainer.modules import digests
 from trainer.negatives.base import NegativeSource, NegativeSources, SourceContext
 from trainer.negatives.planner import Planner
 from trainer.refresh.dump import DumpWriter
-from trainer.refresh.neighbours import Neighbours
 from trainer.rows.kernels import check_kernels, name_kernels
 from trainer.settings.data_statistics import describe_textless_labels
 from trainer.sizes import encoder_bytes, label_bounds, label_bytes, require_memory, require_scratch
@@ -107,7 +106,9 @@ def set_up(
     validator = Validator(recipe.validation, recipe.data, data, group)
     validator.check(inputs)
     require_consistent_ranks(recipe, sizes, group, device)
-    require_scratch(recipe, sum(source.rows for source in sources), sizes.labels, group.ranks, sizes.dense)
+    second_loss = recipe.second_loss(run)
+    rows_trained = sum(source.rows for source in sources)
+    require_scratch(recipe, rows_trained, sizes.labels, group.ranks, sizes.dense, second_loss)
     texts, bounds = open_texts(data, recipe), group.decide(lambda: label_bounds(data, recipe, group.ranks))
     bounds = bounds or [label_range(sizes.labels, rank, group.ranks)[0] for rank in range(group.ranks)] + [sizes.labels]
     counts = sizes.vocabulary, sizes.labels, sizes.features
@@ -135,9 +136,8 @@ def set_up(
             for source in to_notify:
                 source.touch(rows)
 
-    neighbours = Neighbours(run, recipe.memory) if isinstance(recipe, Rae) else None
     step = StepContext(
-        model, planner, queries, group, negative_sources, clock, before_change, recipe.train.clip, neighbours
+        model, planner, queries, group, negative_sources, clock, before_change, recipe.train.clip, second_loss
     )
     batches = GlobalBatches(stream, planner, group.for_another_thread(), recipe.order.threads, plans_ahead)
     tracker = Tracker(run, recipe.logging, recipe.model_dump(mode="json"), claim, say) if group.first else NoTracker()
@@ -156,14 +156,16 @@ def require_consistent_ranks(recipe: Recipe, sizes: DataSizes, group: Group, dev
         refusal = str(error)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpu = None if device == CPU else (socket.gethostname(), visible, str(device))
-    fleet = group.all_gather_objects((code_version(), refusal, gpu))
+    modules = digests(recipe.method, recipe.loss.kind).items()
+    version = ", ".join([code_version(), *(f"{name} {digest[:12]}" for name, digest in modules)])
+    fleet = group.all_gather_objects((version, refusal, gpu))
     gpus: dict[tuple[str, str | None, str], int] = {}
     for rank, (version, refused, gpu) in enumerate(fleet):
         name = f"rank {rank} of {group.ranks}: " if group.ranks > 1 else ""
         if version != fleet[0][0]:
             raise InputError(
-                f"{name}this rank has Extremis {version}, but rank 0 has {fleet[0][0]}. Install the same version on "
-                "all machines."
+                f"{name}this rank has Extremis {version}, but rank 0 has {fleet[0][0]}. Install the same version, and "
+                "the same modules of your own, on all machines."
             )
         if refused:
             raise InputError(name + refused)
@@ -344,11 +346,11 @@ def require_streamable(recipe: Recipe, sources: list[Source], data: str, group: 
         raise InputError(f"{data}: this table has no row groups, which training needs. Shard the data again.")
 
 
-def require_same_recipe(started: Recipe, recipe: Recipe, run: str) -> None:
+def require_same_recipe(started: dict[str, Any], stated: dict[str, Any], run: str) -> None:
     """Refuse to resume a run with a different recipe. Raises InputError, which lists the differences."""
-    before, after = flatten(started.model_dump()), flatten(recipe.model_dump())
+    before, after = flatten(started), flatten(stated)
     after = {**{key: None for key in before if key.startswith("data.mix.")}, **after}
-    same_sources = started.data.mix.keys() == recipe.data.mix.keys()  # shares of the same sources may differ
+    same_sources = started["data"]["mix"].keys() == stated["data"]["mix"].keys()  # their shares may differ
     differing = [
         f"{key} was {before.get(key)!r}, now {value!r}"
         for key, value in after.items()

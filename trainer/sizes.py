@@ -15,10 +15,10 @@ from schemas.sizes import say_bytes
 from schemas.storage import require_room
 from schemas.table import Table
 from trainer.encoders.base import Size, tensor_bytes
-from trainer.methods.rae import Rae
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.model import DataSizes
 from trainer.rows.matrix import DTYPES, IN_MEMORY, ON_HOST, RowMatrix, RowOptimizer
+from trainer.second_loss import SecondLoss
 
 MOST_LABELS = 1.25  # maximum number of a rank's labels, as a multiple of L/G; bounds the rank's memory
 _EVEN = 1.05  # ranges have equal numbers of labels up to this ratio of the maximum work to the mean work
@@ -126,7 +126,9 @@ def require_memory(recipe: Recipe, sizes: DataSizes, ranks: int) -> None:
     )
 
 
-def require_scratch(recipe: Recipe, rows: int, labels: int, ranks: int, dense: int = 0) -> None:
+def require_scratch(
+    recipe: Recipe, rows: int, labels: int, ranks: int, dense: int = 0, second_loss: SecondLoss | None = None
+) -> None:
     """Refuse a run whose ranks' scratch files do not fit into TMPDIR. Raises InputError."""
     a_row, here = 2 * recipe.encoder.dimension, min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     needs, dumps = {}, len(recipe.table_epochs())
@@ -138,8 +140,8 @@ def require_scratch(recipe: Recipe, rows: int, labels: int, ranks: int, dense: i
             needs["rows of labels that change while a dump is written"] = (
                 -(-labels // ranks) * here * (sum(label_bytes(recipe)) + 8)
             )
-    if isinstance(recipe, Rae):
-        needs["a memory of training points"] = rows * here * (a_row + 8)  # with the labels
+    if second_loss is not None:
+        needs["the second loss"] = second_loss.scratch_bytes(rows) * here
     if recipe.train.freeze_encoder:
         needs["embeddings of a frozen encoder"] = rows * here * a_row
     if recipe.encodes_labels:

@@ -21,7 +21,7 @@ from trainer.heads import BeforeChange, HeadStep, QueryEmbeddings
 from trainer.model import Model
 from trainer.negatives.base import NegativeSources, Sampled
 from trainer.negatives.planner import GlobalBatch, Planner
-from trainer.refresh.neighbours import Neighbours
+from trainer.second_loss import SecondLoss
 from trainer.stream import Batch, JoinedStream
 from trainer.stream.batch import Candidates
 
@@ -59,7 +59,7 @@ class StepContext:
     clock: Clock = field(default_factory=Clock)
     before_change: BeforeChange = lambda candidates, merged_ids: None
     clip: float = 0.0
-    neighbours: Neighbours | None = None  # RAE's second loss, on x alone
+    second_loss: SecondLoss | None = None
 
 
 @dataclass(frozen=True)
@@ -102,15 +102,15 @@ def take_step(
         clock.lap("look")
     step = HeadStep(gathered, x, sampled, context.planner, number, factor, context.before_change)
     loss, on_x = model.head.learn(step)  # of this rank's labels; on_x is the gradient on x
-    if context.neighbours is not None:
-        of_part = slice(first, first + len(part))
-        votes, gradient = context.neighbours.learn(global_batch.local, x[of_part], len(x))
-        loss = loss + votes
-        on_x[of_part] += gradient
+    if context.second_loss is not None:
+        own = slice(first, first + len(part)), slice(part.shape[1])  # without the column of ones
+        second, gradient = context.second_loss.learn(global_batch.local, x[own], len(x))
+        loss = loss + second
+        on_x[own] += gradient
     clock.lap("classify")
     result = StepResult(gathered.step, group.sum(loss).double(), gathered.rows, x)
     if context.queries.trains:
-        gradient = group.reduce_scatter(on_x, sizes)[:, : part.shape[1]]  # of the part, without the column of ones
+        gradient = group.reduce_scatter(on_x, sizes)[:, : part.shape[1]]
         clock.lap("gather")
         context.queries.backward(gradient)
         model.head.backward()

@@ -1,18 +1,16 @@
 """Focal loss (Lin et al., 2017): binary cross-entropy in which correct scores count less."""
 
-from typing import Literal
-
 import torch
-from pydantic import Field
 from torch.nn.functional import softplus
 
+from schemas.options import key
 from trainer.losses import Loss, LossParts, Scores
 from trainer.methods.kinds import LossSection
 
 
 class FocalSection(LossSection):
-    kind: Literal["focal"] = "focal"
-    gamma: float = Field(2.0, ge=0, description="how much less correct scores count; 0: binary cross-entropy")
+    kind: str
+    gamma: float = key(2.0, "how much less correct scores count; 0: binary cross-entropy", ge=0)
 
 
 class Focal(Loss):

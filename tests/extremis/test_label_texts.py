@@ -6,14 +6,15 @@ import pytest
 
 from extremis.auto import Survey, contenders
 from schemas.layout import DataLayout
-from tests.command import call, refused, sets
+from tests.command import ROOT, call, refused, sets
 from tests.pipelines.raw import write_lines
 
 CASES = Path(__file__).parents[1] / "cases" / "empty-label-texts"
 SHARD = ("--tokenizer", "train:300", "--shards", "1")
+RAE = str(ROOT / "papers" / "rae" / "rae.toml")
 RECIPES = {
     "dexml": ["method = 'dexml'", "data.label_texts = true"],
-    "rae": ["method = 'rae'"],
+    RAE: ["method = 'rae:Rae'"],
     "ngame": ["method = 'ngame'"],
     "astra": ["data.label_texts = true"],
     "decoupled": ["data.label_texts = true", "classifier.initial = 'labels'"],

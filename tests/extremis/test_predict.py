@@ -52,6 +52,7 @@ def exported(data: Path, run: Path) -> Path:
     return out
 
 
+TREE = "papers.ngame.tree:fit"
 FORBIDDEN = ("torch", "transformers", "apache_beam", "numba", "scipy")
 
 
@@ -189,9 +190,9 @@ class TestFused:
     @pytest.fixture(scope="class")
     def fused(self, data: Path, run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         refused(call("evaluate", data, run, "--scores", "fused"), "has no fusion", "extremis fuse")
-        for by in ("tree", "weights"):
+        for by in (TREE, "weights"):
             refused(call("fuse", data, run, "--by", by), "no split 'val'", "--validation", "data.holdout")
-        done = call("fuse", data, run, "--by", "tree", "--split", "test", "--shortlist", "30", "--json")
+        done = call("fuse", data, run, "--by", TREE, "--split", "test", "--shortlist", "30", "--json")
         assert done.status == 0, done.err
         assert done.json["queries"] == 200
         out = tmp_path_factory.mktemp("fused") / "exported"

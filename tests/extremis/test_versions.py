@@ -16,6 +16,7 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.table import Table
 from scoring.fitting import open_fusion
 from scoring.memory import Memory
+from tests.command import ROOT
 from tests.days import TINY
 from tests.pipelines.test_versions import NAMES, SEQUENCE, make, rows_of
 from tests.training import silent
@@ -207,7 +208,7 @@ def test_a_refreshed_dual_encoder_has_a_table_by_the_run_before_from_the_first_s
 @pytest.mark.parametrize(
     ("recipe", "changes", "start", "replays"),
     [
-        ("rae", [], 0, False),
+        (str(ROOT / "papers/rae/rae.toml"), [], 0, False),
         ("dexml-sampled", ["negatives.hard=2"], 0, False),  # a dual encoder forgets what it is shown less often
         ("dexml-sampled", ["negatives.hard=2", "refresh.start=2"], 2, False),
         ("random", ["negatives.hard=3", "refresh.source=table"], 0, True),

@@ -114,7 +114,8 @@ SETTINGS = [
     ("encoder.kind=\\u0000", "expected one of"),
     ("loss.kind=__import__('os')", "expected one of"),
     ("encoder.kind=[1]", "expected one of"),
-    ("method=os:system", "expected one of"),
+    ("method=os:system", "no module 'os'"),
+    ("method=json:dumps", "expected a Recipe"),
 ]
 
 

@@ -3,6 +3,7 @@
 import difflib
 import importlib.metadata
 import importlib.resources
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,10 +13,12 @@ import tomli_w
 from pydantic import ValidationError
 
 from schemas.errors import ClaimedError, InputError, option
+from schemas.options import Options
 from trainer.methods.keys import explain, keys_at, merge, methods_of
-from trainer.methods.kinds import ENCODERS, EncoderSection, options_of
+from trainer.methods.kinds import ENCODERS, EncoderSection, LossSection, options_of
 from trainer.methods.recipe import Recipe
 from trainer.methods.settling import NOMINAL, settle
+from trainer.modules import open_named
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -64,6 +67,7 @@ def read_recipe(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for override in overrides:
         _override(changes, override)
+    _open_modules(changes, source)
     body["name"] = body.get("name") or source.rsplit("/", 1)[-1].removesuffix(".toml")
     return merge(body, changes)
 
@@ -172,7 +176,21 @@ def _read_body(source: str) -> dict[str, Any]:
         scored = body.get("validation")
         if isinstance(scored, dict) and (scored.get("parts") or not scored.get("split")):
             body["validation"] = {name: scored[name] for name in scored.keys() - {"split", "parts"}}
+    _open_modules(body, source)
     return body
+
+
+def _open_modules(body: Mapping[str, Any], source: str) -> None:
+    """Open the method and the loss that a recipe names as "module:name", beside its file or on Python's path."""
+    loss = body.get("loss")
+    names = {"method": body.get("method"), "loss.kind": loss.get("kind") if isinstance(loss, dict) else None}
+    bases: dict[str, type[Options]] = {"method": Recipe, "loss.kind": LossSection}
+    for key, name in names.items():
+        if isinstance(name, str) and ":" in name:
+            named = open_named(name, os.path.dirname(os.path.expanduser(source)), f"recipe {source}: {key}").object
+            options = getattr(named, "section", named)
+            if not (isinstance(options, type) and issubclass(options, bases[key])):
+                raise InputError(f"recipe {source}: {key} = {name!r} is {named!r}, expected a {bases[key].__name__}.")
 
 
 def _read_text(source: str) -> str:

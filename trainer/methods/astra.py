@@ -225,7 +225,7 @@ class Astra(ClassifierRecipe):
 
     choices = {**Recipe.choices, "refresh": ("source", {"table": MinedTableSchedule, "in-trainer": OwnIndex})}
 
-    method: Literal["astra"] = "astra"
+    method: str = "astra"
     negatives: Negatives = Negatives()
     refresh: MinedTableSchedule | OwnIndex = MinedTableSchedule()
 
@@ -319,7 +319,6 @@ class AllLabels(NegativesSection):
 class Renee(ClassifierRecipe):
     """Full one-vs-all, the exact reference for ASTRA's sampling, at a cost that is linear in the number of labels."""
 
-    method: Literal["renee"]
     negatives: AllLabels = AllLabels()
 
     def negatives_of(self, labels: int) -> AllLabels:

@@ -90,7 +90,6 @@ class Dexml(DualEncoder):
 
     choices = {**Recipe.choices, "negatives": ("pool", {"all": AllTexts, "batch": BatchLabels})}
 
-    method: Literal["dexml"]
     negatives: AllTexts | BatchLabels = AllTexts()
     refresh: TextTableSchedule = TextTableSchedule()
 

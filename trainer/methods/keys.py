@@ -6,6 +6,7 @@ from typing import Any
 
 from schemas.options import Options, as_input_error
 from trainer.methods.kinds import Entry, options_of
+from trainer.modules import opened
 
 AUTO = ("auto", "prior")  # values in a recipe that mean a setting from the data
 METHODS = {  # the default first; imported late, because serving an export does not need the methods
@@ -13,7 +14,6 @@ METHODS = {  # the default first; imported late, because serving an export does 
     "renee": "trainer.methods.astra:Renee",
     "lns": "trainer.methods.lns:Lns",
     "dexml": "trainer.methods.dexml:Dexml",
-    "rae": "trainer.methods.rae:Rae",
     "ngame": "trainer.methods.ngame:Ngame",
     "ngame-m2": "trainer.methods.ngame:NgameM2",
 }
@@ -55,7 +55,7 @@ def classes_at(parents: Sequence[type[Options]], section: str, values: Any = Non
 
 def _kinds(table: Mapping[str, Entry], key: str, values: Any) -> list[Any]:
     kind = values.get(key, next(iter(table))) if isinstance(values, Mapping) else AUTO[0]
-    kinds = table if kind in AUTO else [kind] if isinstance(kind, str) and kind in table else []
+    kinds = table if kind in AUTO else [kind] if isinstance(kind, str) and (kind in table or opened(kind)) else []
     return [options_of(table, each, key) for each in kinds]
 
 

@@ -8,6 +8,7 @@ from pydantic import model_validator
 
 from schemas.options import MOST_RATE, Options, key
 from trainer.input_kinds import EncoderInputs, input_names
+from trainer.modules import opened
 
 # What a table has for a kind: options; options with the "module:name" of the class that they configure; or a
 # "module:name" alone, of options (a method) or of a class with its options as `section`.
@@ -21,15 +22,18 @@ def import_name(place: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+def entry_of(table: Mapping[str, Entry], kind: object, key: str) -> Entry:
+    """Return what `table` has for `kind`, the value of `key`, or what a person has named so. Raises ValueError."""
+    if isinstance(kind, str) and (entry := table.get(kind) or opened(kind)):
+        return entry
+    raise ValueError(f"{key} = {kind!r}: expected one of {', '.join(map(repr, table))}")
+
+
 def options_of(table: Mapping[str, Entry], kind: object, key: str) -> Any:
-    """Return the option class that `table` has for `kind`, the value of `key`. Raises ValueError for another kind."""
-    if not isinstance(kind, str) or kind not in table:
-        raise ValueError(f"{key} = {kind!r}: expected one of {', '.join(map(repr, table))}")
-    entry = table[kind]
-    if isinstance(entry, str):
-        named = import_name(entry)
-        return getattr(named, "section", named)
-    return entry[0] if isinstance(entry, tuple) else entry
+    """Return the option class of `kind`, the value of `key`. Raises ValueError for an unknown kind."""
+    entry = entry_of(table, kind, key)
+    named = import_name(entry) if isinstance(entry, str) else entry
+    return named[0] if isinstance(named, tuple) else getattr(named, "section", named)
 
 
 class KindSection(Options):
@@ -42,8 +46,8 @@ class KindSection(Options):
     @property
     def implementation(self) -> Any:
         """Class that this section configures."""
-        entry = self.TABLE[self.kind]
-        return import_name(entry[1] if isinstance(entry, tuple) else str(entry))
+        entry = entry_of(self.TABLE, self.kind, "kind")
+        return entry if isinstance(entry, type) else import_name(entry[1] if isinstance(entry, tuple) else entry)
 
     def build(self, *facts: Any, **named: Any) -> Any:
         """Build the configured object: a loss, or an encoder from `vocabulary`, `seed`, `features` and `dense`.

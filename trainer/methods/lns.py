@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from trainer.methods.astra import RandomNegatives, settle_random
 from trainer.methods.recipe import ClassifierRecipe
@@ -27,7 +27,6 @@ class LshNegatives(RandomNegatives):
 class Lns(ClassifierRecipe):
     """Negatives from hash tables that rehash changed vectors; the paper's loss is softmax over sampled labels."""
 
-    method: Literal["lns"]
     negatives: LshNegatives = LshNegatives()
 
     @classmethod

@@ -6,7 +6,7 @@ and labels. Module M2 freezes this encoder and trains a vector per label.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import model_validator
 
@@ -83,13 +83,10 @@ class Clustered(Recipe):
 class Ngame(Clustered, DualEncoder):
     """Module M1: a Siamese encoder of queries and labels."""
 
-    method: Literal["ngame"]
-
 
 class NgameM2(Clustered, ClassifierRecipe):
     """Module M2: a vector per label, initialised with the embedding of the label's text, and then trained."""
 
-    method: Literal["ngame-m2"]
     head: Positives = Positives()
 
     @property

@@ -28,8 +28,10 @@ from trainer.schedule import SINGLE_ROWS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from schemas.layout import RunLayout
     from trainer.negatives.base import NegativeSource, Sampled, SourceContext
     from trainer.negatives.planner import Planner
+    from trainer.second_loss import SecondLoss
     from trainer.stream.batch import Batch, Candidates
 
 
@@ -239,6 +241,10 @@ class Recipe(Options):
     def open_sources(self, context: SourceContext) -> list[NegativeSource]:
         """Open the sources of negatives that need embeddings."""
         return []
+
+    def second_loss(self, run: RunLayout) -> SecondLoss | None:
+        """Open a second loss of the method, on the embeddings of queries alone; RUN's files are not read yet."""
+        return None
 
     @model_validator(mode="after")
     def _check(self) -> Recipe:

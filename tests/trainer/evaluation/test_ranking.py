@@ -6,12 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from papers.ngame import tree as ngame
 from schemas.errors import InputError
 from schemas.layout import RunLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
-from scoring.fitting import FitOptions, fit_tree, open_fusion
-from scoring.fusion import FusionTree, Reranker, Scorers
+from scoring.fitting import FitOptions, fit_score, open_fusion
+from scoring.fusion import FusionTree, Reranker, Scorers, ShortlistScores
 from tests.builders import SmallData, build_data, ragged
 from tests.trainer.evaluation.small_model import (
     SECTIONS,
@@ -26,7 +27,10 @@ from trainer.evaluation.ranking import Ranking, embed_label_texts
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
 from trainer.model import Model, load_model
+from trainer.modules import open_named
 from trainer.stream import open_queries
+
+TREE = "papers.ngame.tree:fit"
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +40,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
 
 def tree() -> FusionTree:
     draw = np.random.default_rng(3)
-    texts, vectors = draw.standard_normal((2, 500))
-    return FusionTree.fit(texts, vectors, draw.integers(0, 9, 500), draw.random(500) < 0.3)
+    texts, vectors = draw.standard_normal((2, 1, 500))
+    frequency, relevant = draw.integers(0, 9, (1, 500)), draw.random((1, 500)) < 0.3
+    return ngame.fit(ShortlistScores(np.zeros((1, 500), int), vectors, texts, vectors, vectors), frequency, relevant)
 
 
 def test_by_texts_and_by_both_added(data: SmallData) -> None:
@@ -91,14 +96,16 @@ class TestFit:
         self, data: SmallData, run: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         seen = {}
-        real = FusionTree.fit
+        real = open_named(TREE).object
 
-        def fitted(*arguments: np.ndarray) -> FusionTree:
-            seen["pairs"] = arguments
-            return real(*arguments)
+        def fitted(scored: ShortlistScores, *arguments: np.ndarray) -> FusionTree:
+            listed = scored.ids >= 0
+            seen["pairs"] = [each[listed] for each in (scored.texts, scored.scores, *arguments)]
+            assert not any(each[~listed].any() for each in arguments)
+            return real(scored, *arguments)
 
-        monkeypatch.setattr(FusionTree, "fit", fitted)
-        manifest = fit_tree(data.layout.root, run, FitOptions(shortlist=4))
+        monkeypatch.setattr("scoring.fitting.open_named", lambda *_, **__: replace(open_named(TREE), object=fitted))
+        manifest = fit_score(data.layout.root, run, TREE, FitOptions(shortlist=4))
         _, model, checkpoint = load_model(data.layout, RunLayout(run))
         x = queries(data, model, "val")
         text_scores, vector_scores = brute_force(data, model, x)
@@ -135,7 +142,7 @@ class TestFit:
 
     def test_what_cannot_be(self, data: SmallData, run: str) -> None:
         with pytest.raises(InputError, match=r"no split 'other'.*--validation"):
-            fit_tree(data.layout.root, run, FitOptions("other"))
+            fit_score(data.layout.root, run, TREE, FitOptions("other"))
         encoded = Model.build(with_sections(SECTIONS, {"method": "dexml"}), data.vocabulary, data.labels)
         with pytest.raises(InputError, match="labels are scored only by their texts"):
             embed_label_texts(encoded, data.layout)

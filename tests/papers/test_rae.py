@@ -1,4 +1,4 @@
-"""A run with a memory of training points: end to end, resumed, on two ranks, and without its keys."""
+"""RAE, a method from outside: end to end, resumed, on two ranks, and without its keys."""
 
 import shutil
 from pathlib import Path
@@ -13,16 +13,17 @@ from schemas.layout import RunLayout
 from schemas.manifest import open_manifest
 from schemas.table import Table
 from tests.builders import SmallData, build_data, build_negatives
-from tests.command import call, refused
+from tests.command import ROOT, call, refused
 from tests.ranks import on_ranks
 from tests.training import Killed, silent, train, with_sections
 from trainer.group import ALONE, Group
 from trainer.loop import EpochReport, Trainer
 from trainer.methods.recipe import Recipe
+from trainer.modules import open_named
 from trainer.tracking import read_metrics
 
 RAE: dict[str, Any] = {
-    "method": "rae",
+    "method": "rae:Rae",
     "order": {"batch": 16, "streams": 4, "window_groups": 2, "threads": 1},
     "encoder": {"dimension": 8, "buckets": 64, "dropout": 0.1, "feature_dropout": 0.1, "normalize": True, "lr": 0.02},
     "loss": {"kind": "decoupled", "temperature": 0.1},
@@ -32,6 +33,8 @@ RAE: dict[str, Any] = {
     "checkpoint": {"every_steps": 3},
     "logging": {"every_steps": 1, "tensorboard": False},
 }
+FOLDER = ROOT / "papers" / "rae"
+open_named("rae:Rae", str(FOLDER))
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +120,7 @@ def test_without_its_keys_or_with_labels_it_says_so(
     "wrong", [{"data": {"label_texts": True}}, {"data": {"mix": {"train": 1.0}}}, {"encoder": {"normalize": False}}]
 )
 def test_a_memory_of_several_sources_or_without_cosines_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="method = 'rae'"):
+    with pytest.raises(ValueError, match="method = 'rae:Rae'"):
         recipe(**wrong)
 
 
@@ -132,7 +135,7 @@ def test_the_recipe_runs_from_end_to_end(data: Path, tmp_path: Path) -> None:
         "logging.tensorboard=false",
     )
     changes = [word for change in (*tiny, *others) for word in ("--set", change)]
-    assert call("run", "rae", data, run, *changes).status == 0
+    assert call("run", FOLDER / "rae.toml", data, run, *changes).status == 0
     table = Table.open(RunLayout(str(run)).negatives(2, "queries"))
     assert (table.ids_of, table.width("label_ids")) == ("points", 5)
     epochs = [record for record in read_metrics(RunLayout(str(run))) if record["kind"] == "epoch"]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from papers.rae.rae import vote_loss
 from schemas.ragged import Ragged
 from tests.builders import ragged
-from trainer.losses import vote_loss
 
 B, K, D, LABELS = 7, 5, 4, 6
 

@@ -1,0 +1,1 @@
+"""RAE-XMC: a method from outside, which its recipe names."""
