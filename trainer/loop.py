@@ -500,5 +500,5 @@ def _write_config(context: RunContext) -> None:
     if context.group.first:
         machine = {"threads": torch.get_num_threads(), "kernels": context.kernels}
         modules = digests(context.recipe.method, context.recipe.loss.kind)
-        facts = {"data": made_from, "machine": machine, **({"modules": modules} if modules else {})}
+        facts: dict[str, Any] = {"data": made_from, "machine": machine, **({"modules": modules} if modules else {})}
         storage.write_bytes(context.run.config, dump_config(context.recipe, **facts))
