@@ -157,7 +157,7 @@ class Event:
     done: int | None = None
     total: int | None = None
     kind: str = "message"
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, object] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.text

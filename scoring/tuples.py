@@ -317,15 +317,15 @@ class TupleStream(IterableDataset):
     `set_epoch` for the next epoch. Raises InputError, TableError, StorageError.
     """
 
-    def __init__(self, table: Place, data: Place | None = None, *, batch: int = 256, **options: Any) -> None:
+    def __init__(self, table: Place, data: Place | None = None, *, batch: int = 256, **options: object) -> None:
         super().__init__()
         own = {name: options.pop(name) for name in TupleOptions.model_fields if name in options}
         self.options = check(TupleOptions, own)
         self._data = None if data is None else os.fspath(data)
         self.tables = TupleTables.open(os.fspath(table), self._data, self.options)
-        dealt = {"batch": batch, "streams": 8, "seed": self.options.seed, "inputs": "none", **options}
+        dealt: dict[str, Any] = {"batch": batch, "streams": 8, "seed": self.options.seed, "inputs": "none", **options}
         self._rows = JoinedStream([self.tables.source], self.tables.labels.rows, **dealt)
-        self._ranks = options.get("ranks", 1)
+        self._ranks = dealt.get("ranks", 1)
         self._within = 0  # number of examples already dealt from the batch after the state `_at`
         self._at = self._rows.state_dict()
 
