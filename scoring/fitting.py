@@ -10,7 +10,7 @@ import pyarrow as pa
 import torch
 
 from schemas import PAD
-from schemas.errors import InputError, TableError
+from schemas.errors import InputError, TableError, option
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, is_published, read_shard, write_file
 from schemas.owners import building
@@ -312,7 +312,7 @@ def fit_score(data: str, run: str, by: str, options: FitOptions = FitOptions()) 
     InputError if the module, the split or the device does not exist, or if there are no texts or no classifier. Raises
     TableError, StorageError.
     """
-    layout, named = DataLayout(data), open_named(by, what="--by")
+    layout, named = DataLayout(data), open_named(by, where=option("by", by))
     _, model, checkpoint, split, groups = _open_validation(data, run, options)
     scorers = Scorers(embed_label_texts(model, layout))
     scored, positives = score_shortlists(model, scorers, groups, options.shortlist, with_relevant=True)
@@ -321,8 +321,8 @@ def fit_score(data: str, run: str, by: str, options: FitOptions = FitOptions()) 
     fusion = named.object(scored, frequency, relevant)
     if not isinstance(fusion, FusionWeights | FusionTree):
         own = f"{by.partition(':')[0]}:{type(fusion).__name__}"
-        if not isinstance(fusion, Fusion) or open_named(own, what="--by").object is not type(fusion):
-            raise InputError(f"--by {by}: returned {type(fusion)}, expected a Fusion of a class in its module.")
+        if not isinstance(fusion, Fusion) or open_named(own).object is not type(fusion):
+            raise InputError(f"{option('by', by)} returned {type(fusion)}, expected a Fusion of a class in its module.")
     facts = {
         "split": split,
         "queries": positives.rows,

@@ -306,8 +306,8 @@ def open_export(
     `allow`: "module:name" of scores from outside that the export may have. Raises InputError if the device or a module
     does not exist, TableError, and StorageError.
     """
-    for name in allow:
-        open_named(name, what="allow")
+    for name in [allow] if isinstance(allow, str) else allow:
+        open_named(name, where=option("allow", name))
     exported = Exported.open(url, exact, find_device(device))
     if threads:
         set_threads(threads)

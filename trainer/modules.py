@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from schemas.errors import InputError
+from schemas.errors import InputError, option
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Named:
 _named: dict[str, Named] = {}  # what persons have named in this process
 
 
-def open_named(name: str, folder: str = "", what: str = "") -> Named:
+def open_named(name: str, folder: str = "", where: str = "") -> Named:
     """Import the object `name`, "module:name": the module is sought in `folder` (default: here), then on Python's path.
 
-    `what`: the key or option that names it. A module is a file, or a folder with `__init__.py`. Raises InputError if
-    there is no such module or object, if its import fails, or if a module of this name was opened from another folder.
+    `where`: what names it, for messages. A module is a file, or a folder with `__init__.py`. Raises InputError if there
+    is no such module or object, if its import fails, or if another module of this name was opened before.
     """
-    where = f"{what} = {name!r}" if what else repr(name)
+    where = where or repr(name)
     module, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in module.split(".")) or not attribute.isidentifier():
         raise InputError(f"{where}: expected module:name, such as mine:Mine for the class Mine in mine.py.")
@@ -68,7 +68,7 @@ def open_named(name: str, folder: str = "", what: str = "") -> Named:
 def opened(name: str) -> Any:
     """Return the object that a person has named `name`, in this process or in EXTREMIS_ALLOW; None if nobody has."""
     if name not in _named and name in os.environ.get("EXTREMIS_ALLOW", "").split(","):
-        open_named(name, what="EXTREMIS_ALLOW")
+        open_named(name, where=f"EXTREMIS_ALLOW={name}")
     return _named[name].object if name in _named else None
 
 
@@ -77,8 +77,8 @@ def find_named(name: str, place: str) -> Any:
     if (found := opened(name)) is None:
         raise InputError(
             f"{place} needs code from outside, {name!r}, and a stored file may not choose what is imported. If you "
-            f"trust this code, name it: extremis.load(…, allow=[{name!r}]), predict --allow {name}, or "
-            f"EXTREMIS_ALLOW={name} for other commands."
+            f"trust this code, name it with {option('allow', name)}, or for any command in the environment: "
+            f"EXTREMIS_ALLOW={name}."
         )
     return found
 

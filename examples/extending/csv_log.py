@@ -15,11 +15,11 @@ class CsvLog(Watcher):
     def start(self, step: int, identity: str | None) -> None:
         self._file = self._place.open("a" if step else "w", newline="")
 
-    def record(self, step: int, numbers: Mapping[str, float]) -> None:
-        csv.writer(self._file).writerows([step, name, value] for name, value in numbers.items())
-
     def flush(self) -> None:
         self._file.flush()
 
     def close(self, finished: bool) -> None:
         self._file.close()
+
+    def record(self, step: int, numbers: Mapping[str, float]) -> None:
+        csv.writer(self._file).writerows([step, name, value] for name, value in numbers.items())

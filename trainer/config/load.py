@@ -187,10 +187,11 @@ def _open_modules(body: Mapping[str, Any], source: str) -> None:
     bases: dict[str, type[Options]] = {"method": Recipe, "loss.kind": LossSection}
     for key, name in names.items():
         if isinstance(name, str) and ":" in name:
-            named = open_named(name, os.path.dirname(os.path.expanduser(source)), f"recipe {source}: {key}").object
+            stated = f"recipe {source}: {key} = {name!r}"
+            named = open_named(name, os.path.dirname(os.path.expanduser(source)), stated).object
             options = getattr(named, "section", named)
             if not (isinstance(options, type) and issubclass(options, bases[key])):
-                raise InputError(f"recipe {source}: {key} = {name!r} is {named!r}, expected a {bases[key].__name__}.")
+                raise InputError(f"{stated} is {named!r}, expected a {bases[key].__name__}.")
 
 
 def _read_text(source: str) -> str:
