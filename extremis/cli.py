@@ -151,7 +151,7 @@ class _Command(click.Command):
         own = self.described.own.get(name)
         if own is not None and own.kind is own.VAR_POSITIONAL:  # the field has a tuple of these
             kind, inner = unwrap(own.annotation)
-            shown = next(each for each in inner if isinstance(each, Shown))
+            shown = next((each for each in inner if isinstance(each, Shown)), Shown())
         value = _Value(kind, shown)
         if own is not None and own.kind is not own.KEYWORD_ONLY:
             several = own.kind is own.VAR_POSITIONAL

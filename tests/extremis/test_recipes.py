@@ -43,7 +43,7 @@ def test_a_typo_is_told_before_anything_heavy_is_loaded() -> None:
     for override, message in (
         ("train.epoch=3", "unknown key 'train.epoch', did you mean 'epochs'"),
         ("trian.epochs=3", "unknown key 'trian', did you mean 'train'"),
-        ("train.epochs=0", "train.epochs: input should be greater than or equal to 1, got 0"),
+        ("train.epochs=0", "train.epochs: expected a number greater than or equal to 1, got 0"),
         ("negatives.pool=shard", "negatives.pool"),
         ("encoder.dimensions=8", "unknown key 'encoder.dimensions', did you mean 'dimension'"),
         ("loss.margin=1", "loss.margin works only with loss.kind = 'triplet'"),

@@ -386,7 +386,7 @@ class TestRefusals:
 
     def test_no_width_anywhere(self, world):
         world.write_vectors(["queries"], table_width=None)
-        with pytest.raises(InputError, match=r"the number of negatives for each query is unknown\. Give width=K"):
+        with pytest.raises(InputError, match=r"the number of negatives K is unknown\. Give width=K"):
             mine(world.data, world.run)
 
 

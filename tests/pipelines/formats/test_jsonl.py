@@ -256,10 +256,10 @@ def test_fields_are_for_the_forms_with_string_keys(tmp_path: Path) -> None:
     [
         ("keys=id", "unknown field 'keys'; did you mean key"),
         ("zzz=id", "unknown field 'zzz'; known fields: key, text"),
-        ("key", "expected key=NAME once, got 'key'"),
-        ("key=", "expected key=NAME once, got 'key='"),
-        ("key=a,key=b", "expected key=NAME once, got 'key=b'"),
-        ("text=a,title=a", "text and title both name the column 'a'. Use each column once"),
+        ("key", "expected key=NAME once, as in key=id,text=query, got 'key'"),
+        ("key=", "expected key=NAME once, as in key=id,text=query, got 'key='"),
+        ("key=a,key=b", "expected key=NAME once, as in key=id,text=query, got 'key=b'"),
+        ("text=a,title=a", "text and title both name the column 'a'. Use it once"),
         ("label=a,labels=a", "label and labels both name the column 'a'"),
     ],
 )

@@ -240,6 +240,6 @@ def test_the_form_is_found_by_its_names(tmp_path: Path) -> None:
     write(tmp_path / "b", {**FILES, "trn_X.txt": "a\nb\nc\n", "Y.txt": "a\n"})
     assert choose(str(tmp_path / "b")).name == "xc-sparse"
     write(tmp_path / "c", {**FILES, "trn.json.gz": b"", "lbl.json.gz": b""})
-    with pytest.raises(InputError, match=r"looks like xc and xc-sparse.*Choose one with format"):
+    with pytest.raises(InputError, match=r"looks like xc and xc-sparse.*Give format"):
         choose(str(tmp_path / "c"))
     assert choose(str(tmp_path / "c"), "xc-sparse").name == "xc-sparse"
