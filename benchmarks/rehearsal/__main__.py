@@ -47,8 +47,8 @@ def run(arguments: argparse.Namespace, planned: list[str]) -> dict[str, Any]:
     overrides = (*options["set"], *(f"{key}={value}" for key, value in stated.items()))
     averages = {name: options[name] for name in planning.WORKLOAD_OPTIONS}
     recipe, data = options["recipe"], options["data"]
-    rows = (None if options[name] is None else int(options[name]) for name in ("queries", "labels"))
-    workload = planning.workload(data, *rows, load_recipe(recipe, overrides), options["memory"], averages)
+    rows, labels = (None if options[name] is None else int(options[name]) for name in ("queries", "labels"))
+    workload = planning.workload(data, rows, labels, load_recipe(recipe, overrides), options["memory"], averages)
     resolved = planning.resolve_for(workload, recipe, overrides, data)
     workload = replace(workload, recipe=planning.with_streams_for(options["ranks"], resolved.recipe, say))
     speeds = parse_speed(arguments.network), float(parse_bytes(arguments.disk)) if arguments.disk else 0.0
