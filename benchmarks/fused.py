@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.report import Bar, report
-from extremis.evaluation import EvaluateOptions, evaluate
+from extremis.evaluation import evaluate
 from extremis.supervisor import train
 from pipelines.shard import ShardOptions, shard
 from schemas import storage
@@ -41,6 +41,7 @@ from schemas.shard_files.parquet import list_column
 from scoring import fitting, fusion, memory
 from scoring.fitting import open_fusion
 from scoring.linear import LinearRanker
+from scoring.options import EvaluateOptions
 from trainer.evaluation import ranking
 from trainer.model import Model, find_checkpoint, load_model
 from trainer.settings.resolve import resolve

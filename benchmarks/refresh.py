@@ -29,10 +29,11 @@ import tomli_w
 
 from benchmarks.common.contributions import contributions, gains, mean
 from benchmarks.common.report import report
-from extremis.evaluation import EvaluateOptions, evaluate
+from extremis.evaluation import evaluate
 from extremis.supervisor import train
 from pipelines.shard import ShardOptions, shard
-from scoring.fitting import FitOptions, carry_fusion, fit_weights
+from scoring.fitting import carry_fusion, fit_weights
+from scoring.options import EvaluateOptions, FitOptions
 from trainer.config.load import read_recipe
 from trainer.settings.resolve import resolve
 

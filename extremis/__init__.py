@@ -18,6 +18,7 @@ require_own_packages()
 if TYPE_CHECKING:  # for type checkers; the code below loads the same names on first use
     from extremis.console import Event as Event
     from extremis.result import Result as Result
+    from extremis.training import TrainOptions as TrainOptions
     from extremis.training import cluster as cluster
     from extremis.training import data as data
     from extremis.training import merge as merge
@@ -50,6 +51,9 @@ if TYPE_CHECKING:  # for type checkers; the code below loads the same names on f
     from schemas.errors import InputError as InputError
     from schemas.errors import StorageError as StorageError
     from schemas.errors import TableError as TableError
+    from scoring.options import EvaluateOptions as EvaluateOptions
+    from scoring.options import ExportOptions as ExportOptions
+    from scoring.options import FitOptions as FitOptions
     from scoring.options import TupleOptions as TupleOptions
     from scoring.predict import Label as Label
     from scoring.predict import Labels as Labels
@@ -80,7 +84,8 @@ _MODULES = {
     ),
     "Event": "extremis.console",
     "Result": "extremis.result",
-    "TupleOptions": "scoring.options",
+    **dict.fromkeys(("EvaluateOptions", "ExportOptions", "FitOptions", "TupleOptions"), "scoring.options"),
+    "TrainOptions": "extremis.training",
     "TupleStream": "scoring.tuples",
     "load": "extremis.using",
     "version": "schemas",

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from extremis.console import format_metric, say
-from extremis.evaluation import EvaluateOptions, evaluate
+from extremis.evaluation import evaluate
 from extremis.reporting.page import build
 from extremis.result import Grid
 from extremis.supervisor import train
@@ -18,6 +18,7 @@ from schemas.layout import ABLATION_PAGE, ABLATION_RESULT, RunLayout, check_name
 from schemas.owners import require_output_folder
 from schemas.storage import join, read_json, write_json
 from schemas.table import Table
+from scoring.options import EvaluateOptions
 from trainer.config.load import applicable_overrides, recipe_names
 from trainer.methods.recipe import Recipe
 from trainer.settings.resolve import resolve
@@ -96,7 +97,7 @@ def _train_and_score(data: str, run: str, recipe: Recipe, split: str, retry: boo
             gc.collect()  # a trainer has reference cycles, and would stay in memory while the next trainer runs
             result["train_seconds"] = round(sum(epoch["seconds"] for epoch in outcome["epochs"]), 1)
             result["table_versions"] = {str(epoch): table for epoch, table in outcome["table_versions"].items()}
-        result |= evaluate(data, run, EvaluateOptions(split, ks=_KS))
+        result |= evaluate(data, run, EvaluateOptions(split=split, k=_KS))
     except (InputError, ClaimedError):
         raise  # no training has started
     except ExtremisError as error:

@@ -29,7 +29,8 @@ from schemas.shares import ALL_ROWS, seed_of
 from schemas.storage import join, read_json, write_json
 from schemas.table import PARTS, Table
 from schemas.versions import VERSION
-from scoring.fitting import REFIT_HOLDOUT, FitOptions, describe_weights, fit_ranker, fit_weights
+from scoring.fitting import REFIT_HOLDOUT, describe_weights, fit_ranker, fit_weights
+from scoring.options import FitOptions
 from trainer.checkpoints import best_step, drop_old_checkpoints
 from trainer.config.load import WAIT_FOR_TABLES, applicable_overrides, load_config, read_recipe, validate
 from trainer.device import open_device

@@ -1,7 +1,7 @@
 """Evaluation of a run's checkpoint on a split of its data."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from extremis.console import Bar, metric_grid, show_activity
@@ -16,6 +16,7 @@ from schemas.versions import Version
 from scoring.baselines import compare_baselines
 from scoring.calibration import ScoredPredictions, calibrate, describe_calibration, measure, open_fragments
 from scoring.fitting import open_fused, scores_of
+from scoring.options import EvaluateOptions
 from trainer.config.load import load_config
 from trainer.device import open_device
 from trainer.evaluation.evaluate import SplitScorer, SplitScores, label_statistics, open_held_out
@@ -24,51 +25,19 @@ from trainer.evaluation.ranking import By, Ranking
 from trainer.group import ALONE, Group
 from trainer.model import load_model, trained_digest, trained_labels
 
-
-@dataclass(frozen=True)
-class EvaluateOptions:
-    """Options of an evaluation.
-
-    `limit`, `filter`, `ks`, `seen_only` and `zero_shot` are arguments of `SplitScorer.score`. `step` has the same
-    meaning as in `RunLayout.scored_step`, and `scores` as in `scores_of`. `baseline`: also score baselines on the same
-    queries. `calibrate`: also evaluate the probabilities that an export has; the curve is fitted to the split `val`
-    or, without `val`, to the held-out rows.
-    """
-
-    split: str = "test"
-    step: int | str | None = None
-    limit: int | None = None
-    filter: bool = True
-    ks: tuple[int, ...] = ()
-    seen_only: bool = False
-    zero_shot: bool = False
-    scores: By | None = None
-    baseline: bool = False
-    calibrate: bool = False
-
-    @property
-    def is_standard(self) -> bool:
-        """True if all queries and labels are included, the filter applies, and `scores` has its default."""
-        return self.limit is None and self.filter and not self.seen_only and self.scores is None
+DEFAULTS = EvaluateOptions()
 
 
-def evaluate(
-    data: str,
-    run: str,
-    options: EvaluateOptions = EvaluateOptions(),
-    group: Group = ALONE,
-    device: str = "auto",
-) -> dict[str, Any]:
+def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Group = ALONE) -> dict[str, Any]:
     """Return metrics, intervals and deciles of a run's checkpoint, the same on every rank. Raises ExtremisError.
 
     If the run was trained on an earlier version of DATA, it predicts only labels of that version, also with a fusion,
-    but all labels of DATA count. `device`: the device for embedding and search, as in `open_device`. Rank 0 saves a
-    standard report in the run, for `extremis report`.
+    but all labels of DATA count. Rank 0 saves a standard report in the run, for `extremis report`.
     """
     show_activity("evaluate: reading the model")
     layouts = DataLayout(data), RunLayout(run)
     later, step = group.decide(lambda: (_later(data, run), layouts[1].scored_step(options.step)))
-    recipe, model, checkpoint = load_model(*layouts, step, group, open_device(device), earlier=True)
+    recipe, model, checkpoint = load_model(*layouts, step, group, open_device(options.device), earlier=True)
     own: By = group.decide(lambda: scores_of(run, checkpoint.step))
     by = options.scores or own
     statistics = label_statistics(DataLayout(data), recipe.data)
@@ -89,7 +58,7 @@ def evaluate(
         held_out, _, _ = group.decide(lambda: open_held_out(layouts[0], named, recipe.data, "A calibration"))
         fragments = open_fragments(layouts[0], model.columns)
     scorer, predictions = open_scorer(options.split), ScoredPredictions(fragments)
-    choices: dict[str, Any] = {"filter": options.filter, "ks": options.ks, "seen_only": options.seen_only}
+    choices: dict[str, Any] = {"filter": not options.no_filter, "ks": options.k, "seen_only": options.seen_only}
     with Bar(f"evaluate {options.split}", scorer.rows, quiet=not group.first) as bar:
         collect = predictions.collect if options.calibrate else None
         scores = scorer.score(options.limit, bar.update, zero_shot=options.zero_shot, collect=collect, **choices)

@@ -1,6 +1,6 @@
 """Keyword arguments that functions take from models of the pipelines, for editors."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Literal, TypedDict
 
@@ -96,6 +96,50 @@ class TeachFields(TypedDict, total=False):
     width: int | None
     label: str | None
     batch: int
+
+class TrainFields(TypedDict, total=False):
+    set: Mapping[str, object] | Sequence[str]
+    from_run: str | PathLike[str] | None
+    device: str | None
+    threads: int | None
+    resume: bool
+    grace: float
+    metrics_port: int | None
+    metrics_host: str
+
+class EvaluateFields(TypedDict, total=False):
+    step: int | str | None
+    device: str
+    split: str
+    limit: int | None
+    no_filter: bool
+    k: Sequence[int]
+    zero_shot: bool
+    seen_only: bool
+    scores: Literal["classifier", "labels", "sum", "fused"] | None
+    baseline: bool
+    calibrate: bool
+
+class ExportFields(TypedDict, total=False):
+    step: int | str | None
+    device: str
+    dtype: Literal["float32", "float16"]
+    form: Literal["auto", "torch", "onnx", "onnx-int8"]
+    index: str
+    target_recall: float
+    precision: Sequence[float]
+    threshold_split: str | None
+    calibrate: bool
+    scores: Literal["classifier", "sum", "fused"] | None
+    onto: str | PathLike[str] | None
+    overwrite: bool
+
+class FitFields(TypedDict, total=False):
+    step: int | str | None
+    device: str
+    split: str | None
+    shortlist: int
+    queries: int
 
 class TupleFields(TypedDict, total=False):
     form: Literal["triplets", "tuples", "pairs", "lists", "tevatron", "flagembedding"]

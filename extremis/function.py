@@ -16,11 +16,10 @@ from typing import Annotated, Any, ParamSpec, Protocol, TypeVar, Union, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Field, SkipValidation, create_model
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError
 
 from extremis.console import Event, output
 from schemas.errors import InputError, option
-from schemas.options import Device, Options, Shown, check
+from schemas.options import COMMAS, Device, Options, Shown, check
 from schemas.sizes import parse_bytes
 
 P = ParamSpec("P")
@@ -198,19 +197,6 @@ def _changes(settings: Any) -> Any:
     return tuple(settings) if isinstance(settings, list) else settings
 
 
-def _parts(text: Any) -> Any:
-    """Split a text at commas."""
-    return [part.strip() for part in text.split(",") if part.strip()] if isinstance(text, str) else text
-
-
-def _step(value: Any) -> Any:
-    if value == "newest" or not isinstance(value, str):
-        return value
-    if not value.isdigit():
-        raise PydanticCustomError("step", "input should be a number, or newest")
-    return int(value)
-
-
 def _recipe_names() -> list[str]:
     from trainer.config.load import AUTO_RECIPE, recipe_names
 
@@ -227,7 +213,6 @@ class Columnar(Protocol):
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
-COMMAS = BeforeValidator(_parts)
 Place = Annotated[str | PathLike[str], BeforeValidator(_as_text)]  # a file, a directory, or an object-store prefix
 Url = Annotated[Place, Shown("URL")]
 Held = Annotated[str | PathLike[str] | Iterable[object] | Columnar, SkipValidation]  # a place, or data in memory
@@ -239,19 +224,9 @@ Settings = Annotated[
     Field(description="Change the recipe, e.g. train.epochs=5."),
 ]
 Names = Annotated[Sequence[str], COMMAS, Shown("NAME,...")]
-Numbers = Annotated[Sequence[float], COMMAS, Shown("NUMBER,...")]
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
 Size = Annotated[int | str, BeforeValidator(_size), Shown("SIZE")]  # bytes, or "8GiB"
-Step = Annotated[
-    int | str,
-    BeforeValidator(_step),
-    Shown("N|newest"),
-    Field(
-        description="Step of the checkpoint. Default: the step of the newest fusion, else the best on validation, else "
-        "the newest."
-    ),
-]
 DeviceName = Annotated[
     Device, Field(description="Device to use. Default: auto, which takes a GPU if the machine has one.")
 ]

@@ -38,16 +38,15 @@ from extremis.stopping import GRACE
 from pipelines.options import ArrayOptions, ClusterOptions, MergeOptions, MineOptions, ShardOptions, TeachOptions
 from schemas.errors import InputError, StorageError, option
 from schemas.logs import about
-from schemas.options import Device, Shown
+from schemas.options import Device, Options, Shown
+from schemas.options import Place as PlaceText
 from schemas.process import limit_openmp_threads
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from extremis.fields import ArrayFields, ClusterFields, MergeFields, ShardFields, TeachFields
+    from extremis.fields import ArrayFields, ClusterFields, MergeFields, ShardFields, TeachFields, TrainFields
     from schemas.manifest import Manifest
-
-LOOPBACK = "127.0.0.1"
 
 
 def _pair(value: Any) -> Any:
@@ -173,36 +172,47 @@ class TrainResult(Result):
     table_versions: Mapping[str, int | None]
 
 
-RecipeDevice = Annotated[
-    Device,
-    Field(
-        description="Device to use. Default: as in the recipe; usually auto, which takes a GPU if the machine has one."
-    ),
-]
-FromRun = Annotated[
-    Place,
-    Shown("RUN1"),
-    Field(description="Start from the encoder and the label vectors of RUN1, a run on an earlier version of DATA."),
-]
-Threads = Annotated[
-    int,
-    Field(
+class TrainOptions(Options):
+    """Options of `extremis train` and `run`."""
+
+    set: Settings = Field((), description="Change the recipe, e.g. train.epochs=5.")
+    from_run: Annotated[PlaceText, Shown("RUN1", place=True)] | None = Field(
+        None, description="Start from the encoder and the label vectors of RUN1, a run on an earlier version of DATA."
+    )
+    device: Device | None = Field(
+        None,
+        description="Device to use. Default: as in the recipe; usually auto, which takes a GPU if the machine has one.",
+    )
+    threads: int | None = Field(
+        None,
         ge=1,
         description="Number of threads; the miner uses the same number. Default: the cores that this process may use.",
-    ),
-]
-Resume = Annotated[
-    bool,
-    Field(description="Continue from the newest checkpoint of RUN. Without a checkpoint, start from the beginning."),
-]
-MetricsPort = Annotated[
-    int, Field(ge=0, le=65535, description="Port that serves metrics for Prometheus. 0: any free port.")
-]
-MetricsHost = Annotated[str, Field(description="Address that the metrics port listens on.")]
-Grace = Annotated[
-    float,
-    Field(ge=0, description="Seconds for a checkpoint after SIGTERM or SIGHUP; Ctrl-C has no limit. 0: end at once."),
-]
+    )
+    resume: bool = Field(
+        False,
+        description="Continue from the newest checkpoint of RUN. Without a checkpoint, start from the beginning.",
+    )
+    grace: float = Field(
+        GRACE,
+        ge=0,
+        description="Seconds for a checkpoint after SIGTERM or SIGHUP; Ctrl-C has no limit. 0: end at once.",
+    )
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="Port that serves metrics for Prometheus. 0: any free port."
+    )
+    metrics_host: str = Field("127.0.0.1", description="Address that the metrics port listens on.")
+
+    def overrides(self) -> tuple[str, ...]:
+        """Return the changes to the recipe; also set the threads of this process."""
+        if self.threads is not None:
+            limit_openmp_threads(self.threads)
+        keys = {"train.device": self.device, "train.threads": self.threads, "train.start_from": self.from_run}
+        return (*self.set, *_stated(keys))
+
+    def process(self) -> dict[str, Any]:
+        """Return what does not affect the results of the run."""
+        metrics = None if self.metrics_port is None else (self.metrics_host, self.metrics_port)
+        return {"resume": self.resume, "grace": self.grace, "metrics": metrics}
 
 
 @function
@@ -210,16 +220,10 @@ def train(
     recipe: Recipe,
     data: Place,
     run: Place,
+    options: TrainOptions | None = None,
     *,
-    set: Settings = (),
-    from_run: FromRun | None = None,
-    device: RecipeDevice | None = None,
-    threads: Threads | None = None,
-    resume: Resume = False,
-    metrics_port: MetricsPort | None = None,
-    grace: Grace = GRACE,
-    metrics_host: MetricsHost = LOOPBACK,
     progress: Progress = True,
+    **fields: "Unpack[TrainFields]",
 ) -> TrainResult:
     """Train RECIPE on DATA, and write the results to RUN. This starts no miner, but a miner may run elsewhere.
 
@@ -231,9 +235,8 @@ def train(
       extremis train astra data/2/ runs/2 --from runs/1
       torchrun --nproc-per-node 2 -m extremis train astra data/ runs/1
     """
-    process = {"resume": resume, "metrics": None if metrics_port is None else (metrics_host, metrics_port)}
-    overrides = _overrides(set, device, threads, from_run)
-    return _train(fspath(recipe), fspath(data), fspath(run), overrides, None, {**process, "grace": grace})
+    options = options or TrainOptions()
+    return _train(fspath(recipe), fspath(data), fspath(run), options.overrides(), None, options.process())
 
 
 @function
@@ -241,21 +244,15 @@ def run(
     recipe: Recipe,
     data: Place,
     run: Place,
+    options: TrainOptions | None = None,
     *,
-    set: Settings = (),
-    from_run: FromRun | None = None,
-    device: RecipeDevice | None = None,
-    threads: Threads | None = None,
-    resume: Resume = False,
-    metrics_port: MetricsPort | None = None,
-    grace: Grace = GRACE,
-    metrics_host: MetricsHost = LOOPBACK,
     minutes: Annotated[float, Field(ge=0.1)] | None = None,
     pretrained: Annotated[Place, Shown("MODEL")] | None = None,
     deterministic: bool = False,
     start_timeout: StartTimeout | None = None,
     beam_options: BeamOptions = (),
     progress: Progress = True,
+    **fields: "Unpack[TrainFields]",
 ) -> TrainResult:
     """Train RECIPE on DATA, with a miner process next to the trainer, and write the results to RUN.
 
@@ -279,10 +276,8 @@ def run(
       extremis run auto data/2026-11-20/ runs/2026-11-20 --from runs/2026-11-19
     """
     began = time.perf_counter()  # PyTorch takes seconds to load
-    recipe, data, run = fspath(recipe), fspath(data), fspath(run)
-    process: dict[str, Any] = {"resume": resume, "grace": grace}
-    process["metrics"] = None if metrics_port is None else (metrics_host, metrics_port)
-    overrides = _overrides(set, device, threads, from_run)
+    recipe, data, run, options = fspath(recipe), fspath(data), fspath(run), options or TrainOptions()
+    overrides, process = options.overrides(), options.process()
     from trainer.config.load import WAIT_FOR_TABLES, applicable_overrides
 
     if deterministic and minutes is not None:
@@ -299,7 +294,7 @@ def run(
             raise InputError(f"{option('pretrained')} works only with the recipe auto. For another one give {instead}.")
         waits = applicable_overrides(recipe, [WAIT_FOR_TABLES]) if deterministic else []
         return _train(recipe, data, run, (*overrides, *waits), beam_options, process)
-    if from_run is not None and pretrained is not None:
+    if options.from_run is not None and pretrained is not None:
         raise InputError(
             f"{option('pretrained')} is for trials, and {option('from_run')} makes no trials. Give only one of the two."
         )
@@ -307,17 +302,9 @@ def run(
 
     overrides = (*overrides, WAIT_FOR_TABLES) if deterministic else overrides
     process["pretrained"] = fspath(pretrained or "")
-    earlier = fspath(from_run or "")
+    earlier = options.from_run or ""
     outcome = run_auto(data, run, minutes or 0.0, overrides, beam_options, began=began, earlier=earlier, **process)
     return _trained({"run": run, **outcome})
-
-
-def _overrides(set: Settings, device: str | None, threads: int | None, from_run: Place | None) -> tuple[str, ...]:
-    """Return the changes to the recipe, including those by other options; also set the threads of this process."""
-    if threads is not None:
-        limit_openmp_threads(threads)
-    keys = {"train.device": device, "train.threads": threads, "train.start_from": from_run and fspath(from_run)}
-    return (*set, *_stated(keys))
 
 
 def _stated(keys: Mapping[str, object]) -> list[str]:

@@ -19,13 +19,11 @@ from pydantic import Field
 
 from extremis.console import Bar, current_output, metric_grid, print_file, say
 from extremis.function import (
-    COMMAS,
     BeamOptions,
     DeviceName,
     Held,
     Names,
     NotNegative,
-    Numbers,
     Place,
     Positive,
     Progress,
@@ -33,7 +31,6 @@ from extremis.function import (
     Settings,
     Size,
     StartTimeout,
-    Step,
     Url,
     function,
 )
@@ -41,16 +38,13 @@ from extremis.result import Grid, Result
 from pipelines.options import EmbedOptions, EmbedTextsOptions, Text
 from schemas.errors import InputError, option
 from schemas.options import Fields, Shown, whole_number
-from scoring import QUERIES, SHORTLIST
-from scoring.options import TupleOptions
+from scoring.options import EvaluateOptions, ExportOptions, FitOptions, TupleOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from extremis.fields import EmbedTextsFields, TupleFields
+    from extremis.fields import EmbedTextsFields, EvaluateFields, ExportFields, FitFields, TupleFields
     from scoring.predict import Model
-
-Split = Annotated[str, Field(description="Split of the queries.")]
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -83,37 +77,15 @@ class EvaluateResult(Result):
 def evaluate(
     data: Place,
     run: Place,
+    options: EvaluateOptions | None = None,
     *,
-    split: str = "test",
-    step: Step | None = None,
-    limit: Positive | None = None,
-    no_filter: bool = False,
-    k: Annotated[Sequence[Annotated[int, Field(ge=1, le=1000)]], COMMAS, Shown("K,...")] = (),
-    zero_shot: bool = False,
-    seen_only: bool = False,
-    scores: Literal["classifier", "labels", "sum", "fused"] | None = None,
-    baseline: bool = False,
-    calibrate: bool = False,
-    device: DeviceName = "auto",
     progress: Progress = True,
+    **fields: "Unpack[EvaluateFields]",
 ) -> EvaluateResult:
     """Score a checkpoint of RUN on a split of DATA: P, nDCG, R, PSP and PSnDCG at 1, 3, 5, 10.
 
     If RUN was trained on an earlier version of DATA, RUN predicts only labels of that version, also with a fusion, and
     newer labels count as missed.
-
-    Options:
-        split: A split of DATA, or holdout, the rows that were held out of training.
-        limit: Number of queries to score, from the start of the split. Default: all.
-        no_filter: Do not remove pairs in the filter file from the predictions.
-        k: Additional values of k, e.g. 20,100; at most 1000.
-        zero_shot: Also score the labels without training points separately.
-        seen_only: Rank only labels with training points. Default: all labels.
-        scores: Scores to rank by: classifier (label vectors), labels (embeddings of the labels' texts), sum (of both),
-            or fused (extremis fuse). Default: fused, if the checkpoint has a fusion.
-        baseline: Also score baselines on the same queries: popular labels, nearest texts by TF-IDF, a linear ranker.
-        calibrate: Also evaluate probabilities, from the curve that an export has: fitted on val or, if there is no
-            val, on the held-out rows of RUN. Needs scikit-learn (extra fusion).
 
     Examples:
       extremis evaluate data/ runs/1 --split test --json
@@ -126,23 +98,22 @@ def evaluate(
     from extremis.supervisor import joined_ranks
 
     data, run = fspath(data), fspath(run)
-    options = evaluation.EvaluateOptions(
-        split, step, limit, not no_filter, tuple(k), seen_only, zero_shot, scores, baseline, calibrate
-    )
+    options = options or EvaluateOptions()
     with joined_ranks() as group:
-        report = evaluation.evaluate(data, run, options, group, device)
-    asked = {"baselines": baseline, "gains": baseline, "calibration": calibrate, "zero_shot": zero_shot}
+        report = evaluation.evaluate(data, run, options, group)
+    asked = {"baselines": options.baseline, "gains": options.baseline}
+    asked |= {"calibration": options.calibrate, "zero_shot": options.zero_shot}
     described = {name: value for name, value in report.items() if asked.get(name, True)}  # else of an earlier call
     if group.first:
-        for line in evaluation.remarks(described, split):
+        for line in evaluation.remarks(described, options.split):
             say(line)
         kept = "saved in the run; " if options.is_standard else ""
         say(f"{run}, step {report['step']:,}, scores {report['scores']}: {kept}next: extremis report {data} {run}")
     named = {each.name for each in dataclasses.fields(EvaluateResult)}
     facts: dict[str, Any] = {name: value for name, value in report.items() if name in named}
-    facts |= {"data": data, "run": run, "split": split}
+    facts |= {"data": data, "run": run, "split": options.split}
     more = {name: value for name, value in report.items() if name not in named}
-    return EvaluateResult(**facts, more=more, shown=[*evaluation.view(described, split)])
+    return EvaluateResult(**facts, more=more, shown=[*evaluation.view(described, options.split)])
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -286,16 +257,13 @@ class FuseResult(Result):
 def fuse(
     data: Place,
     run: Place,
+    options: FitOptions | None = None,
     *,
     by: Annotated[str, Shown("weights|MODULE:NAME")] = "weights",
-    split: str | None = None,
-    step: Step | None = None,
-    shortlist: Positive = SHORTLIST,
-    queries: Positive = QUERIES,
     memory: Size = "4GiB",
     linear: Size = "1GiB",
-    device: DeviceName = "auto",
     progress: Progress = True,
+    **fields: "Unpack[FitFields]",
 ) -> FuseResult:
     """Learn to combine the scores of RUN with other scores, on queries that RUN was not trained on.
 
@@ -307,11 +275,6 @@ def fuse(
 
     Options:
         by: Weighted sum of scores, or a function in a module of your own.
-        step: Step of the checkpoint. Default: the best on validation, else the newest.
-        split: Split to learn on, which must not contain rows that RUN was trained on. Default: the held-out rows of
-            RUN, or val.
-        shortlist: Number of best labels per query to rank again.
-        queries: Number of queries to learn from, from the start of the split.
         memory: Memory limit for the training points: index codes and labels.
         linear: Limit for the size of the rows that the linear ranker learns from; 0: no linear ranker.
 
@@ -322,8 +285,7 @@ def fuse(
     """
     from scoring import fitting
 
-    data, run = fspath(data), fspath(run)
-    options = fitting.FitOptions(split, step, shortlist, queries, device)
+    data, run, options = fspath(data), fspath(run), options or FitOptions()
     if by != "weights":
         manifest = fitting.fit_score(data, run, by, options)
         parameters = manifest.parameters
@@ -357,21 +319,11 @@ def export(
     data: Place,
     run: Place,
     out: Place,
+    options: ExportOptions | None = None,
     *,
-    step: Step | None = None,
-    dtype: Literal["float32", "float16"] = "float32",
-    form: Literal["auto", "torch", "onnx", "onnx-int8"] = "auto",
-    index: str = "auto",
-    target_recall: float = 0.98,
-    precision: Numbers = (0.5, 0.7, 0.9),
-    threshold_split: str | None = None,
-    calibrate: bool = False,
-    scores: Literal["classifier", "sum", "fused"] | None = None,
-    onto: Annotated[Place, Shown("EXPORT")] | None = None,
     current: bool = False,
-    overwrite: bool = False,
-    device: DeviceName = "auto",
     progress: Progress = True,
+    **fields: "Unpack[ExportFields]",
 ) -> ExportResult:
     """Export a checkpoint of RUN to OUT: encoder, vectors, labels, thresholds, and an index if there are many labels.
 
@@ -380,20 +332,7 @@ def export(
     files for the rest. See docs/export.md.
 
     Options:
-        dtype: Number type of the vectors.
-        form: Format of a transformer: torch; onnx, a graph with the same embeddings as in PyTorch (extra onnx);
-            onnx-int8, a graph with 8-bit numbers. Default: the format of EXPORT ({onto}), else torch.
-        index: none, auto (none up to 131,072 labels, else inverted lists), or a Faiss factory string such as HNSW32.
-        target_recall: Recall for which the index is tuned.
-        precision: Precisions for which thresholds are measured, in addition to those of EXPORT ({onto}).
-        threshold_split: Split to measure thresholds on, or none. Default: val, else the held-out rows of RUN.
-        calibrate: Learn to convert scores to probabilities, on the same rows. Needs scikit-learn (extra fusion).
-            Default: as in EXPORT ({onto}).
-        scores: sum adds the embeddings of the labels' texts to the vectors; fused uses the result of `extremis fuse`.
-            Default: fused, if the checkpoint has a fusion.
-        onto: Earlier export that OUT refers to; for a folder of exports, its current export.
         current: Make OUT the current export of its folder. `predict` and `load` then open OUT if they get the folder.
-        overwrite: Replace an existing export of another run, or with other options.
 
     Examples:
       extremis export data/ runs/1 exported/
@@ -406,24 +345,7 @@ def export(
     data, run, out = fspath(data), fspath(run), fspath(out)
     if current:
         export_name(out)
-    manifest = export_run(
-        data,
-        run,
-        out,
-        step=step,
-        dtype=dtype,
-        index=index,
-        target_recall=target_recall,
-        precisions=tuple(precision),
-        split=threshold_split,
-        scores=scores,
-        onto=None if onto is None else fspath(onto),
-        overwrite=overwrite,
-        device=device,
-        calibrate=calibrate,
-        form=form,
-        say=say,
-    )
+    manifest = export_run(data, run, out, options or ExportOptions(), say)
     parameters = manifest.parameters
     by = parameters["options"].get("scores", "classifier")
     dimension = parameters["dimension"]

@@ -22,7 +22,8 @@ from schemas import storage
 from schemas.errors import ExtremisError
 from schemas.layout import DataLayout, RunLayout
 from schemas.table import Table
-from scoring.fitting import FitOptions, fit_score, open_fused
+from scoring.fitting import fit_score, open_fused
+from scoring.options import FitOptions
 from trainer.evaluation.evaluate import SplitScorer, label_statistics
 from trainer.evaluation.metrics import Contributions
 from trainer.evaluation.ranking import Ranking
@@ -168,7 +169,7 @@ def score(paper: Paper, key: RunKey, data: str, run: str) -> tuple[dict[str, flo
     options, layout = paper.runs[key.run], DataLayout(data)
     recipe, model, checkpoint = load_model(layout, RunLayout(run), RunLayout(run).scored_step())
     if options.fuse:
-        fit_score(data, run, options.fuse, FitOptions("val"))
+        fit_score(data, run, options.fuse, FitOptions(split="val"))
     ranking = Ranking.of(model)
     if options.scores == "fused":
         ranking = Ranking.of(model, rerank=open_fused(data, run, checkpoint, model, "test"))

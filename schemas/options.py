@@ -129,6 +129,14 @@ def _as_text(value: Any) -> Any:
 
 Place = Annotated[str, BeforeValidator(_as_text)]  # or a path
 Url = Annotated[Place, Shown(metavar="URL", place=True)]
+
+
+def _parts(value: Any) -> Any:
+    """Split a text at commas."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+COMMAS = BeforeValidator(_parts)
 Fields = Annotated[str, BeforeValidator(_as_text), Shown(metavar="NAME=NAME,...")]  # or a mapping, {"key": "id"}
 
 

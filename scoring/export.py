@@ -33,13 +33,14 @@ from schemas.storage import join, relative, require_room, resolve
 from schemas.table import Request, Table, find_reusable
 from schemas.versions import VERSION, Version, move_view, parts_since
 from schemas.waits import Say
-from scoring.calibration import DEPTH, ScoredPredictions, calibrate, open_fragments, require_fractions
-from scoring.encoders import AUTO_FORM, ConvertedEncoder, TorchInference, choose_form
+from scoring.calibration import DEPTH, ScoredPredictions, calibrate, open_fragments
+from scoring.encoders import ConvertedEncoder, TorchInference, choose_form
 from scoring.export_versions import KIND, ExportVersion, require_needed_exports, resolve_export
 from scoring.exported import INDEX, LABELS, POINTS, TEXTS, THRESHOLDS, VECTORS, ExportFiles, Serving
 from scoring.fitting import RunFusion, open_fusion, scores_of
 from scoring.fusion import FILES, Reranker, Scorers, fusion_file
 from scoring.memory import FACTS
+from scoring.options import ExportOptions
 from scoring.vectors import (
     DTYPES,
     NAME,
@@ -297,63 +298,35 @@ _TOKENS = 128  # maximum number of tokens of a text, if neither the data nor the
 Embed = Callable[[Model, DataLayout, int, int], Iterator[tuple[int, torch.Tensor]]]
 
 
-def export(
-    data: str,
-    run: str,
-    out: str,
-    *,
-    step: int | str | None = None,
-    dtype: str = "float32",
-    form: str = AUTO_FORM,
-    index: str = AUTO,
-    target_recall: float = 0.98,
-    precisions: Sequence[float] = (0.5, 0.7, 0.9),
-    split: str | None = None,
-    calibrate: bool = False,
-    scores: str | None = None,
-    onto: str | None = None,
-    overwrite: bool = False,
-    device: str = "auto",
-    say: Say = print,
-) -> Manifest:
+def export(data: str, run: str, out: str, options: ExportOptions, say: Say = print) -> Manifest:
     """Export a checkpoint of RUN, which was trained on DATA, to OUT.
 
-    `step`: as in `scored_step`. `form`: as in `choose_form`. `index`: none, auto, or a factory string. `split`: the
-    split for thresholds; None means `val` or, without `val`, the run's held-out rows. `calibrate`: fit probabilities
-    on the same rows. `scores`: "classifier"; "sum" adds the embedding of the label's text to each label vector;
-    "fused" uses the run's fusion and the fusion's data; None: "fused" if the run has a fusion. `onto`: an earlier
-    export, or a folder with a current export; the new export refers to files of the earlier export instead of copying
-    the files. `device`: the device that computes the vectors, which the export does not record.
-
-    If OUT already contains an export of the same checkpoint with the same options, returns this export. Raises
-    InputError if there is no checkpoint or no such split, if RUN used other data, or if OUT has other content. Raises
-    TableError, StorageError.
+    An export has the rest of its files in an earlier export, `onto`. The export does not record the device that
+    computes the vectors. If OUT already contains an export of the same checkpoint with the same options, returns this
+    export. Raises InputError if there is no checkpoint or no such split, if RUN used other data, or if OUT has other
+    content. Raises TableError, StorageError.
     """
-    if dtype not in DTYPES:
-        raise InputError(parameter="dtype", got=repr(dtype), expected=f"one of {', '.join(DTYPES)}")
-    if not 0 < target_recall <= 1:
-        raise InputError(parameter="target_recall", got=f"{target_recall:g}", expected="a fraction in (0, 1]")
-    require_fractions(precisions)
     layout = DataLayout(data)
-    recipe, checkpoint = find_checkpoint(layout, RunLayout(run), RunLayout(run).scored_step(step))
-    scores = scores or scores_of(run, checkpoint.step)
+    recipe, checkpoint = find_checkpoint(layout, RunLayout(run), RunLayout(run).scored_step(options.step))
+    scores = options.scores or scores_of(run, checkpoint.step)
     parents = {"data": Table.open(data, "data").digest, "checkpoint": checkpoint.table.digest}
     if scores == "sum" and recipe.encodes_labels:
         raise InputError(f"{option('scores', scores)}: labels of {run} are scored only by their texts. Leave it out.")
     fusion = open_fusion(data, run, checkpoint) if scores == "fused" else None
     if fusion is not None:
         parents["fusion"] = fusion.table.digest
-    earlier = None if onto is None else EarlierExport.open(onto, out, layout)
+    earlier = None if options.onto is None else EarlierExport.open(options.onto, out, layout)
     before = None if earlier is None else earlier.table.parameters["options"]
-    chosen_form = choose_form(form, recipe.encoder, before)
+    chosen_form = choose_form(options.form, recipe.encoder, before)
+    precisions, calibrate = options.precision, options.calibrate
     if before is not None:  # an update of an export keeps what a service may ask the export for
         precisions = tuple(dict.fromkeys([*precisions, *before["precisions"]]))
         calibrate = calibrate or "calibrate" in before
-    split = _threshold_split(layout, split, calibrate, recipe.data)
-    options = {
-        "dtype": dtype,
-        "index": index,
-        "target_recall": target_recall,
+    split = _threshold_split(layout, options.threshold_split, calibrate, recipe.data)
+    recorded = {
+        "dtype": options.dtype,
+        "index": options.index,
+        "target_recall": options.target_recall,
         "precisions": [*precisions],
         **({} if scores == "classifier" else {"scores": scores}),
         **({"calibrate": True} if calibrate else {}),
@@ -362,23 +335,25 @@ def export(
     }
     require_output_folder(out, "exported", [data, run, None if earlier is None else earlier.table.url])
     based_on = {} if earlier is None else {"onto": earlier.table.digest}
-    request = Request(KIND, parents, {"options": {**options, **based_on}})
+    request = Request(KIND, parents, {"options": {**recorded, **based_on}})
 
     def find_finished() -> Manifest | None:
-        return find_reusable(out, request, f"Give {option('overwrite', True)}, or another OUT.", overwrite=overwrite)
+        return find_reusable(
+            out, request, f"Give {option('overwrite', True)}, or another OUT.", overwrite=options.overwrite
+        )
 
     finished = find_finished()
     if finished is None:
-        width, item = recipe.encoder.dimension + int(has_bias(recipe)), DTYPES[dtype].itemsize
+        width, item = recipe.encoder.dimension + int(has_bias(recipe)), DTYPES[options.dtype].itemsize
         vectors = Table.open(layout.labels, "labels").rows * width * item
         require_room(out, {"vectors": vectors}, f"Give another OUT, or {option('dtype', 'float16')}.")
         with building(out, "exported", say) as build:
             finished = find_finished()  # the previous owner of OUT may have finished the export
             if finished is None:
-                model = load_encoder(layout, RunLayout(run), checkpoint.step, open_device(device))
+                model = load_encoder(layout, RunLayout(run), checkpoint.step, open_device(options.device))
                 with tempfile.TemporaryDirectory(prefix="extremis-export-") as scratch:
                     place = build.url, Path(scratch), earlier
-                    writer = _Writer(layout, recipe, checkpoint, model, fusion, split, options, *place, say)
+                    writer = _Writer(layout, recipe, checkpoint, model, fusion, split, recorded, *place, say)
                     return build.publish(writer.write(request))
     clean_up(out, "exported")
     say(f"{out}: exported already")

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -18,7 +17,6 @@ from schemas.ragged import Ragged, pad_columns
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.storage import join
 from schemas.table import Table
-from scoring import QUERIES, SHORTLIST
 from scoring.fusion import FILES as FUSION_FILES
 from scoring.fusion import (
     Fusion,
@@ -33,6 +31,7 @@ from scoring.fusion import (
 from scoring.linear import BUDGET as RANKER_BUDGET
 from scoring.linear import FILE, TRAINED_FILE, LinearRanker
 from scoring.memory import BUDGET, FACTS, TUNED, Memory, describe_memory
+from scoring.options import FitOptions
 from trainer.checkpoints import Checkpoint, best_step
 from trainer.device import open_device
 from trainer.evaluation.evaluate import HOLDOUT, label_statistics, open_held_out
@@ -131,18 +130,7 @@ def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> RunFusion:
     return RunFusion(parse_fusion(read_shard(url, file, "Fit the fusion again."), join(url, file.path)), table)
 
 
-@dataclass(frozen=True)
-class FitOptions:
-    """Options for fitting a fusion to the checkpoint of `step` (None: the best) on the first `queries` of `split`.
-
-    `split`: None means the held-out rows, or else `val`. `shortlist`: number of labels per query to rerank.
-    """
-
-    split: str | None = None
-    step: int | str | None = None
-    shortlist: int = SHORTLIST
-    queries: int = QUERIES
-    device: str = "auto"
+DEFAULTS = FitOptions()
 
 
 def _open_validation(data: str, run: str, options: FitOptions) -> tuple[Recipe, Model, Checkpoint, str, list[pa.Table]]:
@@ -178,7 +166,7 @@ def fit_ranker(
 def fit_weights(
     data: str,
     run: str,
-    options: FitOptions = FitOptions(),
+    options: FitOptions = DEFAULTS,
     budget: int = BUDGET,
     ranker_budget: int = RANKER_BUDGET,
     ranker: LinearRanker | None = None,
@@ -303,7 +291,7 @@ def score_shortlists(
     return ShortlistScores(*joined), Ragged.join(relevant)
 
 
-def fit_score(data: str, run: str, by: str, options: FitOptions = FitOptions()) -> Manifest:
+def fit_score(data: str, run: str, by: str, options: FitOptions = DEFAULTS) -> Manifest:
     """Fit the score `by`, "module:name", for a checkpoint: a function (scored, frequency, relevant) -> Fusion.
 
     It gets the scores of vectors and texts for the `shortlist` best labels of each query and the query's own labels,

@@ -1,10 +1,123 @@
-"""Options that a command reads before PyTorch is loaded."""
+"""Options of what is made of a run: a command reads them before PyTorch is loaded."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
-from schemas.options import Options
+from schemas.options import COMMAS, Device, Options, Place, Shown
+from scoring import QUERIES, SHORTLIST
+
+
+def _step(value: Any) -> Any:
+    if value == "newest" or not isinstance(value, str):
+        return value
+    if not value.isdigit():
+        raise PydanticCustomError("step", "input should be a number, or newest")
+    return int(value)
+
+
+Step = Annotated[int | str, BeforeValidator(_step), Shown("N|newest")]
+_STEP = "Step of the checkpoint. Default: the step of the newest fusion, else the best on validation, else the newest."
+
+
+class RunOptions(Options):
+    """Options of what a command makes of a run."""
+
+    step: Step | None = Field(None, description=_STEP)
+    device: Device = Field(
+        "auto", description="Device to use. Default: auto, which takes a GPU if the machine has one."
+    )
+
+
+class EvaluateOptions(RunOptions):
+    """Options of `extremis evaluate`."""
+
+    split: str = Field("test", description="A split of DATA, or holdout, the rows that were held out of training.")
+    limit: int | None = Field(
+        None, ge=1, description="Number of queries to score, from the start of the split. Default: all."
+    )
+    no_filter: bool = Field(False, description="Do not remove pairs in the filter file from the predictions.")
+    k: Annotated[tuple[Annotated[int, Field(ge=1, le=1000)], ...], COMMAS, Shown("K,...")] = Field(
+        (), description="Additional values of k, e.g. 20,100; at most 1000."
+    )
+    zero_shot: bool = Field(False, description="Also score the labels without training points separately.")
+    seen_only: bool = Field(False, description="Rank only labels with training points. Default: all labels.")
+    scores: Literal["classifier", "labels", "sum", "fused"] | None = Field(
+        None,
+        description="Scores to rank by: classifier (label vectors), labels (embeddings of the labels' texts), sum (of "
+        "both), or fused (extremis fuse). Default: fused, if the checkpoint has a fusion.",
+    )
+    baseline: bool = Field(
+        False,
+        description="Also score baselines on the same queries: popular labels, nearest texts by TF-IDF, a linear "
+        "ranker.",
+    )
+    calibrate: bool = Field(
+        False,
+        description="Also evaluate probabilities, from the curve that an export has: fitted on val or, if there is no "
+        "val, on the held-out rows of RUN. Needs scikit-learn (extra fusion).",
+    )
+
+    @property
+    def is_standard(self) -> bool:
+        """Whether all queries and labels are included, the filter applies, and `scores` has its default."""
+        return self.limit is None and not (self.no_filter or self.seen_only or self.scores)
+
+
+class FitOptions(RunOptions):
+    """Options for fitting a fusion."""
+
+    split: str | None = Field(
+        None,
+        description="Split to learn on, which must not contain rows that RUN was trained on. Default: the held-out "
+        "rows of RUN, or val.",
+    )
+    step: Step | None = Field(
+        None, description="Step of the checkpoint. Default: the best on validation, else the newest."
+    )
+    shortlist: int = Field(SHORTLIST, ge=1, description="Number of best labels per query to rank again.")
+    queries: int = Field(QUERIES, ge=1, description="Number of queries to learn from, from the start of the split.")
+
+
+class ExportOptions(RunOptions):
+    """Options of `extremis export`."""
+
+    dtype: Literal["float32", "float16"] = Field("float32", description="Number type of the vectors.")
+    form: Literal["auto", "torch", "onnx", "onnx-int8"] = Field(
+        "auto",
+        description="Format of a transformer: torch; onnx, a graph with the same embeddings as in PyTorch (extra "
+        "onnx); onnx-int8, a graph with 8-bit numbers. Default: the format of EXPORT ({onto}), else torch.",
+    )
+    index: str = Field(
+        "auto",
+        description="none, auto (none up to 131,072 labels, else inverted lists), or a Faiss factory string such as "
+        "HNSW32.",
+    )
+    target_recall: float = Field(0.98, gt=0, le=1, description="Recall for which the index is tuned.")
+    precision: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], COMMAS, Shown("SHARE,...")] = Field(
+        (0.5, 0.7, 0.9),
+        description="Precisions for which thresholds are measured, in addition to those of EXPORT ({onto}).",
+    )
+    threshold_split: str | None = Field(
+        None, description="Split to measure thresholds on, or none. Default: val, else the held-out rows of RUN."
+    )
+    calibrate: bool = Field(
+        False,
+        description="Learn to convert scores to probabilities, on the same rows. Needs scikit-learn (extra fusion). "
+        "Default: as in EXPORT ({onto}).",
+    )
+    scores: Literal["classifier", "sum", "fused"] | None = Field(
+        None,
+        description="sum adds the embeddings of the labels' texts to the vectors; fused uses the result of `extremis "
+        "fuse`. Default: fused, if the checkpoint has a fusion.",
+    )
+    onto: Annotated[Place, Shown("EXPORT", place=True)] | None = Field(
+        None,
+        description="Earlier export that OUT refers to; for a folder of exports, its current export.",
+    )
+    overwrite: bool = Field(False, description="Replace an existing export of another run, or with other options.")
+
 
 Form = Literal["triplets", "tuples", "pairs", "lists", "tevatron", "flagembedding"]
 

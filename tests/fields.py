@@ -10,15 +10,19 @@ from typing import Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from extremis.function import facts_of
+from extremis.function import facts_of, unwrap
+from extremis.training import TrainOptions
 from pipelines.options import ArrayOptions, ClusterOptions, EmbedTextsOptions, MergeOptions, ShardOptions, TeachOptions
 from schemas.options import Options
-from scoring.options import TupleOptions
+from scoring.options import EvaluateOptions, ExportOptions, FitOptions, TupleOptions
 
-MODELS = (ArrayOptions, ClusterOptions, EmbedTextsOptions, MergeOptions, ShardOptions, TeachOptions, TupleOptions)
+MODELS = (
+    *(ArrayOptions, ClusterOptions, EmbedTextsOptions, MergeOptions, ShardOptions, TeachOptions, TrainOptions),
+    *(EvaluateOptions, ExportOptions, FitOptions, TupleOptions),
+)
 HEAD = '''"""Keyword arguments that functions take from models of the pipelines, for editors."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Literal, TypedDict
 '''
@@ -27,7 +31,12 @@ from typing import Literal, TypedDict
 def written(field: FieldInfo) -> str:
     """Return the type that a caller may give."""
     kind, shown, _ = facts_of(field)
-    name = kind.__name__ if get_origin(kind) is not Literal else f"Literal[{', '.join(map(repr, get_args(kind)))}]"
+    if get_origin(kind) is Literal:
+        name = f"Literal[{', '.join(map(repr, get_args(kind)))}]"
+    elif get_origin(kind) is tuple:
+        name = f"Sequence[{unwrap(get_args(kind)[0])[0].__name__}]"
+    else:
+        name = kind.__name__ if isinstance(kind, type) else str(kind).replace("collections.abc.", "")
     if shown.place:
         name = f"str | {PathLike.__name__}[str]"
     name += {"SIZE": " | str", "NAME=NAME,...": " | Mapping[str, str]"}.get(shown.metavar or "", "")

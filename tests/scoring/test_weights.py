@@ -16,9 +16,10 @@ from schemas.errors import InputError, TableError
 from schemas.layout import RunLayout
 from schemas.ragged import Ragged
 from schemas.table import Table
-from scoring.fitting import FitOptions, describe_weights, fit_weights, open_fused, open_fusion, scores_of
+from scoring.fitting import describe_weights, fit_weights, open_fused, open_fusion, scores_of
 from scoring.fusion import FusionWeights, Reranker, Scorers, ShortlistScores
 from scoring.memory import Memory
+from scoring.options import FitOptions
 from tests.builders import Rows, SmallData, build_data, ragged
 from tests.trainer.evaluation.small_model import (
     SECTIONS,
@@ -225,5 +226,7 @@ def test_a_run_is_fused_on_what_it_held_out(data: SmallData, tmp_path: Path, hea
     assert scores["fused"].queries == held_out > 5
     values = {name: score.metrics.result()["nDCG@5"] for name, score in scores.items()}
     assert values["fused"] >= values["alone"]
-    assert fit_weights(root, run, FitOptions("val", queries=10)).parameters["queries"] == 10  # in place of the first
+    assert (
+        fit_weights(root, run, FitOptions(split="val", queries=10)).parameters["queries"] == 10
+    )  # in place of the first
     assert Table.open(RunLayout(run).fusion(checkpoint.step), "fusion").parameters["split"] == "val"

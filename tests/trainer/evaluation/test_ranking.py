@@ -11,8 +11,9 @@ from schemas.errors import InputError
 from schemas.layout import RunLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
-from scoring.fitting import FitOptions, fit_score, open_fusion
+from scoring.fitting import fit_score, open_fusion
 from scoring.fusion import FusionTree, Reranker, Scorers, ShortlistScores
+from scoring.options import FitOptions
 from tests.builders import SmallData, build_data, ragged
 from tests.trainer.evaluation.small_model import (
     SECTIONS,
@@ -142,7 +143,7 @@ class TestFit:
 
     def test_what_cannot_be(self, data: SmallData, run: str) -> None:
         with pytest.raises(InputError, match=r"no split 'other'.*--validation"):
-            fit_score(data.layout.root, run, TREE, FitOptions("other"))
+            fit_score(data.layout.root, run, TREE, FitOptions(split="other"))
         encoded = Model.build(with_sections(SECTIONS, {"method": "dexml"}), data.vocabulary, data.labels)
         with pytest.raises(InputError, match="labels are scored only by their texts"):
             embed_label_texts(encoded, data.layout)
