@@ -39,9 +39,9 @@ from scoring.encoders import TorchInference
 from scoring.exported import Serving
 from scoring.vectors import Vectors, choose_index, open_indexes, write_indexes
 from search.topk import configure_faiss
-from trainer.config.load import load_recipe
 from trainer.inputs import Inputs
 from trainer.model import Model
+from trainer.recipe_files import load_recipe
 from trainer.threads import set_threads
 
 K = 10

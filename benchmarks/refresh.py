@@ -34,7 +34,7 @@ from extremis.supervisor import train
 from pipelines.shard import ShardOptions, shard
 from scoring.fitting import carry_fusion, fit_weights
 from scoring.options import EvaluateOptions, FitOptions
-from trainer.config.load import read_recipe
+from trainer.recipe_files import read_recipe
 from trainer.settings.resolve import resolve
 
 Point = dict[str, Any]

@@ -19,8 +19,8 @@ from schemas.owners import require_output_folder
 from schemas.storage import join, read_json, write_json
 from schemas.table import Table
 from scoring.options import EvaluateOptions
-from trainer.config.load import applicable_overrides, recipe_names
 from trainer.methods.recipe import Recipe
+from trainer.recipe_files import applicable_overrides, recipe_names
 from trainer.settings.resolve import resolve
 
 _KS = (1, 3, 5)

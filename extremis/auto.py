@@ -32,7 +32,6 @@ from schemas.versions import VERSION
 from scoring.fitting import REFIT_HOLDOUT, describe_weights, fit_ranker, fit_weights
 from scoring.options import FitOptions
 from trainer.checkpoints import best_step, drop_old_checkpoints
-from trainer.config.load import WAIT_FOR_TABLES, applicable_overrides, load_config, read_recipe, validate
 from trainer.device import open_device
 from trainer.encoders.bag_encoder import find_token_vectors
 from trainer.evaluation.metrics import half_interval
@@ -42,6 +41,7 @@ from trainer.loop import EpochReport
 from trainer.methods.recipe import Recipe
 from trainer.methods.sections import Data
 from trainer.model import DataSizes, find_earlier
+from trainer.recipe_files import WAIT_FOR_TABLES, applicable_overrides, load_config, read_recipe, validate
 from trainer.settings.data_statistics import DataStatistics, describe_textless_labels, measure
 from trainer.settings.resolve import Resolved, measure_rows, resolve
 from trainer.stream import open_queries, ranks_of_environment

@@ -17,13 +17,13 @@ from scoring.baselines import compare_baselines
 from scoring.calibration import ScoredPredictions, calibrate, describe_calibration, measure, open_fragments
 from scoring.fitting import open_fused, scores_of
 from scoring.options import EvaluateOptions
-from trainer.config.load import load_config
 from trainer.device import open_device
 from trainer.evaluation.evaluate import SplitScorer, SplitScores, label_statistics, open_held_out
 from trainer.evaluation.metrics import bootstrap
 from trainer.evaluation.ranking import By, Ranking
 from trainer.group import ALONE, Group
 from trainer.model import load_model, trained_digest, trained_labels
+from trainer.recipe_files import load_config
 
 DEFAULTS = EvaluateOptions()
 

@@ -198,7 +198,7 @@ def _changes(settings: Any) -> Any:
 
 
 def _recipe_names() -> list[str]:
-    from trainer.config.load import AUTO_RECIPE, recipe_names
+    from trainer.recipe_files import AUTO_RECIPE, recipe_names
 
     return [AUTO_RECIPE, *recipe_names()]
 

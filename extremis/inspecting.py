@@ -26,8 +26,8 @@ from schemas.shard_files.parquet import matrix_column
 from schemas.storage import join
 from schemas.table import Table, run_tables
 from schemas.versions import Version
-from trainer.config.load import load_config
 from trainer.methods.keys import flatten
+from trainer.recipe_files import load_config
 
 Shown = list[Grid | str]
 

@@ -25,10 +25,10 @@ from schemas.table import Table
 from schemas.waits import Say
 from scoring.memory import plan_index
 from trainer.checkpoints import FILE_BYTES, row_ranges
-from trainer.config.load import read_recipe
 from trainer.methods.recipe import Recipe
 from trainer.methods.settling import NOMINAL, DataStatistics, settle
 from trainer.model import has_bias
+from trainer.recipe_files import read_recipe
 from trainer.refresh.dump import VECTOR_GROUP_ROWS, VECTOR_ROWS
 from trainer.settings.data_statistics import HEAPS, measure
 from trainer.settings.resolve import Resolved

@@ -278,7 +278,7 @@ def run(
     began = time.perf_counter()  # PyTorch takes seconds to load
     recipe, data, run, options = fspath(recipe), fspath(data), fspath(run), options or TrainOptions()
     overrides, process = options.overrides(), options.process()
-    from trainer.config.load import WAIT_FOR_TABLES, applicable_overrides
+    from trainer.recipe_files import WAIT_FOR_TABLES, applicable_overrides
 
     if deterministic and minutes is not None:
         raise InputError(
@@ -323,7 +323,7 @@ def _train(
 
     `beam_options`: options for the miner; None: no miner.
     """
-    from trainer.config.load import load_recipe
+    from trainer.recipe_files import load_recipe
 
     load_recipe(recipe, overrides)  # a typo is reported before PyTorch is loaded
 
@@ -654,7 +654,7 @@ def recipes(
       extremis recipes copy astra mine.toml
       extremis recipes validate mine.toml --set train.epochs=5
     """
-    from trainer.config.load import load_recipe, read_recipe
+    from trainer.recipe_files import load_recipe, read_recipe
 
     places = {"list": (), "show": (recipe,), "copy": (recipe, out), "validate": (recipe,)}[action]
     if None in places or (recipe, out)[len(places) :] != (None,) * (2 - len(places)):
@@ -684,8 +684,8 @@ def recipes(
 
 
 def _list_recipes() -> RecipesResult:
-    from trainer.config.load import AUTO_RECIPE, load_recipe, read_recipe, recipe_names
     from trainer.methods.keys import flatten
+    from trainer.recipe_files import AUTO_RECIPE, load_recipe, read_recipe, recipe_names
 
     by_name = {name: read_recipe(name) for name in recipe_names()}
     rows = [[AUTO_RECIPE, *["by trials"] * 2, *[""] * 3]]
@@ -788,7 +788,7 @@ def plan(
         "workers": workers,
     }
     from extremis import planning as planning
-    from trainer.config.load import load_recipe
+    from trainer.recipe_files import load_recipe
 
     recipe, data = fspath(recipe), None if data is None else fspath(data)
     keys = {"encoder.dimension": dimension, "negatives.width": width, "train.epochs": epochs}

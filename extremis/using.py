@@ -706,7 +706,7 @@ def demo(
     from schemas import storage
     from schemas.owners import require_output_folder
     from schemas.storage import join
-    from trainer.config.load import load_recipe
+    from trainer.recipe_files import load_recipe
     from trainer.settings.resolve import resolve
 
     recipe, overrides, raw = fspath(recipe), (*set,), _example()

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from schemas.errors import InputError
 from schemas.options import Options
-from trainer.config.load import read_recipe
+from trainer.recipe_files import read_recipe
 
 if sys.version_info >= (3, 11):
     import tomllib

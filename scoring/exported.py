@@ -32,10 +32,10 @@ from scoring.linear import LinearRanker
 from scoring.memory import Memory
 from scoring.vectors import IndexedRange, Vectors, map_vectors, open_indexes, patch_vectors, search_indexes
 from search.topk import CPU
-from trainer.config.load import restore_encoder
 from trainer.input_kinds import InputKind
 from trainer.inputs import Inputs, columns_of
 from trainer.methods.kinds import EncoderSection, import_name
+from trainer.recipe_files import restore_encoder
 
 REMEDY = "Export the run again."
 _HASHED = 256 << 20  # only the length of a larger file is checked; `extremis inspect --verify` reads everything

@@ -1,7 +1,7 @@
 """Every recipe by name: those that ship by it, those of papers/ by their path."""
 
 from tests.command import ROOT
-from trainer.config.load import recipe_names
+from trainer.recipe_files import recipe_names
 
 RECIPES = {
     **{name: name for name in recipe_names()},

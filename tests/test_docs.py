@@ -13,7 +13,7 @@ from extremis.cli import cli
 from papers.claims import Paper, paper_names
 from tests.command import ROOT
 from tests.pages import DOCS, FENCE, blocks, commands
-from trainer.config.load import load_recipe, recipe_names
+from trainer.recipe_files import load_recipe, recipe_names
 
 PAGES = sorted(DOCS.glob("*.md"))
 PAPERS = sorted((ROOT / "papers").rglob("*.md"))

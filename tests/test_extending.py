@@ -22,7 +22,7 @@ from tests.builders import build_data
 from tests.command import ROOT, Done, environment
 from tests.pages import DOCS, FENCE
 from tests.pipelines.raw import write_tiny
-from trainer.config.load import load_config
+from trainer.recipe_files import load_config
 
 PAGE = (DOCS / "extending.md").read_text()
 PACKAGES = ("schemas", "search", "trainer", "pipelines", "scoring", "extremis", "recipes")

@@ -12,7 +12,7 @@ from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from tests.builders import write_negatives
 from tests.command import ROOT, Done, captured
-from trainer.config.load import tomllib, validate
+from trainer.recipe_files import tomllib, validate
 
 PAGE = (ROOT / "docs" / "stream.md").read_text()
 EXAMPLE = ROOT / "examples" / "own_loop.py"

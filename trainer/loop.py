@@ -23,7 +23,6 @@ from schemas.process import cores
 from schemas.table import Table
 from schemas.waits import Say
 from trainer.checkpoints import CheckpointContents, latest_checkpoint
-from trainer.config.load import changed_versions, dump_config, load_config
 from trainer.device import CPU, denormals_flushed, describe_device
 from trainer.evaluation.evaluate import trained_frequency
 from trainer.group import ALONE, Group
@@ -31,6 +30,7 @@ from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.model import require_same_data
 from trainer.modules import digests
 from trainer.negatives.base import Sampled
+from trainer.recipe_files import changed_versions, dump_config, load_config
 from trainer.refresh import hardness
 from trainer.refresh.adoption import Adoption, Interrupts, StoppedError, adopt, discard_refreshes, follow
 from trainer.refresh.dump import EmbeddingCollector

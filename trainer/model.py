@@ -17,7 +17,6 @@ from schemas.table import Table
 from schemas.versions import open_data, parts_since
 from schemas.waits import Say
 from trainer.checkpoints import Checkpoint, open_step
-from trainer.config.load import load_config, validate
 from trainer.device import CPU
 from trainer.encoders.base import Encoder
 from trainer.group import ALONE, Group
@@ -26,6 +25,7 @@ from trainer.input_kinds import InputKind, input_names
 from trainer.inputs import Inputs, columns_of, require_inputs
 from trainer.methods.dexml import DualEncoder
 from trainer.methods.recipe import ClassifierRecipe, NegativesSection, Recipe
+from trainer.recipe_files import load_config, validate
 from trainer.stream import open_queries
 
 _BATCH = 1024  # queries embedded at a time

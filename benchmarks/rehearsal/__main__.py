@@ -18,7 +18,7 @@ from extremis.console import say
 from schemas.errors import ExtremisError
 from schemas.options import check
 from schemas.sizes import parse_bytes
-from trainer.config.load import load_recipe
+from trainer.recipe_files import load_recipe
 
 
 def main() -> None:

@@ -22,12 +22,12 @@ from schemas.process import peak_bytes
 from schemas.table import Table
 from schemas.waits import waiting
 from trainer.checkpoints import latest_checkpoint
-from trainer.config.load import dump_config
 from trainer.device import open_device
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
 from trainer.methods.sections import LEAD
+from trainer.recipe_files import dump_config
 from trainer.refresh.dump import dump_is_published
 from trainer.setup import initialise_model, open_stream, set_up
 from trainer.step import GlobalBatches

@@ -21,12 +21,12 @@ from schemas.storage import join, read_json
 from schemas.table import RunTable, Table, run_tables
 from scoring.fitting import KIND, open_fused, scores_of
 from trainer.checkpoints import Checkpoint, open_step
-from trainer.config.load import load_config
 from trainer.evaluation.evaluate import label_statistics
 from trainer.evaluation.ranking import nearest_labels, score_rows
 from trainer.inputs import scored_columns
 from trainer.methods.keys import flatten
 from trainer.model import load_model, trained_digest, trained_labels
+from trainer.recipe_files import load_config
 from trainer.tracking import read_metrics
 
 SAMPLED_GROUPS = 32  # row groups for histograms, spread evenly over a split

@@ -15,9 +15,9 @@ from schemas.table import Table
 from tests.command import ROOT, Done, call, command, environment, refused, sets
 from tests.forks import extremis
 from tests.pipelines.raw import write_tiny
-from trainer.config.load import recipe_names
 from trainer.evaluation.evaluate import measure_popularity
 from trainer.methods.sections import Data
+from trainer.recipe_files import recipe_names
 
 SHARD = ("--tokenizer", "train:300", "--shards", "2", "--row-group-rows", "8", "--propensity", "0.55,1.5")
 CHOICES = sets("order.batch=16", "train.epochs=4", "refresh.every=1")

@@ -8,8 +8,8 @@ import torch
 from schemas.layout import RunLayout
 from tests.builders import SmallData, build_data
 from tests.command import call, refused, sets
-from trainer.config.load import load_config
 from trainer.device import open_device
+from trainer.recipe_files import load_config
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
 

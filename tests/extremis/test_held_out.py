@@ -30,10 +30,10 @@ from scoring.linear import LinearRanker
 from scoring.memory import Memory
 from tests.schemas.test_hashing import plain
 from trainer.checkpoints import open_step
-from trainer.config.load import load_config, validate
 from trainer.evaluation import evaluate
 from trainer.methods.sections import Data
 from trainer.model import load_model
+from trainer.recipe_files import load_config, validate
 from trainer.settings import data_statistics
 from trainer.settings.resolve import resolve
 from trainer.stream import JoinedStream, open_queries, open_sources

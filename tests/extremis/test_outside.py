@@ -16,9 +16,9 @@ from tests.command import ROOT, call, environment, refused, sets
 from tests.command import extremis as command
 from tests.ranks import on_ranks
 from tests.training import assert_resumes, silent, train
-from trainer.config.load import load_config, load_recipe
 from trainer.group import Group
 from trainer.loop import Trainer
+from trainer.recipe_files import load_config, load_recipe
 
 EXAMPLES = ROOT / "examples" / "extending"
 CHANGES = sets("train.epochs=3", "refresh.stale=wait", "data.holdout=0.1", "logging.tensorboard=false")

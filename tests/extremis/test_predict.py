@@ -30,10 +30,10 @@ from search.index import Factory
 from tests.bert import write_bert
 from tests.command import ROOT, TINY, call, environment, refused, sets
 from tests.pipelines.raw import read_lines
-from trainer.config.load import applicable_overrides
 from trainer.evaluation.evaluate import KS, label_statistics
 from trainer.evaluation.metrics import Metrics
 from trainer.inputs import Inputs
+from trainer.recipe_files import applicable_overrides
 
 
 @pytest.fixture(scope="module")

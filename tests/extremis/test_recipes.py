@@ -10,7 +10,7 @@ from tests.command import call, refused
 from tests.keys_page import page
 from tests.pages import DOCS
 from tests.recipes import RECIPES
-from trainer.config.load import load_recipe, read_recipe
+from trainer.recipe_files import load_recipe, read_recipe
 
 if sys.version_info >= (3, 11):
     import tomllib

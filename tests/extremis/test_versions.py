@@ -21,7 +21,6 @@ from tests.days import TINY
 from tests.pipelines.test_versions import NAMES, SEQUENCE, make, rows_of
 from tests.training import silent
 from trainer.checkpoints import latest_checkpoint
-from trainer.config.load import load_recipe
 from trainer.group import ALONE, Group
 from trainer.model import (
     DataSizes,
@@ -33,6 +32,7 @@ from trainer.model import (
     open_texts,
 )
 from trainer.model import Model as TrainedModel
+from trainer.recipe_files import load_recipe
 from trainer.settings.resolve import resolve
 from trainer.settings.versions import FEW_PASSES, MIN_TIME
 from trainer.setup import open_replay

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from schemas.errors import InputError
 from schemas.options import Options
 from tests.hostile.outcome import check_message, listing, run
-from trainer.config.load import load_recipe
 from trainer.methods.keys import classes_at, methods_of
 from trainer.methods.recipe import Recipe
+from trainer.recipe_files import load_recipe
 
 VALUES = ["inf", "-inf", "nan", "-1", "1e30", "10" * 20, "1" * 5000, '"text"', "[]", "{}", "[[1]]", "true", '"\\u0000"']
 DEEP = "[" * 20_000

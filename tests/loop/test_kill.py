@@ -19,7 +19,7 @@ from schemas.storage import list_names
 from schemas.table import Table
 from tests.command import MINED, MINED_EPOCHS, ROOT, call, command, environment, extremis, refused, sets
 from tests.processes import wait_until_gone
-from trainer.config.load import load_config
+from trainer.recipe_files import load_config
 
 CHOICES = sets(*MINED)
 

@@ -14,9 +14,9 @@ from schemas.manifest import open_manifest
 from tests import training
 from tests.builders import SmallData, build_data
 from trainer.checkpoints import latest_checkpoint
-from trainer.config.load import load_config
 from trainer.loop import EpochReport, Trainer
 from trainer.methods.recipe import Recipe
+from trainer.recipe_files import load_config
 
 RECIPE = {
     "data": {"mix": {"train": 1.0, "market": 1.5, "labels": 2.0}},

@@ -19,8 +19,8 @@ from papers.page import DIFFERS, HOLDS, NOT_RUN, UNCLEAR, judge, page, summary
 from papers.results import LEVELS, Result, difference, pack, place_of
 from tests.command import ROOT
 from tests.pipelines.raw import read_lines, write_tiny
-from trainer.config.load import load_recipe
 from trainer.evaluation.metrics import Contributions
+from trainer.recipe_files import load_recipe
 
 PAPERS = {name: Paper.load(name) for name in paper_names()}
 PLACES = {"after": "runs/other", "data": "data", "seed": 0, "minilm": "model"}

@@ -13,9 +13,9 @@ from schemas.shard_files.parquet import matrix_column
 from schemas.table import Table
 from tests.builders import SmallData, build_data
 from trainer.checkpoints import Checkpoint
-from trainer.config.load import validate
 from trainer.loop import Trainer
 from trainer.model import load_model
+from trainer.recipe_files import validate
 
 RECIPE = validate(
     {

@@ -15,9 +15,9 @@ from tests.builders import SmallData, build_data
 from tests.recipes import RECIPES
 from tests.training import Killed, silent, train, with_sections
 from trainer import loop as epoch_module
-from trainer.config.load import load_recipe
 from trainer.loop import Progress, Trainer
 from trainer.methods.recipe import Recipe
+from trainer.recipe_files import load_recipe
 from trainer.schedule import Budget, epochs_that_fit
 from trainer.tracking import read_metrics
 

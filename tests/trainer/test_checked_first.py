@@ -11,10 +11,10 @@ from tests.builders import build_data
 from tests.command import call, refused, sets
 from tests.ranks import on_ranks
 from trainer import sizes
-from trainer.config.load import load_config
 from trainer.group import Group
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
+from trainer.recipe_files import load_config
 
 CHOICES = sets("train.epochs=1", "logging.tensorboard=false", "refresh.start=3", "order.batch=128")
 

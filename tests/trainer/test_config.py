@@ -13,7 +13,8 @@ from schemas.errors import ClaimedError, InputError
 from schemas.owners import Owner
 from tests.command import ROOT
 from tests.recipes import RECIPES
-from trainer.config.load import (
+from trainer.methods.settling import NOMINAL, settle
+from trainer.recipe_files import (
     changed_versions,
     dump_config,
     load_config,
@@ -23,7 +24,6 @@ from trainer.config.load import (
     tomllib,
     validate,
 )
-from trainer.methods.settling import NOMINAL, settle
 
 
 def toml(folder: Path, text: str) -> str:

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from tests.builders import build_data
-from trainer.config.load import validate
 from trainer.device import products_with
 from trainer.loop import Trainer
+from trainer.recipe_files import validate
 
 SMALLEST = np.float64(5e-324)
 

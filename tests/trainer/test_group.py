@@ -17,10 +17,10 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout
 from tests.builders import build_data
 from tests.ranks import on_ranks
-from trainer.config.load import validate
 from trainer.group import ALONE, Group, RankLostError, join, label_range
 from trainer.loop import Trainer
 from trainer.model import DataSizes
+from trainer.recipe_files import validate
 from trainer.setup import require_consistent_ranks
 from trainer.stream import Ranks
 

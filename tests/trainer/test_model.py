@@ -12,9 +12,9 @@ from schemas.manifest import open_manifest
 from schemas.table import Table
 from tests.builders import SmallData, build_data, ragged, tokens_of
 from trainer.checkpoints import CheckpointContents, CheckpointWriter
-from trainer.config.load import dump_config
 from trainer.methods.recipe import Recipe
 from trainer.model import DataSizes, Model, load_model
+from trainer.recipe_files import dump_config
 
 RECIPE = Recipe.model_validate(
     {

@@ -13,10 +13,10 @@ from tests.bert import write_bert
 from tests.builders import build_data
 from tests.recipes import RECIPES
 from tests.trainer.one_device import OneDevice, step_on_meta
-from trainer.config.load import applicable_overrides, load_recipe, validate
 from trainer.device import CPU
 from trainer.heads import HeadStep
 from trainer.methods.recipe import Recipe
+from trainer.recipe_files import applicable_overrides, load_recipe, validate
 from trainer.step import StepContext
 
 SMALL = {

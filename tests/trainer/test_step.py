@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.builders import build_data
-from trainer.config.load import validate
 from trainer.encoders.base import clip_gradients
 from trainer.loop import Trainer
+from trainer.recipe_files import validate
 
 
 def trained(data: str, run: Path, **train: object) -> dict[str, torch.Tensor]:

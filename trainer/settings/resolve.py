@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.layout import DataLayout
-from trainer.config.load import read_recipe, validate
 from trainer.methods.keys import flatten, merge
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.methods.settling import NOMINAL, DataStatistics, batch, log_odds, settle
+from trainer.recipe_files import read_recipe, validate
 from trainer.settings.data_statistics import measure
 from trainer.settings.versions import EarlierRun, Setting, settings_of_refresh, settings_of_validation
 

@@ -19,9 +19,9 @@ from tests.command import Done, call, refused
 from tests.forks import start
 from tests.owners import held_elsewhere
 from tests.pipelines.raw import write_tiny
-from trainer.config.load import load_config, load_recipe, read_recipe, validate
 from trainer.evaluation.evaluate import HOLDOUT, open_split
 from trainer.methods.settling import NOMINAL, settle
+from trainer.recipe_files import load_config, load_recipe, read_recipe, validate
 
 SHARD = ("--tokenizer", "train:300", "--shards", "2", "--row-group-rows", "8", "--propensity", "0.55,1.5")
 SMALL = ("encoder.dimension=8", "train.epochs=2", "logging.tensorboard=false", "checkpoint.every_epochs=1")

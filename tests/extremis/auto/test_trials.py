@@ -20,8 +20,8 @@ from extremis.auto import (
 )
 from schemas.manifest import open_manifest
 from tests.builders import build_data
-from trainer.config.load import load_recipe
 from trainer.methods.sections import Data
+from trainer.recipe_files import load_recipe
 from trainer.settings.data_statistics import DataStatistics
 
 

@@ -11,7 +11,7 @@ from schemas.layout import RunLayout
 from tests.command import Done, call, refused
 from tests.days import TINY
 from tests.pipelines.test_versions import SEQUENCE, make
-from trainer.config.load import load_config
+from trainer.recipe_files import load_config
 
 SIZES = [word for name, value in TINY.items() for word in ("--set", f"{name}={str(value).lower()}")]
 

@@ -21,10 +21,10 @@ from pipelines.sharding.tokenizer import train_wordpiece
 from schemas.errors import InputError
 from schemas.layout import DataLayout, find_tokenizer
 from tests.bert import write_bert
-from trainer.config.load import load_recipe
 from trainer.encoders.bag_encoder import fit_columns, read_token_vectors
 from trainer.group import ALONE
 from trainer.model import DataSizes, Model
+from trainer.recipe_files import load_recipe
 from trainer.setup import open_stream
 from trainer.stream import open_sources
 

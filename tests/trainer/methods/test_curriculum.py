@@ -3,9 +3,9 @@
 import pytest
 
 from tests.recipes import RECIPES
-from trainer.config.load import read_recipe
 from trainer.methods.astra import Negatives
 from trainer.methods.settling import DataStatistics
+from trainer.recipe_files import read_recipe
 from trainer.settings.resolve import Resolved
 
 

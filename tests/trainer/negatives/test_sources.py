@@ -13,11 +13,11 @@ from schemas.layout import RunLayout
 from tests.builders import SmallData, batch_of, build_data
 from tests.trainer.test_loop import recipe
 from tests.training import assert_resumes, silent, train
-from trainer.config.load import load_recipe, validate
 from trainer.group import Group
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
 from trainer.negatives.planner import join_hard
+from trainer.recipe_files import load_recipe, validate
 
 POSITIVES = [[3, 9], [], [9, 30, 31], [0]]
 IDS = st.integers(-1, 9)

@@ -10,11 +10,11 @@ from schemas.errors import InputError
 from tests.builders import SmallData, build_data
 from tests.ranks import on_ranks
 from tests.training import silent, train, with_sections
-from trainer.config.load import load_recipe
 from trainer.group import ALONE, Group, label_range
 from trainer.inputs import Inputs
 from trainer.loop import Trainer
 from trainer.negatives.planner import restrict_ids
+from trainer.recipe_files import load_recipe
 from trainer.refresh import hardness
 from trainer.stream import Batch
 from trainer.tracking import read_metrics

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.builders import build_data
 from tests.recipes import RECIPES
 from tests.training import train, with_sections
-from trainer.config.load import read_recipe
 from trainer.loop import LossWatch, Trainer
 from trainer.methods.settling import DataStatistics, log_odds
+from trainer.recipe_files import read_recipe
 from trainer.settings.resolve import Resolved, odd_settings, resolve
 
 SANE = DataStatistics(queries=200_000, labels=30_000, pairs=1_000_000, ngrams=700_000, tokens=20)

@@ -9,12 +9,12 @@ from schemas.layout import RunLayout
 from tests.builders import SmallData, build_data
 from tests.recipes import RECIPES
 from tests.training import silent, train
-from trainer.config.load import load_config, load_recipe, read_recipe, validate
 from trainer.inputs import open_queries
 from trainer.loop import Trainer
 from trainer.methods.keys import flatten
 from trainer.methods.recipe import Recipe
 from trainer.methods.settling import NOMINAL, DataStatistics, log_odds, settle
+from trainer.recipe_files import load_config, load_recipe, read_recipe, validate
 from trainer.settings.resolve import Resolved, measure_rows, resolve
 
 TATE = DataStatistics(queries=15_000, labels=30_000, pairs=150_000, ngrams=70_000, tokens=20, median_frequency=3)
