@@ -209,7 +209,7 @@ def test_a_typo_in_a_recipe_needs_neither_arrow_nor_fsspec() -> None:
 
 
 def test_help_needs_nothing_heavy() -> None:
-    heavy = {*HEAVY, "rich", "pyarrow", "numpy", "fsspec"}
+    heavy = {*HEAVY, "rich", "pydantic", "numpy"}
     code = (
         "import sys; from extremis.cli import main\n"
         "sys.argv = ['extremis', '--help']\n"

@@ -14,7 +14,8 @@ import pytest
 from pydantic import Field
 
 import extremis
-from extremis.cli import _Command, cli
+from extremis.cli import cli
+from extremis.command import Command
 from extremis.function import Place, Progress, Settings, function
 from extremis.result import Grid, Result
 from pipelines.options import MergeOptions, ShardOptions
@@ -80,7 +81,7 @@ def example(
 )
 def test_python_and_the_shell_call_the_same_function(options: dict[str, Any], arguments: tuple[str, ...]) -> None:
     example(Path("here"), "there", progress=False, **options)
-    line = _Command(example.described)
+    line = Command(example.described)
     work = line.invoke(line.make_context("example", [*arguments, "here", "there"]))
     work()
     python, shell = CALLS[-2:]
