@@ -13,7 +13,6 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-import pyarrow.parquet
 import pytest
 
 from schemas.layout import DataLayout
@@ -32,7 +31,6 @@ FILES = {
     "score": 1,
     "command": 2,
     "runner": 2,
-    "export format": 2,
     "recipe": 1,
     "metric": 2,
     "sink": 2,
@@ -256,13 +254,6 @@ def test_a_runner(outcomes: dict[str, Outcome]) -> None:
     (sharded,) = outcomes["runner"].done
     assert open_manifest(DataLayout(sharded.json["data"]).queries("train")).rows == 30
     assert re.search(r"^ +\d+\.\d\d s  \w", sharded.err, re.MULTILINE)
-
-
-def test_an_export_format(outcomes: dict[str, Outcome]) -> None:
-    *_, exported, written = outcomes["export format"].done
-    rows = pyarrow.parquet.read_table(written.json["out"])
-    assert rows.num_rows == written.json["labels"] == exported.json["labels"]
-    assert {len(vector) for vector in rows["vector"].to_pylist()} == {exported.json["dimension"]}
 
 
 def test_a_recipe(outcomes: dict[str, Outcome]) -> None:
