@@ -81,7 +81,7 @@ def test_what_cannot_be_opened_is_one_clear_error(tmp_path: Path) -> None:
 def test_a_stored_name_is_found_only_if_a_person_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "stored.py", 9)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"score.json needs code from outside.*allow="stored:Mine""):
+    with pytest.raises(InputError, match=r'score.json needs code from outside.*allow="stored:Mine"'):
         find_named("stored:Mine", "score.json")
     assert not any(name.startswith("stored") for name in sys.modules)
     monkeypatch.setenv("EXTREMIS_ALLOW", "other:Name,stored:Mine")
