@@ -10,7 +10,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from os import PathLike, fspath
+from os import PathLike
 from types import NoneType, UnionType
 from typing import Annotated, Any, ParamSpec, Protocol, TypeVar, Union, get_args, get_origin
 
@@ -19,8 +19,7 @@ from pydantic.fields import FieldInfo
 
 from extremis.console import Event, output
 from schemas.errors import InputError, option
-from schemas.options import COMMAS, Device, Options, Shown, check
-from schemas.sizes import parse_bytes
+from schemas.options import AS_TEXT, BYTES, COMMAS, Device, Options, Shown, check
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -186,10 +185,6 @@ def unwrap(kind: Any) -> tuple[Any, list[Any]]:
 # Types of parameters that several functions share.
 
 
-def _as_text(value: Any) -> Any:
-    return fspath(value) if isinstance(value, PathLike) else value
-
-
 def _changes(settings: Any) -> Any:
     """Return changes to a recipe as KEY=VALUE, with the value in TOML; a JSON value is one."""
     if isinstance(settings, Mapping):
@@ -203,17 +198,13 @@ def _recipe_names() -> list[str]:
     return [AUTO_RECIPE, *recipe_names()]
 
 
-def _size(value: Any) -> Any:
-    return parse_bytes(value) if isinstance(value, str) else value
-
-
 class Columnar(Protocol):
     """An Arrow table, or a data frame of a library that has Arrow's interface."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
-Place = Annotated[str | PathLike[str], BeforeValidator(_as_text)]  # a file, a directory, or an object-store prefix
+Place = Annotated[str | PathLike[str], AS_TEXT]  # a file, a directory, or an object-store prefix
 Url = Annotated[Place, Shown("URL")]
 Held = Annotated[str | PathLike[str] | Iterable[object] | Columnar, SkipValidation]  # a place, or data in memory
 Recipe = Annotated[Place, Shown(names=_recipe_names), Field(description="A recipe's name or TOML file.")]
@@ -226,7 +217,7 @@ Settings = Annotated[
 Names = Annotated[Sequence[str], COMMAS, Shown("NAME,...")]
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
-Size = Annotated[int | str, BeforeValidator(_size), Shown("SIZE")]  # bytes, or "8GiB"
+Size = Annotated[int | str, BYTES, Shown("SIZE")]  # bytes, or "8GiB"
 DeviceName = Annotated[
     Device, Field(description="Device to use. Default: auto, which takes a GPU if the machine has one.")
 ]

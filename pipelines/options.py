@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError
 
 from schemas.errors import InputError, option
-from schemas.options import Device, Fields, Options, Place, Shown, Sink, Url
-from schemas.sizes import parse_bytes
+from schemas.options import Device, Fields, Options, Place, Shown, Sink, Size, Url
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -188,17 +186,7 @@ class MemoryOptions(Options):
     """Options for the memory of a worker."""
 
     HEADING: ClassVar[str] = "Resources"
-    memory: Annotated[int, Shown("SIZE")] = Field(
-        4 << 30, ge=1, description="Memory of one worker process, e.g. 8GiB. Default: 4GiB."
-    )
-
-    @field_validator("memory", mode="before")
-    @classmethod
-    def _bytes(cls, value: Any) -> Any:
-        try:
-            return parse_bytes(value) if isinstance(value, str) else value
-        except InputError as error:
-            raise PydanticCustomError("size", f"input should be {error.expected}") from None
+    memory: Size = Field(4 << 30, ge=1, description="Memory of one worker process, e.g. 8GiB. Default: 4GiB.")
 
 
 class TextOptions(Options):

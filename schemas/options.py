@@ -20,6 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from schemas.errors import InputError
+from schemas.sizes import parse_bytes
 
 DEVICES = r"^(auto|cpu|cuda(:\d{1,3})?)$"  # names of a device to compute on
 MOST_THREADS = 4096  # limit for each kind of thread in a process
@@ -127,7 +128,16 @@ def _as_text(value: Any) -> Any:
     return fspath(value) if isinstance(value, PathLike) else value
 
 
-Place = Annotated[str, BeforeValidator(_as_text)]  # or a path
+def _bytes(value: Any) -> Any:
+    """Return a size such as 8GiB as a number."""
+    try:
+        return parse_bytes(value) if isinstance(value, str) else value
+    except InputError as error:
+        raise PydanticCustomError("size", f"input should be {error.expected}") from None
+
+
+AS_TEXT, BYTES = BeforeValidator(_as_text), BeforeValidator(_bytes)
+Place = Annotated[str, AS_TEXT]  # or a path
 Url = Annotated[Place, Shown(metavar="URL", place=True)]
 
 
@@ -137,7 +147,8 @@ def _parts(value: Any) -> Any:
 
 
 COMMAS = BeforeValidator(_parts)
-Fields = Annotated[str, BeforeValidator(_as_text), Shown(metavar="NAME=NAME,...")]  # or a mapping, {"key": "id"}
+Size = Annotated[int, BYTES, Shown("SIZE")]  # or a text, such as 8GiB
+Fields = Annotated[str, AS_TEXT, Shown(metavar="NAME=NAME,...")]  # or a mapping, {"key": "id"}
 
 
 def _require_device(name: str) -> str:
