@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import glob
+import inspect
 import os
 import re
 import traceback
@@ -104,31 +105,23 @@ class Command(click.Command):
         return functools.partial(_run, self.described, context.params)
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {heading: [] for heading in map(self._heading, self._owners)}
+        model = self.described.options
+        aliases = {} if model is None else {key: field.alias or key for key, field in model.model_fields.items()}
+        headings: dict[str, str] = {}  # by option: that of the first class that declares it
+        groups: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for declaring in getattr(model, "__mro__", ()):
+            heading = str(vars(declaring).get("HEADING", "Options"))
+            groups.setdefault(heading, [])
+            for key in inspect.get_annotations(declaring):
+                headings.setdefault(aliases.get(key, key), heading)
         for param in self.get_params(context):
             if isinstance(param, click.Option) and (record := param.get_help_record(context)) is not None:
-                groups[self._heading(self._owner_of(param.name or ""))].append(record)
+                name = str(param.name)
+                groups["Options" if name in self.described.own else headings.get(name, "Options")].append(record)
         for heading, records in groups.items():
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)
-
-    @property
-    def _owners(self) -> tuple[type | None, ...]:
-        """Classes that declare options; None: the function itself."""
-        return (None, *getattr(self.described.options, "__mro__", ()))
-
-    @staticmethod
-    def _heading(owner: type | None) -> str:
-        return str(vars(owner).get("HEADING", "Options")) if owner is not None else "Options"
-
-    def _owner_of(self, name: str) -> type | None:
-        declared = {
-            field.alias or key: key for key, field in getattr(self.described.options, "model_fields", {}).items()
-        }
-        if name in self.described.own or name not in declared:
-            return None
-        return next(each for each in self._owners if declared[name] in getattr(each, "__annotations__", {}))
 
     def _parameter(self, name: str, field: FieldInfo) -> click.Parameter:
         kind, shown, _ = facts_of(field)
