@@ -78,9 +78,7 @@ def _draw(grid: Grid) -> list[str]:
 
 def _format_cell(value: Any) -> str:
     """Return a value of a few characters; "" for a value that only a table can show."""
-    if isinstance(value, Mapping) and len(value) <= _SHOWN_NUMBERS:
-        cells = [(key, _format_cell(part)) for key, part in value.items()]
-        return ", ".join(f"{key} {cell}" for key, cell in cells) if all(cell for _, cell in cells) else ""
-    if isinstance(value, Mapping | list | tuple):
-        return ""
-    return format_value(value)
+    if isinstance(value, Mapping) and 0 < len(value) <= _SHOWN_NUMBERS:
+        is_plain = all(type(part) in (int, float) for part in value.values())
+        return ", ".join(f"{key} {format_value(part)}" for key, part in value.items()) if is_plain else ""
+    return "" if isinstance(value, Mapping | list | tuple) else format_value(value)
