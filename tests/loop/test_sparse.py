@@ -43,7 +43,7 @@ def test_shard_train_mine_and_evaluate_on_features(raw: Path, tmp_path: Path, na
     assert summary["features"] == int((matrices / "trn_X_Xf.txt").read_text().split()[1])
     assert "tokenizer" not in summary["tables"]
     assert_same_values(matrices / "trn_X_Xf.txt", DataLayout(str(data)), sink)
-    choices = sets("encoder.inputs=features", "train.epochs=6", "data.label_texts=true", "refresh.stale=wait")
+    choices = sets("encoder.inputs=features", "train.epochs=6", "data.label_texts=false", "refresh.stale=wait")
     extremis("run", "astra", data, run, *choices)
     assert open_manifest(RunLayout(str(run)).negatives(2, "queries")).quality["recall_at_k"] > 0.9
     train = extremis("evaluate", data, run, "--split", "train", "--json").json["metrics"]
