@@ -20,7 +20,7 @@ from schemas.shard_files.parquet import list_column
 from schemas.storage import join, read_json
 from schemas.table import RunTable, Table, run_tables
 from scoring.fitting import KIND, open_fused, scores_of
-from trainer.checkpoints import Checkpoint, open_step
+from trainer.checkpoints import open_step
 from trainer.evaluation.evaluate import label_statistics
 from trainer.evaluation.ranking import nearest_labels, score_rows
 from trainer.inputs import scored_columns
@@ -35,16 +35,12 @@ RANKS = 200  # points of the tail curve
 
 @dataclass(frozen=True)
 class SplitStatistics:
-    """Statistics of a split: the numbers of tokens and labels of `sampled` rows, [sampled] each; [0] without tokens."""
+    """Statistics of a split: the numbers of tokens and labels of the sampled rows, [N] each; [0] without tokens."""
 
     name: str
     manifest: Manifest
     tokens: np.ndarray
     labels: np.ndarray
-
-    @property
-    def sampled(self) -> int:
-        return len(self.labels)
 
 
 @dataclass(frozen=True)
@@ -168,9 +164,8 @@ class Run:
     def curve(self, kind: str, name: str, over: str) -> tuple[np.ndarray, np.ndarray]:
         """Return (step or epoch [n], value [n]) from records of `kind` with a number `name`; n <= CURVE_POINTS."""
         rows = [row for row in self.records.get(kind, []) if isinstance(row.get(name), int | float)]
-        return downsample(
-            np.asarray([row[over] for row in rows]), np.asarray([row[name] for row in rows], float), CURVE_POINTS
-        )
+        steps, values = (np.asarray([row[field] for row in rows]) for field in (over, name))
+        return downsample(steps, values.astype(float), CURVE_POINTS)
 
 
 def ordered_splits(names: Iterable[str]) -> list[str]:
@@ -191,6 +186,11 @@ def open_run(url: str, name: str, data: Manifest | None = None) -> Run:
     config = load_config(layout.config)
     later = data.digest if data is not None and trained_digest(config) != data.digest else None
     recipe, checkpoint = config.get("recipe", {}), open_step(layout, layout.scored_step())
+    folder = layout.evaluations_on(later)
+    bodies = [read_json(join(folder, name)) for name in storage.list_names(folder) if name.endswith(".json")]
+    scored = None if checkpoint is None else checkpoint.step
+    # The last evaluation of a split counts: that of the representative checkpoint, else the newest.
+    bodies.sort(key=lambda body: (body["split"], body["step"] == scored, body["step"]))
     representative, auto = None, join(layout.root, AUTO_REPORT)
     if checkpoint is not None:
         step, scores = checkpoint.step, scores_of(url, checkpoint.step)
@@ -205,7 +205,7 @@ def open_run(url: str, name: str, data: Manifest | None = None) -> Run:
         config,
         records,
         sorted(run_tables(layout), key=lambda table: (table.source, table.epoch)),
-        _evaluations(layout.evaluations_on(later), checkpoint),
+        {body["split"]: body for body in bodies},
         storage.exists(layout.finished),
         read_commands(layout),
         representative,
@@ -237,21 +237,6 @@ def downsample(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.nda
         return steps, values
     edges = np.linspace(0, len(values), most + 1).astype(int)
     return steps[edges[1:] - 1], np.add.reduceat(values, edges[:-1]) / np.diff(edges)
-
-
-def _evaluations(folder: str, checkpoint: Checkpoint | None) -> dict[str, dict[str, Any]]:
-    """Return one evaluation per split: that of the run's representative checkpoint, else the newest evaluation."""
-
-    def rank(body: dict[str, Any]) -> tuple[bool, int]:
-        return checkpoint is not None and body["step"] == checkpoint.step, body["step"]
-
-    chosen: dict[str, dict[str, Any]] = {}
-    for name in storage.list_names(folder):
-        if name.endswith(".json"):
-            body = read_json(join(folder, name))
-            if rank(body) >= rank(chosen.get(body["split"], body)):
-                chosen[body["split"]] = body
-    return chosen
 
 
 def evaluated_splits(runs: Iterable[Run]) -> list[str]:
