@@ -187,15 +187,13 @@ _HELP = {
     "loss": "Loss of the last step.",
     "rows_per_second": "Rows trained per second, averaged over the last seconds.",
 }
-_RECORD = "Newest value in metrics.jsonl of the run."
 
 
 class RunMetrics(Collector):
     """Metrics of one run by name. The trainer calls `step` and `record`; any thread may call the other methods."""
 
     def __init__(self, batch: int) -> None:
-        self._batch = batch
-        self._lock = threading.Lock()
+        self._batch, self._lock = batch, threading.Lock()
         self._values: dict[str, float] = {}
         self._rate_start: tuple[float, int] | None = None  # second and step at which the rate starts
 
@@ -242,7 +240,9 @@ class RunMetrics(Collector):
         with self._lock:
             values = sorted(self._values.items())
         for name, value in values:
-            yield GaugeMetricFamily(f"extremis_{name}", _HELP.get(name, _RECORD), value)
+            yield GaugeMetricFamily(
+                f"extremis_{name}", _HELP.get(name, "Newest value in metrics.jsonl of the run."), value
+            )
 
 
 @contextlib.contextmanager
