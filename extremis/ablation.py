@@ -64,8 +64,7 @@ def ablate(data: str, out: str, variants: Mapping[str, Recipe], split: str, retr
         build(runs, join(out, CHARTS), say, queries=0)
         files.append(CHARTS)
     say(", ".join(join(out, name) for name in files))
-    title = f"{split}, in %, ± half of the 95 % interval"
-    return report, Grid(title, ["recipe", *SHOWN_METRICS, "train s"], rows)
+    return report, Grid(f"{split}, in %, ± half of the 95 % interval", ["recipe", *SHOWN_METRICS, "train s"], rows)
 
 
 def _train_and_score(data: str, run: str, recipe: Recipe, split: str, retry: bool) -> dict[str, Any]:

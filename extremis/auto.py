@@ -188,12 +188,6 @@ class Trial:
     def score(self) -> float:
         return self.metrics[METRIC]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the information about the trial that a run records."""
-        metrics = {name: round(self.metrics[name], 2) for name in SHOWN_METRICS}
-        fields = {"recipe": self.contender.recipe, "changes": list(self.contender.changes), **metrics}
-        return fields | ({"ended": True} if self.ended else {})
-
     def beats(self, other: Contender, course: Sequence[float], queries: int, epochs: int) -> bool:
         """Return whether `other` has lost, given its scores `course` after `epochs` epochs, on `queries` queries.
 
@@ -393,7 +387,6 @@ _TRIALS_SHARE = 1 / 3  # share of the total time
 _WIDTH_FACTOR, _MINER_FACTOR = 1.9, 1.7
 _RANKER_SHARE, _FUSION_SHARE = 0.3, 0.1  # shares of the remaining time
 _RANKER_EPOCHS, _FUSION_EPOCHS = 3.0, 1.0  # time of the ranker and the fusion in epochs, until it is measured
-_MIN_TRIAL_MINUTES = 0.05  # minimum for a trial
 
 
 def run_auto(
@@ -520,9 +513,8 @@ def _choose(
     for fault in faults:
         say(f"not tried: {fault}")
     first = next(iter(fitting.values()))
-    device, threads = first.train.device, first.train.threads
-    open_device(device)  # raises InputError before anything is written
-    trial_data = TrialData.prepare(data, survey, join(run, TRIALS_FOLDER), device, threads)
+    open_device(first.train.device)  # raises InputError before anything is written
+    trial_data = TrialData.prepare(data, survey, join(run, TRIALS_FOLDER), first.train.device, first.train.threads)
     trials = list[Trial]()
 
     def epoch_seconds(seconds: float, recipe: Recipe) -> float:
@@ -548,7 +540,7 @@ def _choose(
                 return to_come * one + epoch * (recipe.train.epochs + _RANKER_EPOCHS + _FUSION_EPOCHS)
 
             remaining.begin(statistics.median(trial.seconds for trial in trials) if trials else 0.0, after)
-            share = max(left / (to_come + 1), _MIN_TRIAL_MINUTES) if minutes else 0.0
+            share = max(left / (to_come + 1), 0.05) if minutes else 0.0
             trials.append(trial_data.run_trial(contender, title, best, share))
 
     run_trials(list(fitting), len(_NGRAM_WEIGHTS) - 1)  # the nearest weight is not a variation
@@ -559,11 +551,12 @@ def _choose(
     say(f"chosen: {chosen.contender.name}")
     if minutes and len(trials) == 1:
         say(f"odd: no other recipe was tried. Raise {option('minutes')} to compare recipes")
-    report = {
-        "chosen": chosen.contender.recipe,
-        "changes": list(chosen.contender.changes),
-        "trials": [trial.to_json() for trial in trials],
-    }
+    tried = []
+    for trial in trials:
+        metrics = {name: round(trial.metrics[name], 2) for name in SHOWN_METRICS}
+        ended = {"ended": True} if trial.ended else {}
+        tried.append({"recipe": trial.contender.recipe, "changes": list(trial.contender.changes), **metrics, **ended})
+    report = {"chosen": chosen.contender.recipe, "changes": list(chosen.contender.changes), "trials": tried}
     resolved = _resolve(data, chosen.contender, rows, overrides)
     return report, resolved, epoch_seconds(chosen.epoch, resolved.recipe)
 

@@ -348,8 +348,12 @@ def _inspect_table(url: str, manifest: Manifest, check: bool, rows: int, shown: 
         decoder = _decoder_of(url, manifest) if "input_ids" in group.column_names else None
         texts = decoder.texts(group, LONGEST_LABEL) if decoder else itertools.repeat(None, group.num_rows)
         for row, text in zip(group.to_pylist(), texts, strict=True):
-            words = {} if text is None else {"words": text}
-            shown.append(str({**{name: _shorten(value) for name, value in row.items()}, **words}))
+            for name, value in row.items():
+                if isinstance(value, str):
+                    row[name] = clean_text(value)
+                elif isinstance(value, list) and len(value) > _SHOWN_VALUES:
+                    row[name] = [*value[:_SHOWN_VALUES], "…"]
+            shown.append(str(row if text is None else {**row, "words": text}))
     return {"digest": manifest.digest, "verified": check, **manifest.model_dump(mode="json")}
 
 
@@ -384,14 +388,6 @@ def _decoder_of(url: str, manifest: Manifest) -> TextDecoder | None:
         return TextDecoder(layout) if same else None
     except TableError:
         return None
-
-
-def _shorten(value: Any) -> Any:
-    if isinstance(value, str):
-        return clean_text(value)
-    if isinstance(value, list) and len(value) > _SHOWN_VALUES:
-        return [*value[:_SHOWN_VALUES], "…"]
-    return value
 
 
 _VERSION_OPTIONS = ("shards", "shard_bytes", "max_reject_share", "format", "fields", "sink")  # others stay the same

@@ -46,11 +46,9 @@ _CHARACTER_BYTES = 0.7  # for keys and texts: 0.4 to 0.8 on Tate and made-up key
 _ROW_ID_BYTES = 2.5  # for a row's ids and frequency: 1.1 for queries, 3.3 for labels
 # Bytes in memory of working processes.
 _PROCESS_BYTES = {"shard": 300 << 20, "train": 450 << 20}
-_SHARD_COPIES = 3  # copies of a shard while it is decoded, sorted and encoded
 # Bytes per line of JSON, with names of fields and quotes: 4.2 to 5.2 characters per token on four data sets.
 _JSON_TOKEN, _JSON_POINT, _JSON_LABEL, _JSON_REFERENCE = 4.7, 40, 25, 4
 
-_SAMPLED_ROWS = 1 << 13  # rows of DATA for averages
 AVERAGES = ("tokens", "label_tokens", "labels_per_query", "key_bytes", "text_bytes")
 
 
@@ -200,9 +198,9 @@ def estimate(workload: Workload) -> Estimate:
     parameters, optimizer = parameter_bytes(recipe, workload.vocabulary, rows, workload.dense)
     files = 2 + len(row_ranges(0, rows, sum(label_bytes(recipe))))
     sizes["checkpoint"] = TableSize(rows, parameters + optimizer, files, recipe.checkpoint.keep)
-    # A sharding worker holds a few copies of the largest shard.
+    # A sharding worker decodes, sorts and encodes: it holds three copies of the largest shard.
     shards = (each * sizes[name].rows / sizes[name].shards for name, each in workload.row_bytes.items())
-    memory = {"shard": _PROCESS_BYTES["shard"] + int(_SHARD_COPIES * max(shards))}
+    memory = {"shard": _PROCESS_BYTES["shard"] + int(3 * max(shards))}
     if blocks is not None:
         memory["mine"] = blocks.estimate.total
     if recipe.is_clustered and workload.dumps:
@@ -296,7 +294,7 @@ def workload(
     described = Workload(queries, labels, recipe, memory=memory, **averages)
     if data is None:
         return described
-    points, texts = (table.read(stop=_SAMPLED_ROWS) for table in tables.values())
+    points, texts = (table.read(stop=1 << 13) for table in tables.values())
 
     def mean(lengths: Any) -> float:
         return pc.mean(lengths).as_py() or 0.0

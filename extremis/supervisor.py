@@ -180,7 +180,6 @@ def read_commands(run: RunLayout) -> list[str]:
     return list(read_json(run.commands)["commands"]) if storage.exists(run.commands) else []
 
 
-_RATE_SECONDS = 10.0  # seconds over which a rate is averaged
 _HELP = {
     "step": "Optimizer steps done.",
     "steps_total": "Optimizer steps of the whole run.",
@@ -207,7 +206,7 @@ class RunMetrics(Collector):
             seconds = second - self._rate_start[0]
             if seconds > 0.5:
                 self._values["rows_per_second"] = (step - self._rate_start[1]) * self._batch / seconds
-            if seconds >= _RATE_SECONDS:
+            if seconds >= 10.0:  # a rate is averaged over these seconds
                 self._rate_start = second, step
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:

@@ -442,9 +442,7 @@ TERMS = {
 def explain(name: str) -> Markup:
     """Return `name` as HTML, with an explanation if `name` is in TERMS (P@5 is explained as P@k)."""
     meaning = TERMS.get(re.sub(r"@\d+$", "@k", name))
-    if meaning is None:
-        return escape(name)
-    return Markup('<abbr tabindex="0" title="{}">{}</abbr>').format(meaning, name)
+    return Markup('<abbr tabindex="0" title="{}">{}</abbr>').format(meaning, name) if meaning else escape(name)
 
 
 def render(variables: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:

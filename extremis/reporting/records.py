@@ -319,7 +319,6 @@ def group_queries(counted: Sequence[tuple[Example, int, int]]) -> list[dict[str,
 PREDICTIONS = 10
 NEGATIVES = 20  # best negatives shown of a table's K
 LABELS_WITH_NEIGHBOURS = 500  # maximum of labels with a list of nearest labels
-SAMPLED_RANGES = 16
 
 Scores: TypeAlias = dict[tuple[str, int], dict[int, float]]  # score by (split, row) and label
 Near: TypeAlias = dict[int, list[tuple[int, float]]]  # nearest labels and their cosines, by label
@@ -342,8 +341,7 @@ def name_labels(decoder: TextDecoder, ids: Iterable[int]) -> dict[int, Label]:
     return {i: Label(texts[i], key, row["frequency"], labels[texts[i]] > 1) for i, (key, row) in named.items()}
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """Queries, labels by id, the nearest labels of each label for each run, and notes on missing parts."""
 
     queries: list[dict[str, Any]]
@@ -358,7 +356,7 @@ def sample_rows(rows: int, count: int) -> np.ndarray:
     Rows are ordered by a hash of the key, so that a range is a random sample. Returns int64, ascending.
     """
     count = min(rows, count)
-    edges = np.linspace(0, count, min(SAMPLED_RANGES, count) + 1).astype(np.int64)
+    edges = np.linspace(0, count, min(16, count) + 1).astype(np.int64)
     starts = edges[:-1] * rows // max(1, count)
     return np.arange(count) + np.repeat(starts - edges[:-1], np.diff(edges))
 
@@ -405,9 +403,8 @@ def sample_queries(
     named = [label for example in examples for label in example.label_ids]
     found = [label for nearest in near.values() for row in nearest.values() for label, _ in row]
     labels = name_labels(decoder, [*weakest_labels, *named, *found])
-    queries = [_describe(examples, list(scores.values())) for examples in zip(*by_run.values(), strict=True)]
-    for query in queries:
-        query["weak"] = query["row"] in weak[query["split"]]
+    described = (_describe(examples, list(scores.values())) for examples in zip(*by_run.values(), strict=True))
+    queries = [{**query, "weak": query["row"] in weak[query["split"]]} for query in described]
     return Sample(queries, labels, list(near.values()), notes)
 
 
