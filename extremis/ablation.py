@@ -1,6 +1,5 @@
 """`extremis ablate`: trains several recipes on the same data, one after the other, and compares the results."""
 
-import contextlib
 import gc
 import json
 from collections.abc import Mapping, Sequence
@@ -65,18 +64,15 @@ def ablate(data: str, out: str, variants: Mapping[str, Recipe], split: str, retr
         build(runs, join(out, CHARTS), say, queries=0)
         files.append(CHARTS)
     say(", ".join(join(out, name) for name in files))
-    title = f"{split}, in %, ± half of the 95 % interval"
-    return report, Grid(title, ["recipe", *SHOWN_METRICS, "train s"], rows)
+    return report, Grid(f"{split}, in %, ± half of the 95 % interval", ["recipe", *SHOWN_METRICS, "train s"], rows)
 
 
 def _train_and_score(data: str, run: str, recipe: Recipe, split: str, retry: bool) -> dict[str, Any]:
     """Train and score one variant, and return the result; reuse the result of an earlier call if there is one."""
     name = run.rsplit("/", 1)[-1]
-    settings = recipe.model_dump(mode="json", exclude={"storage", "name"})
+    settings, place = recipe.model_dump(mode="json", exclude={"storage", "name"}), join(run, ABLATION_RESULT)
     made_from = {"data": Table.open(data, "data").digest, "recipe": json.loads(json.dumps(settings))}
-    earlier = None
-    with contextlib.suppress(FileNotFoundError):
-        earlier = read_json(join(run, ABLATION_RESULT))
+    earlier = read_json(place) if storage.exists(place) else None
     if earlier is not None and earlier["made_from"] != made_from:
         raise InputError(
             f"{run}: contains a run with this name on other data or with other settings. Choose another OUT, or give "
@@ -103,7 +99,7 @@ def _train_and_score(data: str, run: str, recipe: Recipe, split: str, retry: boo
     except ExtremisError as error:
         say(f"{name}: {error}")
         result["error"] = str(error)
-    write_json(join(run, ABLATION_RESULT), {"made_from": made_from, "result": result}, indent=1)
+    write_json(place, {"made_from": made_from, "result": result}, indent=1)
     return result
 
 

@@ -49,15 +49,12 @@ from trainer.stream import open_queries, ranks_of_environment
 _ROWS = 200_000  # rows of queries and of labels to compare
 _ONE_VS_ALL_LABELS = 8_000  # up to this many labels, scoring all labels costs about as much as a shared pool
 _NGRAM_WEIGHTS = (0.1, 0.4, 1.0)
-VARIATIONS = len(_NGRAM_WEIGHTS) - 1  # number of variations of the best contender: all weights but the nearest weight
-_LEAST_WEIGHT = 0.01
 # On WordNet, 10 mined negatives per query instead of 2 gain 0.3 P@5 and double the time: each negative is one more
 # label to encode.
 _FEW_MINED = "negatives.hard=2"
 # A shared pool draws an eighth of this number of labels per step. Mined negatives added at most 0.2 P@1, for half
 # more time, on artworks with 9,315 and 15,562 labels.
-_FEW_LABELS, _NONE_MINED = 25_600, "negatives.hard=0"
-_NO_TEXTS = "data.label_texts=false"  # for labels that are also queries: each would be a training point twice
+_FEW_LABELS = 25_600
 
 
 @dataclass(frozen=True)
@@ -142,13 +139,14 @@ def contenders(survey: Survey, pretrained: str = "") -> list[Contender]:
 
     With `pretrained`, a model with token vectors, each contender is listed twice: with and without these vectors.
     """
-    sampled, few = survey.facts.labels > _ONE_VS_ALL_LABELS, survey.facts.labels <= _FEW_LABELS
-    texts = f"data.label_texts={'true' if survey.labels_have_texts else 'false'}"
-    mined = (_NONE_MINED,) if few else ()
-    kinds = [Contender("astra", (texts, *mined)) if sampled else Contender("renee", (texts,))]
+    labels, texts = survey.facts.labels, f"data.label_texts={'true' if survey.labels_have_texts else 'false'}"
+    mined = ("negatives.hard=0",) if labels <= _FEW_LABELS else ()
+    is_small = labels <= _ONE_VS_ALL_LABELS
+    kinds = [Contender("renee", (texts,)) if is_small else Contender("astra", (texts, *mined))]
     if survey.labels_have_texts:
-        changes = (_FEW_MINED, _NO_TEXTS) if survey.is_symmetric else (_FEW_MINED,)
-        kinds += [Contender("decoupled", mined), Contender("dexml-sampled", changes)]
+        # Each label that is also a query would be a training point twice.
+        no_texts = ("data.label_texts=false",) if survey.is_symmetric else ()
+        kinds += [Contender("decoupled", mined), Contender("dexml-sampled", (_FEW_MINED, *no_texts))]
     read = () if survey.inputs == "tokens" else (f"encoder.inputs={survey.inputs}",)
     starts = [(f"encoder.pretrained={pretrained}",), ()] if pretrained else [()]
     return [kind.changed(*read, *start) for start in starts for kind in kinds]
@@ -156,24 +154,19 @@ def contenders(survey: Survey, pretrained: str = "") -> list[Contender]:
 
 def variations(best: Contender, weight: float) -> list[Contender]:
     """List variations of the best contender with other n-gram weights, which affect word vectors the most."""
-    nearest = min(_NGRAM_WEIGHTS, key=lambda value: abs(math.log(value / max(weight, _LEAST_WEIGHT))))
+    nearest = min(_NGRAM_WEIGHTS, key=lambda value: abs(math.log(value / max(weight, 0.01))))
     return [best.changed(f"encoder.ngram_weight={value:g}") for value in _NGRAM_WEIGHTS if value != nearest]
 
 
 METRIC = "nDCG@5"  # reflects P@1 and P@5 together
 SHOWN_METRICS = "P@1", "P@5", METRIC
 QUERIES = 2_000  # maximum for the scores of a trial
-_FEW_QUERIES = (
-    200  # queries, for which up to a tenth of the rows is held out: 50 of 1,000 rows gave random weights of scores
-)
+_FEW_QUERIES = 200  # for which up to a tenth of the rows is held out: 50 of 1,000 rows gave random weights of scores
 _TRIAL_ROWS = 100_000  # rows of a trial, fewer if texts are long
 _ROW_TOKENS = 200  # tokens that cost about as much as the rest of a row
 _EPOCHS = 2, 4  # minimum and maximum; a trial passes over about _ROWS rows
-_COMPARABLE_EPOCHS = 2  # epochs after which a variation of a recipe can lose
 _WIDTH = 128  # D of a trial: shows the ranking of recipes at a quarter of the cost
 SCANNED_ROWS = 5_000_000  # maximum of rows read from the training split
-_SPLIT = "train"
-_SEED = 0  # seed of the excerpt
 
 
 @dataclass(frozen=True)
@@ -195,12 +188,6 @@ class Trial:
     def score(self) -> float:
         return self.metrics[METRIC]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the information about the trial that a run records."""
-        metrics = {name: round(self.metrics[name], 2) for name in SHOWN_METRICS}
-        fields = {"recipe": self.contender.recipe, "changes": list(self.contender.changes), **metrics}
-        return fields | ({"ended": True} if self.ended else {})
-
     def beats(self, other: Contender, course: Sequence[float], queries: int, epochs: int) -> bool:
         """Return whether `other` has lost, given its scores `course` after `epochs` epochs, on `queries` queries.
 
@@ -209,7 +196,7 @@ class Trial:
         after one epoch and 0.7 points ahead after two epochs.
         """
         is_change = other.recipe == self.contender.recipe
-        if len(course) > len(self.course) or (is_change and epochs < _COMPARABLE_EPOCHS):
+        if len(course) > len(self.course) or (is_change and epochs < 2):
             return False
         own = self.course[len(course) - 1]
         margin = 0.0 if is_change else half_interval(own, queries)
@@ -275,13 +262,8 @@ class TrialData:
         with output(log_only=True):
             outcome = train(self.data, run, recipe, should_continue=should_continue, title=title)
         last = outcome["epochs"][-1]
-        facts: dict[str, Any] = {
-            "metrics": last["validation"],
-            "course": course,
-            "ended": ended,
-            "seconds": round(time.perf_counter() - began, 1),
-            "epoch": last["seconds"],
-        }
+        times = {"seconds": round(time.perf_counter() - began, 1), "epoch": last["seconds"]}
+        facts: dict[str, Any] = {"metrics": last["validation"], "course": course, "ended": ended, **times}
         scores = "  ".join(f"{name} {last['validation'][name]:.2f}" for name in SHOWN_METRICS)
         say(f"{title}: {scores}  {facts['seconds']:.0f} s{', stopped early: behind the best trial' if ended else ''}")
         write_json(place, facts)
@@ -341,14 +323,27 @@ def write_excerpt(data: DataLayout, root: str, rows: int) -> None:
         for name, content in tokenizer.read_files().items():
             storage.write_bytes(join(layout.tokenizer, name), content)
         shards_here = tuple(shard.model_copy(update={"view": None}) for shard in tokenizer.shards)
-        parents["tokenizer"] = publish(
-            layout.tokenizer, tokenizer.manifest.model_copy(update={"shards": shards_here})
-        ).digest
-    queries, label_table = _write_queries(data, layout, drawn), Table.open(data.labels, "labels")
+        manifest = tokenizer.manifest.model_copy(update={"shards": shards_here})
+        parents["tokenizer"] = publish(layout.tokenizer, manifest).digest
+    train, ids, parts = open_queries(data, "train"), np.cumsum(drawn) - 1, []
+    columns = [*train.columns]
+    for group in ALL_ROWS.batches(train, columns, SCANNED_ROWS):
+        for name in (name for name in ("filter_label_ids", "label_ids") if name in columns):
+            kept = list_column(group, name)
+            kept = kept.keep(drawn[kept.values])
+            field = group.schema.field(name)
+            column = list_array(ids[kept.values], kept.offsets, field.type.value_type)
+            group = group.set_column(columns.index(name), field, column)
+        parts.append(group.filter(pa.array(kept.counts > 0)))
+    whole = pa.concat_tables(parts)
+    whole = whole.take(pa.array(np.argsort(hash_strings(whole["key"], seed_of(train)), kind="stable")))
+    counted = {**train.parameters, "labels": int(drawn.sum())}
+    queries = _write_table(layout.queries("train"), "query_id", whole, train, counted)
+    label_table = Table.open(data.labels, "labels")
     drawn_labels = label_table.rows_at(np.flatnonzero(drawn))
     labels = _write_table(layout.labels, "label_id", drawn_labels, label_table, label_table.parameters)
-    parents |= {f"queries/{_SPLIT}": queries.digest, "labels": labels.digest}
-    parameters = {**_plain(source_data.parameters), "labels": labels.rows, "rows": {_SPLIT: queries.rows}}
+    parents |= {"queries/train": queries.digest, "labels": labels.digest}
+    parameters = {**_plain(source_data.parameters), "labels": labels.rows, "rows": {"train": queries.rows}}
     publish(root, Manifest(kind="data", parents=parents, parameters=parameters))
 
 
@@ -358,9 +353,9 @@ def draw_labels(data: DataLayout, rows: int) -> np.ndarray:
     Raises TableError.
     """
     labels = Table.open(data.labels, "labels").rows
-    place = generator(_SEED, Purpose.EXCERPT).permutation(labels)
+    place = generator(0, Purpose.EXCERPT).permutation(labels)
     firsts = [np.empty(0, np.int64)]  # for each row with labels, the first position of its labels in the random order
-    for group in ALL_ROWS.batches(open_queries(data, _SPLIT), ["label_ids"], SCANNED_ROWS):
+    for group in ALL_ROWS.batches(open_queries(data, "train"), ["label_ids"], SCANNED_ROWS):
         ids, offsets = list_column(group, "label_ids")
         if len(ids):
             firsts.append(np.minimum.reduceat(place[ids], offsets[:-1][np.diff(offsets) > 0]))
@@ -369,23 +364,6 @@ def draw_labels(data: DataLayout, rows: int) -> np.ndarray:
         return np.ones(labels, bool)
     drawn: np.ndarray = place <= np.partition(first, rows - 1)[rows - 1]
     return drawn
-
-
-def _write_queries(data: DataLayout, layout: DataLayout, kept: np.ndarray) -> Manifest:
-    queries = open_queries(data, _SPLIT)
-    columns, ids, parts = [*queries.columns], np.cumsum(kept) - 1, []
-    for group in ALL_ROWS.batches(queries, columns, SCANNED_ROWS):
-        for name in (name for name in ("filter_label_ids", "label_ids") if name in columns):
-            labels = list_column(group, name)
-            labels = labels.keep(kept[labels.values])
-            field = group.schema.field(name)
-            column = list_array(ids[labels.values], labels.offsets, field.type.value_type)
-            group = group.set_column(columns.index(name), field, column)
-        parts.append(group.filter(pa.array(labels.counts > 0)))
-    rows = pa.concat_tables(parts)
-    rows = rows.take(pa.array(np.argsort(hash_strings(rows["key"], seed_of(queries)), kind="stable")))
-    parameters = {**queries.parameters, "labels": int(kept.sum())}
-    return _write_table(layout.queries(_SPLIT), "query_id", rows, queries, parameters)
 
 
 def _write_table(url: str, key: str, rows: pa.Table, whole: Table, parameters: Mapping[str, Any]) -> Manifest:
@@ -404,14 +382,11 @@ def _plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 TRIALS_FOLDER, AUTO_REPORT, RECIPE_FILE = "trials", "auto.json", "recipe.toml"
 _HELD_OUT = 500  # queries held out of the final run: enough to fit the weights of scores, and few for training to lose
-_PATIENCE = 2  # validations without a better result before training stops
 _TRIALS_SHARE = 1 / 3  # share of the total time
-_OVERRUN = 1.1  # factor by which --minutes may be exceeded
 # Time of an epoch of the final run, relative to a trial with as many rows; additional factor with a miner.
 _WIDTH_FACTOR, _MINER_FACTOR = 1.9, 1.7
 _RANKER_SHARE, _FUSION_SHARE = 0.3, 0.1  # shares of the remaining time
 _RANKER_EPOCHS, _FUSION_EPOCHS = 3.0, 1.0  # time of the ranker and the fusion in epochs, until it is measured
-_MIN_TRIAL_MINUTES = 0.05  # minimum for a trial
 
 
 def run_auto(
@@ -527,28 +502,24 @@ def _choose(
     Trials use only a fraction of `minutes` (0: no limit). When this time is used up, no more contenders are tried.
     """
     rows, began = survey.facts.queries, time.perf_counter()
-    fitting = _applicable_contenders(data, contenders(survey, pretrained), rows, overrides)
+    fitting, faults = dict[Contender, Recipe](), list[InputError]()
+    for contender in contenders(survey, pretrained):
+        try:
+            fitting[contender] = _resolve(data, contender, rows, overrides).recipe
+        except InputError as error:
+            faults.append(error)
+    if not fitting:
+        raise faults[0]
+    for fault in faults:
+        say(f"not tried: {fault}")
     first = next(iter(fitting.values()))
-    device, threads = first.train.device, first.train.threads
-    open_device(device)  # raises InputError before anything is written
-    trial_data = TrialData.prepare(data, survey, join(run, TRIALS_FOLDER), device, threads)
+    open_device(first.train.device)  # raises InputError before anything is written
+    trial_data = TrialData.prepare(data, survey, join(run, TRIALS_FOLDER), first.train.device, first.train.threads)
     trials = list[Trial]()
 
     def epoch_seconds(seconds: float, recipe: Recipe) -> float:
         """Estimate the seconds of an epoch of `recipe` over all rows; `seconds`: an epoch of the recipe's trial."""
         return seconds * rows / trial_data.rows * _WIDTH_FACTOR * (_MINER_FACTOR if recipe.table_epochs() else 1.0)
-
-    def expect(contender: Contender, to_come: int) -> None:
-        """Estimate the remaining time when the trial of `contender` begins, and `to_come` other trials follow."""
-
-        def after(own: float) -> float:
-            one = statistics.median([own, *(trial.seconds for trial in trials)])
-            best = best_trial(trials, trial_data.queries) if trials else None
-            recipe = fitting.get(best.contender if best else contender, first)
-            epoch = epoch_seconds(best.epoch if best else own / trial_data.epochs, recipe)
-            return to_come * one + epoch * (recipe.train.epochs + _RANKER_EPOCHS + _FUSION_EPOCHS)
-
-        remaining.begin(statistics.median(trial.seconds for trial in trials) if trials else 0.0, after)
 
     def run_trials(kinds: Sequence[Contender], further: int) -> None:
         for number, contender in enumerate(kinds):
@@ -559,11 +530,20 @@ def _choose(
             best = best_trial(trials, trial_data.queries) if trials else None
             to_come = len(kinds) - number - 1 + further
             title = f"trial {len(trials) + 1} of {len(trials) + 1 + to_come}, {contender.name}"
-            expect(contender, to_come)
-            share = max(left / (to_come + 1), _MIN_TRIAL_MINUTES) if minutes else 0.0
+
+            def after(own: float) -> float:
+                """Estimate the seconds after this trial, which takes `own` seconds."""
+                one = statistics.median([own, *(trial.seconds for trial in trials)])
+                leader = best_trial(trials, trial_data.queries) if trials else None
+                recipe = fitting.get(leader.contender if leader else contender, first)
+                epoch = epoch_seconds(leader.epoch if leader else own / trial_data.epochs, recipe)
+                return to_come * one + epoch * (recipe.train.epochs + _RANKER_EPOCHS + _FUSION_EPOCHS)
+
+            remaining.begin(statistics.median(trial.seconds for trial in trials) if trials else 0.0, after)
+            share = max(left / (to_come + 1), 0.05) if minutes else 0.0
             trials.append(trial_data.run_trial(contender, title, best, share))
 
-    run_trials(list(fitting), VARIATIONS)
+    run_trials(list(fitting), len(_NGRAM_WEIGHTS) - 1)  # the nearest weight is not a variation
     best = best_trial(trials, trial_data.queries).contender
     weight = _resolve(data, best, rows, overrides).recipe.encoder.model_dump().get("ngram_weight", 1.0)
     run_trials(variations(best, weight), 0)
@@ -571,30 +551,14 @@ def _choose(
     say(f"chosen: {chosen.contender.name}")
     if minutes and len(trials) == 1:
         say(f"odd: no other recipe was tried. Raise {option('minutes')} to compare recipes")
-    report = {
-        "chosen": chosen.contender.recipe,
-        "changes": list(chosen.contender.changes),
-        "trials": [trial.to_json() for trial in trials],
-    }
+    tried = []
+    for trial in trials:
+        metrics = {name: round(trial.metrics[name], 2) for name in SHOWN_METRICS}
+        ended = {"ended": True} if trial.ended else {}
+        tried.append({"recipe": trial.contender.recipe, "changes": list(trial.contender.changes), **metrics, **ended})
+    report = {"chosen": chosen.contender.recipe, "changes": list(chosen.contender.changes), "trials": tried}
     resolved = _resolve(data, chosen.contender, rows, overrides)
     return report, resolved, epoch_seconds(chosen.epoch, resolved.recipe)
-
-
-def _applicable_contenders(
-    data: str, kinds: Sequence[Contender], rows: int, overrides: Sequence[str]
-) -> dict[Contender, Recipe]:
-    """Return the contenders that fit the overrides, with their recipes. Raises InputError if no contender fits."""
-    fitting, faults = dict[Contender, Recipe](), list[InputError]()
-    for contender in kinds:
-        try:
-            fitting[contender] = _resolve(data, contender, rows, overrides).recipe
-        except InputError as error:
-            faults.append(error)
-    if not fitting:
-        raise faults[0]
-    for fault in faults:
-        say(f"not tried: {fault}")
-    return fitting
 
 
 def _resolve(data: str, contender: Contender, rows: int, overrides: Sequence[str]) -> Resolved:
@@ -605,7 +569,7 @@ def _resolve(data: str, contender: Contender, rows: int, overrides: Sequence[str
         f"data.holdout={holdout_share(rows, _HELD_OUT)}",
         f"validation.metric={METRIC}",
         "checkpoint.keep=1",
-        f"validation.patience={_PATIENCE}",
+        "validation.patience=2",
         *(each for each in overrides if each != WAIT_FOR_TABLES),
         *waits,
     ]
@@ -657,7 +621,7 @@ def _limit_training(recipe: Recipe, minutes: float, epoch: float, spent: float, 
     left = 60 * minutes - spent - (of_ranker if recipe.data.holdout > REFIT_HOLDOUT else 0.0)
     left -= max(_FUSION_SHARE * left, _FUSION_EPOCHS * epoch)
     needed = minutes + (2 * epoch - left) / 60
-    if needed > _OVERRUN * minutes:
+    if needed > 1.1 * minutes:
         say(
             f"{option('minutes', minutes)} is too short: training takes at least two epochs, so the whole run takes "
             f"about {needed:.1f} minutes"

@@ -123,16 +123,19 @@ def _seen_and_unseen(data: str, split: str, scores: SplitScores) -> dict[str, An
     }
 
 
+_COMPARED = ("P@1", "P@5", "PSP@5")  # with baselines, and between parts
+
+
 def view(report: dict[str, Any], split: str) -> Iterator[Grid | str]:
     """Yield the tables and lines that describe a report."""
     scored, left_out = report["queries"], report["without_active_labels"]
     of = f" of {scored + left_out:,} queries ({left_out:,} have no active label)" if left_out else " queries"
     yield Grid(f"{split}: {scored:,}{of}, {report['filter_pairs']:,} filter pairs", *metric_grid(report))
-    names = {name: name for name in ("P@1", "P@5", "PSP@5")}
+    same = {name: name for name in _COMPARED}
     recalls = {"R@1": "among the first 1", "R@5": "among the first 5"}  # of all positives; R@k is a mean over queries
     for key, title, group, counted, shown in (
         ("labels_by_frequency", "% of positives found, by the label's training points", "points", "positives", recalls),
-        ("parts", "by the part that added the query", "part", "queries", names),
+        ("parts", "by the part that added the query", "part", "queries", same),
         ("labels_by_part", "% of positives found, by the part that added the label", "part", "positives", recalls),
     ):
         parts = report.get(key, {})
@@ -141,7 +144,15 @@ def view(report: dict[str, Any], split: str) -> Iterator[Grid | str]:
         if rows:
             yield Grid(title, [group, counted, *(shown[name] for name in columns)], rows)
     if "baselines" in report:
-        yield _grid_of_baselines(split, report)
+        model = report["beside_baselines"]
+        names = [name for name in _COMPARED if name in model["metrics"]]
+        rows = []
+        for line, metrics in {"this run": model["metrics"], **report["baselines"]}.items():
+            ends = report["gains"].get(line, {})
+            cells = [f" ({ends[name][0]:+.1f} to {ends[name][1]:+.1f})" if ends else "" for name in names]
+            rows.append([line, *(f"{metrics[name]:.2f}{cell}" for name, cell in zip(names, cells, strict=True))])
+        title = f"compared with baselines, on {model['queries']:,} queries of {split}"
+        yield Grid(f"{title}; in brackets: 95 % interval of the gain", ["%", *names], rows)
     if "zero_shot" in report and report["zero_shot"]["queries"]:
         zero_shot = report["zero_shot"]
         title = f"{zero_shot['labels']:,} zero-shot labels, {zero_shot['queries']:,} queries with such a label"
@@ -177,21 +188,3 @@ def remarks(report: dict[str, Any], split: str) -> Iterator[str]:
         yield f"no query of the split has any of the {labels} without training points"
     if "PSP@1" not in report["metrics"]:
         yield "no PSP: this data set has no propensity constants (set them with extremis shard --propensity A,B)"
-
-
-_COMPARED = ("P@1", "P@5", "PSP@5")  # with baselines
-
-
-def _grid_of_baselines(split: str, report: dict[str, Any]) -> Grid:
-    """Return the metrics of the model and the baselines on the same queries."""
-    model = report["beside_baselines"]
-    names = [name for name in _COMPARED if name in model["metrics"]]
-    rows, lines = list[list[str]](), {"this run": model["metrics"], **report["baselines"]}
-    for line, metrics in lines.items():
-        ends = report["gains"].get(line, {})
-        cells = [f" ({ends[name][0]:+.1f} to {ends[name][1]:+.1f})" if ends else "" for name in names]
-        rows.append([line, *(f"{metrics[name]:.2f}{cell}" for name, cell in zip(names, cells, strict=True))])
-    title = (
-        f"compared with baselines, on {model['queries']:,} queries of {split}; in brackets: 95 % interval of the gain"
-    )
-    return Grid(title, ["%", *names], rows)

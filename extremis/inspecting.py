@@ -3,7 +3,7 @@
 import bisect
 import itertools
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -66,13 +66,14 @@ def _inspect_prefix(url: str, check: bool, rows: int, split: str | None, shown: 
         Table.open(url)  # raises
     mismatches = find_mismatches(data, tables)
     kind = "data" if data else "run" if is_run else "prefix"
-    size = sum(item.bytes for item in tables)
+    size = sum(shard.bytes for item in tables if item.manifest is not None for shard in item.manifest.shards)
     fields = [f"{len(tables)} tables, {size:,} bytes"]
     if is_run:
         fields.append("finished" if storage.exists(layout.finished) else "not finished")
     if data is not None:
         fields.append(f"digest {data.digest}")
-    shown += [f"{url}: {kind}, {', '.join(fields)}", _grid_of(tables, mismatches)]
+    grid, described = _describe(tables, mismatches)
+    shown += [f"{url}: {kind}, {', '.join(fields)}", grid]
     for name, fault in mismatches.items():
         say(f"{name or url}: {fault}")
     if data is not None:
@@ -87,7 +88,7 @@ def _inspect_prefix(url: str, check: bool, rows: int, split: str | None, shown: 
         "kind": kind,
         "verified": check,
         "bytes": size,
-        "tables": {item.name: _describe(item) for item in tables},
+        "tables": described,
         "checks": {name: [fault] for name, fault in mismatches.items()},
     }
     if data is not None:
@@ -132,7 +133,7 @@ class TextDecoder:
             tokenizer.decoder = WordPiece()  # joins the pieces of a word
         return tokenizer
 
-    def texts(self, rows: pa.Table, longest: int | None = None) -> list[str]:
+    def texts(self, rows: pa.Table, longest: int) -> list[str]:
         """Return the text of each row (query or label): the stored text if there is one, else the decoded tokens."""
         names = rows.column_names
         if "text" in names:
@@ -140,39 +141,29 @@ class TextDecoder:
         elif "input_ids" in names:
             texts = self._tokenizer.decode_batch(rows.column("input_ids").to_pylist(), skip_special_tokens=True)
         elif "feature_ids" in names:
-            pairs = zip(rows.column("feature_ids").to_pylist(), rows.column("feature_values").to_pylist(), strict=True)
-            texts = [_format_features(ids, values) for ids, values in pairs]
+            texts = []
+            columns = rows.column("feature_ids").to_pylist(), rows.column("feature_values").to_pylist()
+            for ids, values in zip(*columns, strict=True):  # the features with the largest values
+                order = np.argsort(-np.abs(np.asarray(values, np.float64)), kind="stable")[:FEATURES_SHOWN]
+                largest = " ".join(f"{ids[i]}:{values[i]:.3g}" for i in order.tolist())
+                texts.append(f"features {largest}{' …' if len(ids) > FEATURES_SHOWN else ''}")
         else:
             texts = [""] * rows.num_rows
         return [clean_text(text, longest) for text in texts]
 
-    def labels(self, ids: Iterable[int] | np.ndarray, longest: int | None = None) -> dict[int, str]:
+    def labels(self, ids: Iterable[int]) -> dict[int, str]:
         """Map label ids to texts, or to keys where texts are empty. Ids below 0 are padding and are ignored."""
+        names = {row["label_id"]: (row["text"], str(row["key"])) for row in self.label_rows(ids)}
         return {
-            row["label_id"]: clean_text(row["text"], longest) or clean_text(str(row["key"]), longest)
-            for row in self.label_rows(ids)
+            i: clean_text(text, LONGEST_LABEL) or clean_text(key, LONGEST_LABEL) for i, (text, key) in names.items()
         }
 
-    def label_rows(self, ids: Iterable[int] | np.ndarray) -> list[dict[str, Any]]:
+    def label_rows(self, ids: Iterable[int]) -> list[dict[str, Any]]:
         """Read label_id, key, text and frequency of labels in the order of their ids; ids below 0 are padding."""
         unique = np.unique(np.fromiter(ids, np.int64))
         unique = unique[(unique >= 0) & (unique < self._labels.rows)]
         rows: list[dict[str, Any]] = self._labels.rows_at(unique, ["label_id", "key", "text", "frequency"]).to_pylist()
         return rows
-
-
-def input_columns(names: Sequence[str]) -> list[str]:
-    """Return the names of the columns that `TextDecoder.texts` needs."""
-    if "text" in names:
-        return ["text"]
-    return ["input_ids"] if "input_ids" in names else [name for name in names if name.startswith("feature_")]
-
-
-def _format_features(ids: list[int], values: list[float]) -> str:
-    """Format the features with the largest values, for a row without text."""
-    order = np.argsort(-np.abs(np.asarray(values, np.float64)), kind="stable")[:FEATURES_SHOWN]
-    shown = " ".join(f"{ids[i]}:{values[i]:.3g}" for i in order.tolist())
-    return f"features {shown}{' …' if len(ids) > FEATURES_SHOWN else ''}"
 
 
 def find_row(table: Table, key: str) -> int | None:
@@ -222,7 +213,9 @@ def read_examples(
     Raises TableError.
     """
     queries = Table.open(data.queries(split), "queries")
-    batch = queries.rows_at(rows, ["query_id", "key", "label_ids", *input_columns(queries.columns)])
+    kinds = ["text"], ["input_ids"], ["feature_ids", "feature_values"]
+    inputs = next((names for names in kinds if names[0] in queries.columns), [])
+    batch = queries.rows_at(rows, ["query_id", "key", "label_ids", *inputs])
     columns = [batch.column(name).to_pylist() for name in ("query_id", "key", "label_ids")]
     texts = decoder.texts(batch, LONGEST_QUERY)
     examples = [
@@ -266,21 +259,18 @@ def inspect_queries(
     else:
         return {}
     examples = read_examples(data, name, numbers, decoder, run)
-    texts = decoder.labels((label for example in examples for label in example.label_ids), LONGEST_LABEL)
+    texts, described = decoder.labels(label for example in examples for label in example.label_ids), []
     for example in examples:
         shown += [f"{example.split} row {example.row}, key {example.key}", f"  {example.text}"]
         shown += [f"  + {texts.get(label, label)}  [{label}]" for label in example.positives]
         shown += [f"  - {texts.get(label, label)}  [{label}] {score:.3f}" for label, score in example.negatives]
         if run is not None and not example.negatives:
             shown.append(f"  no hard negatives of {run.root} belong to the split {example.split}")
-    return {"queries": [_describe_example(example, texts) for example in examples]}
-
-
-def _describe_example(example: Example, texts: dict[int, str]) -> dict[str, Any]:
-    facts = {"split": example.split, "query_id": example.row, "key": example.key, "text": example.text}
-    positives = [{"label_id": label, "text": texts.get(label, "")} for label in example.positives]
-    scored = [{"label_id": n, "text": texts.get(n, ""), "score": score} for n, score in example.negatives]
-    return {**facts, "positives": positives, "negatives": scored}
+        positives = [{"label_id": label, "text": texts.get(label, "")} for label in example.positives]
+        scored = [{"label_id": n, "text": texts.get(n, ""), "score": score} for n, score in example.negatives]
+        facts = {"split": example.split, "query_id": example.row, "key": example.key, "text": example.text}
+        described.append({**facts, "positives": positives, "negatives": scored})
+    return {"queries": described}
 
 
 DEPTH = 4  # levels of folders to search
@@ -294,10 +284,6 @@ class ListedTable(NamedTuple):
     url: str
     manifest: Manifest | None
     fault: str = ""
-
-    @property
-    def bytes(self) -> int:
-        return 0 if self.manifest is None else sum(shard.bytes for shard in self.manifest.shards)
 
 
 def list_tables(url: str) -> list[ListedTable]:
@@ -362,8 +348,12 @@ def _inspect_table(url: str, manifest: Manifest, check: bool, rows: int, shown: 
         decoder = _decoder_of(url, manifest) if "input_ids" in group.column_names else None
         texts = decoder.texts(group, LONGEST_LABEL) if decoder else itertools.repeat(None, group.num_rows)
         for row, text in zip(group.to_pylist(), texts, strict=True):
-            words = {} if text is None else {"words": text}
-            shown.append(str({**{name: _shorten(value) for name, value in row.items()}, **words}))
+            for name, value in row.items():
+                if isinstance(value, str):
+                    row[name] = clean_text(value)
+                elif isinstance(value, list) and len(value) > _SHOWN_VALUES:
+                    row[name] = [*value[:_SHOWN_VALUES], "…"]
+            shown.append(str(row if text is None else {**row, "words": text}))
     return {"digest": manifest.digest, "verified": check, **manifest.model_dump(mode="json")}
 
 
@@ -400,17 +390,8 @@ def _decoder_of(url: str, manifest: Manifest) -> TextDecoder | None:
         return None
 
 
-def _shorten(value: Any) -> Any:
-    if isinstance(value, str):
-        return clean_text(value)
-    if isinstance(value, list) and len(value) > _SHOWN_VALUES:
-        return [*value[:_SHOWN_VALUES], "…"]
-    return value
-
-
 _VERSION_OPTIONS = ("shards", "shard_bytes", "max_reject_share", "format", "fields", "sink")  # others stay the same
 _PROPENSITY = ("propensity_a", "propensity_b")  # both belong to one flag
-_DIRECTORY = "directory:"  # prefix of the digest of a tokenizer that was read from a directory
 
 
 def sharding_command(url: str, data: Manifest) -> str:
@@ -435,24 +416,21 @@ def sharding_command(url: str, data: Manifest) -> str:
         if name not in _PROPENSITY and value not in (None, option.default):
             words.append("--" + (option.alias or name).replace("_", "-"))
             if value is not True:  # else the option has no value
-                words.append("TOKENIZER" if str(value).startswith(_DIRECTORY) else shlex.quote(str(value)))
+                is_folder = str(value).startswith("directory:")  # then the rest is a tokenizer's digest
+                words.append("TOKENIZER" if is_folder else shlex.quote(str(value)))
     return " ".join(words)
 
 
-def _grid_of(tables: list[ListedTable], mismatches: dict[str, str]) -> Grid:
-    rows = []
-    for item in tables:
-        if item.manifest is None:
-            state = "unfinished" if item.fault.startswith("unfinished") else "damaged"
-            rows.append([item.name, "?", "", "", "", state])
-            continue
-        counts = [f"{count:,}" for count in (item.manifest.rows, len(item.manifest.shards), item.bytes)]
-        rows.append([item.name, item.manifest.kind, *counts, "replaced" if item.name in mismatches else "ok"])
-    return Grid("tables", ["table", "kind", "rows", "shards", "bytes", "state"], rows)
-
-
-def _describe(item: ListedTable) -> dict[str, Any]:
-    if item.manifest is None:
-        return {"wrong": item.fault}
-    fields = item.manifest.model_dump(include={"kind", "rows", "parents"})
-    return {**fields, "shards": len(item.manifest.shards), "bytes": item.bytes, "digest": item.manifest.digest}
+def _describe(tables: list[ListedTable], mismatches: dict[str, str]) -> tuple[Grid, dict[str, Any]]:
+    rows, described = list[list[str]](), dict[str, Any]()
+    for name, _, manifest, fault in tables:
+        if manifest is None:
+            rows.append([name, "?", "", "", "", "unfinished" if fault.startswith("unfinished") else "damaged"])
+            described[name] = {"wrong": fault}
+        else:
+            sizes = {"shards": len(manifest.shards), "bytes": sum(shard.bytes for shard in manifest.shards)}
+            counts = [f"{count:,}" for count in (manifest.rows, *sizes.values())]
+            rows.append([name, manifest.kind, *counts, "replaced" if name in mismatches else "ok"])
+            fields = manifest.model_dump(include={"kind", "rows", "parents"})
+            described[name] = {**fields, **sizes, "digest": manifest.digest}
+    return Grid("tables", ["table", "kind", "rows", "shards", "bytes", "state"], rows), described

@@ -46,12 +46,10 @@ _CHARACTER_BYTES = 0.7  # for keys and texts: 0.4 to 0.8 on Tate and made-up key
 _ROW_ID_BYTES = 2.5  # for a row's ids and frequency: 1.1 for queries, 3.3 for labels
 # Bytes in memory of working processes.
 _PROCESS_BYTES = {"shard": 300 << 20, "train": 450 << 20}
-_SHARD_COPIES = 3  # copies of a shard while it is decoded, sorted and encoded
 # Bytes per line of JSON, with names of fields and quotes: 4.2 to 5.2 characters per token on four data sets.
 _JSON_TOKEN, _JSON_POINT, _JSON_LABEL, _JSON_REFERENCE = 4.7, 40, 25, 4
 
-_SAMPLED_ROWS = 1 << 13  # rows of DATA for averages
-_AVERAGES = ("tokens", "label_tokens", "labels_per_query", "key_bytes", "text_bytes")
+AVERAGES = ("tokens", "label_tokens", "labels_per_query", "key_bytes", "text_bytes")
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ class Workload:
             raise InputError(
                 "data.mix: plan does not support data.mix. Plan with data.split and data.label_texts instead."
             )
-        for name in _AVERAGES:
+        for name in AVERAGES:
             if not 0 < getattr(self, name) < 1e6:
                 raise InputError(f"--{name.replace('_', '-')} must be above 0; got {getattr(self, name):g}.")
         if self.labels_per_query > self.labels:
@@ -144,30 +142,6 @@ class Workload:
             "labels": 28 + 2 * self.dense + self.key_bytes + self.text_bytes + token * self.label_tokens,
         }
 
-    def with_averages_of(self, data: str) -> "Workload":
-        """Return the workload with averages measured on DATA. Raises TableError."""
-        layout = DataLayout(data)
-        tables = {
-            "queries": Table.open(layout.queries("train"), "queries"),
-            "labels": Table.open(layout.labels, "labels"),
-        }
-        queries, labels = (table.read(stop=_SAMPLED_ROWS) for table in tables.values())
-
-        def mean(lengths: Any) -> float:
-            return pc.mean(lengths).as_py() or 0.0
-
-        return replace(
-            self,
-            tokens=mean(pc.list_value_length(queries["input_ids"])),
-            label_tokens=mean(pc.list_value_length(labels["input_ids"])),
-            labels_per_query=mean(pc.list_value_length(queries["label_ids"])),
-            key_bytes=mean(pc.binary_length(queries["key"])),
-            text_bytes=mean(pc.binary_length(labels["text"])),
-            vocabulary=int(Table.open(layout.tokenizer, "tokenizer").parameters["vocabulary"]),
-            dense=int(Table.open(data, "data").parameters.get(DENSE) or 0),
-            stored={name: sum(shard.bytes for shard in table.shards) / table.rows for name, table in tables.items()},
-        )
-
 
 @dataclass(frozen=True)
 class TableSize:
@@ -190,7 +164,17 @@ class Estimate(NamedTuple):
 def estimate(workload: Workload) -> Estimate:
     """Estimate the whole run. Raises InputError if mining needs more memory."""
     recipe, rows = workload.recipe, workload.labels
-    sizes, blocks = _data_tables(workload), None
+    sizes, blocks = dict[str, TableSize](), None
+    token, label = _TOKEN_FACTOR * _entropy(workload.vocabulary), _LABEL_FACTOR * _entropy(rows)
+    key = _ROW_ID_BYTES + _CHARACTER_BYTES * workload.key_bytes
+    stored = {
+        "queries": key + token * workload.tokens + label * workload.labels_per_query,
+        "labels": key + token * workload.label_tokens + _CHARACTER_BYTES * workload.text_bytes,
+        **workload.stored,
+    }
+    for name, count in (("queries", workload.queries), ("labels", rows)):
+        size = int(stored[name] * count)
+        sizes[name] = TableSize(count, size, default_shards(count, size, ShardOptions().shard_bytes))
 
     def add_sources(kind: str, each: float) -> None:
         """Add the tables of `kind`, with `each` bytes per row. Each dump contains one table per source."""
@@ -214,9 +198,9 @@ def estimate(workload: Workload) -> Estimate:
     parameters, optimizer = parameter_bytes(recipe, workload.vocabulary, rows, workload.dense)
     files = 2 + len(row_ranges(0, rows, sum(label_bytes(recipe))))
     sizes["checkpoint"] = TableSize(rows, parameters + optimizer, files, recipe.checkpoint.keep)
-    # A sharding worker holds a few copies of the largest shard.
+    # A sharding worker decodes, sorts and encodes: it holds three copies of the largest shard.
     shards = (each * sizes[name].rows / sizes[name].shards for name, each in workload.row_bytes.items())
-    memory = {"shard": _PROCESS_BYTES["shard"] + int(_SHARD_COPIES * max(shards))}
+    memory = {"shard": _PROCESS_BYTES["shard"] + int(3 * max(shards))}
     if blocks is not None:
         memory["mine"] = blocks.estimate.total
     if recipe.is_clustered and workload.dumps:
@@ -230,22 +214,6 @@ def _entropy(count: int) -> float:
     """Return the entropy in bytes of an id in [0, n) that follows Zipf's law: (log2(n) / 2 + log2(ln n)) / 8."""
     count = max(count, 8)
     return (math.log2(count) / 2 + math.log2(math.log(count))) / 8
-
-
-def _data_tables(workload: Workload) -> dict[str, TableSize]:
-    """Estimate the tables of queries and labels, with the number of shards that `extremis shard` would choose."""
-    token, label = _TOKEN_FACTOR * _entropy(workload.vocabulary), _LABEL_FACTOR * _entropy(workload.labels)
-    key = _ROW_ID_BYTES + _CHARACTER_BYTES * workload.key_bytes
-    stored = {
-        "queries": key + token * workload.tokens + label * workload.labels_per_query,
-        "labels": key + token * workload.label_tokens + _CHARACTER_BYTES * workload.text_bytes,
-        **workload.stored,
-    }
-    tables = {}
-    for name, rows in (("queries", workload.queries), ("labels", workload.labels)):
-        size = int(stored[name] * rows)
-        tables[name] = TableSize(rows, size, default_shards(rows, size, ShardOptions().shard_bytes))
-    return tables
 
 
 def _mining_blocks(workload: Workload, data: dict[str, TableSize]) -> BlockPlan:
@@ -291,9 +259,6 @@ def _train_memory(workload: Workload) -> int:
     return _PROCESS_BYTES["train"] + int(encoder + vectors + saved + window + step + scores + counts)
 
 
-# Options of `extremis plan` that are fields of a workload, in addition to its recipe, memory and rows.
-WORKLOAD_OPTIONS = (*_AVERAGES, "vocabulary", "ranks", "workers")
-
 _NGRAMS = 4  # factor of (tokens of all texts) ** HEAPS: 1.8 to 9 on texts of six data sets; buckets are rounded up
 _STAGING_PEAK = 1.05  # peak bytes in staging, with tables, relative to the bytes of the input: 1.00 to 1.06 measured
 _STAGING_TOTAL = 1.2  # total bytes written to staging, relative to the bytes of the input: 0.7 to 1.4 on four data sets
@@ -315,17 +280,36 @@ def workload(
     data: str | None, queries: int | None, labels: int | None, recipe: Recipe, memory: int, averages: dict[str, Any]
 ) -> Workload:
     """Build a workload; averages, and counts that are None, come from DATA. Raises InputError, TableError."""
+    tables: dict[str, Table] = {}
     if data is not None:
         layout = DataLayout(data)
-        queries = queries or Table.open(layout.queries("train"), "queries").rows
-        labels = labels or Table.open(layout.labels, "labels").rows
+        places = {"queries": layout.queries("train"), "labels": layout.labels}
+        tables = {name: Table.open(place, name) for name, place in places.items()}
+        queries, labels = queries or tables["queries"].rows, labels or tables["labels"].rows
     if queries is None or labels is None:
         raise InputError(
             f"plan needs the size of the data. Give {option('queries', 'N')} and {option('labels', 'L')}, or "
             f"{option('data', 'DATA')} for a similar data set."
         )
     described = Workload(queries, labels, recipe, memory=memory, **averages)
-    return described if data is None else described.with_averages_of(data)
+    if data is None:
+        return described
+    points, texts = (table.read(stop=1 << 13) for table in tables.values())
+
+    def mean(lengths: Any) -> float:
+        return pc.mean(lengths).as_py() or 0.0
+
+    return replace(
+        described,
+        tokens=mean(pc.list_value_length(points["input_ids"])),
+        label_tokens=mean(pc.list_value_length(texts["input_ids"])),
+        labels_per_query=mean(pc.list_value_length(points["label_ids"])),
+        key_bytes=mean(pc.binary_length(points["key"])),
+        text_bytes=mean(pc.binary_length(texts["text"])),
+        vocabulary=int(Table.open(layout.tokenizer, "tokenizer").parameters["vocabulary"]),
+        dense=int(Table.open(data, "data").parameters.get(DENSE) or 0),
+        stored={name: sum(shard.bytes for shard in table.shards) / table.rows for name, table in tables.items()},
+    )
 
 
 def resolve_for(workload: Workload, recipe: str, overrides: Iterable[str], data: str | None) -> Resolved:
@@ -371,7 +355,20 @@ def plan(workload: Workload, engine: str | None = None) -> dict[str, Any]:
     over = {step: need for step, need in memory.items() if need > workload.memory}
     recipe = workload.recipe
     points = workload.queries, recipe.encoder.dimension, workload.labels_per_query
-    settled = plan_index(*points)
+    settled, on_engine = plan_index(*points), None
+    if engine is not None:
+        worker = max(memory[step] for step in ("shard", "mine", "cluster") if step in memory)
+        read, stored = workload.input_bytes, sum(tables[each].bytes for each in ("queries", "labels"))
+        on_engine = {
+            "engine": engine,
+            "workers": workload.workers,
+            "options": _JOB_SERVER.format(workers=workload.workers),
+            "worker_bytes": worker,
+            "slot_bytes": worker + _ENGINES[engine],
+            "input_bytes": read,
+            "staging_bytes": int(_STAGING_PEAK * read),
+            "network_bytes": int(read + 2 * _STAGING_TOTAL * read + stored),
+        }
     return {
         "workload": {
             **asdict(workload),
@@ -399,24 +396,9 @@ def plan(workload: Workload, engine: str | None = None) -> dict[str, Any]:
             "memory_bytes_of_all": plan_index(*points, budget=1 << 62).bytes,
         },
         "steps": workload.steps,
-        "on_engine": None if engine is None else _plan_engine(engine, workload, tables, memory),
+        "on_engine": on_engine,
         "over": over,
         "go": not over,
-    }
-
-
-def _plan_engine(name: str, workload: Workload, tables: dict[str, TableSize], memory: dict[str, int]) -> dict[str, Any]:
-    worker = max(memory[step] for step in ("shard", "mine", "cluster") if step in memory)
-    read, stored = workload.input_bytes, sum(tables[each].bytes for each in ("queries", "labels"))
-    return {
-        "engine": name,
-        "workers": workload.workers,
-        "options": _JOB_SERVER.format(workers=workload.workers),
-        "worker_bytes": worker,
-        "slot_bytes": worker + _ENGINES[name],
-        "input_bytes": read,
-        "staging_bytes": int(_STAGING_PEAK * read),
-        "network_bytes": int(read + 2 * _STAGING_TOTAL * read + stored),
     }
 
 

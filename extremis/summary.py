@@ -15,7 +15,6 @@ from schemas.storage import join
 from schemas.table import Table
 
 _COMPARED_ROWS = 2_000_000  # limit for the rows of all splits; above it, texts are not compared
-_TRAIN = "train"
 
 
 def summarize(data: str) -> dict[str, Any]:
@@ -39,8 +38,8 @@ def summarize(data: str) -> dict[str, Any]:
             "labels": round(counters.get("labels", 0) * split.rows / max(1, written)),
             "empty_texts": counters.get("empty_texts", 0),
         }
-        if name != _TRAIN and len(texts.get(name, ())):
-            counts[name]["in_train"] = int(pc.sum(repeated(texts[name], texts[_TRAIN])).as_py())
+        if name != "train" and len(texts.get(name, ())):
+            counts[name]["in_train"] = int(pc.sum(repeated(texts[name], texts["train"])).as_py())
     labels, sizes = tables["labels"], Counter[str]()
     for kind, files in manifest.parameters.get("input", {}).items():
         sizes[kind.partition("/")[0]] += files["bytes"]
@@ -94,13 +93,13 @@ def seen_queries(data: str, split: str) -> np.ndarray | None:
     Texts are not compared if there are more than _COMPARED_ROWS rows. Raises TableError, StorageError.
     """
     layout, parents = DataLayout(data), Table.open(data, "data").parents
-    if split == _TRAIN or not {f"queries/{split}", f"queries/{_TRAIN}"} <= parents.keys():
+    if split == "train" or not {f"queries/{split}", "queries/train"} <= parents.keys():
         return None
-    tables = {name: Table.open(layout.queries(name), "queries") for name in (split, _TRAIN)}
+    tables = {name: Table.open(layout.queries(name), "queries") for name in (split, "train")}
     if sum(table.rows for table in tables.values()) > _COMPARED_ROWS:
         return None
     texts = {name: texts_of(table) for name, table in tables.items()}
-    return repeated(texts[split], texts[_TRAIN]).to_numpy(zero_copy_only=False) if len(texts[split]) else None
+    return repeated(texts[split], texts["train"]).to_numpy(zero_copy_only=False) if len(texts[split]) else None
 
 
 def repeated(texts: pa.Array, among: pa.Array) -> pa.Array:

@@ -180,22 +180,19 @@ def read_commands(run: RunLayout) -> list[str]:
     return list(read_json(run.commands)["commands"]) if storage.exists(run.commands) else []
 
 
-_RATE_SECONDS = 10.0  # seconds over which a rate is averaged
 _HELP = {
     "step": "Optimizer steps done.",
     "steps_total": "Optimizer steps of the whole run.",
     "loss": "Loss of the last step.",
     "rows_per_second": "Rows trained per second, averaged over the last seconds.",
 }
-_RECORD = "Newest value in metrics.jsonl of the run."
 
 
 class RunMetrics(Collector):
     """Metrics of one run by name. The trainer calls `step` and `record`; any thread may call the other methods."""
 
     def __init__(self, batch: int) -> None:
-        self._batch = batch
-        self._lock = threading.Lock()
+        self._batch, self._lock = batch, threading.Lock()
         self._values: dict[str, float] = {}
         self._rate_start: tuple[float, int] | None = None  # second and step at which the rate starts
 
@@ -209,7 +206,7 @@ class RunMetrics(Collector):
             seconds = second - self._rate_start[0]
             if seconds > 0.5:
                 self._values["rows_per_second"] = (step - self._rate_start[1]) * self._batch / seconds
-            if seconds >= _RATE_SECONDS:
+            if seconds >= 10.0:  # a rate is averaged over these seconds
                 self._rate_start = second, step
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
@@ -242,7 +239,9 @@ class RunMetrics(Collector):
         with self._lock:
             values = sorted(self._values.items())
         for name, value in values:
-            yield GaugeMetricFamily(f"extremis_{name}", _HELP.get(name, _RECORD), value)
+            yield GaugeMetricFamily(
+                f"extremis_{name}", _HELP.get(name, "Newest value in metrics.jsonl of the run."), value
+            )
 
 
 @contextlib.contextmanager

@@ -1,7 +1,9 @@
 """Versions of data and exports in a folder: lists versions and their dependencies, and removes a version."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+from typing_extensions import Self
 
 from extremis.console import say
 from extremis.result import Grid
@@ -15,9 +17,6 @@ from schemas.table import Table
 from schemas.versions import Version, require_parts
 from scoring.export_versions import ExportVersion, find_current, require_needed_exports
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 
 @dataclass(frozen=True)
 class _Listed:
@@ -29,7 +28,7 @@ class _Listed:
     KIND: ClassVar[str]
 
     @classmethod
-    def find(cls, url: str) -> "Self | None":
+    def find(cls, url: str) -> Self | None:
         """Open the item at `url`; None if there is no item of this kind."""
         table = Table.find(url)
         if table is None or table.kind != cls.KIND:
@@ -41,7 +40,7 @@ class _Listed:
         return cls(table, None)
 
     @classmethod
-    def below(cls, root: str) -> "list[Self]":
+    def below(cls, root: str) -> list[Self]:
         """Return the finished items in the folders of `root`, sorted by name."""
         names = (name for name in storage.list_names(root) if not name.startswith("."))
         return [found for name in names if (found := cls.find(join(root, name))) is not None]
@@ -152,23 +151,21 @@ def list_all(root: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str
     versions = [each.to_json(root) for each in listed]
     exports = [each.to_json(root) for each in ListedExport.below(root)]
     url = find_current(root)
-    current, grids = None if url is None else relative(root, url), list[Grid]()
-    rows = []
+    current = None if url is None else relative(root, url)
+    data_rows, export_rows = list[list[str]](), list[list[str]]()
     for each in versions:
         counts = [f"{count:,}" for count in (each["rows"].get("train", 0), each["labels"], each["retired"])]
         needs = "files are missing: see extremis data show" if each["fault"] else ", ".join(each["needs"]) or "nothing"
-        rows.append([each["data"], str(each["version"]), each["part"], *counts, needs])
-    if rows:
-        columns = ["data", "version", "part", "train", "labels", "retired", "needs"]
-        grids.append(Grid(f"versions under {root}", columns, rows))
-    rows = []
+        data_rows.append([each["data"], str(each["version"]), each["part"], *counts, needs])
     for each in exports:
         name = f"{each['export']}{' (current)' if each['export'] == current else ''}"
         needs = "files are missing" if each["fault"] else ", ".join(each["needs"]) or "nothing"
-        rows.append([name, each["part"], f"{each['labels']:,}", f"{each['bytes']:,}", needs])
-    if rows:
-        grids.append(Grid(f"exports under {root}", ["export", "part", "labels", "own bytes", "needs"], rows))
-    return versions, exports, current, grids
+        export_rows.append([name, each["part"], f"{each['labels']:,}", f"{each['bytes']:,}", needs])
+    grids = [
+        Grid(f"versions under {root}", ["data", "version", "part", "train", "labels", "retired", "needs"], data_rows),
+        Grid(f"exports under {root}", ["export", "part", "labels", "own bytes", "needs"], export_rows),
+    ]
+    return versions, exports, current, [grid for grid in grids if grid.rows]
 
 
 def show(url: str) -> tuple[dict[str, Any], list[dict[str, Any]], list[Grid]]:

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace, planned: list[str]) -> dict[str, Any]:
     keys = {"encoder.dimension": "dimension", "negatives.width": "width", "train.epochs": "epochs"}
     stated = {key: options[name] for key, name in keys.items() if options[name] is not None}
     overrides = (*options["set"], *(f"{key}={value}" for key, value in stated.items()))
-    averages = {name: options[name] for name in planning.WORKLOAD_OPTIONS}
+    averages = {name: options[name] for name in (*planning.AVERAGES, "vocabulary", "ranks", "workers")}
     recipe, data = options["recipe"], options["data"]
     rows, labels = (None if options[name] is None else int(options[name]) for name in ("queries", "labels"))
     workload = planning.workload(data, rows, labels, load_recipe(recipe, overrides), options["memory"], averages)

@@ -22,7 +22,6 @@ from extremis.reporting.records import (
     DataStatistics,
     Run,
     Sample,
-    SplitStatistics,
     describe,
     evaluated_splits,
     histograms,
@@ -42,7 +41,7 @@ from schemas.layout import DataLayout
 from schemas.manifest import is_published
 from schemas.owners import require_output_file
 from schemas.storage import join
-from schemas.table import RunTable, Table
+from schemas.table import Table
 from trainer.evaluation.evaluate import HOLDOUT
 from trainer.evaluation.metrics import DEPTH
 from trainer.model import require_same_data
@@ -69,10 +68,10 @@ def build(
         reads = [*([] if data is None else [data.root]), *(run.layout.root for run in runs)]
         require_output_file(out, reads, "The file is not a report; choose another path.", is_page)
     show_activity("report: reading facts of the data")
-    statistics = None if data is None else describe(data)
-    tables = [] if data is None else list_weakest(data, runs)
+    statistics, tables = None, list[dict[str, Any]]()
     sample = Sample([], {}, [], ["give DATA before the runs to see queries as text"])
     if data is not None:
+        statistics, tables = describe(data), list_weakest(data, runs)
         say(f"reading {queries} queries of {data.root}")
         show_activity("report: predicting for the queries that are shown")
         splits = ordered_splits(splits_of(data))
@@ -94,7 +93,7 @@ def build(
         "data": data_charts(statistics) if statistics else [],
         "training": training_charts(runs),
         "tables": table_charts(runs),
-        "metrics": [*metric_charts(runs), *drift_charts(runs)],
+        "metrics": metric_charts(runs),
     }
     searched = {"queries": sample.queries, "labels": sample.labels, "near": sample.near, "k": DEPTH}
     page = render(values, {"charts": charts, "runs": [run.name for run in runs], **searched})
@@ -151,18 +150,15 @@ def data_charts(statistics: DataStatistics) -> list[Chart]:
     tail = draw_chart("tail", title, traces, x, y, note)
     for axis in ("xaxis", "yaxis"):
         tail["figure"]["layout"][axis] |= {"type": "log", "dtick": 1, "exponentformat": "power"}
-    lengths = [_lengths(name, statistics.splits) for name in ("labels", "tokens")]
-    return _simplify_charts([tail, *lengths])
-
-
-def _lengths(name: str, splits: Sequence[SplitStatistics]) -> Chart:
-    """Draw the percentage of rows per value, in equal bins, so that splits with different sizes can be compared."""
-    title = f"{name.capitalize()} per point"
-    values, rows = histograms([getattr(split, name) for split in splits])
-    shares = 100 * rows / np.maximum(1, rows.sum(axis=1, keepdims=True)) / np.diff(values[:2]).max(initial=1)
-    named = enumerate(zip(splits, shares, strict=True))
-    traces = [line(split.name, number, values, share) for number, (split, share) in named if share.any()]
-    return draw_chart(name, title, traces, title.lower(), "% of points, per value")
+    charts = [tail]
+    for name in ("labels", "tokens"):  # shares of rows, in equal bins, so that splits of different sizes are comparable
+        values, rows = histograms([getattr(split, name) for split in statistics.splits])
+        shares = 100 * rows / np.maximum(1, rows.sum(axis=1, keepdims=True)) / np.diff(values[:2]).max(initial=1)
+        named = enumerate(zip(statistics.splits, shares, strict=True))
+        traces = [line(split.name, number, values, share) for number, (split, share) in named if share.any()]
+        title = f"{name.capitalize()} per point"
+        charts.append(draw_chart(name, title, traces, title.lower(), "% of points, per value"))
+    return _simplify_charts(charts)
 
 
 def training_charts(runs: Sequence[Run]) -> list[Chart]:
@@ -179,7 +175,16 @@ def training_charts(runs: Sequence[Run]) -> list[Chart]:
     validation = _curves("validation", "Validation of classifier scores", runs, "validation", metrics, "epoch", "%")
     charts.append({**validation, "note": _validation_note(runs)})
     charts += [_against_time(name, runs) for name in ("P@1", "PSP@5") if name in names]
-    charts += [_step_times(number, run, len(runs) > 1) for number, run in enumerate(runs)]
+    for number, run in enumerate(runs):
+        rows = run.records.get("epoch", [])
+        parts = {key for row in rows for key in row if key.startswith("seconds_")} - {"seconds_background"}
+        epochs = [row["epoch"] for row in rows]
+        traces = [
+            _trace("bar", part.removeprefix("seconds_"), color, x=epochs, y=[row.get(part, 0.0) for row in rows])
+            for color, part in enumerate(sorted(parts))
+        ]
+        title = f"Time by activity: {run.name}" if len(runs) > 1 else "Time by activity"
+        charts.append(draw_chart(f"time-{number}", title, traces, "epoch", "seconds", barmode="stack"))
     return _simplify_charts(charts)
 
 
@@ -215,18 +220,6 @@ def _against_time(name: str, runs: Sequence[Run]) -> Chart:
     return draw_chart(identity, title, _lines(runs, curves), "seconds of training", "%", note)
 
 
-def _step_times(number: int, run: Run, several: bool) -> Chart:
-    rows = run.records.get("epoch", [])
-    parts = sorted({key for row in rows for key in row if key.startswith("seconds_") and key != "seconds_background"})
-    epochs = [row["epoch"] for row in rows]
-    traces = [
-        _trace("bar", part.removeprefix("seconds_"), color, x=epochs, y=[row.get(part, 0.0) for row in rows])
-        for color, part in enumerate(parts)
-    ]
-    title = f"Time by activity: {run.name}" if several else "Time by activity"
-    return draw_chart(f"time-{number}", title, traces, "epoch", "seconds", barmode="stack")
-
-
 def table_charts(runs: Sequence[Run]) -> list[Chart]:
     """Draw tables' recall, overlap, age and hardness over epochs for all runs; scores and candidates for each run."""
     scores = {"score_then": "when mined", "score_now": "when used"}
@@ -247,9 +240,21 @@ def table_charts(runs: Sequence[Run]) -> list[Chart]:
             tables = [table for table in run.tables if table.source == source]
             suffix = f" ({source})" if source != "queries" else ""
             suffix += f": {run.name}" if len(runs) > 1 else ""
-            charts.append(_scores(f"scores-{number}-{source}", f"Scores{suffix}", tables))
-            title = f"Candidates kept and dropped{suffix}"
-            charts.append(_candidate_counts(f"funnel-{number}-{source}", title, tables))
+            name, x, traces = f"{number}-{source}", "made for epoch", list[Trace]()
+            fields = {"positive_score_quantiles": "positives", "score_quantiles": "hard negatives"}
+            for color, (field, label) in enumerate(fields.items()):
+                qualities = {mined.epoch: mined.table.manifest.quality for mined in tables}
+                rows = {epoch: quality[field] for epoch, quality in qualities.items() if quality.get(field)}
+                box = {part: [row[quantile] for row in rows.values()] for part, quantile in _BOX.items()}
+                traces.append({**_trace("box", label, color, x=rows.keys(), **box), "whiskerwidth": 0.5})
+            note = "box: 10 to 90 %, line: median, whiskers: 1 to 99 %"
+            charts.append(draw_chart(f"scores-{name}", f"Scores{suffix}", traces, x, "score", note))
+            traces, title, y = [], f"Candidates kept and dropped{suffix}", "candidates per row"
+            for color, (field, label) in enumerate(CANDIDATE_OUTCOMES.items()):
+                counts = [mined.table.manifest.counters.get(field, 0) / max(1, mined.table.rows) for mined in tables]
+                if any(counts):
+                    traces.append(_trace("bar", label, color, x=[mined.epoch for mined in tables], y=counts))
+            charts.append(draw_chart(f"funnel-{name}", title, traces, x, y, barmode="stack"))
     return _simplify_charts(charts)
 
 
@@ -275,32 +280,9 @@ def _ages(runs: Sequence[Run]) -> Chart:
     return draw_chart("age", "Age of the table in use", _lines(runs, curves), "epoch", "epochs")
 
 
-def _scores(name: str, title: str, tables: Sequence[RunTable]) -> Chart:
-    traces = []
-    fields = {"positive_score_quantiles": "positives", "score_quantiles": "hard negatives"}
-    for color, (field, label) in enumerate(fields.items()):
-        qualities = {mined.epoch: mined.table.manifest.quality for mined in tables}
-        rows = {epoch: quality[field] for epoch, quality in qualities.items() if quality.get(field)}
-        box = {part: [row[quantile] for row in rows.values()] for part, quantile in _BOX.items()}
-        traces.append({**_trace("box", label, color, x=rows.keys(), **box), "whiskerwidth": 0.5})
-    note = "box: 10 to 90 %, line: median, whiskers: 1 to 99 %"
-    return draw_chart(name, title, traces, "made for epoch", "score", note)
-
-
-def _candidate_counts(name: str, title: str, tables: Sequence[RunTable]) -> Chart:
-    """Draw the number of candidates per row that are kept, and that each filter drops."""
-    epochs = [table.epoch for table in tables]
-    traces = []
-    for color, (field, label) in enumerate(CANDIDATE_OUTCOMES.items()):
-        counts = [mined.table.manifest.counters.get(field, 0) / max(1, mined.table.rows) for mined in tables]
-        if any(counts):
-            traces.append(_trace("bar", label, color, x=epochs, y=counts))
-    return draw_chart(name, title, traces, "made for epoch", "candidates per row", barmode="stack")
-
-
 def metric_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Draw how much each decile of the labels contributes to P@5, for every evaluated split."""
-    charts = []
+    """Draw metrics for every evaluated split: per decile of the labels, per part of the data, and per version."""
+    charts, drift = list[Chart](), list[Chart]()
     for split in evaluated_splits(runs):
         traces = []
         for number, run in enumerate(runs):
@@ -310,7 +292,27 @@ def metric_charts(runs: Sequence[Run]) -> list[Chart]:
         note = "bins of equal training mass, the most frequent labels first; the parts add up to P@5"
         title = f"Contributions of frequent and rare labels to P@5 on {say_split(split)}"
         charts.append(draw_chart(f"deciles-{split}", title, traces, "labels, by frequency", "part of P@5", note))
-    return _simplify_charts(charts)
+        note = "parts from the oldest to the newest"
+        traces = _by_part(runs, split, "parts", "queries", _OF_QUERIES)
+        drift.append(draw_chart(f"parts-{split}", f"Metrics on {say_split(split)} by part", traces, "part", "%", note))
+        note += "; a run that is older than a part does not know the labels of that part"
+        traces = _by_part(runs, split, "labels_by_part", "positives", ("R@5",))
+        traces = [trace | {"name": trace["name"].replace("R@5", "found")} for trace in traces]  # of all positives
+        title = f"True labels among the first 5 predictions on {say_split(split)}, by the part that added the label"
+        drift.append(draw_chart(f"label-parts-{split}", title, traces, "part", "%", note))
+        evaluations = [run.evaluations[split] for run in runs if "version" in run.evaluations.get(split, {})]
+        ordered = sorted({body["version"]["number"]: body for body in evaluations}.items())
+        places = [f"{number}: {body['version']['part']}" for number, body in ordered]
+        names = [name for name in _OF_QUERIES if any(name in body["metrics"] for _, body in ordered)]
+        traces = [
+            line(name, number, places, [body["metrics"].get(name) for _, body in ordered], points=True)
+            for number, name in enumerate(names if len(ordered) > 1 else [])
+        ]
+        note, title = "each run is shown at the version on which it was evaluated", f"Metrics on {say_split(split)}"
+        drift.append(draw_chart(f"versions-{split}", f"{title} over versions", traces, "version", "%", note))
+    for chart in drift:  # names of parts may look like numbers or dates
+        chart["figure"]["layout"]["xaxis"]["type"] = "category"
+    return _simplify_charts([*charts, *drift])
 
 
 def _lines(runs: Sequence[Run], series: Callable[[Run], Iterable[Series]], points: bool = True) -> list[Trace]:
@@ -382,28 +384,6 @@ def _plain(values: Iterable[Any]) -> list[Any]:
 _OF_QUERIES = ("P@1", "P@5", "PSP@5")
 
 
-def drift_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Draw metrics for every split: per part of the queries, per part of the labels, and per version."""
-    charts = []
-    for split in evaluated_splits(runs):
-        note = "parts from the oldest to the newest"
-        traces = _by_part(runs, split, "parts", "queries", _OF_QUERIES)
-        charts.append(draw_chart(f"parts-{split}", f"Metrics on {say_split(split)} by part", traces, "part", "%", note))
-        note += "; a run that is older than a part does not know the labels of that part"
-        traces = _by_part(runs, split, "labels_by_part", "positives", ("R@5",))
-        traces = [trace | {"name": trace["name"].replace("R@5", "found")} for trace in traces]  # of all positives
-        title = f"True labels among the first 5 predictions on {say_split(split)}, by the part that added the label"
-        charts.append(draw_chart(f"label-parts-{split}", title, traces, "part", "%", note))
-        evaluations = (run.evaluations.get(split, {}) for run in runs)
-        traces = _by_version([body for body in evaluations if "version" in body])
-        note = "each run is shown at the version on which it was evaluated"
-        title = f"Metrics on {say_split(split)} over versions"
-        charts.append(draw_chart(f"versions-{split}", title, traces, "version", "%", note))
-    for chart in charts:  # names of parts may look like numbers or dates
-        chart["figure"]["layout"]["xaxis"]["type"] = "category"
-    return _simplify_charts(charts)
-
-
 def _by_part(runs: Sequence[Run], split: str, section: str, counted: str, names: Sequence[str]) -> list[Trace]:
     """Draw metrics over parts, from a section of the evaluations on `split`, one colour per run."""
 
@@ -416,20 +396,6 @@ def _by_part(runs: Sequence[Run], split: str, section: str, counted: str, names:
                 yield name, parts, [values.get(name) for values in parts.values()], hover
 
     return _lines(runs, curves)
-
-
-def _by_version(bodies: Sequence[dict[str, Any]]) -> list[Trace]:
-    """Draw each metric over versions, if there are several versions."""
-    versions = {body["version"]["number"]: body for body in bodies}
-    if len(versions) < 2:
-        return []
-    ordered = [versions[number] for number in sorted(versions)]
-    places = [f"{body['version']['number']}: {body['version']['part']}" for body in ordered]
-    names = [name for name in _OF_QUERIES if any(name in body["metrics"] for body in ordered)]
-    return [
-        line(name, number, places, [body["metrics"].get(name) for body in ordered], points=True)
-        for number, name in enumerate(names)
-    ]
 
 
 TERMS = {
@@ -471,15 +437,12 @@ TERMS = {
     "padded rows": "queries with fewer than K negatives left after filtering",
     "index": "how the nearest labels were searched; exact compares each query with every label",
 }
-_AT = re.compile(r"@\d+$")
 
 
 def explain(name: str) -> Markup:
     """Return `name` as HTML, with an explanation if `name` is in TERMS (P@5 is explained as P@k)."""
-    meaning = TERMS.get(_AT.sub("@k", name))
-    if meaning is None:
-        return escape(name)
-    return Markup('<abbr tabindex="0" title="{}">{}</abbr>').format(meaning, name)
+    meaning = TERMS.get(re.sub(r"@\d+$", "@k", name))
+    return Markup('<abbr tabindex="0" title="{}">{}</abbr>').format(meaning, name) if meaning else escape(name)
 
 
 def render(variables: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
@@ -490,10 +453,10 @@ def render(variables: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from plotly.offline import get_plotlyjs
-
     except ImportError as error:
         raise missing_extra(f"a report needs {error.name}", "report") from None
-    script = _asset("page.js")
+    folder = importlib.resources.files("extremis.reporting")
+    script = (folder / "page.js").read_text("utf-8")
     # The script takes 4 MB, or 1.5 MB compressed; current browsers decompress it.
     library = base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
     environment = Environment(
@@ -503,7 +466,7 @@ def render(variables: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
     html = environment.get_template("page.html").render(
         **variables,
         terms=TERMS,
-        style=_asset("page.css"),
+        style=(folder / "page.css").read_text("utf-8"),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         library=library,
@@ -521,10 +484,6 @@ def render(variables: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
 def _inert(text: str) -> str:
     """Escape JSON so that its strings contain no HTML markup."""
     return text.translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})
-
-
-def _asset(name: str) -> str:
-    return (importlib.resources.files("extremis.reporting") / name).read_text("utf-8")
 
 
 def explain_choice(report: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from schemas.shard_files.parquet import list_column
 from schemas.storage import join, read_json
 from schemas.table import RunTable, Table, run_tables
 from scoring.fitting import KIND, open_fused, scores_of
-from trainer.checkpoints import Checkpoint, open_step
+from trainer.checkpoints import open_step
 from trainer.evaluation.evaluate import label_statistics
 from trainer.evaluation.ranking import nearest_labels, score_rows
 from trainer.inputs import scored_columns
@@ -35,16 +35,12 @@ RANKS = 200  # points of the tail curve
 
 @dataclass(frozen=True)
 class SplitStatistics:
-    """Statistics of a split: the numbers of tokens and labels of `sampled` rows, [sampled] each; [0] without tokens."""
+    """Statistics of a split: the numbers of tokens and labels of the sampled rows, [N] each; [0] without tokens."""
 
     name: str
     manifest: Manifest
     tokens: np.ndarray
     labels: np.ndarray
-
-    @property
-    def sampled(self) -> int:
-        return len(self.labels)
 
 
 @dataclass(frozen=True)
@@ -168,9 +164,8 @@ class Run:
     def curve(self, kind: str, name: str, over: str) -> tuple[np.ndarray, np.ndarray]:
         """Return (step or epoch [n], value [n]) from records of `kind` with a number `name`; n <= CURVE_POINTS."""
         rows = [row for row in self.records.get(kind, []) if isinstance(row.get(name), int | float)]
-        return downsample(
-            np.asarray([row[over] for row in rows]), np.asarray([row[name] for row in rows], float), CURVE_POINTS
-        )
+        steps, values = (np.asarray([row[field] for row in rows]) for field in (over, name))
+        return downsample(steps, values.astype(float), CURVE_POINTS)
 
 
 def ordered_splits(names: Iterable[str]) -> list[str]:
@@ -191,6 +186,11 @@ def open_run(url: str, name: str, data: Manifest | None = None) -> Run:
     config = load_config(layout.config)
     later = data.digest if data is not None and trained_digest(config) != data.digest else None
     recipe, checkpoint = config.get("recipe", {}), open_step(layout, layout.scored_step())
+    folder = layout.evaluations_on(later)
+    bodies = [read_json(join(folder, name)) for name in storage.list_names(folder) if name.endswith(".json")]
+    scored = None if checkpoint is None else checkpoint.step
+    # The last evaluation of a split counts: that of the representative checkpoint, else the newest.
+    bodies.sort(key=lambda body: (body["split"], body["step"] == scored, body["step"]))
     representative, auto = None, join(layout.root, AUTO_REPORT)
     if checkpoint is not None:
         step, scores = checkpoint.step, scores_of(url, checkpoint.step)
@@ -205,7 +205,7 @@ def open_run(url: str, name: str, data: Manifest | None = None) -> Run:
         config,
         records,
         sorted(run_tables(layout), key=lambda table: (table.source, table.epoch)),
-        _evaluations(layout.evaluations_on(later), checkpoint),
+        {body["split"]: body for body in bodies},
         storage.exists(layout.finished),
         read_commands(layout),
         representative,
@@ -237,21 +237,6 @@ def downsample(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.nda
         return steps, values
     edges = np.linspace(0, len(values), most + 1).astype(int)
     return steps[edges[1:] - 1], np.add.reduceat(values, edges[:-1]) / np.diff(edges)
-
-
-def _evaluations(folder: str, checkpoint: Checkpoint | None) -> dict[str, dict[str, Any]]:
-    """Return one evaluation per split: that of the run's representative checkpoint, else the newest evaluation."""
-
-    def rank(body: dict[str, Any]) -> tuple[bool, int]:
-        return checkpoint is not None and body["step"] == checkpoint.step, body["step"]
-
-    chosen: dict[str, dict[str, Any]] = {}
-    for name in storage.list_names(folder):
-        if name.endswith(".json"):
-            body = read_json(join(folder, name))
-            if rank(body) >= rank(chosen.get(body["split"], body)):
-                chosen[body["split"]] = body
-    return chosen
 
 
 def evaluated_splits(runs: Iterable[Run]) -> list[str]:
@@ -334,7 +319,6 @@ def group_queries(counted: Sequence[tuple[Example, int, int]]) -> list[dict[str,
 PREDICTIONS = 10
 NEGATIVES = 20  # best negatives shown of a table's K
 LABELS_WITH_NEIGHBOURS = 500  # maximum of labels with a list of nearest labels
-SAMPLED_RANGES = 16
 
 Scores: TypeAlias = dict[tuple[str, int], dict[int, float]]  # score by (split, row) and label
 Near: TypeAlias = dict[int, list[tuple[int, float]]]  # nearest labels and their cosines, by label
@@ -357,8 +341,7 @@ def name_labels(decoder: TextDecoder, ids: Iterable[int]) -> dict[int, Label]:
     return {i: Label(texts[i], key, row["frequency"], labels[texts[i]] > 1) for i, (key, row) in named.items()}
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """Queries, labels by id, the nearest labels of each label for each run, and notes on missing parts."""
 
     queries: list[dict[str, Any]]
@@ -373,7 +356,7 @@ def sample_rows(rows: int, count: int) -> np.ndarray:
     Rows are ordered by a hash of the key, so that a range is a random sample. Returns int64, ascending.
     """
     count = min(rows, count)
-    edges = np.linspace(0, count, min(SAMPLED_RANGES, count) + 1).astype(np.int64)
+    edges = np.linspace(0, count, min(16, count) + 1).astype(np.int64)
     starts = edges[:-1] * rows // max(1, count)
     return np.arange(count) + np.repeat(starts - edges[:-1], np.diff(edges))
 
@@ -420,9 +403,8 @@ def sample_queries(
     named = [label for example in examples for label in example.label_ids]
     found = [label for nearest in near.values() for row in nearest.values() for label, _ in row]
     labels = name_labels(decoder, [*weakest_labels, *named, *found])
-    queries = [_describe(examples, list(scores.values())) for examples in zip(*by_run.values(), strict=True)]
-    for query in queries:
-        query["weak"] = query["row"] in weak[query["split"]]
+    described = (_describe(examples, list(scores.values())) for examples in zip(*by_run.values(), strict=True))
+    queries = [{**query, "weak": query["row"] in weak[query["split"]]} for query in described]
     return Sample(queries, labels, list(near.values()), notes)
 
 
