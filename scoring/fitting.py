@@ -134,11 +134,7 @@ DEFAULTS = FitOptions()
 
 
 def _open_validation(data: str, run: str, options: FitOptions) -> tuple[Recipe, Model, Checkpoint, str, list[pa.Table]]:
-    """Load the model as `load_model` does, and open the split to fit on, as one table per row group.
-
-    Raises the same errors as `load_model`, and InputError if the split or device does not exist. Raises TableError,
-    StorageError.
-    """
+    """Load the model as `load_model` does, and open the split to fit on, as one table per row group."""
     layout = DataLayout(data)
     step = best_step(RunLayout(run)) if options.step is None else options.step  # not the step of an earlier fusion
     recipe, model, checkpoint = load_model(layout, RunLayout(run), step, device=open_device(options.device))
@@ -242,8 +238,7 @@ def carry_fusion(data: str, run: str, earlier: str, device: str = "auto") -> Man
     recipe, model, checkpoint = load_model(layout, RunLayout(run), step, device=open_device(device))
     if is_published(RunLayout(run).fusion(checkpoint.step)):
         return None
-    carried = open_fusion(data, earlier, before)
-    fusion, table = carried
+    fusion, table = carried = open_fusion(data, earlier, before)
     memory = None
     if isinstance(fusion, FusionWeights) and fusion.votes and not recipe.data.mix:
         memory = Memory.build(model, layout, recipe.data)

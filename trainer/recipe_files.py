@@ -170,7 +170,27 @@ def recipe_names() -> list[str]:
 
 def _read_body(source: str) -> dict[str, Any]:
     """Read the TOML of a recipe, or of the recipe in a run's config, without rows chosen for its data."""
-    body = _parse(_read_text(source), source)
+    if source in recipe_names():
+        text = importlib.resources.files("recipes").joinpath(f"{source}.toml").read_text()
+    elif source == AUTO_RECIPE:
+        raise InputError("auto is not a recipe, but chooses a recipe for your data. Run `extremis run auto DATA RUN`.")
+    elif not source.endswith(".toml"):
+        known = [AUTO_RECIPE, *recipe_names()]
+        near = difflib.get_close_matches(source, known, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise InputError(
+            f"unknown recipe {source!r}: expected one of {', '.join(known)}, or a path that ends in .toml.{hint}"
+        )
+    else:
+        from schemas import storage  # a named recipe needs no Arrow or fsspec, so a typo is reported quickly
+
+        try:
+            text = storage.read_bytes(source).decode()
+        except FileNotFoundError:
+            raise InputError(f"recipe {source}: file not found. Check the path.") from None
+        except UnicodeDecodeError as error:
+            raise InputError(f"recipe {source}: not UTF-8 text ({error}).") from None
+    body = _parse(text, source)
     if "versions" in body and isinstance(body.get("recipe"), dict):
         body = body["recipe"]
         scored = body.get("validation")
@@ -192,28 +212,6 @@ def _open_modules(body: Mapping[str, Any], source: str) -> None:
             options = getattr(named, "section", named)
             if not (isinstance(options, type) and issubclass(options, bases[key])):
                 raise InputError(f"{stated} is {named!r}, expected a {bases[key].__name__}.")
-
-
-def _read_text(source: str) -> str:
-    if source in recipe_names():
-        return importlib.resources.files("recipes").joinpath(f"{source}.toml").read_text()
-    if source == AUTO_RECIPE:
-        raise InputError("auto is not a recipe, but chooses a recipe for your data. Run `extremis run auto DATA RUN`.")
-    if not source.endswith(".toml"):
-        known = [AUTO_RECIPE, *recipe_names()]
-        near = difflib.get_close_matches(source, known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise InputError(
-            f"unknown recipe {source!r}: expected one of {', '.join(known)}, or a path that ends in .toml.{hint}"
-        )
-    from schemas import storage  # a named recipe needs no Arrow or fsspec, so a typo is reported quickly
-
-    try:
-        return storage.read_bytes(source).decode()
-    except FileNotFoundError:
-        raise InputError(f"recipe {source}: file not found. Check the path.") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"recipe {source}: not UTF-8 text ({error}).") from None
 
 
 def _parse(text: str, source: str) -> dict[str, Any]:
