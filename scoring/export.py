@@ -72,10 +72,7 @@ _PATCH_ROWS = 1 << 16  # rows in a row group
 
 
 class FileRange(NamedTuple):
-    """Rows [start, stop) of a folder's files; `entry`: the earlier export's file with these rows, if reused.
-
-    `number` is the index of the file among `files` files.
-    """
+    """Rows [start, stop) of file `number` among `files`; `entry`: the earlier export's file of these, if reused."""
 
     start: int
     stop: int
@@ -185,13 +182,10 @@ def plan_ranges(kept: Sequence[Shard], labels: int, rows_a_file: int) -> list[Fi
     return [FileRange(bounds[n], bounds[n + 1], n, len(entries), entry) for n, entry in enumerate(entries)]
 
 
-ReadLabelRows = Callable[[int, int], torch.Tensor]
-
-
 def write_vector_files(
     folder: str,
     labels: int,
-    rows_of: ReadLabelRows,
+    rows_of: Callable[[int, int], torch.Tensor],
     out: str,
     dtype: str,
     scratch: Path,

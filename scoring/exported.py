@@ -66,10 +66,7 @@ class ExportFiles:
         return tuple(shard for shard in self.table.shards if shard.path.startswith(f"{folder}/"))
 
     def path(self, shard: Shard) -> Path:
-        """Check a file once, and return the path.
-
-        Raises TableError if the file is missing, damaged or changed. Raises StorageError.
-        """
+        """Check a file once, and return its path. Raises TableError for a damaged or changed file; StorageError."""
         place = shard_url(self.url, shard)
         is_local = storage.is_local(place)
         path = storage.filesystem(place)[1] if is_local else join(self._copies.name, shard.path)
@@ -253,10 +250,20 @@ class Serving:
             self.files.require_unchanged()  # otherwise `embed` has checked the files
         filters = filters or Ragged.empty(len(x))
         depth = k if self.fused is None else max(k, self.fused.shortlist)
-        shortlisted = self._search(x, depth, filters, exact)
+        searched = self.vectors.indexed if exact or not self.index else self.index
+        wanted, width = min(depth, len(self.vectors)), depth + filters.longest
+        while True:
+            ids, scores = search_indexes(searched, x, min(width, len(self.vectors)))
+            if self.retired is not None:
+                ids = np.where((ids >= 0) & self.retired[ids], PAD, ids)
+            ids, scores = filters.filter_ranking(ids, scores, depth)
+            # Some of the best labels are retired: search deeper for rows with too few other labels.
+            if self.retired is None or width >= len(self.vectors) or (ids[:, :wanted] != PAD).all():
+                break
+            width *= 4
         if self.fused is None:
-            return shortlisted
-        return self.fused.rank(x, self.vectors, shortlisted, k, filters, self.candidates, inputs)
+            return scores, ids
+        return self.fused.rank(x, self.vectors, (scores, ids), k, filters, self.candidates, inputs)
 
     def parts(self, inputs: Inputs, ids: np.ndarray) -> ShortlistScores:
         """Return each scorer's scores for the labels `ids` [B, S] of B rows, padded with -1.
@@ -267,20 +274,6 @@ class Serving:
         x = self.embed(inputs)
         scorers, listed = Scorers() if self.fused is None else self.fused.scorers, (self.vectors.score(x, ids), ids)
         return scorers.score_listed(x, inputs, self.vectors, listed)
-
-    def _search(self, x: np.ndarray, k: int, filters: Ragged, exact: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Return scores [B, k] and ids [B, k] from the vectors only."""
-        searched = self.vectors.indexed if exact or not self.index else self.index
-        wanted, depth = min(k, len(self.vectors)), k + filters.longest
-        while True:
-            ids, scores = search_indexes(searched, x, min(depth, len(self.vectors)))
-            if self.retired is not None:
-                ids = np.where((ids >= 0) & self.retired[ids], PAD, ids)
-            ids, scores = filters.filter_ranking(ids, scores, k)
-            # Some of the best labels are retired: search deeper for rows with too few other labels.
-            if self.retired is None or depth >= len(self.vectors) or (ids[:, :wanted] != PAD).all():
-                return scores, ids
-            depth *= 4
 
 
 @dataclass(frozen=True)
@@ -426,19 +419,17 @@ class Exported:
             return self.files.read(LABELS, columns)
 
     def lowest_score(self, threshold: float | None, precision: float | None) -> float:
-        """Return `threshold`, or the threshold for `precision`, or -inf. Raises InputError for both."""
+        """Return `threshold`, or the lowest score that reached `precision` on the split for thresholds, or -inf.
+
+        Raises InputError for both, and if there is no threshold for `precision`.
+        """
         given = [value for value in (threshold, precision) if value is not None]
         if len(given) > 1 or not all(map(is_number, given)):
             said = " and ".join(map(repr, given))[:80]
             either = f"{option('threshold')} or {option('precision')}"
             raise InputError(f"{either}: expected one number, got {said}. Give only one of the two.")
-        return self.threshold(precision) if precision is not None else float(*given or [-np.inf])
-
-    def threshold(self, precision: float) -> float:
-        """Return the lowest score at which predictions reached `precision` on the split for thresholds.
-
-        Raises InputError if there is no threshold for `precision`.
-        """
+        if precision is None:
+            return float(*given or [-np.inf])
         require_fractions([precision])
         with _naming_damage(self.table.url):
             thresholds = self.table.parameters["thresholds"]

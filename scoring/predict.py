@@ -41,10 +41,7 @@ _BATCH = 512  # texts per batch
 
 @dataclass(frozen=True)
 class Label:
-    """A label: key, text, and score if it is a prediction.
-
-    `probability`: the probability that the label is correct, if the export is calibrated.
-    """
+    """A label; a prediction has a `score` and, if the export is calibrated, the `probability` that it is correct."""
 
     key: str
     text: str
@@ -363,7 +360,6 @@ class TextTokenizer:
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # first characters of cells that spreadsheets read as formulas
-_TAG = "extremis"
 KNOWN_TOKENS = "known_tokens"
 _LISTS = {"labels": pa.string(), "scores": pa.float32(), "label_ids": pa.int64(), "texts": pa.string()}
 _COLUMNS = {"key": pa.string(), **{name: pa.list_(kind) for name, kind in _LISTS.items()}}
@@ -526,7 +522,7 @@ def _trec_lines(seen: set[str], query: dict[str, Any]) -> str:
                 f"fields of a TREC run are separated by spaces, but the key {key!r} or {label!r} contains a space. "
                 "Write .jsonl, .parquet or .npz instead."
             )
-        lines += f"{key} Q0 {label} {rank} {score:.9g} {_TAG}\n"
+        lines += f"{key} Q0 {label} {rank} {score:.9g} extremis\n"
     return lines
 
 

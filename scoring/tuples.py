@@ -328,10 +328,7 @@ class TupleStream(IterableDataset):
 
     @cached_property
     def counted(self) -> tuple[int, int]:
-        """Number of examples per epoch on all ranks, and number of rows without examples.
-
-        Raises InputError if there are no examples.
-        """
+        """Numbers of examples per epoch on all ranks, and of rows without any. Raises InputError without examples."""
         examples = left_out = 0
         for _, positives, hard in self._in_order():
             given = count_examples(self.tables, positives.counts, (hard != PAD).sum(axis=1))

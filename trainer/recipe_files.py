@@ -28,7 +28,6 @@ else:
 MAX_CHARACTERS, MAX_DEPTH = 1 << 20, 32  # limits of a TOML file
 AUTO_RECIPE = "auto"  # instead of a recipe: `extremis run` chooses a recipe
 _SEAL_MARK = b"# CRC-32 of all above: "  # start of the last line of a config
-_SEAL = _SEAL_MARK + b"%08x\n"
 
 # Waits for each table of negatives, so that the training data does not depend on timing.
 WAIT_FOR_TABLES = "refresh.stale=wait"
@@ -115,7 +114,7 @@ def dump_config(recipe: Recipe, **facts: Mapping[str, Any]) -> bytes:
     """Return TOML with the resolved recipe, the package versions, further tables `facts`, and a checksum."""
     body = {"recipe": recipe.model_dump(mode="json"), "versions": _versions(), **facts}
     text = tomli_w.dumps(body).encode()
-    return text + _SEAL % crc32(text)
+    return text + _SEAL_MARK + b"%08x\n" % crc32(text)
 
 
 def _versions() -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import ModelWrapValidatorHandler, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from schemas.options import Options, key
-from trainer.methods.keys import METHODS, method_class
+from trainer.methods.keys import METHODS
 from trainer.methods.kinds import ENCODERS, LOSSES, BagSection, EncoderSection, Entry, LossSection, options_of
 from trainer.methods.sections import (
     LEAD,
@@ -156,7 +156,8 @@ class Recipe(Options):
     @classmethod
     def _of_its_method(cls, values: Any, handler: ModelWrapValidatorHandler[Recipe]) -> Recipe:
         if cls is Recipe and isinstance(values, Mapping):
-            return method_class(values.get("method", next(iter(METHODS)))).model_validate(values)
+            method = options_of(METHODS, values.get("method", next(iter(METHODS))), "method")
+            return method.model_validate(values)
         return handler(values)
 
     @field_validator("*", mode="before")

@@ -21,7 +21,6 @@ from trainer.stream import open_queries
 SAMPLED_ROWS = 200_000  # number of rows in which n-grams are counted
 MOST_TEXTLESS = 0.01  # largest fraction of the trained labels that may lack a text, for recipes that encode texts
 HEAPS = 0.7  # the number of distinct n-grams of n texts grows like n ** 0.7
-_HASHES = 1 << 31
 
 
 def measure(
@@ -60,7 +59,7 @@ def _measure(
             texts = list_column(group, "input_ids")
             tokens += len(texts.values)
             vocabulary = int(texts.values.max(initial=0)) + 1
-            ids = count_ngrams(texts, ngrams=2, vocabulary=vocabulary, buckets=_HASHES).ids
+            ids = count_ngrams(texts, ngrams=2, vocabulary=vocabulary, buckets=1 << 31).ids
             hashes.append(ids[ids >= vocabulary] - vocabulary)  # hashes of the distinct bigrams of a text
     _, counts = np.unique(np.concatenate(hashes), return_counts=True)
     return DataStatistics(
