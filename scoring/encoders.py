@@ -110,17 +110,7 @@ class ConvertedEncoder:
             ) from error
         served = import_name(forms_of(section)[form]).open(section, folder, lambda name: MappedFile(str(folder / name)))
         plain = TorchInference(encoder)
-        x, y = served.embed(rows), plain.embed(rows)
-        difference = float(np.abs(x - y).max(initial=0) / max(np.abs(y).max(initial=0), 1e-12))
-        cosine = float((unit(x) * unit(y)).sum() / max(1, len(x)))
-        if len(x) and not (cosine >= _MIN_COSINE if form == _INT8 else difference <= _MAX_DIFFERENCE):
-            expected = f"a cosine >= {_MIN_COSINE:g}" if form == _INT8 else f"a difference <= {_MAX_DIFFERENCE:g}"
-            raise InputError(
-                f"{option('form', form)}: on {len(x):,} rows of the data, the graph's x differs from PyTorch's x: mean "
-                f"cosine {cosine:.4f}, largest difference {difference:.1g} times the largest value. Expected "
-                f"{expected}. Leave {option('form')} out."
-            )
-        return cls(folder, served, plain, rows, {"difference": difference, "cosine": cosine})
+        return cls(folder, served, plain, rows, _require_near(form, served.embed(rows), plain.embed(rows)))
 
     def compare(self, serving: Serving, say: Callable[[str], None]) -> dict[str, float]:
         """Return `distance`, and the fractions of top labels on which `serving` and PyTorch's encoder agree."""
@@ -130,6 +120,20 @@ class ConvertedEncoder:
         far = f"the largest error in x is {self.distance['difference']:.1g} times the largest value in x"
         say(f"{best:.1%} of {len(ids):,} queries have the same best label as with PyTorch; {far}")
         return {"queries": len(ids), **self.distance, "same_best": best, f"same_of_{_DEPTH}": shared}
+
+
+def _require_near(form: str, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    """Compare a form's x [B, D] with PyTorch's y; return the distances. Raises InputError if x is too far from y."""
+    difference = float(np.abs(x - y).max(initial=0) / max(np.abs(y).max(initial=0), 1e-12))
+    cosine = float((unit(x) * unit(y)).sum() / max(1, len(x)))
+    if len(x) and not (cosine >= _MIN_COSINE if form == _INT8 else difference <= _MAX_DIFFERENCE):
+        expected = f"a cosine >= {_MIN_COSINE:g}" if form == _INT8 else f"a difference <= {_MAX_DIFFERENCE:g}"
+        raise InputError(
+            f"{option('form', form)}: on {len(x):,} rows of the data, the graph's x differs from PyTorch's x: mean "
+            f"cosine {cosine:.4f}, largest difference {difference:.1g} times the largest value. Expected {expected}. "
+            f"Leave {option('form')} out."
+        )
+    return {"difference": difference, "cosine": cosine}
 
 
 class _Graph(nn.Module):
