@@ -51,7 +51,7 @@ class NearestTexts:
     @classmethod
     def of(cls, texts: Ragged, labels: Ragged, vocabulary: int, ngrams: int = 2) -> "NearestTexts":
         """Build the index from `texts` of token ids, and the `labels` of each text."""
-        counted = _count(texts, vocabulary, ngrams)
+        counted = count_ngrams(texts, ngrams=ngrams, vocabulary=vocabulary, buckets=PAIR_BUCKETS)
         frequency = np.bincount(counted.ids, minlength=vocabulary + PAIR_BUCKETS)
         factors = inverse_document_frequency(frequency, texts.rows)
         return cls(vocabulary, ngrams, factors, _weigh(counted, factors).T.tocsr(), labels)
@@ -80,7 +80,8 @@ class NearestTexts:
 
     def _nearest(self, texts: Ragged, width: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the cosines and rows [B, width] of the nearest texts that share a word, best first, padded with -1."""
-        queries = _weigh(_count(texts, self.vocabulary, self.ngrams), self.factors)
+        counted = count_ngrams(texts, ngrams=self.ngrams, vocabulary=self.vocabulary, buckets=PAIR_BUCKETS)
+        queries = _weigh(counted, self.factors)
         width = min(width, self.texts.shape[1])
         nearest = [
             top_of_block(torch.from_numpy((queries[start : start + _BATCH] @ self.texts).toarray()), width)
@@ -88,10 +89,6 @@ class NearestTexts:
         ]
         cosine, rows = (torch.cat(parts).numpy() for parts in zip(*nearest, strict=True))
         return cosine, np.where(cosine > 0, rows, PAD)
-
-
-def _count(texts: Ragged, vocabulary: int, ngrams: int) -> SparseRows:
-    return count_ngrams(texts, ngrams=ngrams, vocabulary=vocabulary, buckets=PAIR_BUCKETS)
 
 
 def _weigh(counted: SparseRows, factors: np.ndarray) -> scipy.sparse.csr_matrix:
@@ -157,11 +154,7 @@ def compare_baselines(
 
 
 def _baselines(data: DataLayout, training_data: Data, scorer: SplitScorer) -> Iterator[tuple[str, Any, dict]]:
-    """Yield the most frequent labels and, if rows have tokens, the labels of similar texts and a linear ranker's.
-
-    Each has a name, and the settings that were chosen on the training points.
-    """
-
+    """Yield a name, a baseline, and its settings chosen on the training points; only popular labels without tokens."""
     yield "popular labels", PopularLabels(scorer.statistics.frequency), {}
     if _TOKENS not in scorer.queries.columns:
         return

@@ -73,10 +73,7 @@ def require_fractions(precisions: Sequence[float]) -> None:
 
 
 class ScoredPredictions:
-    """Predictions on a split with scores and hits, collected batch by batch.
-
-    `tokens` [V] bool: the tokens that are fragments, for a calibration.
-    """
+    """Predictions on a split, collected batch by batch; `tokens` [V] bool: which are fragments, for a calibration."""
 
     def __init__(self, tokens: np.ndarray | None = None) -> None:
         self._tokens = tokens
@@ -87,15 +84,9 @@ class ScoredPredictions:
         self.queries = self.positives = 0
 
     def collect(self, top: np.ndarray, scores: np.ndarray, positives: Ragged, inputs: Inputs) -> None:
-        """Count the best DEPTH of `top` [B, K], for B rows with `inputs`."""
-        self.add(top[:, :DEPTH], scores[:, :DEPTH], positives, share_of_fragments(inputs.tokens, self._tokens))
-
-    def add(self, top: np.ndarray, scores: np.ndarray, positives: Ragged, fragments: np.ndarray | float = 0.0) -> None:
-        """Count `top` [B, K] label ids with `scores` [B, K] against the positives of B rows.
-
-        `fragments` [B]: the result of `share_of_fragments`.
-        """
-        predicted = top != PAD
+        """Count the best DEPTH label ids of `top` [B, K], with `scores` [B, K], for B rows with `inputs`."""
+        top, scores = top[:, :DEPTH], scores[:, :DEPTH]
+        predicted, fragments = top != PAD, share_of_fragments(inputs.tokens, self._tokens)
         self.fragments = np.append(self.fragments, np.broadcast_to(fragments, len(top)))
         self._scores.append(scores[predicted])
         self._hits.append(positives.contains(top)[predicted])

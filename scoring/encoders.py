@@ -95,7 +95,6 @@ class ConvertedEncoder:
 
         Raises InputError if the model cannot be written as a graph, or if x from the graph differs from PyTorch's x.
         """
-
         folder = source.with_name(f"{source.name}-{form}")
         folder.mkdir()
         exact = section.at_folder(str(source)).model_copy(update={"precision": "float32", "compile": False})

@@ -72,10 +72,7 @@ _PATCH_ROWS = 1 << 16  # rows in a row group
 
 
 class FileRange(NamedTuple):
-    """Rows [start, stop) of a folder's files; `entry`: the earlier export's file with these rows, if reused.
-
-    `number` is the index of the file among `files` files.
-    """
+    """Rows [start, stop) of file `number` among `files`; `entry`: the earlier export's file of these, if reused."""
 
     start: int
     stop: int
@@ -185,13 +182,10 @@ def plan_ranges(kept: Sequence[Shard], labels: int, rows_a_file: int) -> list[Fi
     return [FileRange(bounds[n], bounds[n + 1], n, len(entries), entry) for n, entry in enumerate(entries)]
 
 
-ReadLabelRows = Callable[[int, int], torch.Tensor]
-
-
 def write_vector_files(
     folder: str,
     labels: int,
-    rows_of: ReadLabelRows,
+    rows_of: Callable[[int, int], torch.Tensor],
     out: str,
     dtype: str,
     scratch: Path,
@@ -213,7 +207,7 @@ def write_vector_files(
             is_local = storage.is_local(url)
             local = Path(storage.filesystem(url)[1]) if is_local else scratch / f"{folder}-{piece.number}"
             with storage.writing(url) as path:
-                write_vectors(Path(path), rows, piece.start)
+                save_tensors(path, {NAME: rows.cpu().contiguous()}, {"start": str(piece.start)})
                 shard = describe_file(path, name, len(rows))
                 if not is_local:
                     shutil.copyfile(path, local)
@@ -221,11 +215,6 @@ def write_vector_files(
         shards.append(made[0])
         mapped.append(made[1])
     return shards, Vectors(mapped)
-
-
-def write_vectors(path: Path, rows: torch.Tensor, start: int) -> None:
-    """Write `rows` [n, D], the vectors of labels [start, start + n), to a file."""
-    save_tensors(str(path), {NAME: rows.detach().cpu().contiguous()}, {"start": str(start)})
 
 
 def write_label_files(data: DataLayout, out: str, earlier: EarlierExport | None) -> Iterator[Shard]:
@@ -294,8 +283,6 @@ _TUNING_QUERIES = 512
 _COMPARED, _GROUPS = 256, 16  # number of queries to compare a form with PyTorch on; row groups to take queries from
 _KEYS = 1 << 14  # training points in a row group
 _TOKENS = 128  # maximum number of tokens of a text, if neither the data nor the encoder has a limit
-
-Embed = Callable[[Model, DataLayout, int, int], Iterator[tuple[int, torch.Tensor]]]
 
 
 def export(data: str, run: str, out: str, options: ExportOptions, say: Say = print) -> Manifest:
@@ -376,21 +363,17 @@ def _threshold_split(data: DataLayout, split: str | None, calibrate: bool, train
 
 @dataclass(frozen=True)
 class _Writer:
-    """Writes the files of an export at `out`, with the `options` that the manifest records.
-
-    `split`: the split for thresholds. `scratch`: a local folder for copies. `earlier`: the export that `out` is based
-    on.
-    """
+    """Writes the files of an export at `out`, with the `options` that the manifest records, based on `earlier`."""
 
     data: DataLayout
     recipe: Recipe
     checkpoint: Checkpoint
     model: Model
     fusion: RunFusion | None
-    split: str | None
+    split: str | None  # for thresholds
     options: dict[str, Any]
     out: str
-    scratch: Path
+    scratch: Path  # a local folder for copies
     earlier: EarlierExport | None
     say: Say
 
@@ -465,8 +448,13 @@ class _Writer:
             folder.mkdir()
             encoder.write(folder, tokens)
             if form := self.options.get("form"):
-                rows = self._compared_rows()
-                converted.append(ConvertedEncoder.write(form, self.recipe.encoder, folder, rows))
+                # Rows of the split for thresholds, else held-out rows, else training rows.
+                split = self.split or (HOLDOUT if self.recipe.data.holdout else self.recipe.data.split)
+                table, share = open_split(self.data, split, self.recipe.data)
+                groups = [*itertools.islice(share.batches(table, self.model.columns), _GROUPS)]
+                rows = pa.concat_tables(groups).slice(0, _COMPARED).combine_chunks() if groups else None
+                compared = Inputs(Ragged.empty(0)) if rows is None else Inputs.of(rows)
+                converted.append(ConvertedEncoder.write(form, self.recipe.encoder, folder, compared))
                 folder = converted[-1].folder
             if "tokenizer" in Table.open(self.data.root, "data").parents:
                 for file, content in Table.open(self.data.tokenizer, "tokenizer").read_files().items():
@@ -477,42 +465,31 @@ class _Writer:
                     shards.append(in_folder(name, write_file(join(self.out, name), file, path.read_bytes())))
         return shards, converted[0] if converted else None
 
-    def _compared_rows(self) -> Inputs:
-        """Read some rows from the split for thresholds, else from the held-out rows, else from the training rows."""
-        split = self.split or (HOLDOUT if self.recipe.data.holdout else self.recipe.data.split)
-        table, share = open_split(self.data, split, self.recipe.data)
-        groups = [*itertools.islice(share.batches(table, self.model.columns), _GROUPS)]
-        rows = pa.concat_tables(groups).slice(0, _COMPARED).combine_chunks() if groups else None
-        return Inputs(Ragged.empty(0)) if rows is None else Inputs.of(rows)
+    def _text_rows(self, start: int, stop: int) -> torch.Tensor:
+        return torch.cat([rows.cpu() for _, rows in embed_texts(self.model, self.data, start, stop)])
 
-    def _embedded(self, embed: Embed) -> ReadLabelRows:
-        """Return a function that embeds the texts of labels [start, stop)."""
-        return lambda start, stop: torch.cat([rows.cpu() for _, rows in embed(self.model, self.data, start, stop)])
-
-    def _rows_to_score(self) -> ReadLabelRows:
-        """Return a function that reads the vectors of a range of labels, against which x is scored."""
+    def _rows_to_score(self, start: int, stop: int) -> torch.Tensor:
+        """Return the vectors of labels [start, stop) that x is scored against."""
         if self.recipe.encodes_labels:
-            return self._embedded(embed_labels)
-        classifier_rows, text_rows = partial(self.checkpoint.vectors, "weight"), self._embedded(embed_texts)
-
-        def summed_rows(start: int, stop: int) -> torch.Tensor:  # a bias is kept
-            rows, texts = classifier_rows(start, stop).float(), text_rows(start, stop)
-            return rows + torch.nn.functional.pad(texts, (0, rows.shape[1] - texts.shape[1]))
-
-        return summed_rows if self.options.get("scores") == "sum" else classifier_rows
+            return torch.cat([rows.cpu() for _, rows in embed_labels(self.model, self.data, start, stop)])
+        rows = self.checkpoint.vectors("weight", start, stop)
+        if self.options.get("scores") != "sum":
+            return rows
+        texts = self._text_rows(start, stop)
+        return rows.float() + torch.nn.functional.pad(texts, (0, rows.shape[1] - texts.shape[1]))  # a bias is kept
 
     def _write_serving(self, converted: ConvertedEncoder | None) -> tuple[list[Shard], Serving]:
         """Write the vectors and the fusion's data, and open both for exact search."""
         fusion, model, labels = self.fusion, self.model, self.checkpoint.labels
         place = self.out, self.options["dtype"], self.scratch, self.earlier
-        shards, vectors = write_vector_files(VECTORS, labels, self._rows_to_score(), *place)
+        shards, vectors = write_vector_files(VECTORS, labels, self._rows_to_score, *place)
         encoder = converted.served if converted else TorchInference(model.encoder)
         serving = Serving(encoder, model.inputs, vectors, model.head.bias, retired=retired_labels(self.data))
         if fusion is None:
             return shards, serving
         texts, memory, linear = None, fusion.memory(), fusion.ranker()
         if fusion.fusion.reads_texts:
-            text_shards, texts = write_vector_files(TEXTS, labels, self._embedded(embed_texts), *place)
+            text_shards, texts = write_vector_files(TEXTS, labels, self._text_rows, *place)
             shards += text_shards
         if memory is not None:
             shards += memory.write(self.out)
@@ -521,19 +498,16 @@ class _Writer:
         name, content = fusion_file(fusion.fusion)
         shards.append(write_file(self.out, FILES[name], content))
         if memory is not None:
-            shards.append(self._write_keys(memory.trained, len(memory.vectors)))
+            rows = self.recipe.data
+            table, schema = open_queries(self.data, rows.split), pa.schema({"key": pa.string()})
+            held_out = len(memory.vectors) - memory.trained
+            with writing_shard(join(self.out, POINTS), 0, 1, schema, _KEYS) as shard:
+                for share, count in ((rows.training_rows, memory.trained), (rows.held_out_rows, held_out)):
+                    for keys in share.batches(table, ["key"], count):
+                        shard.write(keys)
+            shards.append(in_folder(POINTS, shard.entry))
         scorers, frequency = Scorers(texts, memory, linear), label_statistics(self.data).frequency
         return shards, replace(serving, fused=Reranker(fusion.fusion, scorers, frequency, fusion.shortlist))
-
-    def _write_keys(self, trained: int, points: int) -> Shard:
-        """Write the keys of a memory's `points` points, of which the first `trained` are training rows of the run."""
-        data = self.recipe.data
-        table, schema = open_queries(self.data, data.split), pa.schema({"key": pa.string()})
-        with writing_shard(join(self.out, POINTS), 0, 1, schema, _KEYS) as shard:
-            for share, count in ((data.training_rows, trained), (data.held_out_rows, points - trained)):
-                for rows in share.batches(table, ["key"], count):
-                    shard.write(rows)
-        return in_folder(POINTS, shard.entry)
 
     def _write_index(self, serving: Serving) -> tuple[list[Shard], dict[str, Any] | None]:
         """Write an index if the options request it; return the index files and the facts needed to open the files."""

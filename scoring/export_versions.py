@@ -84,10 +84,7 @@ def find_current(url: str) -> str | None:
 
 
 def export_name(url: str) -> str:
-    """Return the name of the export at `url`, as written to CURRENT.
-
-    Raises InputError if CURRENT cannot contain this name.
-    """
+    """Return the name of the export at `url` in CURRENT. Raises InputError if CURRENT cannot contain this name."""
     return check_name(f"{option('current', True)}: the folder", relative(resolve(url, ".."), resolve(url, ".")))
 
 

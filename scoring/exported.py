@@ -51,7 +51,7 @@ class ExportFiles:
     def __init__(self, table: Table) -> None:
         self.table, self.url = table, table.url
         self._checked: dict[str, tuple[int, int, int]] = {}
-        self._mapped: list[MappedFile] = []
+        self.mapped: list[MappedFile] = []  # files that `require_unchanged` checks
 
     @cached_property
     def folder(self) -> Path:
@@ -66,10 +66,7 @@ class ExportFiles:
         return tuple(shard for shard in self.table.shards if shard.path.startswith(f"{folder}/"))
 
     def path(self, shard: Shard) -> Path:
-        """Check a file once, and return the path.
-
-        Raises TableError if the file is missing, damaged or changed. Raises StorageError.
-        """
+        """Check a file once, and return its path. Raises TableError for a damaged or changed file; StorageError."""
         place = shard_url(self.url, shard)
         is_local = storage.is_local(place)
         path = storage.filesystem(place)[1] if is_local else join(self._copies.name, shard.path)
@@ -93,7 +90,7 @@ class ExportFiles:
 
     def require_unchanged(self) -> None:
         """Raise TableError if a mapped file was overwritten, because the mapped rows would then mix two exports."""
-        for file in self._mapped:
+        for file in self.mapped:
             if file.has_changed():
                 raise _changed(file.path)
 
@@ -102,12 +99,8 @@ class ExportFiles:
         shard = next((shard for shard in self.table.shards if shard.path == name), None)
         if shard is None:
             raise TableError(f"{self.url}: this export contains no {name}. {REMEDY}")
-        self._mapped.append(MappedFile(str(self.path(shard)), shard.bytes, private=True))
-        return self._mapped[-1]
-
-    def watch(self, file: MappedFile | None) -> None:
-        """Let `require_unchanged` also check a file that was mapped elsewhere."""
-        self._mapped += [file] if file else []
+        self.mapped.append(MappedFile(str(self.path(shard)), shard.bytes, private=True))
+        return self.mapped[-1]
 
     def vectors(self, shard: Shard) -> Any:
         """Return the rows [n, D] of a mapped file of vectors, after later changes to rows are applied."""
@@ -257,10 +250,20 @@ class Serving:
             self.files.require_unchanged()  # otherwise `embed` has checked the files
         filters = filters or Ragged.empty(len(x))
         depth = k if self.fused is None else max(k, self.fused.shortlist)
-        shortlisted = self._search(x, depth, filters, exact)
+        searched = self.vectors.indexed if exact or not self.index else self.index
+        wanted, width = min(depth, len(self.vectors)), depth + filters.longest
+        while True:
+            ids, scores = search_indexes(searched, x, min(width, len(self.vectors)))
+            if self.retired is not None:
+                ids = np.where((ids >= 0) & self.retired[ids], PAD, ids)
+            ids, scores = filters.filter_ranking(ids, scores, depth)
+            # Some of the best labels are retired: search deeper for rows with too few other labels.
+            if self.retired is None or width >= len(self.vectors) or (ids[:, :wanted] != PAD).all():
+                break
+            width *= 4
         if self.fused is None:
-            return shortlisted
-        return self.fused.rank(x, self.vectors, shortlisted, k, filters, self.candidates, inputs)
+            return scores, ids
+        return self.fused.rank(x, self.vectors, (scores, ids), k, filters, self.candidates, inputs)
 
     def parts(self, inputs: Inputs, ids: np.ndarray) -> ShortlistScores:
         """Return each scorer's scores for the labels `ids` [B, S] of B rows, padded with -1.
@@ -271,20 +274,6 @@ class Serving:
         x = self.embed(inputs)
         scorers, listed = Scorers() if self.fused is None else self.fused.scorers, (self.vectors.score(x, ids), ids)
         return scorers.score_listed(x, inputs, self.vectors, listed)
-
-    def _search(self, x: np.ndarray, k: int, filters: Ragged, exact: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Return scores [B, k] and ids [B, k] from the vectors only."""
-        searched = self.vectors.indexed if exact or not self.index else self.index
-        wanted, depth = min(k, len(self.vectors)), k + filters.longest
-        while True:
-            ids, scores = search_indexes(searched, x, min(depth, len(self.vectors)))
-            if self.retired is not None:
-                ids = np.where((ids >= 0) & self.retired[ids], PAD, ids)
-            ids, scores = filters.filter_ranking(ids, scores, k)
-            # Some of the best labels are retired: search deeper for rows with too few other labels.
-            if self.retired is None or depth >= len(self.vectors) or (ids[:, :wanted] != PAD).all():
-                return scores, ids
-            depth *= 4
 
 
 @dataclass(frozen=True)
@@ -318,51 +307,46 @@ class Exported:
         table = Table.open(url, KIND)
         with _naming_damage(url):
             try:
-                encoder = restore_encoder(table.parameters["recipe"], url)
-                form = table.parameters["options"].get("form", next(iter(forms_of(encoder))))
-                served = import_name(forms_of(encoder)[form])
+                section = restore_encoder(table.parameters["recipe"], url)
+                form = table.parameters["options"].get("form", next(iter(forms_of(section))))
+                served = import_name(forms_of(section)[form])
             except ImportError as error:
                 extra = "onnx" if error.name == "onnxruntime" else "trainer"
                 raise missing_extra(f"{url}: the encoder needs {error.name}", extra) from None
             require_needed_exports(table)
             files = ExportFiles(table)
-            serving = cls._open_serving(files, encoder, served, exact, device)
+            facts, bias = table.parameters, bool(table.parameters["bias"])
+            vectors, texts = (Vectors([files.vectors(s) for s in files.of(name)], device) for name in (VECTORS, TEXTS))
+            files.check_all()
+            sizes = facts["vocabulary"], facts["features"], facts.get(DENSE) or 0
+            folder = files.folder / ENCODER
+            encoder = served.open(section, folder, lambda name: files.map(f"{ENCODER}/{name}"), sizes, device)
+            if vectors.shape != (table.rows, facts["dimension"]) or section.dimension + bias != facts["dimension"]:
+                raise ValueError(f"vectors of shape {vectors.shape}")
+            if sum(pq.read_metadata(files.path(shard)).num_rows for shard in files.of(LABELS)) != table.rows:
+                raise ValueError("the number of labels differs from the number of vectors")
+            indexed: tuple[IndexedRange, ...] = ()
+            for each in vectors.indexed if exact or not facts["index"] else ():
+                each.block.prepare()
+            if facts["index"] and not exact:
+                paths = [str(files.path(shard)) for shard in files.of(INDEX)]
+                indexed = open_indexes(paths, facts["index"], vectors)
+            fused = None
+            if facts.get("shortlist"):
+                local = Table(str(files.folder), table.manifest)
+                memory, linear = Memory.read(local, coded=True), LinearRanker.read(local)
+                files.mapped += [scorer.file for scorer in (memory, linear) if scorer and scorer.file]
+                scorers = Scorers(texts if len(texts) else None, memory, linear)
+                (file,) = (files.folder / name for name in FILES.values() if (files.folder / name).exists())
+                frequency = number_column(files.read(LABELS, ("frequency",)), "frequency")
+                fused = Reranker(parse_fusion(file.read_bytes(), str(file)), scorers, frequency, facts["shortlist"])
+            retired = number_column(files.read(LABELS, (RETIRED,)), RETIRED) if facts.get(RETIRED) else None
+            serving = Serving(encoder, section.inputs, vectors, bias, indexed, fused, retired, files)
             files.check_all()
             learned = (table.parameters.get("thresholds") or {}).get("calibration")
             calibration = Calibration.read(learned, url) if learned else None
         pa.default_memory_pool().release_unused()  # memory that Arrow used for reading
         return cls(table, files, serving, calibration)
-
-    @staticmethod
-    def _open_serving(files: ExportFiles, section: EncoderSection, served: Any, exact: bool, device: str) -> Serving:
-        table, folder, facts = files.table, files.folder, files.table.parameters
-        vectors, texts = (Vectors([files.vectors(s) for s in files.of(name)], device) for name in (VECTORS, TEXTS))
-        files.check_all()
-        sizes = facts["vocabulary"], facts["features"], facts.get(DENSE) or 0
-        encoder = served.open(section, folder / ENCODER, lambda name: files.map(f"{ENCODER}/{name}"), sizes, device)
-        width = section.dimension + bool(facts["bias"])
-        if vectors.shape != (table.rows, facts["dimension"]) or width != facts["dimension"]:
-            raise ValueError(f"vectors of shape {vectors.shape}")
-        if sum(pq.read_metadata(files.path(shard)).num_rows for shard in files.of(LABELS)) != table.rows:
-            raise ValueError("the number of labels differs from the number of vectors")
-        indexed: tuple[IndexedRange, ...] = ()
-        for each in vectors.indexed if exact or not facts["index"] else ():
-            each.block.prepare()
-        if facts["index"] and not exact:
-            paths = [str(files.path(shard)) for shard in files.of(INDEX)]
-            indexed = open_indexes(paths, facts["index"], vectors)
-        fused = None
-        if facts.get("shortlist"):
-            local = Table(str(folder), table.manifest)
-            memory, linear = Memory.read(local, coded=True), LinearRanker.read(local)
-            for scorer in (memory, linear):
-                files.watch(scorer.file if scorer else None)
-            scorers = Scorers(texts if len(texts) else None, memory, linear)
-            (file,) = (folder / name for name in FILES.values() if (folder / name).exists())
-            frequency = number_column(files.read(LABELS, ("frequency",)), "frequency")
-            fused = Reranker(parse_fusion(file.read_bytes(), str(file)), scorers, frequency, facts["shortlist"])
-        retired = number_column(files.read(LABELS, (RETIRED,)), RETIRED) if facts.get(RETIRED) else None
-        return Serving(encoder, section.inputs, vectors, bool(facts["bias"]), indexed, fused, retired, files)
 
     @property
     def dense_model(self) -> DenseModel | None:
@@ -435,19 +419,17 @@ class Exported:
             return self.files.read(LABELS, columns)
 
     def lowest_score(self, threshold: float | None, precision: float | None) -> float:
-        """Return `threshold`, or the threshold for `precision`, or -inf. Raises InputError for both."""
+        """Return `threshold`, or the lowest score that reached `precision` on the split for thresholds, or -inf.
+
+        Raises InputError for both, and if there is no threshold for `precision`.
+        """
         given = [value for value in (threshold, precision) if value is not None]
         if len(given) > 1 or not all(map(is_number, given)):
             said = " and ".join(map(repr, given))[:80]
             either = f"{option('threshold')} or {option('precision')}"
             raise InputError(f"{either}: expected one number, got {said}. Give only one of the two.")
-        return self.threshold(precision) if precision is not None else float(*given or [-np.inf])
-
-    def threshold(self, precision: float) -> float:
-        """Return the lowest score at which predictions reached `precision` on the split for thresholds.
-
-        Raises InputError if there is no threshold for `precision`.
-        """
+        if precision is None:
+            return float(*given or [-np.inf])
         require_fractions([precision])
         with _naming_damage(self.table.url):
             thresholds = self.table.parameters["thresholds"]

@@ -49,11 +49,7 @@ KIND = "fusion"
 class RunFusion(NamedTuple):
     fusion: Fusion
     table: Table
-
-    @property
-    def shortlist(self) -> int:
-        """Number of the classifier's best labels that are reranked."""
-        return int(self.table.parameters["shortlist"])
+    shortlist: int  # number of the classifier's best labels that are reranked
 
     def memory(self, split: str | None = None) -> Memory | None:
         """Read the memory, if there is one; for `split`, only the points that may vote. Raises TableError.
@@ -127,18 +123,15 @@ def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> RunFusion:
     file = next((shard for shard in table.shards if shard.path in FUSION_FILES), None)
     if file is None:
         raise TableError(f"{url}: contains none of {', '.join(FUSION_FILES)}. Fit the fusion again.")
-    return RunFusion(parse_fusion(read_shard(url, file, "Fit the fusion again."), join(url, file.path)), table)
+    fusion = parse_fusion(read_shard(url, file, "Fit the fusion again."), join(url, file.path))
+    return RunFusion(fusion, table, int(table.parameters["shortlist"]))
 
 
 DEFAULTS = FitOptions()
 
 
 def _open_validation(data: str, run: str, options: FitOptions) -> tuple[Recipe, Model, Checkpoint, str, list[pa.Table]]:
-    """Load the model as `load_model` does, and open the split to fit on, as one table per row group.
-
-    Raises the same errors as `load_model`, and InputError if the split or device does not exist. Raises TableError,
-    StorageError.
-    """
+    """Load the model as `load_model` does, and open the split to fit on, as one table per row group."""
     layout = DataLayout(data)
     step = best_step(RunLayout(run)) if options.step is None else options.step  # not the step of an earlier fusion
     recipe, model, checkpoint = load_model(layout, RunLayout(run), step, device=open_device(options.device))
@@ -174,12 +167,11 @@ def fit_weights(
 ) -> Manifest:
     """Fit the weights for labels' texts, a memory and a linear ranker for a checkpoint.
 
-    The memory of the training points takes at most `budget` bytes, and is stored with the weights if the weight of the
-    memory is above 0. Held-out points are then added to the memory, although the weights were fitted without these
-    points. If no `ranker` is given, a ranker is fitted to training rows of at most `ranker_budget` bytes (0: no rows),
-    without held-out rows. The ranker is stored if the weight of the ranker is above 0, and fitted again with the
-    held-out rows if many rows are held out. Each fit of a ranker takes at most `seconds`. An existing fusion is
-    replaced. Raises InputError if the split or device does not exist. Raises TableError, StorageError.
+    The memory takes at most `budget` bytes, and is stored if its weight is above 0: then with the held-out points, too,
+    although the weights were fitted without them. Without a `ranker`, one is fitted to training rows of at most
+    `ranker_budget` bytes (0: no rows), in at most `seconds`. It is stored if its weight is above 0, and fitted again
+    with the held-out rows if there are many. An existing fusion is replaced. Raises InputError if the split or device
+    does not exist. Raises TableError, StorageError.
     """
     layout = DataLayout(data)
     recipe, model, checkpoint, split, groups = _open_validation(data, run, options)
@@ -242,8 +234,7 @@ def carry_fusion(data: str, run: str, earlier: str, device: str = "auto") -> Man
     recipe, model, checkpoint = load_model(layout, RunLayout(run), step, device=open_device(device))
     if is_published(RunLayout(run).fusion(checkpoint.step)):
         return None
-    carried = open_fusion(data, earlier, before)
-    fusion, table = carried
+    fusion, table, _ = carried = open_fusion(data, earlier, before)
     memory = None
     if isinstance(fusion, FusionWeights) and fusion.votes and not recipe.data.mix:
         memory = Memory.build(model, layout, recipe.data)

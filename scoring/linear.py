@@ -155,10 +155,7 @@ class LinearRanker:
         return None if weights is None else cls(words, weights, labels)
 
     def rank(self, inputs: Inputs, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (w.x float32 [B, k], label ids [B, k]), best first, padded with 0 and -1.
-
-        Correct labels score about 2.
-        """
+        """Return (w.x float32 [B, k], ids [B, k]), best first, padded with 0 and -1; correct labels have about 2."""
         x = self.words(inputs)
         if x.rows >= _MANY and importlib.util.find_spec("numba"):
             from scoring.solver import best_labels

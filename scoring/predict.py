@@ -41,10 +41,7 @@ _BATCH = 512  # texts per batch
 
 @dataclass(frozen=True)
 class Label:
-    """A label: key, text, and score if it is a prediction.
-
-    `probability`: the probability that the label is correct, if the export is calibrated.
-    """
+    """A label; a prediction has a `score` and, if the export is calibrated, the `probability` that it is correct."""
 
     key: str
     text: str
@@ -120,16 +117,13 @@ class Labels(Sequence[Label]):
     def ids(self, keys: Sequence[str]) -> list[int]:
         """Return the ids of the labels with these `keys`. Raises InputError if a label does not exist."""
         try:
-            return [self._ids[key] for key in keys]
+            return [self.by_key[key] for key in keys]
         except (KeyError, TypeError) as error:
             raise InputError(f"unknown label key {error}.") from None
 
-    def known_ids(self, keys: Sequence[str]) -> list[int]:
-        """Return the ids of the labels with these `keys`; keys that are not labels are left out."""
-        return [self._ids[key] for key in keys if key in self._ids]
-
     @functools.cached_property
-    def _ids(self) -> dict[str, int]:
+    def by_key(self) -> dict[str, int]:
+        """Ids of all labels, by key."""
         return {key: label_id for label_id, key in enumerate(self.keys)}
 
     @property
@@ -258,8 +252,6 @@ class Model:
         """Return the texts in anything that `predict` accepts. Raises InputError."""
         listed = [texts] if isinstance(texts, str) else items_of(texts)
         if listed is None or any(isinstance(row, Mapping) for row in listed):
-            from pipelines.formats.keyed import Texts
-
             made_with, title_only = text_fields(self._exported)
             with input_url({"texts": texts if listed is None else listed}) as url:
                 rows = Texts(url, title_only=title_only, made_with=made_with).batches(_BATCH, False)
@@ -292,7 +284,7 @@ def text_fields(exported: Exported) -> tuple[Fields, bool]:
 
 def leave_out(exported: Exported, labels: Labels, keys: Sequence[str], say: Say) -> Exported:
     """Return the export without the labels `keys`; `say` gets a message that counts keys that are not labels."""
-    ids = labels.known_ids(keys)
+    ids = [labels.by_key[key] for key in keys if key in labels.by_key]
     if len(ids) < len(keys):
         say(f"filter: {len(keys) - len(ids):,} of {len(keys):,} keys are not labels of {exported.table.url}")
     return exported.without(ids)
@@ -368,7 +360,6 @@ class TextTokenizer:
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # first characters of cells that spreadsheets read as formulas
-_TAG = "extremis"
 KNOWN_TOKENS = "known_tokens"
 _LISTS = {"labels": pa.string(), "scores": pa.float32(), "label_ids": pa.int64(), "texts": pa.string()}
 _COLUMNS = {"key": pa.string(), **{name: pa.list_(kind) for name, kind in _LISTS.items()}}
@@ -511,17 +502,13 @@ def _write_lines(
 
 
 def _json_line(query: dict[str, Any]) -> str:
-    """Format a query as {"key", "labels": [keys], "scores": [...], "label_ids": [...], "texts": [...]}."""
     for name in {"scores", "probabilities"} & query.keys():
         query[name] = [float(f"{number:.7g}") for number in query[name]]
     return json.dumps(query, ensure_ascii=False) + "\n"
 
 
 def _trec_lines(seen: set[str], query: dict[str, Any]) -> str:
-    """Format lines `query Q0 label rank score tag` for trec_eval and pytrec_eval; ranks start at 1.
-
-    `seen`: keys of the earlier queries, to which the query's key is added.
-    """
+    """Format lines `query Q0 label rank score tag` for trec_eval and pytrec_eval; `seen`: keys of earlier queries."""
     key, lines = query["key"], ""
     if key in seen:
         raise InputError(
@@ -535,16 +522,13 @@ def _trec_lines(seen: set[str], query: dict[str, Any]) -> str:
                 f"fields of a TREC run are separated by spaces, but the key {key!r} or {label!r} contains a space. "
                 "Write .jsonl, .parquet or .npz instead."
             )
-        lines += f"{key} Q0 {label} {rank} {score:.9g} {_TAG}\n"
+        lines += f"{key} Q0 {label} {rank} {score:.9g} extremis\n"
     return lines
 
 
 @contextlib.contextmanager
 def _write_csv(path: str, labels: int, schema: pa.Schema, safe_cells: bool = False) -> Iterator[Write]:
-    """Write one row per label: key, rank (from 1), label, text, score, and probability if present.
-
-    `safe_cells`: put an apostrophe before cells that start like a formula.
-    """
+    """Write one row per label; with `safe_cells`, an apostrophe goes before cells that start like a formula."""
 
     def safe(cell: str) -> str:
         return f"'{cell}" if safe_cells and cell.startswith(_FORMULA) else cell
@@ -565,20 +549,13 @@ def _write_csv(path: str, labels: int, schema: pa.Schema, safe_cells: bool = Fal
 
 @contextlib.contextmanager
 def _write_parquet(path: str, labels: int, schema: pa.Schema) -> Iterator[Write]:
-    """Write columns key string, labels list<string>, scores list<float>, label_ids list<int64>, texts list<string>.
-
-    If the export is calibrated, there is a column probabilities list<float>; for texts, known_tokens int32.
-    """
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         yield writer.write_table
 
 
 @contextlib.contextmanager
 def _write_matrix(path: str, labels: int, schema: pa.Schema) -> Iterator[Write]:
-    """Write a file for `scipy.sparse.load_npz`: CSR [N, L] float32, with sorted columns. Row n is the n-th query.
-
-    All predictions are held in memory until the file is written.
-    """
+    """Write a file for `scipy.sparse.load_npz`: CSR [N, L] float32, made in memory. Row n is the n-th query."""
     try:
         from scipy import sparse
     except ImportError:

@@ -39,7 +39,6 @@ class TupleTables:
     queries: Table
     negatives: Table
     labels: Table
-    mining: bool
     options: TupleOptions
     _held: dict[tuple[str, str], Any] = field(default_factory=dict, compare=False)  # mapped columns by table and name
 
@@ -67,9 +66,25 @@ class TupleTables:
         queries = Table.open(layout.queries(split), "queries")
         negatives = Source("queries", queries).with_negatives(url).negatives
         assert negatives is not None
-        tables = cls(place, data, queries, negatives, Table.open(layout.labels, "labels"), mining, options)
-        tables._require()
-        return tables
+        width = negatives.width("label_ids")
+        if (options.negatives or 0) > width:
+            raise InputError(
+                f"{option('negatives', options.negatives)}: {negatives.url} has {width} negatives per row. Ask for "
+                f"fewer, or mine the table again with {option('width', options.negatives)}."
+            )
+        if not options.keys and "text" not in queries.columns:
+            raise InputError(
+                f"{queries.url}: the queries of this DATA have no texts. Shard the data again with "
+                f"{option('keep_text', True)}, or give {option('keys', True)} to write keys instead of texts."
+            )
+        if options.scores == "search" and not mining:
+            raise InputError(
+                f"{option('scores', 'search')}: positives have scores only in the output of mining arrays. Give the "
+                f"output folder of mined arrays, or leave {option('scores')} out."
+            )
+        if options.scores == "teacher" and "teacher" not in negatives.columns:
+            raise InputError(f"{option('scores', 'teacher')}: no teacher has scored {negatives.url}. Leave it out.")
+        return cls(place, data, queries, negatives, Table.open(layout.labels, "labels"), options)
 
     @property
     def source(self) -> Source:
@@ -133,30 +148,8 @@ class TupleTables:
         return tables
 
     def __reduce__(self) -> tuple[Any, ...]:
-        own = self.place, self.data, self.queries, self.negatives, self.labels, self.mining, self.options
+        own = self.place, self.data, self.queries, self.negatives, self.labels, self.options
         return TupleTables, own  # without maps
-
-    def _require(self) -> None:
-        options, width = self.options, self.negatives.width("label_ids")
-        if (options.negatives or 0) > width:
-            raise InputError(
-                f"{option('negatives', options.negatives)}: {self.negatives.url} has {width} negatives per row. Ask "
-                f"for fewer, or mine the table again with {option('width', options.negatives)}."
-            )
-        if not options.keys and "text" not in self.queries.columns:
-            raise InputError(
-                f"{self.queries.url}: the queries of this DATA have no texts. Shard the data again with "
-                f"{option('keep_text', True)}, or give {option('keys', True)} to write keys instead of texts."
-            )
-        if options.scores == "search" and not self.mining:
-            raise InputError(
-                f"{option('scores', 'search')}: positives have scores only in the output of mining arrays. Give the "
-                f"output folder of mined arrays, or leave {option('scores')} out."
-            )
-        if options.scores == "teacher" and "teacher" not in self.negatives.columns:
-            raise InputError(
-                f"{option('scores', 'teacher')}: no teacher has scored {self.negatives.url}. Leave it out."
-            )
 
 
 Columns = dict[str, pa.Array]
@@ -335,10 +328,7 @@ class TupleStream(IterableDataset):
 
     @cached_property
     def counted(self) -> tuple[int, int]:
-        """Number of examples per epoch on all ranks, and number of rows without examples.
-
-        Raises InputError if there are no examples.
-        """
+        """Numbers of examples per epoch on all ranks, and of rows without any. Raises InputError without examples."""
         examples = left_out = 0
         for _, positives, hard in self._in_order():
             given = count_examples(self.tables, positives.counts, (hard != PAD).sum(axis=1))

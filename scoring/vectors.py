@@ -191,10 +191,9 @@ def write_indexes(
 def _update(
     earlier: EarlierIndex, number: int, rows: np.ndarray, wide: np.ndarray
 ) -> tuple[Any, int, Shard | None] | None:
-    """Return the earlier index of range `number`, updated with the rows in `rows` [n, D] that have changed.
+    """Return the earlier index with the changed `rows`, how many changed since it was built, and its file if unchanged.
 
-    Also returns the number of rows that have changed since the index was built, and the file's entry if no row has
-    changed now. Returns None if the index must be rebuilt. `wide`: the rows in the shape that the index accepts.
+    Returns None if the index must be rebuilt. `wide`: the rows in the shape that the index accepts.
     """
     file = earlier.files[number] if number < len(earlier.files) else None
     if file is None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from schemas.options import Options
-from trainer.methods.keys import METHODS, classes_at, method_class
+from trainer.methods.keys import METHODS, classes_at
 from trainer.methods.kinds import options_of
 from trainer.methods.recipe import Recipe
 from trainer.methods.sections import Classifier
@@ -37,7 +37,7 @@ def _sections() -> Iterator[str]:
     yield from _section(Recipe, "classifier", title, Classifier, "", shown)
     for method in METHODS:
         yield from (f'## `method = "{method}"`', "")
-        options = method_class(method)
+        options = options_of(METHODS, method, "method")
         for name in options.model_fields:
             own = _section_of(options, name)
             if own is not None and own not in (*shared.values(), Classifier):

@@ -28,7 +28,6 @@ else:
 MAX_CHARACTERS, MAX_DEPTH = 1 << 20, 32  # limits of a TOML file
 AUTO_RECIPE = "auto"  # instead of a recipe: `extremis run` chooses a recipe
 _SEAL_MARK = b"# CRC-32 of all above: "  # start of the last line of a config
-_SEAL = _SEAL_MARK + b"%08x\n"
 
 # Waits for each table of negatives, so that the training data does not depend on timing.
 WAIT_FOR_TABLES = "refresh.stale=wait"
@@ -115,7 +114,7 @@ def dump_config(recipe: Recipe, **facts: Mapping[str, Any]) -> bytes:
     """Return TOML with the resolved recipe, the package versions, further tables `facts`, and a checksum."""
     body = {"recipe": recipe.model_dump(mode="json"), "versions": _versions(), **facts}
     text = tomli_w.dumps(body).encode()
-    return text + _SEAL % crc32(text)
+    return text + _SEAL_MARK + b"%08x\n" % crc32(text)
 
 
 def _versions() -> dict[str, str]:
@@ -170,7 +169,27 @@ def recipe_names() -> list[str]:
 
 def _read_body(source: str) -> dict[str, Any]:
     """Read the TOML of a recipe, or of the recipe in a run's config, without rows chosen for its data."""
-    body = _parse(_read_text(source), source)
+    if source in recipe_names():
+        text = importlib.resources.files("recipes").joinpath(f"{source}.toml").read_text()
+    elif source == AUTO_RECIPE:
+        raise InputError("auto is not a recipe, but chooses a recipe for your data. Run `extremis run auto DATA RUN`.")
+    elif not source.endswith(".toml"):
+        known = [AUTO_RECIPE, *recipe_names()]
+        near = difflib.get_close_matches(source, known, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise InputError(
+            f"unknown recipe {source!r}: expected one of {', '.join(known)}, or a path that ends in .toml.{hint}"
+        )
+    else:
+        from schemas import storage  # a named recipe needs no Arrow or fsspec, so a typo is reported quickly
+
+        try:
+            text = storage.read_bytes(source).decode()
+        except FileNotFoundError:
+            raise InputError(f"recipe {source}: file not found. Check the path.") from None
+        except UnicodeDecodeError as error:
+            raise InputError(f"recipe {source}: not UTF-8 text ({error}).") from None
+    body = _parse(text, source)
     if "versions" in body and isinstance(body.get("recipe"), dict):
         body = body["recipe"]
         scored = body.get("validation")
@@ -192,28 +211,6 @@ def _open_modules(body: Mapping[str, Any], source: str) -> None:
             options = getattr(named, "section", named)
             if not (isinstance(options, type) and issubclass(options, bases[key])):
                 raise InputError(f"{stated} is {named!r}, expected a {bases[key].__name__}.")
-
-
-def _read_text(source: str) -> str:
-    if source in recipe_names():
-        return importlib.resources.files("recipes").joinpath(f"{source}.toml").read_text()
-    if source == AUTO_RECIPE:
-        raise InputError("auto is not a recipe, but chooses a recipe for your data. Run `extremis run auto DATA RUN`.")
-    if not source.endswith(".toml"):
-        known = [AUTO_RECIPE, *recipe_names()]
-        near = difflib.get_close_matches(source, known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise InputError(
-            f"unknown recipe {source!r}: expected one of {', '.join(known)}, or a path that ends in .toml.{hint}"
-        )
-    from schemas import storage  # a named recipe needs no Arrow or fsspec, so a typo is reported quickly
-
-    try:
-        return storage.read_bytes(source).decode()
-    except FileNotFoundError:
-        raise InputError(f"recipe {source}: file not found. Check the path.") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"recipe {source}: not UTF-8 text ({error}).") from None
 
 
 def _parse(text: str, source: str) -> dict[str, Any]:

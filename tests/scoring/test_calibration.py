@@ -9,6 +9,7 @@ from sklearn.isotonic import IsotonicRegression
 from schemas.errors import InputError, TableError
 from schemas.ragged import Ragged
 from scoring.calibration import BINS, Calibration, ScoredPredictions, calibrate, measure
+from trainer.inputs import Inputs
 
 
 def sigmoid(scores: np.ndarray) -> np.ndarray:
@@ -33,7 +34,7 @@ def made(queries: int, seed: int = 0, head_start: float = 0.0) -> ScoredPredicti
     scores = -np.sort(-draw.normal(2, 1.5, (queries, 3)), axis=1).astype(np.float32)
     hits = draw.random(scores.shape) < sigmoid(2 * (scores + np.array([head_start, 0, 0]) - 3))
     predictions, ids = ScoredPredictions(), np.tile(np.arange(3), (queries, 1))
-    predictions.add(ids, scores, Ragged.from_counts(ids[hits], hits.sum(1)))
+    predictions.collect(ids, scores, Ragged.from_counts(ids[hits], hits.sum(1)), Inputs())
     return predictions
 
 

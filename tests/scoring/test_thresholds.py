@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from schemas.errors import InputError
 from schemas.ragged import Ragged
 from scoring.calibration import ScoredPredictions
+from trainer.inputs import Inputs
 
 
 @given(
@@ -19,11 +20,12 @@ def test_the_lowest_score_from_which_on_enough_is_right(pairs: list[tuple[int, b
     hits = np.array([hit for _, hit in pairs], bool)
     good = [t for t in np.unique(scores) if hits[scores >= t].mean() >= precision]
     ranked, ids = ScoredPredictions(), np.arange(len(scores))
-    ranked.add(ids[None], scores[None], Ragged.from_counts(ids[hits], np.array([hits.sum()])))
-    ranked.add(
+    ranked.collect(ids[:, None], scores[:, None], Ragged.from_counts(ids[hits], hits.astype(np.int64)), Inputs())
+    ranked.collect(
         np.full((9, 1), -1),
         np.zeros((9, 1)),
         Ragged(np.arange(50 - hits.sum()), np.minimum(np.arange(10) * 99, 50 - hits.sum())),
+        Inputs(),
     )
     thresholds = ranked.thresholds([precision])
     if not good:
@@ -33,14 +35,14 @@ def test_the_lowest_score_from_which_on_enough_is_right(pairs: list[tuple[int, b
     assert threshold.score == good[0]
     assert threshold.reached == pytest.approx(hits[scores >= good[0]].mean())
     assert threshold.recall == pytest.approx(hits[scores >= good[0]].sum() / 50)
-    assert threshold.predictions == pytest.approx((scores >= good[0]).sum() / 10)
+    assert threshold.predictions == pytest.approx((scores >= good[0]).sum() / (len(scores) + 9))
 
 
 def test_batches_are_one_ranking_and_pads_are_none() -> None:
     ranked = ScoredPredictions()
     positives = Ragged(np.array([3, 2]), np.array([0, 1, 2]))
-    ranked.add(np.array([[3, 1], [2, -1]]), np.array([[5.0, 1.0], [4.0, -np.inf]]), positives)
-    ranked.add(np.array([[0, 7]]), np.array([[3.0, 2.0]]), Ragged(np.array([7, 8]), np.array([0, 2])))
+    ranked.collect(np.array([[3, 1], [2, -1]]), np.array([[5.0, 1.0], [4.0, -np.inf]]), positives, Inputs())
+    ranked.collect(np.array([[0, 7]]), np.array([[3.0, 2.0]]), Ragged(np.array([7, 8]), np.array([0, 2])), Inputs())
     assert (ranked.queries, ranked.positives) == (3, 4)
     exact, most = ranked.thresholds([1.0, 0.75])
     assert (exact.score, exact.recall) == (4.0, 0.5)

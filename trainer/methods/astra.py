@@ -126,19 +126,6 @@ class Negatives(TableLabels, RandomNegatives):
         """Number of random negatives per query until hard negatives are available."""
         return self.warmup or self.random + self.hard
 
-    def negative_counts(self, epochs: int, start: int) -> tuple[tuple[int, int], ...]:
-        """Return (k_h, k_r) for each epoch (Table 5, "curriculum").
-
-        Before epoch `start`, all negatives are random. Then the numbers change linearly, by an equal step in each epoch
-        from `start` on, so that the last epoch uses exactly `hard` and `random`.
-        """
-        before, steps, course = self.before_tables, max(1, epochs - start), []
-        for epoch in range(epochs):
-            share = min(1.0, max(0, epoch - start + 1) / steps)
-            hard = max(1, round(share * self.hard)) if share else 0
-            course.append((hard, round(before + share * (self.random - before))))
-        return tuple(course)
-
     @model_validator(mode="after")
     def _check(self) -> Negatives:
         if not (self.random or self.hard or self.sections):
@@ -266,10 +253,21 @@ class Astra(ClassifierRecipe):
         return self.refresh.start if self.negatives.hard and isinstance(self.refresh, OwnIndex) else None
 
     def negative_counts(self) -> tuple[tuple[int, int], ...]:
+        """Return (k_h, k_r) for each epoch with a curriculum (Table 5).
+
+        Before epoch `refresh.start`, all negatives are random. Then the numbers change by an equal step in each epoch,
+        so that the last epoch uses exactly `hard` and `random`.
+        """
         if not self.negatives.curriculum:
             return ()
         assert isinstance(self.refresh, (MinedTableSchedule, OwnIndex))
-        return self.negatives.negative_counts(self.train.epochs, self.refresh.start)
+        own, start, before = self.negatives, self.refresh.start, self.negatives.before_tables
+        course = []
+        for epoch in range(self.train.epochs):
+            share = min(1.0, max(0, epoch - start + 1) / max(1, self.train.epochs - start))
+            hard = max(1, round(share * own.hard)) if share else 0
+            course.append((hard, round(before + share * (own.random - before))))
+        return tuple(course)
 
     @property
     def keeps_negatives_on_device(self) -> bool:

@@ -28,11 +28,6 @@ def flatten(options: Body, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def method_class(name: object) -> Any:
-    """Return the class of the method `name`, a Recipe. Raises ValueError for an unknown method."""
-    return options_of(METHODS, name, "method")
-
-
 def methods_of(body: Any) -> list[Any]:
     """Return the class of the method of a recipe's `body`; none for an unknown method. All without a body."""
     return _kinds(METHODS, "method", body)
@@ -101,7 +96,7 @@ def explain(fault: Mapping[str, Any], body: Body) -> str:
     *sections, key = (str(part) for part in fault["loc"])
     where, known = ".".join([*sections, key]), keys_at(methods_of(body), sections, body)
     # What chooses the known keys: the kind of the section, then the method. The keys that each value would give.
-    choices = [("method", {name: keys_at([method_class(name)], sections) for name in METHODS})]
+    choices = [("method", {name: keys_at([options_of(METHODS, name, "method")], sections) for name in METHODS})]
     for method in methods_of(body) if sections else ():
         for name, table in [method.choices[sections[0]]] if sections[0] in method.choices else ():
             kinds = {kind: keys_at([options_of(table, kind, name)], sections[1:]) for kind in table}

@@ -50,10 +50,7 @@ class KindSection(Options):
         return entry if isinstance(entry, type) else import_name(entry[1] if isinstance(entry, tuple) else entry)
 
     def build(self, *facts: Any, **named: Any) -> Any:
-        """Build the configured object: a loss, or an encoder from `vocabulary`, `seed`, `features` and `dense`.
-
-        Raises InputError.
-        """
+        """Build a loss, or an encoder from `vocabulary`, `seed`, `features` and `dense`. Raises InputError."""
         return self.implementation(self, *facts, **named)
 
 
@@ -105,9 +102,7 @@ class EncoderSection(KindSection):
 class BagSection(EncoderSection):
     """Options of a bag of embeddings."""
 
-    FREE = EncoderSection.FREE | {
-        *("optimizer", "dense_lr", "initial_scale", "pretrained", "idf_rows", "feature_dropout")
-    }
+    FREE = EncoderSection.FREE | {"optimizer", "dense_lr", "initial_scale", "pretrained", "idf_rows", "feature_dropout"}
 
     kind: Literal["bag"] = "bag"
     optimizer: Literal["sgd", "adagrad", "adam"] = key(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import ModelWrapValidatorHandler, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from schemas.options import Options, key
-from trainer.methods.keys import METHODS, method_class
+from trainer.methods.keys import METHODS
 from trainer.methods.kinds import ENCODERS, LOSSES, BagSection, EncoderSection, Entry, LossSection, options_of
 from trainer.methods.sections import (
     LEAD,
@@ -156,7 +156,8 @@ class Recipe(Options):
     @classmethod
     def _of_its_method(cls, values: Any, handler: ModelWrapValidatorHandler[Recipe]) -> Recipe:
         if cls is Recipe and isinstance(values, Mapping):
-            return method_class(values.get("method", next(iter(METHODS)))).model_validate(values)
+            method = options_of(METHODS, values.get("method", next(iter(METHODS))), "method")
+            return method.model_validate(values)
         return handler(values)
 
     @field_validator("*", mode="before")
@@ -204,11 +205,6 @@ class Recipe(Options):
         """Number of encoders of the model."""
         return 1
 
-    @property
-    def unit_labels(self) -> bool:
-        """Whether label vectors have length 1 if query vectors have length 1."""
-        return self.encodes_labels
-
     def uses_table(self, epoch: int) -> bool:
         """Return whether `epoch` trains on a table, according to the schedule.
 
@@ -253,7 +249,8 @@ class Recipe(Options):
                 f"train.positive_ratio = {self.train.positive_ratio:g} works only with loss.kind = 'bce': leave it out "
                 f"for {self.loss.kind!r}, because this loss does not separate positives from negatives"
             )
-        self.loss.check_vectors(unit=self.unit_labels and self.encoder.normalize and self.encoder.scale == 1)
+        unit_labels = self.classifier.normalize if isinstance(self, ClassifierRecipe) else self.encodes_labels
+        self.loss.check_vectors(unit=unit_labels and self.encoder.normalize and self.encoder.scale == 1)
         if self.validation.patience and not (self.validation.split or self.data.holdout):
             raise ValueError(
                 f"validation.patience = {self.validation.patience} needs validations, but this recipe has none: set "
@@ -284,7 +281,3 @@ class ClassifierRecipe(Recipe):
     def settle(cls, draft: Draft) -> None:
         super().settle(draft)
         settle_classifier(draft)
-
-    @property
-    def unit_labels(self) -> bool:
-        return self.classifier.normalize

@@ -11,20 +11,15 @@ from typing import Any
 
 from trainer.methods.keys import AUTO, classes_at, merge, methods_of
 
-_LEAST_SHARE = 1e-12
 # Standard deviation of random initial vectors: small compared with the updates of a few steps.
 _SMALL_INITIAL_SCALE = 0.005
 _FEWEST_STEPS = 80  # steps per epoch: with larger batches, training on small data would have too few steps
-_BATCHES = 32, 512
 _POINTS = 600_000  # training points of a run, over all epochs; small data has more epochs
-_EPOCHS = 6, 8
 _TUNED_DIMENSION = 512  # dimension at which rates were tuned
 _TUNED_TOKENS = 25  # tokens per text up to which the full rate works; with 400 tokens and D = 512, renee diverges
 _LOWEST_RATE = 1e-4  # validation refuses a rate of 0
 _LEAST_DIMENSION = 64  # rates do not grow below this dimension: training would diverge
 _MANY_LABELS = 5_000_000  # above this number of labels, label vectors dominate the cost (ASTRA's bottleneck)
-_BUCKETS = 1 << 10, 1 << 21
-_ADAM_RATES = 0.005, 0.001  # Adam's rates for tokens and for layers
 _ADAM_POINTS = 80_000  # number of training points at which Adam's rates were tuned
 
 
@@ -110,15 +105,14 @@ class Draft:
 def batch(statistics: DataStatistics) -> int:
     """Return the largest power of two that gives an epoch enough steps."""
     most = 1 << max(0, (statistics.points // _FEWEST_STEPS).bit_length() - 1)
-    return min(max(most, _BATCHES[0]), _BATCHES[1])
+    return min(max(most, 32), 512)
 
 
 def settle_length(draft: Draft) -> None:
     """Choose the batch, and the epochs, so that a run trains on about _POINTS points in total."""
     why = draft.statistics.described_points
     draft.fill("order.batch", batch(draft.statistics), why)
-    epochs = round(_POINTS / draft.statistics.points)
-    draft.fill("train.epochs", min(max(epochs, _EPOCHS[0]), _EPOCHS[1]), why)
+    draft.fill("train.epochs", min(max(round(_POINTS / draft.statistics.points), 6), 8), why)
 
 
 def settle_encoder(draft: Draft) -> None:
@@ -129,18 +123,15 @@ def settle_encoder(draft: Draft) -> None:
     labels, ngrams, tokens = draft.statistics.labels, draft.statistics.ngrams, draft.statistics.tokens
     draft.fill("encoder.dimension", 64 if labels > _MANY_LABELS else 256, f"{labels:,} labels")
     buckets = 1 << max(0, ngrams - 1).bit_length()
-    draft.fill(
-        "encoder.buckets",
-        min(max(buckets, _BUCKETS[0]), _BUCKETS[1]),
-        f"{ngrams:,} pairs of tokens occur more than once",
-    )
+    paired = f"{ngrams:,} pairs of tokens occur more than once"
+    draft.fill("encoder.buckets", min(max(buckets, 1 << 10), 1 << 21), paired)
     width = draft.width
     why = f"encoder.dimension = {width}"
     draft.fill("encoder.hidden", 2 * width, why)
     if draft["encoder.optimizer"] in ("adam", None):  # a transformer always has Adam
         # Fewer training points need lower rates, because the model would overfit at the full rate.
         factor, points = min(1.0, (draft.statistics.points / _ADAM_POINTS) ** 0.5), draft.statistics.described_points
-        for key, rate in zip(("encoder.lr", "encoder.dense_lr"), _ADAM_RATES, strict=True):
+        for key, rate in (("encoder.lr", 0.005), ("encoder.dense_lr", 0.001)):
             draft.fill(key, round(max(rate * factor, _LOWEST_RATE), 5), points)
     else:
         # Steps of row-wise Adagrad grow with the square root of D, and the vector of a text with that of its tokens.
@@ -165,7 +156,7 @@ def settle_classifier(draft: Draft, searched: bool = False, why: str = "no searc
 
 def log_odds(share: float) -> float:
     """Return ln(share / (1 - share)); shares of 0 and 1 also give finite values."""
-    share = min(max(share, _LEAST_SHARE), 1 - _LEAST_SHARE)
+    share = min(max(share, 1e-12), 1 - 1e-12)
     return math.log(share / (1 - share))
 
 

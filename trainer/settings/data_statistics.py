@@ -21,7 +21,6 @@ from trainer.stream import open_queries
 SAMPLED_ROWS = 200_000  # number of rows in which n-grams are counted
 MOST_TEXTLESS = 0.01  # largest fraction of the trained labels that may lack a text, for recipes that encode texts
 HEAPS = 0.7  # the number of distinct n-grams of n texts grows like n ** 0.7
-_HASHES = 1 << 31
 
 
 def measure(
@@ -48,35 +47,30 @@ def _measure(
         raise InputError(f"{queries.url}: this split has no rows to train on.")
     training_data = Data(split=split, parts=window if isinstance(window, str) else list(window))
     frequency = label_statistics(data, training_data).frequency
-    sampled, pairs, tokens, ngrams = _sample(queries, part)
-    return DataStatistics(
-        queries=rows,
-        labels=labels.rows,
-        pairs=round(pairs * rows / sampled),
-        label_texts=labels.rows if label_texts else 0,
-        ngrams=round(ngrams * (rows / sampled) ** HEAPS),
-        tokens=tokens / sampled,
-        median_frequency=float(np.median(frequency[frequency > 0])) if frequency.any() else 0.0,
-    )
-
-
-def _sample(table: Table, part: RowShare) -> tuple[int, int, int, int]:
-    """Count rows, pairs, tokens and n-grams in SAMPLED_ROWS rows of a share, from all parts of a version."""
-    has_tokens = "input_ids" in table.columns
+    # Pairs, tokens and n-grams in SAMPLED_ROWS rows, from all parts of a version.
+    has_tokens = "input_ids" in queries.columns
     columns = ["label_ids", *(["input_ids"] if has_tokens else [])]
-    rows = pairs = tokens = 0
-    hashes = []
-    for group in part.batches(table, columns, SAMPLED_ROWS):
-        rows += group.num_rows
+    sampled = pairs = tokens = 0
+    hashes = [np.empty(0, np.int64)]
+    for group in part.batches(queries, columns, SAMPLED_ROWS):
+        sampled += group.num_rows
         pairs += len(list_column(group, "label_ids").values)
         if has_tokens:
             texts = list_column(group, "input_ids")
             tokens += len(texts.values)
             vocabulary = int(texts.values.max(initial=0)) + 1
-            ids = count_ngrams(texts, ngrams=2, vocabulary=vocabulary, buckets=_HASHES).ids
+            ids = count_ngrams(texts, ngrams=2, vocabulary=vocabulary, buckets=1 << 31).ids
             hashes.append(ids[ids >= vocabulary] - vocabulary)  # hashes of the distinct bigrams of a text
-    _, counts = np.unique(np.concatenate([np.empty(0, np.int64), *hashes]), return_counts=True)
-    return rows, pairs, tokens, int((counts > 1).sum())
+    _, counts = np.unique(np.concatenate(hashes), return_counts=True)
+    return DataStatistics(
+        queries=rows,
+        labels=labels.rows,
+        pairs=round(pairs * rows / sampled),
+        label_texts=labels.rows if label_texts else 0,
+        ngrams=round(int((counts > 1).sum()) * (rows / sampled) ** HEAPS),
+        tokens=tokens / sampled,
+        median_frequency=float(np.median(frequency[frequency > 0])) if frequency.any() else 0.0,
+    )
 
 
 def describe_textless_labels(data: DataLayout, inputs: InputKind, rows: Data) -> tuple[str, bool]:

@@ -16,7 +16,6 @@ from trainer.model import find_earlier
 
 Setting = tuple[Any, str]  # a value, and the reason for it
 SPLIT = "val"  # the split that is scored
-_MODEL = ("encoder", "head")  # sections that shape the model
 RATES = ("encoder.lr", "encoder.dense_lr", "classifier.lr")
 # Fraction of the time of a run from scratch: minimum, and per fraction of new rows.
 MIN_TIME, TIME_PER_NEW_ROWS = 0.06, 1.0
@@ -39,10 +38,7 @@ class EarlierRun:
 
     @classmethod
     def open(cls, data: str, url: str) -> "EarlierRun":
-        """Open RUN1.
-
-        Raises InputError if there is no run, or if its data is neither DATA nor an ancestor of DATA; TableError.
-        """
+        """Open RUN1. Raises InputError if there is no run, or its data is neither DATA nor an ancestor; TableError."""
         recipe, _, parts = find_earlier(DataLayout(data), RunLayout(url))
         return cls(url, recipe.model_dump(), parts, recipe.data.holdout)
 
@@ -51,7 +47,7 @@ class EarlierRun:
 
         The holdout counts unless the recipe's `body` sets it, or mixes splits.
         """
-        keys = [key for key in left if key.partition(".")[0] in _MODEL and key not in RATES]
+        keys = [key for key in left if key.partition(".")[0] in ("encoder", "head") and key not in RATES]
         stated = body.get("data", {})
         if self.holdout and "holdout" not in stated and not stated.get("mix"):
             keys.append("data.holdout")

@@ -7,25 +7,23 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from schemas.mapped import MappedFile
-from scoring.export import write_vectors
-from scoring.vectors import Vectors, map_vectors, search_indexes
+from scoring.export import write_vector_files
+from scoring.vectors import Vectors, search_indexes
 from search.torch_topk import top_k
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_files_hold_the_rows(tmp_path: Path, dtype: str) -> None:
     rows = torch.from_numpy(np.random.default_rng(0).standard_normal((7, 3)).astype(np.float32))
-    write_vectors(tmp_path / "v", rows.to(getattr(torch, dtype)), 40)
-    read = map_vectors(MappedFile(str(tmp_path / "v"), private=True))
-    np.testing.assert_array_equal(read, rows.numpy().astype(dtype))
-    read[0] = 7  # in memory alone
-    np.testing.assert_array_equal(load_file(tmp_path / "v")["weight"], rows.numpy().astype(dtype))
+    (shard,), read = write_vector_files("v", 7, lambda start, stop: rows[start:stop], str(tmp_path), dtype, tmp_path)
+    np.testing.assert_array_equal(read[:], rows.numpy().astype(dtype))
+    read[:][0] = 7  # in memory alone
+    np.testing.assert_array_equal(load_file(tmp_path / shard.path)["weight"], rows.numpy().astype(dtype))
 
 
 def test_no_rows(tmp_path: Path) -> None:
-    write_vectors(tmp_path / "v", torch.empty(0, 4), 0)
-    assert map_vectors(MappedFile(str(tmp_path / "v"), private=True)).shape == (0, 4)
+    read = write_vector_files("v", 0, lambda start, stop: torch.empty(0, 4), str(tmp_path), "float32", tmp_path)[1]
+    assert read.shape == (0, 4)
 
 
 def test_slices_go_over_the_edges_of_files(tmp_path: Path) -> None:

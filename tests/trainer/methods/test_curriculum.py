@@ -3,19 +3,16 @@
 import pytest
 
 from tests.recipes import RECIPES
-from trainer.methods.astra import Negatives
+from trainer.methods.astra import Astra
 from trainer.methods.settling import DataStatistics
 from trainer.recipe_files import read_recipe
 from trainer.settings.resolve import Resolved
 
 
-def course(**negatives: object) -> tuple[tuple[int, int], ...]:
-    return Negatives.model_validate({**negatives, "curriculum": True}).negative_counts(epochs=6, start=2)
-
-
 def test_as_many_negatives_in_every_epoch() -> None:
-    epochs = course(hard=8, random=12)
-    assert epochs == ((0, 20), (0, 20), (2, 18), (4, 16), (6, 14), (8, 12))
+    negatives = {"hard": 8, "random": 12, "curriculum": True}
+    recipe = Astra.model_validate({"negatives": negatives, "refresh": {"start": 2}, "train": {"epochs": 6}})
+    assert recipe.negative_counts() == ((0, 20), (0, 20), (2, 18), (4, 16), (6, 14), (8, 12))
 
 
 @pytest.mark.parametrize("name", ["curriculum", "theta-curriculum"])
