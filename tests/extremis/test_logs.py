@@ -59,6 +59,7 @@ def test_a_command_that_fails_and_one_that_is_wrong(tmp_path: Path) -> None:
     assert lines_of(extremis("evaluate", "--no-such", *JSON, check=False).err)[0]["message"] == line["message"]
 
 
+@pytest.mark.slow
 def test_two_ranks_are_told_apart(data: Path, tmp_path: Path) -> None:
     ranks = launch(2, *command("train", "astra", data, tmp_path / "run", *sets("train.epochs=1"), *JSON))
     said = [rank.communicate(timeout=120)[1] for rank in ranks]
@@ -70,6 +71,7 @@ def test_two_ranks_are_told_apart(data: Path, tmp_path: Path) -> None:
     assert "epoch" not in {line["event"] for line in second}
 
 
+@pytest.mark.slow
 def test_a_signal_is_answered_in_json(data: Path, tmp_path: Path) -> None:
     words = command("train", "astra", data, tmp_path / "run", *sets("train.epochs=1000"), *JSON)
     with subprocess.Popen(words, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True) as process:

@@ -94,6 +94,7 @@ def test_a_key_of_the_method_is_checked(mine: Path) -> None:
     refused(call("recipes", "validate", "astra", "--set", "method=json:dumps"), "json:dumps", "expected a Recipe")
 
 
+@pytest.mark.slow
 def test_a_score_needs_its_module_wherever_it_is_read(data: Path, mine: Path, run: Path, tmp_path: Path) -> None:
     fused, own = tmp_path / "run", {"PYTHONPATH": f"{mine}:{ROOT}"}
     shutil.copytree(run, fused)
@@ -130,6 +131,7 @@ def train_on(group: Group, source: str, data: str, run: str) -> list[float]:
     return train(Trainer.start(data, run, load_recipe(source, [*TINY, *MORE, "spread.weight=0.5"]), silent, group))
 
 
+@pytest.mark.slow
 def test_two_ranks_read_the_same_module(mine: Path, tmp_path: Path) -> None:
     data = build_data(str(tmp_path / "data"), rows={"train": 100}).layout.root
     one, two = on_ranks(2, train_on, str(mine / "spread.toml"), data, str(tmp_path / "run"))

@@ -124,7 +124,7 @@ class TestFit:
         np.testing.assert_allclose(
             pairs[order], expected_pairs[np.lexsort(expected_pairs.T.round(3))], rtol=1e-3, atol=1e-4
         )
-        tree, opened = open_fusion(data.layout.root, run, checkpoint)
+        tree, opened, _ = open_fusion(data.layout.root, run, checkpoint)
         assert opened.digest == manifest.digest
         other_table = replace(checkpoint.table, manifest=checkpoint.table.manifest.model_copy(update={"rows": 1}))
         with pytest.raises(InputError, match="has changed since this fusion was fitted"):
