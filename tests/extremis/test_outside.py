@@ -70,6 +70,7 @@ def test_who_reads_the_run_needs_no_module(data: Path, run: Path, tmp_path: Path
     assert call("evaluate", data, run, "--split", "holdout", "--json").json["metrics"]["P@1"] == precision
 
 
+@pytest.mark.slow
 def test_a_resume_says_that_the_module_has_changed(data: Path, mine: Path, run: Path) -> None:
     again = ("train", mine / "spread.toml", data, run, *CHANGES, "--resume")
     recorded = load_config(str(run / "config.toml"))["modules"]["spread:Spread"]
