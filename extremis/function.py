@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from extremis.console import Event, output
 from schemas.errors import InputError, option
-from schemas.options import AS_TEXT, BYTES, COMMAS, Device, Options, Shown, check
+from schemas.options import AS_TEXT, BYTES, COMMAS, Options, Shown, check
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -206,7 +206,7 @@ class Columnar(Protocol):
 
 Place = Annotated[str | PathLike[str], AS_TEXT]  # a file, a directory, or an object-store prefix
 Url = Annotated[Place, Shown("URL")]
-Held = Annotated[str | PathLike[str] | Iterable[object] | Columnar, SkipValidation]  # a place, or data in memory
+PlaceOrData = Annotated[str | PathLike[str] | Iterable[object] | Columnar, SkipValidation]  # a place, or data in memory
 Recipe = Annotated[Place, Shown(names=_recipe_names), Field(description="A recipe's name or TOML file.")]
 Settings = Annotated[
     Mapping[str, object] | Sequence[str],  # {"train.epochs": 5}, or ["train.epochs=5"]
@@ -218,9 +218,6 @@ Names = Annotated[Sequence[str], COMMAS, Shown("NAME,...")]
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
 Size = Annotated[int | str, BYTES, Shown("SIZE")]  # bytes, or "8GiB"
-DeviceName = Annotated[
-    Device, Field(description="Device to use. Default: auto, which takes a GPU if the machine has one.")
-]
 StartTimeout = Annotated[
     float,
     Field(

@@ -20,10 +20,9 @@ from extremis.console import output, say
 from extremis.function import (
     COMMAS,
     BeamOptions,
-    DeviceName,
-    Held,
     NotNegative,
     Place,
+    PlaceOrData,
     Positive,
     Progress,
     Recipe,
@@ -38,7 +37,7 @@ from extremis.stopping import GRACE
 from pipelines.options import ArrayOptions, ClusterOptions, MergeOptions, MineOptions, ShardOptions, TeachOptions
 from schemas.errors import InputError, StorageError, option
 from schemas.logs import about
-from schemas.options import Device, Options, Shown
+from schemas.options import AnyDevice, Device, Options, Shown
 from schemas.options import Place as PlaceText
 from schemas.process import limit_openmp_threads
 
@@ -70,7 +69,7 @@ class ShardResult(Result):
 
 @function
 def shard(
-    input: Held,
+    input: PlaceOrData,
     data: Place,
     options: ShardOptions | None = None,
     *,
@@ -175,7 +174,7 @@ class TrainResult(Result):
 class TrainOptions(Options):
     """Options of `extremis train` and `run`."""
 
-    set: Settings = Field((), description="Change the recipe, e.g. train.epochs=5.")
+    set: Settings = ()
     from_run: Annotated[PlaceText, Shown("RUN1", place=True)] | None = Field(
         None, description="Start from the encoder and the label vectors of RUN1, a run on an earlier version of DATA."
     )
@@ -360,8 +359,8 @@ class MineResult(Result):
 
 @function
 def mine(
-    data: Held,
-    run: Held,
+    data: PlaceOrData,
+    run: PlaceOrData,
     options: ArrayOptions | None = None,
     *,
     epoch: NotNegative | None = None,
@@ -536,7 +535,7 @@ def teach(
     out: Place,
     options: TeachOptions | None = None,
     *,
-    device: DeviceName = "auto",
+    device: AnyDevice = "auto",
     start_timeout: StartTimeout | None = None,
     beam_options: BeamOptions = (),
     progress: Progress = True,

@@ -20,11 +20,10 @@ from pydantic import Field
 from extremis.console import Bar, current_output, metric_grid, print_file, say
 from extremis.function import (
     BeamOptions,
-    DeviceName,
-    Held,
     Names,
     NotNegative,
     Place,
+    PlaceOrData,
     Positive,
     Progress,
     Recipe,
@@ -37,7 +36,7 @@ from extremis.function import (
 from extremis.result import Grid, Result
 from pipelines.options import EmbedOptions, EmbedTextsOptions, Text
 from schemas.errors import InputError, option
-from schemas.options import Fields, Shown, whole_number
+from schemas.options import AnyDevice, Fields, Shown, whole_number
 from scoring.options import EvaluateOptions, ExportOptions, FitOptions, TupleOptions
 
 if TYPE_CHECKING:
@@ -375,7 +374,7 @@ class PredictResult(Result):
 @function
 def predict(
     export: Place,
-    *places: Annotated[Held, Shown("[INPUT] OUT")],
+    *places: Annotated[PlaceOrData, Shown("[INPUT] OUT")],
     data: Place | None = None,
     split: str = "test",
     k: Positive = 10,
@@ -393,7 +392,7 @@ def predict(
     safe_cells: bool = False,
     threads: Positive | None = None,
     overwrite: bool = False,
-    device: DeviceName = "auto",
+    device: AnyDevice = "auto",
     allow: Names = (),
     progress: Progress = True,
 ) -> PredictResult:
@@ -610,12 +609,12 @@ class EmbedResult(Result):
 @function
 def embed(
     model: Place,
-    input: Held,
+    input: PlaceOrData,
     out: Place,
     options: EmbedTextsOptions | None = None,
     *,
     step: NotNegative | None = None,
-    device: DeviceName = "auto",
+    device: AnyDevice = "auto",
     start_timeout: StartTimeout | None = None,
     beam_options: BeamOptions = (),
     progress: Progress = True,

@@ -3,13 +3,14 @@
 The description of a field is the help of the option; each front end writes a {parameter} in its own way.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from schemas.errors import InputError, option
-from schemas.options import Device, Fields, Options, Place, Shown, Sink, Size, Url
+from schemas.options import Device, Fields, Options, Place, Shown, Sink, Size, Url, key
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -36,14 +37,8 @@ FORMATS = {
 MIN_SHARDS = 4  # shards of small data, so that every reader gets some
 
 
-def _unset(description: str, **bounds: Any) -> Any:
-    """Return a field whose default is None."""
-    return Field(default=None, description=description, **bounds)
-
-
-def _positive(description: str) -> Any:
-    """Return a field for a number of at least 1, or None."""
-    return _unset(description, ge=1)
+_unset = functools.partial(key, None)  # a field whose default is None
+_positive = functools.partial(key, None, ge=1)
 
 
 class ShardOptions(Options):

@@ -59,7 +59,7 @@ class Options(BaseModel):
 
 
 def key(default: Any, meaning: str, **bounds: Any) -> Any:
-    """Return a key of a recipe, with its meaning for people, and bounds such as `ge=0`."""
+    """Return a field of options, with its meaning for people, and bounds such as `ge=0`."""
     return Field(default, description=meaning, **bounds)
 
 
@@ -158,6 +158,9 @@ def _require_device(name: str) -> str:
 
 
 Device = Annotated[str, AfterValidator(_require_device), Shown("auto|cpu|cuda|cuda:N")]
+AnyDevice = Annotated[
+    Device, Field(description="Device to use. Default: auto, which takes a GPU if the machine has one.")
+]
 
 # A module has EXTENSION, write_shard and open_shard; open_shard returns an OpenShard.
 SINKS = {

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from schemas.options import COMMAS, Device, Options, Place, Shown
+from schemas.options import COMMAS, AnyDevice, Options, Place, Shown
 from scoring import QUERIES, SHORTLIST
 
 
@@ -25,9 +25,7 @@ class RunOptions(Options):
     """Options of what a command makes of a run."""
 
     step: Step | None = Field(None, description=_STEP)
-    device: Device = Field(
-        "auto", description="Device to use. Default: auto, which takes a GPU if the machine has one."
-    )
+    device: AnyDevice = "auto"
 
 
 class EvaluateOptions(RunOptions):
