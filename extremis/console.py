@@ -562,7 +562,7 @@ def format_metric(report: Mapping[str, Any], name: str) -> str:
 
 
 def metric_grid(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return (columns, rows) with P, nDCG, R, PSP and PSnDCG per k, and half the width of each 95 % interval."""
+    """Return (columns, rows) with a row for each metric at every k, and half the width of each 95 % interval."""
     families: dict[str, dict[int, str]] = {}
     for name in report["metrics"]:
         family, k = name.split("@")

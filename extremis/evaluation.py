@@ -9,6 +9,7 @@ from extremis.result import Grid
 from extremis.summary import seen_queries
 from extremis.supervisor import record_command
 from schemas import storage
+from schemas.errors import option
 from schemas.layout import DataLayout, RunLayout
 from schemas.storage import read_json, write_json
 from schemas.table import Table
@@ -16,9 +17,10 @@ from schemas.versions import Version
 from scoring.baselines import compare_baselines
 from scoring.calibration import ScoredPredictions, calibrate, describe_calibration, measure, open_fragments
 from scoring.fitting import open_fused, scores_of
+from scoring.label_sets import LabelSets
 from scoring.options import EvaluateOptions
 from trainer.device import open_device
-from trainer.evaluation.evaluate import SplitScorer, SplitScores, label_statistics, open_held_out
+from trainer.evaluation.evaluate import KS, SplitScorer, SplitScores, label_statistics, open_held_out
 from trainer.evaluation.metrics import bootstrap
 from trainer.evaluation.ranking import By, Ranking
 from trainer.group import ALONE, Group
@@ -58,9 +60,15 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
         held_out, _, _ = group.decide(lambda: open_held_out(layouts[0], named, recipe.data, "A calibration"))
         fragments = open_fragments(layouts[0], model.columns)
     scorer, predictions = open_scorer(options.split), ScoredPredictions(fragments)
+    sets = LabelSets(len(statistics.frequency), {*KS, *options.k}, options.threshold)
+
+    def collect(*batch: Any) -> None:
+        sets.collect(*batch)
+        if options.calibrate:
+            predictions.collect(*batch)
+
     choices: dict[str, Any] = {"filter": not options.no_filter, "ks": options.k, "seen_only": options.seen_only}
     with Bar(f"evaluate {options.split}", scorer.rows, quiet=not group.first) as bar:
-        collect = predictions.collect if options.calibrate else None
         scores = scorer.score(options.limit, bar.update, zero_shot=options.zero_shot, collect=collect, **choices)
     calibration = {}
     if held_out:
@@ -76,7 +84,14 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
     show_activity("evaluate: computing intervals")
     version = Version.of(Table.open(data, "data").manifest)
     stated = {"number": version.number, "part": version.part}
-    report = {"step": checkpoint.step, "scores": by, "version": stated, **scores.report(), **calibration}
+    report = {
+        "step": checkpoint.step,
+        "scores": by,
+        "version": stated,
+        **scores.report(),
+        **sets.report(),
+        **calibration,
+    }
     show_activity("evaluate: comparing texts with the training texts")
     if options.limit is None:
         report |= group.decide(lambda: _seen_and_unseen(data, options.split, scores))
@@ -130,7 +145,15 @@ def view(report: dict[str, Any], split: str) -> Iterator[Grid | str]:
     """Yield the tables and lines that describe a report."""
     scored, left_out = report["queries"], report["without_active_labels"]
     of = f" of {scored + left_out:,} queries ({left_out:,} have no active label)" if left_out else " queries"
-    yield Grid(f"{split}: {scored:,}{of}, {report['filter_pairs']:,} filter pairs", *metric_grid(report))
+    columns, rows = metric_grid(report)
+    rows += [[f"{name} F1", *(f"{f1:.2f}" for f1 in by_k.values())] for name, by_k in report["averages"].items()]
+    yield Grid(f"{split}: {scored:,}{of}, {report['filter_pairs']:,} filter pairs", columns, rows)
+    if "at_threshold" in report:
+        at = report["at_threshold"]
+        title = f"labels with a score of {at['score']:g} or more, of the best {at['depth']}"
+        means = {"mean over queries": "samples", "all pairs (micro)": "micro", "mean over labels (macro)": "macro"}
+        rows = [[name, *(f"{value:.2f}" for value in at[key].values())] for name, key in means.items()]
+        yield Grid(f"{title}: {at['predictions']:.2f} per query", ["%", *at["micro"]], rows)
     same = {name: name for name in _COMPARED}
     recalls = {"R@1": "among the first 1", "R@5": "among the first 5"}  # of all positives; R@k is a mean over queries
     for key, title, group, counted, shown in (
@@ -178,6 +201,12 @@ def remarks(report: dict[str, Any], split: str) -> Iterator[str]:
         above = [name for name in _COMPARED if name in ends and ends[name][1] < 0]
         if above:
             yield f"odd: {', '.join(above)} of this run is clearly lower than for the baseline {line}"
+    if report.get("at_threshold", {}).get("cut_off"):
+        at = report["at_threshold"]
+        yield (
+            f"all of the best {at['depth']} labels of {at['cut_off']:,} queries have a score of {at['score']:g} or "
+            f"more: a greater {option('k')} counts further labels"
+        )
     if "calibration" in report:
         facts = report["calibration"]
         rows = f"{facts['queries']:,} queries of {facts['split']}"

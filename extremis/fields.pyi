@@ -114,6 +114,7 @@ class EvaluateFields(TypedDict, total=False):
     limit: int | None
     no_filter: bool
     k: Sequence[int]
+    threshold: float | None
     zero_shot: bool
     seen_only: bool
     scores: Literal["classifier", "labels", "sum", "fused"] | None

@@ -61,6 +61,8 @@ class EvaluateResult(Result):
     filter_pairs: int
     metrics: Mapping[str, float]
     intervals: Mapping[str, Sequence[float]]
+    averages: Mapping[str, Mapping[str, float]]
+    at_threshold: Mapping[str, object] | None = None
     labels_by_frequency: Mapping[str, Mapping[str, float]] | None = None
     parts: Mapping[str, Mapping[str, float]] | None = None
     labels_by_part: Mapping[str, Mapping[str, float]] | None = None
@@ -81,7 +83,7 @@ def evaluate(
     progress: Progress = True,
     **fields: "Unpack[EvaluateFields]",
 ) -> EvaluateResult:
-    """Score a checkpoint of RUN on a split of DATA: P, nDCG, R, PSP and PSnDCG at 1, 3, 5, 10.
+    """Score a checkpoint of RUN on a split of DATA: P, nDCG, R, F1, PSP and PSnDCG at 1, 3, 5, 10.
 
     If RUN was trained on an earlier version of DATA, RUN predicts only labels of that version, also with a fusion, and
     newer labels count as missed.
@@ -90,6 +92,7 @@ def evaluate(
       extremis evaluate data/ runs/1 --split test --json
       extremis evaluate data/ runs/1 --k 20,100 --zero-shot
       extremis evaluate data/ runs/1 --baseline
+      extremis evaluate data/ runs/1 --threshold 0.5
       extremis evaluate data/ runs/1 --step newest --scores classifier
       torchrun --nproc-per-node 2 -m extremis evaluate data/ runs/1
     """
@@ -102,6 +105,7 @@ def evaluate(
         report = evaluation.evaluate(data, run, options, group)
     asked = {"baselines": options.baseline, "gains": options.baseline}
     asked |= {"calibration": options.calibrate, "zero_shot": options.zero_shot}
+    asked |= {"at_threshold": options.threshold is not None}
     described = {name: value for name, value in report.items() if asked.get(name, True)}  # else of an earlier call
     if group.first:
         for line in evaluation.remarks(described, options.split):

@@ -39,6 +39,11 @@ class EvaluateOptions(RunOptions):
     k: Annotated[tuple[Annotated[int, Field(ge=1, le=1000)], ...], COMMAS, Shown("K,...")] = Field(
         (), description="Additional values of k, e.g. 20,100; at most 1000."
     )
+    threshold: Annotated[float, Field(allow_inf_nan=False), Shown("SCORE")] | None = Field(
+        None,
+        description="Also report precision, recall and F1 of all labels with at least this score, among the labels up "
+        "to the greatest k.",
+    )
     zero_shot: bool = Field(False, description="Also score the labels without training points separately.")
     seen_only: bool = Field(False, description="Rank only labels with training points. Default: all labels.")
     scores: Literal["classifier", "labels", "sum", "fused"] | None = Field(

@@ -153,7 +153,10 @@ def terms(top: Sequence[str], labels: Sequence[str], weights: Mapping[str, float
         best = sorted((weights[label] for label in labels), reverse=True)[:k]
         result[f"P@{k}"] = sum(hits) / k, 1.0
         result[f"R@{k}"] = sum(hits) / len(labels), 1.0
+        result[f"F1@{k}"] = 2 * sum(hits) / (min(k, len(top)) + len(labels)), 1.0
         result[f"nDCG@{k}"] = sum(itertools.compress(discount, hits)) / ideal, 1.0
+        ideal_of_all = sum(1 / math.log2(rank + 2) for rank in range(len(labels)))
+        result[f"nDCG-all@{k}"] = sum(itertools.compress(discount, hits)) / ideal_of_all, 1.0
         result[f"PSP@{k}"] = sum(gains), sum(best)
         discounted = (sum(x * d for x, d in zip(row, discount, strict=False)) / ideal for row in (gains, best))
         result[f"PSnDCG@{k}"] = next(discounted), next(discounted)

@@ -162,7 +162,7 @@ def test_evaluate(data: Path, run: Path) -> None:
     done = call("evaluate", data, run, "--json")
     plain(done)
     body = done.json
-    families = ("P", "nDCG", "R", "PSP", "PSnDCG")
+    families = ("P", "nDCG", "nDCG-all", "R", "F1", "PSP", "PSnDCG")
     assert set(body["metrics"]) == set(body["intervals"]) == {f"{family}@{k}" for family in families for k in KS}
     assert (body["split"], body["queries"], body["filter_pairs"]) == ("test", 30, 0)
     assert body["step"] == int(max((run / "checkpoints").iterdir()).name.removeprefix("step-"))
@@ -174,6 +174,13 @@ def test_evaluate(data: Path, run: Path) -> None:
     seen = call("evaluate", data, run, "--seen-only", "--k", "2,100", "--json").json["metrics"]
     assert set(seen) - set(body["metrics"]) == {f"{family}@{k}" for family in families for k in (2, 100)}
     assert {name: seen[name] for name in body["metrics"]} == body["metrics"]
+    done = call("evaluate", data, run, "--threshold=-100", "--json")
+    at = done.json["at_threshold"]
+    assert (at["depth"], at["cut_off"], at["predictions"]) == (10, 30, 10)  # so low that each of 10 labels counts
+    assert at["samples"]["F1"] == pytest.approx(body["metrics"]["F1@10"], rel=1e-5)
+    assert at["micro"]["F1"] == body["averages"]["micro"]["F1@10"]
+    assert "all of the best 10 labels of 30 queries" in done.err
+    assert "at_threshold" not in body
     refused(call("evaluate", data, run, "--zero-shot"), "every label has training points", "--zero-shot")
     refused(call("evaluate", data, run, "--k", "5,0"), "--k: expected a number greater than or equal to 1, got '0'")
 

@@ -19,7 +19,7 @@ from schemas.shard_files.shards import RETIRED
 from schemas.shares import ALL_ROWS, RowShare
 from schemas.table import PartTable, Table
 from schemas.versions import Version
-from trainer.evaluation.metrics import Deciles, LabelRecall, Metrics, Weakest, ZeroShot, half_interval, label_recalls
+from trainer.evaluation.metrics import LabelGroups, Metrics, Weakest, ZeroShot, half_interval, label_groups
 from trainer.evaluation.ranking import Ranked, Ranking
 from trainer.group import ALONE, Group, label_range
 from trainer.input_kinds import InputKind
@@ -213,9 +213,8 @@ class SplitScores:
     """
 
     metrics: Metrics
-    deciles: Deciles | None
     weakest: Weakest
-    recalls: dict[str, LabelRecall]
+    groups: dict[str, LabelGroups]
     zero_shot: ZeroShot | None
     parts: Sequence[PartTable]
     rows: int
@@ -234,14 +233,16 @@ class SplitScores:
         The further results are the deciles' contributions to P@k, the weakest queries and labels, recall per training
         frequency, metrics per part, and zero-shot metrics if measured.
         """
+        recalls = {**self.groups}
+        deciles = recalls.pop("deciles", None)
         report = {
             "queries": self.queries,
             "without_active_labels": self.rows - self.queries,
             "filter_pairs": self.filtered,
             **self.metrics.report(resamples),
-            "deciles": self.deciles and self.deciles.result(),
+            "deciles": deciles and deciles.precision(),
             "weakest": self.weakest.report(),
-            **{name: recall.result() for name, recall in self.recalls.items()},
+            **{name: groups.recall() for name, groups in recalls.items()},
         }
         if len(self.parts) > 1:
             report["parts"] = self.metrics.by_part(self.parts, self.ids)
@@ -319,9 +320,7 @@ class SplitScorer:
             raise InputError(f"{option('zero_shot', True)} and {option('seen_only', True)}: give only one of the two.")
         candidates = self.statistics.candidates(seen_only)
         metrics, weakest = Metrics(ks, self.statistics.inverse_propensity), Weakest()
-        deciles = Deciles(frequency, ks) if frequency.sum() else None
-        recalls = label_recalls(self.labels, frequency, ks)
-        counters: list[LabelRecall | Deciles] = [*recalls.values(), *([deciles] if deciles else [])]
+        groups = label_groups(self.labels, frequency, ks)
         counted, retired = [np.zeros(0, np.int64)], self.statistics.retired
         seen = filtered = 0
         tokens = {"input_ids"} & {*self.queries.columns}
@@ -346,7 +345,7 @@ class SplitScorer:
             if collect is not None:
                 collect(top, scores, positives, inputs)
             metrics.update(top, positives, texts)
-            for counter in counters:
+            for counter in groups.values():
                 counter.update(top, positives)
             if unseen is not None:
                 labels = unseen.labels
@@ -360,7 +359,7 @@ class SplitScorer:
                 on_rows(seen)
         places, parts = np.concatenate(counted), self.queries.parts
         ids = self.share.ids(self.queries, limit)[places]
-        return SplitScores(metrics, deciles, weakest, recalls, unseen, parts, seen, filtered, ids, places)
+        return SplitScores(metrics, weakest, groups, unseen, parts, seen, filtered, ids, places)
 
     def _embed(self, rows: pa.Table) -> torch.Tensor:
         group = self.group

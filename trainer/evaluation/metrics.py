@@ -1,17 +1,21 @@
-"""P, nDCG, R, PSP and PSnDCG at k, as in the Extreme Classification Repository, pyxclib and napkinXC.
+"""P, R, F1, nDCG, PSP and PSnDCG at k: extreme classification (XC Repository, napkinXC) and subject indexing (Annif).
 
 For a point with positives P_i and a ranking, best first, let hit_r be 1 if the label at rank r = 1, 2, ... is a
-positive, else 0. Let q_l be the inverse propensity of label l, q_(r) the r-th greatest q_l of P_i, and
-I_i = sum_{r <= min(k, |P_i|)} 1/log2(r+1):
+positive, else 0. Let q_l be the inverse propensity of label l, q_(r) the r-th greatest q_l of P_i, s_i <= k the number
+of labels that are predicted up to rank k, and I_i(n) = sum_{r<=n} 1/log2(r+1), I_i = I_i(min(k, |P_i|)):
 
-    P@k       mean_i  sum_{r<=k} hit_r / k                          also if fewer than k labels are predicted
-    R@k       mean_i  sum_{r<=k} hit_r / |P_i|
-    nDCG@k    mean_i  sum_{r<=k} hit_r / log2(r+1) / I_i
-    PSP@k     sum_i sum_{r<=k} hit_r q_r                 /  sum_i sum_{r<=k} q_(r)
-    PSnDCG@k  sum_i sum_{r<=k} hit_r q_r / log2(r+1)/I_i /  sum_i sum_{r<=k} q_(r) / log2(r+1)/I_i
+    P@k         mean_i  sum_{r<=k} hit_r / k                        also if fewer than k labels are predicted
+    R@k         mean_i  sum_{r<=k} hit_r / |P_i|
+    F1@k        mean_i  2 sum_{r<=k} hit_r / (s_i + |P_i|)          scikit-learn's f1_score, average="samples"
+    nDCG@k      mean_i  sum_{r<=k} hit_r / log2(r+1) / I_i
+    nDCG-all@k  mean_i  sum_{r<=k} hit_r / log2(r+1) / I_i(|P_i|)   trec_eval's ndcg of k results
+    PSP@k       sum_i sum_{r<=k} hit_r q_r                 /  sum_i sum_{r<=k} q_(r)
+    PSnDCG@k    sum_i sum_{r<=k} hit_r q_r / log2(r+1)/I_i /  sum_i sum_{r<=k} q_(r) / log2(r+1)/I_i
 
 PSP and PSnDCG are ratios of sums over points, so a point is weighted by the greatest sum that the point can achieve. A
-point without positives counts as 0 in every mean, and adds nothing to the sums of a ratio.
+point without positives counts as 0 in every mean, and adds nothing to the sums of a ratio. Annif's F1@5 is F1@5, and
+its NDCG of ten suggestions is nDCG-all@10, but Annif counts a point without positives as 1 in NDCG. The module
+`scoring.label_sets` defines micro and macro F1@k, and precision, recall and F1 at a threshold.
 
 Intervals come from the percentile bootstrap over distinct texts (Efron, 1979): points with one text are drawn together.
 """
@@ -23,6 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from schemas import PAD
 from schemas.errors import InputError, option
 from schemas.ragged import Ragged, SparseRows, offsets_of, pad_columns
 from schemas.randomness import Purpose, generator
@@ -152,16 +157,15 @@ class Rankings:
         """1 if the label at a rank is a positive, else 0: [B, depth] float64."""
         return pad_columns(self.positives.contains(self.top), self.depth).astype(np.float64)
 
-    @property
-    def discounts(self) -> np.ndarray:
-        """1 / log2(r + 1) of each rank, [depth]."""
-        return 1 / np.log2(np.arange(2, self.depth + 2))
+    @cached_property
+    def attainable(self) -> np.ndarray:
+        """|P_i|, at least 1, so that a point without positives divides nothing by 0, [B, 1]."""
+        return np.maximum(self.positives.counts, 1)[:, None]
 
     @cached_property
     def ideal(self) -> np.ndarray:
         """I_i for each k, [B, len(ks)]."""
-        attainable = np.minimum(np.maximum(self.positives.counts, 1)[:, None], self.ks)
-        return np.cumsum(self.discounts)[attainable - 1]
+        return np.cumsum(discounts(self.depth))[np.minimum(self.attainable, self.ks) - 1]
 
     @cached_property
     def propensity_gains(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -179,6 +183,11 @@ class Rankings:
         return np.cumsum(gains, axis=1)[:, self.ks - 1]
 
 
+def discounts(ranks: int) -> np.ndarray:
+    """Return 1 / log2(r + 1) of each rank r = 1, 2, ..., [ranks]."""
+    return 1 / np.log2(np.arange(2, ranks + 2))
+
+
 def precision(rankings: Rankings) -> Contributions:
     """Return the contributions to P@k."""
     return Contributions(rankings.up_to_k(rankings.hits) / rankings.ks)
@@ -186,12 +195,24 @@ def precision(rankings: Rankings) -> Contributions:
 
 def ndcg(rankings: Rankings) -> Contributions:
     """Return the contributions to nDCG@k."""
-    return Contributions(rankings.up_to_k(rankings.hits * rankings.discounts) / rankings.ideal)
+    return Contributions(rankings.up_to_k(rankings.hits * discounts(rankings.depth)) / rankings.ideal)
+
+
+def ndcg_all(rankings: Rankings) -> Contributions:
+    """Return the contributions to nDCG-all@k."""
+    ideal = np.cumsum(discounts(rankings.attainable.max(initial=1)))[rankings.attainable - 1]
+    return Contributions(rankings.up_to_k(rankings.hits * discounts(rankings.depth)) / ideal)
 
 
 def recall(rankings: Rankings) -> Contributions:
     """Return the contributions to R@k."""
-    return Contributions(rankings.up_to_k(rankings.hits) / np.maximum(rankings.positives.counts, 1)[:, None])
+    return Contributions(rankings.up_to_k(rankings.hits) / rankings.attainable)
+
+
+def f1(rankings: Rankings) -> Contributions:
+    """Return the contributions to F1@k."""
+    predicted = rankings.up_to_k(pad_columns(rankings.top != PAD, rankings.depth))
+    return Contributions(2 * rankings.up_to_k(rankings.hits) / (predicted + rankings.attainable))
 
 
 def psp(rankings: Rankings) -> Contributions | None:
@@ -204,7 +225,7 @@ def psndcg(rankings: Rankings) -> Contributions | None:
     """Return the contributions to PSnDCG@k; None without propensities."""
     if (gains := rankings.propensity_gains) is None:
         return None
-    return Contributions(*(rankings.up_to_k(each * rankings.discounts) / rankings.ideal for each in gains))
+    return Contributions(*(rankings.up_to_k(each * discounts(rankings.depth)) / rankings.ideal for each in gains))
 
 
 def refuse_unknown(top: np.ndarray, positives: np.ndarray, labels: int) -> None:
@@ -228,22 +249,16 @@ def half_interval(metric: float, queries: int) -> float:
 def bootstrap(
     contributions: Mapping[str, Contributions],
     resamples: int = 1000,
-    level: float = 0.95,
-    seed: int = 0,
     texts: np.ndarray | None = None,
     part: np.ndarray | None = None,
 ) -> dict[str, tuple[float, float]]:
-    """Return a dict from metric to interval x 100: the (1 - level)/2 and (1 + level)/2 quantiles over resamples.
+    """Return a dict from metric to the 95 % interval x 100: the 0.025 and 0.975 quantiles over resamples.
 
     `contributions`: [N] each, as `Metrics.contributions()` returns them. Each resample draws as many texts as there are
     distinct `texts` [N] (None: all differ), each with all its points, for all metrics; a quotient of sums is computed
-    per resample. `part` [N] bool: intervals of the metric on these points minus the metric on the others. The same seed
-    gives the same intervals on any machine. Raises InputError for a level outside (0, 1), no resamples or no points.
+    per resample. `part` [N] bool: intervals of the metric on these points minus the metric on the others. Intervals are
+    the same on any machine. Raises InputError for no points.
     """
-    if not 0 < level < 1 or resamples < 1:
-        raise InputError(
-            f"a bootstrap needs 0 < level < 1 and resamples >= 1; got level {level}, {resamples} resamples."
-        )
     points = len(next(iter(contributions.values())).achieved)
     if not points:
         raise InputError("no point was evaluated, so nothing can be resampled. Is the split empty?")
@@ -261,13 +276,13 @@ def bootstrap(
         weights = np.empty((min(chunk, resamples - start), distinct_texts))  # how often a resample contains each text
         for row in range(len(weights)):
             # Each resample has its own counter-based generator, so results do not depend on the size of the chunks.
-            draw = generator(seed, Purpose.SAMPLE, 0, 0, start + row)
+            draw = generator(0, Purpose.SAMPLE, 0, 0, start + row)
             weights[row] = np.bincount(draw.integers(distinct_texts, size=distinct_texts), minlength=distinct_texts)
         achieved, below = np.tensordot(weights, sums, 1).transpose(2, 1, 0, 3)
         # A resample in which nothing could be achieved counts as 0, as in the metric itself.
         found = np.divide(100 * achieved, below, out=np.zeros_like(below), where=below > 0)
         values[start : start + len(weights)] = found[0] - found[1:].sum(0)
-    ends = np.quantile(values, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    ends = np.quantile(values, [(1 - 0.95) / 2, (1 + 0.95) / 2], axis=0)
     return {name: (float(low), float(high)) for name, low, high in zip(contributions, *ends, strict=True)}
 
 
@@ -279,13 +294,9 @@ def bins_of_equal_mass(frequency: np.ndarray, bins: int = BINS) -> np.ndarray:
 
     Labels are sorted by training frequency, descending (ties by id); the total frequency of the preceding labels
     determines the bin of a label. Each bin therefore has 1 / `bins` of the total frequency, give or take one label.
-    Labels without training points are in the last bin. Raises InputError if no label has training points.
+    Labels without training points are in the last bin. At least one label must have training points.
     """
     total = int(frequency.sum())
-    if total <= 0:
-        raise InputError(
-            "cannot bin labels by frequency, because no label has training points. Shard a train split first."
-        )
     order = np.argsort(-frequency, kind="stable")
     ordered = frequency[order].astype(np.int64)
     begin = np.cumsum(ordered) - ordered
@@ -294,12 +305,15 @@ def bins_of_equal_mass(frequency: np.ndarray, bins: int = BINS) -> np.ndarray:
     return result
 
 
-class _LabelGroups:
-    """Positives, and hits by rank, in each group of labels, streamed like `Metrics`; `group_of` [L]: the group."""
+class LabelGroups:
+    """Positives, and hits by rank, in each group of labels, streamed like `Metrics`.
 
-    def __init__(self, group_of: np.ndarray, groups: int, ks: Sequence[int]) -> None:
-        self.ks, self._group_of, self._points = tuple(ks), group_of, 0
-        self._positives, self._hits = np.zeros(groups, np.int64), np.zeros((max(ks), groups), np.int64)
+    `group_of` [L]: the group of each label; `names`: the names of the groups.
+    """
+
+    def __init__(self, group_of: np.ndarray, names: Sequence[str], ks: Sequence[int] = (1, 3, 5, 10)) -> None:
+        self._group_of, self._names, self._ks, self._points = group_of, names, ks, 0
+        self._positives, self._hits = np.zeros(len(names), np.int64), np.zeros((max(ks), len(names)), np.int64)
 
     def update(self, top: np.ndarray, positives: Ragged) -> None:
         """Count one batch: `top` [B, K] label ids, best first, padded with -1; `positives`: label ids of B rows.
@@ -313,32 +327,12 @@ class _LabelGroups:
         self._positives += np.bincount(self._group_of[positives.entries], minlength=len(self._positives))
         self._points += len(top)
 
-
-class Deciles(_LabelGroups):
-    """The contribution to P@k of each bin that `bins_of_equal_mass` returns; `frequency` [L] int64."""
-
-    def __init__(self, frequency: np.ndarray, ks: Sequence[int] = (1, 3, 5, 10)) -> None:
-        super().__init__(bins_of_equal_mass(frequency), BINS, ks)
-
-    def result(self) -> dict[str, list[float]]:
-        """Return a dict from metric ("P@1", ...) to the contribution of each bin x 100, most frequent labels first.
-
-        The contributions sum to P@k.
-        """
-        if not self._points:
-            raise InputError("no point was evaluated. Is the split empty?")
+    def precision(self) -> dict[str, list[float]]:
+        """Return a dict from metric ("P@1", ...) to the contributions of the groups x 100, which sum to P@k."""
         upto = np.cumsum(self._hits, axis=0)
-        return {f"P@{k}": (100 * upto[k - 1] / (k * self._points)).tolist() for k in self.ks}
+        return {f"P@{k}": (100 * upto[k - 1] / (k * self._points)).tolist() for k in self._ks}
 
-
-class LabelRecall(_LabelGroups):
-    """Recall of the positives in each group of labels; `names`: the names of the groups."""
-
-    def __init__(self, group_of: np.ndarray, names: Sequence[str], ks: Sequence[int]) -> None:
-        super().__init__(group_of, len(names), ks)
-        self._names = names
-
-    def result(self) -> dict[str, dict[str, float]]:
+    def recall(self) -> dict[str, dict[str, float]]:
         """Return the number of labels and positives, and R@k x 100 over all positives, of each group with positives."""
         labels = np.bincount(self._group_of, minlength=len(self._names))
         counts = zip(self._names, labels.tolist(), self._positives.tolist(), self._hits.cumsum(0).T, strict=True)
@@ -346,21 +340,23 @@ class LabelRecall(_LabelGroups):
             name: {
                 "labels": count,
                 "positives": positives,
-                **{f"R@{k}": 100 * float(hits[k - 1]) / positives for k in self.ks},
+                **{f"R@{k}": 100 * float(hits[k - 1]) / positives for k in self._ks},
             }
             for name, count, positives, hits in counts
             if positives
         }
 
 
-def label_recalls(labels: Table, frequency: np.ndarray, ks: Sequence[int]) -> dict[str, LabelRecall]:
-    """Return recall per training frequency [L], and per part of `labels` if there are several, by name in a report."""
+def label_groups(labels: Table, frequency: np.ndarray, ks: Sequence[int]) -> dict[str, LabelGroups]:
+    """Return groups by training frequency [L], and by part of `labels` if there are several, by name in a report."""
     names = ("0", "1", "2-3", "4-10", "more than 10")
-    recalls = {"labels_by_frequency": LabelRecall(np.searchsorted([0, 1, 3, 10], frequency), names, ks)}
+    groups = {"labels_by_frequency": LabelGroups(np.searchsorted([0, 1, 3, 10], frequency), names, ks)}
+    if frequency.any():
+        groups["deciles"] = LabelGroups(bins_of_equal_mass(frequency), [*map(str, range(BINS))], ks)
     if len(labels.parts) > 1:
         part_of = _part_of(np.arange(len(frequency)), labels.parts)
-        recalls["labels_by_part"] = LabelRecall(part_of, [part.name for part in labels.parts], ks)
-    return recalls
+        groups["labels_by_part"] = LabelGroups(part_of, [part.name for part in labels.parts], ks)
+    return groups
 
 
 def _part_of(ids: np.ndarray, parts: Sequence[PartTable]) -> np.ndarray:

@@ -22,7 +22,9 @@ _RESERVED = {"queries", "vectors"}  # name of the source without a mix; a folder
 METRICS = {
     "P": "trainer.evaluation.metrics:precision",
     "nDCG": "trainer.evaluation.metrics:ndcg",
+    "nDCG-all": "trainer.evaluation.metrics:ndcg_all",
     "R": "trainer.evaluation.metrics:recall",
+    "F1": "trainer.evaluation.metrics:f1",
     "PSP": "trainer.evaluation.metrics:psp",
     "PSnDCG": "trainer.evaluation.metrics:psndcg",
 }

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import InputError
 from schemas.ragged import Ragged
-from trainer.evaluation.metrics import Deciles, bins_of_equal_mass
+from trainer.evaluation.metrics import LabelGroups, bins_of_equal_mass
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=200).filter(any), st.integers(1, 12))
@@ -23,11 +23,6 @@ def test_bins_hold_equal_mass(counts: list[int], bins: int) -> None:
     assert (bin_of[frequency == 0] == bins - 1).all()
 
 
-def test_labels_never_seen_are_refused() -> None:
-    with pytest.raises(InputError, match="because no label has training points"):
-        bins_of_equal_mass(np.zeros(3, dtype=np.int64))
-
-
 def test_a_label_without_frequency_is_refused() -> None:
     with pytest.raises(InputError, match=r"label 5 .* \[0, 3\)"):
-        Deciles(np.ones(3, dtype=np.int64)).update(np.array([[5]]), Ragged(np.array([5]), np.array([0, 1])))
+        LabelGroups(np.zeros(3, np.int64), ["all"]).update(np.array([[5]]), Ragged(np.array([5]), np.array([0, 1])))

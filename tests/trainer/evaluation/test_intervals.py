@@ -32,17 +32,16 @@ def test_intervals_cover_as_often_as_they_say() -> None:
     covered = 0
     for _ in range(300):
         hits = (generator.random(100) < 0.4).astype(np.float32)
-        low, high = bootstrap({"P@1": Contributions(hits, None)}, resamples=200, level=0.9)["P@1"]
+        low, high = bootstrap({"P@1": Contributions(hits, None)}, resamples=200)["P@1"]
         covered += low <= 40 <= high
-    assert 0.83 <= covered / 300 <= 0.97
+    assert 0.9 <= covered / 300 <= 0.99
 
 
-def test_same_seed_same_intervals_whatever_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_intervals_whatever_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = {"m": Contributions(np.random.default_rng(3).random(50), None)}
-    whole = bootstrap(parts, resamples=70, seed=5)
+    whole = bootstrap(parts, resamples=70)
     monkeypatch.setattr(intervals, "_WEIGHTS", 333)
-    assert bootstrap(parts, resamples=70, seed=5)["m"] == pytest.approx(whole["m"], rel=1e-12)
-    assert bootstrap(parts, resamples=70, seed=6)["m"] != whole["m"]
+    assert bootstrap(parts, resamples=70)["m"] == pytest.approx(whole["m"], rel=1e-12)
 
 
 def test_points_without_positives_do_not_break_a_ratio() -> None:
@@ -50,7 +49,6 @@ def test_points_without_positives_do_not_break_a_ratio() -> None:
     assert bootstrap({"r": part}, resamples=400)["r"] == (0, 50)
 
 
-@pytest.mark.parametrize("wrong", [{"level": 1.0}, {"resamples": 0}])
-def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(InputError, match="level"):
-        bootstrap({"m": Contributions(np.ones(3), None)}, **wrong)  # type: ignore[arg-type]
+def test_no_points_are_refused() -> None:
+    with pytest.raises(InputError, match="no point"):
+        bootstrap({"m": Contributions(np.zeros(0), None)})

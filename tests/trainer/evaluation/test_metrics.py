@@ -15,6 +15,7 @@ from trainer.evaluation.evaluate import inverse_propensity
 from trainer.evaluation.metrics import Metrics
 
 KS = (1, 3, 5, 10)
+MEANS = ("P", "R", "F1", "nDCG", "nDCG-all")
 
 
 def measure(case: Case, weights: np.ndarray | None = None) -> dict[str, float]:
@@ -31,22 +32,25 @@ def formulas(case: Case, q: np.ndarray) -> dict[str, float]:
     """The formulas of the module, one point and one rank at a time."""
     result = {}
     for k in KS:
-        sums = dict.fromkeys(("P", "R", "nDCG", "PSP", "PSP best", "PSnDCG", "PSnDCG best"), 0.0)
+        sums = dict.fromkeys((*MEANS, "PSP", "PSP best", "PSnDCG", "PSnDCG best"), 0.0)
         for positives, predicted in zip(case.positives, case.predicted, strict=True):
             best = sorted((q[label] for label in positives), reverse=True)
             ideal = sum(1 / math.log2(r + 1) for r in range(1, min(k, len(positives)) + 1))
+            ideal_of_all = sum(1 / math.log2(r + 1) for r in range(1, len(positives) + 1))
             for r in range(1, k + 1):
                 label = predicted[r - 1] if r <= len(predicted) else None
                 if label in positives:
                     sums["P"] += 1 / k
                     sums["R"] += 1 / len(positives)
+                    sums["F1"] += 2 / (min(k, len(predicted)) + len(positives))
                     sums["nDCG"] += 1 / math.log2(r + 1) / ideal
+                    sums["nDCG-all"] += 1 / math.log2(r + 1) / ideal_of_all
                     sums["PSP"] += q[label]
                     sums["PSnDCG"] += q[label] / math.log2(r + 1) / ideal
                 if r <= len(best):
                     sums["PSP best"] += best[r - 1]
                     sums["PSnDCG best"] += best[r - 1] / math.log2(r + 1) / ideal
-        for name in ("P", "R", "nDCG"):
+        for name in MEANS:
             result[f"{name}@{k}"] = 100 * sums[name] / len(case.positives)
         for name in ("PSP", "PSnDCG"):
             result[f"{name}@{k}"] = 100 * sums[name] / sums[f"{name} best"] if sums[f"{name} best"] else 0.0
@@ -73,7 +77,8 @@ def test_equals_napkinxc(case: Case) -> None:
         "PSnDCG": napkinxc.psndcg_at_k(case.positives, case.predicted, weights, k=k, normalize=True, zero_division=0),
     }
     expected = {f"{name}@{k}": 100 * values[k - 1] for name, values in peer.items() for k in KS}
-    assert measure(case, weights) == pytest.approx(expected, rel=1e-5)
+    found = measure(case, weights)
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
 @given(cases(), st.integers(1, 5))
@@ -87,7 +92,7 @@ def test_batches_of_any_size_give_the_same(case: Case, size: int) -> None:
 
 
 def test_no_propensities_no_propensity_scored_metrics() -> None:
-    assert set(measure(Case([[0]], [[0]], np.array([1]), 3))) == {f"{m}@{k}" for m in ("P", "nDCG", "R") for k in KS}
+    assert set(measure(Case([[0]], [[0]], np.array([1]), 3))) == {f"{m}@{k}" for m in MEANS for k in KS}
 
 
 @pytest.mark.parametrize("ks", [(), (0, 1)])

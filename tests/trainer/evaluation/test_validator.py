@@ -9,7 +9,7 @@ from tests.builders import build_data
 from trainer.evaluation import evaluate as validation
 from trainer.evaluation.evaluate import Validator, measure_popularity
 from trainer.group import Group
-from trainer.methods.sections import Data, Validation
+from trainer.methods.sections import METRICS, Data, Validation
 
 
 class Counting(Group):
@@ -35,6 +35,14 @@ def test_a_metric_below_that_of_popular_labels_is_said(tmp_path: Path, split: st
     assert f"{popular:.2f}" in line
     assert validator.odd({}) == ""
     assert group.messages == 1
+
+
+@pytest.mark.parametrize("family", METRICS)
+def test_a_run_may_be_validated_by_each_metric(tmp_path: Path, family: str) -> None:
+    data = build_data(str(tmp_path / "data"), rows={"train": 20, "val": 20}, labels=10).layout
+    rule = Validation(split="val", metric=f"{family}@4")
+    if not family.startswith("PS"):
+        assert rule.metric in measure_popularity(data, "val", Data(), 20, [4])
 
 
 def test_popular_labels_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
