@@ -1,16 +1,16 @@
 """Inputs of an encoder: token ids, sparse features with values, a dense vector, or some of these."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
-from schemas.arrow import DENSE
+from schemas.arrow import DENSE, TITLES
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged, SparseRows
-from schemas.shard_files.parquet import list_column, matrix_column
+from schemas.shard_files.parquet import list_column, matrix_column, number_column
 from schemas.table import Table
 from trainer.input_kinds import InputKind, InputName, input_names
 
@@ -24,18 +24,24 @@ _INPUT_COLUMNS = frozenset(name for columns in _COLUMNS.values() for name in col
 
 @dataclass(frozen=True)
 class Inputs:
-    """B rows: token ids, int32 feature ids (sorted, unique in a row), `dense` [B, d] float16; None: not read."""
+    """B rows: token ids, int32 feature ids (sorted, unique in a row), `dense` [B, d] float16; None: not read.
+
+    `titles` [B]: how many tokens of each row belong to its title; None: unknown, as in training.
+    """
 
     tokens: Ragged | None = None
     features: SparseRows | None = None
     dense: np.ndarray | None = None
+    titles: np.ndarray | None = None
 
     @classmethod
-    def of(cls, rows: pa.Table) -> "Inputs":
-        """Read the inputs among the columns of a table."""
-        names = _INPUT_COLUMNS & {*rows.column_names}
+    def of(cls, rows: pa.Table, columns: Sequence[str] | None = None) -> "Inputs":
+        """Read the inputs among `columns` (None: all columns) of a table, and the titles of token ids, if present."""
+        names = _INPUT_COLUMNS & {*(rows.column_names if columns is None else columns)}
         lists = {name: list_column(rows, name) for name in names - {DENSE}}
-        return cls.from_columns(lists, matrix_column(rows, DENSE) if DENSE in names else None)
+        inputs = cls.from_columns(lists, matrix_column(rows, DENSE) if DENSE in names else None)
+        titled = "input_ids" in names and TITLES in rows.column_names
+        return replace(inputs, titles=number_column(rows, TITLES)) if titled else inputs
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Ragged], dense: np.ndarray | None = None) -> "Inputs":
@@ -56,6 +62,7 @@ class Inputs:
             self.tokens and self.tokens.slice(start, stop),
             self.features and self.features.slice(start, stop),
             None if self.dense is None else self.dense[start:stop],
+            None if self.titles is None else self.titles[start:stop],
         )
 
     def take(self, rows: np.ndarray) -> "Inputs":
@@ -64,6 +71,7 @@ class Inputs:
             self.tokens and self.tokens.take(rows),
             self.features and self.features.take(rows),
             None if self.dense is None else self.dense[rows],
+            None if self.titles is None else self.titles[rows],
         )
 
 
@@ -81,9 +89,14 @@ def columns_of(kind: InputKind) -> list[str]:
     return [name for part in input_names(kind) for name in _COLUMNS[part]]
 
 
-def scored_columns(queries: Table, columns: list[str]) -> list[str]:
-    """Return the columns of `queries` that scoring needs: the encoder's `columns`, the positives, and the filter."""
-    return [*columns, "label_ids", *({"filter_label_ids"} & {*queries.columns})]
+def with_titles(table: Table, columns: Sequence[str]) -> list[str]:
+    """Return `columns` of `table`, and TITLES if token ids are among them and `table` has titles."""
+    return [*columns, *({TITLES} & {*table.columns} if "input_ids" in columns else ())]
+
+
+def scored_columns(queries: Table, columns: Sequence[str]) -> list[str]:
+    """Return the columns of `queries` that scoring needs: the encoder's `columns`, titles, positives, and the filter."""
+    return [*with_titles(queries, columns), "label_ids", *({"filter_label_ids"} & {*queries.columns})]
 
 
 _REMEDIES: Mapping[InputName, str] = {

@@ -610,7 +610,7 @@ class Fields:
     """Name of each field in the data.
 
     A point has a key, a text, and `labels` or one `label`. A label has a key and a text. A pair has a query key, a
-    label key and optionally a weight. If a record has `title`, the text is the title followed by `text` or `content`.
+    label key and optionally a weight. If a record has `title`, the text's first line is the title, and `text` or `content` follows.
     Features and a vector are optional.
     """
 
@@ -645,6 +645,11 @@ class Fields:
 
 
 Named = TypeVar("Named", bound="DataclassInstance")  # such as Fields: names of fields
+
+
+def join_title(title: str, body: str) -> str:
+    """Return a text whose first line is the title, unless one of the two is empty."""
+    return f"{title}\n{body}" if title and body else title or body
 
 
 def in_use(*names: str) -> list[str]:

@@ -104,8 +104,7 @@ def _text(record: Record, fields: Fields, parts: Text, is_required: bool) -> str
     title = base.string(title, fields.title)
     if body is None or parts == "title":
         return title
-    body = base.string(body, name)
-    return f"{title} {body}" if title and body else title or body
+    return base.join_title(title, base.string(body, name))
 
 
 def _feature_pair(record: Record, fields: Fields) -> tuple[list[int], list[float]]:

@@ -71,8 +71,7 @@ def _text(record: Record, text: str) -> str:
     content = record.get("content")
     if content is None or text == "title":
         return title
-    content = base.string(content, "content")
-    return f"{title} {content}" if content else title
+    return base.join_title(title, base.string(content, "content"))
 
 
 @dataclass(frozen=True)

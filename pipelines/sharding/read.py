@@ -32,8 +32,9 @@ from pipelines.job import INPUT, REJECTED, SHOWN, StagedBlock, Summary
 from pipelines.sharding import tokenizer
 from pipelines.sharding.plans import ReadPlan, TablePlan
 from pipelines.sharding.publish import files_of
-from pipelines.sharding.tokenizer import ColumnTokenizer
+from pipelines.sharding.tokenizer import ColumnTokenizer, Encoded
 from schemas import storage
+from schemas.arrow import TITLES
 from schemas.hashing import combine, hash_strings
 from schemas.ragged import offsets_of
 from schemas.shard_files import parquet
@@ -216,17 +217,21 @@ def _open_tokenizer(url: str, name: str) -> ColumnTokenizer:
 
 
 def encode(batch: pa.RecordBatch, plan: TablePlan) -> pa.RecordBatch:
-    """Add `truncated` to parsed rows, `input_ids` if rows have texts, and `dense` if a model computes vectors.
+    """Add `truncated` to parsed rows, `input_ids` and TITLES if rows have texts, and `dense` if a model computes it.
 
     The tokenizer is opened once per process. Raises StorageError.
     """
     rows = batch.num_rows
-    values, offsets, truncated = np.zeros(0, np.uint32), np.zeros(rows + 1, np.int64), np.zeros(rows, bool)
+    tokens = Encoded(np.zeros(0, np.uint32), np.zeros(rows + 1, np.int64), np.zeros(rows, bool))
+    titles = np.zeros(rows, np.int32)
     if plan.vocabulary is not None:
-        values, offsets, truncated = _open_tokenizer(plan.tokenizer, plan.tokenizer_name).encode(batch["text"])
-    batch = batch.append_column("truncated", pa.array(truncated))
+        encoder = _open_tokenizer(plan.tokenizer, plan.tokenizer_name)
+        tokens = encoder.encode(batch["text"])
+        titles = encoder.count_titles(batch["text"], tokens)
+    batch = batch.append_column("truncated", pa.array(tokens.truncated))
     if plan.tokens is not None:
-        batch = batch.append_column("input_ids", parquet.list_array(values, offsets, plan.tokens))
+        batch = batch.append_column("input_ids", parquet.list_array(tokens.values, tokens.offsets, plan.tokens))
+        batch = batch.append_column(TITLES, pa.array(titles))
     if plan.embedder is not None:
         from pipelines.models import dense_column  # needs the trainer's packages, which may be missing
 

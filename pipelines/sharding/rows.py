@@ -32,6 +32,7 @@ from pipelines.sharding import plans, read
 from pipelines.sharding.earlier import route_keys
 from pipelines.sharding.plans import LabelsPlan, QueriesPlan
 from schemas import PAD, storage
+from schemas.arrow import TITLES
 from schemas.hashing import hash_strings, in_hash_range
 from schemas.ragged import offsets_of
 from schemas.shard_files import parquet, shards
@@ -44,7 +45,8 @@ SEND, LOOK_UP = "send keys of labels", "find labels"
 ENCODE_QUERIES, ORDER_QUERIES, WRITE_QUERIES = "tokenize", "order", "write"
 
 LISTS = ("label_ids", "filter_label_ids")  # list columns that are united when rows are merged
-_UNORDERED = ("input_ids", "text", "feature_ids", "feature_values", "dense")  # no part in the order; most of the bytes
+# No part in the order; most of the bytes.
+_UNORDERED = ("input_ids", TITLES, "text", "feature_ids", "feature_values", "dense")
 _POSITION = "position"
 PAIRS_SCHEMA = pa.schema(
     [("hash", pa.uint64()), ("part", pa.int32()), ("row", pa.int64()), ("key", pa.string()), ("label_id", pa.int64())]

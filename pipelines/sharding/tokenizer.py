@@ -1,8 +1,8 @@
 """A data set's tokenizer: loaded from a directory or the hub, or trained on the data's texts; columns of texts encoded.
 
 A tokenizer like BERT's never looks across a space: it normalises one character at a time, splits words at white space
-and punctuation, and splits each word into pieces separately. So the text can be split at spaces, and the parts can be
-tokenized separately. Only about a tenth of the words in a block are distinct, and each distinct word is encoded once.
+and punctuation, and splits each word into pieces separately. So the text can be split at white space, and the parts
+can be tokenized separately. Only about a tenth of the words in a block are distinct, and each distinct word is encoded once.
 """
 
 import json
@@ -255,7 +255,7 @@ class ColumnTokenizer:
     """Tokenizer for text columns. It must be the only user of `tokenizer`. Error messages contain `name`."""
 
     def __init__(self, tokenizer: Tokenizer, name: str = "") -> None:
-        self._tokenizer, self._name = tokenizer, name
+        self._tokenizer, self._name, self._after = tokenizer, name, count_specials_after(tokenizer)
         self._around: tuple[list[int], list[int]] | None = None
         self._limit: int | None = None  # token limit of a text, without special tokens
         if not _ends_at_spaces(tokenizer):
@@ -276,6 +276,14 @@ class ColumnTokenizer:
         parts = parts or [encode_texts(self._tokenizer, [])]
         values, lengths, truncated = zip(*((p.values, np.diff(p.offsets), p.truncated) for p in parts), strict=True)
         return Encoded(np.concatenate(values), offsets_of(np.concatenate(lengths)), np.concatenate(truncated))
+
+    def count_titles(self, texts: pa.StringArray, tokens: Encoded) -> np.ndarray:
+        """Return how many of the `tokens` of each text belong to its title, int32 [B]. Raises InputError."""
+        import pyarrow.compute as pc
+
+        rows = np.flatnonzero(pc.match_substring(texts, "\n"))
+        titles = self.encode(pc.replace_substring_regex(texts.take(pa.array(rows)), r"(?s)\n.*", ""))
+        return title_lengths(tokens, rows, titles, self._after)
 
     def _encode_words(self, words: Words, before: Sequence[int], after: Sequence[int]) -> Encoded:
         """Encode texts word by word, and add the special tokens `before` and `after` to each text."""
@@ -324,8 +332,29 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], name: str = "", spe
     return Encoded(np.concatenate([np.zeros(0, np.uint32), *values]), offsets, np.asarray(truncated, bool))
 
 
+def count_specials_after(tokenizer: Tokenizer) -> int:
+    """Return the number of special tokens that a tokenizer appends to a text."""
+    cut = tokenizer.truncation
+    tokenizer.no_truncation()
+    mask = tokenizer.encode(_PROBE).special_tokens_mask
+    if cut is not None:
+        tokenizer.enable_truncation(**cut)
+    return mask[::-1].index(0) if 0 in mask else 0
+
+
+def title_lengths(tokens: Encoded, rows: np.ndarray, titles: Encoded, after: int) -> np.ndarray:
+    """Return how many `tokens` of each text belong to its title, which is its first line: int32 [B].
+
+    `rows`: the texts with several lines, whose first lines are encoded as `titles`, each with `after` special tokens at
+    its end. All tokens of another text belong to its title.
+    """
+    counts = np.diff(tokens.offsets)
+    counts[rows] = np.minimum(np.diff(titles.offsets) - after, counts[rows])
+    return counts.astype(np.int32)
+
+
 def _ends_at_spaces(tokenizer: Tokenizer) -> bool:
-    """Return whether a text can be split at spaces, and the parts tokenized separately, with the same result."""
+    """Return whether a text can be split at spaces and newlines, and the parts tokenized separately, with the same result."""
     cut = tokenizer.truncation
     return (
         isinstance(tokenizer.normalizer, BertNormalizer)
@@ -334,7 +363,7 @@ def _ends_at_spaces(tokenizer: Tokenizer) -> bool:
         and tokenizer.padding is None
         and (cut is None or (cut["direction"], cut["stride"]) == ("right", 0))
         and not any(
-            token.normalized or token.lstrip or token.rstrip or token.single_word or " " in token.content
+            token.normalized or token.lstrip or token.rstrip or token.single_word or {" ", "\n"} & {*token.content}
             for token in tokenizer.get_added_tokens_decoder().values()
         )
     )
@@ -351,14 +380,14 @@ def _special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
 
 
 def split_words(texts: pa.StringArray) -> Iterator[Words]:
-    """Split texts into words at spaces, in slices of at most _SLICE_BYTES; a longer text forms a slice of its own."""
+    """Split texts into words at spaces and newlines, in slices of at most _SLICE_BYTES; a longer text forms a slice of its own."""
     import pyarrow.compute as pc  # serving does not need it
 
     ends = offsets_of(pc.binary_length(texts).to_numpy())
     start = 0
     while start < len(texts):
         stop = max(int(np.searchsorted(ends, ends[start] + _SLICE_BYTES, side="right")) - 1, start + 1)
-        parted = pc.split_pattern(texts.slice(start, stop - start), " ")
+        parted = pc.split_pattern(pc.replace_substring(texts.slice(start, stop - start), "\n", " "), " ")
         words, offsets = parted.flatten().dictionary_encode(), parted.offsets.to_numpy()
         yield Words(words.dictionary, words.indices.to_numpy(), offsets - offsets[0])
         start = stop

@@ -112,7 +112,7 @@ def test_a_column_of_texts_is_a_list_of_texts(model: extremis.Model, texts: list
 @settings(max_examples=12)
 @given(some.lists(pair, min_size=1, max_size=4))
 def test_rows_have_the_fields_of_the_data(model: extremis.Model, pairs: list[tuple[str, str]]) -> None:
-    expected = answers(model.predict([" ".join(filter(None, row)) for row in pairs], k=3))
+    expected = answers(model.predict(["\n".join(filter(None, row)) for row in pairs], k=3))
     for name, hold in TABLES.items():
         assert answers(model.predict(hold(pairs), k=3)) == expected, name
     usual = [{"title": title, "content": content} for title, content in pairs]
@@ -121,7 +121,7 @@ def test_rows_have_the_fields_of_the_data(model: extremis.Model, pairs: list[tup
 
 def test_rows_may_lack_a_field(model: extremis.Model) -> None:
     rows = [{"about": "of the sea"}, {"name": "ship", "about": None}, {"name": "cat", "about": "and dog"}]
-    expected = answers(model.predict(["of the sea", "ship", "cat and dog"]))
+    expected = answers(model.predict(["of the sea", "ship", "cat\nand dog"]))
     for held in (rows, pd.DataFrame(rows), pl.DataFrame(rows), pa.Table.from_pylist(rows[::-1]).slice(0, 3)):
         found = answers(model.predict(held))
         assert (found[::-1] if isinstance(held, pa.Table) else found) == expected
