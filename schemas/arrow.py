@@ -43,12 +43,10 @@ def queries(
     return without_nulls(fields)
 
 
-def labels(
-    tokens: pa.DataType | None, *, features: bool = False, dense: int = 0, titles: bool = False
-) -> pa.Schema:
+def labels(tokens: pa.DataType | None, *, features: bool = False, dense: int = 0, titles: bool = False) -> pa.Schema:
     """One label per row. The label ids are [0, L) without gaps; `frequency` counts the training points with the label.
 
-    `tokens`, `features`, `dense` and `titles` mean the same as in `queries`. Raises ValueError if a row would have no input.
+    The other arguments mean the same as in `queries`. Raises ValueError if a row would have no input.
     """
     names = {"label_id": pa.int64(), "key": pa.string(), "text": pa.string()}
     return without_nulls({**names, **_inputs(tokens, features, dense, titles), "frequency": pa.int64()})

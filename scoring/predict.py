@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from pipelines.formats.base import Fields, parse_fields_by_table
 from pipelines.formats.keyed import Texts
-from pipelines.sharding.tokenizer import FILE, count_specials_after, encode_texts, open_tokenizer, title_lengths
+from pipelines.sharding.tokenizer import FILE, encode_texts, open_tokenizer
 from schemas import PAD, arrow, storage
 from schemas.arrow import DENSE, TITLES
 from schemas.errors import InputError, missing_extra, option, without_controls
@@ -347,15 +347,11 @@ class TextTokenizer:
         unknown = self._tokenizer.token_to_id(getattr(self._tokenizer.model, "unk_token", None) or "")
         self._unknown = np.array([*((special | {unknown}) - {None})], np.int64)
         self._counts_words = DENSE in exported.serving.columns
-        self._after = count_specials_after(self._tokenizer)
 
     def encode(self, texts: Sequence[str]) -> tuple[Inputs, np.ndarray]:
         """Return the tokens and titles of `texts` [B], and the numbers of known tokens (or words for dense vectors)."""
-        first = {row: text.partition("\n")[0] for row, text in enumerate(texts) if "\n" in text}
-        tokens, titles = (encode_texts(self._tokenizer, some, f"of {self._url}") for some in (texts, [*first.values()]))
-        lengths = title_lengths(tokens, np.array([*first], np.int64), titles, self._after)
-        values, offsets, _ = tokens
-        inputs = Inputs(Ragged(values, offsets), titles=lengths)
+        values, offsets, _, titles = encode_texts(self._tokenizer, texts, f"of {self._url}")
+        inputs = Inputs(Ragged(values, offsets), titles=titles)
         if self._counts_words:
             return inputs, np.array([len(text.split()) for text in texts])
         return inputs, counts_of(offsets_of((values[:, None] != self._unknown).all(1))[offsets])
@@ -428,7 +424,9 @@ def rows_of_texts(exported: Exported, texts: Texts, batch: int, embedder: str | 
         table = pa.Table.from_batches([rows])
         if tokenizer is not None:
             inputs, known = tokenizer.encode(rows["text"].to_pylist())
-            table = table.append_column("input_ids", list_array(*inputs.tokens, pa.uint32()))
+            assert inputs.tokens is not None
+            ids = list_array(inputs.tokens.values, inputs.tokens.offsets, pa.uint32())
+            table = table.append_column("input_ids", ids)
             table = table.append_column(TITLES, pa.array(inputs.titles))
             if not (features or vector_dimension):  # a row may have only features or vectors
                 table = table.append_column(KNOWN_TOKENS, pa.array(known, pa.int32()))

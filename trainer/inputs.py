@@ -1,7 +1,8 @@
 """Inputs of an encoder: token ids, sparse features with values, a dense vector, or some of these."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -58,21 +59,15 @@ class Inputs:
 
     def slice(self, start: int, stop: int) -> "Inputs":
         """Return rows [start, stop); values are views."""
-        return Inputs(
-            self.tokens and self.tokens.slice(start, stop),
-            self.features and self.features.slice(start, stop),
-            None if self.dense is None else self.dense[start:stop],
-            None if self.titles is None else self.titles[start:stop],
-        )
+        return self._select(lambda lists: lists.slice(start, stop), slice(start, stop))
 
     def take(self, rows: np.ndarray) -> "Inputs":
         """Return the rows with indices `rows` [B'], in the order of `rows`."""
-        return Inputs(
-            self.tokens and self.tokens.take(rows),
-            self.features and self.features.take(rows),
-            None if self.dense is None else self.dense[rows],
-            None if self.titles is None else self.titles[rows],
-        )
+        return self._select(lambda lists: lists.take(rows), rows)
+
+    def _select(self, of_lists: Callable[[Any], Any], rows: Any) -> "Inputs":
+        dense, titles = (None if numbers is None else numbers[rows] for numbers in (self.dense, self.titles))
+        return Inputs(self.tokens and of_lists(self.tokens), self.features and of_lists(self.features), dense, titles)
 
 
 def open_queries(data: DataLayout, split: str) -> Table:
@@ -95,7 +90,7 @@ def with_titles(table: Table, columns: Sequence[str]) -> list[str]:
 
 
 def scored_columns(queries: Table, columns: Sequence[str]) -> list[str]:
-    """Return the columns of `queries` that scoring needs: the encoder's `columns`, titles, positives, and the filter."""
+    """Return the columns of `queries` that scoring needs: the encoder's `columns`, titles, positives, and filter."""
     return [*with_titles(queries, columns), "label_ids", *({"filter_label_ids"} & {*queries.columns})]
 
 

@@ -610,8 +610,8 @@ class Fields:
     """Name of each field in the data.
 
     A point has a key, a text, and `labels` or one `label`. A label has a key and a text. A pair has a query key, a
-    label key and optionally a weight. If a record has `title`, the text's first line is the title, and `text` or `content` follows.
-    Features and a vector are optional.
+    label key and optionally a weight. If a record has `title`, it is the first line of the text, before `text` or
+    `content`. Features and a vector are optional.
     """
 
     key: str = "key"

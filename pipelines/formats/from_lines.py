@@ -102,9 +102,7 @@ def _text(record: Record, fields: Fields, parts: Text, is_required: bool) -> str
             return base.string(base.required(record, fields.body), fields.body) if is_required else ""
         return base.string(body, name)
     title = base.string(title, fields.title)
-    if body is None or parts == "title":
-        return title
-    return base.join_title(title, base.string(body, name))
+    return title if body is None or parts == "title" else base.join_title(title, base.string(body, name))
 
 
 def _feature_pair(record: Record, fields: Fields) -> tuple[list[int], list[float]]:

@@ -68,10 +68,8 @@ def _key(record: Record, row: int) -> str:
 
 def _text(record: Record, text: str) -> str:
     title = base.string(base.required(record, "title"), "title")
-    content = record.get("content")
-    if content is None or text == "title":
-        return title
-    return base.join_title(title, base.string(content, "content"))
+    content = record.get("content") if text != "title" else None
+    return title if content is None else base.join_title(title, base.string(content, "content"))
 
 
 @dataclass(frozen=True)

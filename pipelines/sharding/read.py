@@ -222,16 +222,14 @@ def encode(batch: pa.RecordBatch, plan: TablePlan) -> pa.RecordBatch:
     The tokenizer is opened once per process. Raises StorageError.
     """
     rows = batch.num_rows
-    tokens = Encoded(np.zeros(0, np.uint32), np.zeros(rows + 1, np.int64), np.zeros(rows, bool))
-    titles = np.zeros(rows, np.int32)
+    none = np.zeros(rows, np.int32)
+    tokens = Encoded(np.zeros(0, np.uint32), np.zeros(rows + 1, np.int64), none.astype(bool), none)
     if plan.vocabulary is not None:
-        encoder = _open_tokenizer(plan.tokenizer, plan.tokenizer_name)
-        tokens = encoder.encode(batch["text"])
-        titles = encoder.count_titles(batch["text"], tokens)
+        tokens = _open_tokenizer(plan.tokenizer, plan.tokenizer_name).encode(batch["text"])
     batch = batch.append_column("truncated", pa.array(tokens.truncated))
     if plan.tokens is not None:
         batch = batch.append_column("input_ids", parquet.list_array(tokens.values, tokens.offsets, plan.tokens))
-        batch = batch.append_column(TITLES, pa.array(titles))
+        batch = batch.append_column(TITLES, pa.array(tokens.titles))
     if plan.embedder is not None:
         from pipelines.models import dense_column  # needs the trainer's packages, which may be missing
 

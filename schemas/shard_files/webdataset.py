@@ -1,13 +1,14 @@
 """Shards as WebDataset tars, with an index after the end of the archive, which tar readers ignore.
 
 The key of a sample is the zero-padded id of the row. A sample has one member per column: `000000000007.input_ids.npy`
-for a list of numbers, `.key.txt` for a string. Whole numbers are only in the index. The format is POSIX ustar in blocks of 512 bytes, with time and owner 0
-for deterministic bytes. NumPy lays out headers, members and padding of all samples at once.
+for a list of numbers, `.key.txt` for a string; numbers are only in the index. The format is POSIX ustar in blocks of
+512 bytes, with time and owner 0 for deterministic bytes. NumPy lays out headers, members and padding of all samples at
+once.
 
 The index is an Arrow IPC file with one record batch per row group, which contains the number of values in each member
-of each row, and the columns of whole numbers. The position of every value is computed from these numbers, and reading a row group takes one range read
-and a few gathers. The metadata of a batch contains the start of the row group in bytes, the id of the first row, and a
-CRC-32 of each column's values. The manifest contains the CRC-32 of the index.
+of each row, and the columns of whole numbers. The position of every value is computed from the numbers of values, and
+reading a row group takes one range read and a few gathers. The metadata of a batch contains the start of the row group
+in bytes, the id of the first row, and a CRC-32 of each column's values. The manifest contains the CRC-32 of the index.
 
     tar entries | two zero blocks | index | CRC-32 of the index, its length, magic
 """
@@ -83,8 +84,8 @@ class TarLayout:
 def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_rows: int) -> Shard:
     """Publish shard `index` of `count` under the prefix `url`, whole or not at all; holds one row group in memory.
 
-    `query_id` must increase by one per row; the other columns are strings, whole numbers or lists of numbers. Raises StorageError;
-    ValueError for other columns and ids.
+    `query_id` must increase by one per row; the other columns are strings, whole numbers or lists of numbers. Raises
+    StorageError; ValueError for other columns and ids.
     """
     name = shard_name(index, count, EXTENSION)
     with storage.writing(join(url, name)) as path:
@@ -256,8 +257,8 @@ def members_of(schema: pa.Schema) -> list[Member]:
             member = Member(field.name, pa.array([], value_type).to_numpy().dtype, _NPY_HEAD)
         else:
             raise ValueError(
-                f"column {field.name}: expected strings, whole numbers or lists of numbers, got {field.type}, which a tar cannot "
-                "contain"
+                f"column {field.name}: expected strings, whole numbers or lists of numbers, got {field.type}, which a "
+                "tar cannot contain"
             )
         if ID_DIGITS + 1 + len(member.suffix) > _LONGEST_NAME:
             raise ValueError(f"column {field.name}: its name is too long for a tar")
