@@ -25,15 +25,12 @@ _INPUT_COLUMNS = frozenset(name for columns in _COLUMNS.values() for name in col
 
 @dataclass(frozen=True)
 class Inputs:
-    """B rows: token ids, int32 feature ids (sorted, unique in a row), `dense` [B, d] float16; None: not read.
-
-    `titles` [B]: how many tokens of each row belong to its title; None: unknown, as in training.
-    """
+    """B rows: token ids, int32 feature ids (sorted, unique in a row), `dense` [B, d] float16; None: not read."""
 
     tokens: Ragged | None = None
     features: SparseRows | None = None
     dense: np.ndarray | None = None
-    titles: np.ndarray | None = None
+    titles: np.ndarray | None = None  # [B]: how many tokens of each row belong to its title; not read in training
 
     @classmethod
     def of(cls, rows: pa.Table, columns: Sequence[str] | None = None) -> "Inputs":

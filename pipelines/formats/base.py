@@ -789,10 +789,11 @@ def key(value: Any, name: str) -> str:
     return str(value)
 
 
-def whole_numbers(value: Any, name: str) -> list[int]:
-    """Return `value` if it is a list of whole numbers. Raises InvalidRecord."""
-    if not isinstance(value, list) or not {*map(type, value)} <= {int}:  # not bool: JSON `true` is not a number
-        raise InvalidRecord(Reason.WRONG_TYPE, f"{name} must be a list of whole numbers, got {shown(value)}")
+def numbers(value: Any, name: str, whole: bool = False) -> list[Any]:
+    """Return `value` if it is a list of numbers, or of `whole` numbers. Raises InvalidRecord."""
+    if not isinstance(value, list) or not {*map(type, value)} <= {int, *(() if whole else (float,))}:  # not bool
+        kind = "whole numbers" if whole else "numbers"
+        raise InvalidRecord(Reason.WRONG_TYPE, f"{name} must be a list of {kind}, got {shown(value)}")
     return value
 
 

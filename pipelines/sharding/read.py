@@ -198,11 +198,8 @@ def sample_texts(blocks: Sequence[StagedBlock], rows: int, size: int) -> pa.Chun
     share = size / rows if rows > size else 1.0
 
     def texts_of(block: StagedBlock) -> list[pa.Array]:
-        chunks = []
-        for batch in receive([block.sampled] if share <= SAMPLED_SHARE else [block.sampled, block.rest]):
-            taken = pa.array(sample_position(np.asarray(batch["hash"])) < share)
-            chunks.append(batch["text"].filter(taken) if share < 1 else batch["text"])
-        return chunks
+        batches = receive([block.sampled] if share <= SAMPLED_SHARE else [block.sampled, block.rest])
+        return [batch["text"].filter(pa.array(sample_position(np.asarray(batch["hash"])) < share)) for batch in batches]
 
     with ThreadPoolExecutor(_THREADS) as pool:
         return pa.chunked_array(itertools.chain.from_iterable(pool.map(texts_of, blocks)), pa.string())
@@ -221,9 +218,8 @@ def encode(batch: pa.RecordBatch, plan: TablePlan) -> pa.RecordBatch:
 
     The tokenizer is opened once per process. Raises StorageError.
     """
-    rows = batch.num_rows
-    none = np.zeros(rows, np.int32)
-    tokens = Encoded(np.zeros(0, np.uint32), np.zeros(rows + 1, np.int64), none.astype(bool), none)
+    none = np.zeros(batch.num_rows, np.int32)
+    tokens = Encoded(np.zeros(0, np.uint32), np.zeros(len(none) + 1, np.int64), none.astype(bool), none)
     if plan.vocabulary is not None:
         tokens = _open_tokenizer(plan.tokenizer, plan.tokenizer_name).encode(batch["text"])
     batch = batch.append_column("truncated", pa.array(tokens.truncated))

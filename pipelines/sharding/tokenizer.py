@@ -1,9 +1,9 @@
 """A data set's tokenizer: loaded from a directory or the hub, or trained on the data's texts; columns of texts encoded.
 
 A tokenizer like BERT's never looks across a space: it normalises one character at a time, splits words at white space
-and punctuation, and splits each word into pieces separately. So the text can be split at spaces and newlines, and the
-parts can be tokenized separately. Only about a tenth of the words in a block are distinct, and each distinct word is
-encoded once.
+and punctuation, and splits each word into pieces separately. So texts can be split at spaces and newlines, and their
+parts tokenized separately. Only about a tenth of the words in a block are distinct, and each distinct word is encoded
+once.
 """
 
 import json
@@ -237,28 +237,21 @@ def choose_length(frozen: FrozenTokenizer, tables: Iterable[pa.ChunkedArray], na
 
 
 class Words(NamedTuple):
-    """Words of texts [B]: the distinct words, a position in these for each word int [W], and offsets int [B + 1].
-
-    titles: how many words are in the first line, int [B].
-    """
+    """Words of texts [B]: the distinct words, a position in these for each word int [W], and offsets int [B + 1]."""
 
     distinct: pa.StringArray
     positions: np.ndarray
     offsets: np.ndarray
-    titles: np.ndarray
+    titles: np.ndarray  # words of the first line, int [B]
 
 
 class Encoded(NamedTuple):
-    """Tokens of texts [B]: values uint32 [T], offsets int64 [B + 1], and whether each text was truncated, bool [B].
-
-    titles: how many tokens belong to the first line, int32 [B], with special tokens before it, but not after it; all
-    tokens of a text with one line.
-    """
+    """Tokens of texts [B]: values uint32 [T], offsets int64 [B + 1], and whether each text was truncated, bool [B]."""
 
     values: np.ndarray
     offsets: np.ndarray
     truncated: np.ndarray
-    titles: np.ndarray
+    titles: np.ndarray  # tokens of the first line, int32 [B]; special tokens after a text belong to its last line
 
 
 class ColumnTokenizer:
@@ -266,25 +259,18 @@ class ColumnTokenizer:
 
     def __init__(self, tokenizer: Tokenizer, name: str = "") -> None:
         self._tokenizer, self._name = tokenizer, name
-        self._around: tuple[list[int], list[int]] | None = None
+        self._around = _special_tokens(tokenizer) if _ends_at_spaces(tokenizer) else None
         self._limit: int | None = None  # token limit of a text, without special tokens
-        if not _ends_at_spaces(tokenizer):
-            return
-        cut = tokenizer.truncation
-        tokenizer.no_truncation()
-        self._around = _special_tokens(tokenizer)
-        if cut is not None and self._around is not None:
+        if self._around is not None and (cut := tokenizer.truncation) is not None:
             self._limit = cut["max_length"] - sum(map(len, self._around))
-        elif cut is not None:
-            tokenizer.enable_truncation(**cut)
+            tokenizer.no_truncation()
 
     def encode(self, texts: pa.StringArray) -> Encoded:
         """Encode a column of texts without nulls. Raises InputError."""
         if self._around is None:
             return encode_texts(self._tokenizer, texts.to_pylist(), self._name)
         parts = [self._encode_words(some, *self._around) for some in split_words(texts)]
-        parts = parts or [encode_texts(self._tokenizer, [])]
-        own = ((part.values, np.diff(part.offsets), *part[2:]) for part in parts)
+        own = ((p.values, np.diff(p.offsets), *p[2:]) for p in parts or [encode_texts(self._tokenizer, [])])
         values, lengths, truncated, titles = map(np.concatenate, zip(*own, strict=True))
         return Encoded(values, offsets_of(lengths), truncated, titles)
 

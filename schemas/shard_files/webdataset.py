@@ -1,14 +1,13 @@
 """Shards as WebDataset tars, with an index after the end of the archive, which tar readers ignore.
 
 The key of a sample is the zero-padded id of the row. A sample has one member per column: `000000000007.input_ids.npy`
-for a list of numbers, `.key.txt` for a string; numbers are only in the index. The format is POSIX ustar in blocks of
-512 bytes, with time and owner 0 for deterministic bytes. NumPy lays out headers, members and padding of all samples at
-once.
+for a list of numbers, `.key.txt` for a string. The format is POSIX ustar in blocks of 512 bytes, with time and owner 0
+for deterministic bytes. NumPy lays out headers, members and padding of all samples at once.
 
 The index is an Arrow IPC file with one record batch per row group, which contains the number of values in each member
-of each row, and the columns of whole numbers. The position of every value is computed from the numbers of values, and
-reading a row group takes one range read and a few gathers. The metadata of a batch contains the start of the row group
-in bytes, the id of the first row, and a CRC-32 of each column's values. The manifest contains the CRC-32 of the index.
+of each row, and the columns of whole numbers, which are no members. From the numbers of values follows the position of
+every value, so reading a row group takes one range read and a few gathers. The metadata of a batch contains the start
+of the row group in bytes, its first row's id, and a CRC-32 of each column. The manifest has the CRC-32 of the index.
 
     tar entries | two zero blocks | index | CRC-32 of the index, its length, magic
 """
@@ -164,27 +163,25 @@ class TarShard(OpenShard):
             raise ValueError("the index has no columns")
         self.schema_arrow = pa.ipc.read_schema(pa.BufferReader(metadata[b"schema"]))
         self._members = members_of(self.schema_arrow)
+        self._indexed = {*self.schema_arrow.names} - {member.column for member in self._members}
         self.num_row_groups = int(self._index.num_record_batches)
 
     def ranges(self, group: int, columns: Sequence[str] | None = None) -> list[Range]:
         """Return the byte range of row group `group` with all its columns."""
-        return [self._group(group).place] if self._has_members(columns) else []
+        return [self._group(group).place] if {*self._names(columns)} - self._indexed else []
 
     def read_row_group(
         self, group: int, columns: Sequence[str] | None = None, pieces: FetchedRanges | None = None
     ) -> pa.Table:
         """Read the existing `columns` of row group `group`, in the order of the schema."""
         found, names, data = self._group(group), self._names(columns), np.empty(0, np.uint8)
-        if self._has_members(columns):
+        if {*names} - self._indexed:
             data = np.frombuffer((pieces or self._source).read(*found.place), np.uint8)
         arrays = [self._column(found, name, data) for name in names]
         return pa.Table.from_arrays(arrays, schema=pa.schema([self.schema_arrow.field(name) for name in names]))
 
     def _names(self, columns: Sequence[str] | None) -> list[str]:
         return [name for name in self.schema_arrow.names if columns is None or name in columns]
-
-    def _has_members(self, columns: Sequence[str] | None) -> bool:
-        return any(columns is None or member.column in columns for member in self._members)
 
     def _group(self, group: int) -> _Group:
         with self._lock:
@@ -200,7 +197,7 @@ class TarShard(OpenShard):
     def _column(self, group: _Group, name: str, data: np.ndarray) -> pa.Array:
         if name == "query_id":
             return pa.array(np.arange(len(group.layout.starts)) + group.facts["first_id"])
-        if pa.types.is_integer(self.schema_arrow.field(name).type):
+        if name in self._indexed:
             return pa.array(group.counts[name])
         number = [member.column for member in self._members].index(name)
         offsets = offsets_of(group.counts[name])
