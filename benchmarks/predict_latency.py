@@ -229,7 +229,7 @@ def encoding(serving: Serving, tokenizer: Tokenizer, texts: list[str], batch: in
     """Return a function that measures milliseconds per query from text to x."""
 
     def work(start: int) -> None:
-        values, offsets, _ = encode_texts(tokenizer, texts[start : start + batch])
+        values, offsets, *_ = encode_texts(tokenizer, texts[start : start + batch])
         serving.embed(Inputs(Ragged(values, offsets)))
 
     return per_query(work, batch)

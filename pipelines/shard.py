@@ -222,7 +222,7 @@ def join_labels(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary) 
         ordered = versions.order_labels_onto(flow, labels, base, blocks)
         kept = versions.STATES, versions.CHANGED
         summaries += [store_packets(ordered[name], name, labels.files[plans.LABELS_DONE]) for name in kept]
-    summaries.append(rows.keep_labels(ordered, labels))
+    summaries.append(ordered[SUMMARY] + store_packets(ordered[read.ROWS], LABELS, labels.files[plans.LABELS_DONE]))
     for table, groups in _groups(tables, raw).items():
         if any(block.mentions for _, blocks in groups for block in blocks):
             named = flow.create(f"Blocks of {table}", groups)

@@ -27,13 +27,14 @@ def queries(
     filters: bool = False,
     features: bool = False,
     dense: int = 0,
+    titles: bool = False,
 ) -> pa.Schema:
     """One point per row. `filter_label_ids` are labels to remove from predictions before top-k; positives are kept.
 
     An encoder reads one or more of `input_ids` (absent if `tokens` is None), `features`, and the vector `dense` [d]
-    (absent if 0). Raises ValueError if a row would have no input.
+    (absent if 0). `titles`: with TITLES beside `input_ids`. Raises ValueError if a row would have no input.
     """
-    inputs = _inputs(tokens, features, dense)
+    inputs = _inputs(tokens, features, dense, titles)
     fields = {"query_id": pa.int64(), "key": pa.string(), **inputs, "label_ids": pa.list_(labels)}
     if filters:
         fields["filter_label_ids"] = pa.list_(labels)
@@ -42,13 +43,13 @@ def queries(
     return without_nulls(fields)
 
 
-def labels(tokens: pa.DataType | None, *, features: bool = False, dense: int = 0) -> pa.Schema:
+def labels(tokens: pa.DataType | None, *, features: bool = False, dense: int = 0, titles: bool = False) -> pa.Schema:
     """One label per row. The label ids are [0, L) without gaps; `frequency` counts the training points with the label.
 
-    `tokens`, `features` and `dense` mean the same as in `queries`. Raises ValueError if a row would have no input.
+    The other arguments mean the same as in `queries`. Raises ValueError if a row would have no input.
     """
     names = {"label_id": pa.int64(), "key": pa.string(), "text": pa.string()}
-    return without_nulls({**names, **_inputs(tokens, features, dense), "frequency": pa.int64()})
+    return without_nulls({**names, **_inputs(tokens, features, dense, titles), "frequency": pa.int64()})
 
 
 def rejects() -> pa.Schema:
@@ -94,11 +95,11 @@ def dense_type(dimension: int) -> pa.DataType:
     return pa.list_(pa.float16(), dimension)
 
 
-def _inputs(tokens: pa.DataType | None, features: bool, dense: int) -> dict[str, pa.DataType]:
+def _inputs(tokens: pa.DataType | None, features: bool, dense: int, titles: bool) -> dict[str, pa.DataType]:
     """Return the input columns: token ids; sparse features (ids in [0, F), sorted and unique per row); a vector."""
     if tokens is None and not features and not dense:
         raise ValueError("a row needs token ids, features or a vector; got none of the three")
-    types = {} if tokens is None else {"input_ids": pa.list_(tokens)}
+    types = {} if tokens is None else {"input_ids": pa.list_(tokens), **({TITLES: pa.int32()} if titles else {})}
     if features:
         types |= {"feature_ids": pa.list_(pa.int32()), "feature_values": pa.list_(pa.float32())}
     return types | ({"dense": dense_type(dense)} if dense else {})
@@ -111,6 +112,7 @@ def _vectors(key: str, dimension: int, dtype: str) -> pa.Schema:
     return without_nulls({key: pa.int64(), "vector": pa.list_(types[dtype], dimension)})
 
 
+TITLES = "title_tokens"  # how many of a row's `input_ids` belong to the first line of its text, which is its title
 DENSE, DENSE_MODEL = "dense", "dense_model"  # parameters of DATA and of exports: the dimension d, and the model
 
 

@@ -545,7 +545,7 @@ class _Writer:
         table, share = open_split(self.data, split, self.recipe.data)
         predictions = ScoredPredictions(open_fragments(self.data, serving.columns))
         for rows in share.batches(table, scored_columns(table, serving.columns)):
-            inputs, positives = Inputs.of(rows.select(serving.columns)), list_column(rows, "label_ids")
+            inputs, positives = Inputs.of(rows, serving.columns), list_column(rows, "label_ids")
             scores, ids = serving.rank(inputs, DEPTH, filters_of(rows))
             if serving.retired is not None:
                 positives = positives.keep(~serving.retired[positives.values])

@@ -18,7 +18,7 @@ from pipelines.formats.base import Fields, parse_fields_by_table
 from pipelines.formats.keyed import Texts
 from pipelines.sharding.tokenizer import FILE, encode_texts, open_tokenizer
 from schemas import PAD, arrow, storage
-from schemas.arrow import DENSE
+from schemas.arrow import DENSE, TITLES
 from schemas.errors import InputError, missing_extra, option, without_controls
 from schemas.layout import DataLayout
 from schemas.options import whole_number
@@ -32,7 +32,7 @@ from scoring.exported import ENCODER, Answer, Exported
 from scoring.fusion import FusionWeights
 from scoring.memory import shares_of
 from search.topk import configure_faiss, find_device
-from trainer.inputs import Inputs, open_queries, require_inputs
+from trainer.inputs import Inputs, open_queries, require_inputs, with_titles
 from trainer.modules import open_named
 from trainer.threads import set_threads
 
@@ -84,7 +84,7 @@ class Predictions(list[Prediction]):
         blocks = []
         for prediction in self:
             lines = [f"  {label.score:9.4f}  {label.key}  {label.text}" for label in prediction.labels]
-            blocks.append("\n".join([prediction.text, *lines]))
+            blocks.append("\n".join([" ".join(prediction.text.split()), *lines]))
         return without_controls("\n".join(blocks))
 
     def _repr_html_(self) -> str:
@@ -264,8 +264,8 @@ class Model:
         for start in range(0, len(listed), _BATCH):
             part = listed[start : start + _BATCH]
             dense = None if self._embed is None else pa.table({DENSE: self._embed(pa.array(part, pa.string()))})
-            tokens, known = self._tokenizer.encode(part)
-            yield part, Inputs(tokens, dense=dense and Inputs.of(dense).dense), known
+            inputs, known = self._tokenizer.encode(part)
+            yield part, inputs if dense is None else replace(inputs, dense=Inputs.of(dense).dense), known
 
 
 def _listed(keys: Any, place: str) -> list[Any]:
@@ -348,12 +348,13 @@ class TextTokenizer:
         self._unknown = np.array([*((special | {unknown}) - {None})], np.int64)
         self._counts_words = DENSE in exported.serving.columns
 
-    def encode(self, texts: Sequence[str]) -> tuple[Ragged, np.ndarray]:
-        """Return the tokens of `texts` [B], and the numbers of known tokens (words for dense vectors), int64 [B]."""
-        values, offsets, _ = encode_texts(self._tokenizer, texts, f"of {self._url}")
+    def encode(self, texts: Sequence[str]) -> tuple[Inputs, np.ndarray]:
+        """Return the tokens and titles of `texts` [B], and the numbers of known tokens (or words for dense vectors)."""
+        values, offsets, _, titles = encode_texts(self._tokenizer, texts, f"of {self._url}")
+        inputs = Inputs(Ragged(values, offsets), titles=titles)
         if self._counts_words:
-            return Ragged(values, offsets), np.array([len(text.split()) for text in texts])
-        return Ragged(values, offsets), counts_of(offsets_of((values[:, None] != self._unknown).all(1))[offsets])
+            return inputs, np.array([len(text.split()) for text in texts])
+        return inputs, counts_of(offsets_of((values[:, None] != self._unknown).all(1))[offsets])
 
     def words(self, ids: Sequence[int]) -> str:
         return " ".join(str(self._tokenizer.id_to_token(token)) for token in ids)
@@ -397,7 +398,7 @@ def write_predictions(
     with open_writer(out, to, len(labels), safe_cells, schema) as write:
         for table in itertools.chain(first, rows):
             known = table[KNOWN_TOKENS].to_numpy() if KNOWN_TOKENS in table.column_names else None
-            inputs = Inputs.of(table.select(exported.serving.columns))
+            inputs = Inputs.of(table, exported.serving.columns)
             answer = exported.answer(inputs, k, filters_of(table) if filter else None, known)
             answer = answer._replace(ids=np.where(answer.reaching(lowest), answer.ids, PAD))
             write(prediction_table(table, answer, labels, schema))
@@ -422,15 +423,18 @@ def rows_of_texts(exported: Exported, texts: Texts, batch: int, embedder: str | 
     def with_columns(rows: pa.RecordBatch) -> pa.Table:
         table = pa.Table.from_batches([rows])
         if tokenizer is not None:
-            tokens, known = tokenizer.encode(rows["text"].to_pylist())
-            table = table.append_column("input_ids", list_array(tokens.values, tokens.offsets, pa.uint32()))
+            inputs, known = tokenizer.encode(rows["text"].to_pylist())
+            assert inputs.tokens is not None
+            ids = list_array(inputs.tokens.values, inputs.tokens.offsets, pa.uint32())
+            table = table.append_column("input_ids", ids)
+            table = table.append_column(TITLES, pa.array(inputs.titles))
             if not (features or vector_dimension):  # a row may have only features or vectors
                 table = table.append_column(KNOWN_TOKENS, pa.array(known, pa.int32()))
         return table if embed is None else table.append_column(DENSE, embed(rows["text"]))
 
     if not (features or vector_dimension):
         a_text = with_columns(pa.record_batch({"text": pa.array(["a text"])}))
-        exported.answer(Inputs.of(a_text.select(columns)), 1)
+        exported.answer(Inputs.of(a_text, columns), 1)
     return map(with_columns, texts.batches(batch, features, vector_dimension))
 
 
@@ -448,8 +452,7 @@ def rows_of_split(exported: Exported, data: str, split: str) -> tuple[Iterator[p
         )
     queries = open_queries(DataLayout(data), split)
     require_inputs(queries, exported.serving.inputs)
-    present = {column.name for column in queries.manifest.columns}
-    columns = ["key", *exported.serving.columns, *({"filter_label_ids"} & present)]
+    columns = ["key", *with_titles(queries, exported.serving.columns), *({"filter_label_ids"} & {*queries.columns})]
     return queries.batches(columns), queries.rows
 
 

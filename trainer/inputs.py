@@ -1,16 +1,17 @@
 """Inputs of an encoder: token ids, sparse features with values, a dense vector, or some of these."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from schemas.arrow import DENSE
+from schemas.arrow import DENSE, TITLES
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged, SparseRows
-from schemas.shard_files.parquet import list_column, matrix_column
+from schemas.shard_files.parquet import list_column, matrix_column, number_column
 from schemas.table import Table
 from trainer.input_kinds import InputKind, InputName, input_names
 
@@ -29,13 +30,16 @@ class Inputs:
     tokens: Ragged | None = None
     features: SparseRows | None = None
     dense: np.ndarray | None = None
+    titles: np.ndarray | None = None  # [B]: how many tokens of each row belong to its title; not read in training
 
     @classmethod
-    def of(cls, rows: pa.Table) -> "Inputs":
-        """Read the inputs among the columns of a table."""
-        names = _INPUT_COLUMNS & {*rows.column_names}
+    def of(cls, rows: pa.Table, columns: Sequence[str] | None = None) -> "Inputs":
+        """Read the inputs among `columns` (None: all columns) of a table, and the titles of token ids, if present."""
+        names = _INPUT_COLUMNS & {*(rows.column_names if columns is None else columns)}
         lists = {name: list_column(rows, name) for name in names - {DENSE}}
-        return cls.from_columns(lists, matrix_column(rows, DENSE) if DENSE in names else None)
+        inputs = cls.from_columns(lists, matrix_column(rows, DENSE) if DENSE in names else None)
+        titled = "input_ids" in names and TITLES in rows.column_names
+        return replace(inputs, titles=number_column(rows, TITLES)) if titled else inputs
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Ragged], dense: np.ndarray | None = None) -> "Inputs":
@@ -52,19 +56,15 @@ class Inputs:
 
     def slice(self, start: int, stop: int) -> "Inputs":
         """Return rows [start, stop); values are views."""
-        return Inputs(
-            self.tokens and self.tokens.slice(start, stop),
-            self.features and self.features.slice(start, stop),
-            None if self.dense is None else self.dense[start:stop],
-        )
+        return self._select(lambda lists: lists.slice(start, stop), slice(start, stop))
 
     def take(self, rows: np.ndarray) -> "Inputs":
         """Return the rows with indices `rows` [B'], in the order of `rows`."""
-        return Inputs(
-            self.tokens and self.tokens.take(rows),
-            self.features and self.features.take(rows),
-            None if self.dense is None else self.dense[rows],
-        )
+        return self._select(lambda lists: lists.take(rows), rows)
+
+    def _select(self, of_lists: Callable[[Any], Any], rows: Any) -> "Inputs":
+        dense, titles = (None if numbers is None else numbers[rows] for numbers in (self.dense, self.titles))
+        return Inputs(self.tokens and of_lists(self.tokens), self.features and of_lists(self.features), dense, titles)
 
 
 def open_queries(data: DataLayout, split: str) -> Table:
@@ -81,9 +81,14 @@ def columns_of(kind: InputKind) -> list[str]:
     return [name for part in input_names(kind) for name in _COLUMNS[part]]
 
 
-def scored_columns(queries: Table, columns: list[str]) -> list[str]:
-    """Return the columns of `queries` that scoring needs: the encoder's `columns`, the positives, and the filter."""
-    return [*columns, "label_ids", *({"filter_label_ids"} & {*queries.columns})]
+def with_titles(table: Table, columns: Sequence[str]) -> list[str]:
+    """Return `columns` of `table`, and TITLES if token ids are among them and `table` has titles."""
+    return [*columns, *({TITLES} & {*table.columns} if "input_ids" in columns else ())]
+
+
+def scored_columns(queries: Table, columns: Sequence[str]) -> list[str]:
+    """Return the columns of `queries` that scoring needs: the encoder's `columns`, titles, positives, and filter."""
+    return [*with_titles(queries, columns), "label_ids", *({"filter_label_ids"} & {*queries.columns})]
 
 
 _REMEDIES: Mapping[InputName, str] = {

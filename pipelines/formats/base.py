@@ -610,8 +610,8 @@ class Fields:
     """Name of each field in the data.
 
     A point has a key, a text, and `labels` or one `label`. A label has a key and a text. A pair has a query key, a
-    label key and optionally a weight. If a record has `title`, the text is the title followed by `text` or `content`.
-    Features and a vector are optional.
+    label key and optionally a weight. If a record has `title`, it is the first line of the text, before `text` or
+    `content`. Features and a vector are optional.
     """
 
     key: str = "key"
@@ -645,6 +645,11 @@ class Fields:
 
 
 Named = TypeVar("Named", bound="DataclassInstance")  # such as Fields: names of fields
+
+
+def join_title(title: str, body: str) -> str:
+    """Return a text whose first line is the title, unless one of the two is empty."""
+    return f"{title}\n{body}" if title and body else title or body
 
 
 def in_use(*names: str) -> list[str]:
@@ -784,10 +789,11 @@ def key(value: Any, name: str) -> str:
     return str(value)
 
 
-def whole_numbers(value: Any, name: str) -> list[int]:
-    """Return `value` if it is a list of whole numbers. Raises InvalidRecord."""
-    if not isinstance(value, list) or not {*map(type, value)} <= {int}:  # not bool: JSON `true` is not a number
-        raise InvalidRecord(Reason.WRONG_TYPE, f"{name} must be a list of whole numbers, got {shown(value)}")
+def numbers(value: Any, name: str, whole: bool = False) -> list[Any]:
+    """Return `value` if it is a list of numbers, or of `whole` numbers. Raises InvalidRecord."""
+    if not isinstance(value, list) or not {*map(type, value)} <= {int, *(() if whole else (float,))}:  # not bool
+        kind = "whole numbers" if whole else "numbers"
+        raise InvalidRecord(Reason.WRONG_TYPE, f"{name} must be a list of {kind}, got {shown(value)}")
     return value
 
 

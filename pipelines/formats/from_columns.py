@@ -331,7 +331,7 @@ class _Rows(RawRows):
         return column
 
     def text(self, fields: Fields, parts: Text, is_required: bool) -> pa.Array:
-        """Return the title followed by the text, or by the content if there is no text; each part may be missing."""
+        """Return the title, a newline and the text, or the content if there is no text; each part may be missing."""
         absent = pa.array(np.zeros(self.raw.num_rows, bool)), pa.array([""] * self.raw.num_rows, pa.string())
         (has_title, title), (has_body, body), (has_content, content) = (
             (self.raw[name].is_valid(), self._strings(name, "a string", nulls=True))
@@ -345,7 +345,7 @@ class _Rows(RawRows):
         rest = pc.if_else(has_body, body, content)
         if parts == "title":
             return pc.if_else(has_title, title, rest)
-        gap = pc.if_else(pc.and_(pc.not_equal(title, ""), pc.not_equal(rest, "")), " ", "")
+        gap = pc.if_else(pc.and_(pc.not_equal(title, ""), pc.not_equal(rest, "")), "\n", "")
         return pc.binary_join_element_wise(title, gap, rest, "")
 
     def label(self, name: str) -> tuple[pa.Array, pa.Array]:

@@ -102,20 +102,13 @@ def _text(record: Record, fields: Fields, parts: Text, is_required: bool) -> str
             return base.string(base.required(record, fields.body), fields.body) if is_required else ""
         return base.string(body, name)
     title = base.string(title, fields.title)
-    if body is None or parts == "title":
-        return title
-    body = base.string(body, name)
-    return f"{title} {body}" if title and body else title or body
+    return title if body is None or parts == "title" else base.join_title(title, base.string(body, name))
 
 
 def _feature_pair(record: Record, fields: Fields) -> tuple[list[int], list[float]]:
-    ids = base.whole_numbers(record.get(fields.feature_ids) or [], fields.feature_ids)
+    ids = base.numbers(record.get(fields.feature_ids) or [], fields.feature_ids, whole=True)
     values = record.get(fields.feature_values)
-    values = [1.0] * len(ids) if values is None else values
-    if not isinstance(values, list) or not {*map(type, values)} <= {int, float}:
-        raise InvalidRecord(
-            Reason.WRONG_TYPE, f"{fields.feature_values} must be a list of numbers, got {base.shown(values)}"
-        )
+    values = [1.0] * len(ids) if values is None else base.numbers(values, fields.feature_values)
     if len(ids) != len(values):
         raise InvalidRecord(
             Reason.MALFORMED, f"{len(ids)} {fields.feature_ids}, but {len(values)} {fields.feature_values}"
@@ -132,9 +125,7 @@ def _feature_pair(record: Record, fields: Fields) -> tuple[list[int], list[float
 
 
 def _vector(record: Record, name: str, dense: int) -> list[float]:
-    values = base.required(record, name)
-    if not isinstance(values, list) or not {*map(type, values)} <= {int, float}:
-        raise InvalidRecord(Reason.WRONG_TYPE, f"{name} must be a list of numbers, got {base.shown(values)}")
+    values = base.numbers(base.required(record, name), name)
     if len(values) != dense:
         raise InvalidRecord(Reason.MALFORMED, WRONG_LENGTH.format(name, len(values), dense))
     if any(not abs(value) <= MOST_FLOAT16 for value in values):
@@ -335,7 +326,7 @@ MAX_DIGITS = 18  # digits of an index that int64 can always hold
 _SHOWN = 200
 _FIELD, _SPACE, _MARK, _OTHER = 0, 1, 2, 3
 _PAIR = re.compile(rb"[0-9]{1,18}:[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
-_INDEX = re.compile(rb"[0-9]{1,18}")
+INDEX = re.compile(rb"[0-9]{1,18}")
 
 
 def parse_sparse_pairs(lines: pa.LargeBinaryArray) -> tuple[SparseRows, dict[int, str]]:
@@ -548,15 +539,9 @@ def _wrong_index(line: bytes) -> str | None:
     if not line:
         return None
     for field in line.split(b","):
-        if not _INDEX.fullmatch(field):
+        if not INDEX.fullmatch(field):
             return f"expected labels such as 3,17,20, got {shown_raw(field)}"
     return None
-
-
-def whole_numbers(line: bytes) -> list[int]:
-    """Parse the space-separated whole numbers in `line`; empty if `line` contains anything else."""
-    fields = line.split()
-    return [int(field) for field in fields] if all(_INDEX.fullmatch(field) for field in fields) else []
 
 
 def shown_raw(field: bytes) -> str:

@@ -454,16 +454,13 @@ class Texts:
     def batches(self, rows: int, features: bool, dense: int = 0) -> Iterator[pa.RecordBatch]:
         """Yield up to `rows` rows at a time: `key`, `text` and, with `features`, `feature_ids` and `feature_values`.
 
-        dense: length of the vectors in an additional column; 0: no vectors.
-
-        Raises InputError at the first invalid row, if there are no rows, and if a file changes while it is read;
-        StorageError.
+        dense: length of the vectors in an additional column; 0: no vectors. Raises InputError at the first invalid row,
+        if there are no rows, and if a file changes while it is read; StorageError.
         """
         if self.source == STANDARD:
             with tempfile.TemporaryDirectory(prefix="extremis-input-") as folder:
-                yield from replace(self, source=_copy_of_standard_input(folder, self.form or "text")).batches(
-                    rows, features, dense
-                )
+                held = replace(self, source=_copy_of_standard_input(folder, self.form or "text"))
+                yield from held.batches(rows, features, dense)
             return
         with base.unchanged(self.places()):
             yield from self._read(rows, features, dense)

@@ -50,7 +50,7 @@ _OF_SPLITS: dict[str, tuple[list[str], list[str]]] = {
 
 def _targets(record: Record, key: str) -> tuple[list[int], int]:
     """Return the distinct label ids, sorted, and the number of duplicates. Raises InvalidRecord."""
-    target = base.whole_numbers(base.required(record, "target_ind"), "target_ind")
+    target = base.numbers(base.required(record, "target_ind"), "target_ind", whole=True)
     if not target:
         raise InvalidRecord(Reason.NO_LABELS, f"the point {base.shown(key)} has no labels (target_ind is empty)")
     ids = sorted(set(target))
@@ -68,11 +68,8 @@ def _key(record: Record, row: int) -> str:
 
 def _text(record: Record, text: str) -> str:
     title = base.string(base.required(record, "title"), "title")
-    content = record.get("content")
-    if content is None or text == "title":
-        return title
-    content = base.string(content, "content")
-    return f"{title} {content}" if content else title
+    content = record.get("content") if text != "title" else None
+    return title if content is None else base.join_title(title, base.string(content, "content"))
 
 
 @dataclass(frozen=True)
@@ -345,12 +342,12 @@ def _read_header(url: str, role: str = "") -> list[int]:
     """Read the whole numbers in the first line of a matrix with the role `role`. Raises InputError, StorageError."""
     count, names = _HEADERS[role]
     header = base.first_line(url)
-    sizes = from_lines.whole_numbers(header)
-    if len(sizes) != len(names.split()):
+    fields = header.split()
+    if len(fields) != len(names.split()) or not all(map(from_lines.INDEX.fullmatch, fields)):
         raise InputError(
             f"{url}, line 1: expected the header `{names}`, {count} whole numbers; got {from_lines.shown_raw(header)}."
         )
-    return sizes
+    return [int(field) for field in fields]
 
 
 def _check_features(features: int, url: str) -> None:

@@ -132,7 +132,7 @@ class QueriesPlan(TablePlan):
     def schema(self) -> pa.Schema:
         label, filters = arrow.label_type(self.labels), self.same_key or self.filters is not None
         given = {"text": self.keep_text, "filters": filters, "features": self.features}
-        return arrow.queries(self.tokens, label, **given, dense=self.dense)
+        return arrow.queries(self.tokens, label, **given, dense=self.dense, titles=True)
 
 
 @dataclass(frozen=True)
@@ -151,12 +151,12 @@ class LabelsPlan(TablePlan):
 
     @property
     def schema(self) -> pa.Schema:
-        return arrow.labels(self.tokens, features=self.features, dense=self.dense)
+        return arrow.labels(self.tokens, features=self.features, dense=self.dense, titles=True)
 
     @property
     def raw_schema(self) -> pa.Schema:
         """Columns of rows before texts are tokenized and embedded."""
-        made = {"truncated", "input_ids", *(["dense"] if self.embedder else [])}
+        made = {"truncated", "input_ids", arrow.TITLES, *(["dense"] if self.embedder else [])}
         return pa.schema([field for field in self.row_schema if field.name not in made])
 
 

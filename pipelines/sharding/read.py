@@ -32,8 +32,9 @@ from pipelines.job import INPUT, REJECTED, SHOWN, StagedBlock, Summary
 from pipelines.sharding import tokenizer
 from pipelines.sharding.plans import ReadPlan, TablePlan
 from pipelines.sharding.publish import files_of
-from pipelines.sharding.tokenizer import ColumnTokenizer
+from pipelines.sharding.tokenizer import ColumnTokenizer, Encoded
 from schemas import storage
+from schemas.arrow import TITLES
 from schemas.hashing import combine, hash_strings
 from schemas.ragged import offsets_of
 from schemas.shard_files import parquet
@@ -197,11 +198,8 @@ def sample_texts(blocks: Sequence[StagedBlock], rows: int, size: int) -> pa.Chun
     share = size / rows if rows > size else 1.0
 
     def texts_of(block: StagedBlock) -> list[pa.Array]:
-        chunks = []
-        for batch in receive([block.sampled] if share <= SAMPLED_SHARE else [block.sampled, block.rest]):
-            taken = pa.array(sample_position(np.asarray(batch["hash"])) < share)
-            chunks.append(batch["text"].filter(taken) if share < 1 else batch["text"])
-        return chunks
+        batches = receive([block.sampled] if share <= SAMPLED_SHARE else [block.sampled, block.rest])
+        return [batch["text"].filter(pa.array(sample_position(np.asarray(batch["hash"])) < share)) for batch in batches]
 
     with ThreadPoolExecutor(_THREADS) as pool:
         return pa.chunked_array(itertools.chain.from_iterable(pool.map(texts_of, blocks)), pa.string())
@@ -216,17 +214,18 @@ def _open_tokenizer(url: str, name: str) -> ColumnTokenizer:
 
 
 def encode(batch: pa.RecordBatch, plan: TablePlan) -> pa.RecordBatch:
-    """Add `truncated` to parsed rows, `input_ids` if rows have texts, and `dense` if a model computes vectors.
+    """Add `truncated` to parsed rows, `input_ids` and TITLES if rows have texts, and `dense` if a model computes it.
 
     The tokenizer is opened once per process. Raises StorageError.
     """
-    rows = batch.num_rows
-    values, offsets, truncated = np.zeros(0, np.uint32), np.zeros(rows + 1, np.int64), np.zeros(rows, bool)
+    none = np.zeros(batch.num_rows, np.int32)
+    tokens = Encoded(np.zeros(0, np.uint32), np.zeros(len(none) + 1, np.int64), none.astype(bool), none)
     if plan.vocabulary is not None:
-        values, offsets, truncated = _open_tokenizer(plan.tokenizer, plan.tokenizer_name).encode(batch["text"])
-    batch = batch.append_column("truncated", pa.array(truncated))
+        tokens = _open_tokenizer(plan.tokenizer, plan.tokenizer_name).encode(batch["text"])
+    batch = batch.append_column("truncated", pa.array(tokens.truncated))
     if plan.tokens is not None:
-        batch = batch.append_column("input_ids", parquet.list_array(values, offsets, plan.tokens))
+        batch = batch.append_column("input_ids", parquet.list_array(tokens.values, tokens.offsets, plan.tokens))
+        batch = batch.append_column(TITLES, pa.array(tokens.titles))
     if plan.embedder is not None:
         from pipelines.models import dense_column  # needs the trainer's packages, which may be missing
 

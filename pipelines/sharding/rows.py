@@ -32,6 +32,7 @@ from pipelines.sharding import plans, read
 from pipelines.sharding.earlier import route_keys
 from pipelines.sharding.plans import LabelsPlan, QueriesPlan
 from schemas import PAD, storage
+from schemas.arrow import TITLES
 from schemas.hashing import hash_strings, in_hash_range
 from schemas.ragged import offsets_of
 from schemas.shard_files import parquet, shards
@@ -44,7 +45,7 @@ SEND, LOOK_UP = "send keys of labels", "find labels"
 ENCODE_QUERIES, ORDER_QUERIES, WRITE_QUERIES = "tokenize", "order", "write"
 
 LISTS = ("label_ids", "filter_label_ids")  # list columns that are united when rows are merged
-_UNORDERED = ("input_ids", "text", "feature_ids", "feature_values", "dense")  # no part in the order; most of the bytes
+_UNORDERED = ("input_ids", TITLES, *read.CONTENT)  # no part in the order; most of the bytes
 _POSITION = "position"
 PAIRS_SCHEMA = pa.schema(
     [("hash", pa.uint64()), ("part", pa.int32()), ("row", pa.int64()), ("key", pa.string()), ("label_id", pa.int64())]
@@ -119,11 +120,6 @@ def send_sorted(
         for place in plan.meter.count_bytes(ORDER_LABELS, channel.send([(to, to_record_batch(columns))])):
             yield Tagged(tag, place)
     plan.meter.count(ORDER_LABELS, counters["rows_in"])
-
-
-def keep_labels(ordered: OrderedLabels, plan: LabelsPlan) -> Collection:
-    """Store the rows of ordered labels for the next flow. Returns Summary."""
-    return ordered[SUMMARY] + read.store_packets(ordered[read.ROWS], LABELS, plan.files[plans.LABELS_DONE])
 
 
 # Points find the ids of their labels: mentions meet the keys of labels in lookup tasks, one or more per label shard.

@@ -1,8 +1,9 @@
 """A data set's tokenizer: loaded from a directory or the hub, or trained on the data's texts; columns of texts encoded.
 
 A tokenizer like BERT's never looks across a space: it normalises one character at a time, splits words at white space
-and punctuation, and splits each word into pieces separately. So the text can be split at spaces, and the parts can be
-tokenized separately. Only about a tenth of the words in a block are distinct, and each distinct word is encoded once.
+and punctuation, and splits each word into pieces separately. So texts can be split at spaces and newlines, and their
+parts tokenized separately. Only about a tenth of the words in a block are distinct, and each distinct word is encoded
+once.
 """
 
 import json
@@ -241,6 +242,7 @@ class Words(NamedTuple):
     distinct: pa.StringArray
     positions: np.ndarray
     offsets: np.ndarray
+    titles: np.ndarray  # words of the first line, int [B]
 
 
 class Encoded(NamedTuple):
@@ -249,6 +251,7 @@ class Encoded(NamedTuple):
     values: np.ndarray
     offsets: np.ndarray
     truncated: np.ndarray
+    titles: np.ndarray  # tokens of the first line, int32 [B]; special tokens after a text belong to its last line
 
 
 class ColumnTokenizer:
@@ -256,26 +259,20 @@ class ColumnTokenizer:
 
     def __init__(self, tokenizer: Tokenizer, name: str = "") -> None:
         self._tokenizer, self._name = tokenizer, name
-        self._around: tuple[list[int], list[int]] | None = None
+        self._around = _special_tokens(tokenizer) if _ends_at_spaces(tokenizer) else None
         self._limit: int | None = None  # token limit of a text, without special tokens
-        if not _ends_at_spaces(tokenizer):
-            return
-        cut = tokenizer.truncation
-        tokenizer.no_truncation()
-        self._around = _special_tokens(tokenizer)
-        if cut is not None and self._around is not None:
+        if self._around is not None and (cut := tokenizer.truncation) is not None:
             self._limit = cut["max_length"] - sum(map(len, self._around))
-        elif cut is not None:
-            tokenizer.enable_truncation(**cut)
+            tokenizer.no_truncation()
 
     def encode(self, texts: pa.StringArray) -> Encoded:
         """Encode a column of texts without nulls. Raises InputError."""
         if self._around is None:
             return encode_texts(self._tokenizer, texts.to_pylist(), self._name)
         parts = [self._encode_words(some, *self._around) for some in split_words(texts)]
-        parts = parts or [encode_texts(self._tokenizer, [])]
-        values, lengths, truncated = zip(*((p.values, np.diff(p.offsets), p.truncated) for p in parts), strict=True)
-        return Encoded(np.concatenate(values), offsets_of(np.concatenate(lengths)), np.concatenate(truncated))
+        own = ((p.values, np.diff(p.offsets), *p[2:]) for p in parts or [encode_texts(self._tokenizer, [])])
+        values, lengths, truncated, titles = map(np.concatenate, zip(*own, strict=True))
+        return Encoded(values, offsets_of(lengths), truncated, titles)
 
     def _encode_words(self, words: Words, before: Sequence[int], after: Sequence[int]) -> Encoded:
         """Encode texts word by word, and add the special tokens `before` and `after` to each text."""
@@ -286,6 +283,7 @@ class ColumnTokenizer:
         lengths = np.diff(offsets)
         places = np.repeat(pieces.offsets[index] - ends[:-1], counts) + np.arange(ends[-1])
         limit = lengths.max(initial=0) if self._limit is None else self._limit
+        titles = np.minimum(ends[words.offsets[:-1] + words.titles] - offsets[:-1], limit) + len(before)
         truncated = lengths > limit
         if truncated.any():
             places = places[np.arange(ends[-1]) - np.repeat(offsets[:-1], lengths) < limit]
@@ -296,7 +294,8 @@ class ColumnTokenizer:
             around = np.repeat(np.stack([offsets[:-1], offsets[1:]], 1), (len(before), len(after)), axis=1)
             values = np.insert(values, around.ravel(), np.tile(np.array([*before, *after], np.uint32), len(lengths)))
             offsets = offsets + np.arange(len(offsets)) * (len(before) + len(after))
-        return Encoded(values, offsets, truncated)
+        titles = np.where(words.titles < np.diff(words.offsets), titles, np.diff(offsets))
+        return Encoded(values, offsets, truncated, titles.astype(np.int32))
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], name: str = "", special: bool = True) -> Encoded:
@@ -320,12 +319,17 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], name: str = "", spe
         values.append(np.fromiter(chain.from_iterable(ids), np.uint32, sum(counts)))
         lengths += counts
         truncated += [bool(encoding.overflowing) for encoding in encodings]
-    offsets = offsets_of(np.asarray(lengths, np.int64))
-    return Encoded(np.concatenate([np.zeros(0, np.uint32), *values]), offsets, np.asarray(truncated, bool))
+    offsets, titles = offsets_of(np.asarray(lengths, np.int64)), np.asarray(lengths, np.int32)
+    first = {row: text.partition("\n")[0] for row, text in enumerate(texts) if "\n" in text}
+    if first:
+        alone = np.diff(encode_texts(tokenizer, [*first.values()], name, special).offsets)
+        around = _special_tokens(tokenizer) if special else None
+        titles[[*first]] = np.minimum(alone - (len(around[1]) if around else 0), titles[[*first]])
+    return Encoded(np.concatenate([np.zeros(0, np.uint32), *values]), offsets, np.asarray(truncated, bool), titles)
 
 
 def _ends_at_spaces(tokenizer: Tokenizer) -> bool:
-    """Return whether a text can be split at spaces, and the parts tokenized separately, with the same result."""
+    """Return whether a text can be split at spaces and newlines, and the words tokenized alone, to the same result."""
     cut = tokenizer.truncation
     return (
         isinstance(tokenizer.normalizer, BertNormalizer)
@@ -334,7 +338,7 @@ def _ends_at_spaces(tokenizer: Tokenizer) -> bool:
         and tokenizer.padding is None
         and (cut is None or (cut["direction"], cut["stride"]) == ("right", 0))
         and not any(
-            token.normalized or token.lstrip or token.rstrip or token.single_word or " " in token.content
+            token.normalized or token.lstrip or token.rstrip or token.single_word or {" ", "\n"} & {*token.content}
             for token in tokenizer.get_added_tokens_decoder().values()
         )
     )
@@ -342,23 +346,27 @@ def _ends_at_spaces(tokenizer: Tokenizer) -> bool:
 
 def _special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
     """Return the special tokens before and after every text; None if they are not the same for every text."""
-    whole, bare = tokenizer.encode(_PROBE), tokenizer.encode(_PROBE, add_special_tokens=False)
-    first = next((place for place, special in enumerate(whole.special_tokens_mask) if not special), None)
-    if first is None or len(bare.ids) != 1:
+    post, bare = tokenizer.post_processor, tokenizer.encode(_PROBE, add_special_tokens=False)
+    whole = bare if post is None else post.process(bare)
+    own = np.flatnonzero(np.array(whole.special_tokens_mask) == 0)
+    if not len(own):
         return None
-    before, after = whole.ids[:first], whole.ids[first + 1 :]
+    before, after = whole.ids[: own[0]], whole.ids[own[-1] + 1 :]
     return (before, after) if [*before, *bare.ids, *after] == whole.ids else None
 
 
 def split_words(texts: pa.StringArray) -> Iterator[Words]:
-    """Split texts into words at spaces, in slices of at most _SLICE_BYTES; a longer text forms a slice of its own."""
+    """Split texts into words at spaces and newlines, in slices of at most _SLICE_BYTES, or of one longer text."""
     import pyarrow.compute as pc  # serving does not need it
 
     ends = offsets_of(pc.binary_length(texts).to_numpy())
     start = 0
     while start < len(texts):
         stop = max(int(np.searchsorted(ends, ends[start] + _SLICE_BYTES, side="right")) - 1, start + 1)
-        parted = pc.split_pattern(texts.slice(start, stop - start), " ")
+        some = texts.slice(start, stop - start)
+        first = pc.list_element(pc.split_pattern(some, "\n", max_splits=1), 0)
+        parted = pc.split_pattern(pc.replace_substring(some, "\n", " "), " ")
         words, offsets = parted.flatten().dictionary_encode(), parted.offsets.to_numpy()
-        yield Words(words.dictionary, words.indices.to_numpy(), offsets - offsets[0])
+        titles = pc.count_substring(first, " ").to_numpy() + 1
+        yield Words(words.dictionary, words.indices.to_numpy(), offsets - offsets[0], titles)
         start = stop

@@ -380,9 +380,8 @@ def _view_of_table(
     shards = renumbered(shards)
     size = max((entry.view.row_group_rows for entry in shards if entry.view), default=1)
     counters: Counter[str] = Counter()
-    for table in (older, added):
-        known = table.counters if table else {}
-        counters.update({key: count for key, count in known.items() if isinstance(count, int)})
+    for table in filter(None, (older, added)):
+        counters.update({key: count for key, count in table.counters.items() if isinstance(count, int)})
     counters["replaced"] += summary.counters.get(name, Counter())["replaced"]
     rows = sum(entry.rows for entry in shards)
     return Manifest(

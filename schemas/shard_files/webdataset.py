@@ -5,9 +5,9 @@ for a list of numbers, `.key.txt` for a string. The format is POSIX ustar in blo
 for deterministic bytes. NumPy lays out headers, members and padding of all samples at once.
 
 The index is an Arrow IPC file with one record batch per row group, which contains the number of values in each member
-of each row. The position of every value is computed from these numbers, and reading a row group takes one range read
-and a few gathers. The metadata of a batch contains the start of the row group in bytes, the id of the first row, and a
-CRC-32 of each column's values. The manifest contains the CRC-32 of the index.
+of each row, and the columns of whole numbers, which are no members. From the numbers of values follows the position of
+every value, so reading a row group takes one range read and a few gathers. The metadata of a batch contains the start
+of the row group in bytes, its first row's id, and a CRC-32 of each column. The manifest has the CRC-32 of the index.
 
     tar entries | two zero blocks | index | CRC-32 of the index, its length, magic
 """
@@ -83,8 +83,8 @@ class TarLayout:
 def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_rows: int) -> Shard:
     """Publish shard `index` of `count` under the prefix `url`, whole or not at all; holds one row group in memory.
 
-    `query_id` must increase by one per row; the other columns are strings or lists of numbers. Raises StorageError;
-    ValueError for other columns and ids.
+    `query_id` must increase by one per row; the other columns are strings, whole numbers or lists of numbers. Raises
+    StorageError; ValueError for other columns and ids.
     """
     name = shard_name(index, count, EXTENSION)
     with storage.writing(join(url, name)) as path:
@@ -104,8 +104,9 @@ def encode(table: pa.Table, row_group_rows: int) -> Iterator[memoryview]:
     members = members_of(table.schema)
     if (np.diff(table.column("query_id").to_numpy()) != 1).any():
         raise ValueError("the ids of a shard must increase by 1")
+    numbers = [field for field in table.schema if pa.types.is_integer(field.type) and field.name != "query_id"]
     schema = pa.schema(
-        [(member.column, pa.uint32()) for member in members],
+        [*((member.column, pa.uint32()) for member in members), *numbers],
         metadata={"schema": table.schema.serialize().to_pybytes()},
     )
     out = pa.BufferOutputStream()
@@ -127,7 +128,8 @@ def encode(table: pa.Table, row_group_rows: int) -> Iterator[memoryview]:
                 "crc32": {name: crc32(np.ascontiguousarray(column.values).data) for name, column in columns.items()},
             }
             counts = [pa.array(columns[member.column].counts.astype(np.uint32)) for member in members]
-            batch = pa.record_batch(counts, schema=schema)
+            others = [pa.concat_arrays(rows.column(field.name).chunks) for field in numbers]
+            batch = pa.record_batch([*counts, *others], schema=schema)
             index.write_batch(batch, {"facts": json.dumps(facts, sort_keys=True)})
             piece = _encode_group(ids, columns, members).data
             start += len(piece)
@@ -138,7 +140,7 @@ def encode(table: pa.Table, row_group_rows: int) -> Iterator[memoryview]:
 
 
 class _Group(NamedTuple):
-    """Index entry of a row group of B rows: byte range, metadata, `counts` [B] by column, and layout."""
+    """Index entry of a row group of B rows: byte range, metadata, `counts` [B] by column (or numbers), and layout."""
 
     place: Range
     facts: dict[str, Any]
@@ -161,18 +163,19 @@ class TarShard(OpenShard):
             raise ValueError("the index has no columns")
         self.schema_arrow = pa.ipc.read_schema(pa.BufferReader(metadata[b"schema"]))
         self._members = members_of(self.schema_arrow)
+        self._indexed = {*self.schema_arrow.names} - {member.column for member in self._members}
         self.num_row_groups = int(self._index.num_record_batches)
 
     def ranges(self, group: int, columns: Sequence[str] | None = None) -> list[Range]:
         """Return the byte range of row group `group` with all its columns."""
-        return [self._group(group).place] if {*self._names(columns)} - {"query_id"} else []
+        return [self._group(group).place] if {*self._names(columns)} - self._indexed else []
 
     def read_row_group(
         self, group: int, columns: Sequence[str] | None = None, pieces: FetchedRanges | None = None
     ) -> pa.Table:
         """Read the existing `columns` of row group `group`, in the order of the schema."""
         found, names, data = self._group(group), self._names(columns), np.empty(0, np.uint8)
-        if {*names} - {"query_id"}:
+        if {*names} - self._indexed:
             data = np.frombuffer((pieces or self._source).read(*found.place), np.uint8)
         arrays = [self._column(found, name, data) for name in names]
         return pa.Table.from_arrays(arrays, schema=pa.schema([self.schema_arrow.field(name) for name in names]))
@@ -184,7 +187,7 @@ class TarShard(OpenShard):
         with self._lock:
             batch, metadata = self._index.get_batch_with_custom_metadata(group)
         facts = json.loads(metadata[b"facts"])
-        counts = {member.column: batch.column(member.column).to_numpy() for member in self._members}
+        counts = {name: batch.column(name).to_numpy() for name in batch.schema.names}
         layout = TarLayout.of(self._members, counts)
         start, stop = facts["start"], facts["start"] + layout.blocks * BLOCK
         if start < 0 or stop > self._length:
@@ -194,6 +197,8 @@ class TarShard(OpenShard):
     def _column(self, group: _Group, name: str, data: np.ndarray) -> pa.Array:
         if name == "query_id":
             return pa.array(np.arange(len(group.layout.starts)) + group.facts["first_id"])
+        if name in self._indexed:
+            return pa.array(group.counts[name])
         number = [member.column for member in self._members].index(name)
         offsets = offsets_of(group.counts[name])
         member = self._members[number]
@@ -238,9 +243,9 @@ def _array(values: np.ndarray, offsets: np.ndarray, type: pa.DataType) -> pa.Arr
 
 
 def members_of(schema: pa.Schema) -> list[Member]:
-    """Return a member for every column except `query_id`, in order. Raises ValueError for other types."""
+    """Return a member for every column except whole numbers, in order. Raises ValueError for other types."""
     members = []
-    for field in (field for field in schema if field.name != "query_id"):
+    for field in (field for field in schema if not pa.types.is_integer(field.type)):
         is_list = pa.types.is_list(field.type) or pa.types.is_fixed_size_list(field.type)
         value_type = field.type.value_type if is_list else pa.null()
         if pa.types.is_string(field.type):
@@ -249,8 +254,8 @@ def members_of(schema: pa.Schema) -> list[Member]:
             member = Member(field.name, pa.array([], value_type).to_numpy().dtype, _NPY_HEAD)
         else:
             raise ValueError(
-                f"column {field.name}: expected strings or lists of numbers, got {field.type}, which a tar cannot "
-                "contain"
+                f"column {field.name}: expected strings, whole numbers or lists of numbers, got {field.type}, which a "
+                "tar cannot contain"
             )
         if ID_DIGITS + 1 + len(member.suffix) > _LONGEST_NAME:
             raise ValueError(f"column {field.name}: its name is too long for a tar")

@@ -20,7 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 import extremis
+from pipelines.formats.keyed import Texts
 from scoring.exported import Exported
+from scoring.predict import rows_of_split, rows_of_texts, text_fields
 from tests.command import ROOT, call, environment, sets
 
 WORDS = ["sea", "ship", "storm", "cat", "dog", "hill", "river", "moon", "tree", "stone"]
@@ -112,16 +114,34 @@ def test_a_column_of_texts_is_a_list_of_texts(model: extremis.Model, texts: list
 @settings(max_examples=12)
 @given(some.lists(pair, min_size=1, max_size=4))
 def test_rows_have_the_fields_of_the_data(model: extremis.Model, pairs: list[tuple[str, str]]) -> None:
-    expected = answers(model.predict([" ".join(filter(None, row)) for row in pairs], k=3))
+    expected = answers(model.predict(["\n".join(filter(None, row)) for row in pairs], k=3))
     for name, hold in TABLES.items():
         assert answers(model.predict(hold(pairs), k=3)) == expected, name
     usual = [{"title": title, "content": content} for title, content in pairs]
     assert answers(model.predict(pd.DataFrame(usual), k=3)) == expected
 
 
+def test_served_texts_have_the_titles_of_the_sharded_ones(folder: Path, model: extremis.Model) -> None:
+    exported, data = Exported.open(str(folder / "exported")), str(folder / "data")
+    with (folder / "train.csv").open(newline="") as file:
+        rows = [*csv.DictReader(file)]
+    split = pa.concat_tables(rows_of_split(exported, data, "train")[0])
+    expected = dict(zip(split["key"].to_pylist(), split["title_tokens"].to_pylist(), strict=True))
+    lengths = [*map(len, split["input_ids"].to_pylist())]
+    assert all(0 < title < length for title, length in zip(expected.values(), lengths, strict=True))
+    fields, _ = text_fields(exported)
+    texts = Texts(str(folder / "train.csv"), made_with=fields)
+    served = pa.concat_tables(rows_of_texts(exported, texts, 7))
+    ids, titles = (served[name].to_pylist() for name in ("key", "title_tokens"))
+    assert dict(zip(ids, titles, strict=True)) == expected
+    held = [{name: row[name] for name in ("name", "about")} for row in rows]
+    ((_, inputs, _),) = model._batches(model._read(held))
+    assert inputs.titles.tolist() == [expected[row["id"]] for row in rows]
+
+
 def test_rows_may_lack_a_field(model: extremis.Model) -> None:
     rows = [{"about": "of the sea"}, {"name": "ship", "about": None}, {"name": "cat", "about": "and dog"}]
-    expected = answers(model.predict(["of the sea", "ship", "cat and dog"]))
+    expected = answers(model.predict(["of the sea", "ship", "cat\nand dog"]))
     for held in (rows, pd.DataFrame(rows), pl.DataFrame(rows), pa.Table.from_pylist(rows[::-1]).slice(0, 3)):
         found = answers(model.predict(held))
         assert (found[::-1] if isinstance(held, pa.Table) else found) == expected
@@ -241,7 +261,7 @@ def test_no_library_of_frames_is_imported(folder: Path) -> None:
         "sys.meta_path.insert(0, Absent())\n"
         f"import extremis, pyarrow as pa; model = extremis.load({str(folder / 'exported')!r})\n"
         "tables = pa.table({'name': ['sea'], 'about': ['ships']}), [{'name': 'sea', 'about': 'ships'}]\n"
-        "assert model.predict(tables[0]) == model.predict(tables[1]) == model.predict('sea ships')\n"
+        "assert model.predict(tables[0]) == model.predict(tables[1]) == model.predict('sea\\nships')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment({"PYTHONPATH": str(ROOT)}), capture_output=True)
     assert done.returncode == 0, done.stderr.decode()

@@ -358,7 +358,7 @@ def label_keys(exported: Path) -> list[str]:
 def texts(raw: Path, data: Path) -> pa.Table:
     """The raw texts of the test split by key."""
     records = read_lines(raw / "tst.json.gz")
-    joined = [" ".join(filter(None, (record["title"], record.get("content", "")))) for record in records]
+    joined = ["\n".join(filter(None, (record["title"], record.get("content", "")))) for record in records]
     return pa.table({"key": [record["uid"] for record in records], "text": joined})
 
 

@@ -63,6 +63,8 @@ def test_tate_round_trip_against_plain_reading(tmp_path: Path) -> None:
         assert [row["key"] for row in rows] != [record["uid"] for record in points]
         for number, record in enumerate(points):
             row = by_key[record["uid"]]
+            title = len(tokenizer.encode(record["title"]).ids) if record["content"] else 24
+            assert row["title_tokens"] == min(title, len(row["input_ids"]))
             assert row["input_ids"] == tokenizer.encode(f"{record['title']} {record['content']}".rstrip(" ")).ids
             assert row["label_ids"] == sorted(set(record["target_ind"]))
             assert row.get("filter_label_ids") == (filters.get(number, []) if split == "test" else None)
@@ -79,6 +81,7 @@ def test_tate_round_trip_against_plain_reading(tmp_path: Path) -> None:
     assert [row["label_id"] for row in out] == list(range(len(labels)))
     assert [(row["key"], row["text"]) for row in out] == [(record["uid"], record["title"]) for record in labels]
     assert [row["input_ids"] for row in out] == [tokenizer.encode(record["title"]).ids for record in labels]
+    assert all(row["title_tokens"] == len(row["input_ids"]) for row in out)
     assert [row["frequency"] for row in out] == [train_counts[label] for label in range(len(labels))]
     assert open_manifest(f"{data}/labels").parameters["training_points"] == 400
     assert manifest.kind == "data"
@@ -120,7 +123,7 @@ def test_bytes_are_the_same_on_every_run_whatever_arrives_first(tiny: Path, tmp_
     first, second = ([{**row, "query_id": 0} for row in rows_of(f"{tmp_path}/{name}/queries/train")] for name in "ad")
     assert first != second
     assert sorted(first, key=str) == sorted(second, key=str)
-    assert any(row["text"] == "point 1 sea " for row in rows_of(f"{tmp_path}/a/queries/train"))
+    assert any(row["text"] == "point 1\nsea " for row in rows_of(f"{tmp_path}/a/queries/train"))
 
 
 def test_a_small_phase_is_no_job_elsewhere(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +161,7 @@ def test_in_memory_and_with_every_older_name(tiny: Path) -> None:
     assert set(manifest.parents) == {"tokenizer", "labels", "rejects", "queries/train", "queries/val", "queries/test"}
     assert manifest.parameters["rows"] == {"train": 30, "val": 15, "test": 15}
     names = [column.name for column in open_manifest("memory://data/queries/train").columns]
-    assert names == ["query_id", "key", "input_ids", "label_ids", "filter_label_ids"]
+    assert names == ["query_id", "key", "input_ids", "title_tokens", "label_ids", "filter_label_ids"]
     assert "filter_label_ids" not in [column.name for column in open_manifest("memory://data/queries/test").columns]
     assert sum(len(row["filter_label_ids"]) for row in rows_of("memory://data/queries/train")) == 1
     assert storage.list_names("memory://data") == ["_manifest.json", "labels", "queries", "rejects", "tokenizer"]

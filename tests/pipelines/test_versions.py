@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from pipelines.options import Again
 from pipelines.shard import ShardOptions, shard
@@ -74,12 +75,12 @@ def days(draw: st.DrawFn) -> list[Day]:
     for number in range(draw(st.integers(2, 3))):
         whole = number == 0 or draw(st.booleans())
         some = draw(st.sets(st.sampled_from(NAMES), min_size=1 if number == 0 else 0, max_size=9))
-        labels = {key: draw(st.sampled_from([f"{key} old", f"{key} new", "", " \t"])) for key in sorted(some)}
+        labels = {key: draw(st.sampled_from([f"{key} old", f"{key}\nnew", "", " \t"])) for key in sorted(some)}
         given_file = number == 0 or bool(labels)
         listed |= some
         keys = draw(st.sets(st.integers(0, 14), min_size=1, max_size=10))
         naming = st.lists(st.sampled_from(sorted(listed)), min_size=1, max_size=3)
-        points = [(f"p{key}", f"text {draw(st.integers(0, 9))}", draw(naming)) for key in sorted(keys)]
+        points = [(f"p{key}", f"text\n{draw(st.integers(0, 9))}", draw(naming)) for key in sorted(keys)]
         again = draw(st.sampled_from(get_args(Again))) if number else "replace"
         sequence.append(Day(labels if given_file else None, whole, points, again))
     return sequence
@@ -144,6 +145,9 @@ def check_version(data: str, model: Model) -> None:
     assert [row["query_id"] for row in points] == list(range(len(points)))
     found = Counter((row["key"], row["text"], frozenset(names[label] for label in row["label_ids"])) for row in points)
     assert found == Counter(model.points)
+    tokenizer = Tokenizer.from_buffer(Table.open(DataLayout(data).tokenizer).read_files()["tokenizer.json"])
+    for row in [*labels, *points]:
+        assert row["title_tokens"] == len(tokenizer.encode(row["text"].partition("\n")[0]).ids)
     assert open_data(data)[0].digest == open_manifest(data).digest
     assert open_manifest(DataLayout(data).labels).parameters["training_points"] == len(points)
 

@@ -328,7 +328,7 @@ class SplitScorer:
         for rows in self.share.batches(self.queries, columns, limit):
             filters = filters_of(rows) if filter else Ragged.empty(rows.num_rows)
             filtered += len(filters.values)
-            x, inputs = self._embed(rows), Inputs.of(rows.select(self.model.columns))
+            x, inputs = self._embed(rows), Inputs.of(rows, self.model.columns)
             scores, top = self.ranking.top_k(x, max(ks), filters, candidates, inputs)
             positives = list_column(rows, "label_ids")
             numbers = seen + np.arange(rows.num_rows)

@@ -44,7 +44,7 @@ def test_golden(tmp_path: Path, block_rows: int, packed: bool) -> None:
         expected = [{"row": i, "key": f"q{i + 1}", "text": texts[i], "merged": 0} for i in range(3)]
         assert tables[split].rows == expected
     assert tables["labels"].rows == [
-        {"row": 0, "key": "d1", "text": "Title of a document"},
+        {"row": 0, "key": "d1", "text": "Title\nof a document"},
         {"row": 1, "key": "d2", "text": "no title"},
         {"row": 2, "key": "3", "text": "no text"},
     ]

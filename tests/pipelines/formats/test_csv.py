@@ -150,14 +150,14 @@ COLUMNS = {"key": "k", "title": "a", "text": "b", "content": "c", "labels": "x"}
 @pytest.mark.parametrize(
     ("fields", "key", "text"),
     [
-        (None, "k", "a b"),
+        (None, "k", "a\nb"),
         ("text=title", "k", "a"),
-        ("text=content", "k", "a c"),
-        ("title=text", "k", "b c"),
-        ("title=content,text=title", "k", "c a"),
+        ("text=content", "k", "a\nc"),
+        ("title=text", "k", "b\nc"),
+        ("title=content,text=title", "k", "c\na"),
         ("key=title", "a", "b"),
-        ("key=text", "b", "a b"),
-        ("key=text,text=text,title=key", "b", "k b"),
+        ("key=text", "b", "a\nb"),
+        ("key=text,text=text,title=key", "b", "k\nb"),
     ],
 )
 def test_a_column_is_used_once(suffix: str, fields: str | None, key: str, text: str, tmp_path: Path) -> None:

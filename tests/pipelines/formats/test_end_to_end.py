@@ -147,7 +147,7 @@ def write_pairs(folder: Path) -> None:
 
 def write_beir(folder: Path) -> None:
     records = [{"_id": point["key"], "text": point["text"]} for points in POINTS.values() for point in points]
-    corpus = [{"_id": record["key"], "title": "text of", "text": record["key"]} for record in LABEL_RECORDS]
+    corpus = [{"_id": record["key"], "title": "", "text": record["text"]} for record in LABEL_RECORDS]
     write(folder, {"queries.jsonl": jsonl(records), "corpus.jsonl": jsonl(corpus)})
     for split, points in POINTS.items():
         lines = ["query-id\tcorpus-id\tscore\n"]

@@ -37,7 +37,7 @@ def packed(records: list[Any]) -> str:
 FILES: dict[str, str | bytes] = {"train.jsonl": packed(POINTS), "labels.jsonl": packed(LABELS)}
 ROWS = [
     {"row": 0, "key": "q1", "text": "first point", "label_keys": ["a", "b"], "merged": 1},
-    {"row": 1, "key": "7", "text": "T body", "label_keys": ["a"], "merged": 0},
+    {"row": 1, "key": "7", "text": "T\nbody", "label_keys": ["a"], "merged": 0},
     {"row": 2, "key": "q3", "text": "only", "label_keys": ["12", "a"], "merged": 0},
 ]
 
@@ -53,7 +53,7 @@ def test_golden(tmp_path: Path, block_rows: int) -> None:
     assert tables["val"].rows == [{**ROWS[1], "row": 2}]
     assert tables["labels"].rows == [
         {"row": 0, "key": "a", "text": "label a"},
-        {"row": 1, "key": "b", "text": "label b"},
+        {"row": 1, "key": "b", "text": "label\nb"},
         {"row": 2, "key": "12", "text": ""},
     ]
     assert not any(table.rejects for table in tables.values())

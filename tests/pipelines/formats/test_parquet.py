@@ -82,7 +82,7 @@ def test_keys_and_labels_that_are_numbers(tmp_path: Path) -> None:
     train = read_all("parquet", tmp_path)[1]["train"]
     assert train.column("key") == ["5", "6"]
     assert train.column("label_keys") == [["12", "3"], ["3"]]
-    assert train.column("text") == ["a x", "y"]
+    assert train.column("text") == ["a\nx", "y"]
     assert read_all("parquet", tmp_path, text="title")[1]["train"].column("text") == ["a", "y"]
 
 

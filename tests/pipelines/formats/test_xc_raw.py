@@ -46,7 +46,7 @@ def test_every_valid_point_comes_out(points: list[dict[str, Any]], first: int) -
     for row, point in zip(rows, points, strict=True):
         assert row["key"] == point.get("uid", f"#{row['row']}")
         content = point.get("content", "")
-        assert row["text"] == (f"{point['title']} {content}" if content else point["title"])
+        assert row["text"] == "\n".join(filter(None, (point["title"], content)))
         assert row["label_ids"] == sorted(set(point["target_ind"]))
         assert row["merged"] == len(point["target_ind"]) - len(set(point["target_ind"]))
 

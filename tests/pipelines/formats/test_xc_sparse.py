@@ -78,7 +78,7 @@ def test_raw_records_beside_the_features_give_keys_and_texts(tmp_path: Path) -> 
     write(tmp_path, {**FILES, "trn.json.gz": packed(JSON)})
     _, tables = read_all("xc-sparse", tmp_path)
     assert tables["train"].column("key") == ["a", "b", "c"]
-    assert tables["train"].column("text") == ["t c", "u", ""]
+    assert tables["train"].column("text") == ["t\nc", "u", ""]
     assert tables["train"].column("label_ids") == [row["label_ids"] for row in TRAIN]
     assert read_all("xc-sparse", tmp_path, text="title")[1]["train"].column("text") == ["t", "u", ""]
 

@@ -41,7 +41,7 @@ def test_a_tokenizer_that_is_cut_elsewhere_is_otherwise_the_same() -> None:
     longer = FROZEN.with_max_tokens(300)
     assert longer.max_tokens == 300
     assert longer.vocabulary == FROZEN.vocabulary
-    _, offsets, cut = encode_texts(open_tokenizer(longer.files[tokenizer.FILE], "here"), ["two " * 600, "two"])
+    _, offsets, cut, _ = encode_texts(open_tokenizer(longer.files[tokenizer.FILE], "here"), ["two " * 600, "two"])
     assert list(cut) == [True, False]
     assert offsets[1] == 300
     assert longer.with_max_tokens(8).files == FROZEN.files

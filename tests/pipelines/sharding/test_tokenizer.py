@@ -24,7 +24,7 @@ def trained() -> tokenizer.FrozenTokenizer:
 
 def test_encoding_is_the_tokenizers_own_and_truncates(trained: tokenizer.FrozenTokenizer) -> None:
     opened = tokenizer.open_tokenizer(trained.files["tokenizer.json"], "tokenizer.json")
-    values, offsets, truncated = encode_texts(opened, TEXTS)
+    values, offsets, truncated, _ = encode_texts(opened, TEXTS)
     rows = np.split(values, offsets[1:-1])
     assert [row.tolist() for row in rows] == [opened.encode(text).ids for text in TEXTS]
     assert max(map(len, rows)) == 4

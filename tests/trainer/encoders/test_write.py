@@ -41,7 +41,7 @@ def bert(frozen: FrozenTokenizer, tmp_path_factory: pytest.TempPathFactory) -> s
 def texts_as_inputs(frozen: FrozenTokenizer) -> Inputs:
     from tokenizers import Tokenizer
 
-    values, offsets, _ = encode_texts(Tokenizer.from_str(frozen.files[tokens.FILE].decode()), TEXTS)
+    values, offsets, *_ = encode_texts(Tokenizer.from_str(frozen.files[tokens.FILE].decode()), TEXTS)
     return Inputs(Ragged(values, offsets))
 
 
