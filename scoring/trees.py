@@ -63,7 +63,8 @@ class Trees:
             early_stopping=False,
             random_state=0,
         )
-        return cls.from_sklearn(columns, model.fit(_finite(x), right))
+        x = np.where(np.isnan(x).all(axis=0), 0.0, _finite(x))  # scikit-learn fails for a column without a value
+        return cls.from_sklearn(columns, model.fit(x, right))
 
     @classmethod
     def from_sklearn(cls, columns: Sequence[str], model: Any) -> "Trees":
