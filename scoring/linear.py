@@ -3,8 +3,10 @@
 import importlib.util
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -18,9 +20,10 @@ from schemas.manifest import Shard, read_shard, verify_shard, write_file
 from schemas.mapped import MappedFile, map_tensors
 from schemas.ragged import Ragged, SparseRows, offsets_of, take_per_row
 from schemas.shard_files.parquet import list_column
+from schemas.shares import RowShare
 from schemas.table import Table
-from trainer.encoders.bag import count_words, inverse_document_frequency, normalize_rows, scale_features
-from trainer.inputs import Inputs, open_queries
+from trainer.encoders.bag import PAIR_BUCKETS, count_ngrams, inverse_document_frequency, join_rows, scale_features
+from trainer.inputs import Inputs, open_queries, with_titles
 
 if TYPE_CHECKING:
     from trainer.methods.sections import Data
@@ -40,44 +43,69 @@ class Points(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RowFeatures:
-    """Maps rows to unit vectors over the features `seen` [F] in training, which are scaled by `factors` [F].
+    """Maps rows to vectors over the features `seen` [F] in training, which are scaled by `factors` [F].
 
-    `vocabulary`: number of tokens, if tokens and pairs of tokens are counted; 0 if the rows come with features.
+    The words of a row are a unit vector; the words of its title are further features, a vector of length `title`.
+    `vocabulary`: number of tokens, if tokens and, with `pairs`, pairs of tokens are counted; 0 if the rows come with
+    features.
     """
 
     vocabulary: int
     seen: np.ndarray
     factors: np.ndarray
+    title: float = 0.0
+    pairs: bool = True
 
     @classmethod
-    def of(cls, counted: SparseRows, vocabulary: int, queries: int | None = None) -> "RowFeatures":
+    def of(
+        cls, counted: SparseRows, vocabulary: int, queries: int | None = None, title: float = 0.0, pairs: bool = True
+    ) -> "RowFeatures":
         """Collect the features of counted rows, and the document frequencies of words in the first `queries` rows."""
         queries = counted.rows if queries is None else queries
         seen, place = np.unique(counted.ids, return_inverse=True)
         frequency = np.bincount(place[: counted.offsets[queries]], minlength=len(seen))
         factors = inverse_document_frequency(frequency, queries) if vocabulary else np.ones(len(seen), np.float32)
-        return cls(vocabulary, seen.astype(np.int32), factors)
+        return cls(vocabulary, seen.astype(np.int32), factors, title, pairs)
 
     def __call__(self, inputs: Inputs) -> SparseRows:
-        """Return unit rows with features numbered [0, F); features that no training row has are left out."""
-        return self.weigh(count_features(inputs, self.vocabulary))
+        """Return rows with features numbered [0, F); features that no training row has are left out."""
+        return self.weigh(count_features(inputs, self.vocabulary, self.pairs, bool(self.title)))
 
     def weigh(self, counted: SparseRows) -> SparseRows:
-        """Scale counted rows by `factors`, and return them as unit rows."""
+        """Scale counted rows by `factors` and to the lengths of both vectors."""
+        of_title = counted.ids >= self.vocabulary + PAIR_BUCKETS if self.vocabulary else np.zeros(len(counted.ids), bool)
         place = np.searchsorted(self.seen, counted.ids)
         known = place < len(self.seen)
         known[known] = self.seen[place[known]] == counted.ids[known]
+        known &= ~of_title | bool(self.title)
         kept = counted.keep(known)._replace(ids=place[known].astype(np.int32))
-        return normalize_rows(scale_features(kept, self.factors))
+        scaled, of_title = scale_features(kept, self.factors), of_title[known]
+        part = 2 * scaled.row_of() + of_title
+        square = np.bincount(part, scaled.values.astype(np.float64) ** 2, 2 * scaled.rows)
+        length = np.where(of_title, self.title, 1) / np.maximum(np.sqrt(square[part]), 1e-12)
+        return scaled._replace(values=(scaled.values * length).astype(np.float32))
 
 
-def count_features(inputs: Inputs, vocabulary: int) -> SparseRows:
-    """Return the counts of each row's words and word pairs if there is a `vocabulary`, else each row's features."""
-    if vocabulary and inputs.tokens is not None:
-        counted = count_words(inputs.tokens, vocabulary, damped=False)
-        return counted._replace(ids=counted.ids.astype(np.int32))
-    assert inputs.features is not None, "rows have neither tokens nor features"
-    return inputs.features
+def count_features(inputs: Inputs, vocabulary: int, pairs: bool = True, titles: bool = True) -> SparseRows:
+    """Return the counts of each row's words and word pairs if there is a `vocabulary`, else each row's features.
+
+    With `titles`, the words of titles have ids from `vocabulary` + PAIR_BUCKETS on. Without `pairs`, counts are damped.
+    """
+    if not vocabulary or inputs.tokens is None:
+        assert inputs.features is not None, "rows have neither tokens nor features"
+        return inputs.features
+    count = partial(count_ngrams, vocabulary=vocabulary, buckets=PAIR_BUCKETS, damped=not pairs)
+    counted = count(inputs.tokens, ngrams=2 if pairs else 1)
+    if titles and inputs.titles is not None:
+        of_title = count(titles_of(inputs.tokens, inputs.titles), ngrams=1)
+        counted = join_rows(counted, of_title._replace(ids=of_title.ids + vocabulary + PAIR_BUCKETS))
+    return counted._replace(ids=counted.ids.astype(np.int32))
+
+
+def titles_of(tokens: Ragged, lengths: np.ndarray) -> Ragged:
+    """Return the first `lengths` [B] tokens of each row."""
+    within = np.arange(len(tokens.entries)) - np.repeat(tokens.offsets[:-1] - tokens.offsets[0], tokens.counts)
+    return Ragged(tokens.entries, tokens.offsets - tokens.offsets[0]).keep(within < np.repeat(lengths, tokens.counts))
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,54 +126,52 @@ class LinearRanker:
         budget: int = BUDGET,
         held_out: bool = False,
         seconds: float = math.inf,
+        title: float | None = None,
     ) -> "LinearRanker | None":
         """Fit to the training rows of a run, in the `columns` that the run's encoder reads, and to the label texts.
 
         The fit uses the first rows of each part of a version that fit into the part's share of `budget` bytes. As long
         as the fit would take more than `seconds`, the number of rows is halved. Returns None if no rows fit, or if rows
-        have only dense vectors. With `held_out`, the rows that the run held out are used as well. Raises TableError.
+        have only dense vectors. With `held_out`, the rows that the run held out are used as well. `title`: weight of
+        the words of titles; None: chosen by fits to some of the rows. Raises TableError.
         """
         labels, table = Table.open(data.labels, "labels"), open_queries(data, training_data.split)
         columns = [name for name in columns if name != DENSE]
-        if not columns:
-            return None
-        vocabulary = Table.open(data.tokenizer, "tokenizer").parameters["vocabulary"] if "input_ids" in columns else 0
+        vocabulary = open_vocabulary(data, columns)
         shares = [training_data.training_rows, *([training_data.held_out_rows] if held_out else [])]
-        left, points = budget, list[Points]()
-        for share in shares:
-            parts = [(part, share.rows(part)) for part in table.by_part()]
-            for number, (part, rows) in enumerate(parts):
-                to_come = sum(rows for _, rows in parts[number:])
-                groups = share.batches(part, [*columns, "label_ids"])
-                taken = [*_first(groups, vocabulary, left * rows // max(1, to_come))]
-                left -= _ENTRY_BYTES * sum(len(each.rows.ids) for each in taken)
-                points += taken
+        points = read_points(table, shares, columns, vocabulary, budget) if columns else []
         queries = sum(part.rows.rows for part in points)
         entries = sum(len(part.rows.ids) for part in points)
         if not entries:
             return None
+        title = choose_title(join_points(points), labels.rows, vocabulary) if title is None else title
         if {*columns} <= {*labels.columns}:
             first = 0
-            for group in labels.batches(columns):
+            for group in labels.batches(with_titles(labels, columns)):
                 own = np.arange(first, first + group.num_rows)
                 points.append(Points(count_features(Inputs.of(group), vocabulary), Ragged.from_matrix(own[:, None])))
                 first += group.num_rows
-        joined = Points(SparseRows.join(part.rows for part in points), Ragged.join(part.labels for part in points))
-        fitted = cls.fit(joined, labels.rows, vocabulary, queries, seconds)
-        return fitted or cls.of(data, training_data, columns, _ENTRY_BYTES * entries // 2, held_out, seconds)
+        fitted = cls.fit(join_points(points), labels.rows, vocabulary, queries, seconds, title)
+        return fitted or cls.of(data, training_data, columns, _ENTRY_BYTES * entries // 2, held_out, seconds, title)
 
     @classmethod
     def fit(
-        cls, points: Points, labels: int, vocabulary: int, queries: int | None = None, seconds: float = math.inf
+        cls,
+        points: Points,
+        labels: int,
+        vocabulary: int,
+        queries: int | None = None,
+        seconds: float = math.inf,
+        title: float = 0.0,
     ) -> "LinearRanker | None":
         """Fit to `points` with labels in [0, `labels`); document frequencies come from the first `queries` points.
 
-        Returns None if the fit would take more than `seconds`.
+        `title`: weight of the words of titles. Returns None if the fit would take more than `seconds`.
         """
         from scoring.solver import fit_labels
         from trainer.rows.numba_kernels import by_row
 
-        words = RowFeatures.of(points.rows, vocabulary, queries)
+        words = RowFeatures.of(points.rows, vocabulary, queries, title)
         x, features = words.weigh(points.rows), len(words.seen)
         columns = SparseRows(*by_row(x.ids, x.row_of().astype(np.int32), x.values, features))
         owners = points.labels.row_of()
@@ -156,12 +182,7 @@ class LinearRanker:
 
     def rank(self, inputs: Inputs, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (w.x float32 [B, k], ids [B, k]), best first, padded with 0 and -1; correct labels have about 2."""
-        x = self.words(inputs)
-        if x.rows >= _MANY and importlib.util.find_spec("numba"):
-            from scoring.solver import best_labels
-
-            return best_labels(x, self.weights, self.labels, k)
-        return _best_labels(x, self.weights, self.labels, k)
+        return best_labels(self.words(inputs), self.weights, self.labels, k)
 
     def votes(self, inputs: Inputs, k: int) -> SparseRows:
         """Return the best `k` labels of each row with scores above 0, in ascending order of labels."""
@@ -171,19 +192,21 @@ class LinearRanker:
         found = ids != PAD
         return SparseRows(ids[found], scores[found], offsets_of(found.sum(1)))
 
-    def explain(self, tokens: np.ndarray, label: int) -> list[tuple[tuple[int, ...], float]]:
-        """Return the words and pairs of words in a text's `tokens`, with their contributions to w.x, largest first."""
-        names = sorted({*((word,) for word in tokens.tolist()), *itertools.pairwise(tokens.tolist())})
+    def explain(self, inputs: Inputs, label: int) -> list[tuple[tuple[int, ...], float]]:
+        """Return the words and pairs of words of a text, one row, with their contributions to w.x, largest first."""
+        assert inputs.tokens is not None, "a text has tokens"
+        tokens, size = inputs.tokens.entries.tolist(), self.words.vocabulary + PAIR_BUCKETS
+        names = sorted({*((word,) for word in tokens), *itertools.pairwise(tokens)})
         listed = np.fromiter(itertools.chain.from_iterable(names), np.int64)
         each = Ragged.from_counts(listed, np.array([*map(len, names)], np.int64))
         counted = count_features(Inputs(each), self.words.vocabulary)
         last = counted.ids[counted.offsets[1:] - 1].tolist()  # the feature of a pair has a greater id than its words
-        x, added = self.words(Inputs(Ragged.from_matrix(tokens[None]))), {}
+        x, added = self.words(inputs), Counter[int]()
         for place, value in zip(x.ids.tolist(), x.values.tolist(), strict=True):
             of_feature = slice(*self.weights.offsets[place : place + 2])
             weights = self.weights.values[of_feature][self.weights.ids[of_feature] == label]
-            added[int(self.words.seen[place])] = value * float(weights.sum())
-        found = [(name, added.get(feature, 0.0)) for name, feature in zip(names, last, strict=True)]
+            added[int(self.words.seen[place]) % size] += value * float(weights.sum())  # a word, also in the title
+        found = [(name, added[feature]) for name, feature in zip(names, last, strict=True)]
         return sorted((pair for pair in found if pair[1]), key=lambda pair: -pair[1])
 
     @classmethod
@@ -201,14 +224,15 @@ class LinearRanker:
                 place = storage.filesystem(verify_shard(table.url, shard, remedy="Fit the fusion again."))[1]
                 file = MappedFile(place, shard.bytes, private=True)
             arrays = map_tensors(file) if file else load(read_shard(table.url, shard, "Fit the fusion again."))
-            vocabulary, labels = arrays["sizes"].tolist()
+            vocabulary, labels, title = arrays["sizes"].tolist()
             weights = SparseRows(*(arrays[name] for name in _WEIGHTS))
             if not (
                 len(arrays["seen"]) == weights.rows
                 and 0 <= weights.ids.min(initial=0) <= weights.ids.max(initial=0) < labels
             ):
                 raise ValueError("the arrays are inconsistent")
-            return cls(RowFeatures(vocabulary, arrays["seen"], arrays["factors"]), weights, labels, file)
+            words = RowFeatures(int(vocabulary), arrays["seen"], arrays["factors"], title)
+            return cls(words, weights, int(labels), file)
         except (SafetensorError, KeyError, ValueError) as error:
             raise TableError(f"{table.url}/{name}: not a linear ranker: {error}. Fit the fusion again.") from None
 
@@ -217,7 +241,72 @@ class LinearRanker:
 
         arrays = dict(zip(_WEIGHTS, self.weights, strict=True))
         arrays |= {"seen": self.words.seen, "factors": self.words.factors}
-        return write_file(url, name, save({"sizes": np.array([self.words.vocabulary, self.labels]), **arrays}))
+        return write_file(url, name, save({"sizes": np.array([self.words.vocabulary, self.labels, self.words.title]), **arrays}))
+
+
+def open_vocabulary(data: DataLayout, columns: Sequence[str]) -> int:
+    """Return the size of DATA's vocabulary, or 0 if the token ids are not among `columns`. Raises TableError."""
+    return Table.open(data.tokenizer, "tokenizer").parameters["vocabulary"] if "input_ids" in columns else 0
+
+
+def read_points(
+    table: Table, shares: Sequence[RowShare], columns: Sequence[str], vocabulary: int, budget: int, pairs: bool = True
+) -> list[Points]:
+    """Read the first rows of each part of `shares` that fit into the part's share of `budget` bytes."""
+    points = list[Points]()
+    for share in shares:
+        parts = [(part, share.rows(part)) for part in table.by_part()]
+        for number, (part, rows) in enumerate(parts):
+            to_come = sum(rows for _, rows in parts[number:])
+            left = budget - _ENTRY_BYTES * sum(len(each.rows.ids) for each in points)
+            groups = share.batches(part, [*with_titles(table, columns), "label_ids"])
+            points += _first(groups, vocabulary, left * rows // max(1, to_come), pairs)
+    return points
+
+
+def join_points(points: Sequence[Points]) -> Points:
+    return Points(SparseRows.join(part.rows for part in points), Ragged.join(part.labels for part in points))
+
+
+TITLES = (0.0, 0.25, 0.5)  # weights of the words of titles that are tried
+_TRIED, _SCORED = 6_000, 1_500  # rows to fit and to score a weight
+
+
+def choose_title(points: Points, labels: int, vocabulary: int) -> float:
+    """Return the weight of the words of titles that ranks some of the `points` best, by fits to other points: nDCG@5.
+
+    Returns 0 if the points have no titles, or if no text goes on after its title.
+    """
+    if not vocabulary:
+        return 0.0
+    words, titles = points.rows.ids < vocabulary, points.rows.ids >= vocabulary + PAIR_BUCKETS
+    fitted = min(_TRIED, points.rows.rows * 4 // 5)
+    scored = min(fitted + _SCORED, points.rows.rows)
+    if np.count_nonzero(titles) in (0, np.count_nonzero(words)) or not fitted:
+        return 0.0
+    from trainer.evaluation.metrics import Metrics
+
+    of_fit, of_scores = (Points(*(p.slice(*ends) for p in points)) for ends in ((0, fitted), (fitted, scored)))
+    found = {}
+    for weight in TITLES:
+        ranker = LinearRanker.fit(of_fit, labels, vocabulary, title=weight)
+        assert ranker is not None, "a fit without a time limit"
+        metrics = Metrics((5,))
+        metrics.update(best_labels(ranker.words.weigh(of_scores.rows), ranker.weights, labels, 5)[1], of_scores.labels)
+        found[weight] = metrics.result()["nDCG@5"]
+    return max(found, key=lambda weight: found[weight])
+
+
+def best_labels(x: SparseRows, weights: SparseRows, labels: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return w.x above 0, float32 [B, k], and ids [B, k] below `labels`, best first, padded with 0 and -1.
+
+    `weights` lists the labels of each feature of x with their weights.
+    """
+    if x.rows >= _MANY and importlib.util.find_spec("numba"):
+        from scoring import solver
+
+        return solver.best_labels(x, weights, labels, k)
+    return _best_labels(x, weights, labels, k)
 
 
 def _best_labels(x: SparseRows, weights: SparseRows, labels: int, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -239,11 +328,11 @@ def _best_labels(x: SparseRows, weights: SparseRows, labels: int, k: int) -> tup
     return scores, found
 
 
-def _first(groups: Iterator[pa.Table], vocabulary: int, budget: int) -> Iterator[Points]:
+def _first(groups: Iterator[pa.Table], vocabulary: int, budget: int, pairs: bool) -> Iterator[Points]:
     """Yield the first rows that fit into `budget` bytes, one row group at a time."""
     left = budget
     for group in groups:
-        rows, labels = count_features(Inputs.of(group), vocabulary), list_column(group, "label_ids")
+        rows, labels = count_features(Inputs.of(group), vocabulary, pairs), list_column(group, "label_ids")
         ends = np.cumsum(_ENTRY_BYTES * np.diff(rows.offsets))
         count = int(np.searchsorted(ends, left, side="right"))
         yield Points(rows.slice(0, count), labels.slice(0, count))

@@ -1,0 +1,92 @@
+"""Nearest training texts by TF-IDF of words, whose labels get votes; without the model, and without PyTorch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from schemas.arrow import DENSE
+from schemas.layout import DataLayout
+from schemas.manifest import Shard
+from schemas.ragged import Ragged, SparseRows, take_per_row
+from schemas.table import Table
+from scoring.linear import BUDGET, RowFeatures, best_labels, join_points, open_vocabulary, read_points
+from scoring.memory import NEIGHBOURS, count_votes
+from scoring.tensors import read_tensors, write_tensors
+from trainer.inputs import Inputs, open_queries
+
+if TYPE_CHECKING:
+    from trainer.methods.sections import Data
+
+FILE = "neighbours.safetensors"
+TEMPERATURE = 0.1  # of words: texts that share a few words have smaller cosines than embeddings have
+TITLE = 0.5  # weight of the words of titles
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbours:
+    """N training texts by words: `texts` lists the texts of each word, with weights; `labels`: of each text.
+
+    The first `trained` texts are training rows of the run, the other texts are held-out rows.
+    """
+
+    words: RowFeatures
+    texts: SparseRows
+    labels: Ragged
+    trained: int
+
+    @classmethod
+    def of(
+        cls, data: DataLayout, training_data: "Data", columns: Sequence[str], budget: int = BUDGET
+    ) -> "Neighbours | None":
+        """Read the training rows of a run, then the held-out rows, as far as they fit into `budget` bytes.
+
+        Document frequencies come from the training rows. Returns None if no rows fit, or if rows have only dense
+        vectors. Raises TableError.
+        """
+        columns, table = [name for name in columns if name != DENSE], open_queries(data, training_data.split)
+        vocabulary, parts, trained = open_vocabulary(data, columns), [], 0
+        for share in (training_data.training_rows, training_data.held_out_rows) if columns else ():
+            parts += read_points(table, [share], columns, vocabulary, budget // 2, pairs=False)
+            trained = trained or sum(part.rows.rows for part in parts)
+        if not sum(len(part.rows.ids) for part in parts):
+            return None
+        counted, labels = join_points(parts)
+        words = RowFeatures.of(counted, vocabulary, trained, TITLE, pairs=False)
+        rows = words.weigh(counted)
+        order = np.argsort(rows.ids, kind="stable")
+        texts = rows.row_of()[order].astype(np.int32), rows.values[order]
+        ends = np.searchsorted(rows.ids[order], np.arange(len(words.seen) + 1))
+        return cls(words, SparseRows(*texts, ends), labels._replace(values=labels.values.astype(np.int32)), trained)
+
+    def votes(self, inputs: Inputs, trained_only: bool = False) -> SparseRows:
+        """Return the labels of the nearest texts, with votes in (0, 1]; `trained_only`: no held-out rows vote."""
+        return count_votes(*self.nearest(inputs, trained_only), self.labels, TEMPERATURE)
+
+    def nearest(self, inputs: Inputs, trained_only: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Return the similarities [B, K] of the texts that share words with each row, best first, and their numbers."""
+        rows = self.trained if trained_only else self.labels.rows
+        return best_labels(self.words(inputs), self.texts, rows, NEIGHBOURS)
+
+    @classmethod
+    def read(cls, table: Table) -> "Neighbours | None":
+        """Read the file that `write` wrote; None if the table has none. Raises TableError."""
+        with read_tensors(table, FILE) as arrays:
+            if arrays is None:
+                return None
+            vocabulary, trained = arrays["sizes"].tolist()
+            words = RowFeatures(vocabulary, arrays["seen"], arrays["factors"], TITLE, pairs=False)
+            texts = SparseRows(arrays["texts"], arrays["weights"], arrays["offsets"])
+            labels = Ragged(arrays["labels"], arrays["label_offsets"])
+            if not (len(words.seen) == texts.rows and 0 <= trained <= labels.rows > texts.ids.max(initial=-1)):
+                raise ValueError("the arrays are inconsistent")
+            return cls(words, texts, labels, trained)
+
+    def write(self, url: str) -> Shard:
+        """Write the file under `url`, and return its manifest entry."""
+        texts, weights, offsets = self.texts
+        arrays = {"texts": texts, "weights": weights, "offsets": offsets, "label_offsets": self.labels.offsets}
+        sizes = np.array([self.words.vocabulary, self.trained])
+        words = {"seen": self.words.seen, "factors": self.words.factors, "labels": self.labels.values}
+        return write_tensors(url, FILE, {"sizes": sizes, **arrays, **words})
