@@ -1,35 +1,46 @@
-"""Fused scores: features of a shortlist, weights, NGAME's stored tree, and scores from outside."""
+"""Fused scores: scores of a shortlist, weights, boosted trees, NGAME's stored tree, and scores from outside."""
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from schemas import PAD
 from schemas.errors import TableError
-from schemas.ragged import Ragged, is_repeated, pad_columns, take_per_row
-from scoring.linear import LinearRanker
+from schemas.hashing import hash_bytes
+from schemas.ragged import Ragged, SparseRows, is_repeated, offsets_of, pad_columns, take_per_row
+from scoring.linear import LinearRanker, titles_of
 from scoring.memory import Memory, votes_of
+from scoring.names import Names
+from scoring.neighbours import Neighbours
+from scoring.trees import Trees
 from trainer.inputs import Inputs
 from trainer.modules import find_named, name_of
 
-# Files of a fusion, in a run and in an export.
-FILES = {"tree.json": "fusion.json", "weights.json": "fusion-weights.json", "score.json": "fusion-score.json"}
 TREE_FORMAT = 2
 _LEAF = -1
 _INTEGERS = ("feature", "left", "right")  # the other arrays are float64
 
 
-class ShortlistScores(NamedTuple):
-    """Scores of S labels per query: `ids` [B, S] int64, padded with -1; the other fields [B, S], 0 if missing."""
+@dataclass(frozen=True, eq=False)
+class ShortlistScores:
+    """Scores of S labels per query: `ids` [B, S] int64, padded with -1.
+
+    `near` [B, S] bool: the labels that a search found for the query, with which ranks are counted; the other labels are
+    only scored, because somebody asked for them. `by`: the scores [B, S] by name, as in an `Explanation`; 0 where a
+    scorer did not find the label, NaN where a label has nothing to score.
+    """
 
     ids: np.ndarray
-    scores: np.ndarray
-    texts: np.ndarray
-    votes: np.ndarray
-    linear: np.ndarray
+    near: np.ndarray
+    by: Mapping[str, np.ndarray]
+
+    def rows(self, some: slice | np.ndarray) -> "ShortlistScores":
+        """Return the scores of `some` queries."""
+        return ShortlistScores(self.ids[some], self.near[some], {name: each[some] for name, each in self.by.items()})
 
 
 class Fusion(ABC):
@@ -44,9 +55,17 @@ class Fusion(ABC):
     def parts(self, scored: ShortlistScores, frequency: Any) -> dict[str, np.ndarray]:
         """Return the terms of the fused scores by name, [B, S] each, for labels with `frequency` [B, S]."""
 
-    def fuse(self, scored: ShortlistScores, frequency: Any = None) -> np.ndarray:
-        """Return the fused scores [B, S], the sum of all `parts`."""
+    def fuse(self, scored: ShortlistScores, frequency: Any = None, texts: np.ndarray | None = None) -> np.ndarray:
+        """Return the fused scores [B, S], the sum of all `parts`.
+
+        `texts` [B]: hashes of the texts, if these are rows that the fusion was fitted on: then no score comes from a
+        fit to its own row.
+        """
         return sum(self.parts(scored, frequency).values(), np.float64(0))
+
+    def order(self, scored: ShortlistScores) -> np.ndarray:
+        """Return scores [B, S] that order labels with equal fused scores."""
+        return scored.by["vector"]
 
     @abstractmethod
     def to_json(self) -> bytes:
@@ -88,8 +107,9 @@ class FusionTree(Fusion):
 
     def parts(self, scored: ShortlistScores, frequency: np.ndarray) -> dict[str, np.ndarray]:
         """Return E(z).x and w.x, divided by `units`, and T(d)."""
-        text, vector = scored.texts / self.units[0], scored.scores / self.units[1]
-        return {"text": text, "vector": vector, "tree": self.predict(scored.texts, scored.scores, frequency)}
+        text, vector = scored.by["text"], scored.by["vector"]
+        tree = self.predict(text, vector, frequency)
+        return {"text": text / self.units[0], "vector": vector / self.units[1], "tree": tree}
 
     def to_json(self) -> bytes:
         arrays = {name: array.tolist() for name, array in vars(self).items()}
@@ -118,7 +138,8 @@ class FusionTree(Fusion):
         return tree
 
 
-ADDED_LABELS = 100  # maximum number of labels that a memory, and a linear ranker, each add to the shortlist
+# Maximum number of labels that a scorer adds to the shortlist.
+ADDED_LABELS = {"points": 100, "words": 100, "neighbours": 40, "name": 25}
 
 
 class PairScores(Protocol):
@@ -133,11 +154,17 @@ class PairScores(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Scorers:
-    """Scorers in addition to the classifier: E(z) [n, D] of this rank's labels, a memory, and a linear ranker."""
+    """Scorers in addition to the classifier: E(z) [n, D] of this rank's labels; a memory, a linear ranker, and others.
+
+    `trained_only`: the queries may be rows that the run held out, which do not vote for themselves.
+    """
 
     texts: Any = None
     memory: Memory | None = None
     linear: LinearRanker | None = None
+    neighbours: Neighbours | None = None
+    names: Names | None = None
+    trained_only: bool = False
 
     def score(
         self,
@@ -145,44 +172,44 @@ class Scorers:
         inputs: Inputs | None,
         labels: PairScores,
         shortlisted: tuple[np.ndarray, np.ndarray],
-        filters: Ragged,
-        candidates: np.ndarray | None = None,
+        listed: np.ndarray,
     ) -> ShortlistScores:
-        """Score a shortlist, `shortlisted` (scores and ids [B, S]), and labels of `candidates` that other scorers add.
+        """Score a shortlist, `shortlisted` (scores and ids [B, S]), labels that scorers add, and labels `listed`.
 
-        `inputs`: the inputs that x was computed from, which a linear ranker needs. All ranks have the same queries and
+        `inputs`: the inputs that x was computed from, which scorers of words need. All ranks have the same queries and
         return the same results; each rank scores its own labels.
         """
         scores, ids = shortlisted
-        votes = None if self.memory is None else self.memory.votes(x)
-        ranked = None
-        if self.linear is not None:
-            assert inputs is not None, "a linear ranker needs the rows that x was embedded from"
-            ranked = self.linear.votes(inputs, ADDED_LABELS)
-        found = [rows.best(ADDED_LABELS)[1] for rows in (votes, ranked) if rows is not None]
-        if found:
-            both = np.concatenate([ids, *found], 1)
-            listed, more = (part[:, ids.shape[1] :] for part in (is_repeated(both), both))
-            listed = listed | filters.contains(more)
-            more = np.where(listed if candidates is None else listed | ~np.isin(more, candidates), PAD, more)
-            ids, scores = np.concatenate([ids, more], 1), np.concatenate([scores, labels.score(x, more)], 1)
-        none = np.zeros(ids.shape, np.float32)
-        texts = none if self.texts is None else labels.of(self.texts).score(x, ids)
-        other_scores = (none if rows is None else votes_of(rows, ids) for rows in (votes, ranked))
-        return ShortlistScores(ids, np.where(ids == PAD, 0, scores), texts, *other_scores)
-
-    def score_listed(
-        self, x: Any, inputs: Inputs | None, labels: PairScores, listed: tuple[np.ndarray, np.ndarray]
-    ) -> ShortlistScores:
-        """Score only the labels in `listed`, which has the same format as `shortlisted` in `score`."""
-        scored = self.score(x, inputs, labels, listed, Ragged.empty(len(x)), np.empty(0, np.int64))
-        return ShortlistScores(*(column[:, : listed[1].shape[1]] for column in scored))
+        found = {} if self.memory is None else {"points": self.memory.votes(x)}
+        if self.linear is not None or self.neighbours is not None or self.names is not None:
+            assert inputs is not None, "scorers of words need the rows that x was embedded from"
+            if self.linear is not None:
+                found["words"] = self.linear.votes(inputs, ADDED_LABELS["words"])
+            if self.neighbours is not None:
+                found["neighbours"] = self.neighbours.votes(inputs, self.trained_only)
+        added = [rows.best(ADDED_LABELS[name])[1] for name, rows in found.items()]
+        if self.names is not None and inputs is not None and inputs.tokens is not None:
+            added.append(self.names.candidates(inputs.tokens, ADDED_LABELS["name"])[1])
+        both = np.concatenate([ids, *added, listed], 1)
+        both[is_repeated(both)] = PAD
+        used = (both != PAD).any(0)
+        used[: ids.shape[1]] = True
+        near = (np.arange(both.shape[1]) < both.shape[1] - listed.shape[1])[used] & (both[:, used] != PAD)
+        both = both[:, used]
+        vector = np.concatenate([scores, labels.score(x, both[:, ids.shape[1] :])], 1)
+        by = {"vector": np.where(both == PAD, 0, vector)}
+        if self.texts is not None:
+            by["text"] = labels.of(self.texts).score(x, both)
+        by |= {name: votes_of(rows, both) for name, rows in found.items()}
+        if self.names is not None and inputs is not None and inputs.tokens is not None:
+            by |= self.names.scores(inputs, both)
+        return ShortlistScores(both, near, by)
 
 
 FORMAT = 1
 _LEAST = 1e-3  # minimum weight of the classifier, so that the classifier orders labels that are otherwise equal
 _GAIN = 1.002  # a scorer is left out if the loss without the scorer is at most this multiple
-_OTHER_SCORERS = ("votes", "texts", "linear")  # in the order in which scorers are left out, the most expensive first
+_OTHER_SCORERS = {"votes": "points", "texts": "text", "linear": "words"}  # left out in this order, as they cost
 
 
 @dataclass(frozen=True)
@@ -196,18 +223,18 @@ class FusionWeights(Fusion):
     linear: float = 0.0
 
     @classmethod
-    def fit(cls, scored: ShortlistScores, relevant: Ragged) -> "FusionWeights":
-        """Find the maximum-likelihood weights on validation queries; `relevant`: the correct labels of the queries.
+    def fit(cls, scored: ShortlistScores, right: np.ndarray) -> "FusionWeights":
+        """Find the maximum-likelihood weights on validation queries; `right` [B, S] bool: which labels are correct.
 
         The likelihood of a correct label is the softmax over this label and all incorrect labels, as in the decoupled
         softmax (DEXML, equation 5). A second term, with the same weight, is the softmax probability of all correct
         labels of a query together, because P@1 needs only one correct label. A few dozen queries suffice for this
         likelihood; ranking metrics would be too noisy.
         """
-        unit = float(np.std(scored.scores[scored.ids != PAD])) or 1.0
-        others = (getattr(scored, name) for name in _OTHER_SCORERS)
-        columns = np.stack([scored.scores / unit, *others]).astype(np.float64)
-        right, listed = relevant.contains(scored.ids), scored.ids != PAD
+        vector, listed = scored.by["vector"], scored.ids != PAD
+        unit = float(np.std(vector[listed])) or 1.0
+        others = (scored.by.get(name, 0 * vector) for name in _OTHER_SCORERS.values())
+        columns = np.stack([vector / unit, *others]).astype(np.float64)
         kept = np.abs(columns).sum((1, 2)) > 0
         kept[0] = True
         best, weights = _minimize(columns, right, listed, kept)
@@ -224,12 +251,11 @@ class FusionWeights(Fusion):
         return self.texts > 0
 
     def parts(self, scored: ShortlistScores, frequency: Any = None) -> dict[str, np.ndarray]:
-        scores = scored.scores.astype(np.float64)
+        vector = scored.by["vector"].astype(np.float64)
+        others = {name: getattr(self, weight) for weight, name in _OTHER_SCORERS.items() if name in scored.by}
         return {
-            "vector": 1 / (1 + np.exp(-scores)) if self.logistic else scores / self.unit,
-            "text": self.texts * scored.texts,
-            "points": self.votes * scored.votes,
-            "words": self.linear * scored.linear,
+            "vector": 1 / (1 + np.exp(-vector)) if self.logistic else vector / self.unit,
+            **{name: weight * scored.by[name] for name, weight in others.items()},
         }
 
     def to_json(self) -> bytes:
@@ -283,12 +309,128 @@ def _minimize(columns: np.ndarray, right: np.ndarray, listed: np.ndarray, kept: 
     return float(found.fun), weights
 
 
+RANKED = ("vector", "text", "points", "words", "neighbours", "weights")  # scores whose rank and gap are columns, too
+FOLDS = 3
+_ROWS = 256  # queries whose columns are in memory at a time
+
+
+@dataclass(frozen=True, eq=False)
+class FusionTrees(Fusion):
+    """Log odds of boosted trees on the scores of a label, their ranks and gaps, and the label's training points.
+
+    `weights` add one more score. `folds`: trees that were fitted without a part of the rows, to score these rows.
+    """
+
+    weights: FusionWeights
+    trees: Trees
+    folds: tuple[Trees, ...] = ()
+
+    @classmethod
+    def fit(
+        cls, weights: FusionWeights, scored: ShortlistScores, right: np.ndarray, frequency: np.ndarray, texts: np.ndarray
+    ) -> "FusionTrees":
+        """Fit to queries with hashes `texts` [B] of their texts; `right` [B, S] bool: which labels are correct.
+
+        Equal texts are in one fold. Raises InputError if all or no labels are correct.
+        """
+        names, x = _columns(weights, scored, frequency)
+        listed, fold = scored.ids != PAD, texts % np.uint64(FOLDS)
+
+        def fit(rows: np.ndarray) -> Trees:
+            kept = listed & rows[:, None]
+            return Trees.fit(names, x[kept], right[kept])
+
+        return cls(weights, fit(np.ones(len(x), bool)), tuple(fit(fold != number) for number in range(FOLDS)))
+
+    def fuse(self, scored: ShortlistScores, frequency: Any = None, texts: np.ndarray | None = None) -> np.ndarray:
+        fused = np.zeros(scored.ids.shape)
+        for start in range(0, len(fused), _ROWS):
+            some = slice(start, start + _ROWS)
+            listed = scored.ids[some] != PAD
+            _, x = _columns(self.weights, scored.rows(some), frequency[some], self.trees.columns)
+            if texts is None or not self.folds:
+                fused[some][listed] = self.trees(x[listed])
+                continue
+            for fold, trees in enumerate(self.folds):
+                own = listed & (texts[some] % np.uint64(len(self.folds)) == fold)[:, None]
+                fused[some][own] = trees(x[own])
+        return fused
+
+    def order(self, scored: ShortlistScores) -> np.ndarray:
+        return self.weights.fuse(scored)
+
+    def parts(self, scored: ShortlistScores, frequency: Any) -> dict[str, np.ndarray]:
+        """Return what each score adds by its value, its rank and its gap."""
+        names, x = _columns(self.weights, scored, frequency, self.trees.columns)
+        added = self.trees.contributions(x.reshape(-1, len(names))).reshape(*x.shape[:2], -1)
+        parts: dict[str, np.ndarray] = {"bias": added[..., -1]}
+        for place, name in enumerate(names):
+            score = name.removesuffix(_RANK).removesuffix(_GAP)
+            parts[score] = parts.get(score, 0) + added[..., place]
+        return parts
+
+    def to_json(self) -> bytes:
+        trees = [each.as_json() for each in (self.trees, *self.folds)]
+        return json.dumps({"weights": json.loads(self.weights.to_json()), "trees": trees}).encode()
+
+    @classmethod
+    def parse(cls, data: bytes, place: str) -> "FusionTrees":
+        """Parse the trees from the content of a file at `place`. Raises TableError for an invalid file."""
+        try:
+            body = json.loads(data)
+            weights = FusionWeights.parse(json.dumps(body["weights"]).encode(), place)
+            trees, *folds = map(Trees.from_json, body["trees"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise TableError(f"{place}: not a file of boosted trees: {error}. Fit the fusion again.") from None
+        return cls(weights, trees, tuple(folds))
+
+
+_RANK, _GAP = " rank", " gap"
+
+
+def _columns(
+    weights: FusionWeights, scored: ShortlistScores, frequency: np.ndarray, names: Sequence[str] | None = None
+) -> tuple[Sequence[str], np.ndarray]:
+    """Return the names of the columns and the columns float64 [B, S, C] of labels; `names`: only these."""
+    scores = {**scored.by, "weights": weights.fuse(scored)}
+    columns: dict[str, np.ndarray] = {"training points": frequency, **scores}
+    for name in (name for name in RANKED if name in scores):
+        best = np.where(scored.near, scores[name], -np.inf).max(1, keepdims=True, initial=-np.inf)
+        columns[name + _RANK] = _ranks(scores[name], scored.near)
+        columns[name + _GAP] = scores[name] - np.where(np.isfinite(best), best, 0)
+    names = [*columns] if names is None else names
+    return names, np.stack([np.asarray(columns[name], np.float64) for name in names], -1)
+
+
+def _ranks(scores: np.ndarray, near: np.ndarray) -> np.ndarray:
+    """Return how many `near` labels [B, S] of the query score more than each label, int64 [B, S]."""
+    order = np.argsort(-scores, axis=1, kind="stable")
+    ranked, counted = take_per_row(scores, order), take_per_row(near, order)
+    before = np.cumsum(counted, axis=1) - counted
+    first = np.ones(ranked.shape, bool)
+    first[:, 1:] = ranked[:, 1:] != ranked[:, :-1]
+    ranks = np.empty_like(order)
+    start = np.maximum.accumulate(np.where(first, np.arange(ranked.shape[1]), 0), axis=1)
+    np.put_along_axis(ranks, order, take_per_row(before, start), 1)
+    return ranks
+
+
 def fusion_file(fusion: Fusion) -> tuple[str, bytes]:
     """Return the name and the content of the file of a fusion in a run."""
-    if isinstance(fusion, FusionWeights | FusionTree):
-        return "weights.json" if isinstance(fusion, FusionWeights) else "tree.json", fusion.to_json()
+    name = next((name for name, (_, kind) in FILES.items() if type(fusion) is kind), None)
+    if name is not None:
+        return name, fusion.to_json()
     body = {"score": name_of(type(fusion)), "content": fusion.to_json().decode()}
-    return "score.json", json.dumps(body).encode()
+    return OWN_SCORE[0], json.dumps(body).encode()
+
+
+# Files of a fusion in a run and in an export, and its class; a score from outside names its class.
+FILES: Mapping[str, tuple[str, type[Fusion]]] = {
+    "tree.json": ("fusion.json", FusionTree),
+    "weights.json": ("fusion-weights.json", FusionWeights),
+    "trees.json": ("fusion-trees.json", FusionTrees),
+}
+OWN_SCORE = "score.json", "fusion-score.json"
 
 
 def parse_fusion(data: bytes, place: str) -> Fusion:
@@ -296,8 +438,10 @@ def parse_fusion(data: bytes, place: str) -> Fusion:
 
     Raises TableError, and InputError for a score of a module that nobody has named.
     """
-    if not place.endswith("score.json"):
-        return (FusionWeights if place.endswith("weights.json") else FusionTree).parse(data, place)
+    name = place.rpartition("/")[2]
+    kind = next((kind for own, (exported, kind) in FILES.items() if name in (own, exported)), None)
+    if kind is not None:
+        return kind.parse(data, place)
     try:
         name, content = (str(json.loads(data)[key]) for key in ("score", "content"))
     except (ValueError, KeyError, TypeError) as error:
@@ -305,20 +449,28 @@ def parse_fusion(data: bytes, place: str) -> Fusion:
     return find_named(name, place).parse(content.encode(), place)
 
 
+Search = Callable[[int, Ragged, np.ndarray | None], tuple[np.ndarray, np.ndarray]]
+
+
 @dataclass(frozen=True, eq=False)
 class Reranker:
-    """Reranks a `shortlist` by fused scores; `frequency` [L]: number of training points of each label."""
+    """Reranks a `shortlist` by fused scores; `frequency` [L]: number of training points of each label.
+
+    The score of a label depends on the query alone, not on the labels that are left out. `held_out`: the queries are
+    rows that the fusion was fitted on.
+    """
 
     fusion: Fusion
     scorers: Scorers
     frequency: np.ndarray
     shortlist: int
+    held_out: bool = False
 
     def rank(
         self,
         x: Any,
         labels: PairScores,
-        shortlisted: tuple[np.ndarray, np.ndarray],
+        search: Search,
         k: int,
         filters: Ragged,
         candidates: np.ndarray | None = None,
@@ -326,20 +478,68 @@ class Reranker:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return (scores float32 [B, k], ids int64 [B, k]) of the best fused scores, best first; -inf and -1 pad.
 
-        `shortlisted`: scores and ids [B, S] of `labels` for x [B, D or more]; labels with equal scores stay in the same
-        order. `candidates` [C]: the only labels that scorers may add; None: all. `inputs`: the inputs that x was
-        computed from.
+        `search`: width, filters and candidates -> scores and ids [B, width] of `labels` for x [B, D or more].
+        `candidates` [C]: the only labels in the answer; None: all. `inputs`: the inputs that x was computed from.
         """
-        scored = self.scorers.score(x, inputs, labels, shortlisted, filters, candidates)
-        fused = self.fusion.fuse(scored, self.frequency[scored.ids])
-        fused = np.where(scored.ids == PAD, -np.inf, fused)
-        order = np.argsort(-fused, axis=1, kind="stable")[:, :k]
-        best, ids = take_per_row(fused, order), take_per_row(scored.ids, order)
+        none, depth = Ragged.empty(len(x)), max(k, self.shortlist)
+        if candidates is None:
+            scores, ids = search(depth + filters.longest, none, None)
+            listed, _ = filters.filter_ranking(ids, scores, depth)
+        else:
+            scores, ids = search(self.shortlist, none, None)
+            _, listed = search(depth, filters, candidates)
+        near = scores[:, : self.shortlist], ids[:, : self.shortlist]
+        scored, fused = self._fuse(x, labels, near, listed, inputs)
+        left_out = (scored.ids == PAD) | filters.contains(scored.ids)
+        if candidates is not None:
+            left_out |= ~np.isin(scored.ids, candidates)
+        fused = np.where(left_out, -np.inf, fused)
+        order = np.lexsort((scored.ids, -self.fusion.order(scored), -fused), axis=1)[:, :k]
+        best, ids = take_per_row(fused, order), take_per_row(np.where(left_out, PAD, scored.ids), order)
         return pad_columns(best, k, -np.inf).astype(np.float32), pad_columns(ids, k, PAD)
 
     def scores(
-        self, x: Any, labels: PairScores, listed: tuple[np.ndarray, np.ndarray], inputs: Inputs | None = None
+        self, x: Any, labels: PairScores, search: Search, listed: np.ndarray, inputs: Inputs | None = None
     ) -> np.ndarray:
-        """Return the fused scores float32 [B, S] of only the labels in `listed` (same format as `shortlisted`)."""
-        scored = self.scorers.score_listed(x, inputs, labels, listed)
-        return self.fusion.fuse(scored, self.frequency[scored.ids]).astype(np.float32)
+        """Return the fused scores float32 [B, S] of labels `listed` [B, S], 0 for padding; arguments as in `rank`."""
+        near = search(self.shortlist, Ragged.empty(len(x)), None)
+        scored, fused = self._fuse(x, labels, near, listed, inputs)
+        order = np.argsort(scored.ids, axis=1)
+        ids, fused = take_per_row(scored.ids, order), take_per_row(fused, order)
+        rows = SparseRows(ids[ids != PAD], fused[ids != PAD].astype(np.float32), offsets_of((ids != PAD).sum(1)))
+        return votes_of(rows, listed)
+
+    def parts(
+        self, x: Any, labels: PairScores, search: Search, label: int, inputs: Inputs | None = None
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the terms of a label's fused score for one query, and the scores by name; arguments as in `rank`."""
+        near = search(self.shortlist, Ragged.empty(len(x)), None)
+        scored = self.scorers.score(x, inputs, labels, near, np.array([[label]]))
+        place = (0, int(np.flatnonzero(scored.ids[0] == label)[0]))
+        parts = self.fusion.parts(scored, self.frequency[scored.ids])
+        return tuple({name: float(each[place]) for name, each in some.items()} for some in (parts, scored.by))
+
+    def _fuse(
+        self,
+        x: Any,
+        labels: PairScores,
+        near: tuple[np.ndarray, np.ndarray],
+        listed: np.ndarray,
+        inputs: Inputs | None,
+    ) -> tuple[ShortlistScores, np.ndarray]:
+        scored = self.scorers.score(x, inputs, labels, near, listed)
+        texts = hash_texts(inputs) if self.held_out and inputs is not None else None
+        return scored, self.fusion.fuse(scored, self.frequency[scored.ids], texts)
+
+
+def hash_texts(inputs: Inputs) -> np.ndarray:
+    """Return a hash of the inputs of each row, uint64 [B], by which rows with the same text are known."""
+    if inputs.tokens is not None:
+        ids, offsets = inputs.tokens.entries.astype(np.uint32), inputs.tokens.offsets
+    elif inputs.features is not None:
+        ids, offsets = inputs.features.ids.astype(np.uint32), inputs.features.offsets
+    else:
+        assert inputs.dense is not None, "rows have inputs"
+        ids, offsets = inputs.dense.reshape(-1).view(np.uint16).astype(np.uint32), np.arange(len(inputs.dense) + 1)
+        offsets = offsets * inputs.dense.shape[1]
+    return hash_bytes(ids.view(np.uint8), 4 * (offsets - offsets[0]).astype(np.int64), 0)
