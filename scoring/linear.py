@@ -64,11 +64,17 @@ class RowFeatures:
 
     def weigh(self, counted: SparseRows) -> SparseRows:
         """Scale counted rows by `factors`, and return them as unit rows."""
-        place = np.searchsorted(self.seen, counted.ids)
-        known = place < len(self.seen)
-        known[known] = self.seen[place[known]] == counted.ids[known]
-        kept = counted.keep(known)._replace(ids=place[known].astype(np.int32))
+        numbers, known = find_features(self.seen, counted.ids)
+        kept = counted.keep(known)._replace(ids=numbers)
         return normalize_rows(scale_features(kept, self.factors))
+
+
+def find_features(seen: np.ndarray, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return positions int32 in `seen` [F], ascending, of the `features` [n] that are there; and which are, [n]."""
+    place = np.searchsorted(seen, features)
+    known = place < len(seen)
+    known[known] = seen[place[known]] == features[known]
+    return place[known].astype(np.int32), known
 
 
 def count_features(inputs: Inputs, vocabulary: int) -> SparseRows:
@@ -156,12 +162,7 @@ class LinearRanker:
 
     def rank(self, inputs: Inputs, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (w.x float32 [B, k], ids [B, k]), best first, padded with 0 and -1; correct labels have about 2."""
-        x = self.words(inputs)
-        if x.rows >= _MANY and importlib.util.find_spec("numba"):
-            from scoring.solver import best_labels
-
-            return best_labels(x, self.weights, self.labels, k)
-        return _best_labels(x, self.weights, self.labels, k)
+        return best_labels(self.words(inputs), self.weights, self.labels, k)
 
     def votes(self, inputs: Inputs, k: int) -> SparseRows:
         """Return the best `k` labels of each row with scores above 0, in ascending order of labels."""
@@ -190,17 +191,12 @@ class LinearRanker:
     def read(cls, table: Table, name: str = FILE) -> "LinearRanker | None":
         """Read the file of `table` that `write` wrote; None if the table has no ranker. Raises TableError."""
         from safetensors import SafetensorError
-        from safetensors.numpy import load
 
-        shard = next((shard for shard in table.shards if shard.path == name), None)
-        if shard is None:
-            return None
-        file = None
         try:
-            if storage.is_local(table.url):
-                place = storage.filesystem(verify_shard(table.url, shard, remedy="Fit the fusion again."))[1]
-                file = MappedFile(place, shard.bytes, private=True)
-            arrays = map_tensors(file) if file else load(read_shard(table.url, shard, "Fit the fusion again."))
+            opened = open_arrays(table, name)
+            if opened is None:
+                return None
+            arrays, file = opened
             vocabulary, labels = arrays["sizes"].tolist()
             weights = SparseRows(*(arrays[name] for name in _WEIGHTS))
             if not (
@@ -218,6 +214,33 @@ class LinearRanker:
         arrays = dict(zip(_WEIGHTS, self.weights, strict=True))
         arrays |= {"seen": self.words.seen, "factors": self.words.factors}
         return write_file(url, name, save({"sizes": np.array([self.words.vocabulary, self.labels]), **arrays}))
+
+
+def open_arrays(table: Table, name: str) -> tuple[dict[str, np.ndarray], MappedFile | None] | None:
+    """Return the arrays of the safetensors file `name` of a fusion, and the file if it is local and thus mapped.
+
+    Returns None if the table has no such file. Raises TableError for a damaged one; SafetensorError, ValueError or
+    KeyError for other content.
+    """
+    from safetensors.numpy import load
+
+    shard = next((shard for shard in table.shards if shard.path == name), None)
+    if shard is None:
+        return None
+    if not storage.is_local(table.url):
+        return load(read_shard(table.url, shard, "Fit the fusion again.")), None
+    place = storage.filesystem(verify_shard(table.url, shard, remedy="Fit the fusion again."))[1]
+    file = MappedFile(place, shard.bytes, private=True)
+    return map_tensors(file), file
+
+
+def best_labels(x: SparseRows, weights: SparseRows, labels: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return w.x above 0, float32 [B, k], and label ids [B, k]: best first, ties by id, padded with 0 and -1."""
+    if x.rows >= _MANY and importlib.util.find_spec("numba"):
+        from scoring import solver
+
+        return solver.best_labels(x, weights, labels, k)
+    return _best_labels(x, weights, labels, k)
 
 
 def _best_labels(x: SparseRows, weights: SparseRows, labels: int, k: int) -> tuple[np.ndarray, np.ndarray]:
