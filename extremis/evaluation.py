@@ -16,7 +16,7 @@ from schemas.table import Table
 from schemas.versions import Version
 from scoring.baselines import compare_baselines
 from scoring.calibration import ScoredPredictions, calibrate, describe_calibration, measure, open_fragments
-from scoring.fitting import open_fused, scores_of
+from scoring.fitting import open_fused, open_fusion, scores_of
 from scoring.label_sets import LabelSets
 from scoring.options import EvaluateOptions
 from trainer.device import open_device
@@ -59,7 +59,12 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
         named = "val" if "queries/val" in Table.open(data, "data").parents else None  # as in an export
         held_out, _, _ = group.decide(lambda: open_held_out(layouts[0], named, recipe.data, "A calibration"))
         fragments = open_fragments(layouts[0], model.columns)
-    scorer, predictions = open_scorer(options.split), ScoredPredictions(fragments)
+
+    def predictions_of(split: str) -> ScoredPredictions:
+        left_out = open_fusion(data, run, checkpoint).repeated(split) if by == "fused" and options.calibrate else ()
+        return ScoredPredictions(fragments, left_out)
+
+    scorer, predictions = open_scorer(options.split), predictions_of(options.split)
     sets = LabelSets(len(statistics.frequency), {*KS, *options.k}, options.threshold)
 
     def collect(*batch: Any) -> None:
@@ -75,7 +80,7 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
         show_activity(f"evaluate: calibrating on {held_out}")
         learned_from = predictions
         if held_out != options.split or not options.is_standard:
-            learned_from = ScoredPredictions(fragments)
+            learned_from = predictions_of(held_out)
             open_scorer(held_out).score(collect=learned_from.collect)
         curve, facts = calibrate(learned_from)
         facts = facts if held_out == options.split else measure(curve, predictions)

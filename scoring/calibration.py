@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
 
 from pipelines.sharding.tokenizer import FILE
 from schemas import PAD
@@ -16,22 +17,51 @@ from schemas.errors import InputError, TableError, missing_extra
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged
 from schemas.table import Table
+from scoring.words import hash_texts
 from trainer.inputs import Inputs
 
-_STARTS = "\u0120\u2581"  # the first character of a word's first token in a byte-level BPE, and in SentencePiece
+_PREFIX = "##"
+BYTE_LEVEL = "\u0120"
+_STARTS = BYTE_LEVEL + "\u2581"  # the first character of a word's first token in a byte-level BPE, and in SentencePiece
+
+
+class Pieces(NamedTuple):
+    """The tokens [V] of a tokenizer without the mark that tells whether they begin or continue a word.
+
+    `continues`: which tokens continue a word. `mark`: the first character of a word's first token; "" for WordPiece,
+    which marks the tokens that continue a word. `unknown`: the token for unknown words. `special`: all special tokens.
+    """
+
+    texts: list[str]
+    continues: list[bool]
+    mark: str
+    unknown: int | None
+    special: set[int]
+
+
+def pieces_of(tokenizer: bytes) -> Pieces:
+    """Return the pieces of words in `tokenizer`, the content of a tokenizer.json."""
+    opened = Tokenizer.from_str(tokenizer.decode())
+    vocabulary = opened.get_vocab()
+    unknown = vocabulary.get(getattr(opened.model, "unk_token", None) or "")
+    special = {number for number, token in opened.get_added_tokens_decoder().items() if token.special}
+    first = [token[:1] for token in vocabulary]
+    mark = max(_STARTS, key=first.count)
+    if isinstance(opened.model, WordPiece) or mark not in first:
+        mark = ""
+    size = 1 + max(vocabulary.values())
+    texts, continues = [""] * size, [False] * size
+    for token, number in vocabulary.items():
+        texts[number] = token.lstrip(mark) if mark else token.removeprefix(_PREFIX)
+        continues[number] = (texts[number] == token) == bool(mark)
+    return Pieces(texts, continues, mark, unknown, special)
 
 
 def fragments_of(tokenizer: bytes) -> np.ndarray:
     """Return which tokens are fragments, bool [V]. `tokenizer`: the content of a tokenizer.json."""
-    opened = Tokenizer.from_str(tokenizer.decode())
-    vocabulary, unknown = opened.get_vocab(), getattr(opened.model, "unk_token", None)
-    marks_starts = any(token[:1] in _STARTS for token in vocabulary if token)
-    fragments = np.zeros(max(vocabulary.values()) + 1, bool)
-    for token, number in vocabulary.items():
-        word = token.lstrip(_STARTS)
-        continues = word == token if marks_starts else token.startswith("##")
-        fragments[number] = continues or token == unknown or (len(word) == 1 and word.isalnum())
-    return fragments
+    pieces = pieces_of(tokenizer)
+    letters = np.array([len(text) == 1 and text.isalnum() for text in pieces.texts])
+    return letters | pieces.continues | (np.arange(len(letters)) == pieces.unknown)
 
 
 def open_fragments(data: DataLayout, columns: Sequence[str]) -> np.ndarray | None:
@@ -73,10 +103,13 @@ def require_fractions(precisions: Sequence[float]) -> None:
 
 
 class ScoredPredictions:
-    """Predictions on a split, collected batch by batch; `tokens` [V] bool: which are fragments, for a calibration."""
+    """Predictions on a split, collected batch by batch; `tokens` [V] bool: which are fragments, for a calibration.
 
-    def __init__(self, tokens: np.ndarray | None = None) -> None:
-        self._tokens = tokens
+    `left_out`: hashes of texts, as of `hash_texts`, whose rows do not count.
+    """
+
+    def __init__(self, tokens: np.ndarray | None = None, left_out: Sequence[int] = ()) -> None:
+        self._tokens, self._left_out = tokens, np.array(left_out, np.uint64)
         self._scores: list[np.ndarray] = []
         self._hits: list[np.ndarray] = []
         self._counts: list[np.ndarray] = []
@@ -85,6 +118,9 @@ class ScoredPredictions:
 
     def collect(self, top: np.ndarray, scores: np.ndarray, positives: Ragged, inputs: Inputs) -> None:
         """Count the best DEPTH label ids of `top` [B, K], with `scores` [B, K], for B rows with `inputs`."""
+        if len(self._left_out):
+            kept = np.flatnonzero(~np.isin(hash_texts(inputs), self._left_out))
+            top, scores, positives, inputs = top[kept], scores[kept], positives.take(kept), inputs.take(kept)
         top, scores = top[:, :DEPTH], scores[:, :DEPTH]
         predicted, fragments = top != PAD, share_of_fragments(inputs.tokens, self._tokens)
         self.fragments = np.append(self.fragments, np.broadcast_to(fragments, len(top)))

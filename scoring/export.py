@@ -38,7 +38,7 @@ from scoring.encoders import ConvertedEncoder, TorchInference, choose_form
 from scoring.export_versions import KIND, ExportVersion, require_needed_exports, resolve_export
 from scoring.exported import INDEX, LABELS, POINTS, TEXTS, THRESHOLDS, VECTORS, ExportFiles, Serving
 from scoring.fitting import RunFusion, open_fusion, scores_of
-from scoring.fusion import FILES, Reranker, Scorers, fusion_file
+from scoring.fusion import EXPORTED_FILES, fusion_file
 from scoring.memory import FACTS
 from scoring.options import ExportOptions
 from scoring.vectors import (
@@ -54,8 +54,8 @@ from scoring.vectors import (
 )
 from search.index import AUTO
 from trainer.checkpoints import Checkpoint, save_tensors
-from trainer.device import open_device
-from trainer.evaluation.evaluate import HOLDOUT, label_statistics, open_held_out, open_split, retired_labels
+from trainer.device import CPU, open_device
+from trainer.evaluation.evaluate import HOLDOUT, open_held_out, open_split, retired_labels
 from trainer.input_kinds import input_names
 from trainer.inputs import Inputs, scored_columns
 from trainer.methods.recipe import Recipe
@@ -487,16 +487,16 @@ class _Writer:
         serving = Serving(encoder, model.inputs, vectors, model.head.bias, retired=retired_labels(self.data))
         if fusion is None:
             return shards, serving
-        texts, memory, linear = None, fusion.memory(), fusion.ranker()
+        texts, scorers = None, fusion.scorers(None, CPU)
+        memory = scorers.memory
         if fusion.fusion.reads_texts:
             text_shards, texts = write_vector_files(TEXTS, labels, self._text_rows, *place)
             shards += text_shards
         if memory is not None:
             shards += memory.write(self.out)
-        if linear is not None:
-            shards.append(linear.write(self.out))
-        name, content = fusion_file(fusion.fusion)
-        shards.append(write_file(self.out, FILES[name], content))
+        shards += [scorer.write(self.out) for scorer in scorers.of_words]
+        name, content = fusion_file(fusion.fusion.exported())
+        shards.append(write_file(self.out, EXPORTED_FILES[name], content))
         if memory is not None:
             rows = self.recipe.data
             table, schema = open_queries(self.data, rows.split), pa.schema({"key": pa.string()})
@@ -506,8 +506,8 @@ class _Writer:
                     for keys in share.batches(table, ["key"], count):
                         shard.write(keys)
             shards.append(in_folder(POINTS, shard.entry))
-        scorers, frequency = Scorers(texts, memory, linear), label_statistics(self.data).frequency
-        return shards, replace(serving, fused=Reranker(fusion.fusion, scorers, frequency, fusion.shortlist))
+        scorers = replace(scorers, texts=texts)
+        return shards, replace(serving, fused=fusion.reranker(scorers, self.data, self.recipe.data))
 
     def _write_index(self, serving: Serving) -> tuple[list[Shard], dict[str, Any] | None]:
         """Write an index if the options request it; return the index files and the facts needed to open the files."""
@@ -538,12 +538,13 @@ class _Writer:
                 f"`extremis shard --validation`, or name another split with {option('threshold_split')}"
             )
             return None
-        if split == HOLDOUT and self.fusion is not None and serving.fused is not None:  # a row would find itself
-            memory, linear = self.fusion.memory(split), self.fusion.ranker(split)
-            unseen = replace(serving.fused.scorers, memory=memory, linear=linear)
-            serving = replace(serving, fused=replace(serving.fused, scorers=unseen))
+        left_out: Sequence[int] = ()
+        if self.fusion is not None and serving.fused is not None:  # no row finds itself, or was fitted to itself
+            scorers = self.fusion.scorers(serving.fused.scorers.texts, CPU, split)
+            serving = replace(serving, fused=self.fusion.reranker(scorers, self.data, self.recipe.data, split))
+            left_out = self.fusion.repeated(split)
         table, share = open_split(self.data, split, self.recipe.data)
-        predictions = ScoredPredictions(open_fragments(self.data, serving.columns))
+        predictions = ScoredPredictions(open_fragments(self.data, serving.columns), left_out)
         for rows in share.batches(table, scored_columns(table, serving.columns)):
             inputs, positives = Inputs.of(rows, serving.columns), list_column(rows, "label_ids")
             scores, ids = serving.rank(inputs, DEPTH, filters_of(rows))

@@ -27,8 +27,7 @@ from schemas.storage import join, require_room
 from schemas.table import Table
 from scoring.calibration import NONE_THRESHOLD, Calibration, fragments_of, require_fractions, share_of_fragments
 from scoring.export_versions import KIND, require_needed_exports, resolve_export
-from scoring.fusion import FILES, Reranker, Scorers, ShortlistScores, parse_fusion
-from scoring.linear import LinearRanker
+from scoring.fusion import EXPORTED_FILES, Reranker, Scorers, Search, parse_fusion
 from scoring.memory import Memory
 from scoring.vectors import IndexedRange, Vectors, map_vectors, open_indexes, patch_vectors, search_indexes
 from search.topk import CPU
@@ -249,31 +248,36 @@ class Serving:
         if self.files is not None and inputs is None:
             self.files.require_unchanged()  # otherwise `embed` has checked the files
         filters = filters or Ragged.empty(len(x))
-        depth = k if self.fused is None else max(k, self.fused.shortlist)
-        searched = self.vectors.indexed if exact or not self.index else self.index
-        wanted, width = min(depth, len(self.vectors)), depth + filters.longest
-        while True:
-            ids, scores = search_indexes(searched, x, min(width, len(self.vectors)))
-            if self.retired is not None:
-                ids = np.where((ids >= 0) & self.retired[ids], PAD, ids)
-            ids, scores = filters.filter_ranking(ids, scores, depth)
-            # Some of the best labels are retired: search deeper for rows with too few other labels.
-            if self.retired is None or width >= len(self.vectors) or (ids[:, :wanted] != PAD).all():
-                break
-            width *= 4
+        search = self._search(x, exact)
         if self.fused is None:
-            return scores, ids
-        return self.fused.rank(x, self.vectors, (scores, ids), k, filters, self.candidates, inputs)
+            return search(k, filters, self.candidates)
+        return self.fused.rank(x, self.vectors, search, k, filters, self.candidates, inputs)
 
-    def parts(self, inputs: Inputs, ids: np.ndarray) -> ShortlistScores:
-        """Return each scorer's scores for the labels `ids` [B, S] of B rows, padded with -1.
+    def _search(self, x: np.ndarray, exact: bool = False) -> Search:
+        """Return a search for the labels with the best products with x, as `Reranker.rank` needs it."""
+        searched = self.vectors.indexed if exact or not self.index else self.index
 
-        `fused.fusion.fuse` combines these scores into the fused scores. Without a fusion, all fields except `scores`
-        are 0.
-        """
+        def search(k: int, filters: Ragged, candidates: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+            wanted, width = min(k, len(self.vectors)), k + filters.longest
+            while True:
+                ids, scores = search_indexes(searched, x, min(width, len(self.vectors)))
+                if candidates is not None and self.retired is not None:
+                    ids = np.where((ids >= 0) & self.retired[ids], PAD, ids)
+                ids, scores = filters.filter_ranking(ids, scores, k)
+                # Some of the best labels are retired: search deeper for rows with too few other labels.
+                if candidates is None or width >= len(self.vectors) or (ids[:, :wanted] != PAD).all():
+                    return scores, ids
+                width *= 4
+
+        return search
+
+    def explain(self, inputs: Inputs, label: int) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the terms of the score of a label for one row, and all scorers' scores, both by name."""
         x = self.embed(inputs)
-        scorers, listed = Scorers() if self.fused is None else self.fused.scorers, (self.vectors.score(x, ids), ids)
-        return scorers.score_listed(x, inputs, self.vectors, listed)
+        if self.fused is not None:
+            return self.fused.parts(x, self.vectors, self._search(x), label, inputs)
+        scores = {"vector": float(self.vectors.score(x, np.array([[label]]))[0, 0])}
+        return scores, scores
 
 
 @dataclass(frozen=True)
@@ -334,10 +338,10 @@ class Exported:
             fused = None
             if facts.get("shortlist"):
                 local = Table(str(files.folder), table.manifest)
-                memory, linear = Memory.read(local, coded=True), LinearRanker.read(local)
-                files.mapped += [scorer.file for scorer in (memory, linear) if scorer and scorer.file]
-                scorers = Scorers(texts if len(texts) else None, memory, linear)
-                (file,) = (files.folder / name for name in FILES.values() if (files.folder / name).exists())
+                memory = Memory.read(local, coded=True)
+                scorers = Scorers.read(local, texts if len(texts) else None, memory)
+                files.mapped += [scorer.file for scorer in (memory, *scorers.of_words) if scorer and scorer.file]
+                (file,) = (files.folder / name for name in EXPORTED_FILES if (files.folder / name).exists())
                 frequency = number_column(files.read(LABELS, ("frequency",)), "frequency")
                 fused = Reranker(parse_fusion(file.read_bytes(), str(file)), scorers, frequency, facts["shortlist"])
             retired = number_column(files.read(LABELS, (RETIRED,)), RETIRED) if facts.get(RETIRED) else None

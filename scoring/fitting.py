@@ -1,7 +1,9 @@
 """Fit, carry over, publish and open a fusion."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -19,8 +21,10 @@ from schemas.storage import join
 from schemas.table import Table
 from scoring.fusion import FILES as FUSION_FILES
 from scoring.fusion import (
+    OWN_SCORE,
     Fusion,
     FusionTree,
+    FusionTrees,
     FusionWeights,
     Reranker,
     Scorers,
@@ -28,19 +32,23 @@ from scoring.fusion import (
     fusion_file,
     parse_fusion,
 )
-from scoring.linear import BUDGET as RANKER_BUDGET
 from scoring.linear import FILE, TRAINED_FILE, LinearRanker
 from scoring.memory import BUDGET, FACTS, TUNED, Memory, describe_memory
+from scoring.names import TOKENS, Names
+from scoring.neighbours import Neighbours
 from scoring.options import FitOptions
+from scoring.words import BUDGET as RANKER_BUDGET
+from scoring.words import hash_texts
 from trainer.checkpoints import Checkpoint, best_step
 from trainer.device import open_device
 from trainer.evaluation.evaluate import HOLDOUT, label_statistics, open_held_out
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.ranking import LabelRows, embed_label_texts, filtered_top_k
 from trainer.group import ALONE, Group
-from trainer.inputs import Inputs, columns_of, scored_columns
+from trainer.inputs import Inputs, columns_of, open_queries, scored_columns
 from trainer.methods.recipe import Recipe
-from trainer.model import Model, find_earlier, load_model
+from trainer.methods.sections import Data
+from trainer.model import Model, find_checkpoint, find_earlier, load_model
 from trainer.modules import open_named
 
 KIND = "fusion"
@@ -50,6 +58,14 @@ class RunFusion(NamedTuple):
     fusion: Fusion
     table: Table
     shortlist: int  # number of the classifier's best labels that are reranked
+
+    def fits(self, split: str | None) -> bool:
+        """Whether the fusion was fitted to rows of `split`."""
+        return bool(self.table.parameters["split"] == split)
+
+    def repeated(self, split: str) -> Sequence[int]:
+        """Return the hashes of the texts of `split` that the fit left out, because training rows have them."""
+        return self.table.parameters.get("repeated", ()) if self.fits(split) else ()
 
     def memory(self, split: str | None = None) -> Memory | None:
         """Read the memory, if there is one; for `split`, only the points that may vote. Raises TableError.
@@ -63,6 +79,28 @@ class RunFusion(NamedTuple):
         unseen = LinearRanker.read(self.table, TRAINED_FILE) if split == HOLDOUT else None
         return unseen or LinearRanker.read(self.table)
 
+    def scorers(self, texts: Any, device: torch.device, split: str | None = None) -> Scorers:
+        """Read all scorers as `memory` and `ranker` do; `texts`: embeddings of the labels' texts, if they are used."""
+        memory = self.memory(split)
+        read = Scorers.read(self.table, texts, memory and memory.to(device))
+        return replace(read, linear=self.ranker(split), trained_only=split == HOLDOUT)
+
+    def reranker(self, scorers: Scorers, data: DataLayout, training_data: Data, split: str | None = None) -> Reranker:
+        """Rerank by this fusion; for the rows of `split`, which may be those that the fusion was fitted on."""
+        frequency = label_statistics(data).frequency
+        if split == HOLDOUT:
+            frequency = frequency - held_out_points(data, training_data)
+        return Reranker(self.fusion, scorers, frequency, self.shortlist, held_out=self.fits(split))
+
+
+def held_out_points(data: DataLayout, training_data: Data) -> np.ndarray:
+    """Count the held-out points of each label, int64 [L]. Raises TableError."""
+    _, table, share = open_held_out(data, HOLDOUT, training_data, "A fusion")
+    counts = np.zeros(Table.open(data.labels, "labels").rows, np.int64)
+    for rows in share.batches(table, ["label_ids"]):
+        counts += np.bincount(list_column(rows, "label_ids").entries, minlength=len(counts))
+    return counts
+
 
 def publish_fusion(
     data: str,
@@ -72,8 +110,9 @@ def publish_fusion(
     facts: dict[str, Any],
     memory: Memory | None = None,
     linear: Mapping[str, LinearRanker] | None = None,
+    others: Sequence[Neighbours | Names | None] = (),
 ) -> Manifest:
-    """Publish a fusion, a memory, and rankers by file name; replaces an earlier fusion."""
+    """Publish a fusion, a memory, rankers by file name, and other scorers; replaces an earlier fusion."""
     url = RunLayout(run).fusion(checkpoint.step)
     with building(url, "fitted") as build:
         return build.publish(
@@ -83,6 +122,7 @@ def publish_fusion(
                     write_file(build.url, *fusion_file(fusion)),
                     *(memory.write(build.url) if memory else ()),
                     *(ranker.write(build.url, name) for name, ranker in (linear or {}).items()),
+                    *(scorer.write(build.url) for scorer in others if scorer is not None),
                 ),
                 parents={"data": Table.open(data, "data").digest, "checkpoint": checkpoint.table.digest},
                 parameters=facts,
@@ -98,10 +138,8 @@ def open_fused(data: str, run: str, checkpoint: Checkpoint, model: Model, split:
     opened = group.decide(lambda: open_fusion(data, run, checkpoint))
     layout = DataLayout(data)
     texts = embed_label_texts(model, layout) if opened.fusion.reads_texts else None
-    frequency = label_statistics(layout).frequency
-    memory = opened.memory(split)
-    scorers = Scorers(texts, memory and memory.to(model.device), opened.ranker(split))
-    return Reranker(opened.fusion, scorers, frequency, opened.shortlist)
+    scorers = opened.scorers(texts, model.device, split)
+    return opened.reranker(scorers, layout, find_checkpoint(layout, RunLayout(run), checkpoint.step)[0].data, split)
 
 
 def scores_of(run: str, step: int) -> Literal["fused", "classifier"]:
@@ -120,9 +158,9 @@ def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> RunFusion:
             f"{url}: the checkpoint of step {step:,} has changed since this fusion was fitted. Fit the fusion again "
             f"with `extremis fuse {data} {run}`."
         )
-    file = next((shard for shard in table.shards if shard.path in FUSION_FILES), None)
+    file = next((shard for shard in table.shards if shard.path in (*FUSION_FILES, OWN_SCORE)), None)
     if file is None:
-        raise TableError(f"{url}: contains none of {', '.join(FUSION_FILES)}. Fit the fusion again.")
+        raise TableError(f"{url}: contains none of {', '.join((*FUSION_FILES, OWN_SCORE))}. Fit the fusion again.")
     fusion = parse_fusion(read_shard(url, file, "Fit the fusion again."), join(url, file.path))
     return RunFusion(fusion, table, int(table.parameters["shortlist"]))
 
@@ -144,7 +182,12 @@ REFIT_HOLDOUT = 0.03  # if a larger fraction of rows is held out, the ranker is 
 
 
 def fit_ranker(
-    data: str, recipe: Recipe, budget: int = RANKER_BUDGET, seconds: float = math.inf, held_out: bool = False
+    data: str,
+    recipe: Recipe,
+    budget: int = RANKER_BUDGET,
+    seconds: float = math.inf,
+    held_out: bool = False,
+    title: float | None = None,
 ) -> LinearRanker | None:
     """Fit the linear ranker to the training rows of `recipe` with `LinearRanker.of`; None for a mix or without rows.
 
@@ -153,7 +196,18 @@ def fit_ranker(
     if recipe.data.mix:
         return None
     columns = columns_of(recipe.encoder.inputs)
-    return LinearRanker.of(DataLayout(data), recipe.data, columns, budget, held_out, seconds)
+    return LinearRanker.of(DataLayout(data), recipe.data, columns, budget, held_out, seconds, title)
+
+
+def index_words(
+    data: DataLayout, recipe: Recipe, budget: int = RANKER_BUDGET
+) -> tuple[Neighbours | None, Names | None]:
+    """Index the words of training rows and of labels' names; None for a mix, or without words. Raises TableError."""
+    columns = columns_of(recipe.encoder.inputs)
+    if recipe.data.mix or not budget:
+        return None, None
+    names = Names.of_data(data, recipe.data) if TOKENS in columns else None
+    return Neighbours.of(data, recipe.data, columns, budget), names
 
 
 def fit_weights(
@@ -165,16 +219,21 @@ def fit_weights(
     ranker: LinearRanker | None = None,
     seconds: float = math.inf,
 ) -> Manifest:
-    """Fit the weights for labels' texts, a memory and a linear ranker for a checkpoint.
+    """Fit a fusion for a checkpoint: boosted trees, or weights if there are too few rows for trees to be better.
 
-    The memory takes at most `budget` bytes, and is stored if its weight is above 0: then with the held-out points, too,
-    although the weights were fitted without them. Without a `ranker`, one is fitted to training rows of at most
-    `ranker_budget` bytes (0: no rows), in at most `seconds`. It is stored if its weight is above 0, and fitted again
+    Weights are for labels' texts, a memory and a linear ranker; trees also read nearest texts and names of labels by
+    words. Rows whose text a training row has are left out, because training rows give their labels away. The choice
+    and the printed figures use scores from fits without a row's text.
+
+    The memory takes at most `budget` bytes, and is stored if it is used: then with the held-out points, too, although
+    the fusion was fitted without them. Without a `ranker`, one is fitted to training rows of at most `ranker_budget`
+    bytes (0: no rows, and no other scorer of words), in at most `seconds`. It is stored if it is used, and fitted again
     with the held-out rows if there are many. An existing fusion is replaced. Raises InputError if the split or device
     does not exist. Raises TableError, StorageError.
     """
     layout = DataLayout(data)
     recipe, model, checkpoint, split, groups = _open_validation(data, run, options)
+    groups, repeated = _without_repeated(layout, recipe, groups)
     whole = None if recipe.data.mix else Memory.build(model, layout, recipe.data, budget)
     memory, embedded = None, [torch.zeros(0, model.width)]
     if whole is not None:
@@ -185,38 +244,80 @@ def fit_weights(
     readable = set(model.columns) <= {*Table.open(layout.labels, "labels").columns}
     texts = embed_label_texts(model, layout) if model.head.has_rows and readable else None
     ranker = ranker or fit_ranker(data, recipe, ranker_budget, seconds)
-    scorers = Scorers(texts, memory and memory.to(model.device), ranker)
+    words = index_words(layout, recipe, ranker_budget)
+    scorers = Scorers(texts, memory and memory.to(model.device), ranker, *words, trained_only=True)
     scored, relevant = score_shortlists(model, scorers, groups, options.shortlist)
-    weights = FusionWeights.fit(scored, relevant)
-    rankings = {
-        "vectors": scored.scores,
-        **({"linear ranker": scored.linear} if ranker else {}),
-        "fused": weights.fuse(scored),
-    }
-    metrics = {}
-    for name, scores in rankings.items():
-        order = np.argsort(-np.where(scored.ids == PAD, -np.inf, scores), axis=1, kind="stable")
-        ranked = Metrics((1, 5))
-        ranked.update(np.take_along_axis(scored.ids, order, 1), relevant)
-        metrics[name] = {metric: round(value, 2) for metric, value in ranked.result().items() if metric[:2] == "P@"}
-    memory = memory.extended(whole) if memory and whole and weights.votes else None
+    right, frequency = relevant.contains(scored.ids), label_statistics(layout).frequency
+    if split == HOLDOUT:
+        frequency = frequency - held_out_points(layout, recipe.data)
+    of_labels = np.where(scored.ids == PAD, 0, frequency[scored.ids])
+    hashes = np.concatenate([hash_texts(Inputs.of(rows, model.columns)) for rows in groups])
+    weights: FusionWeights = FusionWeights.fit(scored, right)
+    fusion: Fusion = weights
+    metrics = {"vectors": _rank(scored, scored.by["vector"], relevant)}
+    if "words" in scored.by:
+        metrics["linear ranker"] = _rank(scored, scored.by["words"], relevant)
+    metrics["weights"] = _rank(scored, weights.fuse(scored), relevant)
+    if right.any() and find_spec("sklearn") is not None:
+        trees = FusionTrees.fit(weights, scored, right, of_labels, hashes)
+        metrics["trees"] = _rank(scored, trees.fuse(scored, of_labels, hashes), relevant)
+        gain = np.subtract(*(metrics[name].contributions()[CHOSEN_BY].achieved for name in ("trees", "weights")))
+        if gain.mean() > np.std(gain) / np.sqrt(len(gain)):
+            fusion = trees
+    is_trees = isinstance(fusion, FusionTrees)
+    memory = memory.extended(whole) if memory and whole and (is_trees or weights.votes) else None
     facts = {
         "split": split,
         "queries": relevant.rows,
+        "repeated": repeated,
         "shortlist": options.shortlist,
+        "by": "trees" if is_trees else "weights",
         "texts": weights.texts,
         "votes": weights.votes,
         "linear": weights.linear,
         "unit": weights.unit,
-        "metrics": metrics,
+        "metrics": {
+            name: {metric: round(value, 2) for metric, value in each.result().items() if metric in SHOWN}
+            for name, each in metrics.items()
+        },
         FACTS: memory.facts if memory else None,
         "memory_bytes": memory.bytes if memory else 0,
     }
-    kept = {FILE: ranker} if ranker and weights.linear else {}
+    kept = {FILE: ranker} if ranker and (is_trees or weights.linear) else {}
     if kept and recipe.data.holdout > REFIT_HOLDOUT:
-        all_rows = fit_ranker(data, recipe, ranker_budget, seconds, held_out=True)
+        all_rows = fit_ranker(data, recipe, ranker_budget, seconds, held_out=True, title=kept[FILE].words.title)
         kept = {FILE: all_rows or kept[FILE], TRAINED_FILE: kept[FILE]}
-    return publish_fusion(data, run, checkpoint, weights, facts, memory, kept)
+    return publish_fusion(data, run, checkpoint, fusion, facts, memory, kept, words if is_trees else ())
+
+
+CHOSEN_BY, SHOWN = "nDCG@5", ("P@1", "P@5", "nDCG@5")
+_FEWEST = 20  # rows with new texts; with fewer, rows with known texts are used, too
+
+
+def _rank(scored: ShortlistScores, scores: np.ndarray, relevant: Ragged) -> Metrics:
+    """Return the metrics of the labels in the order of `scores` [B, S]."""
+    order = np.argsort(-np.where(scored.ids == PAD, -np.inf, scores), axis=1, kind="stable")
+    ranked = Metrics((1, 5))
+    ranked.update(np.take_along_axis(scored.ids, order, 1), relevant)
+    return ranked
+
+
+def _without_repeated(data: DataLayout, recipe: Recipe, groups: list[pa.Table]) -> tuple[list[pa.Table], list[int]]:
+    """Return the rows whose texts no training row has, and the hashes of the other rows' texts."""
+    columns = columns_of(recipe.encoder.inputs)
+    hashes = [hash_texts(Inputs.of(rows, columns)) for rows in groups]
+    sought = np.unique(np.concatenate(hashes))
+    found = np.zeros(len(sought), bool)
+    for rows in (
+        () if recipe.data.mix else recipe.data.training_rows.batches(open_queries(data, recipe.data.split), columns)
+    ):
+        found |= np.isin(sought, hash_texts(Inputs.of(rows, columns)))
+    known = sought[found]
+    new = [~np.isin(each, known) for each in hashes]
+    if sum(map(np.count_nonzero, new)) < _FEWEST:
+        return groups, []
+    kept = [rows.filter(pa.array(mask)) for rows, mask in zip(groups, new, strict=True) if mask.any()]
+    return kept, known.tolist()
 
 
 def carry_fusion(data: str, run: str, earlier: str, device: str = "auto") -> Manifest | None:
@@ -235,8 +336,8 @@ def carry_fusion(data: str, run: str, earlier: str, device: str = "auto") -> Man
     if is_published(RunLayout(run).fusion(checkpoint.step)):
         return None
     fusion, table, _ = carried = open_fusion(data, earlier, before)
-    memory = None
-    if isinstance(fusion, FusionWeights) and fusion.votes and not recipe.data.mix:
+    memory, is_trees = None, isinstance(fusion, FusionTrees)
+    if (is_trees or (isinstance(fusion, FusionWeights) and fusion.votes)) and not recipe.data.mix:
         memory = Memory.build(model, layout, recipe.data)
         memory = memory.indexed(torch.from_numpy(memory.vectors[: 3 * TUNED].astype(np.float32)))
     ranker = carried.ranker(HOLDOUT)  # no row that `run` holds out has trained this ranker
@@ -244,16 +345,22 @@ def carry_fusion(data: str, run: str, earlier: str, device: str = "auto") -> Man
     measured = table.parameters.get("carried_from", earlier)  # the run that fitted the fusion
     facts = {**table.parameters, "carried_from": measured, FACTS: memory.facts if memory else None}
     facts["memory_bytes"] = memory.bytes if memory else 0
-    return publish_fusion(data, run, checkpoint, fusion, facts, memory, rankers)
+    words = index_words(layout, recipe) if is_trees else ()
+    return publish_fusion(data, run, checkpoint, fusion, facts, memory, rankers, words)
 
 
 def describe_weights(facts: dict[str, Any]) -> str:
-    """Describe the fitted weights, and the size and speed of the memory."""
-    memory = f" ({describe_memory(facts[FACTS])})" if facts["votes"] else ""
+    """Describe the fitted fusion, and the size and speed of the memory."""
+    memory = f" ({describe_memory(facts[FACTS])})" if facts[FACTS] else ""
+    weights = (
+        f"{facts['texts']:.2f} x labels' texts + {facts['votes']:.2f} x votes of training points{memory} + "
+        f"{facts['linear']:.2f} x linear ranker"
+    )
+    trees = f"boosted trees over these weights ({weights}), nearest texts and labels' names"
+    left_out = f" (without {len(facts['repeated']):,} texts that training rows have)" if facts["repeated"] else ""
     return (
-        f"fitted on {facts['queries']:,} queries of {facts['split']}: {facts['texts']:.2f} x labels' texts + "
-        f"{facts['votes']:.2f} x votes of training points{memory} + {facts['linear']:.2f} x linear ranker; P@1 / P@5 "
-        "on these queries: "
+        f"fitted on {facts['queries']:,} queries of {facts['split']}{left_out}: "
+        f"{trees if facts['by'] == 'trees' else weights}; P@1 / P@5 on these queries: "
         + ", ".join(f"{name} {of['P@1']:.1f} / {of['P@5']:.1f}" for name, of in facts["metrics"].items())
     )
 
@@ -265,21 +372,26 @@ def score_shortlists(
 
     `with_relevant`: also score a query's own labels that are not in the shortlist, unless a filter removes the labels.
     """
-    labels, parts, relevant = LabelRows(model.head.vectors, model.head.start), [], []
+    labels, parts, relevant = LabelRows(model.head.vectors, model.head.start), list[ShortlistScores](), []
     for rows in groups:
         x, filters, positives = model.embed_table(rows), filters_of(rows), list_column(rows, "label_ids")
-        scores, ids = filtered_top_k(x, labels, shortlist, filters)
+        shortlisted = filtered_top_k(x, labels, shortlist, Ragged.empty(len(x)))
+        listed = np.full((len(x), 0), PAD, np.int64)
         if with_relevant:
-            missing = positives.padded()
-            missing = np.where(Ragged.from_matrix(ids).contains(missing) | filters.contains(missing), PAD, missing)
-            scores = np.concatenate([scores, labels.score(x, missing)], axis=1)
-            ids = np.concatenate([ids, missing], axis=1)
-        parts.append(scorers.score(x, Inputs.of(rows), labels, (scores, ids), filters))
+            listed = positives.padded()
+            listed = np.where(filters.contains(listed), PAD, listed)
+        part = scorers.score(x, Inputs.of(rows), labels, shortlisted, listed)
+        struck = filters.contains(part.ids)
+        parts.append(replace(part, ids=np.where(struck, PAD, part.ids)))
         relevant.append(positives)
     width = max(part.ids.shape[1] for part in parts)
-    columns = zip(zip(*parts, strict=True), (PAD, 0, 0, 0, 0), strict=True)  # ids, and scores of each kind
-    joined = (np.concatenate([pad_columns(part, width, pad) for part in column]) for column, pad in columns)
-    return ShortlistScores(*joined), Ragged.join(relevant)
+
+    def join_rows(arrays: Iterable[np.ndarray], pad: float = 0) -> np.ndarray:
+        return np.concatenate([pad_columns(array, width, pad) for array in arrays])
+
+    by = {name: join_rows(part.by[name] for part in parts) for name in parts[0].by}
+    all_ids, near = join_rows((part.ids for part in parts), PAD), join_rows(part.near for part in parts)
+    return ShortlistScores(all_ids, near, by), Ragged.join(relevant)
 
 
 def fit_score(data: str, run: str, by: str, options: FitOptions = DEFAULTS) -> Manifest:

@@ -3,20 +3,21 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from schemas import PAD
 from schemas.errors import TableError
-from schemas.hashing import hash_bytes
 from schemas.ragged import Ragged, SparseRows, is_repeated, offsets_of, pad_columns, take_per_row
-from scoring.linear import LinearRanker, titles_of
+from schemas.table import Table
+from scoring.linear import LinearRanker
 from scoring.memory import Memory, votes_of
 from scoring.names import Names
 from scoring.neighbours import Neighbours
 from scoring.trees import Trees
+from scoring.words import hash_texts
 from trainer.inputs import Inputs
 from trainer.modules import find_named, name_of
 
@@ -66,6 +67,10 @@ class Fusion(ABC):
     def order(self, scored: ShortlistScores) -> np.ndarray:
         """Return scores [B, S] that order labels with equal fused scores."""
         return scored.by["vector"]
+
+    def exported(self) -> "Fusion":
+        """Return what an export needs of it."""
+        return self
 
     @abstractmethod
     def to_json(self) -> bytes:
@@ -166,6 +171,16 @@ class Scorers:
     names: Names | None = None
     trained_only: bool = False
 
+    @classmethod
+    def read(cls, table: Table, texts: Any, memory: Memory | None) -> "Scorers":
+        """Read the scorers of words in `table`, a fusion or an export. Raises TableError."""
+        return cls(texts, memory, LinearRanker.read(table), Neighbours.read(table), Names.read(table))
+
+    @property
+    def of_words(self) -> list[LinearRanker | Neighbours | Names]:
+        """The scorers that read words."""
+        return [scorer for scorer in (self.linear, self.neighbours, self.names) if scorer is not None]
+
     def score(
         self,
         x: Any,
@@ -181,7 +196,7 @@ class Scorers:
         """
         scores, ids = shortlisted
         found = {} if self.memory is None else {"points": self.memory.votes(x)}
-        if self.linear is not None or self.neighbours is not None or self.names is not None:
+        if self.of_words:
             assert inputs is not None, "scorers of words need the rows that x was embedded from"
             if self.linear is not None:
                 found["words"] = self.linear.votes(inputs, ADDED_LABELS["words"])
@@ -202,7 +217,7 @@ class Scorers:
             by["text"] = labels.of(self.texts).score(x, both)
         by |= {name: votes_of(rows, both) for name, rows in found.items()}
         if self.names is not None and inputs is not None and inputs.tokens is not None:
-            by |= self.names.scores(inputs, both)
+            by |= self.names.columns(inputs, both)
         return ShortlistScores(both, near, by)
 
 
@@ -327,7 +342,12 @@ class FusionTrees(Fusion):
 
     @classmethod
     def fit(
-        cls, weights: FusionWeights, scored: ShortlistScores, right: np.ndarray, frequency: np.ndarray, texts: np.ndarray
+        cls,
+        weights: FusionWeights,
+        scored: ShortlistScores,
+        right: np.ndarray,
+        frequency: np.ndarray,
+        texts: np.ndarray,
     ) -> "FusionTrees":
         """Fit to queries with hashes `texts` [B] of their texts; `right` [B, S] bool: which labels are correct.
 
@@ -358,6 +378,9 @@ class FusionTrees(Fusion):
 
     def order(self, scored: ShortlistScores) -> np.ndarray:
         return self.weights.fuse(scored)
+
+    def exported(self) -> "FusionTrees":
+        return replace(self, folds=())
 
     def parts(self, scored: ShortlistScores, frequency: Any) -> dict[str, np.ndarray]:
         """Return what each score adds by its value, its rank and its gap."""
@@ -417,20 +440,17 @@ def _ranks(scores: np.ndarray, near: np.ndarray) -> np.ndarray:
 
 def fusion_file(fusion: Fusion) -> tuple[str, bytes]:
     """Return the name and the content of the file of a fusion in a run."""
-    name = next((name for name, (_, kind) in FILES.items() if type(fusion) is kind), None)
+    name = next((name for name, kind in FILES.items() if type(fusion) is kind), None)
     if name is not None:
         return name, fusion.to_json()
     body = {"score": name_of(type(fusion)), "content": fusion.to_json().decode()}
-    return OWN_SCORE[0], json.dumps(body).encode()
+    return OWN_SCORE, json.dumps(body).encode()
 
 
-# Files of a fusion in a run and in an export, and its class; a score from outside names its class.
-FILES: Mapping[str, tuple[str, type[Fusion]]] = {
-    "tree.json": ("fusion.json", FusionTree),
-    "weights.json": ("fusion-weights.json", FusionWeights),
-    "trees.json": ("fusion-trees.json", FusionTrees),
-}
-OWN_SCORE = "score.json", "fusion-score.json"
+# Files of a fusion in a run, by class; a score from outside names its class.
+FILES: Mapping[str, type[Fusion]] = {"tree.json": FusionTree, "weights.json": FusionWeights, "trees.json": FusionTrees}
+OWN_SCORE = "score.json"
+EXPORTED_FILES = {name: f"fusion-{name}" for name in (*FILES, OWN_SCORE)}
 
 
 def parse_fusion(data: bytes, place: str) -> Fusion:
@@ -438,8 +458,7 @@ def parse_fusion(data: bytes, place: str) -> Fusion:
 
     Raises TableError, and InputError for a score of a module that nobody has named.
     """
-    name = place.rpartition("/")[2]
-    kind = next((kind for own, (exported, kind) in FILES.items() if name in (own, exported)), None)
+    kind = FILES.get(place.rpartition("/")[2].removeprefix("fusion-"))
     if kind is not None:
         return kind.parse(data, place)
     try:
@@ -517,7 +536,8 @@ class Reranker:
         scored = self.scorers.score(x, inputs, labels, near, np.array([[label]]))
         place = (0, int(np.flatnonzero(scored.ids[0] == label)[0]))
         parts = self.fusion.parts(scored, self.frequency[scored.ids])
-        return tuple({name: float(each[place]) for name, each in some.items()} for some in (parts, scored.by))
+        terms, scores = ({name: float(each[place]) for name, each in some.items()} for some in (parts, scored.by))
+        return terms, scores
 
     def _fuse(
         self,
@@ -530,16 +550,3 @@ class Reranker:
         scored = self.scorers.score(x, inputs, labels, near, listed)
         texts = hash_texts(inputs) if self.held_out and inputs is not None else None
         return scored, self.fusion.fuse(scored, self.frequency[scored.ids], texts)
-
-
-def hash_texts(inputs: Inputs) -> np.ndarray:
-    """Return a hash of the inputs of each row, uint64 [B], by which rows with the same text are known."""
-    if inputs.tokens is not None:
-        ids, offsets = inputs.tokens.entries.astype(np.uint32), inputs.tokens.offsets
-    elif inputs.features is not None:
-        ids, offsets = inputs.features.ids.astype(np.uint32), inputs.features.offsets
-    else:
-        assert inputs.dense is not None, "rows have inputs"
-        ids, offsets = inputs.dense.reshape(-1).view(np.uint16).astype(np.uint32), np.arange(len(inputs.dense) + 1)
-        offsets = offsets * inputs.dense.shape[1]
-    return hash_bytes(ids.view(np.uint8), 4 * (offsets - offsets[0]).astype(np.int64), 0)

@@ -1,28 +1,35 @@
 """The linear ranker: one sparse vector per label over TF-IDF of words and word pairs, or over the data's features."""
 
-import importlib.util
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
-from schemas import PAD, storage
+from schemas import PAD
 from schemas.arrow import DENSE
-from schemas.errors import TableError
 from schemas.layout import DataLayout
-from schemas.manifest import Shard, read_shard, verify_shard, write_file
-from schemas.mapped import MappedFile, map_tensors
+from schemas.manifest import Shard
+from schemas.mapped import MappedFile
 from schemas.ragged import Ragged, SparseRows, offsets_of, take_per_row
-from schemas.shard_files.parquet import list_column
-from schemas.shares import RowShare
 from schemas.table import Table
-from trainer.encoders.bag import PAIR_BUCKETS, count_ngrams, inverse_document_frequency, join_rows, scale_features
+from scoring.words import (
+    BUDGET,
+    ENTRY_BYTES,
+    Points,
+    RowFeatures,
+    best_labels,
+    count_features,
+    join_points,
+    open_vocabulary,
+    read_points,
+    reading,
+    write_arrays,
+)
+from trainer.encoders.bag import PAIR_BUCKETS
 from trainer.inputs import Inputs, open_queries, with_titles
 
 if TYPE_CHECKING:
@@ -30,82 +37,7 @@ if TYPE_CHECKING:
 
 FILE, TRAINED_FILE = "linear.safetensors", "linear-trained.safetensors"  # the second is fitted without held-out rows
 _WEIGHTS = ("of_labels", "weights", "offsets")
-BUDGET = 1 << 30  # maximum bytes of training rows
-_ENTRY_BYTES = 32  # bytes for a word of a row: as read, sorted by rows, and sorted by words
-_MANY = 64  # minimum number of rows to load Numba for
 _SMALLEST = 0.5  # weights below this, divided by the root of the mean number of words of a row, are dropped
-
-
-class Points(NamedTuple):
-    rows: SparseRows
-    labels: Ragged
-
-
-@dataclass(frozen=True, eq=False)
-class RowFeatures:
-    """Maps rows to vectors over the features `seen` [F] in training, which are scaled by `factors` [F].
-
-    The words of a row are a unit vector; the words of its title are further features, a vector of length `title`.
-    `vocabulary`: number of tokens, if tokens and, with `pairs`, pairs of tokens are counted; 0 if the rows come with
-    features.
-    """
-
-    vocabulary: int
-    seen: np.ndarray
-    factors: np.ndarray
-    title: float = 0.0
-    pairs: bool = True
-
-    @classmethod
-    def of(
-        cls, counted: SparseRows, vocabulary: int, queries: int | None = None, title: float = 0.0, pairs: bool = True
-    ) -> "RowFeatures":
-        """Collect the features of counted rows, and the document frequencies of words in the first `queries` rows."""
-        queries = counted.rows if queries is None else queries
-        seen, place = np.unique(counted.ids, return_inverse=True)
-        frequency = np.bincount(place[: counted.offsets[queries]], minlength=len(seen))
-        factors = inverse_document_frequency(frequency, queries) if vocabulary else np.ones(len(seen), np.float32)
-        return cls(vocabulary, seen.astype(np.int32), factors, title, pairs)
-
-    def __call__(self, inputs: Inputs) -> SparseRows:
-        """Return rows with features numbered [0, F); features that no training row has are left out."""
-        return self.weigh(count_features(inputs, self.vocabulary, self.pairs, bool(self.title)))
-
-    def weigh(self, counted: SparseRows) -> SparseRows:
-        """Scale counted rows by `factors` and to the lengths of both vectors."""
-        of_title = counted.ids >= self.vocabulary + PAIR_BUCKETS if self.vocabulary else np.zeros(len(counted.ids), bool)
-        place = np.searchsorted(self.seen, counted.ids)
-        known = place < len(self.seen)
-        known[known] = self.seen[place[known]] == counted.ids[known]
-        known &= ~of_title | bool(self.title)
-        kept = counted.keep(known)._replace(ids=place[known].astype(np.int32))
-        scaled, of_title = scale_features(kept, self.factors), of_title[known]
-        part = 2 * scaled.row_of() + of_title
-        square = np.bincount(part, scaled.values.astype(np.float64) ** 2, 2 * scaled.rows)
-        length = np.where(of_title, self.title, 1) / np.maximum(np.sqrt(square[part]), 1e-12)
-        return scaled._replace(values=(scaled.values * length).astype(np.float32))
-
-
-def count_features(inputs: Inputs, vocabulary: int, pairs: bool = True, titles: bool = True) -> SparseRows:
-    """Return the counts of each row's words and word pairs if there is a `vocabulary`, else each row's features.
-
-    With `titles`, the words of titles have ids from `vocabulary` + PAIR_BUCKETS on. Without `pairs`, counts are damped.
-    """
-    if not vocabulary or inputs.tokens is None:
-        assert inputs.features is not None, "rows have neither tokens nor features"
-        return inputs.features
-    count = partial(count_ngrams, vocabulary=vocabulary, buckets=PAIR_BUCKETS, damped=not pairs)
-    counted = count(inputs.tokens, ngrams=2 if pairs else 1)
-    if titles and inputs.titles is not None:
-        of_title = count(titles_of(inputs.tokens, inputs.titles), ngrams=1)
-        counted = join_rows(counted, of_title._replace(ids=of_title.ids + vocabulary + PAIR_BUCKETS))
-    return counted._replace(ids=counted.ids.astype(np.int32))
-
-
-def titles_of(tokens: Ragged, lengths: np.ndarray) -> Ragged:
-    """Return the first `lengths` [B] tokens of each row."""
-    within = np.arange(len(tokens.entries)) - np.repeat(tokens.offsets[:-1] - tokens.offsets[0], tokens.counts)
-    return Ragged(tokens.entries, tokens.offsets - tokens.offsets[0]).keep(within < np.repeat(lengths, tokens.counts))
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +84,7 @@ class LinearRanker:
                 points.append(Points(count_features(Inputs.of(group), vocabulary), Ragged.from_matrix(own[:, None])))
                 first += group.num_rows
         fitted = cls.fit(join_points(points), labels.rows, vocabulary, queries, seconds, title)
-        return fitted or cls.of(data, training_data, columns, _ENTRY_BYTES * entries // 2, held_out, seconds, title)
+        return fitted or cls.of(data, training_data, columns, ENTRY_BYTES * entries // 2, held_out, seconds, title)
 
     @classmethod
     def fit(
@@ -212,18 +144,10 @@ class LinearRanker:
     @classmethod
     def read(cls, table: Table, name: str = FILE) -> "LinearRanker | None":
         """Read the file of `table` that `write` wrote; None if the table has no ranker. Raises TableError."""
-        from safetensors import SafetensorError
-        from safetensors.numpy import load
-
-        shard = next((shard for shard in table.shards if shard.path == name), None)
-        if shard is None:
-            return None
-        file = None
-        try:
-            if storage.is_local(table.url):
-                place = storage.filesystem(verify_shard(table.url, shard, remedy="Fit the fusion again."))[1]
-                file = MappedFile(place, shard.bytes, private=True)
-            arrays = map_tensors(file) if file else load(read_shard(table.url, shard, "Fit the fusion again."))
+        with reading(table, name, "a linear ranker") as opened:
+            if opened is None:
+                return None
+            arrays, file = opened
             vocabulary, labels, title = arrays["sizes"].tolist()
             weights = SparseRows(*(arrays[name] for name in _WEIGHTS))
             if not (
@@ -233,39 +157,13 @@ class LinearRanker:
                 raise ValueError("the arrays are inconsistent")
             words = RowFeatures(int(vocabulary), arrays["seen"], arrays["factors"], title)
             return cls(words, weights, int(labels), file)
-        except (SafetensorError, KeyError, ValueError) as error:
-            raise TableError(f"{table.url}/{name}: not a linear ranker: {error}. Fit the fusion again.") from None
 
     def write(self, url: str, name: str = FILE) -> Shard:
-        from safetensors.numpy import save
-
+        sizes = np.array([self.words.vocabulary, self.labels, self.words.title])
         arrays = dict(zip(_WEIGHTS, self.weights, strict=True))
-        arrays |= {"seen": self.words.seen, "factors": self.words.factors}
-        return write_file(url, name, save({"sizes": np.array([self.words.vocabulary, self.labels, self.words.title]), **arrays}))
-
-
-def open_vocabulary(data: DataLayout, columns: Sequence[str]) -> int:
-    """Return the size of DATA's vocabulary, or 0 if the token ids are not among `columns`. Raises TableError."""
-    return Table.open(data.tokenizer, "tokenizer").parameters["vocabulary"] if "input_ids" in columns else 0
-
-
-def read_points(
-    table: Table, shares: Sequence[RowShare], columns: Sequence[str], vocabulary: int, budget: int, pairs: bool = True
-) -> list[Points]:
-    """Read the first rows of each part of `shares` that fit into the part's share of `budget` bytes."""
-    points = list[Points]()
-    for share in shares:
-        parts = [(part, share.rows(part)) for part in table.by_part()]
-        for number, (part, rows) in enumerate(parts):
-            to_come = sum(rows for _, rows in parts[number:])
-            left = budget - _ENTRY_BYTES * sum(len(each.rows.ids) for each in points)
-            groups = share.batches(part, [*with_titles(table, columns), "label_ids"])
-            points += _first(groups, vocabulary, left * rows // max(1, to_come), pairs)
-    return points
-
-
-def join_points(points: Sequence[Points]) -> Points:
-    return Points(SparseRows.join(part.rows for part in points), Ragged.join(part.labels for part in points))
+        return write_arrays(
+            url, name, {"sizes": sizes, **arrays, "seen": self.words.seen, "factors": self.words.factors}
+        )
 
 
 TITLES = (0.0, 0.25, 0.5)  # weights of the words of titles that are tried
@@ -286,7 +184,8 @@ def choose_title(points: Points, labels: int, vocabulary: int) -> float:
         return 0.0
     from trainer.evaluation.metrics import Metrics
 
-    of_fit, of_scores = (Points(*(p.slice(*ends) for p in points)) for ends in ((0, fitted), (fitted, scored)))
+    ends = (0, fitted), (fitted, scored)
+    of_fit, of_scores = (Points(points.rows.slice(*some), points.labels.slice(*some)) for some in ends)
     found = {}
     for weight in TITLES:
         ranker = LinearRanker.fit(of_fit, labels, vocabulary, title=weight)
@@ -295,47 +194,3 @@ def choose_title(points: Points, labels: int, vocabulary: int) -> float:
         metrics.update(best_labels(ranker.words.weigh(of_scores.rows), ranker.weights, labels, 5)[1], of_scores.labels)
         found[weight] = metrics.result()["nDCG@5"]
     return max(found, key=lambda weight: found[weight])
-
-
-def best_labels(x: SparseRows, weights: SparseRows, labels: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return w.x above 0, float32 [B, k], and ids [B, k] below `labels`, best first, padded with 0 and -1.
-
-    `weights` lists the labels of each feature of x with their weights.
-    """
-    if x.rows >= _MANY and importlib.util.find_spec("numba"):
-        from scoring import solver
-
-        return solver.best_labels(x, weights, labels, k)
-    return _best_labels(x, weights, labels, k)
-
-
-def _best_labels(x: SparseRows, weights: SparseRows, labels: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Do the same as `solver.best_labels` without Numba, because loading Numba takes a third of a second."""
-    found, scores = np.full((x.rows, k), PAD, np.int64), np.zeros((x.rows, k), np.float32)
-    for row in range(x.rows):
-        of_row = slice(x.offsets[row], x.offsets[row + 1])
-        starts, stops = weights.offsets[x.ids[of_row]], weights.offsets[x.ids[of_row] + 1]
-        lists = [slice(*bounds) for bounds in zip(starts.tolist(), stops.tolist(), strict=True)]
-        if not lists:
-            continue
-        added = np.concatenate([weights.values[each] for each in lists]) * np.repeat(x.values[of_row], stops - starts)
-        sums = np.bincount(np.concatenate([weights.ids[each] for each in lists]), added, labels).astype(np.float32)
-        best = np.flatnonzero(sums > 0)  # zeros come out first: a partition among many zeros takes eight times as long
-        if len(best) > k:
-            best = best[sums[best] >= np.partition(sums[best], -k)[-k]]
-        best = best[np.argsort(-sums[best], kind="stable")][:k]
-        found[row, : len(best)], scores[row, : len(best)] = best, sums[best]
-    return scores, found
-
-
-def _first(groups: Iterator[pa.Table], vocabulary: int, budget: int, pairs: bool) -> Iterator[Points]:
-    """Yield the first rows that fit into `budget` bytes, one row group at a time."""
-    left = budget
-    for group in groups:
-        rows, labels = count_features(Inputs.of(group), vocabulary, pairs), list_column(group, "label_ids")
-        ends = np.cumsum(_ENTRY_BYTES * np.diff(rows.offsets))
-        count = int(np.searchsorted(ends, left, side="right"))
-        yield Points(rows.slice(0, count), labels.slice(0, count))
-        if count < group.num_rows:
-            return
-        left -= int(ends[-1]) if count else 0

@@ -9,11 +9,20 @@ import numpy as np
 from schemas.arrow import DENSE
 from schemas.layout import DataLayout
 from schemas.manifest import Shard
-from schemas.ragged import Ragged, SparseRows, take_per_row
+from schemas.mapped import MappedFile
+from schemas.ragged import Ragged, SparseRows
 from schemas.table import Table
-from scoring.linear import BUDGET, RowFeatures, best_labels, join_points, open_vocabulary, read_points
 from scoring.memory import NEIGHBOURS, count_votes
-from scoring.tensors import read_tensors, write_tensors
+from scoring.words import (
+    BUDGET,
+    RowFeatures,
+    best_labels,
+    join_points,
+    open_vocabulary,
+    read_points,
+    reading,
+    write_arrays,
+)
 from trainer.inputs import Inputs, open_queries
 
 if TYPE_CHECKING:
@@ -35,6 +44,7 @@ class Neighbours:
     texts: SparseRows
     labels: Ragged
     trained: int
+    file: MappedFile | None = None  # the file that contains the arrays
 
     @classmethod
     def of(
@@ -60,6 +70,10 @@ class Neighbours:
         ends = np.searchsorted(rows.ids[order], np.arange(len(words.seen) + 1))
         return cls(words, SparseRows(*texts, ends), labels._replace(values=labels.values.astype(np.int32)), trained)
 
+    def rank(self, inputs: Inputs, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the labels with the most votes of training rows: votes [B, k], ids [B, k], padded with -inf and -1."""
+        return self.votes(inputs, trained_only=True).best(k)
+
     def votes(self, inputs: Inputs, trained_only: bool = False) -> SparseRows:
         """Return the labels of the nearest texts, with votes in (0, 1]; `trained_only`: no held-out rows vote."""
         return count_votes(*self.nearest(inputs, trained_only), self.labels, TEMPERATURE)
@@ -72,16 +86,17 @@ class Neighbours:
     @classmethod
     def read(cls, table: Table) -> "Neighbours | None":
         """Read the file that `write` wrote; None if the table has none. Raises TableError."""
-        with read_tensors(table, FILE) as arrays:
-            if arrays is None:
+        with reading(table, FILE, "an index of texts") as opened:
+            if opened is None:
                 return None
+            arrays, file = opened
             vocabulary, trained = arrays["sizes"].tolist()
             words = RowFeatures(vocabulary, arrays["seen"], arrays["factors"], TITLE, pairs=False)
             texts = SparseRows(arrays["texts"], arrays["weights"], arrays["offsets"])
             labels = Ragged(arrays["labels"], arrays["label_offsets"])
             if not (len(words.seen) == texts.rows and 0 <= trained <= labels.rows > texts.ids.max(initial=-1)):
                 raise ValueError("the arrays are inconsistent")
-            return cls(words, texts, labels, trained)
+            return cls(words, texts, labels, trained, file)
 
     def write(self, url: str) -> Shard:
         """Write the file under `url`, and return its manifest entry."""
@@ -89,4 +104,4 @@ class Neighbours:
         arrays = {"texts": texts, "weights": weights, "offsets": offsets, "label_offsets": self.labels.offsets}
         sizes = np.array([self.words.vocabulary, self.trained])
         words = {"seen": self.words.seen, "factors": self.words.factors, "labels": self.labels.values}
-        return write_tensors(url, FILE, {"sizes": sizes, **arrays, **words})
+        return write_arrays(url, FILE, {"sizes": sizes, **arrays, **words})

@@ -29,7 +29,6 @@ from schemas.waits import Say
 from scoring.containers import html_table, input_url, items_of, require_texts
 from scoring.export_versions import resolve_export
 from scoring.exported import ENCODER, Answer, Exported
-from scoring.fusion import FusionWeights
 from scoring.memory import shares_of
 from search.topk import configure_faiss, find_device
 from trainer.inputs import Inputs, open_queries, require_inputs, with_titles
@@ -222,21 +221,21 @@ class Model:
         if not known[0]:
             odds = float(self._exported.prior[1][label_id])
             return Explanation(odds, {"prior": odds})
-        fused, scored = serving.fused, serving.parts(inputs, np.array([[label_id]]))
-        terms = {"vector": scored.scores} if fused is None else fused.fusion.parts(scored, fused.frequency[scored.ids])
-        parts = {name: float(term.item()) for name, term in terms.items()}
+        parts, scores = serving.explain(inputs, label_id)
         explained = Explanation(sum(parts.values()), parts)
-        if fused is not None and isinstance(fused.fusion, FusionWeights):
-            weights, linear, memory = fused.fusion, fused.scorers.linear, fused.scorers.memory
-            if linear is not None and inputs.tokens is not None:
-                for ids, added in linear.explain(inputs.tokens.entries, label_id):
-                    explained.words.append((self._tokenizer.words(ids), weights.linear * added))
-            if memory is not None:
-                cosines, points = memory.nearest(serving.embed(inputs))
-                voting = memory.labels.take(points[0]).contains(np.full((points.size, 1), label_id))[:, 0]
-                added = weights.votes * shares_of(cosines, points)[0, voting]
-                keys = self._exported.point_keys(points[0, voting])
-                explained.points.extend(zip(keys, cosines[0, voting].tolist(), added.tolist(), strict=True))
+        if serving.fused is None:
+            return explained
+        linear, memory = serving.fused.scorers.linear, serving.fused.scorers.memory
+        if linear is not None and inputs.tokens is not None and scores["words"]:
+            share = parts["words"] / scores["words"]
+            for ids, added in linear.explain(inputs, label_id):
+                explained.words.append((self._tokenizer.words(ids), share * added))
+        if memory is not None and scores["points"]:
+            cosines, points = memory.nearest(serving.embed(inputs))
+            voting = memory.labels.take(points[0]).contains(np.full((points.size, 1), label_id))[:, 0]
+            added = parts["points"] / scores["points"] * shares_of(cosines, points)[0, voting]
+            keys = self._exported.point_keys(points[0, voting])
+            explained.points.extend(zip(keys, cosines[0, voting].tolist(), added.tolist(), strict=True))
         return explained
 
     def embed(self, texts: Any) -> np.ndarray:

@@ -200,31 +200,39 @@ def fit_labels(
 def _score(x, weights, labels, start, stop, found, scores):  # type: ignore[no-untyped-def]
     """Write the labels with the largest w.x for rows [start, stop) to `found` and `scores` [B, k], unsorted."""
     (offsets, ids, values), (weight_offsets, of_label, weight) = x, weights
-    sums, seen, touched = np.zeros(labels, np.float32), np.zeros(labels, np.bool_), np.empty(labels, np.int64)
+    sums, seen, touched = np.zeros(labels), np.zeros(labels, np.bool_), np.empty(labels, np.int64)
     width = found.shape[1]
     for row in range(start, stop):
         count = 0
         for entry in range(offsets[row], offsets[row + 1]):
             for place in range(weight_offsets[ids[entry]], weight_offsets[ids[entry] + 1]):
                 label = of_label[place]
+                if label >= labels:
+                    continue
                 if not seen[label]:
                     seen[label], touched[count] = True, label
                     count += 1
                 sums[label] += weight[place] * values[entry]
+        met = touched[:count]
+        totals = sums[met].astype(np.float32)
         least = np.float32(0)
         if count > width:
-            least = np.partition(sums[touched[:count]], count - width)[count - width]
+            least = max(least, np.partition(totals, count - width)[count - width])
         taken = 0
         for place in range(count):
-            label = touched[place]
-            if sums[label] > 0 and sums[label] >= least and taken < width:
-                found[row, taken], scores[row, taken] = label, sums[label]
+            label = met[place]
+            if totals[place] > least:
+                found[row, taken], scores[row, taken] = label, totals[place]
                 taken += 1
             sums[label], seen[label] = 0, False
+        if least > 0:  # fewer than `width` labels score more, and several may score the same
+            for label in np.sort(met[totals == least])[: width - taken]:
+                found[row, taken], scores[row, taken] = label, least
+                taken += 1
 
 
 def best_labels(x: SparseRows, weights: SparseRows, labels: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return w.x above 0, float32 [B, k], and label ids [B, k]: best first, ties by id, padded with 0 and -1."""
+    """Do the same as `words.best_labels`."""
     found, scores = np.full((x.rows, k), -1, np.int64), np.zeros((x.rows, k), np.float32)
     rows, by_feature = (x.offsets, x.ids, x.values), (weights.offsets, weights.ids, weights.values)
     map_ranges(lambda _, start, stop: _score(rows, by_feature, labels, start, stop, found, scores), x.rows, min_rows=32)

@@ -14,7 +14,7 @@ class Product(Fusion):
     power: float
 
     def parts(self, scored: ShortlistScores, frequency: Any) -> dict[str, np.ndarray]:
-        vector, text = (-np.logaddexp(0, -each.astype(np.float64)) for each in (scored.scores, scored.texts))
+        vector, text = (-np.logaddexp(0, -each.astype(np.float64)) for each in (scored.by["vector"], scored.by["text"]))
         return {"vector": vector, "text": self.power * text}
 
     def to_json(self) -> bytes:

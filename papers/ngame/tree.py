@@ -15,7 +15,7 @@ def fit(scored: ShortlistScores, frequency: np.ndarray, relevant: np.ndarray) ->
     Raises ValueError for empty shortlists.
     """
     listed = scored.ids != PAD
-    scores = scored.texts[listed], scored.scores[listed]
+    scores = scored.by["text"][listed], scored.by["vector"][listed]
     described = np.stack([*scores, frequency[listed]], axis=-1).astype(np.float32)
     tree = DecisionTreeRegressor(max_depth=DEPTH, random_state=0).fit(described, relevant[listed]).tree_
     leaf = tree.children_left < 0

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal, Protocol
 
@@ -107,18 +108,15 @@ def _top_of_product(queries: torch.Tensor, rows: torch.Tensor, k: int) -> Scored
 
 
 class Rerank(Protocol):
-    """Other scores of the `shortlist` best labels of each query."""
-
-    @property
-    def shortlist(self) -> int: ...
+    """Other scores of the best labels of each query."""
 
     def rank(
-        self, x: Any, labels: LabelRows, shortlisted: Ranked, k: int, filters: Ragged, candidates: Any, inputs: Any
+        self, x: Any, labels: LabelRows, search: Any, k: int, filters: Ragged, candidates: Any, inputs: Any
     ) -> Ranked:
-        """Rerank `shortlisted`, the scores and ids [B, S] of `labels` for x: the result of `Ranking.top_k`."""
+        """Rerank what `search` finds, given a width, filters and candidates: the result of `Ranking.top_k`."""
 
-    def scores(self, x: Any, labels: LabelRows, listed: Ranked, inputs: Inputs | None) -> np.ndarray:
-        """Score only the labels in `listed`, scores and ids [B, S]: float32 [B, S]."""
+    def scores(self, x: Any, labels: LabelRows, search: Any, listed: np.ndarray, inputs: Inputs | None) -> np.ndarray:
+        """Score the labels `listed` [B, S], padded with -1: float32 [B, S]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,16 +152,16 @@ class Ranking:
         `filters`: labels to exclude for each query. `candidates` [C] ascending: the candidates; None: all labels.
         `inputs`: the inputs that x was computed from, which a linear ranker reads.
         """
-        depth = max(k, self.rerank.shortlist) if self.rerank else k
-        scores, ids = filtered_top_k(x, self.labels, depth, filters, candidates)
+        search = partial(filtered_top_k, x, self.labels)
         if self.rerank is None:
-            return scores, ids
-        return self.rerank.rank(x, self.labels, (scores, ids), k, filters, candidates, inputs)
+            return search(k, filters, candidates)
+        return self.rerank.rank(x, self.labels, search, k, filters, candidates, inputs)
 
     def scores(self, x: torch.Tensor, ids: np.ndarray, inputs: Inputs | None = None) -> np.ndarray:
         """Return the scores float32 [B, S] of labels `ids` [B, S]; padded with -1. Arguments as in `top_k`."""
-        pairs = self.labels.score(x, ids)
-        return pairs if self.rerank is None else self.rerank.scores(x, self.labels, (pairs, ids), inputs)
+        if self.rerank is None:
+            return self.labels.score(x, ids)
+        return self.rerank.scores(x, self.labels, partial(filtered_top_k, x, self.labels), ids, inputs)
 
 
 def embed_label_texts(model: Model, data: DataLayout) -> torch.Tensor:
