@@ -148,21 +148,23 @@ class LinearRanker:
             if opened is None:
                 return None
             arrays, file = opened
-            vocabulary, labels, title = arrays["sizes"].tolist()
+            (vocabulary, labels), (title,) = arrays["sizes"].tolist(), arrays["title"].tolist()
             weights = SparseRows(*(arrays[name] for name in _WEIGHTS))
             if not (
                 len(arrays["seen"]) == weights.rows
                 and 0 <= weights.ids.min(initial=0) <= weights.ids.max(initial=0) < labels
             ):
                 raise ValueError("the arrays are inconsistent")
-            words = RowFeatures(int(vocabulary), arrays["seen"], arrays["factors"], title)
-            return cls(words, weights, int(labels), file)
+            words = RowFeatures(vocabulary, arrays["seen"], arrays["factors"], title)
+            return cls(words, weights, labels, file)
 
     def write(self, url: str, name: str = FILE) -> Shard:
-        sizes = np.array([self.words.vocabulary, self.labels, self.words.title])
         arrays = dict(zip(_WEIGHTS, self.weights, strict=True))
+        sizes, title = np.array([self.words.vocabulary, self.labels]), np.array([self.words.title], np.float32)
         return write_arrays(
-            url, name, {"sizes": sizes, **arrays, "seen": self.words.seen, "factors": self.words.factors}
+            url,
+            name,
+            {"sizes": sizes, "title": title, **arrays, "seen": self.words.seen, "factors": self.words.factors},
         )
 
 
