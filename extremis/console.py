@@ -515,7 +515,8 @@ class RemainingTime:
     def __call__(self, share: float = 0.0) -> str:
         """Return a text such as "about 2 min left", for a finished fraction `share` of the phase.
 
-        Returns "" while nothing is known, also after the expected time of a phase without a known pace.
+        Returns "" while nothing is known. A phase that takes longer than expected, and whose pace is not known, is
+        expected to take a quarter of its time again.
         """
         spent = time.monotonic() - self._phase_began
         if share and not self._first[0]:
@@ -523,8 +524,8 @@ class RemainingTime:
         paced = share - self._first[0]
         if paced >= _KNOWN:
             own = spent + (spent - self._first[1]) / paced * (1 - share)
-        elif spent < self._expected:
-            own = self._expected
+        elif self._expected:
+            own = max(self._expected, 1.25 * spent)
         else:
             return ""
         left, of_limit = own - spent + self._after(own), self._limit - (time.monotonic() - self._began)

@@ -229,12 +229,11 @@ _OTHER_SCORERS = {"votes": "points", "texts": "text", "linear": "words"}  # left
 
 @dataclass(frozen=True)
 class FusionWeights(Fusion):
-    """s + `texts` t + `votes` v + `linear` l, where s is the score / `unit`, or with `logistic` the score's sigmoid."""
+    """w.x / `unit` + `texts` t + `votes` v + `linear` l."""
 
     texts: float = 0.0
     votes: float = 0.0
     unit: float = 1.0
-    logistic: bool = False
     linear: float = 0.0
 
     @classmethod
@@ -269,7 +268,7 @@ class FusionWeights(Fusion):
         vector = scored.by["vector"].astype(np.float64)
         others = {name: getattr(self, weight) for weight, name in _OTHER_SCORERS.items() if name in scored.by}
         return {
-            "vector": 1 / (1 + np.exp(-vector)) if self.logistic else vector / self.unit,
+            "vector": vector / self.unit,
             **{name: weight * scored.by[name] for name, weight in others.items()},
         }
 

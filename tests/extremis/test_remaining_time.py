@@ -47,7 +47,9 @@ def test_a_limit_and_an_overdue_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     assert left() == "about 60 s left"
     clock.now = 19.0
     assert left() == "about 41 s left"
-    clock.now = 20.0
+    clock.now = 40.0
+    assert left() == "about 20 s left"  # of the limit
+    left.begin(0.0, lambda own: 10.0)
     assert left() == ""
     left.begin(50.0, lambda own: 10.0)
     clock.now = 60.0
