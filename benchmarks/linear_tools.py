@@ -106,11 +106,8 @@ def load(folder: Path) -> Raw:
 
 def _split(points: Sequence[dict[str, Any]]) -> tuple[list[str], Ragged]:
     ids = [np.unique(np.array(point["target_ind"], np.int64)) for point in points]
-    return [_text(point) for point in points], Ragged.from_counts(np.concatenate(ids), np.array([*map(len, ids)]))
-
-
-def _text(point: dict[str, Any]) -> str:
-    return f"{point['title']} {point['content']}"
+    texts = [f"{point['title']} {point['content']}" for point in points]
+    return texts, Ragged.from_counts(np.concatenate(ids), np.array([*map(len, ids)]))
 
 
 def load_ranking(raw: Raw, place: Path) -> np.ndarray:
@@ -162,11 +159,6 @@ def train(raw: Raw, features: csr_matrix, settings: dict[str, Any]) -> Any:
         model = Model.train_on_data(file.name, parameters, 1)
     model.init_prediction_thread_pool(1)
     return model
-
-
-def _matrix(raw: Raw) -> csr_matrix:
-    entries, offsets = raw.positives.entries, raw.positives.offsets
-    return csr_matrix((np.ones(len(entries), np.float32), entries, offsets), (raw.positives.rows, len(raw.labels)))
 
 
 def score(raw: Raw, top: np.ndarray) -> dict[str, Contributions]:
