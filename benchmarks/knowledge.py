@@ -12,14 +12,11 @@ JSON form.
 """
 
 import argparse
-import gzip
 import importlib.util
 import json
-import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +24,7 @@ import numpy as np
 
 import extremis
 from benchmarks.common.contributions import contributions, gains, mean
+from benchmarks.common.raw_cut import cut
 from benchmarks.common.report import report, require
 from trainer.evaluation.metrics import Contributions, value
 
@@ -110,27 +108,6 @@ def model_of(package: str) -> str:
     """Return the folder of a package's model."""
     (place,) = importlib.util.find_spec(package).submodule_search_locations  # type: ignore[union-attr, misc]
     return str(Path(place) / "model" if (Path(place) / "model").exists() else place)
-
-
-def cut(raw: Path, out: Path, rows: int) -> None:
-    """Write the first `rows` training rows in random order, all test rows, the labels, and the filters."""
-    if out.exists():
-        return
-    out.mkdir(parents=True)
-    for name in ("tst.json.gz", "lbl.json.gz", "filter_labels_test.txt"):
-        if (raw / name).exists():
-            (out / name).write_bytes((raw / name).read_bytes())
-    lines = list(read(raw / "trn.json.gz"))
-    if not rows or rows >= len(lines):
-        (out / "trn.json.gz").write_bytes((raw / "trn.json.gz").read_bytes())
-        return
-    with gzip.open(out / "trn.json.gz", "wt", encoding="utf-8") as file:
-        file.writelines(random.Random(0).sample(lines, rows))
-
-
-def read(place: Path) -> Iterable[str]:
-    with gzip.open(place, "rt", encoding="utf-8") as file:
-        yield from file
 
 
 if __name__ == "__main__":

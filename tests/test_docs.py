@@ -181,16 +181,6 @@ def test_messages_that_are_explained_are_said() -> None:
             assert part.strip("…: ") in joined, quoted
 
 
-def test_the_comparison_has_the_figures_of_the_results() -> None:
-    """Figures of two decimals, and seconds; those that others published are said to be."""
-    results = "".join(page.read_text() for page in (DOCS / "results.md", *PAPERS))
-    measured = (DOCS / "compared.md").read_text().partition("## Toolkits")[0]
-    rows = [line for line in measured.splitlines() if line.startswith("| ") and "as published" not in line]
-    figures = {figure for row in rows for figure in re.findall(r"\d+\.\d\d|[\d.]+(?= s\b)", row)}
-    assert len(figures) > 20
-    assert {figure for figure in figures if not re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d])", results)} == set()
-
-
 def test_no_text_names_a_document_that_is_not_here() -> None:
     """Pages, and the docstrings that the reference shows, name pages of docs/ alone."""
     packages = ("schemas", "search", "pipelines", "trainer", "scoring", "extremis", "examples", "recipes", "papers")

@@ -32,8 +32,13 @@ def mean(runs: Sequence[Mapping[str, Contributions]]) -> dict[str, Contributions
     return {name: first[name]._replace(achieved=np.mean([run[name].achieved for run in runs], 0)) for name in first}
 
 
-def gains(of: Mapping[str, Contributions], over: Mapping[str, Contributions]) -> dict[str, list[float]]:
-    """Return the gain of a run over another run, and the ends of the paired 95 % interval, by metric."""
+def gains(
+    of: Mapping[str, Contributions], over: Mapping[str, Contributions], texts: np.ndarray | None = None
+) -> dict[str, list[float]]:
+    """Return the gain of a run over another run, and the ends of the paired 95 % interval, by metric.
+
+    `texts` [N]: a number of each point's text; points with one text are drawn together.
+    """
     differences = {name: of[name]._replace(achieved=of[name].achieved - over[name].achieved) for name in of}
-    ends = bootstrap(differences)
+    ends = bootstrap(differences, texts=texts)
     return {name: [round(each, 2) for each in (value(differences[name]), *ends[name])] for name in of}
