@@ -341,7 +341,7 @@ class Exported:
                 memory = Memory.read(local, coded=True)
                 scorers = Scorers.read(local, texts if len(texts) else None, memory)
                 files.mapped += [scorer.file for scorer in (memory, *scorers.of_words) if scorer and scorer.file]
-                (file,) = (files.folder / name for name in EXPORTED_FILES if (files.folder / name).exists())
+                (file,) = (files.folder / name for name in EXPORTED_FILES.values() if (files.folder / name).exists())
                 frequency = number_column(files.read(LABELS, ("frequency",)), "frequency")
                 fused = Reranker(parse_fusion(file.read_bytes(), str(file)), scorers, frequency, facts["shortlist"])
             retired = number_column(files.read(LABELS, (RETIRED,)), RETIRED) if facts.get(RETIRED) else None

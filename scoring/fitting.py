@@ -48,7 +48,7 @@ from trainer.group import ALONE, Group
 from trainer.inputs import Inputs, columns_of, open_queries, scored_columns
 from trainer.methods.recipe import Recipe
 from trainer.methods.sections import Data
-from trainer.model import Model, find_checkpoint, find_earlier, load_model
+from trainer.model import Model, find_earlier, load_model
 from trainer.modules import open_named
 
 KIND = "fusion"
@@ -139,7 +139,7 @@ def open_fused(data: str, run: str, checkpoint: Checkpoint, model: Model, split:
     layout = DataLayout(data)
     texts = embed_label_texts(model, layout) if opened.fusion.reads_texts else None
     scorers = opened.scorers(texts, model.device, split)
-    return opened.reranker(scorers, layout, find_checkpoint(layout, RunLayout(run), checkpoint.step)[0].data, split)
+    return opened.reranker(scorers, layout, find_earlier(layout, RunLayout(run), checkpoint.step)[0].data, split)
 
 
 def scores_of(run: str, step: int) -> Literal["fused", "classifier"]:

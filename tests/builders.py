@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
+from pipelines.sharding.tokenizer import FILE
 from schemas import PAD, arrow
 from schemas.hashing import hash_strings
 from schemas.layout import DataLayout
-from schemas.manifest import Manifest, open_manifest, publish
+from schemas.manifest import Manifest, open_manifest, publish, write_file
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_array, matrix_array
 from schemas.shard_files.shards import Sink, write_table
@@ -80,8 +83,7 @@ def build_data(root: str, **sizes: Any) -> SmallData:
     schema = arrow.queries(tokens, arrow.label_type(shape.labels), features=shape.features > 0)
     parents = {}
     if shape.with_tokens:
-        tokenizer = publish(layout.tokenizer, Manifest(kind="tokenizer", parameters={"vocabulary": shape.vocabulary}))
-        parents = {"tokenizer": tokenizer.digest}
+        parents = {"tokenizer": _write_tokenizer(layout.tokenizer, shape.vocabulary).digest}
     made_from = dict(parents)
     points = {}
     for split, count in shape.rows.items():
@@ -98,6 +100,13 @@ def build_data(root: str, **sizes: Any) -> SmallData:
     parameters = {"propensity": {"a": 0.55, "b": 1.5}, "features": shape.features or None}
     publish(root, Manifest(kind="data", parents=parents, parameters=parameters))
     return data
+
+
+def _write_tokenizer(url: str, vocabulary: int) -> Manifest:
+    """Publish a tokenizer of words "w0", "w1", ..., one per token."""
+    words = WordLevel({f"w{token}": token for token in range(vocabulary)}, unk_token="")
+    file = write_file(url, FILE, Tokenizer(words).to_str().encode())
+    return publish(url, Manifest(kind="tokenizer", shards=(file,), parameters={"vocabulary": vocabulary}))
 
 
 def build_negatives(

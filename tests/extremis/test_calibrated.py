@@ -57,11 +57,11 @@ def facts(exports: Path) -> dict:
 
 
 def test_evaluate_and_export_measure_the_same_probabilities(data: Path, exports: Path, tmp_path: Path) -> None:
-    """Of the rows that the run held out, which neither the memory nor the linear ranker knows then."""
+    """Of the rows that the run held out with new texts, which no scorer of the fusion knows then."""
     run, stated = exports.parent / "run", facts(exports)
     held_out = call("evaluate", data, run, "--split", "holdout", "--calibrate", "--json").json["calibration"]
     assert (stated["split"], held_out["split"]) == ("holdout", "holdout")
-    assert held_out["queries"] == stated["calibration"]["queries"] > 100
+    assert held_out["queries"] == stated["calibration"]["queries"] > 80
     for name in ("ece", "brier"):
         assert held_out[name] == pytest.approx(stated["calibration"][name], abs=0.002)
         assert held_out[name] < held_out["uncalibrated"][name]
@@ -145,7 +145,7 @@ def test_held_out_texts_are_familiar(data: Path, exports: Path) -> None:
     columns = exported.serving.columns
     answers = [exported.answer(Inputs.of(rows), 3) for rows in share.batches(table, columns)]
     unfamiliar = np.concatenate([answer.unfamiliar for answer in answers])
-    assert 0 < unfamiliar.mean() <= 0.011
+    assert unfamiliar.mean() <= 0.011
     for answer in answers:
         np.testing.assert_array_equal(answer.reaching(-np.inf), answer.ids >= 0)
         np.testing.assert_array_equal(

@@ -282,9 +282,10 @@ class TestWeights:
         inputs = Inputs(Ragged.from_counts(np.array([5, 6, 7, 8, 9], np.uint32), np.array([3, 2])))
         scores, ids = serving.rank(inputs, 6)
         assert serving.fused is not None
-        parts = serving.parts(inputs, ids)
-        np.testing.assert_allclose(serving.fused.fusion.fuse(parts, serving.fused.frequency[ids]), scores, atol=1e-5)
-        assert parts.votes.any()
+        explained = [[serving.explain(inputs.slice(row, row + 1), label) for label in ids[row]] for row in range(2)]
+        sums = [[sum(terms.values()) for terms, _ in each] for each in explained]
+        np.testing.assert_allclose(sums, scores, atol=1e-5)
+        assert any(of["points"] for each in explained for _, of in each)
 
     def test_what_was_held_out_can_be_scored_by_name(self, data: Path, fused: Path) -> None:
         done = call("evaluate", data, fused / "run", "--split", "holdout", "--scores", "fused", "--json")

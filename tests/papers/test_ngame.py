@@ -19,8 +19,7 @@ RELEVANT = SCORES + 0.02 * FREQUENCY * (LABEL_SCORES > 0) + 0.3 * DRAW.standard_
 
 
 def scored(label_scores: np.ndarray, scores: np.ndarray) -> ShortlistScores:
-    none = np.zeros(SHAPE)
-    return ShortlistScores(np.zeros(SHAPE, np.int64), scores, label_scores, none, none)
+    return ShortlistScores(np.zeros(SHAPE, np.int64), np.ones(SHAPE, bool), {"vector": scores, "text": label_scores})
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +68,7 @@ def test_a_saved_tree_is_read_without_scikit_learn(fusion: FusionTree, tmp_path:
 
 def test_a_single_leaf_is_a_constant_and_padding_is_left_out() -> None:
     ids, ones = np.array([[0, 1, 2], [3, -1, -1]]), np.ones((2, 3))
-    scored = ShortlistScores(ids, ones, ones, 0 * ones, 0 * ones)
+    scored = ShortlistScores(ids, ids >= 0, {"vector": ones, "text": ones})
     fusion = fit(scored, ones, np.array([[True, False, False], [False, True, True]]))
     np.testing.assert_array_equal(
         fusion.predict(np.zeros((2, 3)), np.zeros((2, 3)), np.zeros(3)), np.full((2, 3), 0.25)

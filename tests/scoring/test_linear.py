@@ -16,9 +16,10 @@ from schemas.errors import TableError
 from schemas.manifest import Manifest, publish, write_file
 from schemas.ragged import Ragged, SparseRows
 from schemas.table import Table
-from scoring import linear, solver
-from scoring.linear import FILE, LinearRanker, Points, RowFeatures, count_features
+from scoring import linear, solver, words
+from scoring.linear import FILE, LinearRanker
 from scoring.solver import COST, best_labels
+from scoring.words import Points, RowFeatures, count_features
 from tests.builders import build_data
 from trainer.inputs import Inputs
 from trainer.methods.sections import Data
@@ -30,9 +31,9 @@ ROWS, WORDS, LABELS = 300, 60, 40
 def draw_points(seed: int) -> tuple[Inputs, Ragged]:
     """Draw rows of words, and labels that some of the words stand for."""
     random = np.random.default_rng(seed)
-    words = random.integers(0, WORDS, (ROWS, 8))
-    lists = [np.unique([row[0] % LABELS, row[1] * 7 % LABELS]) for row in words]
-    return Inputs(tokens=Ragged.from_matrix(words)), Ragged.join(
+    rows = random.integers(0, WORDS, (ROWS, 8))
+    lists = [np.unique([row[0] % LABELS, row[1] * 7 % LABELS]) for row in rows]
+    return Inputs(tokens=Ragged.from_matrix(rows)), Ragged.join(
         Ragged(one.astype(np.int64), np.array([0, len(one)])) for one in lists
     )
 
@@ -104,8 +105,8 @@ def test_threads_do_not_show() -> None:
 
 
 def test_words_of_no_training_row_are_left_out() -> None:
-    words = RowFeatures.of(count_features(Inputs(tokens=Ragged.from_matrix(np.array([[1, 2], [1, 3]]))), 10), 10)
-    x = words(Inputs(tokens=Ragged.from_matrix(np.array([[1, 9], [8, 9], [PAD, PAD]]))))
+    features = RowFeatures.of(count_features(Inputs(tokens=Ragged.from_matrix(np.array([[1, 2], [1, 3]]))), 10), 10)
+    x = features(Inputs(tokens=Ragged.from_matrix(np.array([[1, 9], [8, 9], [PAD, PAD]]))))
     assert list(np.diff(x.offsets)) == [1, 0, 0]
     assert x.values[0] == pytest.approx(1)
 
@@ -124,7 +125,7 @@ def test_what_words_add_makes_the_score() -> None:
         tokens = inputs.tokens.slice(row, row + 1)
         (scores,), (ids,) = fitted.rank(Inputs(tokens), 3)
         for score, label in zip(scores[ids != PAD], ids[ids != PAD], strict=True):
-            added = [weight for _, weight in fitted.explain(tokens.entries, int(label))]
+            added = [weight for _, weight in fitted.explain(Inputs(tokens), int(label))]
             assert sum(added) == pytest.approx(score, abs=1e-4)
             assert added == sorted(added, reverse=True)
 
@@ -193,6 +194,6 @@ def test_few_rows_are_ranked_without_numba_as_many_are(k: int) -> None:
     fitted = fit(inputs, labels)
     x = fitted.words(inputs)
     scores, ids = best_labels(x, fitted.weights, LABELS, k)
-    few, of_few = linear._best_labels(x, fitted.weights, LABELS, k)
+    few, of_few = words._best_labels(x, fitted.weights, LABELS, k)
     np.testing.assert_array_equal(few, scores)
     np.testing.assert_array_equal(of_few, ids)

@@ -22,7 +22,7 @@ from schemas.errors import TableError
 from schemas.manifest import Manifest, publish, write_file
 from schemas.ragged import Ragged
 from schemas.table import Table
-from scoring import linear
+from scoring import words
 from scoring.names import FILE, HASH, LETTERS, Names, Stems
 
 WORDS = ["Straße", "STRASSE", "naïve", "Čapek", "ΟΔΟΣ", "Жизнь", "中文", "ﬁnanzmathematik", "2024", "a", "of", "İzmir"]
@@ -164,7 +164,7 @@ def test_many_texts_are_ranked_as_one(seed: int, k: int) -> None:
     ]
     index, tokens = build("WordPiece", draw(60, 3), draw(30, 9))
     assert index is not None
-    asked = tokens(draw(linear._MANY, 9))
+    asked = tokens(draw(words._MANY, 9))
     scores, ids = index.candidates(asked, k)
     for row in range(asked.rows):
         (alone,), (found,) = index.candidates(asked.slice(row, row + 1), k)

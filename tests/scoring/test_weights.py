@@ -62,7 +62,8 @@ def shortlists(draw: st.DrawFn) -> tuple[ShortlistScores, Rows]:
     scores = -np.sort(-random.normal(-3, draw(st.sampled_from([0.0, 1.0, 30.0])), ids.shape)).astype(np.float32)
     beside = (random.random(ids.shape).astype(np.float32) * (random.random(ids.shape) < 0.6) for _ in range(3))
     relevant = [random.permutation(labels)[: random.integers(0, 4)].tolist() for _ in range(queries)]
-    return ShortlistScores(ids, np.where(ids < 0, 0, scores), *beside), relevant
+    by = {"vector": np.where(ids < 0, 0, scores), **dict(zip(("text", "points", "words"), beside, strict=True))}
+    return ShortlistScores(ids, ids >= 0, by), relevant
 
 
 @given(shortlists(), st.floats(0.1, 10), *[st.floats(0, 10)] * 3)
@@ -70,30 +71,30 @@ def test_no_weights_are_more_likely(
     case: tuple[ShortlistScores, Rows], unit: float, texts: float, votes: float, linear: float
 ) -> None:
     scored, relevant = case
-    weights = FusionWeights.fit(scored, ragged(relevant))
+    right = ragged(relevant).contains(scored.ids)
+    weights = FusionWeights.fit(scored, right)
     others = FusionWeights(texts, votes, unit, linear=linear)
     assert loss(weights, scored, relevant) <= loss(others, scored, relevant) * 1.01 + 1e-3
     assert weights.unit > 0
-    assert FusionWeights.fit(scored, ragged(relevant)) == weights
+    assert FusionWeights.fit(scored, right) == weights
 
 
 def test_they_find_the_score_that_tells() -> None:
     draw = np.random.default_rng(0)
     ids, hits = np.tile(np.arange(20), (50, 1)), draw.random((50, 20)) < 0.1
     noise = [draw.random((50, 20)).astype(np.float32) for _ in range(3)]
-    relevant = ragged([np.flatnonzero(row).tolist() for row in hits])
-    found, scores = {}, ("texts", "votes", "linear")
-    for telling in scores:
-        beside = dict(zip(scores, noise, strict=True)) | {telling: hits.astype(np.float32)}
-        found[telling] = FusionWeights.fit(ShortlistScores(ids, noise[0], **beside), relevant)
+    found, scores = {}, {"texts": "text", "votes": "points", "linear": "words"}
+    for telling, name in scores.items():
+        by = {"vector": noise[0], **dict(zip(scores.values(), noise, strict=True)), name: hits.astype(np.float32)}
+        found[telling] = FusionWeights.fit(ShortlistScores(ids, ids >= 0, by), hits)
         assert max(scores, key=lambda name: getattr(found[telling], name)) == telling
     by_texts = found["texts"]
     assert (by_texts.reads_texts, FusionWeights().reads_texts) == (True, False)
 
 
-@given(st.floats(0, 4), st.floats(0, 4), st.floats(1e-3, 1e3), st.booleans(), st.floats(0, 4))
-def test_they_come_back_from_their_file(texts: float, votes: float, unit: float, logistic: bool, linear: float) -> None:
-    weights = FusionWeights(texts, votes, unit, logistic, linear)
+@given(st.floats(0, 4), st.floats(0, 4), st.floats(1e-3, 1e3), st.floats(0, 4))
+def test_they_come_back_from_their_file(texts: float, votes: float, unit: float, linear: float) -> None:
+    weights = FusionWeights(texts, votes, unit, linear)
     assert FusionWeights.parse(weights.to_json(), "weights.json") == weights
 
 
@@ -142,11 +143,10 @@ def test_votes_add_no_label_that_is_no_candidate(data: SmallData) -> None:
     assert np.isin(ids, [*candidates, PAD]).all()
 
 
-@pytest.mark.parametrize("logistic", [True, False])
 @pytest.mark.parametrize("shortlist", [2, 30])
-def test_a_ranking_is_the_sum_of_all_scores(data: SmallData, logistic: bool, shortlist: int) -> None:
+def test_a_ranking_is_the_sum_of_all_scores(data: SmallData, shortlist: int) -> None:
     """With a short list, the labels that neighbours vote for come to it."""
-    model, weights, k = model_of(data), FusionWeights(0.5, 2.0, 1.5, logistic), 5
+    model, weights, k = model_of(data), FusionWeights(0.5, 2.0, 1.5), 5
     x = queries(data, model)
     texts, scores = brute_force(data, model, x)
     votes = np.zeros(scores.shape)
@@ -156,7 +156,7 @@ def test_a_ranking_is_the_sum_of_all_scores(data: SmallData, logistic: bool, sho
         votes[row, of.ids[low:high]] = of.values[low:high]
     filters = ragged(data.points["test"].positives)
     filtered = filters.contains(np.tile(np.arange(data.labels), (len(x), 1)))
-    fused = (1 / (1 + np.exp(-scores)) if logistic else scores / 1.5) + 0.5 * texts + 2.0 * votes
+    fused = scores / 1.5 + 0.5 * texts + 2.0 * votes
     best, ids = ranking_of(data, model, weights, shortlist).top_k(x, k, filters)
     for row in range(len(x)):
         allowed = np.flatnonzero(~filtered[row])
@@ -171,7 +171,7 @@ def test_a_ranking_is_the_sum_of_all_scores(data: SmallData, logistic: bool, sho
 def fused_top(group: Group, data: SmallData) -> tuple[np.ndarray, np.ndarray]:
     model = model_of(data, group)
     x = queries(data, model)
-    ranking = ranking_of(data, model, FusionWeights(0.5, 1.0, 1.0, True), 4, group)
+    ranking = ranking_of(data, model, FusionWeights(0.5, 1.0, 1.0), 4, group)
     return ranking.top_k(x, 5, Ragged.empty(len(x)))
 
 
@@ -197,7 +197,7 @@ def test_a_run_is_fused_on_what_it_held_out(data: SmallData, tmp_path: Path, hea
     manifest = fit_weights(root, run)
     facts = manifest.parameters
     held_out = recipe.data.held_out_rows.rows(open_queries(data.layout, "train"))
-    assert (facts["split"], facts["queries"]) == ("holdout", held_out)
+    assert (facts["split"], facts["queries"], facts["repeated"]) == ("holdout", held_out, [])
     assert head == "classifier" or facts["texts"] == 0
     assert scores_of(run, checkpoint.step) == "fused"
     asked = (None, "newest", 7)
@@ -205,7 +205,7 @@ def test_a_run_is_fused_on_what_it_held_out(data: SmallData, tmp_path: Path, hea
     Table.open(RunLayout(run).fusion(checkpoint.step)).verify()
     opened = open_fusion(root, run, checkpoint)
     memory = opened.memory("test")
-    assert (memory is not None) == (facts["votes"] > 0)
+    assert (memory is not None) == (facts["by"] == "trees" or facts["votes"] > 0)
     assert facts["memory_bytes"] == (0 if memory is None else memory.bytes)
     assert facts["memory"] == (None if memory is None else memory.facts)
     if memory is not None:  # of all rows, but of those that it is asked about
@@ -213,9 +213,10 @@ def test_a_run_is_fused_on_what_it_held_out(data: SmallData, tmp_path: Path, hea
         assert of_trained is not None
         assert (len(memory.vectors), len(of_trained.vectors)) == (60, 60 - held_out)
     assert f"fitted on {held_out} queries of holdout" in describe_weights(facts)
-    assert facts["metrics"].keys() == {"vectors", "linear ranker", "fused"}
+    has_trees = {"trees"} & {*facts["metrics"]}  # some label of a shortlist is correct
+    assert facts["metrics"].keys() == {"vectors", "linear ranker", "weights"} | has_trees
     without = fit_weights(root, run, FitOptions(), ranker_budget=0).parameters
-    assert (without["metrics"].keys(), without["linear"]) == ({"vectors", "fused"}, 0)
+    assert (without["metrics"].keys() - has_trees, without["linear"]) == ({"vectors", "weights"}, 0)
     assert fit_weights(root, run, FitOptions()).parameters["metrics"] == facts["metrics"]
     scores = {}
     for name, fused in (("alone", None), ("fused", open_fused(root, run, checkpoint, model, "holdout"))):

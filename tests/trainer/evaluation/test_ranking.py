@@ -43,7 +43,8 @@ def tree() -> FusionTree:
     draw = np.random.default_rng(3)
     texts, vectors = draw.standard_normal((2, 1, 500))
     frequency, relevant = draw.integers(0, 9, (1, 500)), draw.random((1, 500)) < 0.3
-    return ngame.fit(ShortlistScores(np.zeros((1, 500), int), vectors, texts, vectors, vectors), frequency, relevant)
+    scored = ShortlistScores(np.zeros((1, 500), int), np.ones((1, 500), bool), {"vector": vectors, "text": texts})
+    return ngame.fit(scored, frequency, relevant)
 
 
 def test_by_texts_and_by_both_added(data: SmallData) -> None:
@@ -101,7 +102,7 @@ class TestFit:
 
         def fitted(scored: ShortlistScores, *arguments: np.ndarray) -> FusionTree:
             listed = scored.ids >= 0
-            seen["pairs"] = [each[listed] for each in (scored.texts, scored.scores, *arguments)]
+            seen["pairs"] = [each[listed] for each in (scored.by["text"], scored.by["vector"], *arguments)]
             assert not any(each[~listed].any() for each in arguments)
             return real(scored, *arguments)
 
