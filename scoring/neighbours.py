@@ -55,6 +55,8 @@ class Neighbours:
         Document frequencies come from the training rows. Returns None if no rows fit, or if rows have only dense
         vectors. Raises TableError.
         """
+        from trainer.rows.numba_kernels import by_row
+
         columns, table = [name for name in columns if name != DENSE], open_queries(data, training_data.split)
         vocabulary, parts, trained = open_vocabulary(data, columns), [], 0
         for share in (training_data.training_rows, training_data.held_out_rows) if columns else ():
@@ -65,10 +67,8 @@ class Neighbours:
         counted, labels = join_points(parts)
         words = RowFeatures.of(counted, vocabulary, trained, TITLE, pairs=False)
         rows = words.weigh(counted)
-        order = np.argsort(rows.ids, kind="stable")
-        texts = rows.row_of()[order].astype(np.int32), rows.values[order]
-        ends = np.searchsorted(rows.ids[order], np.arange(len(words.seen) + 1))
-        return cls(words, SparseRows(*texts, ends), labels._replace(values=labels.values.astype(np.int32)), trained)
+        texts = SparseRows(*by_row(rows.ids, rows.row_of().astype(np.int32), rows.values, len(words.seen)))
+        return cls(words, texts, labels._replace(values=labels.values.astype(np.int32)), trained)
 
     def rank(self, inputs: Inputs, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the labels with the most votes of training rows: votes [B, k], ids [B, k], padded with -inf and -1."""
