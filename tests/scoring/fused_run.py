@@ -48,11 +48,15 @@ def draw_rows(count: int = ROWS, labels: int = LABELS, seed: int = 0, prefix: st
     return rows
 
 
-def write_data(folder: Path, rows: list[Row], labels: int = LABELS, **options: Any) -> str:
-    """Shard `rows`, with the names of `labels` labels, to folder/data."""
+def label_rows(labels: int) -> list[Row]:
+    return [{"key": f"l{label}", "text": name_of(label)} for label in range(labels)]
+
+
+def write_data(folder: Path, rows: list[Row], labels: int | list[Row] = LABELS, **options: Any) -> str:
+    """Shard `rows`, with `labels` that have names, to folder/data."""
     raw = folder / "raw"
     raw.mkdir(parents=True)
-    named = [{"key": f"l{label}", "text": name_of(label)} for label in range(labels)]
+    named = label_rows(labels) if isinstance(labels, int) else labels
     for name, lines in (("train.jsonl", rows), ("labels.jsonl", named)):
         (raw / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
     chosen = {"shards": 2, "row_group_rows": 50}
