@@ -178,7 +178,7 @@ def _open_validation(data: str, run: str, options: FitOptions) -> tuple[Recipe, 
     return recipe, model, checkpoint, split, rows
 
 
-REFIT_HOLDOUT = 0.03  # if a larger fraction of rows is held out, the ranker is fitted again with these rows
+REFIT_HOLDOUT = 0.05  # if a larger fraction of rows is held out, the ranker is fitted again with these rows
 
 
 def fit_ranker(
