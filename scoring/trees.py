@@ -18,6 +18,7 @@ LEAVES = 15  # maximum per tree in `fit`
 MOST_LEAVES = 64  # bits of the widest mask
 LEAF = -1
 _LARGEST = np.finfo(np.float64).max
+_FEW = 1 << 20  # numbers in the columns
 _CHUNK = 1024  # rows: the masks of a chunk stay in the processor's cache
 _KINDS = {"feature": "i", "threshold": "if", "missing_left": "b", "value": "if", "count": "i"}  # NumPy's kinds in JSON
 
@@ -46,6 +47,7 @@ class Trees:
         """
         try:
             from sklearn.ensemble import HistGradientBoostingClassifier
+            from threadpoolctl import threadpool_limits
         except ImportError:
             raise missing_extra("boosted trees need scikit-learn", "fusion") from None
         if right.all() or not right.any():
@@ -64,7 +66,9 @@ class Trees:
             random_state=0,
         )
         x = np.where(np.isnan(x).all(axis=0), 0.0, _finite(x))  # scikit-learn fails for a column without a value
-        return cls.from_sklearn(columns, model.fit(x, right))
+        # On few rows, threads gain nothing, and wait for milliseconds at each node while other processes compute.
+        with threadpool_limits(1 if x.size < _FEW else None):
+            return cls.from_sklearn(columns, model.fit(x, right))
 
     @classmethod
     def from_sklearn(cls, columns: Sequence[str], model: Any) -> "Trees":

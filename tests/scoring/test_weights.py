@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,15 @@ from schemas.errors import InputError, TableError
 from schemas.layout import RunLayout
 from schemas.ragged import Ragged
 from schemas.table import Table
-from scoring.fitting import describe_weights, fit_weights, open_fused, open_fusion, scores_of
-from scoring.fusion import FusionWeights, Reranker, Scorers, ShortlistScores
+from scoring.fitting import describe_weights, fit_weights, open_fused, open_fusion, score_shortlists, scores_of
+from scoring.fusion import FusionTrees, FusionWeights, Reranker, Scorers, ShortlistScores
+from scoring.linear import LinearRanker
 from scoring.memory import Memory
+from scoring.names import Names
+from scoring.neighbours import Neighbours
 from scoring.options import FitOptions
-from tests.builders import Rows, SmallData, build_data, ragged
+from scoring.words import hash_texts
+from tests.builders import Rows, SmallData, build_data, ragged, tokens_of
 from tests.trainer.evaluation.small_model import (
     SECTIONS,
     assert_two_ranks_rank_as_one,
@@ -32,7 +37,7 @@ from tests.training import silent, train, with_sections
 from trainer.evaluation.evaluate import SplitScorer, label_statistics
 from trainer.evaluation.ranking import Ranking, embed_label_texts
 from trainer.group import ALONE, Group
-from trainer.inputs import open_queries
+from trainer.inputs import Inputs, open_queries, scored_columns
 from trainer.loop import Trainer
 from trainer.methods.sections import Data
 from trainer.model import Model, load_model
@@ -169,10 +174,26 @@ def test_a_ranking_is_the_sum_of_all_scores(data: SmallData, shortlist: int) -> 
 
 
 def fused_top(group: Group, data: SmallData) -> tuple[np.ndarray, np.ndarray]:
+    """The best labels by weights, and by trees over all scorers, which are fitted here."""
     model = model_of(data, group)
-    x = queries(data, model)
-    ranking = ranking_of(data, model, FusionWeights(0.5, 1.0, 1.0), 4, group)
-    return ranking.top_k(x, 5, Ragged.empty(len(x)))
+    x, none = queries(data, model), Ragged.empty(len(data.points["test"].tokens))
+    weights = FusionWeights(0.5, 1.0, 1.0)
+    by_weights = ranking_of(data, model, weights, 4, group).top_k(x, 5, none)
+    table, columns = open_queries(data.layout, "test"), ["input_ids"]
+    words = Neighbours.of(data.layout, Data(), columns), Names.of_data(data.layout, Data())
+    whole, linear = model_of(data), LinearRanker.of(data.layout, Data(), columns)
+    scorers = Scorers(embed_label_texts(whole, data.layout), Memory.build(whole, data.layout, Data()), linear, *words)
+    rows = [*table.batches(scored_columns(table, columns))]
+    scored, relevant = score_shortlists(whole, scorers, rows, 4)
+    frequency = label_statistics(data.layout).frequency
+    hashes = np.concatenate([hash_texts(Inputs.of(each, columns)) for each in rows])
+    trees = FusionTrees.fit(weights, scored, relevant.contains(scored.ids), frequency[scored.ids], hashes)
+    scorers = replace(scorers, texts=embed_label_texts(model, data.layout))  # of the labels of the rank
+    ranking = Ranking.of(model, group, Reranker(trees, scorers, frequency, 4))
+    tokens = tokens_of(ragged(data.points["test"].tokens, np.uint16))
+    both = zip(by_weights, ranking.top_k(x, 5, none, None, tokens), strict=True)
+    scores, ids = (np.concatenate(each) for each in both)
+    return scores, ids
 
 
 def test_two_ranks_fuse_as_one(data: SmallData) -> None:
