@@ -217,7 +217,7 @@ class Scorers:
             by["text"] = labels.of(self.texts).score(x, both)
         by |= {name: votes_of(rows, both) for name, rows in found.items()}
         if self.names is not None and inputs is not None and inputs.tokens is not None:
-            by |= self.names.columns(inputs, both)
+            by |= self.names.columns(inputs, both, found)
         return ShortlistScores(both, near, by)
 
 
@@ -355,11 +355,11 @@ class FusionTrees(Fusion):
         names, x = _columns(weights, scored, frequency)
         listed, fold = scored.ids != PAD, texts % np.uint64(FOLDS)
 
-        def fit(rows: np.ndarray) -> Trees:
-            kept = listed & rows[:, None]
+        def fit(left_out: int) -> Trees:
+            kept = listed & (fold != left_out)[:, None]
             return Trees.fit(names, x[kept], right[kept])
 
-        return cls(weights, fit(np.ones(len(x), bool)), tuple(fit(fold != number) for number in range(FOLDS)))
+        return cls(weights, fit(FOLDS), tuple(map(fit, range(FOLDS))))  # no row is in the fold FOLDS
 
     def fuse(self, scored: ShortlistScores, frequency: Any = None, texts: np.ndarray | None = None) -> np.ndarray:
         fused = np.zeros(scored.ids.shape)

@@ -6,7 +6,7 @@ sum over its letters, to which each token of the word adds a part.
 """
 
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,6 +20,7 @@ from schemas.ragged import Ragged, SparseRows, is_first_key, offsets_of
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
 from scoring.calibration import BYTE_LEVEL, pieces_of
+from scoring.memory import votes_of
 from scoring.words import best_labels, find_features, reading, titles_of, write_arrays
 from trainer.encoders.bag import normalize_rows
 from trainer.inputs import Inputs, open_queries, with_titles
@@ -34,6 +35,7 @@ HASH = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio
 _CONTINUES, _BEGINS, _NO_WORD = range(3)  # a token continues a word, begins a word, or is not in a word
 _KEPT = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that byte-level BPE writes as their own character
 _BYTES = {256 + n: byte for n, byte in enumerate(sorted({*range(256)} - {*_KEPT}))}  # and the characters of the others
+_IN_OTHERS = {"neighbours", "words"}
 _TEXTS = 200_000  # training texts from which the frequencies of stems are counted
 _PARTS = 0x3400  # the first of the rare letters that stand for the bytes of an incomplete character
 
@@ -186,26 +188,43 @@ class Names:
     def score(self, texts: Ragged, ids: np.ndarray) -> NameScores:
         """Score labels `ids` [B, S] for B texts; a negative id is padding."""
         found = self._find(texts)
-        names = self.of_labels.take(np.maximum(ids, 0).ravel())
-        pair, stride = names.row_of(), len(self.seen)
-        # Row and stem form one number. Both parts are ascending.
-        sought = pair // max(1, ids.shape[1]) * stride + names.values
-        keys = np.append(found.row_of() * stride + found.values, texts.rows * stride)
-        is_found = keys[np.searchsorted(keys, sought)] == sought
-        idf = self.idf[names.values]
-        weight, of_found = (np.bincount(pair, each, names.rows) for each in (idf, idf * is_found))
-        counts = np.where((ids.ravel() >= 0) & (names.counts > 0), names.counts, np.nan)
-        each = (of_found / np.maximum(weight, 1e-12) + 0 * counts, weight + 0 * counts, counts)
-        return NameScores(*(scores.astype(np.float32).reshape(ids.shape) for scores in each))
+        return self._score(SparseRows(found.values, np.ones(len(found.values), np.float32), found.offsets), ids)
 
-    def columns(self, inputs: Inputs, ids: np.ndarray) -> dict[str, np.ndarray]:
-        """Return scores of labels `ids` [B, S] by name, as in `score`, and the share in the title if texts have one."""
+    def columns(self, inputs: Inputs, ids: np.ndarray, votes: Mapping[str, SparseRows]) -> dict[str, np.ndarray]:
+        """Return scores of labels `ids` [B, S] by name, as in `score`, and the share in the title if texts have one.
+
+        The scores "name in ..." of `votes`, labels that other scorers found, are the mean of what other labels got for
+        each stem of the name: a label without training points has only these.
+        """
         assert inputs.tokens is not None, "names are looked for in texts"
         whole = self.score(inputs.tokens, ids)
         columns = {"name": whole.share, "name weight": whole.weight, "name stems": whole.stems}
         if inputs.titles is not None:
             columns["name in title"] = self.score(titles_of(inputs.tokens, inputs.titles), ids).share
+        for name in _IN_OTHERS & votes.keys():
+            of_labels = votes[name]
+            names, stride = self.of_labels.take(of_labels.ids), len(self.seen)
+            owner = names.row_of()
+            keys, place = np.unique(of_labels.row_of()[owner] * stride + names.values, return_inverse=True)
+            row, stem = np.divmod(keys, stride)
+            sums = np.bincount(place, of_labels.values[owner], len(keys)).astype(np.float32)
+            of_stems = SparseRows(stem, sums, offsets_of(np.bincount(row, minlength=len(ids))))
+            columns[f"name in {name}"] = self._score(of_stems, ids).share - votes_of(of_labels, ids)
         return columns
+
+    def _score(self, of_stems: SparseRows, ids: np.ndarray) -> NameScores:
+        """Score labels `ids` [B, S] by the values of the stems of B rows, ascending in each row."""
+        names = self.of_labels.take(np.maximum(ids, 0).ravel())
+        pair, stride = names.row_of(), len(self.seen)
+        # Row and stem form one number. Both parts are ascending.
+        sought = pair // max(1, ids.shape[1]) * stride + names.values
+        keys = np.append(of_stems.row_of() * stride + of_stems.ids, of_stems.rows * stride)
+        place, idf = np.searchsorted(keys, sought), self.idf[names.values]
+        value = np.where(keys[place] == sought, np.append(of_stems.values, 0)[place], 0)
+        weight, of_found = (np.bincount(pair, each, names.rows) for each in (idf, idf * value))
+        counts = np.where((ids.ravel() >= 0) & (names.counts > 0), names.counts, np.nan)
+        each = (of_found / np.maximum(weight, 1e-12) + 0 * counts, weight + 0 * counts, counts)
+        return NameScores(*(scores.astype(np.float32).reshape(ids.shape) for scores in each))
 
     def _find(self, texts: Ragged) -> Ragged:
         """Return the numbers of the stems of names in each text, ascending."""
