@@ -67,13 +67,13 @@ class Neighbours:
     @classmethod
     def index(cls, points: Points, trained: int, vocabulary: int) -> "Neighbours":
         """Index `points`, of which the first `trained` are training rows: only their words count."""
+        from trainer.rows.numba_kernels import by_row
+
         words = RowFeatures.of(points.rows.slice(0, trained), vocabulary, title=TITLE, pairs=False)
         rows = words.weigh(points.rows)
-        order = np.argsort(rows.ids, kind="stable")
-        texts = rows.row_of()[order].astype(np.int32), rows.values[order]
-        ends = np.searchsorted(rows.ids[order], np.arange(len(words.seen) + 1))
+        texts = SparseRows(*by_row(rows.ids, rows.row_of().astype(np.int32), rows.values, len(words.seen)))
         labels = points.labels._replace(values=points.labels.values.astype(np.int32))
-        return cls(words, SparseRows(*texts, ends), labels, trained)
+        return cls(words, texts, labels, trained)
 
     def rank(self, inputs: Inputs, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the labels with the most votes of training rows: votes [B, k], ids [B, k], padded with -inf and -1."""
