@@ -350,7 +350,7 @@ class FusionTrees(Fusion):
     ) -> "FusionTrees":
         """Fit to queries with hashes `texts` [B] of their texts; `right` [B, S] bool: which labels are correct.
 
-        Equal texts are in one fold. Raises InputError if all or no labels are correct.
+        Equal texts are in one fold. Raises InputError unless `can_fit`.
         """
         names, x = _columns(weights, scored, frequency)
         listed, fold = scored.ids != PAD, texts % np.uint64(FOLDS)
@@ -360,6 +360,12 @@ class FusionTrees(Fusion):
             return Trees.fit(names, x[kept], right[kept])
 
         return cls(weights, fit(FOLDS), tuple(map(fit, range(FOLDS))))  # no row is in the fold FOLDS
+
+    @staticmethod
+    def can_fit(scored: ShortlistScores, right: np.ndarray, texts: np.ndarray) -> bool:
+        """Return whether the rows outside of each fold have correct and incorrect labels, as `fit` needs."""
+        fold, wrong = texts % np.uint64(FOLDS), (scored.ids != PAD) & ~right
+        return all(labels[fold != number].any() for labels in (right, wrong) for number in range(FOLDS))
 
     def fuse(self, scored: ShortlistScores, frequency: Any = None, texts: np.ndarray | None = None) -> np.ndarray:
         fused = np.zeros(scored.ids.shape)

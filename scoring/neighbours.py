@@ -15,6 +15,7 @@ from schemas.table import Table
 from scoring.memory import NEIGHBOURS, count_votes
 from scoring.words import (
     BUDGET,
+    Points,
     RowFeatures,
     best_labels,
     join_points,
@@ -52,23 +53,27 @@ class Neighbours:
     ) -> "Neighbours | None":
         """Read the training rows of a run, then the held-out rows, as far as they fit into `budget` bytes.
 
-        Document frequencies come from the training rows. Returns None if no rows fit, or if rows have only dense
-        vectors. Raises TableError.
+        Returns None if no training rows fit, or if rows have only dense vectors. Raises TableError.
         """
+        columns, table = [name for name in columns if name != DENSE], open_queries(data, training_data.split)
+        vocabulary = open_vocabulary(data, columns)
+        shares = (training_data.training_rows, training_data.held_out_rows) if columns else ()
+        parts = [read_points(table, [share], columns, vocabulary, budget // 2, pairs=False) for share in shares]
+        if not columns or not any(len(part.rows.ids) for part in parts[0]):
+            return None
+        trained = sum(part.rows.rows for part in parts[0])
+        return cls.index(join_points([*parts[0], *parts[1]]), trained, vocabulary)
+
+    @classmethod
+    def index(cls, points: Points, trained: int, vocabulary: int) -> "Neighbours":
+        """Index `points`, of which the first `trained` are training rows: only their words count."""
         from trainer.rows.numba_kernels import by_row
 
-        columns, table = [name for name in columns if name != DENSE], open_queries(data, training_data.split)
-        vocabulary, parts, trained = open_vocabulary(data, columns), [], 0
-        for share in (training_data.training_rows, training_data.held_out_rows) if columns else ():
-            parts += read_points(table, [share], columns, vocabulary, budget // 2, pairs=False)
-            trained = trained or sum(part.rows.rows for part in parts)
-        if not sum(len(part.rows.ids) for part in parts):
-            return None
-        counted, labels = join_points(parts)
-        words = RowFeatures.of(counted, vocabulary, trained, TITLE, pairs=False)
-        rows = words.weigh(counted)
+        words = RowFeatures.of(points.rows.slice(0, trained), vocabulary, title=TITLE, pairs=False)
+        rows = words.weigh(points.rows)
         texts = SparseRows(*by_row(rows.ids, rows.row_of().astype(np.int32), rows.values, len(words.seen)))
-        return cls(words, texts, labels._replace(values=labels.values.astype(np.int32)), trained)
+        labels = points.labels._replace(values=points.labels.values.astype(np.int32))
+        return cls(words, texts, labels, trained)
 
     def rank(self, inputs: Inputs, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the labels with the most votes of training rows: votes [B, k], ids [B, k], padded with -inf and -1."""

@@ -5,7 +5,7 @@ node that sends the row right clears the leaves of its left subtree; the lowest 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import Any
 
@@ -68,7 +68,19 @@ class Trees:
         x = np.where(np.isnan(x).all(axis=0), 0.0, _finite(x))  # scikit-learn fails for a column without a value
         # Threads would wait for each other at every node, for milliseconds while other processes compute.
         with threadpool_limits(1):
-            return cls.from_sklearn(columns, model.fit(x, right))
+            return cls.from_sklearn(columns, model.fit(x, right))._between(x)
+
+    def _between(self, x: np.ndarray) -> "Trees":
+        """Move each threshold halfway to the next value of x [n, C]: no threshold is a value that rounding changes."""
+        threshold = self.threshold.copy()
+        for feature in range(len(self.columns)):
+            values, own = np.unique(x[~np.isnan(x[:, feature]), feature]), self.feature == feature
+            above = np.searchsorted(values, threshold[own], side="right")
+            low, high = values[np.maximum(above - 1, 0)], values[np.minimum(above, len(values) - 1)]
+            middle = low / 2 + high / 2
+            inside = (above > 0) & (above < len(values)) & (low <= middle) & (middle < high)
+            threshold[own] = np.where(inside, middle, threshold[own])
+        return replace(self, threshold=threshold)
 
     @classmethod
     def from_sklearn(cls, columns: Sequence[str], model: Any) -> "Trees":

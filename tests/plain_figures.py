@@ -310,39 +310,35 @@ def popular(counts: Sequence[tuple[str, int]], queries: Iterable[str]) -> dict[s
     return dict.fromkeys(queries, order)
 
 
+NEIGHBOURS, TEMPERATURE, TITLE = 30, 0.1, 0.5
+
+
 def nearest_votes(
-    queries: Mapping[str, str],
-    texts: Mapping[str, str],
-    labels: Mapping[str, Sequence[str]],
-    neighbours: int,
-    temperature: float,
-    pairs: bool,
+    queries: Mapping[str, str], texts: Mapping[str, str], labels: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, float]]:
-    """Votes for labels by the nearest `texts` by TF-IDF of words (and pairs); of equally near texts, by the first."""
+    """Votes for labels by the nearest `texts` by TF-IDF of words; of equally near texts, by the first.
 
-    def grams(text: str) -> list[tuple[str, ...]]:
-        words = text.split()
-        return [*zip(words, strict=True), *(itertools.pairwise(words) if pairs else ())]
+    A text is of one line, which is a title, too: its words count again with TITLE.
+    """
+    documents = Counter(itertools.chain.from_iterable({*text.split()} for text in texts.values()))
 
-    documents = Counter(itertools.chain.from_iterable({*grams(text)} for text in texts.values()))
-
-    def weigh(text: str) -> dict[tuple[str, ...], float]:
-        counts = Counter(grams(text))
+    def weigh(text: str) -> dict[str, float]:
         tf_idf = {
-            gram: (1 + math.log(count)) * (math.log((1 + len(texts)) / (1 + documents[gram])) + 1)
-            for gram, count in counts.items()
+            word: (1 + math.log(count)) * (math.log((1 + len(texts)) / (1 + documents[word])) + 1)
+            for word, count in Counter(text.split()).items()
+            if word in documents
         }
         norm = math.sqrt(sum(weight**2 for weight in tf_idf.values())) or 1
-        return {gram: weight / norm for gram, weight in tf_idf.items()}
+        return {word: weight / norm for word, weight in tf_idf.items()}
 
     weighed = {key: weigh(text) for key, text in texts.items()}
     result = {}
     for query, text in queries.items():
         own = weigh(text)
-        cosines = {key: sum(w * other.get(gram, 0) for gram, w in own.items()) for key, other in weighed.items()}
+        cosines = {key: sum(w * other.get(word, 0) for word, w in own.items()) for key, other in weighed.items()}
         places = enumerate(cosines.items())
         near = sorted((-round(cosine, 6), place, key) for place, (key, cosine) in places if cosine > 0)
-        shares = {key: math.exp((cosines[key] - 1) / temperature) for *_, key in near[:neighbours]}
+        shares = {key: math.exp((1 + TITLE**2) * (cosines[key] - 1) / TEMPERATURE) for *_, key in near[:NEIGHBOURS]}
         votes = Counter[str]()
         for key, share in shares.items():
             votes.update(dict.fromkeys(labels[key], share / sum(shares.values())))

@@ -143,7 +143,12 @@ class RepresentativeScores(NamedTuple):
     @property
     def formula(self) -> str:
         weights = [(self.fusion.get(field), name) for field, name in _FUSED_SCORES.items()]
-        return " + ".join(["vectors", *(f"{weight:.2f} × {name}" for weight, name in weights if weight)])
+        added = " + ".join(["vectors", *(f"{weight:.2f} × {name}" for weight, name in weights if weight)])
+        return (
+            f"boosted trees over {added}, nearest texts and labels' names"
+            if self.fusion.get("by") == "trees"
+            else added
+        )
 
 
 @dataclass(frozen=True)

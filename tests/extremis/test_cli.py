@@ -192,7 +192,7 @@ def test_evaluate_with_baselines(data: Path, run: Path) -> None:
     assert "baselines" not in json.loads(kept.read_text())
     done = call("evaluate", data, run, "--baseline", "--json")
     plain(done)
-    names = ("popular labels", "nearest queries by TF-IDF", "linear ranker", "nearest label texts by TF-IDF")
+    names = ("popular labels", "nearest queries by TF-IDF", "linear ranker", "labels' names in queries")
     assert tuple(done.json["baselines"]) == names
     assert done.json["beside_baselines"] == {"queries": 30, "metrics": done.json["metrics"]}
     assert {name: done.json[name] for name in plain_body} == plain_body

@@ -168,15 +168,9 @@ def test_baselines_are_ranked_for_the_queries_of_the_model(
     measured: Measured, split: str, report: dict[str, Any], scored: dict[str, Any], labels: Rankings
 ) -> None:
     made, of, train = measured.made, measured.made.splits[split], measured.made.splits["train"]
-    weights, choice = made.inverse_propensity, report["choices"]["nearest queries by TF-IDF"]
-    votes = plain.nearest_votes(
-        {key: of.texts[key] for key in labels},
-        {key: train.texts[key] for key in measured.predict("train")},
-        train.labels,
-        int(choice["neighbours"]),
-        choice["temperature"],
-        choice["ngrams"] == 2,
-    )
+    weights, asked = made.inverse_propensity, {key: of.texts[key] for key in labels}
+    trained = {key: train.texts[key] for key in measured.predict("train")}
+    votes = plain.nearest_votes(asked, trained, train.labels)
     ids = {label: number for number, (label, _) in enumerate(measured.counts)}
     nearest = {key: sorted(row, key=lambda x: (-round(row[x], 6), ids[x])) for key, row in votes.items()}
     tops = {"popular labels": plain.popular(measured.counts, labels), "nearest queries by TF-IDF": nearest}

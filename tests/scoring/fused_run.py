@@ -1,4 +1,4 @@
-"""A run with a fusion of trees, on texts with titles in which labels are named; some texts occur more than once."""
+"""A run with a fusion of trees, on texts with titles that name their labels with other endings; some occur twice."""
 
 import json
 from pathlib import Path
@@ -11,6 +11,7 @@ from pipelines.options import ShardOptions
 from pipelines.shard import shard
 
 ROWS, LABELS, HELD_OUT = 420, 60, 0.4
+ENDINGS = ("", "s", "ante", "umul", "ithok")
 RECIPE: dict[str, Any] = {
     "train.epochs": 2,
     "order.batch": 32,
@@ -30,7 +31,7 @@ Row = dict[str, Any]
 
 def name_of(label: int) -> str:
     """Two words: the first is of several labels, the second of one."""
-    return f"zy{'aeiou'[label % 5]}ka xw{'abcdefghij'[label // 10]}{'klmnopqrst'[label % 10]}e"
+    return f"zy{'aeiou'[label % 5]}karona xw{'abcdefghij'[label // 10]}{'klmnopqrst'[label % 10]}ebori"
 
 
 def draw_rows(count: int = ROWS, labels: int = LABELS, seed: int = 0, prefix: str = "k") -> list[Row]:
@@ -40,7 +41,7 @@ def draw_rows(count: int = ROWS, labels: int = LABELS, seed: int = 0, prefix: st
         own = sorted(draw.choice(labels, draw.integers(1, 4), replace=False).tolist())
         noise = draw.choice(NOISE, 12).tolist()
         title = [*noise[:2], *(name_of(own[0]).split() if draw.random() < 0.5 else [])]
-        named = [word for label in own for word in name_of(label).split() if draw.random() < 0.8]
+        named = [word + draw.choice(ENDINGS) for label in own for word in name_of(label).split() if draw.random() < 0.9]
         text = " ".join(title) + "\n" + " ".join(draw.permutation([*noise[2:], *named]).tolist())
         if number % 7 == 6:
             text = rows[draw.integers(number)]["text"]

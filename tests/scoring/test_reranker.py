@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 import extremis
 from schemas import PAD
+from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
-from schemas.ragged import Ragged
+from schemas.ragged import Ragged, SparseRows
 from schemas.shard_files.parquet import list_column
 from schemas.shares import RowShare
 from scoring import words
@@ -184,6 +185,39 @@ def test_the_trees_of_a_fold_do_not_know_its_labels(seed: int) -> None:
         np.testing.assert_array_equal(
             fused[own], replace(fitted, trees=of_fold, folds=()).fuse(some, frequency[own], texts[own])
         )
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_trees_are_fitted_if_rows_outside_of_each_fold_tell_something(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    ids = np.where(draw.random((draw.integers(1, 9), 2)) < 0.8, np.arange(2), PAD)
+    scored = ShortlistScores(ids, ids >= 0, {"vector": draw.normal(size=ids.shape)})
+    right = (ids != PAD) & (draw.random(ids.shape) < 0.5)
+    texts, none = draw.integers(0, 20, len(ids)).astype(np.uint64), np.zeros(ids.shape)
+    if FusionTrees.can_fit(scored, right, texts):
+        assert len(FusionTrees.fit(FusionWeights(), scored, right, none, texts).folds) == 3
+    else:
+        with pytest.raises(InputError, match="boosted trees need both correct and incorrect labels"):
+            FusionTrees.fit(FusionWeights(), scored, right, none, texts)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 3), max_size=4), min_size=1, max_size=9), st.data())
+def test_rows_with_one_text_have_one_hash(rows: list[list[int]], data: st.DataObject) -> None:
+    """Whatever the batch, and as tokens of any type, features or vectors."""
+    some = np.array(data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1)))
+    low = data.draw(st.integers(0, len(rows) - 1))
+    lists = ragged(rows)
+    features = SparseRows(lists.values.astype(np.int32), np.ones(len(lists.values), np.float32), lists.offsets)
+    dense = np.array([[len(row), sum(row)] for row in rows], np.float16)
+    for inputs in (Inputs(ragged(rows, np.uint16)), Inputs(lists), Inputs(features=features), Inputs(dense=dense)):
+        hashes = hash_texts(inputs)
+        same = [tuple(each) for each in (rows if inputs.dense is None else dense.tolist())]
+        assert (hashes[:, None] == hashes).tolist() == [[one == other for other in same] for one in same]
+        np.testing.assert_array_equal(hash_texts(inputs.take(some)), hashes[some])
+        np.testing.assert_array_equal(hash_texts(inputs.slice(low, len(rows))), hashes[low:])
+    np.testing.assert_array_equal(hash_texts(Inputs(lists)), hash_texts(Inputs(ragged(rows, np.uint16))))
 
 
 @dataclass

@@ -54,6 +54,20 @@ def test_the_log_odds_are_those_of_scikit_learn(seed: int, rows: int, count: int
     np.testing.assert_allclose(terms.sum(axis=1), found, rtol=0, atol=1e-12)
 
 
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_rounding_of_a_row_that_was_fitted_decides_nothing(seed: int) -> None:
+    x, right = made(400, seed)
+    model = Trees.fit(COLUMNS, x, right)
+    values = [np.unique(column[~np.isnan(column)]) for column in np.clip(x, -1e300, 1e300).T]
+    inner = np.flatnonzero(model.feature >= 0)
+    assert not any(model.threshold[node] in values[model.feature[node]] for node in inner)
+    np.testing.assert_array_equal(model(x * (1 + 1e-9)), model(x))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trees, "_between", lambda trees, x: trees)
+        np.testing.assert_array_equal(Trees.fit(COLUMNS, x, right)(x), model(x))
+
+
 def test_a_row_has_the_same_bits_whatever_the_other_rows_are(trees: Trees) -> None:
     x = made(1100, seed=1)[0]
     found = trees(x)

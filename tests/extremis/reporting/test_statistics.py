@@ -194,7 +194,9 @@ def test_a_choice_is_explained_by_the_best_of_the_others(others: list[dict[str, 
 
 
 def test_the_scores_that_are_added_up_are_named() -> None:
-    assert RepresentativeScores(7, "fused", {"texts": 0.0, "linear": 3.333}).formula == "vectors + 3.33 × linear ranker"
+    weights, trees = {"texts": 0.0, "linear": 3.333, "by": "weights"}, {"texts": 0.5, "by": "trees"}
+    assert RepresentativeScores(7, "fused", weights).formula == "vectors + 3.33 × linear ranker"
+    assert "boosted trees over vectors + 0.50 × labels' texts" in RepresentativeScores(7, "fused", trees).formula
 
 
 def test_only_what_differs_is_listed() -> None:
