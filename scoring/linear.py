@@ -76,7 +76,7 @@ class LinearRanker:
         entries = sum(len(part.rows.ids) for part in points)
         if not entries:
             return None
-        title = choose_title(join_points(points), labels.rows, vocabulary) if title is None else title
+        title = choose_title(join_points(points), labels.rows, vocabulary, seconds) if title is None else title
         if {*columns} <= {*labels.columns}:
             first = 0
             for group in labels.batches(with_titles(labels, columns)):
@@ -172,10 +172,11 @@ TITLES = (0.0, 0.25, 0.5)  # weights of the words of titles that are tried
 _TRIED, _SCORED = 6_000, 1_500  # rows to fit and to score a weight
 
 
-def choose_title(points: Points, labels: int, vocabulary: int) -> float:
+def choose_title(points: Points, labels: int, vocabulary: int, seconds: float = math.inf) -> float:
     """Return the weight of the words of titles that ranks some of the `points` best, by fits to other points: nDCG@5.
 
-    Returns 0 if the points have no titles, or if no text goes on after its title.
+    Returns 0 if the points have no titles, or if no text goes on after its title; and an untried weight if the fits
+    would take more than a quarter of `seconds`.
     """
     if not vocabulary:
         return 0.0
@@ -190,8 +191,9 @@ def choose_title(points: Points, labels: int, vocabulary: int) -> float:
     of_fit, of_scores = (Points(points.rows.slice(*some), points.labels.slice(*some)) for some in ends)
     found = {}
     for weight in TITLES:
-        ranker = LinearRanker.fit(of_fit, labels, vocabulary, title=weight)
-        assert ranker is not None, "a fit without a time limit"
+        ranker = LinearRanker.fit(of_fit, labels, vocabulary, None, seconds / (4 * len(TITLES)), weight)
+        if ranker is None:
+            return TITLES[1]
         metrics = Metrics((5,))
         metrics.update(best_labels(ranker.words.weigh(of_scores.rows), ranker.weights, labels, 5)[1], of_scores.labels)
         found[weight] = metrics.result()["nDCG@5"]
