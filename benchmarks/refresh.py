@@ -115,6 +115,7 @@ def measure(out: Path, recipe: str, arguments: argparse.Namespace) -> Iterator[d
                 timed_run(data, target, recipe, [*arguments.more, *from_run(run, seed)], str(year), memory)
                 for seed, run, target in zip(seeds, runs, targets, strict=True)
             ]
+            after, anew = (mean([run.pop("queries") for run in some]) for some in (refreshed, scratch))
             yield {
                 "year": year,
                 "train": len(of_year["train"]),
@@ -122,7 +123,7 @@ def measure(out: Path, recipe: str, arguments: argparse.Namespace) -> Iterator[d
                 "shard_seconds": round(sharding, 1),
                 "retrained": mean_of(scratch),
                 "refreshed": mean_of(refreshed),
-                "gain": gains(*(mean([run.pop("queries") for run in some]) for some in (refreshed, scratch))),
+                "gain": gains(after, anew),
             }
             runs = targets
         before = data
