@@ -223,7 +223,8 @@ def fit_weights(
 
     Weights are for labels' texts, a memory and a linear ranker; trees also read nearest texts and names of labels by
     words. Rows whose text a training row has are left out, because training rows give their labels away. The choice
-    and the printed figures use scores from fits without a row's text.
+    and the printed figures use scores of trees that were fitted without a row's text, and of weights, four numbers,
+    that were fitted with it.
 
     The memory takes at most `budget` bytes, and is stored if it is used: then with the held-out points, too, although
     the fusion was fitted without them. Without a `ranker`, one is fitted to training rows of at most `ranker_budget`
@@ -345,6 +346,9 @@ def carry_fusion(data: str, run: str, earlier: str, device: str = "auto") -> Man
     measured = table.parameters.get("carried_from", earlier)  # the run that fitted the fusion
     facts = {**table.parameters, "carried_from": measured, FACTS: memory.facts if memory else None}
     facts["memory_bytes"] = memory.bytes if memory else 0
+    if recipe.data.holdout and carried.fits(HOLDOUT):
+        _, held_out, share = open_held_out(layout, HOLDOUT, recipe.data, "A fusion")
+        facts["repeated"] = _without_repeated(layout, recipe, list(share.batches(held_out, model.columns)))[1]
     words = index_words(layout, recipe) if is_trees else ()
     return publish_fusion(data, run, checkpoint, fusion, facts, memory, rankers, words)
 

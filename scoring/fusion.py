@@ -505,14 +505,9 @@ class Reranker:
         `search`: width, filters and candidates -> scores and ids [B, width] of `labels` for x [B, D or more].
         `candidates` [C]: the only labels in the answer; None: all. `inputs`: the inputs that x was computed from.
         """
-        none, depth = Ragged.empty(len(x)), max(k, self.shortlist)
-        if candidates is None:
-            scores, ids = search(depth + filters.longest, none, None)
-            listed, _ = filters.filter_ranking(ids, scores, depth)
-        else:
-            scores, ids = search(self.shortlist, none, None)
-            _, listed = search(depth, filters, candidates)
-        near = scores[:, : self.shortlist], ids[:, : self.shortlist]
+        near = search(self.shortlist, Ragged.empty(len(x)), None)
+        is_whole = candidates is None and not filters.longest and k <= self.shortlist
+        _, listed = near if is_whole else search(max(k, self.shortlist), filters, candidates)
         scored, fused = self._fuse(x, labels, near, listed, inputs)
         left_out = (scored.ids == PAD) | filters.contains(scored.ids)
         if candidates is not None:

@@ -4,7 +4,7 @@ import contextlib
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from schemas import PAD, storage
 from schemas.errors import TableError
-from schemas.hashing import hash_bytes
+from schemas.hashing import combine, hash_bytes
 from schemas.layout import DataLayout
 from schemas.manifest import Shard, read_shard, verify_shard, write_file
 from schemas.mapped import MappedFile, map_tensors
@@ -179,16 +179,20 @@ def _first(groups: Iterator[pa.Table], vocabulary: int, budget: int, pairs: bool
 
 
 def hash_texts(inputs: Inputs) -> np.ndarray:
-    """Return a hash of the inputs of each row, uint64 [B], by which rows with the same text are known."""
+    """Return a hash of the inputs of each row, uint64 [B], by which rows with the same inputs are known."""
+    parts = list[tuple[np.ndarray, np.ndarray]]()  # numbers, and offsets of the rows
     if inputs.tokens is not None:
-        ids, offsets = inputs.tokens.entries.astype(np.uint32), inputs.tokens.offsets
-    elif inputs.features is not None:
-        ids, offsets = inputs.features.ids.astype(np.uint32), inputs.features.offsets
-    else:
-        assert inputs.dense is not None, "rows have inputs"
-        ids, offsets = inputs.dense.reshape(-1).view(np.uint16).astype(np.uint32), np.arange(len(inputs.dense) + 1)
-        offsets = offsets * inputs.dense.shape[1]
-    return hash_bytes(ids.view(np.uint8), 4 * (offsets - offsets[0]).astype(np.int64), 0)
+        parts.append((inputs.tokens.values.astype(np.uint32), inputs.tokens.offsets))
+    if inputs.features is not None:
+        ids, values, offsets = inputs.features
+        parts += [(ids.astype(np.uint32), offsets), (values.astype(np.float32), offsets)]
+    if inputs.dense is not None:
+        parts.append((np.ascontiguousarray(inputs.dense), np.arange(len(inputs.dense) + 1) * inputs.dense.shape[1]))
+    hashed = (
+        hash_bytes(numbers.reshape(-1).view(np.uint8), numbers.itemsize * offsets.astype(np.int64), 0)
+        for numbers, offsets in parts
+    )
+    return reduce(combine, hashed)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from trainer.model import load_model
 
 ROWS, LABELS = 150, 30
 OF_WORDS, OF_NAMES = {"words", "neighbours"}, {"name", "name weight", "name stems"}
-OF_TEXTS = {"text", "points", *OF_WORDS, *OF_NAMES, "name in title"}
+OF_TEXTS = {"text", "points", *OF_WORDS, *OF_NAMES, "name in neighbours", "name in title", "name in words"}
 
 
 def texts(folder: Path, change: Callable[[int, Row], Row] = lambda _, row: row) -> str:
