@@ -66,7 +66,9 @@ class Explanation:
     """Terms that add up to a label's score: `parts` by source, with details in `words` and `points`.
 
     "vector": the label's vector; "text": the embedding of the label's text; "points": votes of nearby training points;
-    "words": the linear ranker; "tree": NGAME's tree; "prior": for a text without known tokens.
+    "words": the linear ranker; "tree": NGAME's tree; "prior": for a text without known tokens. Boosted trees have more:
+    "neighbours": nearest texts by words; "name", "name in …": the label's name; "training points": their number;
+    "weights": the sum by weights; "bias". Each also has what its rank and its gap to the best score add.
     `words`: (a word or two neighbouring words, contribution to the score); `points`: (key, cosine, contribution).
     """
 
