@@ -4,9 +4,10 @@
     python -m benchmarks.linear_tools RAW --ranking FILE --beside DIR/tate-bonsai.jsonl --groups
 
 Omikuji reads TF-IDF of words and word pairs in title and content. A ranking has a line per test row: a JSON list of
-labels' uids, best first, after the filter. `--ranking` scores such a file instead of training; `--beside` adds paired
-differences from another. F1@5 and Annif's NDCG leave out labels without a title, as `annif eval` does. A cut has the
-first training rows in random order, their labels, and the test rows with one of them; `--folder` keeps its raw folder.
+labels' uids, best first, after the filter; or an object, as `extremis predict --data` writes them. `--ranking` scores
+such a file instead of training; `--beside` adds paired differences from another. F1@5 and Annif's NDCG leave out labels
+without a title, as `annif eval` does. A cut has the first training rows in random order, their labels, and the test
+rows with one of them; `--folder` keeps its raw folder.
 """
 
 import argparse
@@ -49,6 +50,7 @@ class Raw(NamedTuple):
     gold: Ragged
     labels: list[dict[str, Any]]
     struck: set[tuple[int, int]]  # (test row, label)
+    test_uids: list[str]
 
     @property
     def frequency(self) -> np.ndarray:
@@ -101,7 +103,7 @@ def load(folder: Path) -> Raw:
     train, test, labels = ([json.loads(line) for line in read(place)] for place in places)
     filters = (folder / TEST_FILTER).read_text().splitlines() if (folder / TEST_FILTER).exists() else []
     struck = {(int(row), int(label)) for row, label in map(str.split, filters)}
-    return Raw(*_split(train), *_split(test), labels, struck)
+    return Raw(*_split(train), *_split(test), labels, struck, [point["uid"] for point in test])
 
 
 def _split(points: Sequence[dict[str, Any]]) -> tuple[list[str], Ragged]:
@@ -113,7 +115,11 @@ def _split(points: Sequence[dict[str, Any]]) -> tuple[list[str], Ragged]:
 def load_ranking(raw: Raw, place: Path) -> np.ndarray:
     """Return label ids [N, DEPTH], padded with -1, of a file of uids; unknown uids are errors."""
     number = {label["uid"]: i for i, label in enumerate(raw.labels)}
-    rows = [[number[uid] for uid in json.loads(line)] for line in place.read_text().splitlines()]
+    lines = [json.loads(line) for line in place.read_text().splitlines()]
+    if isinstance(lines[0], dict):
+        of_keys = {line["key"]: line["labels"] for line in lines}
+        lines = [of_keys[uid] for uid in raw.test_uids]
+    rows = [[number[uid] for uid in line] for line in lines]
     if len(rows) != raw.gold.rows:
         raise SystemExit(f"{place}: {len(rows)} rankings for {raw.gold.rows} test rows")
     return _padded(raw, rows)
