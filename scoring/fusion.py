@@ -3,7 +3,7 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,10 +20,6 @@ from scoring.trees import Trees
 from scoring.words import hash_texts
 from trainer.inputs import Inputs
 from trainer.modules import find_named, name_of
-
-TREE_FORMAT = 2
-_LEAF = -1
-_INTEGERS = ("feature", "left", "right")  # the other arrays are float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,31 +80,18 @@ class Fusion(ABC):
 
 @dataclass(frozen=True, eq=False)
 class FusionTree(Fusion):
-    """T(d) for d = (E(z).x, w.x, f): node i goes `left` [n] if d[feature] <= threshold, else `right`; 0 is the root.
+    """T(d) for d = (E(z).x, w.x, f): the value of a single `tree`, to which both scores are added.
 
-    A leaf has feature -1 and `value` [n]. Descriptors are float32, as in scikit-learn's comparisons. `units` [2]:
-    divisors of both scores, applied before the scores are added to T(d).
+    `units` [2]: divisors of both scores in the sum. Descriptors are float32, as in scikit-learn's comparisons.
     """
 
-    feature: np.ndarray
-    threshold: np.ndarray
-    left: np.ndarray
-    right: np.ndarray
-    value: np.ndarray
+    tree: Trees
     units: np.ndarray
 
     def predict(self, label_scores: np.ndarray, scores: np.ndarray, frequency: np.ndarray) -> np.ndarray:
-        """Return T(d) as float64 of the arrays' common shape; all pairs descend the tree together, level by level."""
+        """Return T(d) as float64 of the arrays' common shape."""
         described = np.stack(np.broadcast_arrays(label_scores, scores, frequency), axis=-1).astype(np.float32)
-        flat = described.reshape(-1, 3)
-        node = np.zeros(len(flat), np.int64)
-        going = np.flatnonzero(self.feature[node] != _LEAF)
-        while len(going):
-            inner = node[going]
-            goes_left = flat[going, self.feature[inner]] <= self.threshold[inner]
-            node[going] = np.where(goes_left, self.left[inner], self.right[inner])
-            going = going[self.feature[node[going]] != _LEAF]
-        return self.value[node].reshape(described.shape[:-1])
+        return self.tree.walk(described.reshape(-1, 3)).reshape(described.shape[:-1])
 
     def parts(self, scored: ShortlistScores, frequency: np.ndarray) -> dict[str, np.ndarray]:
         """Return E(z).x and w.x, divided by `units`, and T(d)."""
@@ -117,30 +100,19 @@ class FusionTree(Fusion):
         return {"text": text / self.units[0], "vector": vector / self.units[1], "tree": tree}
 
     def to_json(self) -> bytes:
-        arrays = {name: array.tolist() for name, array in vars(self).items()}
-        return json.dumps({"format": TREE_FORMAT, **arrays}).encode()
+        return json.dumps({"tree": self.tree.as_json(), "units": self.units.tolist()}).encode()
 
     @classmethod
     def parse(cls, data: bytes, place: str) -> "FusionTree":
         """Parse the tree from the content of a file at `place`. Raises TableError for an invalid file."""
         try:
             body = json.loads(data)
-            kinds = {field.name: np.int64 if field.name in _INTEGERS else np.float64 for field in fields(cls)}
-            tree = cls(**{name: np.array(body[name], kind) for name, kind in kinds.items()})
-            if body["format"] != TREE_FORMAT:
-                raise ValueError(f"format {body['format']}, expected {TREE_FORMAT}")
-            nodes, inner = len(tree.feature), np.flatnonzero(tree.feature != _LEAF)
-            shapes = {array.shape for name, array in vars(tree).items() if name != "units"}
-            is_whole = nodes > 0 and shapes == {(nodes,)} and tree.units.shape == (2,) and (tree.units > 0).all()
-            if is_whole:  # every node comes before its children, so every path ends
-                children = np.stack([tree.left[inner], tree.right[inner]])
-                named = (tree.feature >= _LEAF) & (tree.feature < 3)
-                is_whole = named.all() and ((children > inner) & (children < nodes)).all()
-            if not is_whole:
-                raise ValueError("the nodes are inconsistent")
+            tree, units = Trees.from_json(body["tree"], most_leaves=len(data)), np.array(body["units"], np.float64)
+            if len(tree.columns) != 3 or units.shape != (2,) or not (units > 0).all():
+                raise ValueError("units, or the number of columns")
         except (ValueError, KeyError, TypeError) as error:
             raise TableError(f"{place}: not a fusion tree: {error}. Fit the fusion again.") from None
-        return tree
+        return cls(tree, units)
 
 
 # Maximum number of labels that a scorer adds to the shortlist.

@@ -4,7 +4,7 @@ The evaluation is QuickScorer (Lucchese et al., 2015): a bit mask per tree has t
 node that sends the row right clears the leaves of its left subtree; the lowest bit that remains is the row's leaf.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import Any
@@ -174,25 +174,40 @@ class Trees:
         lowest = np.frexp((masks & -masks).astype(np.float64))[1] - 1  # exact for powers of two
         return values[lowest + first[:-1]].sum(axis=1) + self.bias
 
+    def _descend(self, x: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield the steps of x [n, C] down all trees, level by level: rows, nodes and the nodes' children."""
+        x, (right, _, _) = _finite(x), self._nodes
+        rows, nodes = np.repeat(np.arange(len(x)), len(self._roots)), np.tile(self._roots, len(x))
+        while len(nodes):
+            inner = self.feature[nodes] != LEAF
+            rows, nodes = rows[inner], nodes[inner]
+            of_rows = x[rows, self.feature[nodes]]
+            to_left = np.where(np.isnan(of_rows), self.missing_left[nodes], of_rows <= self.threshold[nodes])
+            children = np.where(to_left, nodes + 1, right[nodes])
+            yield rows, nodes, children
+            nodes = children
+
+    @property
+    def _roots(self) -> np.ndarray:
+        return np.flatnonzero(np.diff(self._nodes[1], prepend=-1))
+
+    def walk(self, x: np.ndarray) -> np.ndarray:
+        """Return the same as a call, also for trees of more than MOST_LEAVES leaves, but slowly."""
+        found = np.full(len(x), self.bias + self.value[self._roots].sum())
+        for rows, _, children in self._descend(x):
+            np.add.at(found, rows, self.value[children])  # 0 for nodes that are no leaves
+        return found
+
     def contributions(self, x: np.ndarray) -> np.ndarray:
         """Return the terms of the log odds, float64 [n, C + 1], of x [n, C]: one per column, and a constant.
 
         A split adds the change of the node's mean to the term of its column (Saabas, 2014).
         """
-        x, (right, tree, mean) = _finite(x), self._nodes
-        roots = np.flatnonzero(np.diff(tree, prepend=-1))
+        mean = self._nodes[2]
         terms = np.zeros((len(x), len(self.columns) + 1))
-        terms[:, -1] = self.bias + mean[roots].sum()
-        rows, nodes = np.repeat(np.arange(len(x)), len(roots)), np.tile(roots, len(x))
-        while len(nodes):
-            inner = self.feature[nodes] != LEAF
-            rows, nodes = rows[inner], nodes[inner]
-            feature = self.feature[nodes]
-            of_rows = x[rows, feature]
-            to_left = np.where(np.isnan(of_rows), self.missing_left[nodes], of_rows <= self.threshold[nodes])
-            children = np.where(to_left, nodes + 1, right[nodes])
-            np.add.at(terms, (rows, feature), mean[children] - mean[nodes])
-            nodes = children
+        terms[:, -1] = self.bias + mean[self._roots].sum()
+        for rows, nodes, children in self._descend(x):
+            np.add.at(terms, (rows, self.feature[nodes]), mean[children] - mean[nodes])
         return terms
 
     def as_json(self) -> dict[str, Any]:
@@ -201,7 +216,7 @@ class Trees:
         return {"columns": list(self.columns), **arrays, "bias": self.bias}
 
     @classmethod
-    def from_json(cls, body: Any) -> "Trees":
+    def from_json(cls, body: Any, most_leaves: int = MOST_LEAVES) -> "Trees":
         """Read what `as_json` returned. Raises ValueError for anything else, and for inconsistent nodes."""
         try:
             arrays = {name: np.array(body[name]) for name in _KINDS}
@@ -219,8 +234,8 @@ class Trees:
             raise ValueError("a feature is no column, or a count is not positive")
         if not np.isfinite([*threshold, *value, bias]).all():
             raise ValueError("a threshold or a value is not finite")
-        if np.diff(trees._leaves[1]).max() > MOST_LEAVES:  # `_leaves` checks the order of the nodes
-            raise ValueError(f"a tree has more than {MOST_LEAVES} leaves")
+        if np.diff(trees._leaves[1]).max() > most_leaves:  # `_leaves` checks the order of the nodes
+            raise ValueError(f"a tree has more than {most_leaves} leaves")
         return trees
 
 

@@ -5,6 +5,7 @@ from sklearn.tree import DecisionTreeRegressor
 
 from schemas import PAD
 from scoring.fusion import FusionTree, ShortlistScores
+from scoring.trees import Trees
 
 DEPTH = 7
 
@@ -19,11 +20,13 @@ def fit(scored: ShortlistScores, frequency: np.ndarray, relevant: np.ndarray) ->
     described = np.stack([*scores, frequency[listed]], axis=-1).astype(np.float32)
     tree = DecisionTreeRegressor(max_depth=DEPTH, random_state=0).fit(described, relevant[listed]).tree_
     leaf = tree.children_left < 0
-    return FusionTree(
+    nodes = Trees(
+        ("text", "vector", "training points"),
         feature=np.where(leaf, -1, tree.feature).astype(np.int64),
         threshold=np.where(leaf, 0.0, tree.threshold),
-        left=tree.children_left.astype(np.int64),
-        right=tree.children_right.astype(np.int64),
-        value=tree.value[:, 0, 0].astype(np.float64),
-        units=np.array([float(np.abs(each).max(initial=0.0)) or 1.0 for each in scores]),
+        missing_left=np.zeros(len(leaf), bool),
+        value=np.where(leaf, tree.value[:, 0, 0], 0.0),
+        count=tree.n_node_samples.astype(np.int64),
+        bias=0.0,
     )
+    return FusionTree(nodes, np.array([float(np.abs(each).max(initial=0.0)) or 1.0 for each in scores]))
