@@ -233,6 +233,7 @@ def fit_weights(
     does not exist. Raises TableError, StorageError.
     """
     layout = DataLayout(data)
+    options = options.model_copy(update={"queries": min(options.queries, MOST_QUERIES)})
     recipe, model, checkpoint, split, groups = _open_validation(data, run, options)
     groups, repeated = _without_repeated(layout, recipe, groups)
     whole = None if recipe.data.mix else Memory.build(model, layout, recipe.data, budget)
@@ -291,6 +292,7 @@ def fit_weights(
     return publish_fusion(data, run, checkpoint, fusion, facts, memory, kept, words if is_trees else ())
 
 
+MOST_QUERIES = 3_000  # trees gain nothing from more, and take longer
 CHOSEN_BY, SHOWN = "nDCG@5", ("P@1", "P@5", "nDCG@5")
 _FEWEST = 20  # rows with new texts; with fewer, rows with known texts are used, too
 

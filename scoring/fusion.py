@@ -391,15 +391,18 @@ _RANK, _GAP = " rank", " gap"
 def _columns(
     weights: FusionWeights, scored: ShortlistScores, frequency: np.ndarray, names: Sequence[str] | None = None
 ) -> tuple[Sequence[str], np.ndarray]:
-    """Return the names of the columns and the columns float64 [B, S, C] of labels; `names`: only these."""
+    """Return the names of the columns and the columns float64 [B, S, C] of labels.
+
+    `names`: only these; a column that the rows do not have is NaN.
+    """
     scores = {**scored.by, "weights": weights.fuse(scored)}
     columns: dict[str, np.ndarray] = {"training points": frequency, **scores}
     for name in (name for name in RANKED if name in scores):
         best = np.where(scored.near, scores[name], -np.inf).max(1, keepdims=True, initial=-np.inf)
         columns[name + _RANK] = _ranks(scores[name], scored.near)
         columns[name + _GAP] = scores[name] - np.where(np.isfinite(best), best, 0)
-    names = [*columns] if names is None else names
-    return names, np.stack([np.asarray(columns[name], np.float64) for name in names], -1)
+    names, absent = [*columns] if names is None else names, np.full(scored.ids.shape, np.nan)
+    return names, np.stack([np.asarray(columns.get(name, absent), np.float64) for name in names], -1)
 
 
 def _ranks(scores: np.ndarray, near: np.ndarray) -> np.ndarray:

@@ -54,7 +54,7 @@ class EvaluateOptions(RunOptions):
     baseline: bool = Field(
         False,
         description="Also score baselines on the same queries: popular labels, nearest texts by TF-IDF, a linear "
-        "ranker.",
+        "ranker, labels' names in the text.",
     )
     calibrate: bool = Field(
         False,
@@ -80,7 +80,9 @@ class FitOptions(RunOptions):
         None, description="Step of the checkpoint. Default: the best on validation, else the newest."
     )
     shortlist: int = Field(SHORTLIST, ge=1, description="Number of best labels per query to rank again.")
-    queries: int = Field(QUERIES, ge=1, description="Number of queries to learn from, from the start of the split.")
+    queries: int = Field(
+        QUERIES, ge=1, description="Number of queries to learn from, at most 3,000 without a score of your own."
+    )
 
 
 class ExportOptions(RunOptions):
