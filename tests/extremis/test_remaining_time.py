@@ -53,4 +53,4 @@ def test_a_limit_and_an_overdue_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     assert left() == ""
     left.begin(50.0, lambda own: 10.0)
     clock.now = 60.0
-    assert left() == "about 20 s left"
+    assert left() == "about 40 s left"
