@@ -192,7 +192,7 @@ class Calibration:
         try:
             from sklearn.isotonic import IsotonicRegression
         except ImportError:
-            raise missing_extra("calibration needs scikit-learn", "fusion") from None
+            raise missing_extra("calibration needs scikit-learn", "trainer") from None
         if hits.all() or not hits.any():
             raise InputError(
                 f"{hits.sum():,} of {len(hits):,} held-out predictions are correct, but a calibration needs both "

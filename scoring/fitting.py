@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -260,7 +259,7 @@ def fit_weights(
     if "words" in scored.by:
         metrics["linear ranker"] = _rank(scored, scored.by["words"], relevant)
     metrics["weights"] = _rank(scored, weights.fuse(scored), relevant)
-    if FusionTrees.can_fit(scored, right, hashes) and find_spec("sklearn") is not None:
+    if FusionTrees.can_fit(scored, right, hashes):
         trees = FusionTrees.fit(weights, scored, right, of_labels, hashes)
         metrics["trees"] = _rank(scored, trees.fuse(scored, of_labels, hashes), relevant)
         gain = np.subtract(*(metrics[name].contributions()[CHOSEN_BY].achieved for name in ("trees", "weights")))

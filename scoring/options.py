@@ -59,7 +59,7 @@ class EvaluateOptions(RunOptions):
     calibrate: bool = Field(
         False,
         description="Also evaluate probabilities, from the curve that an export has: fitted on val or, if there is no "
-        "val, on the held-out rows of RUN. Needs scikit-learn (extra fusion).",
+        "val, on the held-out rows of RUN. Needs scikit-learn (extra trainer).",
     )
 
     @property
@@ -109,7 +109,7 @@ class ExportOptions(RunOptions):
     )
     calibrate: bool = Field(
         False,
-        description="Learn to convert scores to probabilities, on the same rows. Needs scikit-learn (extra fusion). "
+        description="Learn to convert scores to probabilities, on the same rows. Needs scikit-learn (extra trainer). "
         "Default: as in EXPORT ({onto}).",
     )
     scores: Literal["classifier", "sum", "fused"] | None = Field(

@@ -48,7 +48,7 @@ class Trees:
             from sklearn.ensemble import HistGradientBoostingClassifier
             from threadpoolctl import threadpool_limits
         except ImportError:
-            raise missing_extra("boosted trees need scikit-learn", "fusion") from None
+            raise missing_extra("boosted trees need scikit-learn", "trainer") from None
         if right.all() or not right.any():
             raise InputError(
                 f"{right.sum():,} of {len(right):,} labels are correct, but boosted trees need both correct and "

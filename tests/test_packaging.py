@@ -136,7 +136,7 @@ def test_the_wheel_holds_the_recipes_the_page_the_hints_and_the_example(wheel: P
     ("extra", "absent", "works"),
     [
         ("", ("apache_beam", "torch"), "schemas.manifest, extremis.cli"),
-        ("[s3,gcs,fusion]", ("apache_beam", "torch"), "s3fs, gcsfs, sklearn"),
+        ("[s3,gcs]", ("apache_beam", "torch"), "s3fs, gcsfs"),
         ("[pipelines]", ("torch", "transformers"), "pipelines.shard, pipelines.mine"),
         ("[http]", ("torch", "apache_beam", "sklearn"), "scoring.predict, fastapi_offline, uvicorn, prometheus_client"),
         ("[trainer]", ("apache_beam", "plotly"), "trainer.loop, trainer.stream"),

@@ -1,4 +1,4 @@
-"""A fusion of any rows: without names, titles, tokens or texts; of few rows; of a mix; and without scikit-learn."""
+"""A fusion of any rows: without names, titles, tokens or texts; of few rows; and of a mix."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -83,7 +83,7 @@ def test_a_fusion_has_the_scores_that_its_rows_have(name: str, tmp_path: Path, m
 
     monkeypatch.setattr(fitting, "score_shortlists", watch)
     with monkeypatch.context() as patch:
-        patch.setattr(fitting, "find_spec", lambda _: None)  # as where scikit-learn is not installed
+        patch.setattr(FusionTrees, "can_fit", lambda *_: False)
         facts = fit_weights(data, run, FitOptions(shortlist=10)).parameters
         assert facts["by"] == "weights"
         assert "trees" not in facts["metrics"]

@@ -11,7 +11,7 @@ from tests.trainer.evaluation.rankings import Case, cases
 from trainer.evaluation.metrics import Metrics
 
 KS = (1, 3, 5)
-metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is the reference (extra fusion)")
+metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is the reference (extra trainer)")
 
 
 def indicators(rows: list[list[int]], labels: int) -> np.ndarray:
