@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import scoring.trees
 from tests.command import MINED, PROCESSES, call, sets
 from tests.faults import Proxy
 from tests.forks import extremis
@@ -28,6 +29,9 @@ with contextlib.suppress(ImportError):  # of a machine with a GPU and little els
     settings.register_profile("extremis", deadline=None, max_examples=30)
     settings.register_profile("thorough", deadline=None, max_examples=200)  # of `make test-all`
     settings.load_profile("extremis")
+
+
+scoring.trees.TREES = 40  # in place of 200, which take a second to fit
 
 
 def pytest_configure() -> None:

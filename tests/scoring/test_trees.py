@@ -54,7 +54,7 @@ def test_the_log_odds_are_those_of_scikit_learn(seed: int, rows: int, count: int
     np.testing.assert_allclose(terms.sum(axis=1), found, rtol=0, atol=1e-12)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_rounding_of_a_row_that_was_fitted_decides_nothing(seed: int) -> None:
     x, right = made(400, seed)

@@ -187,7 +187,9 @@ def fused_top(group: Group, data: SmallData) -> tuple[np.ndarray, np.ndarray]:
     scored, relevant = score_shortlists(whole, scorers, rows, 4)
     frequency = label_statistics(data.layout).frequency
     hashes = np.concatenate([hash_texts(Inputs.of(each, columns)) for each in rows])
-    trees = FusionTrees.fit(weights, scored, relevant.contains(scored.ids), frequency[scored.ids], hashes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scoring.trees.TREES", 20)  # as many in the processes of ranks
+        trees = FusionTrees.fit(weights, scored, relevant.contains(scored.ids), frequency[scored.ids], hashes)
     scorers = replace(scorers, texts=embed_label_texts(model, data.layout))  # of the labels of the rank
     ranking = Ranking.of(model, group, Reranker(trees, scorers, frequency, 4))
     tokens = tokens_of(ragged(data.points["test"].tokens, np.uint16))
