@@ -25,7 +25,8 @@ from schemas.waits import Wait
 MARKER = ".extremis-cache"
 _COUNT = ".bytes"
 _ENTRY = re.compile(r"([0-9a-f]{64})-(\d+)-(\d+)")
-_LEFT_OVER = re.compile(rf"{re.escape(TEMPORARY)}[0-9a-f]{{32}}(-{_ENTRY.pattern})?")
+# A temporary file has the end of an entry's name.
+_LEFT_OVER = re.compile(rf"{re.escape(TEMPORARY)}[0-9a-f]{{32}}(-[0-9a-f]+-\d+-\d+)?")
 _CHECKSUM = struct.Struct("<I")
 GAP = 1 << 17  # largest gap between two ranges for which one request is cheaper than two
 _TAIL = 1 << 16  # bytes of the first read: most footers and indexes fit

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import InputError
 from schemas.shard_files.ranges import MARKER, LocalCache
-from schemas.storage import TEMPORARY
+from schemas.storage import TEMPORARY, _temporary_file
 from tests.command import ROOT
 
 FILES = [f"{number:x}" * 64 for number in range(4)]
@@ -148,6 +148,17 @@ def test_a_cache_that_cannot_write_costs_time_only(tmp_path: Path) -> None:
     cache.put(FILES[0], 0, 5, bytes(5))
     assert cache.get(FILES[0], 0, 5) is None
     cache.discard(FILES[0])
+
+
+def test_what_a_killed_process_wrote_goes(tmp_path: Path) -> None:
+    cache = LocalCache(str(tmp_path), 1000)
+    cache.put(FILES[1], 10, 20, b"x" * 10)
+    (entry,) = entries(tmp_path)
+    with _temporary_file(str(entry)) as left:
+        pass
+    Path(left).write_bytes(b"half")
+    assert LocalCache(str(tmp_path), 1000).get(FILES[1], 10, 20) == b"x" * 10
+    assert not Path(left).exists()
 
 
 WORKER = """
