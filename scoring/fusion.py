@@ -333,6 +333,10 @@ class FusionTrees(Fusion):
 
         return cls(weights, fit(FOLDS), tuple(map(fit, range(FOLDS))))  # no row is in the fold FOLDS
 
+    @property
+    def reads_texts(self) -> bool:
+        return "text" in self.trees.columns
+
     @staticmethod
     def can_fit(scored: ShortlistScores, right: np.ndarray, texts: np.ndarray) -> bool:
         """Return whether the rows outside of each fold have correct and incorrect labels, as `fit` needs."""

@@ -64,6 +64,7 @@ CASES: dict[str, tuple[Callable[[Path], str], dict[str, Any], set[str]]] = {
     ),
     "vectors": (lambda folder: texts(folder, with_vector), {"encoder.inputs": "dense"}, {"text", "points"}),
     "both": (lambda folder: texts(folder, with_vector), {"encoder.inputs": "tokens+dense"}, OF_TEXTS),
+    "label encoder": (texts, {"recipe": "dexml-sampled"}, OF_TEXTS - {"text"}),
     "few rows": (texts, {"data.holdout": 0.05}, OF_TEXTS),
     "a mix": (small, {"data.mix.train": 1.0, "data.mix.labels": 1.0, "data.holdout": 0.0}, {"text"}),
 }
@@ -73,7 +74,11 @@ CASES: dict[str, tuple[Callable[[Path], str], dict[str, Any], set[str]]] = {
 def test_a_fusion_has_the_scores_that_its_rows_have(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make, changes, expected = CASES[name]
     data, run, seen = make(tmp_path), str(tmp_path / "run"), dict[str, Any]()
-    extremis.train("random", data, run, set=RECIPE | changes, progress=False)
+    stated = RECIPE | changes
+    recipe = stated.pop("recipe", "random")
+    if recipe != "random":  # it has no negatives of this name
+        del stated["negatives.random"]
+    extremis.train(recipe, data, run, set=stated, progress=False)
     score_shortlists = fitting.score_shortlists
 
     def watch(*arguments: Any) -> tuple[ShortlistScores, Ragged]:
