@@ -76,7 +76,7 @@ def main() -> None:
         figures: dict[str, Any] = {}
         if not arguments.scores_only:
             with timed() as parts:
-                fitting.fit_weights(data, run, ranker_budget=arguments.linear, ranker=stored_ranker(data, run))
+                fitting.fit_fusion(data, run, ranker_budget=arguments.linear, ranker=stored_ranker(data, run))
             figures["fuse"] = parts
         with timed() as parts:
             scores = evaluate(data, run, EvaluateOptions(scores="fused", limit=arguments.limit))

@@ -32,7 +32,7 @@ from benchmarks.common.report import report
 from extremis.evaluation import evaluate
 from extremis.supervisor import train
 from pipelines.shard import ShardOptions, shard
-from scoring.fitting import carry_fusion, fit_weights
+from scoring.fitting import carry_fusion, fit_fusion
 from scoring.options import EvaluateOptions, FitOptions
 from trainer.recipe_files import read_recipe
 from trainer.settings.resolve import resolve
@@ -135,7 +135,7 @@ def timed_run(data: str, run: str, recipe: str, overrides: Sequence[str], year: 
     resolved = resolve(recipe, overrides, data)
     train(data, run, resolved.recipe, beam_options=() if resolved.recipe.table_epochs() else None)
     if memory and not carry_fusion(data, run, resolved.recipe.train.start_from or run):
-        fit_weights(data, run, FitOptions(split="val"), ranker_budget=0)
+        fit_fusion(data, run, FitOptions(split="val"), ranker_budget=0)
     picked: dict[str, Any] = {
         "seconds": round(time.perf_counter() - start, 1),
         "cpu_seconds": round(processor_seconds() - cpu, 1),

@@ -29,7 +29,7 @@ from schemas.shares import ALL_ROWS, seed_of
 from schemas.storage import join, read_json, write_json
 from schemas.table import PARTS, Table
 from schemas.versions import VERSION
-from scoring.fitting import REFIT_HOLDOUT, describe_weights, fit_ranker, fit_weights
+from scoring.fitting import REFIT_HOLDOUT, describe_fusion, fit_fusion, fit_ranker
 from scoring.options import FitOptions
 from trainer.checkpoints import best_step, drop_old_checkpoints
 from trainer.device import open_device
@@ -381,7 +381,7 @@ def _plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 TRIALS_FOLDER, AUTO_REPORT, RECIPE_FILE = "trials", "auto.json", "recipe.toml"
-_HELD_OUT = 2_000  # queries held out of the final run, to fit the fusion: 500 lost a fifth of what trees gain on GND
+_HELD_OUT = 2_000  # queries held out of the final run, to fit the fusion: with 500, F1@5 on GND was 0.006 lower
 _TRIALS_SHARE = 1 / 3  # share of the total time
 # Time of an epoch of the final run, relative to a trial with as many rows; additional factor with a miner.
 _WIDTH_FACTOR, _MINER_FACTOR = 1.9, 1.7
@@ -467,8 +467,8 @@ def run_auto(
         to_fit = FitOptions(step=best, device=recipe.train.device)
         show_activity("learning the weights of the scores")
         remaining.begin(epoch * _FUSION_EPOCHS, lambda own: 0.0)
-        fusion = fit_weights(data, run, to_fit, ranker=ranker, seconds=seconds).parameters
-        say(f"{describe_weights(fusion)}; next: extremis evaluate {data} {run}")
+        fusion = fit_fusion(data, run, to_fit, ranker=ranker, seconds=seconds).parameters
+        say(f"{describe_fusion(fusion)}; next: extremis evaluate {data} {run}")
         return {**report, **outcome, "fusion": fusion, "seconds": round(time.perf_counter() - began, 1)}
 
 

@@ -295,8 +295,8 @@ def fuse(
         pairs = f"{parameters['pairs']:,} pairs, {parameters['positive_pairs']:,} correct"
         say(f"fitted on {parameters['queries']:,} queries of {parameters['split']}: {pairs}")
     else:
-        manifest = fitting.fit_weights(data, run, options, int(memory), int(linear))
-        say(fitting.describe_weights(manifest.parameters))
+        manifest = fitting.fit_fusion(data, run, options, int(memory), int(linear))
+        say(fitting.describe_fusion(manifest.parameters))
     say(f"saved in {run}; next: extremis evaluate {data} {run}")
     facts = dict(manifest.parameters)
     learned = {"split": facts.pop("split"), "queries": facts.pop("queries")}

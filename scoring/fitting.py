@@ -86,19 +86,21 @@ class RunFusion(NamedTuple):
 
     def reranker(self, scorers: Scorers, data: DataLayout, training_data: Data, split: str | None = None) -> Reranker:
         """Rerank by this fusion; for the rows of `split`, which may be those that the fusion was fitted on."""
-        frequency = label_statistics(data).frequency
-        if split == HOLDOUT:
-            frequency = frequency - held_out_points(data, training_data)
+        frequency = points_beside(data, training_data, split)
         return Reranker(self.fusion, scorers, frequency, self.shortlist, held_out=self.fits(split))
 
 
-def held_out_points(data: DataLayout, training_data: Data) -> np.ndarray:
-    """Count the held-out points of each label, int64 [L]. Raises TableError."""
+def points_beside(data: DataLayout, training_data: Data, split: str | None) -> np.ndarray:
+    """Count the training points of each label, int64 [L]; for the held-out rows, only the other rows' points.
+
+    Raises TableError.
+    """
+    frequency = label_statistics(data).frequency
+    if split != HOLDOUT:
+        return frequency
     _, table, share = open_held_out(data, HOLDOUT, training_data, "A fusion")
-    counts = np.zeros(Table.open(data.labels, "labels").rows, np.int64)
-    for rows in share.batches(table, ["label_ids"]):
-        counts += np.bincount(list_column(rows, "label_ids").entries, minlength=len(counts))
-    return counts
+    groups = [list_column(rows, "label_ids").entries for rows in share.batches(table, ["label_ids"])]
+    return frequency - np.bincount(np.concatenate(groups), minlength=len(frequency))
 
 
 def publish_fusion(
@@ -209,7 +211,7 @@ def index_words(
     return Neighbours.of(data, recipe.data, columns, budget), names
 
 
-def fit_weights(
+def fit_fusion(
     data: str,
     run: str,
     options: FitOptions = DEFAULTS,
@@ -248,9 +250,7 @@ def fit_weights(
     words = index_words(layout, recipe, ranker_budget)
     scorers = Scorers(texts, memory and memory.to(model.device), ranker, *words, trained_only=True)
     scored, relevant = score_shortlists(model, scorers, groups, options.shortlist)
-    right, frequency = relevant.contains(scored.ids), label_statistics(layout).frequency
-    if split == HOLDOUT:
-        frequency = frequency - held_out_points(layout, recipe.data)
+    right, frequency = relevant.contains(scored.ids), points_beside(layout, recipe.data, split)
     of_labels = np.where(scored.ids == PAD, 0, frequency[scored.ids])
     hashes = np.concatenate([hash_texts(Inputs.of(rows, model.columns)) for rows in groups])
     weights: FusionWeights = FusionWeights.fit(scored, right)
@@ -306,13 +306,13 @@ def _rank(scored: ShortlistScores, scores: np.ndarray, relevant: Ragged) -> Metr
 
 def _without_repeated(data: DataLayout, recipe: Recipe, groups: list[pa.Table]) -> tuple[list[pa.Table], list[int]]:
     """Return the rows whose texts no training row has, and the hashes of the other rows' texts."""
+    if recipe.data.mix:
+        return groups, []
     columns = columns_of(recipe.encoder.inputs)
     hashes = [hash_texts(Inputs.of(rows, columns)) for rows in groups]
     sought = np.unique(np.concatenate(hashes))
     found = np.zeros(len(sought), bool)
-    for rows in (
-        () if recipe.data.mix else recipe.data.training_rows.batches(open_queries(data, recipe.data.split), columns)
-    ):
+    for rows in recipe.data.training_rows.batches(open_queries(data, recipe.data.split), columns):
         found |= np.isin(sought, hash_texts(Inputs.of(rows, columns)))
     known = sought[found]
     new = [~np.isin(each, known) for each in hashes]
@@ -327,7 +327,7 @@ def carry_fusion(data: str, run: str, earlier: str, device: str = "auto") -> Man
 
     Nothing is fitted; the ranker is the one without the rows that `earlier` held out, and the memory's index is tuned
     on the memory's own points. Returns None if `earlier` has no fusion, or if `run` already has a fusion. Raises the
-    same errors as `fit_weights`.
+    same errors as `fit_fusion`.
     """
     layout = DataLayout(data)
     _, before, _ = find_earlier(layout, RunLayout(earlier), RunLayout(earlier).scored_step())
@@ -354,7 +354,7 @@ def carry_fusion(data: str, run: str, earlier: str, device: str = "auto") -> Man
     return publish_fusion(data, run, checkpoint, fusion, facts, memory, rankers, words)
 
 
-def describe_weights(facts: dict[str, Any]) -> str:
+def describe_fusion(facts: dict[str, Any]) -> str:
     """Describe the fitted fusion, and the size and speed of the memory."""
     memory = f" ({describe_memory(facts[FACTS])})" if facts[FACTS] else ""
     weights = (

@@ -60,7 +60,7 @@ class Fusion(ABC):
         """
         return sum(self.parts(scored, frequency).values(), np.float64(0))
 
-    def order(self, scored: ShortlistScores) -> np.ndarray:
+    def tie_breaks(self, scored: ShortlistScores) -> np.ndarray:
         """Return scores [B, S] that order labels with equal fused scores."""
         return scored.by["vector"]
 
@@ -357,7 +357,7 @@ class FusionTrees(Fusion):
                 fused[some][own] = trees(x[own])
         return fused
 
-    def order(self, scored: ShortlistScores) -> np.ndarray:
+    def tie_breaks(self, scored: ShortlistScores) -> np.ndarray:
         return self.weights.fuse(scored)
 
     def exported(self) -> "FusionTrees":
@@ -492,7 +492,7 @@ class Reranker:
         if candidates is not None:
             left_out |= ~np.isin(scored.ids, candidates)
         fused = np.where(left_out, -np.inf, fused)
-        order = np.lexsort((scored.ids, -self.fusion.order(scored), -fused), axis=1)[:, :k]
+        order = np.lexsort((scored.ids, -self.fusion.tie_breaks(scored), -fused), axis=1)[:, :k]
         best, ids = take_per_row(fused, order), take_per_row(np.where(left_out, PAD, scored.ids), order)
         return pad_columns(best, k, -np.inf).astype(np.float32), pad_columns(ids, k, PAD)
 

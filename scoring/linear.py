@@ -26,7 +26,7 @@ from scoring.words import (
     join_points,
     open_vocabulary,
     read_points,
-    reading,
+    reading_arrays,
     write_arrays,
 )
 from trainer.encoders.bag import PAIR_BUCKETS
@@ -144,7 +144,7 @@ class LinearRanker:
     @classmethod
     def read(cls, table: Table, name: str = FILE) -> "LinearRanker | None":
         """Read the file of `table` that `write` wrote; None if the table has no ranker. Raises TableError."""
-        with reading(table, name, "a linear ranker") as opened:
+        with reading_arrays(table, name, "a linear ranker") as opened:
             if opened is None:
                 return None
             arrays, file = opened

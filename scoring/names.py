@@ -21,7 +21,7 @@ from schemas.shard_files.parquet import list_column
 from schemas.table import Table
 from scoring.calibration import BYTE_LEVEL, pieces_of
 from scoring.memory import votes_of
-from scoring.words import best_labels, find_features, reading, titles_of, write_arrays
+from scoring.words import best_labels, find_features, reading_arrays, titles_of, write_arrays
 from trainer.encoders.bag import normalize_rows
 from trainer.inputs import Inputs, open_queries, with_titles
 
@@ -235,7 +235,7 @@ class Names:
     @classmethod
     def read(cls, table: Table) -> "Names | None":
         """Read the file of `table` that `write` wrote; None if the table has no names. Raises TableError."""
-        with reading(table, FILE, "an index of names") as opened:
+        with reading_arrays(table, FILE, "an index of names") as opened:
             if opened is None:
                 return None
             codes, lengths, kinds, seen, idf, *indexes = (opened[0][name] for name in _ARRAYS)

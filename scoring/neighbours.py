@@ -21,7 +21,7 @@ from scoring.words import (
     join_points,
     open_vocabulary,
     read_points,
-    reading,
+    reading_arrays,
     write_arrays,
 )
 from trainer.inputs import Inputs, open_queries
@@ -91,7 +91,7 @@ class Neighbours:
     @classmethod
     def read(cls, table: Table) -> "Neighbours | None":
         """Read the file that `write` wrote; None if the table has none. Raises TableError."""
-        with reading(table, FILE, "an index of texts") as opened:
+        with reading_arrays(table, FILE, "an index of texts") as opened:
             if opened is None:
                 return None
             arrays, file = opened

@@ -154,9 +154,8 @@ def _best_labels(x: SparseRows, weights: SparseRows, labels: int, k: int) -> tup
         if not lists:
             continue
         added = np.concatenate([weights.values[each] for each in lists]) * np.repeat(x.values[of_row], stops - starts)
-        sums = np.bincount(np.concatenate([weights.ids[each] for each in lists]), added, labels)[:labels].astype(
-            np.float32
-        )
+        sums = np.bincount(np.concatenate([weights.ids[each] for each in lists]), added, labels)
+        sums = sums[:labels].astype(np.float32)
         best = np.flatnonzero(sums > 0)  # zeros come out first: a partition among many zeros takes eight times as long
         if len(best) > k:
             best = best[sums[best] >= np.partition(sums[best], -k)[-k]]
@@ -196,7 +195,9 @@ def hash_texts(inputs: Inputs) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def reading(table: Table, name: str, what: str) -> Iterator[tuple[Mapping[str, np.ndarray], MappedFile | None] | None]:
+def reading_arrays(
+    table: Table, name: str, what: str
+) -> Iterator[tuple[Mapping[str, np.ndarray], MappedFile | None] | None]:
     """Open the safetensors file `name` of a fusion: the arrays, and the file if it is local and thus mapped.
 
     Gives None if the table has no such file. Raises TableError, also instead of errors in the block about the content.

@@ -12,7 +12,7 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.ragged import Ragged
 from scoring import fitting
 from scoring.exported import Exported
-from scoring.fitting import fit_weights, open_fused
+from scoring.fitting import fit_fusion, open_fused
 from scoring.fusion import FusionTrees, ShortlistScores
 from scoring.options import FitOptions
 from tests.builders import build_data
@@ -89,13 +89,13 @@ def test_a_fusion_has_the_scores_that_its_rows_have(name: str, tmp_path: Path, m
     monkeypatch.setattr(fitting, "score_shortlists", watch)
     with monkeypatch.context() as patch:
         patch.setattr(FusionTrees, "can_fit", lambda *_: False)
-        facts = fit_weights(data, run, FitOptions(shortlist=10)).parameters
+        facts = fit_fusion(data, run, FitOptions(shortlist=10)).parameters
         assert facts["by"] == "weights"
         assert "trees" not in facts["metrics"]
     assert seen["by"] == {"vector", *expected}
     with monkeypatch.context() as patch:
         patch.setattr(FusionTrees, "fuse", lambda *_: seen["right"])  # trees appear to be better
-        assert fit_weights(data, run, FitOptions(shortlist=10)).parameters["by"] == "trees"
+        assert fit_fusion(data, run, FitOptions(shortlist=10)).parameters["by"] == "trees"
     model, layout = load_model(DataLayout(data), RunLayout(run))[1:], DataLayout(data)
     fused = open_fused(data, run, model[1], model[0], "test")
     assert isinstance(fused.fusion, FusionTrees)

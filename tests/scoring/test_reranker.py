@@ -26,12 +26,12 @@ from scoring import words
 from scoring.exported import Exported
 from scoring.fitting import (
     RunFusion,
+    fit_fusion,
     fit_ranker,
-    fit_weights,
-    held_out_points,
     index_words,
     open_fused,
     open_fusion,
+    points_beside,
 )
 from scoring.fusion import Fusion, FusionTrees, FusionWeights, Reranker, Scorers, ShortlistScores
 from scoring.memory import Memory
@@ -40,7 +40,7 @@ from scoring.words import hash_texts
 from tests.builders import ragged
 from tests.command import ROOT, environment
 from tests.scoring.fused_run import LABELS, Row, draw_rows, name_of, train_and_fuse, write_data
-from trainer.evaluation.evaluate import HOLDOUT, SplitScorer, label_statistics
+from trainer.evaluation.evaluate import HOLDOUT, SplitScorer
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.ranking import Ranking
 from trainer.inputs import Inputs, open_queries, scored_columns
@@ -293,7 +293,7 @@ def test_rows_whose_text_a_training_row_has_do_not_count(
     assert fusion.table.parameters["queries"] == np.count_nonzero(~mask)
     assert {*fusion.repeated(HOLDOUT)} == {*hash_texts(world.inputs(world.held_out))[mask].tolist()}
     other = changed(world, tmp_path, keys, 0, monkeypatch)
-    fit_weights(other.data, other.run, FitOptions(shortlist=15))
+    fit_fusion(other.data, other.run, FitOptions(shortlist=15))
     assert other.fusion.fusion.to_json() == fusion.fusion.to_json()
     one, two = ({**each.fusion.table.parameters, "memory": None} for each in (world, other))  # without its speed
     assert one == two
@@ -363,7 +363,7 @@ def test_a_held_out_row_does_not_change_the_scores_of_others(
         ranker = fit_ranker(each.data, recipe)
         scorers = Scorers(None, memory.first(memory.trained), ranker, *words, trained_only=True)
         scored = scorers.score(x, inputs, Ranking.of(world.model).labels, near, np.full((len(x), 0), PAD))
-        frequency = label_statistics(each.layout).frequency - held_out_points(each.layout, recipe.data)
+        frequency = points_beside(each.layout, recipe.data, HOLDOUT)
         found.append({"ids": scored.ids, "near": scored.near, "frequency": frequency, **scored.by})
     one, two = found
     assert one.keys() == two.keys() >= {"vector", "points", "words", "neighbours", "name", "name in title"}
