@@ -1,21 +1,21 @@
-"""Omikuji on raw folders in the XC repository's JSON form, and anybody's ranking, by our metrics and Annif's.
+"""`auto` and linear tools on raw folders in the XC repository's JSON form, and anybody's ranking, with Annif's metrics.
 
-    python -m benchmarks.linear_tools RAW --rows 1000 --rankings DIR
+    python -m benchmarks.linear_tools RAW --rows 1000 --tools auto bonsai --rankings DIR
     python -m benchmarks.linear_tools RAW --ranking FILE --beside DIR/tate-bonsai.jsonl --groups
 
-Omikuji reads TF-IDF of words and word pairs in title and content. A ranking has a line per test row: a JSON list of
-labels' uids, best first, after the filter; or an object, as `extremis predict --data` writes them. `--ranking` scores
-such a file instead of training; `--beside` adds paired differences from another. F1@5 and Annif's NDCG leave out labels
-without a title, as `annif eval` does. A cut has the first training rows in random order, their labels, and the test
-rows with one of them; `--folder` keeps its raw folder.
+The linear tools read TF-IDF of words and word pairs in title and content. With `auto`, its differences from each tool
+have paired intervals. A ranking has a line per test row: a JSON list of labels' uids, best first, after the filter; or
+an object, as `extremis predict --data` writes them. `--ranking` scores such a file instead of training; `--beside` adds
+differences from another. F1@5 and Annif's NDCG leave out labels without a title, as `annif eval` does. A cut has the
+first training rows in random order, their labels, and the test rows with one of them; `--folder` keeps it.
 """
 
 import argparse
 import json
+import os
 import re
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from scipy.sparse import csr_matrix
 from sklearn.datasets import dump_svmlight_file
 from sklearn.feature_extraction.text import TfidfVectorizer
 
+import extremis
 from benchmarks.common.contributions import gains
 from benchmarks.common.raw_cut import TEST_FILTER, cut, read
 from benchmarks.common.report import report, require
@@ -33,8 +34,10 @@ from trainer.evaluation.evaluate import inverse_propensity
 from trainer.evaluation.metrics import Contributions, Metrics, bootstrap, value
 
 TATE = Path(__file__).parents[1] / "examples" / "tate"
-BONSAI = {"cluster_balanced": False, "cluster_k": 100, "max_depth": 3}
-TOOLS: dict[str, dict[str, Any]] = {"bonsai": BONSAI, "parabel": {}}
+OMIKUJI: dict[str, dict[str, Any]] = {
+    "bonsai": {"cluster_balanced": False, "cluster_k": 100, "max_depth": 3},
+    "parabel": {},
+}
 METRICS = "P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5", "nDCG@5"
 DEPTH = 20  # labels of a ranking
 POINTS = {"0": (0, 0), "1": (1, 1), "2-3": (2, 3), "4-10": (4, 10), "more": (11, sys.maxsize)}
@@ -62,40 +65,52 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("raw", nargs="?", type=Path, default=TATE)
     parser.add_argument("--rows", type=int, default=0, help="training rows of a cut; 0: all")
-    parser.add_argument("--tools", nargs="+", default=["bonsai"], choices=list(TOOLS))
+    parser.add_argument("--tools", nargs="+", default=["bonsai"], choices=["auto", *OMIKUJI])
     parser.add_argument("--min-df", type=int, default=1, help="of the vectorizer")
     parser.add_argument("--ranking", type=Path, help="score this ranking, and train nothing")
     parser.add_argument("--beside", type=Path, help="the ranking of another model on the same test rows")
     parser.add_argument("--rankings", type=Path, help="keep the tools' rankings here")
-    parser.add_argument("--folder", type=Path, help="keep the cut's raw folder here")
+    parser.add_argument("--folder", type=Path, help="keep the cut's raw folder, data and run here")
+    parser.add_argument("--nameless", action="store_true", help="without the texts of the labels")
+    parser.add_argument("--seed", type=int, default=0, help="of auto")
     parser.add_argument("--groups", action="store_true", help="by language (German, English) and by training points")
     parser.add_argument("--quick", action="store_true", help="500 rows")
     options = parser.parse_args()
-    require(*([] if options.ranking else ["omikuji"]))
+    require(*([] if options.ranking or options.tools == ["auto"] else ["omikuji"]))
     rows = 500 if options.quick else options.rows
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         name, folder = options.raw.resolve().name, options.raw
-        if rows:
-            name, folder = f"{name}-{rows}", (options.folder or Path(scratch)) / f"{name}-{rows}"
-            cut(options.raw, folder, rows, seen=True)
+        if rows or options.nameless:
+            name = f"{name}-{rows or 'all'}" + "-nameless" * options.nameless
+            folder = (options.folder or Path(scratch)) / name
+            cut(options.raw, folder, rows, seen=True, named=not options.nameless)
         raw = load(folder)
         texts = np.unique(raw.test_texts, return_inverse=True)[1]
-        beside = score(raw, load_ranking(raw, options.beside)) if options.beside else None
+        parts = {"beside": score(raw, load_ranking(raw, options.beside))} if options.beside else {}
         for tool in [options.ranking.stem] if options.ranking else options.tools:
-            seconds: dict[str, float] = {}
-            top = load_ranking(raw, options.ranking) if options.ranking else rank(tool, raw, options.min_df, seconds)
+            facts: dict[str, Any] = {}
+            if options.ranking:
+                top = load_ranking(raw, options.ranking)
+            elif tool == "auto":
+                top = rank_auto(folder, raw, (options.folder or Path(scratch)) / f"{name}-auto", options.seed, facts)
+            else:
+                top = rank_linear(tool, raw, options.min_df, facts)
             if options.rankings and not options.ranking:
                 options.rankings.mkdir(parents=True, exist_ok=True)
                 lines = (json.dumps([raw.labels[i]["uid"] for i in row if i >= 0]) + "\n" for row in top)
                 (options.rankings / f"{name}-{tool}.jsonl").write_text("".join(lines))
-            parts = score(raw, top)
-            ends = bootstrap(parts, texts=texts)
-            figures[tool] = {each: [round(n, 2) for n in (value(part), *ends[each])] for each, part in parts.items()}
-            figures[tool] |= {"seconds": {what: round(each, 2) for what, each in seconds.items()}} if seconds else {}
-            figures[tool] |= {"difference": gains(parts, beside, texts)} if beside else {}
-            figures[tool] |= {"groups": groups(raw, top, parts)} if options.groups else {}
-    report(f"linear tools on {name}", figures, {}, {}, rows=len(raw.texts), queries=raw.gold.rows, brackets="95 %")
+            own = score(raw, top)
+            ends = bootstrap(own, texts=texts)
+            figures[tool] = {each: [round(n, 2) for n in (value(part), *ends[each])] for each, part in own.items()}
+            figures[tool] |= facts | ({"groups": groups(raw, top, own)} if options.groups else {})
+            parts[tool] = own
+    first = next(tool for tool in parts if tool != "beside")
+    others = {tool: gains(parts[first], part, texts) for tool, part in parts.items() if tool != first}
+    report(
+        *(f"{first} beside linear tools on {name}", figures, {}, {}),
+        **{"rows": len(raw.texts), "queries": raw.gold.rows, "brackets": "95 %", f"{first}, minus": others},
+    )
 
 
 def load(folder: Path) -> Raw:
@@ -133,23 +148,43 @@ def _padded(raw: Raw, rows: Sequence[Sequence[int]]) -> np.ndarray:
     return top
 
 
-def rank(tool: str, raw: Raw, min_df: int, seconds: dict[str, float]) -> np.ndarray:
-    """Train a tool with one thread, fill in `seconds`, and return label ids [N, DEPTH] of the test rows."""
-    clocks = {"processor": time.process_time, "wall": time.perf_counter}
-    began = {name: clock() for name, clock in clocks.items()}
+class Clock:
+    """Seconds since it was made: elapsed, and of the processor, with processes that have ended."""
+
+    def __init__(self) -> None:
+        self.began = os.times()
+
+    def spent(self) -> dict[str, float]:
+        *spent, elapsed = (now - then for now, then in zip(os.times(), self.began, strict=True))
+        return {"seconds": round(elapsed, 1), "processor": round(sum(spent), 1)}
+
+
+def rank_auto(folder: Path, raw: Raw, out: Path, seed: int, facts: dict[str, Any]) -> np.ndarray:
+    """Shard, run `auto`, export, predict, fill in `facts`, and return label ids [N, DEPTH] of the test rows."""
+    extremis.shard(folder, out / "data", propensity=(0.55, 1.5), progress=False)
+    clock = Clock()
+    extremis.run("auto", out / "data", out / "run", set=[f"train.seed={seed}"], progress=False)
+    facts |= clock.spent() | {"recipe": json.loads((out / "run" / "auto.json").read_text())["chosen"]}
+    extremis.export(out / "data", out / "run", out / "export", progress=False)
+    place = out / "predictions.jsonl"
+    extremis.predict(out / "export", place, data=out / "data", k=DEPTH, progress=False)
+    return load_ranking(raw, place)
+
+
+def rank_linear(tool: str, raw: Raw, min_df: int, facts: dict[str, Any]) -> np.ndarray:
+    """Train a tool with one thread, fill in `facts`, and return label ids [N, DEPTH] of the test rows."""
+    clock = Clock()
     vectorizer = TfidfVectorizer(ngram_range=(1, 2), min_df=min_df, sublinear_tf=True, dtype=np.float32)
-    features = vectorizer.fit_transform(raw.texts)
-    model = train(raw, features, TOOLS[tool])
-    trained = {name: clock() for name, clock in clocks.items()}
-    pairs = (zip(row.indices.tolist(), row.data.tolist(), strict=True) for row in vectorizer.transform(raw.test_texts))
-    rows = [[label for label, _ in model.predict(list(row), top_k=2 * DEPTH)] for row in pairs]
-    for name, clock in clocks.items():
-        seconds |= {f"train, {name}": trained[name] - began[name], f"rank, {name}": clock() - trained[name]}
+    features, test_features = vectorizer.fit_transform(raw.texts), vectorizer.transform(raw.test_texts)
+    rows = train_and_rank(raw, features, test_features, OMIKUJI[tool])
+    facts |= clock.spent()
     return _padded(raw, rows)
 
 
-def train(raw: Raw, features: csr_matrix, settings: dict[str, Any]) -> Any:
-    """Return a model of Omikuji, three trees with its defaults but for `settings`."""
+def train_and_rank(
+    raw: Raw, features: csr_matrix, test_features: csr_matrix, settings: dict[str, Any]
+) -> list[list[int]]:
+    """Return label ids, best first, of three trees of Omikuji with its defaults but for `settings`."""
     from omikuji import Model
 
     parameters = Model.default_hyper_param()
@@ -164,7 +199,8 @@ def train(raw: Raw, features: csr_matrix, settings: dict[str, Any]) -> Any:
         file.flush()
         model = Model.train_on_data(file.name, parameters, 1)
     model.init_prediction_thread_pool(1)
-    return model
+    pairs = (zip(row.indices.tolist(), row.data.tolist(), strict=True) for row in test_features)
+    return [[label for label, _ in model.predict(list(row), top_k=2 * DEPTH)] for row in pairs]
 
 
 def score(raw: Raw, top: np.ndarray) -> dict[str, Contributions]:

@@ -14,10 +14,11 @@ def read(place: Path) -> Iterable[str]:
         yield from file
 
 
-def cut(raw: Path, out: Path, rows: int, seen: bool = False) -> None:
+def cut(raw: Path, out: Path, rows: int, seen: bool = False, named: bool = True) -> None:
     """Write the first `rows` training rows in random order (0: all), all test rows, the labels, and the filter.
 
-    With `seen`, only the labels of these training rows are kept, and the test rows that have one of them.
+    With `seen`, only the labels of these training rows are kept, and the test rows that have one of them; without
+    `named`, the labels' texts are empty.
     """
     if out.exists():
         return
@@ -36,6 +37,8 @@ def cut(raw: Path, out: Path, rows: int, seen: bool = False) -> None:
             row_of = {str(old): new for new, old in enumerate(kept_rows)}
             pairs = (line.split() for line in filters)
             filters = [f"{row_of[row]} {number[int(i)]}" for row, i in pairs if row in row_of and int(i) in number]
+    if not named:
+        labels = [json.dumps({**json.loads(line), "title": "", "content": ""}) + "\n" for line in labels]
     for name, lines in (("trn", train), ("tst", test), ("lbl", labels)):
         with gzip.open(out / f"{name}.json.gz", "wt", encoding="utf-8") as file:
             file.writelines(lines)
