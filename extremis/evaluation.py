@@ -61,8 +61,8 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
         fragments = open_fragments(layouts[0], model.columns)
 
     def predictions_of(split: str) -> ScoredPredictions:
-        left_out = open_fusion(data, run, checkpoint).repeated(split) if by == "fused" and options.calibrate else ()
-        return ScoredPredictions(fragments, left_out)
+        left_out = open_fusion(data, run, checkpoint).left_out(split) if by == "fused" and options.calibrate else ()
+        return ScoredPredictions(fragments, *left_out)
 
     scorer, predictions = open_scorer(options.split), predictions_of(options.split)
     sets = LabelSets(len(statistics.frequency), {*KS, *options.k}, options.threshold)

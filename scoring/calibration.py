@@ -105,11 +105,17 @@ def require_fractions(precisions: Sequence[float]) -> None:
 class ScoredPredictions:
     """Predictions on a split, collected batch by batch; `tokens` [V] bool: which are fragments, for a calibration.
 
-    `left_out`: hashes of texts, as of `hash_texts`, whose rows do not count.
+    `known_texts`: hashes, as of `hash_texts`, of texts whose rows do not count. `known_labels`: ids that do not count.
     """
 
-    def __init__(self, tokens: np.ndarray | None = None, left_out: Sequence[int] = ()) -> None:
-        self._tokens, self._left_out = tokens, np.array(left_out, np.uint64)
+    def __init__(
+        self,
+        tokens: np.ndarray | None = None,
+        known_texts: Sequence[int] = (),
+        known_labels: Sequence[int] = (),
+    ) -> None:
+        self._tokens, self._known_texts = tokens, np.array(known_texts, np.uint64)
+        self._known_labels = np.array(known_labels, np.int64)
         self._scores: list[np.ndarray] = []
         self._hits: list[np.ndarray] = []
         self._counts: list[np.ndarray] = []
@@ -118,9 +124,12 @@ class ScoredPredictions:
 
     def collect(self, top: np.ndarray, scores: np.ndarray, positives: Ragged, inputs: Inputs) -> None:
         """Count the best DEPTH label ids of `top` [B, K], with `scores` [B, K], for B rows with `inputs`."""
-        if len(self._left_out):
-            kept = np.flatnonzero(~np.isin(hash_texts(inputs), self._left_out))
+        if len(self._known_texts):
+            kept = np.flatnonzero(~np.isin(hash_texts(inputs), self._known_texts))
             top, scores, positives, inputs = top[kept], scores[kept], positives.take(kept), inputs.take(kept)
+        if len(self._known_labels):
+            top = np.where(np.isin(top, self._known_labels), PAD, top)
+            positives = positives.keep(~np.isin(positives.entries, self._known_labels))
         top, scores = top[:, :DEPTH], scores[:, :DEPTH]
         predicted, fragments = top != PAD, share_of_fragments(inputs.tokens, self._tokens)
         self.fragments = np.append(self.fragments, np.broadcast_to(fragments, len(top)))

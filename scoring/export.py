@@ -538,13 +538,13 @@ class _Writer:
                 f"`extremis shard --validation`, or name another split with {option('threshold_split')}"
             )
             return None
-        left_out: Sequence[int] = ()
+        left_out: tuple[Sequence[int], ...] = ()
         if self.fusion is not None and serving.fused is not None:  # no row finds itself, or was fitted to itself
             scorers = self.fusion.scorers(serving.fused.scorers.texts, CPU, split)
             serving = replace(serving, fused=self.fusion.reranker(scorers, self.data, self.recipe.data, split))
-            left_out = self.fusion.repeated(split)
+            left_out = self.fusion.left_out(split)
         table, share = open_split(self.data, split, self.recipe.data)
-        predictions = ScoredPredictions(open_fragments(self.data, serving.columns), left_out)
+        predictions = ScoredPredictions(open_fragments(self.data, serving.columns), *left_out)
         for rows in share.batches(table, scored_columns(table, serving.columns)):
             inputs, positives = Inputs.of(rows, serving.columns), list_column(rows, "label_ids")
             scores, ids = serving.rank(inputs, DEPTH, filters_of(rows))

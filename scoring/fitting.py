@@ -62,9 +62,10 @@ class RunFusion(NamedTuple):
         """Whether the fusion was fitted to rows of `split`."""
         return bool(self.table.parameters["split"] == split)
 
-    def repeated(self, split: str) -> Sequence[int]:
-        """Return the hashes of the texts of `split` that the fit left out, because training rows have them."""
-        return self.table.parameters.get("repeated", ()) if self.fits(split) else ()
+    def left_out(self, split: str) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the hashes of the texts of `split` and the ids of the labels that judging the fit left out."""
+        known = self.table.parameters if self.fits(split) else {}
+        return known.get("repeated", ()), known.get("given_away", ())
 
     def memory(self, split: str | None = None) -> Memory | None:
         """Read the memory, if there is one; for `split`, only the points that may vote. Raises TableError.
@@ -220,12 +221,12 @@ def fit_fusion(
     ranker: LinearRanker | None = None,
     seconds: float = math.inf,
 ) -> Manifest:
-    """Fit a fusion for a checkpoint: boosted trees, or weights if there are too few rows for trees to be better.
+    """Fit a fusion for a checkpoint: boosted trees, or weights if rows are few or show that weights are better.
 
     Weights are for labels' texts, a memory and a linear ranker; trees also read nearest texts and names of labels by
     words. Rows whose text a training row has are left out, because training rows give their labels away. The choice
     and the printed figures use scores of trees that were fitted without a row's text, and of weights, four numbers,
-    that were fitted with it.
+    that were fitted with it; labels that only held-out rows have do not count, unless DATA has more such labels.
 
     The memory takes at most `budget` bytes, and is stored if it is used: then with the held-out points, too, although
     the fusion was fitted without them. Without a `ranker`, one is fitted to training rows of at most `ranker_budget`
@@ -251,19 +252,23 @@ def fit_fusion(
     scorers = Scorers(texts, memory and memory.to(model.device), ranker, *words, trained_only=True)
     scored, relevant = score_shortlists(model, scorers, groups, options.shortlist)
     right, frequency = relevant.contains(scored.ids), points_beside(layout, recipe.data, split)
+    given_away = _given_away(relevant, frequency)
+    kept = (scored.ids != PAD) & ~given_away[scored.ids]
+    judged = replace(scored, ids=np.where(kept, scored.ids, PAD), near=scored.near & kept)
+    wanted = relevant.keep(~given_away[relevant.entries])
     of_labels = np.where(scored.ids == PAD, 0, frequency[scored.ids])
     hashes = np.concatenate([hash_texts(Inputs.of(rows, model.columns)) for rows in groups])
-    weights: FusionWeights = FusionWeights.fit(scored, right)
+    weights: FusionWeights = FusionWeights.fit(judged, wanted.contains(judged.ids))
     fusion: Fusion = weights
-    metrics = {"vectors": _rank(scored, scored.by["vector"], relevant)}
-    if "words" in scored.by:
-        metrics["linear ranker"] = _rank(scored, scored.by["words"], relevant)
-    metrics["weights"] = _rank(scored, weights.fuse(scored), relevant)
-    if FusionTrees.can_fit(scored, right, hashes):
+    metrics = {"vectors": _rank(judged, judged.by["vector"], wanted)}
+    if "words" in judged.by:
+        metrics["linear ranker"] = _rank(judged, judged.by["words"], wanted)
+    metrics["weights"] = _rank(judged, weights.fuse(judged), wanted)
+    if relevant.rows >= FEWEST_FOR_TREES and FusionTrees.can_fit(scored, right, hashes):
         trees = FusionTrees.fit(weights, scored, right, of_labels, hashes)
-        metrics["trees"] = _rank(scored, trees.fuse(scored, of_labels, hashes), relevant)
+        metrics["trees"] = _rank(judged, trees.fuse(judged, of_labels, hashes), wanted)
         gain = np.subtract(*(metrics[name].contributions()[CHOSEN_BY].achieved for name in ("trees", "weights")))
-        if gain.mean() > np.std(gain) / np.sqrt(len(gain)):
+        if gain.mean() > -np.std(gain) / np.sqrt(len(gain)):
             fusion = trees
     is_trees = isinstance(fusion, FusionTrees)
     memory = memory.extended(whole) if memory and whole and (is_trees or weights.votes) else None
@@ -271,6 +276,7 @@ def fit_fusion(
         "split": split,
         "queries": relevant.rows,
         "repeated": repeated,
+        "given_away": np.flatnonzero(given_away).tolist(),
         "shortlist": options.shortlist,
         "by": "trees" if is_trees else "weights",
         "texts": weights.texts,
@@ -291,9 +297,10 @@ def fit_fusion(
     return publish_fusion(data, run, checkpoint, fusion, facts, memory, kept, words if is_trees else ())
 
 
+FEWEST_FOR_TREES = 60  # with 43, trees were worse than weights; with 90, they were better on four sets
 MOST_QUERIES = 3_000  # trees gain nothing from more, and take longer
 CHOSEN_BY, SHOWN = "nDCG@5", ("P@1", "P@5", "nDCG@5")
-_FEWEST = 20  # rows with new texts; with fewer, rows with known texts are used, too
+_FEWEST = 20  # rows with new texts, or with known labels; with fewer, the other rows or labels are used, too
 
 
 def _rank(scored: ShortlistScores, scores: np.ndarray, relevant: Ragged) -> Metrics:
@@ -320,6 +327,20 @@ def _without_repeated(data: DataLayout, recipe: Recipe, groups: list[pa.Table]) 
         return groups, []
     kept = [rows.filter(pa.array(mask)) for rows, mask in zip(groups, new, strict=True) if mask.any()]
     return kept, known.tolist()
+
+
+def _given_away(labels: Ragged, frequency: np.ndarray) -> np.ndarray:
+    """Return which labels [L] of rows do not count when these rows judge a fusion; `labels`: the rows' labels.
+
+    DATA often has only labels of its rows. Then a label without training points belongs to a held-out row, and no new
+    row could have such a label. All count if most labels without training points belong to none of the rows, or if
+    hardly any row would keep a label.
+    """
+    unseen, own = frequency == 0, np.zeros(len(frequency), bool)
+    own[labels.entries] = True
+    found = unseen & own
+    enough = np.count_nonzero(labels.keep(~found[labels.entries]).counts) >= _FEWEST
+    return found & enough & (2 * np.count_nonzero(found) > np.count_nonzero(unseen))
 
 
 def carry_fusion(data: str, run: str, earlier: str, device: str = "auto") -> Manifest | None:
@@ -349,7 +370,11 @@ def carry_fusion(data: str, run: str, earlier: str, device: str = "auto") -> Man
     facts["memory_bytes"] = memory.bytes if memory else 0
     if recipe.data.holdout and carried.fits(HOLDOUT):
         _, held_out, share = open_held_out(layout, HOLDOUT, recipe.data, "A fusion")
-        facts["repeated"] = _without_repeated(layout, recipe, list(share.batches(held_out, model.columns)))[1]
+        groups = list(share.batches(held_out, [*model.columns, "label_ids"]))
+        groups, facts["repeated"] = _without_repeated(layout, recipe, groups)
+        labels = Ragged.join([Ragged.empty(0), *(list_column(rows, "label_ids") for rows in groups)])
+        beside = points_beside(layout, recipe.data, HOLDOUT)
+        facts["given_away"] = np.flatnonzero(_given_away(labels, beside)).tolist()
     words = index_words(layout, recipe) if is_trees else ()
     return publish_fusion(data, run, checkpoint, fusion, facts, memory, rankers, words)
 

@@ -87,6 +87,7 @@ def test_a_fusion_has_the_scores_that_its_rows_have(name: str, tmp_path: Path, m
         return scored, relevant
 
     monkeypatch.setattr(fitting, "score_shortlists", watch)
+    monkeypatch.setattr(fitting, "FEWEST_FOR_TREES", 0)
     with monkeypatch.context() as patch:
         patch.setattr(FusionTrees, "can_fit", lambda *_: False)
         facts = fit_fusion(data, run, FitOptions(shortlist=10)).parameters

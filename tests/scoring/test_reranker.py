@@ -22,6 +22,7 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.ragged import Ragged, SparseRows
 from schemas.shard_files.parquet import list_column
 from schemas.shares import RowShare
+from schemas.table import Table
 from scoring import words
 from scoring.exported import Exported
 from scoring.fitting import (
@@ -39,7 +40,7 @@ from scoring.options import FitOptions
 from scoring.words import hash_texts
 from tests.builders import ragged
 from tests.command import ROOT, environment
-from tests.scoring.fused_run import LABELS, Row, draw_rows, name_of, train_and_fuse, write_data
+from tests.scoring.fused_run import LABELS, Row, draw_rows, label_rows, name_of, train_and_fuse, write_data
 from trainer.evaluation.evaluate import HOLDOUT, SplitScorer
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.ranking import Ranking
@@ -291,7 +292,7 @@ def test_rows_whose_text_a_training_row_has_do_not_count(
     assert 10 < len(keys) < len(mask) - 80
     fusion = world.fusion
     assert fusion.table.parameters["queries"] == np.count_nonzero(~mask)
-    assert {*fusion.repeated(HOLDOUT)} == {*hash_texts(world.inputs(world.held_out))[mask].tolist()}
+    assert {*fusion.left_out(HOLDOUT)[0]} == {*hash_texts(world.inputs(world.held_out))[mask].tolist()}
     other = changed(world, tmp_path, keys, 0, monkeypatch)
     fit_fusion(other.data, other.run, FitOptions(shortlist=15))
     assert other.fusion.fusion.to_json() == fusion.fusion.to_json()
@@ -327,6 +328,37 @@ def test_the_figures_of_a_fit_are_those_of_an_evaluation_of_new_texts(world: Wor
         )
         plain, stated = metrics.result(), world.fusion.table.parameters["metrics"][name]
         assert stated == {metric: pytest.approx(plain[metric], abs=0.01) for metric in ("P@1", "P@5", "nDCG@5")}
+
+
+@pytest.mark.parametrize("spare", [0, 300])
+def test_labels_that_only_held_out_rows_have_judge_nothing(tmp_path: Path, spare: int) -> None:
+    """Unless DATA has more `spare` labels, which no row has: then to be without points tells nothing."""
+    rows = draw_rows()
+    for number, row in enumerate(rows):
+        row["labels"] = [*row["labels"], f"l{LABELS + number}"]
+    others = [{"key": f"l{number}", "text": f"{number}"} for number in range(LABELS, LABELS + len(rows) + spare)]
+    train_and_fuse(tmp_path, write_data(tmp_path, rows, [*label_rows(LABELS), *others]))
+    made = World(tmp_path, rows)
+    labels = {row["key"]: {*row["labels"]} for row in rows}
+    trained = {*made.read(made.training_data.training_rows)["key"].to_pylist()}
+    new = np.flatnonzero(~repeated(made))
+    held_out = made.held_out["key"].to_pylist()
+    own = set[str]().union(*(labels[held_out[row]] for row in new)) - set[str]().union(
+        *(labels[key] for key in trained)
+    )
+    assert len(own) > 20
+    keys = Table.open(made.layout.labels, "labels").read(["key"])["key"].to_pylist()
+    given_away = made.fusion.left_out(HOLDOUT)[1]
+    assert {keys[label] for label in given_away} == (set() if spare else own)
+    found: list[np.ndarray] = []
+    scorer = SplitScorer.open(made.layout, made.model, HOLDOUT, training_data=made.training_data)
+    scorer.score(ks=(100,), collect=lambda top, *_: found.append(top))
+    metrics = Metrics((1, 5))
+    wanted = list_column(made.held_out.combine_chunks(), "label_ids").take(new)
+    kept = [[label for label in row if label not in given_away][:5] for row in np.concatenate(found)[new]]
+    metrics.update(np.array(kept), wanted.keep(~np.isin(wanted.entries, given_away)))
+    stated = made.fusion.table.parameters["metrics"]["vectors"]
+    assert stated == {name: pytest.approx(metrics.result()[name], abs=0.01) for name in stated}
 
 
 def test_no_held_out_row_is_its_own_neighbour(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,23 @@ def test_batches_are_one_ranking_and_pads_are_none() -> None:
     assert most.predictions == pytest.approx(4 / 3)
 
 
+def test_known_labels_count_as_if_they_did_not_exist() -> None:
+    draw = np.random.default_rng(0)
+    top, scores = draw.permuted(np.tile(np.arange(12), (40, 1)), axis=1), -np.sort(draw.normal(size=(40, 12)))
+    positives = Ragged.from_counts(draw.integers(12, size=80), np.full(40, 2))
+    known = np.array([1, 5, 6])
+    one, other = ScoredPredictions(known_labels=known.tolist()), ScoredPredictions()
+    one.collect(top[:, :10], scores[:, :10], positives, Inputs())
+    for row in range(40):
+        kept = ~np.isin(top[row, :10], known)
+        wanted = positives.take(np.array([row]))
+        wanted = wanted.keep(~np.isin(wanted.entries, known))
+        other.collect(top[row : row + 1, :10][:, kept], scores[row : row + 1, :10][:, kept], wanted, Inputs())
+    assert (one.queries, one.positives) == (other.queries, other.positives)
+    for first, second in zip(one.pairs(), other.pairs(), strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
 @pytest.mark.parametrize("precision", [0.0, 1.5, -1.0])
 def test_a_precision_is_a_share(precision: float) -> None:
     with pytest.raises(InputError, match=r"expected a fraction in \(0, 1\]"):
