@@ -13,8 +13,8 @@ import numpy as np
 
 from schemas.errors import InputError, missing_extra
 
-TREES = 200
-LEAVES = 31  # maximum per tree in `fit`
+TREES = 100
+LEAVES = 8  # maximum per tree in `fit`
 MOST_LEAVES = 64  # bits of the widest mask
 LEAF = -1
 _LARGEST = np.finfo(np.float64).max
