@@ -31,7 +31,7 @@ with contextlib.suppress(ImportError):  # of a machine with a GPU and little els
     settings.load_profile("extremis")
 
 
-scoring.trees.TREES = 40  # in place of 200, which take a second to fit
+scoring.trees.TREES = 40  # in place of 100, which take a second to fit
 
 
 def pytest_configure() -> None:
