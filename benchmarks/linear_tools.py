@@ -107,10 +107,8 @@ def main() -> None:
             parts[tool] = own
     first = next(tool for tool in parts if tool != "beside")
     others = {tool: gains(parts[first], part, texts) for tool, part in parts.items() if tool != first}
-    report(
-        *(f"{first} beside linear tools on {name}", figures, {}, {}),
-        **{"rows": len(raw.texts), "queries": raw.gold.rows, "brackets": "95 %", f"{first}, minus": others},
-    )
+    facts = {"rows": len(raw.texts), "queries": raw.gold.rows, "brackets": "95 %", "differences": others}
+    report(f"{first} beside linear tools on {name}", figures, {}, {}, **facts)
 
 
 def load(folder: Path) -> Raw:

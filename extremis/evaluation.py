@@ -1,6 +1,6 @@
 """Evaluation of a run's checkpoint on a split of its data."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -60,9 +60,11 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
         held_out, _, _ = group.decide(lambda: open_held_out(layouts[0], named, recipe.data, "A calibration"))
         fragments = open_fragments(layouts[0], model.columns)
 
+    def left_out(split: str) -> tuple[Sequence[int], Sequence[int]]:
+        return open_fusion(data, run, checkpoint).left_out(split) if by == "fused" else ((), ())
+
     def predictions_of(split: str) -> ScoredPredictions:
-        left_out = open_fusion(data, run, checkpoint).left_out(split) if by == "fused" and options.calibrate else ()
-        return ScoredPredictions(fragments, *left_out)
+        return ScoredPredictions(fragments, *(left_out(split) if options.calibrate else ()))
 
     scorer, predictions = open_scorer(options.split), predictions_of(options.split)
     sets = LabelSets(len(statistics.frequency), {*KS, *options.k}, options.threshold)
@@ -97,6 +99,8 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
         **sets.report(),
         **calibration,
     }
+    given_away = group.decide(lambda: left_out(options.split)[1])
+    report |= {"given_away": len(given_away)} if given_away else {}
     show_activity("evaluate: comparing texts with the training texts")
     if options.limit is None:
         report |= group.decide(lambda: _seen_and_unseen(data, options.split, scores))
@@ -201,6 +205,11 @@ def remarks(report: dict[str, Any], split: str) -> Iterator[str]:
             f"{seen['queries']:,} queries of {split} repeat the text of a training point: {values[0]} on these "
             f"queries, {values[1]} on the other {unseen['queries']:,}, with a difference of {low:+.2f} to {high:+.2f}: "
             f"{verdict}"
+        )
+    if "given_away" in report:
+        yield (
+            f"{report['given_away']:,} labels have points in {split} alone, and DATA has hardly any other labels "
+            f"without points: metrics of {split} are too high; see those that `extremis fuse` printed"
         )
     for line, ends in report.get("gains", {}).items():
         above = [name for name in _COMPARED if name in ends and ends[name][1] < 0]

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import extremis
+from extremis.evaluation import remarks
 from schemas import PAD
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
@@ -359,6 +360,9 @@ def test_labels_that_only_held_out_rows_have_judge_nothing(tmp_path: Path, spare
     metrics.update(np.array(kept), wanted.keep(~np.isin(wanted.entries, given_away)))
     stated = made.fusion.table.parameters["metrics"]["vectors"]
     assert stated == {name: pytest.approx(metrics.result()[name], abs=0.01) for name in stated}
+    report = extremis.evaluate(made.data, made.run, split=HOLDOUT, progress=False)
+    assert report.more.get("given_away", 0) == len(given_away)
+    assert any("holdout alone" in line for line in remarks(report.to_json(), HOLDOUT)) == bool(given_away)
 
 
 def test_no_held_out_row_is_its_own_neighbour(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
