@@ -267,8 +267,7 @@ def fit_fusion(
     if relevant.rows >= FEWEST_FOR_TREES and FusionTrees.can_fit(scored, right, hashes):
         trees = FusionTrees.fit(weights, scored, right, of_labels, hashes)
         metrics["trees"] = _rank(judged, trees.fuse(judged, of_labels, hashes), wanted)
-        gain = np.subtract(*(metrics[name].contributions()[CHOSEN_BY].achieved for name in ("trees", "weights")))
-        if gain.mean() > -np.std(gain) / np.sqrt(len(gain)):
+        if metrics["trees"].result()[CHOSEN_BY] > metrics["weights"].result()[CHOSEN_BY]:
             fusion = trees
     is_trees = isinstance(fusion, FusionTrees)
     memory = memory.extended(whole) if memory and whole and (is_trees or weights.votes) else None
