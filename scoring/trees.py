@@ -13,8 +13,6 @@ import numpy as np
 
 from schemas.errors import InputError, missing_extra
 
-TREES = 100
-LEAVES = 8  # maximum per tree in `fit`
 MOST_LEAVES = 64  # bits of the widest mask
 LEAF = -1
 _LARGEST = np.finfo(np.float64).max
@@ -39,10 +37,12 @@ class Trees:
     bias: float
 
     @classmethod
-    def fit(cls, columns: Sequence[str], x: np.ndarray, right: np.ndarray) -> "Trees":
-        """Fit to x float64 [n, C], NaN for a missing value, and bool [n] `right`; threads do not change the trees.
+    def fit(
+        cls, columns: Sequence[str], x: np.ndarray, right: np.ndarray, trees: int = 100, leaves: int = 8
+    ) -> "Trees":
+        """Fit `trees` of at most `leaves` to x float64 [n, C], NaN for a missing value, and bool [n] `right`.
 
-        Raises InputError if all or none are right, or if scikit-learn is not installed.
+        Threads do not change the trees. Raises InputError if all or none are right, or if scikit-learn is not installed.
         """
         try:
             from sklearn.ensemble import HistGradientBoostingClassifier
@@ -55,9 +55,9 @@ class Trees:
                 "incorrect labels. Name a larger split that the run was not trained on."
             )
         model = HistGradientBoostingClassifier(
-            max_iter=TREES,
+            max_iter=trees,
             learning_rate=0.06,
-            max_leaf_nodes=LEAVES,
+            max_leaf_nodes=leaves,
             min_samples_leaf=max(5, min(50, len(x) // 200)),
             l2_regularization=10.0,
             max_features=0.4,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import scoring.trees
+import scoring.fusion
 from tests.command import MINED, PROCESSES, call, sets
 from tests.faults import Proxy
 from tests.forks import extremis
@@ -31,7 +31,7 @@ with contextlib.suppress(ImportError):  # of a machine with a GPU and little els
     settings.load_profile("extremis")
 
 
-scoring.trees.TREES = 40  # in place of 100, which take a second to fit
+scoring.fusion.SMALL = 40, 8  # in place of 100 trees, which take longer to fit
 
 
 def pytest_configure() -> None:

@@ -78,10 +78,8 @@ def test_a_row_has_the_same_bits_whatever_the_other_rows_are(trees: Trees) -> No
         trees(x[:, :3])
 
 
-def test_any_number_of_threads_fits_the_same_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scoring.trees.TREES", 2)  # few splits: on busy cores, each waits for the slower thread
-    monkeypatch.setattr("scoring.trees.LEAVES", 4)
-    data = made(3000)
+def test_any_number_of_threads_fits_the_same_trees() -> None:
+    data = *made(3000), 2, 4  # few splits: on busy cores, each waits for the slower thread
     fitted = []
     for threads in (1, 2):
         with threadpool_limits(threads, user_api="openmp"):

@@ -188,7 +188,7 @@ def fused_top(group: Group, data: SmallData) -> tuple[np.ndarray, np.ndarray]:
     frequency = label_statistics(data.layout).frequency
     hashes = np.concatenate([hash_texts(Inputs.of(each, columns)) for each in rows])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scoring.trees.TREES", 20)  # as many in the processes of ranks
+        patch.setattr("scoring.fusion.SMALL", (20, 8))  # as many in the processes of ranks
         trees = FusionTrees.fit(weights, scored, relevant.contains(scored.ids), frequency[scored.ids], hashes)
     scorers = replace(scorers, texts=embed_label_texts(model, data.layout))  # of the labels of the rank
     ranking = Ranking.of(model, group, Reranker(trees, scorers, frequency, 4))
