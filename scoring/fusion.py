@@ -298,7 +298,7 @@ def _minimize(columns: np.ndarray, right: np.ndarray, listed: np.ndarray, kept: 
 RANKED = ("vector", "text", "points", "words", "neighbours", "weights")  # scores whose rank and gap are columns, too
 FOLDS = 3
 # Trees, and leaves of each, for few correct labels and for MANY. On Tate's test rows, 200 trees of 31 leaves had 1.8
-# nDCG@5 less than SMALL with 400 labels; LARGE had 0.4 more with 8,200. On three sets with 4,400 to 5,200, all are equal.
+# nDCG@5 less than SMALL with 400 labels; LARGE had 0.4 more with 8,200. Three sets with 4,400 to 5,200 do not care.
 SMALL, LARGE, MANY = (100, 8), (200, 16), 4_000
 _ROWS = 256  # queries whose columns are in memory at a time
 

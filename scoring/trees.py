@@ -42,7 +42,7 @@ class Trees:
     ) -> "Trees":
         """Fit `trees` of at most `leaves` to x float64 [n, C], NaN for a missing value, and bool [n] `right`.
 
-        Threads do not change the trees. Raises InputError if all or none are right, or if scikit-learn is not installed.
+        Threads do not change the trees. Raises InputError if all or none are right, or without scikit-learn.
         """
         try:
             from sklearn.ensemble import HistGradientBoostingClassifier
