@@ -107,8 +107,8 @@ def main() -> None:
             parts[tool] = own
     first = next(tool for tool in parts if tool != "beside")
     others = {tool: gains(parts[first], part, texts) for tool, part in parts.items() if tool != first}
-    facts = {"rows": len(raw.texts), "queries": raw.gold.rows, "brackets": "95 %", "differences": others}
-    report(f"{first} beside linear tools on {name}", figures, {}, {}, **facts)
+    about = {"rows": len(raw.texts), "queries": raw.gold.rows, "brackets": "95 %", "differences": others}
+    report(f"{first} beside linear tools on {name}", figures, {}, {}, **about)
 
 
 def load(folder: Path) -> Raw:

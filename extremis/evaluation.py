@@ -1,5 +1,6 @@
 """Evaluation of a run's checkpoint on a split of its data."""
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -60,6 +61,7 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
         held_out, _, _ = group.decide(lambda: open_held_out(layouts[0], named, recipe.data, "A calibration"))
         fragments = open_fragments(layouts[0], model.columns)
 
+    @functools.cache
     def left_out(split: str) -> tuple[Sequence[int], Sequence[int]]:
         return open_fusion(data, run, checkpoint).left_out(split) if by == "fused" else ((), ())
 

@@ -16,7 +16,7 @@ from scoring.linear import LinearRanker
 from scoring.memory import Memory, votes_of
 from scoring.names import Names
 from scoring.neighbours import Neighbours
-from scoring.trees import Trees
+from scoring.trees import LARGE, MANY, SMALL, Trees
 from scoring.words import hash_texts
 from trainer.inputs import Inputs
 from trainer.modules import find_named, name_of
@@ -297,9 +297,6 @@ def _minimize(columns: np.ndarray, right: np.ndarray, listed: np.ndarray, kept: 
 
 RANKED = ("vector", "text", "points", "words", "neighbours", "weights")  # scores whose rank and gap are columns, too
 FOLDS = 3
-# Trees, and leaves of each, for few correct labels and for MANY. On Tate's test rows, 200 trees of 31 leaves had 1.8
-# nDCG@5 less than SMALL with 400 labels; LARGE had 0.4 more with 8,200. Three sets with 4,400 to 5,200 do not care.
-SMALL, LARGE, MANY = (100, 8), (200, 16), 4_000
 _ROWS = 256  # queries whose columns are in memory at a time
 
 
@@ -333,7 +330,7 @@ class FusionTrees(Fusion):
 
         def fit(left_out: int) -> Trees:
             kept = listed & (fold != left_out)[:, None]
-            return Trees.fit(names, x[kept], right[kept], *size)
+            return Trees.fit(names, x[kept], right[kept], size)
 
         return cls(weights, fit(FOLDS), tuple(map(fit, range(FOLDS))))  # no row is in the fold FOLDS
 

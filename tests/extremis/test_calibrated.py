@@ -227,9 +227,10 @@ def test_what_a_score_comes_from_adds_up_to_it(data: Path, model: extremis.Model
             assert explained.score == pytest.approx(label.score, abs=1e-4)
             assert explained == model.explain(prediction.text, place)
             assert sum(explained.parts.values()) == pytest.approx(explained.score)
-            for name, listed in (("points", explained.points), ("words", explained.words)):
-                if listed:  # trees may also lower a label that no point and no word speaks for
-                    assert sum(of[-1] for of in listed) == pytest.approx(explained.parts[name], rel=1e-3, abs=1e-4)
+            # Trees may also lower a label that no point and no word speaks for.
+            points, of_words = (sum(of[-1] for of in listed) for listed in (explained.points, explained.words))
+            assert not explained.points or points == pytest.approx(explained.parts["points"], abs=1e-4)
+            assert not explained.words or of_words == pytest.approx(explained.parts["words"], rel=1e-3)
             assert all(place in labels_of[key] for key, *_ in explained.points)
             seen |= {name for name, part in explained.parts.items() if part}
     assert {"vector", "points"} <= seen

@@ -79,7 +79,7 @@ def test_a_row_has_the_same_bits_whatever_the_other_rows_are(trees: Trees) -> No
 
 
 def test_any_number_of_threads_fits_the_same_trees() -> None:
-    data = *made(3000), 2, 4  # few splits: on busy cores, each waits for the slower thread
+    data = *made(3000), (2, 4)  # few splits: on busy cores, each waits for the slower thread
     fitted = []
     for threads in (1, 2):
         with threadpool_limits(threads, user_api="openmp"):
