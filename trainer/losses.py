@@ -26,7 +26,8 @@ class Scores:
     """Scores x.w of `candidates`, for x [B, D] and w [C, D] in float32 or float64; B counts the queries of all ranks.
 
     `pair` [n] contains the scores of pairs; `query`, `label`, `positive` (bool) and `weight`, all [n], describe the
-    pairs. `blocks` yields the scores [B, R] of the pool; `log_weight` [R] is the logarithm of the pool's weights. With
+    pairs. `blocks` yields the scores [B, R] of the pool; `log_weight` [R] is the logarithm of the pool's weights. The
+    scores of negatives contain their margins. With
     `chunk`, at most [B, chunk] scores of the pool are in memory at a time, and every pass computes the products again.
     A rank of `group` scores the candidates among its own labels; `logsumexp` is over all ranks. `candidates` contains
     the original arrays, on the host.
@@ -44,6 +45,8 @@ class Scores:
         self.query, self.label, self.positive = sent.pair_query, sent.pair_label, sent.pair_positive
         self.weight = sent.pair_weight.to(x.dtype)
         self.pair = pair_scores(x, w, self.query, self.label)
+        if len(candidates.pair_margin):
+            self.pair = self.pair + sent.pair_margin
         self.pool_weight = sent.pool_weight.to(x.dtype)
         self.log_weight = self.pool_weight.log()
         self._masked_query, self._masked_pool = sent.masked_query, sent.masked_pool
@@ -109,7 +112,7 @@ class Scores:
     def _score(self, start: int, stop: int) -> torch.Tensor:
         low, high = np.searchsorted(self._masked_places, [start, stop]).tolist()
         query, columns = self._masked_query[low:high], self._masked_pool[low:high] - start
-        return masked_scores(self.x, self.w[start:stop], query, columns)
+        return masked_scores(self.x, self.w[start:stop], query, columns, self.candidates.pool_margin)
 
     def _pair_logsumexp(self, pair: torch.Tensor) -> torch.Tensor:
         greatest = pair.new_full((self.queries,), -torch.inf).scatter_reduce_(0, self.query.long(), pair, "amax")
@@ -117,11 +120,13 @@ class Scores:
         return greatest + part.new_zeros(self.queries).index_add_(0, self.query, part).log()
 
 
-def masked_scores(x: torch.Tensor, w: torch.Tensor, query: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
-    """Return x.w [B, R] for x [B, D] and w [R, D], with -inf at the positions (`query`, `column`) [m]."""
+def masked_scores(
+    x: torch.Tensor, w: torch.Tensor, query: torch.Tensor, column: torch.Tensor, margin: float = 0.0
+) -> torch.Tensor:
+    """Return x.w + `margin` [B, R] for x [B, D] and w [R, D], with -inf at the positions (`query`, `column`) [m]."""
     scores = x @ w.T
     scores[query, column] = -torch.inf
-    return scores
+    return scores.add_(margin) if margin else scores
 
 
 def finite(values: torch.Tensor) -> torch.Tensor:

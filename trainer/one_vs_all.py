@@ -22,7 +22,7 @@ Merged = tuple[torch.Tensor, DevicePairs]  # what `merge_labels` returns: ids [n
 class OneVsAll(Loss):
     """sum_P softplus(-s) + sum_H softplus(s) + sum_R weight * softplus(s), where R excludes P and H; s = x . w.
 
-    This is ASTRA's equation (2) with the candidates of a batch. With chunks of all labels (`candidates.label_range`) it
+    This is ASTRA's equation (2) with the candidates of a batch, whose margins are added to s. With chunks of all labels (`candidates.label_range`) it
     is ASTRA's equation (1) and DEXML's equation (2). Each score contributes independently, so ranks exchange no data.
     """
 
@@ -68,20 +68,20 @@ def binary_step(
     if pool:
         w = rows.gather(candidates.ids[:pool]).detach()
         masked = torch.from_numpy(candidates.masked_query), torch.from_numpy(candidates.masked_pool)
-        scores, weight = masked_scores(x, w, *masked), torch.from_numpy(candidates.pool_weight).to(x.dtype)
+        scores = masked_scores(x, w, *masked, candidates.pool_margin)
+        weight = torch.from_numpy(candidates.pool_weight).to(x.dtype)
         loss_of_pool, slopes = torch_kernels.differentiate_pool(scores, weight, x.dtype)
         on_x, on_pool, pool_loss = slopes @ w, (slopes.T @ x).mul_(scale), float(loss_of_pool)
     # The pairs, sorted by label; each range of labels has its own gradient on x, added up at the end.
     signed = np.where(candidates.pair_positive, -candidates.pair_weight, candidates.pair_weight)
-    query, weight, starts = numba_kernels.by_row(
-        candidates.pair_label,
-        candidates.pair_query.astype(np.int32, copy=False),
-        signed.astype(np.float32, copy=False),
-        len(candidates.ids),
-    )
+    signed, labels, margin = signed.astype(np.float32, copy=False), len(candidates.ids), candidates.pair_margin
+    pair_query = candidates.pair_query.astype(np.int32, copy=False)
+    query, weight, starts = numba_kernels.by_row(candidates.pair_label, pair_query, signed, labels)
+    if len(margin):
+        _, margin, _ = numba_kernels.by_row(candidates.pair_label, pair_query, margin, labels)
     on_x_of_range = np.zeros((RANGES, *x.shape), np.float32)
     matrix, rule = rows.compiled_step(lr, step)
-    pairs = numba_kernels.Pairs(query, weight, starts)
+    pairs = numba_kernels.Pairs(query, weight, margin, starts)
 
     def step_on(number: int, start: int, stop: int) -> float:
         queries = numba_kernels.Queries(x.numpy(), on_x_of_range[number], np.float32(scale))
@@ -136,6 +136,8 @@ def _step_on_device(
         with products_with(device_step.scored.vectors):
             scores = product(x.to(w.dtype), w.T)
             scores[sent.masked_query, sent.masked_pool] = -torch.inf
+            if candidates.pool_margin:
+                scores += candidates.pool_margin
             pool_loss, pool_slopes = kernels.differentiate_pool(scores, weight * scale, w.dtype)
             loss = loss + pool_loss
             on_x, on_pool = on_x.add_(product(pool_slopes, w)), product(pool_slopes.T, x.to(w.dtype))

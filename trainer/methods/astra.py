@@ -12,7 +12,15 @@ from pydantic import model_validator
 from schemas import LABEL_TEXTS
 from schemas.options import Options, key
 from trainer.methods.kinds import LossSection
-from trainer.methods.recipe import MOST, ClassifierRecipe, NegativesSection, Recipe, TableLabels
+from trainer.methods.recipe import (
+    MOST,
+    MOST_MARGIN,
+    ClassifierRecipe,
+    NegativesSection,
+    Recipe,
+    SampledNegatives,
+    TableLabels,
+)
 from trainer.methods.sections import LEAD, TableSchedule
 from trainer.methods.settling import Draft, settle_classifier, settle_encoder, settle_length
 from trainer.negatives.base import FRESH, MIPS, MOST_FRESH, used_sections
@@ -50,7 +58,7 @@ def settle_random(draft: Draft) -> str:
     return pool
 
 
-class RandomNegatives(NegativesSection):
+class RandomNegatives(SampledNegatives):
     """Uniform negatives, whose weighted sum estimates the sum over all labels without bias (equation 2, lemma 4.1)."""
 
     pool: Literal["shared", "own"] = key(
@@ -68,9 +76,21 @@ class RandomNegatives(NegativesSection):
         0.0, "fraction of the random negatives that are drawn by training frequency instead of uniformly", ge=0, le=1
     )
 
+    hard_margin: float = key(
+        0.0,
+        "number added to the scores of hard negatives, in addition to pool_margin, in nats. With log 10 = 2.3, hard "
+        "negatives count ten times in softmax losses",
+        ge=-MOST_MARGIN,
+        le=MOST_MARGIN,
+    )
+
     @property
     def by_frequency(self) -> float:
         return self.frequency_share
+
+    @property
+    def margins(self) -> tuple[float, float]:
+        return self.pool_margin, self.pool_margin + self.hard_margin
 
     def draws(self, batch: int) -> int:
         return self.random * (batch if self.pool == "own" else 1)
@@ -87,7 +107,7 @@ class RandomNegatives(NegativesSection):
         # The paper draws outside H, with p = 1 / (L - k_h). Here draws in P or H are dropped, so the weight is L / k_r.
         own, count = self.pool == "own", self.random_in(planner, batch.epoch, bool(sampled))
         drawn, weight = planner.draw(batch, count, own, self.reweight)  # steps 8 and 15: R with weight L / k_r
-        return planner.merge(batch, sampled, drawn, weight)  # steps 13 and 14: H, k_h per row, with weight 1
+        return planner.merge(batch, sampled, drawn, weight, self.margins)  # steps 13 and 14: H, k_h a row, weight 1
 
     def random_in(self, planner: Planner, epoch: int, has_hard: bool) -> int:
         """Return k_r for `epoch`; `has_hard`: whether the queries of the epoch have hard negatives."""

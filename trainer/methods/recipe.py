@@ -36,12 +36,18 @@ if TYPE_CHECKING:
 
 
 MOST = 1 << 24  # maximum number of labels of a query or of a pool
+MOST_MARGIN = 20.0  # e^20 is more than the number of labels
 
 
 class NegativesSection(Options):
     """Labels that a query is scored against in addition to its positives; base class of all sections `negatives`."""
 
     all_labels: ClassVar[bool] = False  # True: every query is scored against every label
+
+    @property
+    def margins(self) -> tuple[float, float]:
+        """Numbers that are added to the scores of random and of hard negatives, after the temperature."""
+        return 0.0, 0.0
 
     @property
     def table_width(self) -> int:
@@ -89,6 +95,22 @@ class NegativesSection(Options):
     def chunks(self, planner: Planner, batch: Batch) -> Iterator[Candidates]:
         """Yield candidates of a batch, one chunk of labels at a time."""
         raise NotImplementedError
+
+
+class SampledNegatives(NegativesSection):
+    """Negatives that stand for more labels than they are, with a margin: an addend to scores, a weight in a softmax."""
+
+    pool_margin: float = key(
+        0.0,
+        "nats that are added to the scores of all negatives, after the temperature; in the losses softmax, infonce and "
+        "decoupled, a negative then counts e^pool_margin times",
+        ge=-MOST_MARGIN,
+        le=MOST_MARGIN,
+    )
+
+    @property
+    def margins(self) -> tuple[float, float]:
+        return self.pool_margin, self.pool_margin
 
 
 class TableLabels(NegativesSection):
@@ -248,6 +270,11 @@ class Recipe(Options):
             raise ValueError(
                 f"train.positive_ratio = {self.train.positive_ratio:g} works only with loss.kind = 'bce': leave it out "
                 f"for {self.loss.kind!r}, because this loss does not separate positives from negatives"
+            )
+        if self.loss.kind == "triplet" and any(self.negatives.margins):
+            raise ValueError(
+                "loss.kind = 'triplet' has a margin of its own, loss.margin: leave out negatives.pool_margin and "
+                "negatives.hard_margin"
             )
         unit_labels = self.classifier.normalize if isinstance(self, ClassifierRecipe) else self.encodes_labels
         self.loss.check_vectors(unit=unit_labels and self.encoder.normalize and self.encoder.scale == 1)

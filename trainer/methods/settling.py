@@ -150,7 +150,9 @@ def settle_classifier(draft: Draft, searched: bool = False, why: str = "no searc
     statistics, width = draft.statistics, draft.width
     draft.fill("classifier.lr", _by_width(0.2, 0.5, width), f"encoder.dimension = {width}")
     each = f"{statistics.prior * statistics.labels:.2f} of {statistics.labels:,} labels are positive per point"
-    draft.fill("classifier.initial_bias", round(log_odds(statistics.prior), 2), f"the prior: {each}")
+    margin = draft["negatives.pool_margin"]  # the bias takes away what it adds to the scores of negatives
+    bias = log_odds(statistics.prior) - (margin if isinstance(margin, int | float) else 0)
+    draft.fill("classifier.initial_bias", round(bias, 2), f"the prior: {each}")
     draft.fill("classifier.initial_scale", _SMALL_INITIAL_SCALE if searched else 0.0, why)
 
 

@@ -26,7 +26,7 @@ from trainer.inputs import Inputs
 from trainer.negatives.base import Sampled
 from trainer.negatives.draws import RandomPool, draw_hard, splitmix64
 from trainer.negatives.merge import LabelLists, concatenate_labels, merge, merge_with_pool
-from trainer.stream.batch import Batch, Candidates
+from trainer.stream.batch import NO_MARGINS, Batch, Candidates, Margins
 
 
 class NegativesOptions(Protocol):
@@ -125,9 +125,17 @@ class Planner:
         return pool, weight
 
     def merge(
-        self, batch: Batch, sampled: list[Sampled], pool: np.ndarray | Ragged, weight: float | np.ndarray
+        self,
+        batch: Batch,
+        sampled: list[Sampled],
+        pool: np.ndarray | Ragged,
+        weight: float | np.ndarray,
+        margins: Margins = NO_MARGINS,
     ) -> Candidates:
-        """Merge positives, hard negatives in `sampled` and `draw`'s `pool` with `weight`, a label once per query."""
+        """Merge positives, hard negatives in `sampled` and `draw`'s `pool` with `weight`, a label once per query.
+
+        `margins`: of the pool, and of hard negatives.
+        """
         if len(sampled) == 1 and isinstance(sampled[0].ids, torch.Tensor):  # labels stay on the device: nothing waits
             assert isinstance(pool, Ragged), "a device merges only own pools"
             ranked = sampled[0].ids
@@ -135,13 +143,14 @@ class Planner:
                 filtered = torch.from_numpy(batch.filtered.padded()).to(ranked.device)[:, None]
                 ranked = ranked.masked_fill((ranked[:, :, None] == filtered).any(dim=2), PAD)
             columns = self._draw_columns(batch, np.tile(np.arange(ranked.shape[1]), (len(ranked), 1)))
-            candidates = unmerged_candidates(batch, ranked.gather(1, send(columns, ranked.device)), pool, weight)
+            hard_on_device = ranked.gather(1, send(columns, ranked.device))
+            candidates = unmerged_candidates(batch, hard_on_device, pool, weight, margins)
             return weigh_positives(candidates, batch, self._rank_positive_weight)
         part, hard = self._rank_part(batch), self._hard(batch, sampled)
         if not isinstance(pool, Ragged):
-            return weigh_positives(shared_pool(part, hard, pool, weight), part, self._rank_positive_weight)
+            return weigh_positives(shared_pool(part, hard, pool, weight, margins), part, self._rank_positive_weight)
         build = own_pool if self.merges else unmerged_candidates
-        return weigh_positives(build(part, hard, pool, weight), part, self._rank_positive_weight)
+        return weigh_positives(build(part, hard, pool, weight, margins), part, self._rank_positive_weight)
 
     def batch_candidates(self, batch: Batch) -> Candidates:
         """Return candidates for every query: the drawn positives and the hard negatives of all queries in the batch."""
@@ -257,21 +266,33 @@ def _matrix(ids: np.ndarray | Ragged) -> np.ndarray:
     return ids.padded() if isinstance(ids, Ragged) else ids
 
 
-def shared_pool(batch: Batch, hard: LabelLists, pool: np.ndarray, weight: float | np.ndarray) -> Candidates:
+def shared_pool(
+    batch: Batch, hard: LabelLists, pool: np.ndarray, weight: float | np.ndarray, margins: Margins = NO_MARGINS
+) -> Candidates:
     """Build candidates with one random pool for the whole batch.
 
     `pool` [k_r]: R, drawn with replacement. Each draw has the weight `weight` (L / k_r makes the sum over R an unbiased
     estimate of the sum over all labels outside P and H), or the weight of its label if `weight` is an array [L]; a
-    label counts once for each time it is drawn. For each query, P and H are masked in the pool.
+    label counts once for each time it is drawn. For each query, P and H are masked in the pool. `margins`: of R, and
+    of H.
     """
     scalar = 1.0 if isinstance(weight, np.ndarray) else weight
     candidates = merge_with_pool(batch.positives, batch.positive_offsets, hard, pool, scalar)
     if isinstance(weight, np.ndarray):
         candidates.pool_weight[:] *= weight[candidates.ids[: len(candidates.pool_weight)]]
-    return candidates
+    if not any(margins):
+        return candidates
+    of_pairs = np.where(candidates.pair_positive, 0, margins[1]).astype(np.float32)
+    return candidates._replace(pool_margin=margins[0], pair_margin=of_pairs)
 
 
-def own_pool(batch: Batch, hard: LabelLists, pool: np.ndarray | Ragged, weight: float | np.ndarray) -> Candidates:
+def own_pool(
+    batch: Batch,
+    hard: LabelLists,
+    pool: np.ndarray | Ragged,
+    weight: float | np.ndarray,
+    margins: Margins = NO_MARGINS,
+) -> Candidates:
     """Build candidates with a random pool per query: `pool` [B, k_r], or rows of random draws, padded with -1.
 
     A draw that is a positive or hard negative of the query is dropped; another draw has the weight `weight`, as in
@@ -279,21 +300,26 @@ def own_pool(batch: Batch, hard: LabelLists, pool: np.ndarray | Ragged, weight: 
     """
     lists = batch.positives, batch.positive_offsets, hard, pool
     if not isinstance(weight, np.ndarray):
-        return merge(*lists, weight)
-    pairs = merge(*lists, weight_of_others=0.0)  # weight 0 tells P and H from R, whose weight is its number of draws
+        return merge(*lists, weight, margins=margins)
+    # Weight 0 tells P and H from R, whose weight is its number of draws.
+    pairs = merge(*lists, weight_of_others=0.0, margins=margins)
     weights = np.where(pairs.pair_weight > 0, pairs.pair_weight * weight[pairs.ids[pairs.pair_label]], 1)
     return pairs._replace(pair_weight=weights.astype(np.float32))
 
 
 def unmerged_candidates(
-    batch: Batch, hard: LabelLists | torch.Tensor, pool: np.ndarray | Ragged, weight: float | np.ndarray
+    batch: Batch,
+    hard: LabelLists | torch.Tensor,
+    pool: np.ndarray | Ragged,
+    weight: float | np.ndarray,
+    margins: Margins = NO_MARGINS,
 ) -> Candidates:
     """Build the candidates of `own_pool` for a device that merges them itself; `hard` may already be on the device."""
     on_device = hard if isinstance(hard, torch.Tensor) else None  # the host leaves places for these labels
     on_host = np.full(hard.shape, PAD, np.int32) if isinstance(hard, torch.Tensor) else hard
     scalar = 1.0 if isinstance(weight, np.ndarray) else weight
     lists = batch.positives, batch.positive_offsets, on_host, pool
-    labels = concatenate_labels(*lists, scalar, with_pads=on_device is not None)
+    labels = concatenate_labels(*lists, scalar, with_pads=on_device is not None, margins=margins)
     if isinstance(weight, np.ndarray):
         is_draw = labels.use & 1 == 1
         labels.weight[is_draw] = weight[labels.label[is_draw]]
@@ -366,7 +392,8 @@ def without_filtered(candidates: Candidates, filtered: Ragged | None) -> Candida
     gone = np.isin(candidates.pair_query[some].astype(np.int64) * base + ids[candidates.pair_label[some]], codes)
     kept = np.ones(len(candidates.pair_label), bool)
     kept[some[gone]] = False
-    pairs = {name: getattr(candidates, name)[kept] for name in candidates._fields if name.startswith("pair_")}
+    columns = {name: getattr(candidates, name) for name in candidates._fields if name.startswith("pair_")}
+    pairs = {name: column[kept] for name, column in columns.items() if len(column)}
     masked = candidates.masked_query.astype(np.int64) * base + pool_ids[candidates.masked_pool]
     new = np.setdiff1d(codes[np.isin(codes % base, pool_ids)], masked)
     query = np.append(candidates.masked_query, new // base).astype(candidates.masked_query.dtype)

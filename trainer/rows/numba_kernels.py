@@ -27,10 +27,12 @@ class Pairs(NamedTuple):
     """Pairs in the order of their labels: label number i has pairs [starts[i], starts[i + 1]).
 
     The weight of a pair in the loss is the absolute value of `weight`; `weight` is negative for a positive label.
+    `margin` is added to scores.
     """
 
     query: np.ndarray  # [n]
     weight: np.ndarray  # [n]
+    margin: np.ndarray  # [n], or [0] for none
     starts: np.ndarray  # [C + 1]
 
 
@@ -224,7 +226,7 @@ def _score(pairs, queries, ids, span, block, lines):  # type: ignore[no-untyped-
 
     The loop also prefetches the next block of rows of `lines`, up to number `last`.
     """
-    query, weight, starts = pairs
+    query, weight, margins, starts = pairs
     x, on_x, scale = queries
     start, stop, last = span
     w, g = block
@@ -240,6 +242,8 @@ def _score(pairs, queries, ids, span, block, lines):  # type: ignore[no-untyped-
             for j in range(columns):
                 score += w[place, j] * x[q, j]
             # softplus(m) = max(m, 0) + log(1 + e), sigmoid(m) = 1 or e over 1 + e, e = exp(-|m|)
+            if len(margins) > 0:
+                score += margins[pair]
             margin = np.float64(score if signed_weight > 0 else -score)
             small = math.exp(-abs(margin))
             loss += abs(signed_weight) * (max(margin, 0.0) + math.log(1.0 + small))

@@ -34,7 +34,8 @@ class DevicePairs(NamedTuple):
 
     `label` [n]: index into the step's ids [C]. `order` [n] sorts pairs by label: label number i has pairs
     order[label_starts[i] : label_starts[i + 1]]. `weight` [n] is negative for a positive label; its absolute value is
-    the weight in the loss. Padding comes after all labels; its pairs have the weight 0.
+    the weight in the loss. `margin` [n], if there is any, is added to scores. Padding comes after all labels; its pairs
+    have the weight 0.
     """
 
     query: torch.Tensor  # [n] int32
@@ -43,6 +44,7 @@ class DevicePairs(NamedTuple):
     query_starts: torch.Tensor  # [B + 1] int32
     order: torch.Tensor  # [n] int64
     label_starts: torch.Tensor  # [C + 1] int32
+    margin: torch.Tensor | None = None  # [n] float32
 
 
 ScoredPairs = tuple[DevicePairs, torch.Tensor, torch.Tensor]  # pairs, their slopes [n], and x [B, D]
@@ -59,6 +61,7 @@ def order_pairs(candidates: Any, queries: int, labels: int) -> DevicePairs:
         query_starts=starts_of(query, queries),
         order=order,
         label_starts=starts_of(ordered, labels),
+        margin=candidates.pair_margin if len(candidates.pair_margin) else None,
     )
 
 
@@ -90,6 +93,9 @@ def merge_labels(drawn: Any, hard: torch.Tensor | None = None) -> tuple[torch.Te
     ids = ordered.index_select(0, starts[:count])
     if hard is not None:
         ids = ids.masked_fill(ids == none, PAD)
+    margin = None
+    if any(drawn.margins):
+        margin = torch.where(drawn.use & 1 == 1, *drawn.margins).masked_fill_(drawn.weight < 0, 0)
     return ids, DevicePairs(
         query=drawn.use >> 1,
         label=torch.empty_like(number).scatter_(0, order, number),
@@ -97,6 +103,7 @@ def merge_labels(drawn: Any, hard: torch.Tensor | None = None) -> tuple[torch.Te
         query_starts=drawn.starts,
         order=order,
         label_starts=starts,
+        margin=margin,
     )
 
 
@@ -107,6 +114,8 @@ def score_pairs(
     query = pairs.query.long()
     w = matrix.vectors.index_select(0, ids.index_select(0, pairs.label).clamp(min=0)).float()
     score = (w * x.index_select(0, query)).sum(1)
+    if pairs.margin is not None:
+        score = score + pairs.margin
     margin = torch.where(pairs.weight > 0, score, -score)
     loss = x.new_zeros(len(x)).index_add_(0, query, pairs.weight.abs() * softplus(margin))
     slopes = scale * pairs.weight * torch.sigmoid(margin)

@@ -78,8 +78,8 @@ def _one_less(power):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def score_kernel(  # type: ignore[no-untyped-def]
-    x, vectors, ids, label, weight, starts, loss, slopes, on_x, scale, D,
-    DTYPE: tl.constexpr, SPLITS: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr,
+    x, vectors, ids, label, weight, margins, starts, loss, slopes, on_x, scale, D,
+    HAS_MARGINS: tl.constexpr, DTYPE: tl.constexpr, SPLITS: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Score the pairs of a query in SPLITS programs: loss, slopes, and each program's part of the gradient on x."""
     query = tl.program_id(0).to(tl.int64)
@@ -103,6 +103,8 @@ def score_kernel(  # type: ignore[no-untyped-def]
         both = (is_pair & (row >= 0))[:, None] & inside[None, :]
         w = _widened(tl.load(vectors + places, mask=both, other=0), DTYPE)
         score = tl.sum(w * own[None, :], 1)
+        if HAS_MARGINS:
+            score += tl.load(margins + pair, mask=is_pair, other=0.0)
         margin = tl.where(pair_weight > 0, score, -score)
         small = tl.exp(-tl.abs(margin))
         total += tl.abs(pair_weight) * (tl.where(margin > 0, margin, 0.0) + tl.log(1.0 + small))
@@ -235,8 +237,9 @@ def score_pairs(
     on_x = x.new_empty(splits, *x.shape)
     if len(x):
         score_kernel[len(x), splits](
-            x, bits_of(matrix.vectors), ids, pairs.label, pairs.weight, pairs.query_starts, loss, slopes, on_x,
-            scale, x.shape[1], DTYPE=matrix.dtype_code, **shape,
+            x, bits_of(matrix.vectors), ids, pairs.label, pairs.weight,
+            pairs.weight if pairs.margin is None else pairs.margin, pairs.query_starts, loss, slopes, on_x,
+            scale, x.shape[1], HAS_MARGINS=pairs.margin is not None, DTYPE=matrix.dtype_code, **shape,
         )  # fmt: skip
     return (loss.sum(0), slopes, on_x.sum(0)) if splits > 1 else (loss[0], slopes, on_x[0])
 

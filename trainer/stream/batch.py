@@ -11,6 +11,8 @@ from schemas.ragged import Ragged
 from trainer.device import as_tensor, map_arrays, pack, unpack
 from trainer.inputs import Inputs
 
+Margins = tuple[float, float]  # of random and of hard negatives: added to their scores after the temperature
+NO_MARGINS: Margins = (0.0, 0.0)
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
@@ -31,6 +33,7 @@ class DrawnLabels:
     starts: np.ndarray
     hard: torch.Tensor | None = None
     hard_starts: np.ndarray | None = None
+    margins: Margins = NO_MARGINS
 
 
 class Candidates(NamedTuple):
@@ -41,7 +44,8 @@ class Candidates(NamedTuple):
     query is scored against the pool with `pool_weight` [R] float32, except for the query's own positives and hard
     negatives, (`masked_query`, `masked_pool`) [m]. A pair scores one query against one label: `pair_query` [n]
     ascending, `pair_label` [n] (index into ids), `pair_positive` [n] bool, `pair_weight` [n] float32. Queries and
-    indices into ids are int32 with a shared pool, int64 otherwise. If a device merges the labels, `drawn` contains the
+    indices into ids are int32 with a shared pool, int64 otherwise. `pool_margin` and `pair_margin` [n] float32 (empty: 0;
+    0 for positives) are added to scores after the temperature. If a device merges the labels, `drawn` contains the
     labels, and the other fields are empty.
     """
 
@@ -54,6 +58,8 @@ class Candidates(NamedTuple):
     masked_query: np.ndarray = np.empty(0, np.int64)
     masked_pool: np.ndarray = np.empty(0, np.int64)
     drawn: DrawnLabels | None = None
+    pool_margin: float = 0.0
+    pair_margin: np.ndarray = np.empty(0, np.float32)
 
     @property
     def touched(self) -> np.ndarray:

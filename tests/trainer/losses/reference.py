@@ -7,7 +7,8 @@ import torch
 from scipy.optimize import brentq
 from torch.nn.functional import softplus
 
-from trainer.stream.batch import Candidates
+from tests.builders import Rows
+from trainer.stream.batch import NO_MARGINS, Candidates, Margins
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,9 @@ class Row:
     pooled: torch.Tensor
 
 
-def rows_of(x: torch.Tensor, w: torch.Tensor, candidates: Candidates, temperature: float) -> list[Row]:
+def rows_of(
+    x: torch.Tensor, w: torch.Tensor, candidates: Candidates, temperature: float, margins: Margins, hard: Rows
+) -> list[Row]:
     scores = x @ w.T / temperature
     pool = len(candidates.pool_weight)
     masked = set(zip(candidates.masked_query.tolist(), candidates.masked_pool.tolist(), strict=True))
@@ -30,7 +33,7 @@ def rows_of(x: torch.Tensor, w: torch.Tensor, candidates: Candidates, temperatur
         negative, weight, positive, value, pooled = [], [], [], [], []
         for column in range(pool):
             if (query, column) not in masked:
-                negative.append(scores[query, column])
+                negative.append(scores[query, column] + margins[0])
                 weight.append(float(candidates.pool_weight[column]))
         for n in range(len(candidates.pair_query)):
             label = candidates.pair_label[n]
@@ -41,7 +44,8 @@ def rows_of(x: torch.Tensor, w: torch.Tensor, candidates: Candidates, temperatur
                 value.append(float(candidates.pair_weight[n]))
                 pooled.append(float(candidates.pool_weight[label]) if label < pool else 0.0)
             else:
-                negative.append(scores[query, label])
+                is_hard = bool(hard) and candidates.ids[label] in hard[query]
+                negative.append(scores[query, label] + margins[is_hard])
                 weight.append(float(candidates.pair_weight[n]))
         none = scores[query, :0]
         rows.append(
@@ -116,12 +120,19 @@ REFERENCES: dict[str, Callable[..., torch.Tensor]] = {
 
 
 def reference(
-    name: str, x: torch.Tensor, w: torch.Tensor, candidates: Candidates, temperature: float = 1.0, **options: float
+    name: str,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    candidates: Candidates,
+    temperature: float = 1.0,
+    margins: Margins = NO_MARGINS,
+    hard: Rows = (),
+    **options: float,
 ) -> tuple[float, torch.Tensor, torch.Tensor]:
     """Return (loss, its gradient on x [B, D], on w [C, D]) in float64."""
     x, w = x.detach().double().requires_grad_(), w.detach().double().requires_grad_()
     loss = (x.sum() + w.sum()) * 0
-    for row in rows_of(x, w, candidates, temperature):
+    for row in rows_of(x, w, candidates, temperature, margins, hard):
         loss = loss + REFERENCES[name](row, **options)
     on_x, on_w = torch.autograd.grad(loss, [x, w])
     return loss.item(), on_x, on_w

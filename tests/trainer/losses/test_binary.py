@@ -14,6 +14,7 @@ from tests.trainer.dense import assert_same, fast, one_vs_all, sampled
 from trainer.negatives.planner import own_pool, range_candidates, shared_pool, weigh_positives
 from trainer.one_vs_all import binary_cross_entropy, binary_step
 from trainer.rows.matrix import RowMatrix, RowOptimizer
+from trainer.stream.batch import NO_MARGINS
 
 
 @dataclass
@@ -144,11 +145,12 @@ def test_one_pass_does_what_gather_loss_backward_and_update_do(
     for step in range(3):
         case = problem(step, 40, labels, dimension, 5, weighted=True)
         batch, draw = batch_of(case.positives, case.hard), np.random.default_rng(step)
+        margins = (0.4, 1.5) if step else NO_MARGINS
         if form == "own":
-            candidates = own_pool(batch, case.hard, draw.integers(0, labels, (40, 90)), 0.7)
+            candidates = own_pool(batch, case.hard, draw.integers(0, labels, (40, 90)), 0.7, margins)
             candidates = weigh_positives(candidates, batch, case.positive_weight)
         elif form == "shared":
-            candidates = shared_pool(batch, case.hard, draw.integers(0, labels, 70), 0.7)
+            candidates = shared_pool(batch, case.hard, draw.integers(0, labels, 70), 0.7, margins)
             candidates = weigh_positives(candidates, batch, case.positive_weight)
         else:
             candidates = range_candidates(batch, 100, 2900, case.positive_weight)

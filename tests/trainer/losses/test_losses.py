@@ -17,7 +17,7 @@ from trainer.group import label_range as group_range
 from trainer.losses import Loss, Scores, SoftTopK, SoftTopKSection
 from trainer.methods.kinds import LOSSES, options_of
 from trainer.negatives.planner import own_pool, range_candidates, shared_pool, weigh_positives
-from trainer.stream.batch import Candidates
+from trainer.stream.batch import NO_MARGINS, Candidates, Margins
 
 OPTIONS: dict[str, dict[str, float]] = {"softtopk": {"k": 2.5, "alpha": 1.7}, "triplet": {"margin": 0.4}}
 
@@ -43,15 +43,17 @@ def same(got: tuple[float, Any, Any], expected: tuple[float, Any, Any], toleranc
         np.testing.assert_allclose(part, expected_part, rtol=tolerance, atol=tolerance)
 
 
-def candidates_of(case: Problem, form: str, seed: int, weight: float = 1.7) -> Candidates:
+def candidates_of(
+    case: Problem, form: str, seed: int, weight: float = 1.7, margins: Margins = NO_MARGINS
+) -> Candidates:
     """One set of candidates in each form that there is."""
     batch, labels = batch_of(case.positives, case.hard), len(case.w)
     draw = np.random.default_rng(seed)
     if form == "shared":
-        candidates = shared_pool(batch, case.hard, draw.integers(0, labels, 7), weight)
+        candidates = shared_pool(batch, case.hard, draw.integers(0, labels, 7), weight, margins)
         return weigh_positives(candidates, batch, case.positive_weight)
     if form == "own":
-        candidates = own_pool(batch, case.hard, draw.integers(0, labels, (len(batch), 4)), weight)
+        candidates = own_pool(batch, case.hard, draw.integers(0, labels, (len(batch), 4)), weight, margins)
         return weigh_positives(candidates, batch, case.positive_weight)
     return range_candidates(batch, 0, labels, case.positive_weight)
 
@@ -73,6 +75,39 @@ def test_any_candidates_give_the_sum_over_queries(
     expected = reference(name, case.x, w, candidates, temperature, **OPTIONS.get(name, {}))
     # Weights are float32, the reference's are not; gradients that nearly cancel show it.
     same(got, expected, 1e-6 if name == "softtopk" else 1e-7)
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if name != "triplet"])
+@settings(max_examples=40)
+@given(
+    problems,
+    st.sampled_from(["shared", "own"]),
+    st.integers(0, 10**6),
+    st.sampled_from([0, 1, 3]),
+    st.tuples(st.floats(-1, 2), st.floats(-1, 4)),
+)
+def test_margins_are_added_to_the_scores_of_negatives_alone(
+    name: str, case: Problem, form: str, seed: int, chunk: int, margins: Margins
+) -> None:
+    candidates = candidates_of(case, form, seed, margins=margins)
+    got = gradients(make(name, chunk=chunk, temperature=0.7), case.x, case.w[candidates.ids], candidates)
+    options = OPTIONS.get(name, {})
+    w = case.w[candidates.ids]
+    expected = reference(name, case.x, w, candidates, 0.7, margins, case.hard_rows, **options)
+    same(got, expected, 1e-6)
+
+
+@pytest.mark.parametrize("form", ["shared", "own"])
+@pytest.mark.parametrize("name", ["softmax", "infonce", "decoupled"])
+def test_a_margin_is_a_weight_in_a_softmax(name: str, form: str) -> None:
+    case = problem(4, queries=5, labels=12, dimension=3)
+    plain = candidates_of(case, form, 1)
+    heavy = candidates_of(case, form, 1, margins=(np.log(2.0), np.log(2.0)))
+    weight = np.where(plain.pair_positive, 1, 2) * plain.pair_weight
+    x, w = case.x, case.w[plain.ids]
+    if name != "infonce" or form == "own":  # the other positives keep the pool's weights
+        weighed = plain._replace(pair_weight=weight, pool_weight=2 * plain.pool_weight)
+        same(gradients(make(name), x, w, heavy), gradients(make(name), x, w, weighed), 1e-6)
 
 
 @given(problems, st.sampled_from(FORMS), st.integers(0, 10**6), st.sampled_from([0, 3]), st.floats(0.1, 2))

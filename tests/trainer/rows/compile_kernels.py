@@ -30,9 +30,9 @@ DTYPES = {
 METHODS = {"sgd": codes.SGD, "momentum": codes.MOMENTUM, "adagrad": codes.ADAGRAD, "adam": codes.ADAM}
 DIMENSIONS = (64, 769)
 _TYPES = {
-    **dict.fromkeys(("x", "loss", "slopes", "on_x", "weight", "first", "second", "scalar", "dense"), torch.float32),
+    **dict.fromkeys(("x", "loss", "slopes", "on_x", "weight", "margins", "first", "second"), torch.float32),
     **dict.fromkeys(("label", "starts", "query", "ids"), torch.int32),
-    **dict.fromkeys(("sums", "scores", "rate", "keep"), torch.float32),
+    **dict.fromkeys(("scalar", "dense", "sums", "scores", "rate", "keep"), torch.float32),
     **dict.fromkeys(("order", "key"), torch.int64),
 }
 _NUMBERS = {"origin": 1 << 40, "rows": 96, "count": 96, "queries": 512, "labels": 1 << 16}
@@ -84,9 +84,10 @@ def compile_all(dimensions: list[int], architectures: list[int], names: list[str
             }
             for dtype in names:
                 constants = {"DTYPE": DTYPES[dtype][0]}
-                kernels[f"{dtype} score"] = (
-                    triton_kernels.score_kernel, dtype, {**constants, **triton_kernels.score_tiles(dimension)}
-                )  # fmt: skip
+                for margins in (True, False):
+                    tiles = {**constants, "HAS_MARGINS": margins, **triton_kernels.score_tiles(dimension)}
+                    name = f"{dtype} score{' with margins' if margins else ''}"
+                    kernels[name] = triton_kernels.score_kernel, dtype, tiles
                 shape = triton_kernels.row_tiles(dimension)
                 for method, code in METHODS.items():
                     for paired in (True, False):

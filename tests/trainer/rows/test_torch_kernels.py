@@ -43,13 +43,14 @@ def as_tensors(candidates: Candidates) -> Any:
     return send(replace(candidates.drawn, hard=None), torch.device("cpu", 0))
 
 
-def by_query(ids: torch.Tensor, pairs: DevicePairs) -> dict[tuple[int, int], float]:
-    """Signed weights by (query, label), those of pairs that count."""
-    weights: dict[tuple[int, int], float] = {}
-    labels = ids[pairs.label.long()].tolist()
-    for query, label, weight in zip(pairs.query.tolist(), labels, pairs.weight.tolist(), strict=True):
+def by_query(ids: torch.Tensor, pairs: DevicePairs) -> dict[tuple[int, int, float], float]:
+    """Signed weights by (query, label, margin), those of pairs that count."""
+    weights: dict[tuple[int, int, float], float] = {}
+    labels, margins = ids[pairs.label.long()].tolist(), [0.0] * len(pairs.query)
+    margins = margins if pairs.margin is None else pairs.margin.tolist()
+    for query, label, weight, margin in zip(pairs.query.tolist(), labels, pairs.weight.tolist(), margins, strict=True):
         if weight:
-            weights[query, label] = weights.get((query, label), 0) + weight
+            weights[query, label, margin] = weights.get((query, label, margin), 0) + weight
     return weights
 
 
@@ -68,7 +69,7 @@ def check_both_orders(ids: torch.Tensor, pairs: DevicePairs) -> None:
 @given(batches())
 def test_a_device_merges_what_the_host_does(batch: tuple) -> None:
     positives, hard, draws = batch
-    arguments = batch_of(positives, hard), hard, draws, 2.0
+    arguments = batch_of(positives, hard), hard, draws, 2.0, (0.5, 1.5)
     drawn, expected = unmerged_candidates(*arguments), own_pool(*arguments)
     ids, pairs = merge_labels(as_tensors(drawn))
     count = len(expected.ids)

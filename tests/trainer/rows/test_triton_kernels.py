@@ -107,7 +107,7 @@ def test_what_a_program_changes_it_stores_behind_a_barrier(
 @needs_triton
 def test_kernels_compile_without_spills(tmp_path: Path) -> None:
     usage = program("tests.trainer.rows.compile_kernels", TRITON_CACHE_DIR=str(tmp_path))
-    assert len(usage) == 3 * 2 * (2 + 2 * 9)
+    assert len(usage) == 3 * 2 * (2 + 2 * 10)
     assert {name: facts for name, facts in usage.items() if facts["spilled"]} == {}
     assert {name: facts for name, facts in usage.items() if not facts.get("behind", True)} == {}
     assert max(facts["registers"] for facts in usage.values()) <= 128
