@@ -1,9 +1,10 @@
 """`run auto`: survey the data, list contenders, try them on an excerpt, choose one, train and fuse it."""
 
 import math
+import operator
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,13 +14,14 @@ import pyarrow.compute as pc
 import tomli_w
 
 from extremis.console import RemainingTime, output, say, show_activity
+from extremis.finalists import Finalist, challenger, move_run, train_finalist
 from extremis.summary import repeated, texts_of
 from extremis.supervisor import carry, logged, train
 from schemas import storage
 from schemas.arrow import DENSE
 from schemas.errors import InputError, option
 from schemas.hashing import hash_strings
-from schemas.layout import DataLayout, RunLayout, epoch_folder, list_numbers
+from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, is_published, publish
 from schemas.owners import claimed, require_output_folder
 from schemas.randomness import Purpose, generator
@@ -29,12 +31,10 @@ from schemas.shares import ALL_ROWS, seed_of
 from schemas.storage import join, read_json, write_json
 from schemas.table import PARTS, Table
 from schemas.versions import VERSION
-from scoring.fitting import REFIT_HOLDOUT, describe_fusion, fit_fusion, fit_ranker
-from scoring.options import FitOptions
-from trainer.checkpoints import best_step, drop_old_checkpoints
+from scoring.fitting import REFIT_HOLDOUT, describe_fusion, fit_ranker
 from trainer.device import open_device
 from trainer.encoders.bag_encoder import find_token_vectors
-from trainer.evaluation.metrics import half_interval
+from trainer.evaluation.metrics import Contributions, difference
 from trainer.input_kinds import InputKind, input_names, kind_of
 from trainer.inputs import require_inputs
 from trainer.loop import EpochReport
@@ -165,6 +165,7 @@ _FEW_QUERIES = 200  # for which up to a tenth of the rows is held out: 50 of 1,0
 _TRIAL_ROWS = 100_000  # rows of a trial, fewer if texts are long
 _ROW_TOKENS = 200  # tokens that cost about as much as the rest of a row
 _EPOCHS = 2, 4  # minimum and maximum; a trial passes over about _ROWS rows
+_LOST = 2.0  # standard errors by which a recipe that is behind has lost
 _WIDTH = 128  # D of a trial: shows the ranking of recipes at a quarter of the cost
 SCANNED_ROWS = 5_000_000  # maximum of rows read from the training split
 
@@ -173,34 +174,41 @@ SCANNED_ROWS = 5_000_000  # maximum of rows read from the training split
 class Trial:
     """Scores of a contender on the held-out rows, and the seconds of its trial.
 
-    `course`: METRIC after each validation. `ended`: the trial lost, and training stopped early. `epoch`: seconds that
-    the last epoch took.
+    `course`: each row's contribution to METRIC after each validation; all trials are scored on the same rows, whose
+    texts have the numbers `texts`. `ended`: the trial lost, and training stopped early. `epoch`: seconds that the last
+    epoch took.
     """
 
     contender: Contender
     metrics: dict[str, float]
-    course: list[float]
+    course: list[list[float]]
     ended: bool
     seconds: float
     epoch: float = 0.0
+    texts: list[int] | None = None
 
     @property
     def score(self) -> float:
         return self.metrics[METRIC]
 
-    def beats(self, other: Contender, course: Sequence[float], queries: int, epochs: int) -> bool:
-        """Return whether `other` has lost, given its scores `course` after `epochs` epochs, on `queries` queries.
+    def lead(self, course: Sequence[Sequence[float]]) -> tuple[float, float]:
+        """Return by how much the trial leads in METRIC where `course` ends, and the paired standard error by text."""
+        both = (self.course[len(course) - 1], course[-1])
+        ours, theirs = (Contributions(np.array(scores, np.float32)) for scores in both)
+        return difference([ours], [theirs], None if self.texts is None else np.array(self.texts))
+
+    def beats(self, other: Contender, course: Sequence[Sequence[float]], epochs: int) -> bool:
+        """Return whether `other` has lost, given its rows' scores `course` after `epochs` epochs.
 
         A variation of the same recipe loses if it is behind after two epochs or more. A different recipe loses if it
-        is behind by more than half of the 95 % interval. On WordNet, n-grams with full weight are 3.4 points behind
-        after one epoch and 0.7 points ahead after two epochs.
+        is behind by more than _LOST standard errors. On WordNet, n-grams with full weight are 3.4 points behind after
+        one epoch and 0.7 points ahead after two epochs.
         """
         is_change = other.recipe == self.contender.recipe
         if len(course) > len(self.course) or (is_change and epochs < 2):
             return False
-        own = self.course[len(course) - 1]
-        margin = 0.0 if is_change else half_interval(own, queries)
-        return course[-1] < own - margin
+        lead, error = self.lead(course)
+        return lead > (0.0 if is_change else _LOST * error)
 
 
 @dataclass(frozen=True)
@@ -233,11 +241,6 @@ class TrialData:
             data, drawn = excerpt, measure(DataLayout(excerpt), "train", ALL_ROWS, label_texts=False).queries
         return cls(data, drawn, share, epochs, folder, device, threads)
 
-    @property
-    def queries(self) -> int:
-        """Number of rows on which a trial is scored."""
-        return round(self.rows * holdout_share(self.rows))
-
     def run_trial(self, contender: Contender, title: str, best: Trial | None = None, minutes: float = 0.0) -> Trial:
         """Train a contender without negative tables, for at most `minutes` (0: no limit), or until it loses to `best`.
 
@@ -248,13 +251,14 @@ class TrialData:
         if storage.exists(place):
             return Trial(contender, **read_json(place))
         storage.remove(run, recursive=True)
-        began, course, ended = time.perf_counter(), list[float](), False
+        began, course, texts, ended = time.perf_counter(), list[list[float]](), list[int](), False
 
         def should_continue(report: EpochReport) -> bool:
-            nonlocal ended
-            if report.metrics:
-                course.append(report.metrics[METRIC])
-                lost = best is not None and best.beats(contender, course, self.queries, report.epoch + 1)
+            nonlocal ended, texts
+            if report.scored:
+                course.append(report.scored.contributions()[METRIC].achieved.round(4).tolist())
+                texts = report.scored.text_numbers()
+                lost = best is not None and best.beats(contender, course, report.epoch + 1)
                 ended = lost and report.epoch + 1 < report.epochs
             return not ended
 
@@ -263,7 +267,8 @@ class TrialData:
             outcome = train(self.data, run, recipe, should_continue=should_continue, title=title)
         last = outcome["epochs"][-1]
         times = {"seconds": round(time.perf_counter() - began, 1), "epoch": last["seconds"]}
-        facts: dict[str, Any] = {"metrics": last["validation"], "course": course, "ended": ended, **times}
+        scored = {"metrics": last["validation"], "course": course, "texts": texts}
+        facts: dict[str, Any] = {**scored, "ended": ended, **times}
         scores = "  ".join(f"{name} {last['validation'][name]:.2f}" for name in SHOWN_METRICS)
         say(f"{title}: {scores}  {facts['seconds']:.0f} s{', stopped early: behind the best trial' if ended else ''}")
         write_json(place, facts)
@@ -299,17 +304,18 @@ def holdout_share(rows: int, queries: int = QUERIES) -> float:
     return float(f"{min(most, queries / max(1, rows)):.3g}")  # rounded as in recipes, also without rows
 
 
-def best_trial(trials: Sequence[Trial], queries: int) -> Trial:
-    """Return the best finished trial, measured on `queries` queries; the first if several are equally good.
+def best_trial(trials: Sequence[Trial]) -> Trial:
+    """Return the best finished trial; the first if several are equally good.
 
-    All trials are scored on the same queries. A dual encoder wins unless another trial leads by more than a quarter of
-    the 95 % interval, because trials lack hard negatives, which help dual encoders most. On 20,000 rows of YSO, a dual
-    encoder reached a final P@1 of 22.9. Another contender led by 0.2 in the trials, but reached only 14.6.
+    A dual encoder wins unless another trial leads by more than a standard error, because trials lack hard negatives,
+    which help dual encoders most. On 20,000 rows of YSO, a dual encoder reached a final P@1 of 22.9. Another contender
+    led by 0.2 in the trials, but reached only 14.6.
     """
     finished = [trial for trial in trials if not trial.ended]
-    best = max(trial.score for trial in finished)
-    near = [trial for trial in finished if best - trial.score <= half_interval(best, queries) / 2]
-    return max([trial for trial in near if trial.contender.is_dual_encoder] or near, key=lambda trial: trial.score)
+    best = max(finished, key=lambda trial: trial.score)
+    leads = {trial.contender: best.lead(trial.course) for trial in finished if trial.contender.is_dual_encoder}
+    near = [trial for trial in finished if trial.contender in leads and operator.le(*leads[trial.contender])]
+    return max(near, key=lambda trial: trial.score) if near else best
 
 
 def write_excerpt(data: DataLayout, root: str, rows: int) -> None:
@@ -380,7 +386,7 @@ def _plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in parameters.items() if name not in (VERSION, PARTS)}
 
 
-TRIALS_FOLDER, AUTO_REPORT, RECIPE_FILE = "trials", "auto.json", "recipe.toml"
+TRIALS_FOLDER, FINALISTS_FOLDER, AUTO_REPORT, RECIPE_FILE = "trials", "finalists", "auto.json", "recipe.toml"
 _HELD_OUT = 2_000  # queries held out of the final run, to fit the fusion: with 500, F1@5 on GND was 0.006 lower
 _TRIALS_SHARE = 1 / 3  # share of the total time
 # Time of an epoch of the final run, relative to a trial with as many rows; additional factor with a miner.
@@ -420,7 +426,7 @@ def run_auto(
             say(line)
         if pretrained:
             find_token_vectors(pretrained, DataLayout(data))  # refuses a model with another tokenizer before any trial
-        report, epoch, again = dict[str, Any](), 0.0, dict[str, Any]()
+        report, epoch, again, chosen = dict[str, Any](), 0.0, dict[str, Any](), Contender("")
         if run_exists:
             recipe = validate(load_config(RunLayout(run).config)["recipe"], run)
             report = read_json(join(run, AUTO_REPORT))
@@ -428,48 +434,60 @@ def run_auto(
             if earlier:
                 again, resolved = _continue(data, earlier, overrides)
             else:
-                report, resolved, epoch = _choose(data, run, survey, pretrained, overrides, minutes, remaining)
+                report, chosen, epoch = _choose(data, run, survey, pretrained, overrides, minutes, remaining)
+                resolved = _resolve(data, chosen, survey.facts.queries, overrides)
             facts = measure_rows(resolved.recipe, data)
             say(f"training on {facts.described_points}; {survey.facts.queries - facts.queries:,} points are held out")
             for line in resolved.reasons:
                 say(line)
             recipe = resolved.recipe
-        spent = time.perf_counter() - began
+        spent, compares = time.perf_counter() - began, False
         fits = not recipe.train.start_from or _refits_fusion(data, recipe)
         show_activity("fitting a linear ranker on words")
-        training = epoch * recipe.train.epochs
-        remaining.begin(epoch * _RANKER_EPOCHS, lambda own: training + epoch * _FUSION_EPOCHS)
+        training = epoch * (recipe.train.epochs + _FUSION_EPOCHS)
+        remaining.begin(epoch * _RANKER_EPOCHS, lambda own: training * (2 if chosen.recipe else 1))
         seconds = max(0.0, 60 * minutes - spent) * _RANKER_SHARE if minutes else math.inf
         ranker = fit_ranker(data, recipe, seconds=seconds) if fits else None
         if not run_exists:
             now = time.perf_counter() - began
-            recipe = _limit_training(recipe, minutes, epoch, now, now - spent)
+            two = 2 * epoch * (recipe.train.epochs + _FUSION_EPOCHS)
+            compares = bool(chosen.recipe) and not (minutes and now + two > 60 * minutes)
+            if chosen.recipe and not compares:
+                say("one finalist alone is trained, because no time is left for another")
+            limit = (minutes + now / 60) / 2 if compares else minutes  # half of what is left for each finalist
+            recipe = _limit_training(recipe, limit, epoch, now, now - spent)
+
+        def train_in(place: str, recipe: Recipe, later: int) -> Finalist:
+            """Train a finalist; after it come the fusion, and `later` finalists."""
+            full = epoch * (recipe.train.epochs + _FUSION_EPOCHS)
+            remaining.begin(epoch * recipe.train.epochs, lambda own: epoch * _FUSION_EPOCHS + later * full)
+            options = {**process, "resume": True, "beam_options": beam_options}
+            return train_finalist(data, place, recipe, claim, ranker if fits else None, seconds, fits, **options)
+
+        def record(recipe: Recipe) -> None:
             claim.require()
             write_json(join(run, AUTO_REPORT), report, indent=1)
             body = again or recipe.model_dump(mode="json")  # can be used like any other recipe
             storage.write_bytes(join(run, RECIPE_FILE), tomli_w.dumps(body).encode())
+
+        if compares:
+            first = train_in(join(run, FINALISTS_FOLDER, "1"), recipe, 1)
+            final = _challenge(data, run, first, chosen, survey.facts.queries, overrides, report, train_in)
+            record(final.recipe)
+            move_run(final.place, run)
+            storage.remove(join(run, FINALISTS_FOLDER), recursive=True)
             storage.remove(join(run, TRIALS_FOLDER), recursive=True)
-        remaining.begin(training, lambda own: epoch * _FUSION_EPOCHS)
-        if storage.exists(RunLayout(run).finished):  # the newest checkpoint of a finished run may be gone
-            outcome: dict[str, Any] = {"epochs": [], "table_versions": {}}
         else:
-            outcome = train(data, run, recipe, resume=resume, beam_options=beam_options, **process)
-        layout, best = RunLayout(run), best_step(RunLayout(run))
-        claim.require()
-        storage.remove(layout.dumps, recursive=True)  # a finished run needs neither dumps nor older tables
-        drop_old_checkpoints(layout, 0, best)
-        for older in list_numbers(layout.negatives_root)[:-1]:
-            storage.remove(epoch_folder(layout.negatives_root, older), recursive=True)
+            if not run_exists:
+                record(recipe)
+                storage.remove(join(run, TRIALS_FOLDER), recursive=True)
+            final = train_in(run, recipe, 0)
         if not fits:
             carry(data, run, recipe.train.start_from, recipe.train.device)
             say(f"{run}: trained; next: extremis evaluate {data} {run}")
-            return {**outcome, "seconds": round(time.perf_counter() - began, 1)}
-        to_fit = FitOptions(step=best, device=recipe.train.device)
-        show_activity("learning the weights of the scores")
-        remaining.begin(epoch * _FUSION_EPOCHS, lambda own: 0.0)
-        fusion = fit_fusion(data, run, to_fit, ranker=ranker, seconds=seconds).parameters
-        say(f"{describe_fusion(fusion)}; next: extremis evaluate {data} {run}")
-        return {**report, **outcome, "fusion": fusion, "seconds": round(time.perf_counter() - began, 1)}
+            return {**final.outcome, "seconds": round(time.perf_counter() - began, 1)}
+        say(f"{describe_fusion(final.fusion)}; next: extremis evaluate {data} {run}")
+        return {**report, **final.outcome, "fusion": final.fusion, "seconds": round(time.perf_counter() - began, 1)}
 
 
 def _check_request(run: str, run_exists: bool, resume: bool) -> None:
@@ -496,8 +514,8 @@ def _choose(
     overrides: Sequence[str],
     minutes: float,
     remaining: RemainingTime,
-) -> tuple[dict[str, Any], Resolved, float]:
-    """Try the contenders, then variations of the best; return a report, the winning recipe, and seconds per epoch.
+) -> tuple[dict[str, Any], Contender, float]:
+    """Try the contenders, then variations of the best; return a report, the winner, and seconds of a full epoch.
 
     Trials use only a fraction of `minutes` (0: no limit). When this time is used up, no more contenders are tried.
     """
@@ -527,14 +545,14 @@ def _choose(
             if trials and minutes and left <= 0:
                 say(f"not tried, because no time is left: {contender.name}")
                 continue
-            best = best_trial(trials, trial_data.queries) if trials else None
+            best = best_trial(trials) if trials else None
             to_come = len(kinds) - number - 1 + further
             title = f"trial {len(trials) + 1} of {len(trials) + 1 + to_come}, {contender.name}"
 
             def after(own: float) -> float:
                 """Estimate the seconds after this trial, which takes `own` seconds."""
                 one = statistics.median([own, *(trial.seconds for trial in trials)])
-                leader = best_trial(trials, trial_data.queries) if trials else None
+                leader = best_trial(trials) if trials else None
                 recipe = fitting.get(leader.contender if leader else contender, first)
                 epoch = epoch_seconds(leader.epoch if leader else own / trial_data.epochs, recipe)
                 return to_come * one + epoch * (recipe.train.epochs + _RANKER_EPOCHS + _FUSION_EPOCHS)
@@ -544,10 +562,10 @@ def _choose(
             trials.append(trial_data.run_trial(contender, title, best, share))
 
     run_trials(list(fitting), len(_NGRAM_WEIGHTS) - 1)  # the nearest weight is not a variation
-    best = best_trial(trials, trial_data.queries).contender
+    best = best_trial(trials).contender
     weight = _resolve(data, best, rows, overrides).recipe.encoder.model_dump().get("ngram_weight", 1.0)
     run_trials(variations(best, weight), 0)
-    chosen = best_trial(trials, trial_data.queries)
+    chosen = best_trial(trials)
     say(f"chosen: {chosen.contender.name}")
     if minutes and len(trials) == 1:
         say(f"odd: no other recipe was tried. Raise {option('minutes')} to compare recipes")
@@ -557,8 +575,47 @@ def _choose(
         ended = {"ended": True} if trial.ended else {}
         tried.append({"recipe": trial.contender.recipe, "changes": list(trial.contender.changes), **metrics, **ended})
     report = {"chosen": chosen.contender.recipe, "changes": list(chosen.contender.changes), "trials": tried}
-    resolved = _resolve(data, chosen.contender, rows, overrides)
-    return report, resolved, epoch_seconds(chosen.epoch, resolved.recipe)
+    full = epoch_seconds(chosen.epoch, _resolve(data, chosen.contender, rows, overrides).recipe)
+    return report, chosen.contender, full
+
+
+def _challenge(
+    data: str,
+    run: str,
+    first: Finalist,
+    chosen: Contender,
+    rows: int,
+    overrides: Sequence[str],
+    report: dict[str, Any],
+    train_in: Callable[[str, Recipe, int], Finalist],
+) -> Finalist:
+    """Train a second finalist beside the `first`, if there is one; return the winner, and say and report why it won."""
+    name, changes = challenger(first.recipe, first.peaked)
+    if first.peaked:
+        say(
+            "odd: the first epoch was the best by more than chance: the rates are too high, or the recipe fits too much"
+        )
+    recipe = _resolve(data, chosen.changed(*changes), rows, overrides).recipe
+    recipe = recipe.model_copy(
+        update={"train": recipe.train.model_copy(update={"minutes": first.recipe.train.minutes})}
+    )
+    if recipe == first.recipe:
+        say(f"no second finalist: {', '.join(changes)} is set already")
+        return first
+    say(f"second finalist, {name}: {', '.join(changes)}")
+    second = train_in(join(run, FINALISTS_FOLDER, "2"), recipe, 0)
+    wins, why = second.against(first)
+    verdict = "is the final run" if wins else "is left, because the other is cheaper and as good"
+    say(f"{name}: {why}: {verdict}")
+    report["finalists"] = {
+        "second": name,
+        "changes": list(changes),
+        "compared": why,
+        "chosen": "second" if wins else "first",
+    }
+    if wins:
+        report["changes"] += changes
+    return second if wins else first
 
 
 def _resolve(data: str, contender: Contender, rows: int, overrides: Sequence[str]) -> Resolved:

@@ -295,7 +295,7 @@ def fuse(
         pairs = f"{parameters['pairs']:,} pairs, {parameters['positive_pairs']:,} correct"
         say(f"fitted on {parameters['queries']:,} queries of {parameters['split']}: {pairs}")
     else:
-        manifest = fitting.fit_fusion(data, run, options, int(memory), int(linear))
+        manifest, _ = fitting.fit_fusion(data, run, options, int(memory), int(linear))
         say(fitting.describe_fusion(manifest.parameters))
     say(f"saved in {run}; next: extremis evaluate {data} {run}")
     facts = dict(manifest.parameters)

@@ -220,7 +220,7 @@ def fit_fusion(
     ranker_budget: int = RANKER_BUDGET,
     ranker: LinearRanker | None = None,
     seconds: float = math.inf,
-) -> Manifest:
+) -> tuple[Manifest, Metrics]:
     """Fit a fusion for a checkpoint: boosted trees, or weights if rows are few or show that weights are better.
 
     Weights are for labels' texts, a memory and a linear ranker; trees also read nearest texts and names of labels by
@@ -231,8 +231,8 @@ def fit_fusion(
     The memory takes at most `budget` bytes, and is stored if it is used: then with the held-out points, too, although
     the fusion was fitted without them. Without a `ranker`, one is fitted to training rows of at most `ranker_budget`
     bytes (0: no rows, and no other scorer of words), in at most `seconds`. It is stored if it is used, and fitted again
-    with the held-out rows if there are many. An existing fusion is replaced. Raises InputError if the split or device
-    does not exist. Raises TableError, StorageError.
+    with the held-out rows if there are many. An existing fusion is replaced. Also returns the rows' scores by which the
+    fusion was judged. Raises InputError if the split or device does not exist. Raises TableError, StorageError.
     """
     layout = DataLayout(data)
     options = options.model_copy(update={"queries": min(options.queries, MOST_QUERIES)})
@@ -260,13 +260,22 @@ def fit_fusion(
     hashes = np.concatenate([hash_texts(Inputs.of(rows, model.columns)) for rows in groups])
     weights: FusionWeights = FusionWeights.fit(judged, wanted.contains(judged.ids))
     fusion: Fusion = weights
-    metrics = {"vectors": _rank(judged, judged.by["vector"], wanted)}
+    propensity = label_statistics(layout).inverse_propensity
+
+    def rank(scores: np.ndarray) -> Metrics:
+        """Return the metrics of the labels in the order of `scores` [B, S]."""
+        order = np.argsort(-np.where(judged.ids == PAD, -np.inf, scores), axis=1, kind="stable")
+        ranked = Metrics((1, 5), propensity)
+        ranked.update(np.take_along_axis(judged.ids, order, 1), wanted, hashes)
+        return ranked
+
+    metrics = {"vectors": rank(judged.by["vector"])}
     if "words" in judged.by:
-        metrics["linear ranker"] = _rank(judged, judged.by["words"], wanted)
-    metrics["weights"] = _rank(judged, weights.fuse(judged), wanted)
+        metrics["linear ranker"] = rank(judged.by["words"])
+    metrics["weights"] = rank(weights.fuse(judged))
     if relevant.rows >= FEWEST_FOR_TREES and FusionTrees.can_fit(scored, right, hashes):
         trees = FusionTrees.fit(weights, scored, right, of_labels, hashes)
-        metrics["trees"] = _rank(judged, trees.fuse(judged, of_labels, hashes), wanted)
+        metrics["trees"] = rank(trees.fuse(judged, of_labels, hashes))
         if metrics["trees"].result()[CHOSEN_BY] > metrics["weights"].result()[CHOSEN_BY]:
             fusion = trees
     is_trees = isinstance(fusion, FusionTrees)
@@ -293,21 +302,14 @@ def fit_fusion(
     if kept and recipe.data.holdout > REFIT_HOLDOUT:
         all_rows = fit_ranker(data, recipe, ranker_budget, seconds, held_out=True, title=kept[FILE].words.title)
         kept = {FILE: all_rows or kept[FILE], TRAINED_FILE: kept[FILE]}
-    return publish_fusion(data, run, checkpoint, fusion, facts, memory, kept, words if is_trees else ())
+    manifest = publish_fusion(data, run, checkpoint, fusion, facts, memory, kept, words if is_trees else ())
+    return manifest, metrics[facts["by"]]
 
 
 FEWEST_FOR_TREES = 60  # with 43, trees were worse than weights; with 90, they were better on four sets
 MOST_QUERIES = 3_000  # trees gain nothing from more, and take longer
 CHOSEN_BY, SHOWN = "nDCG@5", ("P@1", "P@5", "nDCG@5")
 _FEWEST = 20  # rows with new texts, or with known labels; with fewer, the other rows or labels are used, too
-
-
-def _rank(scored: ShortlistScores, scores: np.ndarray, relevant: Ragged) -> Metrics:
-    """Return the metrics of the labels in the order of `scores` [B, S]."""
-    order = np.argsort(-np.where(scored.ids == PAD, -np.inf, scores), axis=1, kind="stable")
-    ranked = Metrics((1, 5))
-    ranked.update(np.take_along_axis(scored.ids, order, 1), relevant)
-    return ranked
 
 
 def _without_repeated(data: DataLayout, recipe: Recipe, groups: list[pa.Table]) -> tuple[list[pa.Table], list[int]]:

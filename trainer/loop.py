@@ -25,6 +25,7 @@ from schemas.waits import Say
 from trainer.checkpoints import CheckpointContents, latest_checkpoint
 from trainer.device import CPU, denormals_flushed, describe_device
 from trainer.evaluation.evaluate import trained_frequency
+from trainer.evaluation.metrics import Metrics
 from trainer.group import ALONE, Group
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.model import require_same_data
@@ -77,7 +78,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class EpochReport:
-    """Report of an epoch, the first of which is number 0. `epochs`: number of planned epochs of the run."""
+    """Report of an epoch, the first of which is number 0. `epochs`: number of planned epochs of the run.
+
+    `scored`: the validation's contributions, in the order of the split's rows; None without a validation.
+    """
 
     epoch: int
     epochs: int
@@ -86,6 +90,7 @@ class EpochReport:
     rows: int
     adoption: Adoption
     metrics: dict[str, float]
+    scored: Metrics | None = None
 
 
 OnStep = Callable[[int, int, float], None]  # global step, steps of the run, loss
@@ -419,7 +424,8 @@ class Trainer:
         epoch, loss = progress.epoch, progress.loss_sum / max(1, self.stream.steps)
         progress.epoch, progress.step = epoch + 1, 0
         last = progress.epoch == self.epochs
-        metrics = context.validator.measure(self.model) if context.validator.is_due(progress.epoch, last) else {}
+        scored = context.validator.measure(self.model) if context.validator.is_due(progress.epoch, last) else None
+        metrics = scored.result() if scored else {}
         figures = {
             "epoch": epoch,
             "loss": loss,
@@ -435,13 +441,13 @@ class Trainer:
         }
         seconds_of = {f"seconds_{name}": round(value, 3) for name, value in context.step.clock.seconds.items()}
         context.tracker.record("epoch", progress.global_step, {**figures, **seconds_of})
-        if metrics:
+        if scored:
             context.tracker.record("validation", progress.global_step, {"epoch": epoch, **metrics})
             self._record_validation(metrics, last)
             last = last or progress.stopped
             odd = [context.validator.odd(metrics)]
             if last:
-                odd.append(context.validator.fell(metrics[self.recipe.validation.metric], progress.best_metric))
+                odd.append(context.validator.fell(scored, progress.best_metric))
             for line in filter(None, odd):
                 context.tracker.record("odd", progress.global_step, {"epoch": epoch, "line": line})
                 context.say(f"odd: after epoch {epoch} {line}")
@@ -451,7 +457,7 @@ class Trainer:
         context.tracker.sync()
         if not last and any(context.group.all_gather_objects(self.interrupts.stop.is_set())):
             self._save_and_stop()
-        return EpochReport(epoch, self.epochs, loss, seconds, rows, adoption, metrics)
+        return EpochReport(epoch, self.epochs, loss, seconds, rows, adoption, metrics, scored)
 
     def _record_validation(self, metrics: dict[str, float], last: bool) -> None:
         """Record the best validation; end the run after `validation.patience`, the same on all ranks."""

@@ -22,8 +22,9 @@ Merged = tuple[torch.Tensor, DevicePairs]  # what `merge_labels` returns: ids [n
 class OneVsAll(Loss):
     """sum_P softplus(-s) + sum_H softplus(s) + sum_R weight * softplus(s), where R excludes P and H; s = x . w.
 
-    This is ASTRA's equation (2) with the candidates of a batch, whose margins are added to s. With chunks of all labels (`candidates.label_range`) it
-    is ASTRA's equation (1) and DEXML's equation (2). Each score contributes independently, so ranks exchange no data.
+    This is ASTRA's equation (2) with the candidates of a batch, whose margins are added to s. With chunks of all labels
+    (`candidates.label_range`) it is ASTRA's equation (1) and DEXML's equation (2). Each score contributes
+    independently, so ranks exchange no data.
     """
 
     def differentiate(self, scores: Scores) -> LossParts:

@@ -90,13 +90,13 @@ def test_a_fusion_has_the_scores_that_its_rows_have(name: str, tmp_path: Path, m
     monkeypatch.setattr(fitting, "FEWEST_FOR_TREES", 0)
     with monkeypatch.context() as patch:
         patch.setattr(FusionTrees, "can_fit", lambda *_: False)
-        facts = fit_fusion(data, run, FitOptions(shortlist=10)).parameters
+        facts = fit_fusion(data, run, FitOptions(shortlist=10))[0].parameters
         assert facts["by"] == "weights"
         assert "trees" not in facts["metrics"]
     assert seen["by"] == {"vector", *expected}
     with monkeypatch.context() as patch:
         patch.setattr(FusionTrees, "fuse", lambda *_: seen["right"])  # trees appear to be better
-        assert fit_fusion(data, run, FitOptions(shortlist=10)).parameters["by"] == "trees"
+        assert fit_fusion(data, run, FitOptions(shortlist=10))[0].parameters["by"] == "trees"
     model, layout = load_model(DataLayout(data), RunLayout(run))[1:], DataLayout(data)
     fused = open_fused(data, run, model[1], model[0], "test")
     assert isinstance(fused.fusion, FusionTrees)

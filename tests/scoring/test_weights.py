@@ -217,7 +217,7 @@ def test_a_run_is_fused_on_what_it_held_out(data: SmallData, tmp_path: Path, hea
     with pytest.raises(InputError, match="has no fusion"):
         open_fusion(root, run, checkpoint)
     assert scores_of(run, checkpoint.step) == "classifier"
-    manifest = fit_fusion(root, run)
+    manifest, _ = fit_fusion(root, run)
     facts = manifest.parameters
     held_out = recipe.data.held_out_rows.rows(open_queries(data.layout, "train"))
     assert (facts["split"], facts["queries"], facts["repeated"]) == ("holdout", held_out, [])
@@ -238,9 +238,9 @@ def test_a_run_is_fused_on_what_it_held_out(data: SmallData, tmp_path: Path, hea
     assert f"fitted on {held_out} queries of holdout" in describe_fusion(facts)
     has_trees = {"trees"} & {*facts["metrics"]}  # some label of a shortlist is correct
     assert facts["metrics"].keys() == {"vectors", "linear ranker", "weights"} | has_trees
-    without = fit_fusion(root, run, FitOptions(), ranker_budget=0).parameters
+    without = fit_fusion(root, run, FitOptions(), ranker_budget=0)[0].parameters
     assert (without["metrics"].keys() - has_trees, without["linear"]) == ({"vectors", "weights"}, 0)
-    assert fit_fusion(root, run, FitOptions()).parameters["metrics"] == facts["metrics"]
+    assert fit_fusion(root, run, FitOptions())[0].parameters["metrics"] == facts["metrics"]
     scores = {}
     for name, fused in (("alone", None), ("fused", open_fused(root, run, checkpoint, model, "holdout"))):
         ranking = Ranking.of(model, rerank=fused)
@@ -251,6 +251,6 @@ def test_a_run_is_fused_on_what_it_held_out(data: SmallData, tmp_path: Path, hea
     values = {name: score.metrics.result()["nDCG@5"] for name, score in scores.items()}
     assert values["fused"] >= values["alone"]
     assert (
-        fit_fusion(root, run, FitOptions(split="val", queries=10)).parameters["queries"] == 10
+        fit_fusion(root, run, FitOptions(split="val", queries=10))[0].parameters["queries"] == 10
     )  # in place of the first
     assert Table.open(RunLayout(run).fusion(checkpoint.step), "fusion").parameters["split"] == "val"

@@ -19,7 +19,7 @@ from schemas.shard_files.shards import RETIRED
 from schemas.shares import ALL_ROWS, RowShare
 from schemas.table import PartTable, Table
 from schemas.versions import Version
-from trainer.evaluation.metrics import LabelGroups, Metrics, Weakest, ZeroShot, half_interval, label_groups
+from trainer.evaluation.metrics import LabelGroups, Metrics, Weakest, ZeroShot, difference, label_groups
 from trainer.evaluation.ranking import Ranked, Ranking
 from trainer.group import ALONE, Group, label_range
 from trainer.input_kinds import InputKind
@@ -449,22 +449,26 @@ class Validator:
         """Return whether to validate after `epochs` epochs; `last`: whether the run ends here."""
         return bool(self._split) and (last or epochs % self.options.every_epochs == 0)
 
-    def measure(self, model: Model) -> dict[str, float]:
-        """Return metrics on the split's first rows, the same on every rank. Raises InputError for a missing split."""
+    def measure(self, model: Model) -> Metrics:
+        """Score the split's first rows, the same on every rank. Raises InputError for a missing split."""
         window, queries = self.options.parts, self.options.queries
         scorer = SplitScorer.open(
             self.data, model, self._split, self.group, training_data=self.training_data, window=window, queries=queries
         )
-        return self.group.broadcast(scorer.score(queries, ks=[self._k]).metrics.result())
+        return self.group.broadcast(scorer.score(queries, ks=[self._k]).metrics)
 
-    def fell(self, metric: float, best: float | None) -> str:
-        """Return a description if `metric` is below `best` by more than the 95 % interval of `metric`; else ""."""
-        interval = half_interval(metric, self._rows)
-        if best is None or metric >= best - interval:
+    def fell(self, scored: Metrics, best: float | None) -> str:
+        """Return a description if the metric is below `best` by more than its standard error over texts; else "".
+
+        Twice the standard error of the difference to an earlier epoch, whose hits are mostly the same, is about that.
+        """
+        own = scored.contributions()[self.options.metric]
+        metric, error = difference([own], [own._replace(achieved=np.zeros_like(own.achieved))], scored.texts)
+        if best is None or metric >= best - error:
             return ""
         return (
-            f"{self.options.metric} on {self._split} fell from {best:.2f} to {metric:.2f}, by more than its confidence "
-            f"interval of {interval:.2f}: the learning rates are too high, or there are too many epochs"
+            f"{self.options.metric} on {self._split} fell from {best:.2f} to {metric:.2f}, by more than its standard "
+            f"error of {error:.2f}: the learning rates are too high, or there are too many epochs"
         )
 
     def odd(self, metrics: dict[str, float]) -> str:
@@ -477,13 +481,6 @@ class Validator:
             f"{name} on {self._split} is {metrics[name]:.2f}; predicting the most popular labels for every query gives "
             f"{popular:.2f}"
         )
-
-    @functools.cached_property
-    def _rows(self) -> int:
-        """Number of queries to score."""
-        queries = self.options.queries
-        table, share = open_split(self.data, self._split, self.training_data, self.options.parts, queries)
-        return min(share.rows(table), queries)
 
     @functools.cached_property
     def _popular(self) -> dict[str, float]:

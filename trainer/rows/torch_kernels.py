@@ -95,7 +95,8 @@ def merge_labels(drawn: Any, hard: torch.Tensor | None = None) -> tuple[torch.Te
         ids = ids.masked_fill(ids == none, PAD)
     margin = None
     if any(drawn.margins):
-        margin = torch.where(drawn.use & 1 == 1, *drawn.margins).masked_fill_(drawn.weight < 0, 0)
+        of_draws, of_hard = drawn.margins
+        margin = torch.where(drawn.use & 1 == 1, of_draws, of_hard).masked_fill_(drawn.weight < 0, 0)
     return ids, DevicePairs(
         query=drawn.use >> 1,
         label=torch.empty_like(number).scatter_(0, order, number),

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,26 +86,40 @@ def test_larger_data_is_tried_on_an_excerpt(tmp_path: Path, monkeypatch: pytest.
     assert TrialData.prepare(data.layout.root, seen, str(tmp_path / "trials"), "cpu") == trial_data
 
 
-def of_course(contender: Contender, *course: float, ended: bool = False) -> Trial:
-    return Trial(contender, {"nDCG@5": course[-1]}, [*course], ended, 1.0)
+def scores(mean: float, rows: int = 2000, seed: int = 0) -> list[float]:
+    """Scores of rows that are 1 or 0, `mean` percent of them 1; one seed's differ by as few rows as they can."""
+    order = np.random.default_rng(seed).permutation(rows)
+    return (order < rows * mean / 100).astype(float).tolist()
+
+
+def of_course(contender: Contender, *course: list[float], ended: bool = False, texts: int = 2000) -> Trial:
+    numbers = [row * texts // 2000 for row in range(len(course[-1]))]
+    return Trial(contender, {"nDCG@5": 100 * np.mean(course[-1])}, [*course], ended, 1.0, texts=numbers)
 
 
 def test_a_trial_loses_where_it_is_behind_at_the_same_epoch() -> None:
-    best = of_course(Contender("astra"), 50.0, 60.0)
+    best = of_course(Contender("astra"), scores(50), scores(60))
     change, other = Contender("astra", ("encoder.ngram_weight=1",)), Contender("decoupled")
-    assert best.beats(change, [49.9], 2000, 2)
-    assert not best.beats(change, [50.1], 2000, 2)  # though it is below the best one's end
-    assert not best.beats(change, [1.0], 2000, 1)  # one epoch is too early
-    assert not best.beats(other, [48.0], 2000, 1)  # within the interval
-    assert best.beats(other, [47.0], 2000, 1)
-    assert not best.beats(other, [40.0], 50, 1)  # fewer queries, a wider interval
-    assert not best.beats(change, [1.0, 1.0, 1.0], 2000, 3)  # the best one has no such validation
-    assert best_trial([best, of_course(other, 70.0, ended=True)], 500) is best
+    assert best.beats(change, [scores(49.9)], 2)
+    assert not best.beats(change, [scores(50.1)], 2)  # though it is below the best one's end
+    assert not best.beats(change, [scores(1)], 1)  # one epoch is too early
+    assert not best.beats(other, [scores(48, seed=1)], 1)  # half of the rows differ: by chance
+    assert best.beats(other, [scores(48)], 1)  # the same rows but for 40, which all fell
+    assert best.beats(other, [scores(45, seed=1)], 1)
+    copies = [np.repeat(scores(mean, 20, seed), 100).tolist() for seed, mean in enumerate((50, 45))]
+    assert best.beats(other, copies[1:], 1)
+    assert not of_course(Contender("astra"), copies[0], texts=20).beats(other, copies[1:], 1)  # 20 texts know less
+    assert not best.beats(change, [scores(1)] * 3, 3)  # the best one has no such validation
+    assert best_trial([best, of_course(other, scores(70), scores(70), ended=True)]) is best
+
+
+def test_a_dual_encoder_wins_within_a_standard_error() -> None:
+    best = of_course(Contender("astra"), scores(60))
     dual = next(each for each in contenders(survey()) if each.is_dual_encoder)
-    near, far = of_course(dual, best.score - 1.0), of_course(dual, best.score - 10.0)
-    assert best_trial([best, near], 500) is near
-    assert best_trial([best, far], 500) is best
-    assert best_trial([best, near], 500_000) is best
+    near, far = of_course(dual, scores(59, seed=1)), of_course(dual, scores(50, seed=1))
+    assert best_trial([best, near]) is near
+    assert best_trial([best, far]) is best
+    assert best_trial([best, of_course(dual, scores(59))]) is best  # on the rows where both differ, it lost all
 
 
 def test_a_trial_that_is_behind_ends_at_half_time_and_is_not_run_again(tmp_path: Path) -> None:
@@ -115,7 +130,7 @@ def test_a_trial_that_is_behind_ends_at_half_time_and_is_not_run_again(tmp_path:
     trial = trial_data.run_trial(renee, "trial 1")
     assert len(trial.course) == 2
     assert not trial.ended
-    perfect = of_course(renee, 100.0, 100.0)
+    perfect = of_course(renee, *[[1.0] * len(trial.course[0])] * 2)
     behind = trial_data.run_trial(change, "trial 2", perfect)
     assert len(behind.course) == 1
     assert behind.ended

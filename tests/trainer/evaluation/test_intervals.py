@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from schemas.errors import InputError
 from trainer.evaluation import metrics as intervals
-from trainer.evaluation.metrics import Contributions, bootstrap
+from trainer.evaluation.metrics import Contributions, bootstrap, difference
 
 
 def test_a_mean_gets_the_normal_interval() -> None:
@@ -47,6 +49,22 @@ def test_same_intervals_whatever_the_chunks(monkeypatch: pytest.MonkeyPatch) -> 
 def test_points_without_positives_do_not_break_a_ratio() -> None:
     part = Contributions(np.array([0.0, 1.0]), np.array([0.0, 2.0]))
     assert bootstrap({"r": part}, resamples=400)["r"] == (0, 50)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 3), st.booleans())
+def test_a_paired_difference_is_that_of_the_bootstrap_over_texts(seed: int, copies: int, is_ratio: bool) -> None:
+    draw = np.random.default_rng(seed)
+    texts = np.repeat(draw.permutation(400), copies)
+    below = np.repeat(draw.uniform(1, 3, 400), copies) if is_ratio else None
+    scores = np.repeat(draw.random((2, 400)), copies, axis=1) * (1 if below is None else below)
+    ours, theirs = (Contributions(each, below) for each in scores)
+    value, error = difference([ours], [theirs], texts)
+    low, high = bootstrap({"m": Contributions(scores[0] - scores[1], below)}, 400, texts)["m"]
+    assert value == pytest.approx(intervals.value(ours) - intervals.value(theirs))
+    assert 2 * 1.96 * error == pytest.approx(high - low, rel=0.25)
+    # Copies of a text say nothing new, and two of the same metric weigh twice.
+    assert error == pytest.approx(copies**0.5 * difference([ours], [theirs])[1], rel=0.01)
+    assert difference([ours] * 2, [theirs] * 2, texts) == pytest.approx((2 * value, 2 * error))
 
 
 def test_no_points_are_refused() -> None:

@@ -1,0 +1,129 @@
+"""Finalists of `auto`: recipes trained at full length and fused, and what the held-out rows say of two of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from extremis.console import show_activity
+from extremis.supervisor import train
+from schemas import storage
+from schemas.layout import RUN_FILE, RunLayout, epoch_folder, list_numbers
+from schemas.owners import Claim
+from scoring.fitting import fit_fusion
+from scoring.linear import LinearRanker
+from scoring.options import FitOptions
+from trainer.checkpoints import best_step, drop_old_checkpoints
+from trainer.evaluation.metrics import Contributions, Metrics, difference
+from trainer.loop import EpochReport
+from trainer.methods.kinds import BagSection
+from trainer.methods.recipe import ClassifierRecipe, Recipe
+from trainer.recipe_files import load_config, validate
+
+METRICS = "nDCG@5", "PSP@5"  # the second only where DATA has propensities
+_SURE = 1.96  # standard errors of a difference that is not by chance
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """A run at full length in the folder `place`: what training returned, and the `fusion`'s facts.
+
+    `judged`: the fused scores of the held-out rows. `peaked`: the first epoch was the best, by more than chance.
+    """
+
+    place: str
+    recipe: Recipe
+    outcome: dict[str, Any]
+    fusion: dict[str, Any]
+    judged: Metrics
+    peaked: bool
+
+    def against(self, cheaper: "Finalist") -> tuple[bool, str]:
+        """Return whether this finalist replaces a cheaper one, and why: what the same held-out rows have, by text.
+
+        It does if the metrics add up to more than one standard error more, and none is lower by more than chance.
+        """
+        own, other = self.judged.contributions(), cheaper.judged.contributions()
+        names = [name for name in METRICS if name in own]
+
+        def lead(chosen: Sequence[str]) -> tuple[float, float]:
+            return difference([own[name] for name in chosen], [other[name] for name in chosen], self.judged.texts)
+
+        each = {name: lead([name]) for name in names}
+        gain, error = lead(names)
+        wins = gain > error and all(of >= -_SURE * by for of, by in each.values())
+        ours, theirs = self.judged.result(), cheaper.judged.result()
+        told = ", ".join(
+            f"{name} {ours[name]:.2f} instead of {theirs[name]:.2f} ({of:+.2f} ± {by:.2f})"
+            for name, (of, by) in each.items()
+        )
+        return wins, f"{told} on {len(own[names[0]].achieved):,} held-out rows, fused"
+
+
+def train_finalist(
+    data: str,
+    place: str,
+    recipe: Recipe,
+    claim: Claim,
+    ranker: LinearRanker | None,
+    seconds: float,
+    fits: bool = True,
+    **process: Any,
+) -> Finalist:
+    """Train `recipe` in `place`, unless it is trained, keep what a finished run needs, and fit the fusion if it `fits`.
+
+    `seconds`: limit for fitting a ranker again. `process`: options of `extremis.supervisor:train`.
+    """
+    layout, scored = RunLayout(place), list[Contributions]()
+    if storage.exists(layout.config):
+        recipe = validate(load_config(layout.config)["recipe"], place)
+
+    def keep(report: EpochReport) -> bool:
+        if report.scored:
+            scored.append(report.scored.contributions()[recipe.validation.metric])
+            texts.append(report.scored.texts)
+        return True
+
+    texts = list[Any]()
+    outcome: dict[str, Any] = {"epochs": [], "table_versions": {}}
+    if not storage.exists(layout.finished):  # the newest checkpoint of a finished run may be gone
+        outcome = train(data, place, recipe, should_continue=keep, **process)
+    best = best_step(layout)
+    claim.require()
+    storage.remove(layout.dumps, recursive=True)  # a finished run needs neither dumps nor older tables
+    drop_old_checkpoints(layout, 0, best)
+    for older in list_numbers(layout.negatives_root)[:-1]:
+        storage.remove(epoch_folder(layout.negatives_root, older), recursive=True)
+    falls = [difference([scored[0]], [later], texts[0]) for later in scored[1:]]
+    peaked = bool(falls) and all(fall > _SURE * error for fall, error in falls)
+    facts, judged = dict[str, Any](), Metrics()
+    if fits:
+        show_activity("learning the weights of the scores")
+        to_fit = FitOptions(step=best, device=recipe.train.device)
+        manifest, judged = fit_fusion(data, place, to_fit, ranker=ranker, seconds=seconds)
+        facts = manifest.parameters
+    return Finalist(place, recipe, outcome, facts, judged, peaked)
+
+
+def move_run(place: str, run: str) -> None:
+    """Move the files of the run at `place` to RUN; its settings last, so that RUN has no run before it is whole."""
+    fs, root = storage.filesystem(place)
+    names = sorted(path.removeprefix(root).lstrip("/") for path in fs.find(root))
+    last = [name for name in names if name == RUN_FILE]
+    storage.move_files(place, run, [name for name in names if name not in last])
+    storage.move_files(place, run, last)
+
+
+def challenger(recipe: Recipe, peaked: bool) -> tuple[str, list[str]]:
+    """Return the name of the second finalist, and what it changes in the `recipe` of the first; `peaked`: of the first.
+
+    Decision 55 has the figures of five data sets.
+    """
+    if peaked:
+        encoder, rates = recipe.encoder, {"encoder.lr": recipe.encoder.lr}
+        rates |= {"encoder.dense_lr": encoder.dense_lr} if isinstance(encoder, BagSection) else {}
+        rates |= {"classifier.lr": recipe.classifier.lr} if isinstance(recipe, ClassifierRecipe) else {}
+        return "half of the rates", [f"{name}={rate / 2:g}" for name, rate in rates.items()]
+    return "tables with a margin", _TABLES
+
+
+_TABLES = ["encoder.dropout=0.3"]
