@@ -19,7 +19,7 @@ from extremis.summary import repeated, texts_of
 from extremis.supervisor import carry, logged, train
 from schemas import storage
 from schemas.arrow import DENSE
-from schemas.errors import InputError, option
+from schemas.errors import DivergedError, InputError, option
 from schemas.hashing import hash_strings
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, is_published, publish
@@ -475,13 +475,12 @@ def run_auto(
             final = _challenge(data, run, first, chosen, survey.facts.queries, overrides, report, train_in)
             record(final.recipe)
             move_run(final.place, run)
-            storage.remove(join(run, FINALISTS_FOLDER), recursive=True)
-            storage.remove(join(run, TRIALS_FOLDER), recursive=True)
         else:
             if not run_exists:
                 record(recipe)
-                storage.remove(join(run, TRIALS_FOLDER), recursive=True)
             final = train_in(run, recipe, 0)
+        for folder in (FINALISTS_FOLDER, TRIALS_FOLDER):
+            storage.remove(join(run, folder), recursive=True)
         if not fits:
             carry(data, run, recipe.train.start_from, recipe.train.device)
             say(f"{run}: trained; next: extremis evaluate {data} {run}")
@@ -603,7 +602,11 @@ def _challenge(
         say(f"no second finalist: {', '.join(changes)} is set already")
         return first
     say(f"second finalist, {name}: {', '.join(changes)}")
-    second = train_in(join(run, FINALISTS_FOLDER, "2"), recipe, 0)
+    try:
+        second = train_in(join(run, FINALISTS_FOLDER, "2"), recipe, 0)
+    except (DivergedError, InputError) as error:
+        say(f"the second finalist failed, so the first is the final run: {error}")
+        return first
     wins, why = second.against(first)
     verdict = "is the final run" if wins else "is left, because the other is cheaper and as good"
     say(f"{name}: {why}: {verdict}")

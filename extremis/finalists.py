@@ -13,7 +13,7 @@ from scoring.fitting import fit_fusion
 from scoring.linear import LinearRanker
 from scoring.options import FitOptions
 from trainer.checkpoints import best_step, drop_old_checkpoints
-from trainer.evaluation.metrics import Contributions, Metrics, difference
+from trainer.evaluation.metrics import Metrics, difference
 from trainer.loop import EpochReport
 from trainer.methods.kinds import BagSection
 from trainer.methods.recipe import ClassifierRecipe, Recipe
@@ -73,17 +73,14 @@ def train_finalist(
 
     `seconds`: limit for fitting a ranker again. `process`: options of `extremis.supervisor:train`.
     """
-    layout, scored = RunLayout(place), list[Contributions]()
+    layout, scored = RunLayout(place), list[Metrics]()
     if storage.exists(layout.config):
         recipe = validate(load_config(layout.config)["recipe"], place)
 
     def keep(report: EpochReport) -> bool:
-        if report.scored:
-            scored.append(report.scored.contributions()[recipe.validation.metric])
-            texts.append(report.scored.texts)
+        scored.extend([report.scored] if report.scored else [])
         return True
 
-    texts = list[Any]()
     outcome: dict[str, Any] = {"epochs": [], "table_versions": {}}
     if not storage.exists(layout.finished):  # the newest checkpoint of a finished run may be gone
         outcome = train(data, place, recipe, should_continue=keep, **process)
@@ -93,24 +90,32 @@ def train_finalist(
     drop_old_checkpoints(layout, 0, best)
     for older in list_numbers(layout.negatives_root)[:-1]:
         storage.remove(epoch_folder(layout.negatives_root, older), recursive=True)
-    falls = [difference([scored[0]], [later], texts[0]) for later in scored[1:]]
-    peaked = bool(falls) and all(fall > _SURE * error for fall, error in falls)
     facts, judged = dict[str, Any](), Metrics()
     if fits:
         show_activity("learning the weights of the scores")
         to_fit = FitOptions(step=best, device=recipe.train.device)
         manifest, judged = fit_fusion(data, place, to_fit, ranker=ranker, seconds=seconds)
         facts = manifest.parameters
-    return Finalist(place, recipe, outcome, facts, judged, peaked)
+    return Finalist(place, recipe, outcome, facts, judged, peaked(scored, recipe.validation.metric))
+
+
+def peaked(scored: Sequence[Metrics], name: str) -> bool:
+    """Return whether the first of an epoch's scores each was the best in metric `name`, by more than chance."""
+    course = [each.contributions()[name] for each in scored]
+    falls = [difference(course[:1], [later], scored[0].texts) for later in course[1:]]
+    return bool(falls) and all(fall > _SURE * error for fall, error in falls)
 
 
 def move_run(place: str, run: str) -> None:
-    """Move the files of the run at `place` to RUN; its settings last, so that RUN has no run before it is whole."""
+    """Move the files of the run at `place` to RUN; its settings last, so that RUN has no run before it is whole.
+
+    What says that the run is finished goes first: after a crash, the run at `place` is trained again from what is left.
+    """
     fs, root = storage.filesystem(place)
     names = sorted(path.removeprefix(root).lstrip("/") for path in fs.find(root))
-    last = [name for name in names if name == RUN_FILE]
-    storage.move_files(place, run, [name for name in names if name not in last])
-    storage.move_files(place, run, last)
+    first, last = RunLayout("").finished.lstrip("/"), RUN_FILE
+    for some in ([first], [name for name in names if name not in (first, last)], [last]):
+        storage.move_files(place, run, some)
 
 
 def challenger(recipe: Recipe, peaked: bool) -> tuple[str, list[str]]:

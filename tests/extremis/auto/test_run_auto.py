@@ -76,7 +76,11 @@ def test_it_says_what_it_saw_and_keeps_what_it_chose(ran: Done, run: Path) -> No
     recipes = [trial["recipe"] for trial in report["trials"]]
     assert {"renee", "decoupled", "dexml-sampled"} == set(recipes)  # few labels: every one is scored
     best = max((trial for trial in report["trials"] if "ended" not in trial), key=lambda trial: trial["nDCG@5"])
-    assert (report["chosen"], report["changes"]) == (best["recipe"], best["changes"])
+    own, wins = report["finalists"]["changes"], report["finalists"]["chosen"] == "second"
+    assert (report["chosen"], report["changes"]) == (best["recipe"], best["changes"] + wins * own)
+    assert f"second finalist, {report['finalists']['second']}: " in ran.err
+    assert report["finalists"]["compared"] in ran.err
+    assert sorted(path.name for path in run.iterdir() if path.is_dir()) == ["adoptions", "checkpoints", "fusion"]
     variations = [trial["changes"][-1] for trial in report["trials"] if "ngram_weight" in str(trial["changes"])]
     assert len(variations) == len({*variations}) >= 2
     assert recipes.count(report["chosen"]) == 1 + len(variations)
@@ -178,18 +182,21 @@ def test_training_goes_on_with_the_recipe_that_was_chosen(data: Path, run: Path,
 
 
 @pytest.mark.slow
-def test_trials_go_on_after_a_kill(data: Path, ran: Done, folder: Path) -> None:
-    run = folder / "killed"
-    process = start(folder / "output", "run", "auto", data, run, *OVERRIDES)
+@pytest.mark.parametrize("seen", ["trials/*/finished.json", "finalists/1/finished.json", "finalists/2/config.toml"])
+def test_it_goes_on_after_a_kill(data: Path, ran: Done, folder: Path, seen: str) -> None:
+    run = folder / f"killed-{seen.replace('/', '-')}"
+    process = start(folder / f"output-{run.name}", "run", "auto", data, run, *OVERRIDES)
     until = time.monotonic() + 120
-    while process.is_alive() and time.monotonic() < until and not [*run.glob("trials/*/finished.json")]:
+    while process.is_alive() and time.monotonic() < until and not [*run.glob(seen)]:
         time.sleep(0.02)
     process.kill()
     process.join()
     assert process.exitcode == -signal.SIGKILL
     left = sorted(path.name for path in run.iterdir())
-    assert [name for name in left if not name.startswith(".")] == ["run.log", "trials"]
+    assert {name for name in left if not name.startswith(".")} <= {"run.log", "trials", "finalists"}
     done = call("run", "auto", data, run, *OVERRIDES, "--resume", "--json")
     assert done.status == 0, done.err
-    assert report_of(run)["trials"] == ran.json["trials"]  # as without a kill
-    assert len(done.json["epochs"]) == 2
+    assert {**report_of(run), "crc32": 0} == {**report_of(folder / "run"), "crc32": 0}  # as without a kill
+    newest = [open_manifest(str(max((each / "checkpoints").iterdir()))) for each in (folder / "run", run)]
+    assert newest[0].shards == newest[1].shards
+    assert not (run / "finalists").exists()

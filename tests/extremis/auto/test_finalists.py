@@ -1,0 +1,79 @@
+"""Which of two finalists becomes the final run, and how its files get there."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from extremis.finalists import Finalist, challenger, move_run, peaked
+from schemas.ragged import Ragged
+from trainer.evaluation.metrics import Metrics
+from trainer.methods.recipe import Recipe
+
+
+def judged(found: np.ndarray) -> Metrics:
+    """Scores of rows with a label each, which are frequent and rare by turns: `found` [N] are ranked first."""
+    rows = len(found)
+    metrics = Metrics((5,), np.array([1.0, 9.0, 1.0]))
+    own = np.arange(rows) % 2
+    top = np.where(found, own, 2)[:, None]
+    metrics.update(top, Ragged.from_counts(own, np.ones(rows, np.int64)), np.arange(rows))
+    return metrics
+
+
+def finalist(metrics: Metrics) -> Finalist:
+    return Finalist("", Recipe.model_validate({}), {}, {}, metrics, False)
+
+
+def found(rows: int, better: int = 0, worse: int = 0) -> np.ndarray:
+    """The first half of `rows` are found, `better` more, and `worse` fewer."""
+    return np.arange(rows) < rows // 2 + better - worse
+
+
+@pytest.mark.parametrize(
+    ("metrics", "wins"),
+    [
+        (judged(found(1000, better=40)), True),
+        (judged(found(1000)), False),  # equal: the cheaper stays
+        (judged(found(1000, worse=40)), False),
+        # 30 rows gained, 29 lost.
+        (judged(found(1000) ^ (np.abs(np.arange(1000) - 499.5) < 29.6)), False),
+        # As many rare ones are better as frequent ones are worse: the sum of both metrics is, and one is lower.
+        (judged(found(1000) ^ ((np.arange(1000) % 2 == 0) & (np.arange(1000) < 100))), False),
+    ],
+)
+def test_the_dearer_one_wins_beyond_a_standard_error(metrics: Metrics, wins: bool) -> None:
+    won, why = finalist(metrics).against(finalist(judged(found(1000))))
+    assert won == wins
+    assert "nDCG@5" in why
+    assert "PSP@5" in why
+    assert "1,000 held-out rows" in why
+
+
+def test_an_early_peak_is_more_than_chance() -> None:
+    course = [judged(found(1000, better=better)) for better in (40, 10, 0)]
+    assert peaked(course, "nDCG@5")
+    assert not peaked([course[1], course[0], course[2]], "nDCG@5")
+    assert not peaked([judged(found(1000, better=1)), judged(found(1000))], "nDCG@5")
+    assert not peaked(course[:1], "nDCG@5")
+    assert not peaked([], "nDCG@5")
+    name, changes = challenger(Recipe.model_validate({"encoder": {"lr": 0.5}}), peaked=True)
+    assert name == "half of the rates"
+    assert {"encoder.lr=0.25", "encoder.dense_lr=0.0005", "classifier.lr=0.05"} == set(changes)
+
+
+def test_a_move_leaves_no_run_before_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, run = tmp_path / "finalists" / "1", tmp_path / "run"
+    (place / "checkpoints" / "9").mkdir(parents=True)
+    names = ["checkpoints/9/a", "config.toml", "finished.json", "metrics.jsonl"]
+    for name in names:
+        (place / name).write_text(name)
+    moved: list[list[str]] = []
+    from schemas import storage
+
+    move = storage.move_files
+    monkeypatch.setattr(storage, "move_files", lambda *given: (moved.append(list(given[2])), move(*given)))
+    move_run(str(place), str(run))
+    assert moved[-1] == ["config.toml"]
+    assert moved[0] == ["finished.json"]  # without it, training is tried again
+    assert sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()) == names
