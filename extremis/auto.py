@@ -255,9 +255,9 @@ class TrialData:
 
         def should_continue(report: EpochReport) -> bool:
             nonlocal ended, texts
-            if report.scored:
+            if report.scored and report.scored.texts is not None:
                 course.append(report.scored.contributions()[METRIC].achieved.round(4).tolist())
-                texts = report.scored.text_numbers()
+                texts = np.unique(report.scored.texts, return_inverse=True)[1].tolist()
                 lost = best is not None and best.beats(contender, course, report.epoch + 1)
                 ended = lost and report.epoch + 1 < report.epochs
             return not ended

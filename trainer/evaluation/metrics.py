@@ -112,12 +112,6 @@ class Metrics:
             for name, part in self.contributions().items()
         }
 
-    def text_numbers(self) -> list[int]:
-        """Return small numbers of the points' texts, equal where the texts are equal; texts must be known."""
-        assert self.texts is not None
-        numbers: list[int] = np.unique(self.texts, return_inverse=True)[1].tolist()
-        return numbers
-
     def report(self, resamples: int = 1000) -> dict[str, Any]:
         """Return metrics x 100, and the bounds of the 95 % intervals. Raises InputError if no point was counted."""
         ends = bootstrap(self.contributions(), resamples, texts=self.texts)

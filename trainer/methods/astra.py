@@ -107,7 +107,7 @@ class RandomNegatives(SampledNegatives):
         # The paper draws outside H, with p = 1 / (L - k_h). Here draws in P or H are dropped, so the weight is L / k_r.
         own, count = self.pool == "own", self.random_in(planner, batch.epoch, bool(sampled))
         drawn, weight = planner.draw(batch, count, own, self.reweight)  # steps 8 and 15: R with weight L / k_r
-        return planner.merge(batch, sampled, drawn, weight, self.margins)  # steps 13 and 14: H, k_h a row, weight 1
+        return planner.merge(batch, sampled, drawn, weight)  # steps 13 and 14: H, k_h per row, with weight 1
 
     def random_in(self, planner: Planner, epoch: int, has_hard: bool) -> int:
         """Return k_r for `epoch`; `has_hard`: whether the queries of the epoch have hard negatives."""

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import model_validator
 
 from schemas.options import Options, key
 from trainer.methods.recipe import NegativesSection, Recipe, SampledNegatives, TableLabels
 from trainer.methods.sections import TableSchedule
-
-if TYPE_CHECKING:
-    from trainer.negatives.base import Sampled
-    from trainer.negatives.planner import Planner
-    from trainer.stream.batch import Batch, Candidates
 
 _BLOCK = 4096  # labels that a loss over all labels scores at a time
 
@@ -82,9 +77,6 @@ class AllTexts(Pool):
 
 class BatchLabels(TableLabels, SampledNegatives, Pool):
     """Positives of the batch and, for each query, m = `hard` near labels: B(1 + m) labels (section 5.4, Table 3)."""
-
-    def candidates(self, planner: Planner, batch: Batch, sampled: list[Sampled]) -> Candidates:
-        return planner.batch_candidates(batch)._replace(pool_margin=self.pool_margin)
 
 
 class TextTableSchedule(TableSchedule):

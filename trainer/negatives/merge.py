@@ -12,7 +12,7 @@ import numpy as np
 from schemas import PAD
 from schemas.ragged import Ragged
 from trainer.negatives.draws import popcount
-from trainer.stream.batch import NO_MARGINS, Candidates, DrawnLabels, Margins
+from trainer.stream.batch import Candidates, DrawnLabels
 
 NUMBER_BITS = 24  # bits of a pair's number, below the bits of its label in one word
 _DIGIT_BITS = 11  # maximum bits per sorting pass: the places that one pass writes to fit in a cache
@@ -34,23 +34,20 @@ def merge(
     draws: LabelLists = None,
     weight: float = 1.0,
     weight_of_others: float = 1.0,
-    margins: Margins = NO_MARGINS,
 ) -> Candidates:
     """Merge the positives [P] of B queries (`offsets` [B + 1]), their hard negatives and their own `draws`.
 
     A label that a query draws repeatedly becomes one pair, and `weight` is multiplied by the number of draws. The pair
     is dropped if its label is already a positive or a hard negative of the query. A positive or hard negative has the
-    weight `weight_of_others`. `margins`: of draws, and of hard negatives. Padding in `hard` and `draws` is ignored.
-    Labels are in ascending order and below 2**40; a query's positives come first, then its hard negatives, then its
-    draws. Raises ValueError for more than 2**24 pairs.
+    weight `weight_of_others`. Padding in `hard` and `draws` is ignored. Labels are in ascending order and below 2**40;
+    a query's positives come first, then its hard negatives, then its draws. Raises ValueError for more than 2**24
+    pairs.
     """
     queries, size = _queries(positives, offsets, hard, draws, None)
     ids, (query, place), positive = np.empty(size, np.int64), np.empty((2, size), np.int32), np.empty(size, bool)
-    margin = np.empty(size if any(margins) else 0, np.float32)
-    pairs = Candidates(ids, query, place, positive, np.empty(size, np.float32), pair_margin=margin)
-    labels, kept = _merge(queries, (float(weight), float(weight_of_others), *map(float, margins)), pairs)
-    columns = ids[:labels], query[:kept], place[:kept], positive[:kept], pairs.pair_weight[:kept]
-    return Candidates(*columns, pair_margin=margin[:kept])
+    pairs = Candidates(ids, query, place, positive, np.empty(size, np.float32))
+    labels, kept = _merge(queries, (float(weight), float(weight_of_others)), pairs)
+    return Candidates(ids[:labels], query[:kept], place[:kept], positive[:kept], pairs.pair_weight[:kept])
 
 
 def merge_with_pool(
@@ -73,7 +70,6 @@ def concatenate_labels(
     draws: LabelLists,
     weight: float = 1.0,
     with_pads: bool = False,
-    margins: Margins = NO_MARGINS,
 ) -> DrawnLabels:
     """Concatenate the labels of `merge`, int32 if they fit, for a device; `with_pads` keeps the padding of `hard`.
 
@@ -84,7 +80,7 @@ def concatenate_labels(
     fits = label.max(initial=0) < np.iinfo(np.int32).max
     label = label.astype(np.int32 if fits else np.int64, copy=False)
     use, weights = _mark(starts, draws_from, queries[1], np.float32(weight))
-    return DrawnLabels(label, use, weights, starts.astype(np.int32), margins=margins)
+    return DrawnLabels(label, use, weights, starts.astype(np.int32))
 
 
 @numba.njit(nogil=True, cache=True)
@@ -145,11 +141,6 @@ def _merge(queries, weights, pairs):  # type: ignore[no-untyped-def]
         times = pairs.pair_weight[drawn:kept]
         for i in range(len(times)):
             times[i] = np.float32(times[i] * weights[0])
-        if len(pairs.pair_margin):
-            others = np.int64(begin) + queries[1][row + 1] - queries[1][row]
-            pairs.pair_margin[begin:others] = 0
-            pairs.pair_margin[others:drawn] = weights[3]
-            pairs.pair_margin[drawn:kept] = weights[2]
         _fill_row(row, queries[1], np.int64(begin), np.int64(kept), pairs.pair_query, pairs.pair_positive)
     return labels, np.int64(kept)
 

@@ -26,7 +26,7 @@ from trainer.inputs import Inputs
 from trainer.negatives.base import Sampled
 from trainer.negatives.draws import RandomPool, draw_hard, splitmix64
 from trainer.negatives.merge import LabelLists, concatenate_labels, merge, merge_with_pool
-from trainer.stream.batch import NO_MARGINS, Batch, Candidates, Margins
+from trainer.stream.batch import Batch, Candidates, Margins
 
 
 class NegativesOptions(Protocol):
@@ -34,6 +34,9 @@ class NegativesOptions(Protocol):
 
     @property
     def by_frequency(self) -> float: ...
+
+    @property
+    def margins(self) -> Margins: ...
 
     def columns(self, planner: Planner, epoch: int) -> int: ...
 
@@ -125,17 +128,9 @@ class Planner:
         return pool, weight
 
     def merge(
-        self,
-        batch: Batch,
-        sampled: list[Sampled],
-        pool: np.ndarray | Ragged,
-        weight: float | np.ndarray,
-        margins: Margins = NO_MARGINS,
+        self, batch: Batch, sampled: list[Sampled], pool: np.ndarray | Ragged, weight: float | np.ndarray
     ) -> Candidates:
-        """Merge positives, hard negatives in `sampled` and `draw`'s `pool` with `weight`, a label once per query.
-
-        `margins`: of the pool, and of hard negatives.
-        """
+        """Merge positives, hard negatives in `sampled` and `draw`'s `pool` with `weight`, a label once per query."""
         if len(sampled) == 1 and isinstance(sampled[0].ids, torch.Tensor):  # labels stay on the device: nothing waits
             assert isinstance(pool, Ragged), "a device merges only own pools"
             ranked = sampled[0].ids
@@ -143,21 +138,23 @@ class Planner:
                 filtered = torch.from_numpy(batch.filtered.padded()).to(ranked.device)[:, None]
                 ranked = ranked.masked_fill((ranked[:, :, None] == filtered).any(dim=2), PAD)
             columns = self._draw_columns(batch, np.tile(np.arange(ranked.shape[1]), (len(ranked), 1)))
-            hard_on_device = ranked.gather(1, send(columns, ranked.device))
-            candidates = unmerged_candidates(batch, hard_on_device, pool, weight, margins)
+            candidates = unmerged_candidates(batch, ranked.gather(1, send(columns, ranked.device)), pool, weight)
+            candidates = add_margins(candidates, batch, None, self.options.margins)
             return weigh_positives(candidates, batch, self._rank_positive_weight)
         part, hard = self._rank_part(batch), self._hard(batch, sampled)
         if not isinstance(pool, Ragged):
-            return weigh_positives(shared_pool(part, hard, pool, weight, margins), part, self._rank_positive_weight)
-        build = own_pool if self.merges else unmerged_candidates
-        return weigh_positives(build(part, hard, pool, weight, margins), part, self._rank_positive_weight)
+            candidates = shared_pool(part, hard, pool, weight)
+        else:
+            candidates = (own_pool if self.merges else unmerged_candidates)(part, hard, pool, weight)
+        candidates = add_margins(candidates, part, hard, self.options.margins)
+        return weigh_positives(candidates, part, self._rank_positive_weight)
 
     def batch_candidates(self, batch: Batch) -> Candidates:
         """Return candidates for every query: the drawn positives and the hard negatives of all queries in the batch."""
         drawn, (start, stop) = self.drawn_positives(batch), self.label_range or (0, self.labels)
         ids = distinct_labels(batch, self.table_negatives(batch), drawn)
         candidates = candidates_for_every_query(batch, ids[(ids >= start) & (ids < stop)], self.positive_weight, drawn)
-        return candidates._replace(ids=candidates.ids - start)
+        return candidates._replace(ids=candidates.ids - start, pool_margin=self.options.margins[0])
 
     def drawn_positives(self, batch: Batch) -> np.ndarray | None:
         """Return which of the batch's positives a step trains on, [sum P] bool; None: all."""
@@ -266,33 +263,21 @@ def _matrix(ids: np.ndarray | Ragged) -> np.ndarray:
     return ids.padded() if isinstance(ids, Ragged) else ids
 
 
-def shared_pool(
-    batch: Batch, hard: LabelLists, pool: np.ndarray, weight: float | np.ndarray, margins: Margins = NO_MARGINS
-) -> Candidates:
+def shared_pool(batch: Batch, hard: LabelLists, pool: np.ndarray, weight: float | np.ndarray) -> Candidates:
     """Build candidates with one random pool for the whole batch.
 
     `pool` [k_r]: R, drawn with replacement. Each draw has the weight `weight` (L / k_r makes the sum over R an unbiased
     estimate of the sum over all labels outside P and H), or the weight of its label if `weight` is an array [L]; a
-    label counts once for each time it is drawn. For each query, P and H are masked in the pool. `margins`: of R, and
-    of H.
+    label counts once for each time it is drawn. For each query, P and H are masked in the pool.
     """
     scalar = 1.0 if isinstance(weight, np.ndarray) else weight
     candidates = merge_with_pool(batch.positives, batch.positive_offsets, hard, pool, scalar)
     if isinstance(weight, np.ndarray):
         candidates.pool_weight[:] *= weight[candidates.ids[: len(candidates.pool_weight)]]
-    if not any(margins):
-        return candidates
-    of_pairs = np.where(candidates.pair_positive, 0, margins[1]).astype(np.float32)
-    return candidates._replace(pool_margin=margins[0], pair_margin=of_pairs)
+    return candidates
 
 
-def own_pool(
-    batch: Batch,
-    hard: LabelLists,
-    pool: np.ndarray | Ragged,
-    weight: float | np.ndarray,
-    margins: Margins = NO_MARGINS,
-) -> Candidates:
+def own_pool(batch: Batch, hard: LabelLists, pool: np.ndarray | Ragged, weight: float | np.ndarray) -> Candidates:
     """Build candidates with a random pool per query: `pool` [B, k_r], or rows of random draws, padded with -1.
 
     A draw that is a positive or hard negative of the query is dropped; another draw has the weight `weight`, as in
@@ -300,26 +285,21 @@ def own_pool(
     """
     lists = batch.positives, batch.positive_offsets, hard, pool
     if not isinstance(weight, np.ndarray):
-        return merge(*lists, weight, margins=margins)
-    # Weight 0 tells P and H from R, whose weight is its number of draws.
-    pairs = merge(*lists, weight_of_others=0.0, margins=margins)
+        return merge(*lists, weight)
+    pairs = merge(*lists, weight_of_others=0.0)  # weight 0 tells P and H from R, whose weight is its number of draws
     weights = np.where(pairs.pair_weight > 0, pairs.pair_weight * weight[pairs.ids[pairs.pair_label]], 1)
     return pairs._replace(pair_weight=weights.astype(np.float32))
 
 
 def unmerged_candidates(
-    batch: Batch,
-    hard: LabelLists | torch.Tensor,
-    pool: np.ndarray | Ragged,
-    weight: float | np.ndarray,
-    margins: Margins = NO_MARGINS,
+    batch: Batch, hard: LabelLists | torch.Tensor, pool: np.ndarray | Ragged, weight: float | np.ndarray
 ) -> Candidates:
     """Build the candidates of `own_pool` for a device that merges them itself; `hard` may already be on the device."""
     on_device = hard if isinstance(hard, torch.Tensor) else None  # the host leaves places for these labels
     on_host = np.full(hard.shape, PAD, np.int32) if isinstance(hard, torch.Tensor) else hard
     scalar = 1.0 if isinstance(weight, np.ndarray) else weight
     lists = batch.positives, batch.positive_offsets, on_host, pool
-    labels = concatenate_labels(*lists, scalar, with_pads=on_device is not None, margins=margins)
+    labels = concatenate_labels(*lists, scalar, with_pads=on_device is not None)
     if isinstance(weight, np.ndarray):
         is_draw = labels.use & 1 == 1
         labels.weight[is_draw] = weight[labels.label[is_draw]]
@@ -367,6 +347,21 @@ def candidates_for_every_query(
 def range_candidates(batch: Batch, start: int, stop: int, positive_weight: np.ndarray | None = None) -> Candidates:
     """Build candidates that score every query on labels [start, stop): a chunk of one-vs-all (ASTRA, equation 1)."""
     return candidates_for_every_query(batch, np.arange(start, stop), positive_weight)
+
+
+def add_margins(candidates: Candidates, batch: Batch, hard: LabelLists, margins: Margins) -> Candidates:
+    """Give random negatives and `hard` negatives, which come before a query's draws, their `margins`."""
+    if not any(margins):
+        return candidates
+    if candidates.drawn is not None:
+        return candidates._replace(drawn=replace(candidates.drawn, margins=margins))
+    known = np.diff(batch.positive_offsets)
+    if hard is not None:
+        known = known + (hard.counts if isinstance(hard, Ragged) else (hard != PAD).sum(axis=1))
+    draws_from = np.searchsorted(candidates.pair_query, np.arange(len(batch))) + known
+    is_draw = np.arange(len(candidates.pair_query)) >= draws_from[candidates.pair_query]
+    of_pairs = np.where(candidates.pair_positive, 0, np.where(is_draw, *margins)).astype(np.float32)
+    return candidates._replace(pool_margin=margins[0], pair_margin=of_pairs)
 
 
 def weigh_positives(candidates: Candidates, batch: Batch, weight: np.ndarray | None) -> Candidates:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from schemas import PAD
 from tests.builders import Rows, batch_of, random_labels
 from tests.trainer.dense import assert_same, fast, one_vs_all, sampled
-from trainer.negatives.planner import own_pool, range_candidates, shared_pool, weigh_positives
+from trainer.negatives.planner import add_margins, own_pool, range_candidates, shared_pool, weigh_positives
 from trainer.one_vs_all import binary_cross_entropy, binary_step
 from trainer.rows.matrix import RowMatrix, RowOptimizer
 from trainer.stream.batch import NO_MARGINS
@@ -147,10 +147,12 @@ def test_one_pass_does_what_gather_loss_backward_and_update_do(
         batch, draw = batch_of(case.positives, case.hard), np.random.default_rng(step)
         margins = (0.4, 1.5) if step else NO_MARGINS
         if form == "own":
-            candidates = own_pool(batch, case.hard, draw.integers(0, labels, (40, 90)), 0.7, margins)
+            candidates = own_pool(batch, case.hard, draw.integers(0, labels, (40, 90)), 0.7)
+            candidates = add_margins(candidates, batch, case.hard, margins)
             candidates = weigh_positives(candidates, batch, case.positive_weight)
         elif form == "shared":
-            candidates = shared_pool(batch, case.hard, draw.integers(0, labels, 70), 0.7, margins)
+            candidates = shared_pool(batch, case.hard, draw.integers(0, labels, 70), 0.7)
+            candidates = add_margins(candidates, batch, case.hard, margins)
             candidates = weigh_positives(candidates, batch, case.positive_weight)
         else:
             candidates = range_candidates(batch, 100, 2900, case.positive_weight)

@@ -16,7 +16,7 @@ from trainer.group import ALONE, Group
 from trainer.group import label_range as group_range
 from trainer.losses import Loss, Scores, SoftTopK, SoftTopKSection
 from trainer.methods.kinds import LOSSES, options_of
-from trainer.negatives.planner import own_pool, range_candidates, shared_pool, weigh_positives
+from trainer.negatives.planner import add_margins, own_pool, range_candidates, shared_pool, weigh_positives
 from trainer.stream.batch import NO_MARGINS, Candidates, Margins
 
 OPTIONS: dict[str, dict[str, float]] = {"softtopk": {"k": 2.5, "alpha": 1.7}, "triplet": {"margin": 0.4}}
@@ -50,10 +50,12 @@ def candidates_of(
     batch, labels = batch_of(case.positives, case.hard), len(case.w)
     draw = np.random.default_rng(seed)
     if form == "shared":
-        candidates = shared_pool(batch, case.hard, draw.integers(0, labels, 7), weight, margins)
+        candidates = shared_pool(batch, case.hard, draw.integers(0, labels, 7), weight)
+        candidates = add_margins(candidates, batch, case.hard, margins)
         return weigh_positives(candidates, batch, case.positive_weight)
     if form == "own":
-        candidates = own_pool(batch, case.hard, draw.integers(0, labels, (len(batch), 4)), weight, margins)
+        candidates = own_pool(batch, case.hard, draw.integers(0, labels, (len(batch), 4)), weight)
+        candidates = add_margins(candidates, batch, case.hard, margins)
         return weigh_positives(candidates, batch, case.positive_weight)
     return range_candidates(batch, 0, labels, case.positive_weight)
 

@@ -17,7 +17,7 @@ import torch
 from schemas import PAD
 from tests.builders import batch_of
 from trainer.device import send
-from trainer.negatives.planner import own_pool, shared_pool, unmerged_candidates
+from trainer.negatives.planner import add_margins, own_pool, shared_pool, unmerged_candidates
 from trainer.rows import torch_kernels
 from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
 from trainer.rows.torch_kernels import DevicePairs, merge_labels, order_pairs
@@ -65,14 +65,14 @@ class Case:
         hard[-1], positives[-1] = PAD, []
         batch, margins = batch_of(positives, hard), (0.5, 2.0) if step else NO_MARGINS
         if self.pool == "shared":
-            return shared_pool(batch, hard, draw.integers(0, LABELS, 11), 3.5, margins)
+            return add_margins(shared_pool(batch, hard, draw.integers(0, LABELS, 11), 3.5), batch, hard, margins)
         pool = draw.integers(0, LABELS, (queries, 5))
         pool[:, :3] = draw.integers(0, 12, (queries, 3))
         pool[-1] = PAD
         if self.pool in ("own", "hot"):
-            return own_pool(batch, hard, pool, 3.5, margins)
+            return add_margins(own_pool(batch, hard, pool, 3.5), batch, hard, margins)
         hard_labels = torch.from_numpy(hard) if self.pool == "late" else hard
-        return unmerged_candidates(batch, hard_labels, pool, 3.5, margins)
+        return add_margins(unmerged_candidates(batch, hard_labels, pool, 3.5), batch, None, margins)
 
     def pairs(self, step: int, device: torch.device) -> tuple[torch.Tensor, DevicePairs]:
         """Return ids and pairs on the device: of drawn labels with padding behind them, and as late ones."""

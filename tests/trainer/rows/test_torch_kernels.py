@@ -15,7 +15,14 @@ from tests.trainer.negatives.test_merge import batches
 from trainer.device import CPU, send
 from trainer.heads import Classifier
 from trainer.methods.sections import Classifier as Config
-from trainer.negatives.planner import own_pool, range_candidates, shared_pool, unmerged_candidates, weigh_positives
+from trainer.negatives.planner import (
+    add_margins,
+    own_pool,
+    range_candidates,
+    shared_pool,
+    unmerged_candidates,
+    weigh_positives,
+)
 from trainer.rows import torch_kernels
 from trainer.rows.torch_kernels import (
     DevicePairs,
@@ -69,8 +76,9 @@ def check_both_orders(ids: torch.Tensor, pairs: DevicePairs) -> None:
 @given(batches())
 def test_a_device_merges_what_the_host_does(batch: tuple) -> None:
     positives, hard, draws = batch
-    arguments = batch_of(positives, hard), hard, draws, 2.0, (0.5, 1.5)
-    drawn, expected = unmerged_candidates(*arguments), own_pool(*arguments)
+    arguments = batch_of(positives, hard), hard, draws, 2.0
+    both = (build(*arguments) for build in (unmerged_candidates, own_pool))
+    drawn, expected = (add_margins(each, arguments[0], hard, (0.5, 1.5)) for each in both)
     ids, pairs = merge_labels(as_tensors(drawn))
     count = len(expected.ids)
     assert ids[:count].tolist() == expected.ids.tolist() == drawn.touched.tolist()
