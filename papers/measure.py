@@ -54,8 +54,7 @@ def main(paper: Paper, key: RunKey, out: Path) -> None:
         figures["mining_over_epoch"] = others / figures["tables"] / (own / figures["epochs"])
     if not run.module:
         figures["most_frequent"] = most_frequent(DataLayout(str(data)))
-        place = str(folder if run.recipe else after)
-        metrics, contributions, texts = score(paper, key, str(data), place)
+        metrics, contributions, texts = score(paper, key, str(data), str(folder if run.recipe else after))
     kept = {name: pack(contributions[name]) for name in paper.metrics_of(key) if name in contributions}
     digest = paper.raw_digest(key.data)
     result = Result(made, commit(), round(seconds, 1), cut, len(texts), metrics, figures, kept, digest)

@@ -130,15 +130,11 @@ def difference(metric: str, texts: np.ndarray, a: Sequence[Result], b: Sequence[
     texts and seeds together: a resample draws both anew, each text with all its queries, and the same on both sides;
     `texts` [N]: a number of each query's text. Sums are of integers, so that the ends are the same on any machine.
     """
-    sides = [_values(metric, texts, side) for side in (a, b) if side]
     draw = np.random.default_rng(1)
     seeds = np.stack([np.bincount(draw.integers(len(a), size=len(a)), minlength=len(a)) for _ in range(RESAMPLES)])
-    resampled = [(each[1:] * seeds).sum(1) / len(a) for each in sides]
-    value, values = sides[0][0].mean(), resampled[0]
-    if b:
-        value, values = value - sides[1][0].mean(), values - resampled[1]
-    low, high = np.quantile(values, (0.025, 0.975))
-    return Interval(float(value), float(low), float(high))
+    gains = _values(metric, texts, a) - (_values(metric, texts, b) if b else 0)
+    low, high = np.quantile((gains[1:] * seeds).sum(1) / len(a), (0.025, 0.975))
+    return Interval(float(gains[0].mean()), float(low), float(high))
 
 
 def _values(metric: str, texts: np.ndarray, results: Sequence[Result]) -> np.ndarray:
