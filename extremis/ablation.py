@@ -113,7 +113,7 @@ def _cells(result: Mapping[str, Any]) -> list[str]:
 
 def _write_comparison(out: str, report: Mapping[str, Any], split: str) -> None:
     storage.write_bytes(join(out, ABLATION_RESULT), json.dumps(report, indent=1, sort_keys=True).encode())
-    lines = [f"Split {split}: metrics in %, ± half of the 95 % bootstrap interval over queries.", ""]
+    lines = [f"Split {split}: metrics in %, ± half of the 95 % bootstrap interval over texts.", ""]
     lines += ["| recipe | " + " | ".join([*SHOWN_METRICS, "train s"]) + " |", "|---" * (len(SHOWN_METRICS) + 2) + "|"]
     for name, result in report.items():
         lines.append("| " + " | ".join([f"`{name}`", *_cells(result)]) + " |")

@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from extremis.supervisor import train
 from papers.claims import ROOT, Paper, RunKey
 from papers.results import Result, pack, place_of
@@ -41,26 +43,23 @@ def main(paper: Paper, key: RunKey, out: Path) -> None:
     settings = [each.format(**places) for each in paper.settings_of(key)]
     made, cut = paper.made_from(key), folder.exists()
     wall, used = time.perf_counter(), processor_seconds()
-    figures: dict[str, float]
-    metrics, contributions, rows = dict[str, float](), dict[str, Contributions](), 0
-    if run.module:
-        figures = probe(run.module, settings)
-    else:
-        figures = train_run(paper, key, settings, str(data), str(folder)) if run.recipe else {}
-    seconds, own, others = (
-        time.perf_counter() - wall,
-        *(now - was for now, was in zip(processor_seconds(), used, strict=True)),
-    )
-    figures |= {"processor_seconds": own + others}
+    metrics, contributions, texts = dict[str, float](), dict[str, Contributions](), np.zeros(0)
+    figures = dict[str, float]()
+    if run.module or run.recipe:
+        figures = probe(run.module, settings) if run.module else train_run(paper, key, settings, str(data), str(folder))
+    seconds, (own, others) = time.perf_counter() - wall, np.subtract(processor_seconds(), used).tolist()
+    figures["processor_seconds"] = own + others
     if figures.get("tables"):  # besides a training, only its miner runs
         figures["mining_over_training"] = others / own
         figures["mining_over_epoch"] = others / figures["tables"] / (own / figures["epochs"])
     if not run.module:
         figures["most_frequent"] = most_frequent(DataLayout(str(data)))
-        place = str(folder if run.recipe else after)
-        metrics, contributions, rows = score(paper, key, str(data), place)
+        metrics, contributions, texts = score(paper, key, str(data), str(folder if run.recipe else after))
     kept = {name: pack(contributions[name]) for name in paper.metrics_of(key) if name in contributions}
-    result = Result(made, commit(), round(seconds, 1), cut, rows, metrics, figures, kept, paper.raw_digest(key.data))
+    digest = paper.raw_digest(key.data)
+    result = Result(made, commit(), round(seconds, 1), cut, len(texts), metrics, figures, kept, digest)
+    if kept:
+        result.write_texts(paper.folder, texts)
     result.write(place_of(paper, key))
     if run.recipe:
         shutil.copyfile(RunLayout(str(folder)).metrics, folder.with_name(f"{key}.metrics.jsonl"))
@@ -164,8 +163,10 @@ def train_run(paper: Paper, key: RunKey, settings: list[str], data: str, run: st
     return {**figures, "median_rank_share": sum(ranks) / len(ranks)} if ranks else figures
 
 
-def score(paper: Paper, key: RunKey, data: str, run: str) -> tuple[dict[str, float], dict[str, Contributions], int]:
-    """Score the run on test; return metrics, contributions per query, and the number of queries."""
+def score(
+    paper: Paper, key: RunKey, data: str, run: str
+) -> tuple[dict[str, float], dict[str, Contributions], np.ndarray]:
+    """Score the run on test; return metrics, contributions per query, and a number of each query's text, [N]."""
     options, layout = paper.runs[key.run], DataLayout(data)
     recipe, model, checkpoint = load_model(layout, RunLayout(run), RunLayout(run).scored_step())
     if options.fuse:
@@ -179,7 +180,9 @@ def score(paper: Paper, key: RunKey, data: str, run: str) -> tuple[dict[str, flo
     scores = SplitScorer.open(layout, model, "test", ranking=ranking, training_data=recipe.data).score(
         ks=sorted({1, 3, 5, *ks})
     )
-    return scores.metrics.result(), scores.metrics.contributions(), scores.queries
+    metrics = scores.metrics
+    texts = np.arange(scores.queries) if metrics.texts is None else metrics.texts
+    return metrics.result(), metrics.contributions(), texts
 
 
 def most_frequent(data: DataLayout) -> float:

@@ -54,7 +54,7 @@ def page(paper: Paper) -> str:
         f"page. {len(verdicts)} lines: {told}.",
         "",
         "Ours: mean over seeds ± standard deviation. What decides: a difference or a value with its 95 % bootstrap "
-        "interval over queries and seeds, paired, or a ratio per seed, beside its bound. A line holds if every check "
+        "interval over texts and seeds, paired, or a ratio per seed, beside its bound. A line holds if every check "
         "is within its bound, and differs if one check is beyond. Minutes: processor time of all runs of the line.",
         "",
     ]
@@ -112,7 +112,7 @@ def judge(paper: Paper, line: Line) -> Verdict:
     found = {name: _results(paper, name, line.data, line.seeds) for name in line.runs}
     if not all(found.values()):
         return Verdict(NOT_RUN, expected(paper, line))
-    told = [judge_check(check, found) for check in line.claim.checks]
+    told = [judge_check(paper, check, found) for check in line.claim.checks]
     if None in told:
         return Verdict(NOT_RUN, expected(paper, line))  # the sides have no seed in common
     parts = [part for part in told if part is not None]
@@ -138,7 +138,7 @@ def _results(paper: Paper, name: str, data: str, seeds: int) -> dict[int, Result
     return {seed: result for seed, result in found.items() if result is not None}
 
 
-def judge_check(check: Check, found: Mapping[str, Mapping[int, Result]]) -> Verdict | None:
+def judge_check(paper: Paper, check: Check, found: Mapping[str, Mapping[int, Result]]) -> Verdict | None:
     """Return the verdict of a check; None if its sides have no seed in common.
 
     A side that did not train shows nothing, unless the claim says so of it: the verdict is UNCLEAR.
@@ -148,7 +148,7 @@ def judge_check(check: Check, found: Mapping[str, Mapping[int, Result]]) -> Verd
     if not seeds:
         return None
     results = [[found[side][seed] for seed in seeds] for side in sides]
-    verdict = _compare(check, sides, results)
+    verdict = _compare(paper, check, sides, results)
     untrained = [
         side
         for side, each in zip(sides, results, strict=True)
@@ -158,7 +158,7 @@ def judge_check(check: Check, found: Mapping[str, Mapping[int, Result]]) -> Verd
     return verdict._replace(verdict=UNCLEAR, decides=decides) if untrained else verdict
 
 
-def _compare(check: Check, sides: Sequence[str], results: Sequence[Sequence[Result]]) -> Verdict:
+def _compare(paper: Paper, check: Check, sides: Sequence[str], results: Sequence[Sequence[Result]]) -> Verdict:
     """Return the verdict of a check on `results`, of each side's seeds."""
     what = check.metric or check.figure.replace("_", " ")
     values = [
@@ -169,7 +169,8 @@ def _compare(check: Check, sides: Sequence[str], results: Sequence[Sequence[Resu
     ]
     ours = "; ".join(each_side) if len(sides) > 1 else ""  # the check itself shows the value of one side
     if check.metric and all(check.metric in r.contributions for each in results for r in each):
-        told = difference(check.metric, *results)
+        texts = [result.texts(paper.folder) for each in results for result in each]  # each result must fit its texts
+        told = difference(check.metric, texts[0], *results)
         bound = check.above if check.above is not None else check.least if check.least is not None else check.most
         assert bound is not None
         sign = "≤" if check.most is not None else ">" if check.above is not None else "≥"

@@ -408,7 +408,7 @@ TERMS = {
     "linear ranker": "one weight vector per label, over words and pairs of words",
     "nearest queries by TF-IDF": "labels of the training queries that have the most similar words",
     "nearest label texts by TF-IDF": "labels with the texts that have the most similar words",
-    "±": "half of the 95 % interval, from resampled queries (bootstrap)",
+    "±": "half of the 95 % interval, from resampled texts (bootstrap)",
     "seen": "queries whose text is also in train: a model may have memorized their labels",
     "unseen": "queries whose text is not in train",
     "found": "true labels among the first 5 predictions; queries with the same text are counted together",

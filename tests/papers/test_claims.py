@@ -7,19 +7,24 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from papers.__main__ import list_jobs, main
 from papers.claims import Check, Claim, Paper, RunKey, digest_files, digest_recipe, paper_names
 from papers.measure import subsample_labels
 from papers.page import DIFFERS, HOLDS, NOT_RUN, UNCLEAR, judge, page, summary
-from papers.results import LEVELS, Result, difference, pack, place_of
+from papers.results import LEVELS, RESAMPLES, Result, difference, pack, place_of
+from schemas.errors import InputError
 from tests.command import ROOT
 from tests.pipelines.raw import read_lines, write_tiny
 from trainer.evaluation.metrics import Contributions
+from trainer.evaluation.metrics import value as metric_of
 from trainer.recipe_files import load_recipe
 
 PAPERS = {name: Paper.load(name) for name in paper_names()}
@@ -72,6 +77,7 @@ def result_of(
     digest = paper.raw_digest(key.data)
     result = Result(paper.made_from(key), "", seconds, False, len(hits), metrics, figures, kept, digest)
     if write:
+        result.write_texts(paper.folder, np.arange(len(hits)))
         result.write(place_of(paper, key))
     return result
 
@@ -91,16 +97,53 @@ def test_a_difference_is_of_the_metrics_and_its_interval_is_paired(tmp_path: Pat
     a, b = (
         [result_of(paper, RunKey("a", "tiny", s), each[s], write=False) for s in range(3)] for each in (better, hits)
     )
-    told = difference("P@1", a, b)
+    texts = np.arange(400)
+    told = difference("P@1", texts, a, b)
     assert told.value == pytest.approx(100 * (better.mean() - hits.mean()))
     assert told.low < told.value < told.high
     assert told.low > 0  # no query is worse: no resample of the same queries can be
-    apart = difference("P@1", a).high - difference("P@1", a).low
+    apart = difference("P@1", texts, a).high - difference("P@1", texts, a).low
     assert told.high - told.low < 0.7 * apart  # than without pairs
-    assert difference("P@1", a, a) == (0, 0, 0)
+    assert difference("P@1", texts, a, a) == (0, 0, 0)
     deviation = np.sqrt(np.var(better[0].astype(float) - hits[0]) / 400) * 100
-    one = difference("P@1", a[:1], b[:1])
+    one = difference("P@1", texts, a[:1], b[:1])
     assert one.high - one.low == pytest.approx(2 * 1.96 * deviation, rel=0.15)
+
+
+@given(texts=st.lists(st.integers(0, 9), min_size=1, max_size=20), seed=st.integers(0, 99), is_ratio=st.booleans())
+@example(texts=[*range(20)], seed=0, is_ratio=False)  # all differ: queries are drawn
+def test_an_interval_draws_texts_each_with_all_its_queries(texts: list[int], seed: int, is_ratio: bool) -> None:
+    draw, rows = np.random.default_rng(seed), np.arange(len(texts))
+    most = draw.integers(1, 5, len(texts)) if is_ratio else np.ones(len(texts))
+    sides = [(most * (draw.random(len(texts)) < 0.5), *([most] if is_ratio else [])) for _ in "ab"]
+
+    def at(rows: np.ndarray) -> list[Contributions]:
+        return [Contributions(*(column[rows] for column in side)) for side in sides]
+
+    def interval(rows: np.ndarray) -> np.ndarray:
+        made = [Result({}, "", 1, False, 0, {"PSP@1": metric_of(part)}, {}, {"PSP@1": pack(part)}) for part in at(rows)]
+        return np.array(difference("PSP@1", np.array(texts)[rows], *([each] for each in made)))
+
+    of_text = [np.flatnonzero(np.array(texts) == text) for text in np.unique(texts)]
+    draw = np.random.default_rng(0)
+    drawn = (draw.integers(len(of_text), size=len(of_text)) for _ in range(RESAMPLES))
+    pairs = (map(metric_of, at(np.concatenate([of_text[text] for text in each]))) for each in drawn)
+    low, high = np.quantile([a - b for a, b in pairs], (0.025, 0.975))
+    a, b = map(metric_of, at(rows))
+    assert interval(rows) == pytest.approx(np.array([a - b, low, high]))
+    assert interval(np.repeat(rows, 3)) == pytest.approx(interval(rows))
+
+
+def test_texts_are_kept_once_for_a_data_set_and_fit_its_results(tmp_path: Path) -> None:
+    paper = small_paper(tmp_path, Check(a="a", b="b", metric="P@1", above=0))
+    result = result_of(paper, RunKey("a", "tiny", 0), np.ones(5), write=False)
+    with pytest.raises(InputError, match="texts of 0 queries, but a result has 5"):
+        result.texts(tmp_path)
+    result.write_texts(tmp_path, np.array([7, 2**63, 7, 2**63, 1], np.uint64))
+    result.write_texts(tmp_path, np.arange(5))
+    assert result.texts(tmp_path).tolist() == [0, 1, 0, 1, 4]
+    with pytest.raises(InputError, match="texts of 5 queries, but a result has 6"):
+        replace(result, queries=6).texts(tmp_path)
 
 
 def test_contributions_are_kept_in_a_byte(tmp_path: Path) -> None:
@@ -112,7 +155,7 @@ def test_contributions_are_kept_in_a_byte(tmp_path: Path) -> None:
     result = Result(paper.made_from(RunKey("a", "tiny", 0)), "", 1, False, 50, exact, {}, kept)
     assert np.array_equal(result.unpack("P@5")[0] / LEVELS, fifths.round(6).astype(np.float64).round(1))
     for metric, value in exact.items():
-        told = difference(metric, [result])
+        told = difference(metric, np.arange(50), [result])
         assert told.value == pytest.approx(value)
         assert told.low < value < told.high
 
@@ -287,6 +330,7 @@ def test_a_command_that_is_cut_goes_on(tmp_path: Path, capsys: pytest.CaptureFix
     assert results["one-vs-all.tiny.0"]["figures"]["epochs"] == 80
     assert results["one-vs-all.tiny.0"]["queries"] == 30
     assert {*results["random.tiny.0"]["contributions"]} == {"P@1"}
+    assert len([*(paper / "runs").glob("*.texts")]) == 1
     assert not metrics.exists()  # nothing needs its folder any more
     assert '"epoch"' in (out / "paper" / "one-vs-all.tiny.0.metrics.jsonl").read_text()
     text = (paper / "results.md").read_text()
