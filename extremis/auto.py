@@ -592,32 +592,24 @@ def _challenge(
     name, changes = challenger(first.recipe, first.peaked)
     if first.peaked:
         say(
-            "odd: the first epoch was the best by more than chance: the rates are too high, or the recipe fits too much"
+            "odd: the first epoch was the best, by more than chance: the rates are too high, or the recipe fits too much"
         )
-    recipe = _resolve(data, chosen.changed(*changes), rows, overrides).recipe
-    recipe = recipe.model_copy(
-        update={"train": recipe.train.model_copy(update={"minutes": first.recipe.train.minutes})}
-    )
-    if recipe == first.recipe:
-        say(f"no second finalist: {', '.join(changes)} is set already")
-        return first
-    say(f"second finalist, {name}: {', '.join(changes)}")
     try:
+        recipe = _resolve(data, chosen.changed(*changes), rows, overrides).recipe
+        recipe = recipe.model_copy(update={"train": first.recipe.train})  # with the same limit of time
+        if recipe == first.recipe:
+            say(f"no second finalist: {name}")
+            return first
+        say(f"second finalist, {name}: {', '.join(changes)}")
         second = train_in(join(run, FINALISTS_FOLDER, "2"), recipe, 0)
     except (DivergedError, InputError) as error:
         say(f"the second finalist failed, so the first is the final run: {error}")
         return first
     wins, why = second.against(first)
-    verdict = "is the final run" if wins else "is left, because the other is cheaper and as good"
-    say(f"{name}: {why}: {verdict}")
-    report["finalists"] = {
-        "second": name,
-        "changes": list(changes),
-        "compared": why,
-        "chosen": "second" if wins else "first",
-    }
-    if wins:
-        report["changes"] += changes
+    say(f"{name}: {why}: {'the final run' if wins else 'not better by enough, so the cheaper is the final run'}")
+    won = {"chosen": "second" if wins else "first"}
+    report["finalists"] = {"second": name, "changes": changes, "compared": why, **won}
+    report["changes"] += changes if wins else []
     return second if wins else first
 
 

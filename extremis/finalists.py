@@ -135,6 +135,8 @@ def challenger(recipe: Recipe, peaked: bool) -> tuple[str, list[str]]:
         rates |= {"encoder.dense_lr": encoder.dense_lr} if isinstance(encoder, BagSection) else {}
         rates |= {"classifier.lr": recipe.classifier.lr} if isinstance(recipe, ClassifierRecipe) else {}
         return "half of the rates", [f"{name}={rate / 2:g}" for name, rate in rates.items()]
+    if recipe.encodes_labels:  # a margin of its pool was not tried on enough data; dropout was worse on WordNet
+        return "none is known for a dual encoder", []
     if not isinstance(recipe, Astra):
         return "dropout", [_DROPOUT]
     tables = [] if recipe.negatives.hard else _TABLES
