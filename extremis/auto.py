@@ -591,9 +591,7 @@ def _challenge(
     """Train a second finalist beside the `first`, if there is one; return the winner, and say and report why it won."""
     name, changes = challenger(first.recipe, first.peaked)
     if first.peaked:
-        say(
-            "odd: the first epoch was the best, by more than chance: the rates are too high, or the recipe fits too much"
-        )
+        say("odd: the first epoch was the best, by more than chance: its rates are too high, or it fits too much")
     try:
         recipe = _resolve(data, chosen.changed(*changes), rows, overrides).recipe
         recipe = recipe.model_copy(update={"train": first.recipe.train})  # with the same limit of time
