@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import tomli_w
 
 from extremis.console import RemainingTime, output, say, show_activity
-from extremis.finalists import Finalist, challenger, move_run, train_finalist
+from extremis.finalists import Finalist, move_run, train_finalist
 from extremis.summary import repeated, texts_of
 from extremis.supervisor import carry, logged, train
 from schemas import storage
@@ -38,7 +38,9 @@ from trainer.evaluation.metrics import Contributions, difference
 from trainer.input_kinds import InputKind, input_names, kind_of
 from trainer.inputs import require_inputs
 from trainer.loop import EpochReport
-from trainer.methods.recipe import Recipe
+from trainer.methods.astra import Astra
+from trainer.methods.kinds import BagSection
+from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.methods.sections import Data
 from trainer.model import DataSizes, find_earlier
 from trainer.recipe_files import WAIT_FOR_TABLES, applicable_overrides, load_config, read_recipe, validate
@@ -156,6 +158,34 @@ def variations(best: Contender, weight: float) -> list[Contender]:
     """List variations of the best contender with other n-gram weights, which affect word vectors the most."""
     nearest = min(_NGRAM_WEIGHTS, key=lambda value: abs(math.log(value / max(weight, 0.01))))
     return [best.changed(f"encoder.ngram_weight={value:g}") for value in _NGRAM_WEIGHTS if value != nearest]
+
+
+_DROPOUT = "encoder.dropout=0.3"
+# Tables as early as they can be: two epochs old, and a new one every second epoch.
+_TABLES = "negatives.hard=20", "refresh.source=table", "refresh.start=2", "refresh.every=2", "refresh.stale=wait"
+
+
+def challenger(chosen: Contender, first: Finalist, survey: Survey) -> tuple[str, Contender]:
+    """Return a name and a contender for the second finalist; the `chosen` one if there is none.
+
+    Decoupled softmax is better than sampled one-vs-all at full length, which short trials do not show. Dropout lets
+    hard negatives help, and a margin makes them weigh ten times as much (decision 55).
+    """
+    recipe, encoder = first.recipe, first.recipe.encoder
+    if first.peaked:
+        rates = {"encoder.lr": encoder.lr}
+        rates |= {"encoder.dense_lr": encoder.dense_lr} if isinstance(encoder, BagSection) else {}
+        rates |= {"classifier.lr": recipe.classifier.lr} if isinstance(recipe, ClassifierRecipe) else {}
+        return "half of the rates", chosen.changed(*(f"{name}={rate / 2:g}" for name, rate in rates.items()))
+    if chosen.is_dual_encoder:  # on WordNet, dropout was worse; a margin of the pool was not tried on enough data
+        return "none is known for a dual encoder", chosen
+    if survey.labels_have_texts:
+        chosen = Contender("decoupled", tuple(change for change in chosen.changes if change.startswith("encoder.")))
+    elif not isinstance(recipe, Astra):
+        return "dropout", chosen.changed(_DROPOUT)
+    tables = () if isinstance(recipe, Astra) and recipe.negatives.hard else _TABLES
+    margin = f"negatives.hard_margin={math.log(10):.3f}"
+    return "dropout and hard negatives with a margin", chosen.changed(_DROPOUT, *tables, margin)
 
 
 METRIC = "nDCG@5"  # reflects P@1 and P@5 together
@@ -472,7 +502,7 @@ def run_auto(
 
         if compares:
             first = train_in(join(run, FINALISTS_FOLDER, "1"), recipe, 1)
-            final = _challenge(data, run, first, chosen, survey.facts.queries, overrides, report, train_in)
+            final = _challenge(data, run, first, chosen, survey, overrides, report, train_in)
             record(final.recipe)
             move_run(final.place, run)
         else:
@@ -583,32 +613,36 @@ def _challenge(
     run: str,
     first: Finalist,
     chosen: Contender,
-    rows: int,
+    survey: Survey,
     overrides: Sequence[str],
     report: dict[str, Any],
     train_in: Callable[[str, Recipe, int], Finalist],
 ) -> Finalist:
     """Train a second finalist beside the `first`, if there is one; return the winner, and say and report why it won."""
-    name, changes = challenger(first.recipe, first.peaked)
+    name, second = challenger(chosen, first, survey)
     if first.peaked:
         say("odd: the first epoch was the best, by more than chance: its rates are too high, or it fits too much")
     try:
-        recipe = _resolve(data, chosen.changed(*changes), rows, overrides).recipe
-        recipe = recipe.model_copy(update={"train": first.recipe.train})  # with the same limit of time
+        recipe = _resolve(data, second, survey.facts.queries, overrides).recipe
+        # The same time and seed as the first.
+        recipe = recipe.model_copy(
+            update={"train": recipe.train.model_copy(update={"minutes": first.recipe.train.minutes})}
+        )
         if recipe == first.recipe:
             say(f"no second finalist: {name}")
             return first
-        say(f"second finalist, {name}: {', '.join(changes)}")
-        second = train_in(join(run, FINALISTS_FOLDER, "2"), recipe, 0)
+        say(f"second finalist, {name}: {second.recipe} with {', '.join(second.changes)}")
+        other = train_in(join(run, FINALISTS_FOLDER, "2"), recipe, 0)
     except (DivergedError, InputError) as error:
         say(f"the second finalist failed, so the first is the final run: {error}")
         return first
-    wins, why = second.against(first)
+    wins, why = other.against(first)
     say(f"{name}: {why}: {'the final run' if wins else 'not better by enough, so the cheaper is the final run'}")
-    won = {"chosen": "second" if wins else "first"}
-    report["finalists"] = {"second": name, "changes": changes, "compared": why, **won}
-    report["changes"] += changes if wins else []
-    return second if wins else first
+    report["finalists"] = [{"recipe": each.recipe, "changes": [*each.changes]} for each in (chosen, second)]
+    report["compared"] = why
+    if wins:
+        report |= {"chosen": second.recipe, "changes": [*second.changes]}
+    return other if wins else first
 
 
 def _resolve(data: str, contender: Contender, rows: int, overrides: Sequence[str]) -> Resolved:

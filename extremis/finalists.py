@@ -1,6 +1,5 @@
 """Finalists of `auto`: recipes trained at full length and fused, and what the held-out rows say of two of them."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,15 +15,10 @@ from scoring.options import FitOptions
 from trainer.checkpoints import best_step, drop_old_checkpoints
 from trainer.evaluation.metrics import Metrics, difference
 from trainer.loop import EpochReport
-from trainer.methods.astra import Astra
-from trainer.methods.kinds import BagSection
-from trainer.methods.recipe import ClassifierRecipe, Recipe
+from trainer.methods.recipe import Recipe
 from trainer.recipe_files import load_config, validate
 
 METRICS = "nDCG@5", "PSP@5"  # the second only where DATA has propensities
-_DROPOUT = "encoder.dropout=0.3"
-# Tables as early as they can be: two epochs old, and a new one every second epoch.
-_TABLES = ["negatives.hard=20", "refresh.source=table", "refresh.start=2", "refresh.every=2", "refresh.stale=wait"]
 _SURE = 1.96  # standard errors of a difference that is not by chance
 
 
@@ -121,23 +115,3 @@ def move_run(place: str, run: str) -> None:
     first, last = RunLayout("").finished.lstrip("/"), RUN_FILE
     for some in ([first], [name for name in names if name not in (first, last)], [last]):
         storage.move_files(place, run, some)
-
-
-def challenger(recipe: Recipe, peaked: bool) -> tuple[str, list[str]]:
-    """Return the name of the second finalist, and what it changes in the `recipe` of the first; `peaked`: of the first.
-
-    Dropout lets hard negatives help, and a margin makes them weigh ten times as much: on four of five data sets, this
-    was the best of the variants at full length (decision 55).
-    """
-    encoder = recipe.encoder
-    if peaked:
-        rates = {"encoder.lr": encoder.lr}
-        rates |= {"encoder.dense_lr": encoder.dense_lr} if isinstance(encoder, BagSection) else {}
-        rates |= {"classifier.lr": recipe.classifier.lr} if isinstance(recipe, ClassifierRecipe) else {}
-        return "half of the rates", [f"{name}={rate / 2:g}" for name, rate in rates.items()]
-    if recipe.encodes_labels:  # a margin of its pool was not tried on enough data; dropout was worse on WordNet
-        return "none is known for a dual encoder", []
-    if not isinstance(recipe, Astra):
-        return "dropout", [_DROPOUT]
-    tables = [] if recipe.negatives.hard else _TABLES
-    return "dropout and hard negatives with a margin", [_DROPOUT, *tables, f"negatives.hard_margin={math.log(10):.3f}"]

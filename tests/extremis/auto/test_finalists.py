@@ -1,12 +1,15 @@
 """Which of two finalists becomes the final run, and how its files get there."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from extremis.finalists import Finalist, challenger, move_run, peaked
+from extremis.auto import Contender, challenger, contenders
+from extremis.finalists import Finalist, move_run, peaked
 from schemas.ragged import Ragged
+from tests.extremis.auto.test_trials import survey
 from trainer.evaluation.metrics import Metrics
 from trainer.methods.recipe import Recipe
 
@@ -57,9 +60,29 @@ def test_an_early_peak_is_more_than_chance() -> None:
     assert not peaked([judged(found(1000, better=1)), judged(found(1000))], "nDCG@5")
     assert not peaked(course[:1], "nDCG@5")
     assert not peaked([], "nDCG@5")
-    name, changes = challenger(Recipe.model_validate({"encoder": {"lr": 0.5}}), peaked=True)
-    assert name == "half of the rates"
-    assert {"encoder.lr=0.25", "encoder.dense_lr=0.0005", "classifier.lr=0.05"} == set(changes)
+
+
+def test_the_second_one_is_decoupled_softmax_where_labels_have_texts() -> None:
+    first, texts = finalist(judged(found(9))), survey()
+    none = replace(texts, texts=0.0)
+    chosen = Contender("astra", ("data.label_texts=true", "negatives.hard=0", "encoder.ngram_weight=0.4"))
+    _, second = challenger(chosen, first, texts)
+    margin = "negatives.hard_margin=2.303"
+    assert (second.recipe, second.changes[:2], second.changes[-1]) == (
+        "decoupled",
+        ("encoder.ngram_weight=0.4", "encoder.dropout=0.3"),
+        margin,
+    )
+    assert "negatives.hard=20" in second.changes
+    _, second = challenger(chosen, first, none)
+    assert second == chosen.changed("encoder.dropout=0.3", *second.changes[4:])
+    fresh = replace(first, recipe=Recipe.model_validate({"negatives": {"hard": 100}}))  # where it finds them now
+    assert challenger(chosen, fresh, none)[1] == chosen.changed("encoder.dropout=0.3", margin)
+    dual = next(each for each in contenders(survey()) if each.is_dual_encoder)
+    assert challenger(dual, first, texts)[1] == dual
+    peak = replace(first, recipe=Recipe.model_validate({"encoder": {"lr": 0.5}}), peaked=True)
+    halved = ("encoder.lr=0.25", "encoder.dense_lr=0.0005", "classifier.lr=0.05")
+    assert challenger(chosen, peak, texts)[1] == chosen.changed(*halved)
 
 
 def test_a_move_leaves_no_run_before_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
