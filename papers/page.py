@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from papers.claims import ROOT, Check, Line, Paper, RunKey, paper_names
 from papers.results import Interval, Result, difference, spread
+from schemas.errors import InputError
 
 HOLDS, DIFFERS, UNCLEAR, NOT_RUN, UNTESTABLE = "holds", "differs", "inconclusive", "not run", "not testable here"
 _CLAIM = ["where", "claim", "the paper"]
@@ -168,7 +169,13 @@ def _compare(paper: Paper, check: Check, sides: Sequence[str], results: Sequence
         f"{side} {what} {_with_spread(v, 2 if check.metric else 3)}" for side, v in zip(sides, values, strict=True)
     ]
     ours = "; ".join(each_side) if len(sides) > 1 else ""  # the check itself shows the value of one side
-    if check.metric and all(check.metric in r.contributions for each in results for r in each):
+    kept = all(check.metric in result.contributions for each in results for result in each)
+    if check.above is not None and not kept:
+        raise InputError(
+            f"{paper.folder}: a run of {' or '.join(sides)} was measured before a claim compared its {check.metric}. "
+            "Remove the JSON of these runs, and repeat them."
+        )
+    if check.metric and kept:
         texts = [result.texts(paper.folder) for each in results for result in each]  # each result must fit its texts
         told = difference(check.metric, texts[0], *results)
         bound = check.above if check.above is not None else check.least if check.least is not None else check.most
