@@ -1,7 +1,6 @@
 """`run auto`: survey the data, list contenders, try them on an excerpt, choose one, train and fuse it."""
 
 import math
-import operator
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -195,7 +194,8 @@ _FEW_QUERIES = 200  # for which up to a tenth of the rows is held out: 50 of 1,0
 _TRIAL_ROWS = 100_000  # rows of a trial, fewer if texts are long
 _ROW_TOKENS = 200  # tokens that cost about as much as the rest of a row
 _EPOCHS = 2, 4  # minimum and maximum; a trial passes over about _ROWS rows
-_LOST = 2.0  # standard errors by which a recipe that is behind has lost
+_LOST = 4.0  # standard errors by which a recipe that is behind has lost: more than by chance, because curves cross
+_NEAR = 2.0  # standard errors within which a dual encoder is as good
 _WIDTH = 128  # D of a trial: shows the ranking of recipes at a quarter of the cost
 SCANNED_ROWS = 5_000_000  # maximum of rows read from the training split
 
@@ -337,14 +337,15 @@ def holdout_share(rows: int, queries: int = QUERIES) -> float:
 def best_trial(trials: Sequence[Trial]) -> Trial:
     """Return the best finished trial; the first if several are equally good.
 
-    A dual encoder wins unless another trial leads by more than a standard error, because trials lack hard negatives,
-    which help dual encoders most. On 20,000 rows of YSO, a dual encoder reached a final P@1 of 22.9. Another contender
-    led by 0.2 in the trials, but reached only 14.6.
+    A dual encoder wins unless another trial leads by more than _NEAR standard errors, because trials lack hard
+    negatives, which help dual encoders most. On 20,000 rows of YSO, a dual encoder reached a final P@1 of 22.9. Another
+    contender led by 0.2 in the trials, but reached only 14.6.
     """
     finished = [trial for trial in trials if not trial.ended]
     best = max(finished, key=lambda trial: trial.score)
-    leads = {trial.contender: best.lead(trial.course) for trial in finished if trial.contender.is_dual_encoder}
-    near = [trial for trial in finished if trial.contender in leads and operator.le(*leads[trial.contender])]
+    dual = [trial for trial in finished if trial.contender.is_dual_encoder]
+    leads = [best.lead(trial.course) for trial in dual]
+    near = [trial for trial, (lead, error) in zip(dual, leads, strict=True) if lead <= _NEAR * error]
     return max(near, key=lambda trial: trial.score) if near else best
 
 

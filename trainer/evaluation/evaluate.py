@@ -460,7 +460,7 @@ class Validator:
     def fell(self, scored: Metrics, best: float | None) -> str:
         """Return a description if the metric is below `best` by more than its standard error over texts; else "".
 
-        Twice the standard error of the difference to an earlier epoch, whose hits are mostly the same, is about that.
+        That is about three standard errors of the difference to an earlier epoch, whose hits are mostly the same.
         """
         own = scored.contributions()[self.options.metric]
         metric, error = difference([own], [own._replace(achieved=np.zeros_like(own.achieved))], scored.texts)

@@ -105,15 +105,15 @@ def test_a_trial_loses_where_it_is_behind_at_the_same_epoch() -> None:
     assert not best.beats(change, [scores(1)], 1)  # one epoch is too early
     assert not best.beats(other, [scores(48, seed=1)], 1)  # half of the rows differ: by chance
     assert best.beats(other, [scores(48)], 1)  # the same rows but for 40, which all fell
-    assert best.beats(other, [scores(45, seed=1)], 1)
-    copies = [np.repeat(scores(mean, 20, seed), 100).tolist() for seed, mean in enumerate((50, 45))]
+    assert best.beats(other, [scores(42, seed=1)], 1)
+    copies = [np.repeat(scores(mean, 20, seed), 100).tolist() for seed, mean in enumerate((50, 35))]
     assert best.beats(other, copies[1:], 1)
     assert not of_course(Contender("astra"), copies[0], texts=20).beats(other, copies[1:], 1)  # 20 texts know less
     assert not best.beats(change, [scores(1)] * 3, 3)  # the best one has no such validation
     assert best_trial([best, of_course(other, scores(70), scores(70), ended=True)]) is best
 
 
-def test_a_dual_encoder_wins_within_a_standard_error() -> None:
+def test_a_dual_encoder_wins_within_two_standard_errors() -> None:
     best = of_course(Contender("astra"), scores(60))
     dual = next(each for each in contenders(survey()) if each.is_dual_encoder)
     near, far = of_course(dual, scores(59, seed=1)), of_course(dual, scores(50, seed=1))
