@@ -485,8 +485,7 @@ def run_auto(
             compares = bool(chosen.recipe) and not (minutes and now + two > 60 * minutes)
             if chosen.recipe and not compares:
                 say("one finalist alone is trained, because no time is left for another")
-            limit = (minutes + now / 60) / 2 if compares else minutes  # half of what is left for each finalist
-            recipe = _limit_training(recipe, limit, epoch, now, now - spent)
+            recipe = _limit_training(recipe, minutes, epoch, now, now - spent, 2 if compares else 1)
 
         def train_in(place: str, recipe: Recipe, later: int) -> Finalist:
             """Train a finalist; after it come the fusion, and `later` finalists."""
@@ -695,15 +694,17 @@ def _refits_fusion(data: str, recipe: Recipe) -> bool:
     return refits
 
 
-def _limit_training(recipe: Recipe, minutes: float, epoch: float, spent: float, of_ranker: float) -> Recipe:
-    """Limit training so that time for the fusion remains within `minutes`; `spent` seconds have passed.
+def _limit_training(
+    recipe: Recipe, minutes: float, epoch: float, spent: float, of_ranker: float, finalists: int = 1
+) -> Recipe:
+    """Limit training so that time for the fusion remains within `minutes` (0: no limit); `spent` seconds have passed.
 
     The fusion embeds all rows once, and may fit the ranker again, which took `of_ranker` seconds. Training takes at
     least two epochs, so that learning rates fall to their final values. Prints a line if these exceed the limit.
     """
     if not minutes:
         return recipe
-    left = 60 * minutes - spent - (of_ranker if recipe.data.holdout > REFIT_HOLDOUT else 0.0)
+    left = (60 * minutes - spent) / finalists - (of_ranker if recipe.data.holdout > REFIT_HOLDOUT else 0.0)
     left -= max(_FUSION_SHARE * left, _FUSION_EPOCHS * epoch)
     needed = minutes + (2 * epoch - left) / 60
     if needed > 1.1 * minutes:

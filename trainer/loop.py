@@ -78,10 +78,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class EpochReport:
-    """Report of an epoch, the first of which is number 0. `epochs`: number of planned epochs of the run.
-
-    `scored`: the validation's contributions, in the order of the split's rows; None without a validation.
-    """
+    """Report of an epoch, the first of which is number 0. `epochs`: number of planned epochs of the run."""
 
     epoch: int
     epochs: int
@@ -90,7 +87,7 @@ class EpochReport:
     rows: int
     adoption: Adoption
     metrics: dict[str, float]
-    scored: Metrics | None = None
+    scored: Metrics | None = None  # of the validation, in the order of the split's rows
 
 
 OnStep = Callable[[int, int, float], None]  # global step, steps of the run, loss

@@ -12,15 +12,7 @@ from pydantic import model_validator
 from schemas import LABEL_TEXTS
 from schemas.options import Options, key
 from trainer.methods.kinds import LossSection
-from trainer.methods.recipe import (
-    MOST,
-    MOST_MARGIN,
-    ClassifierRecipe,
-    NegativesSection,
-    Recipe,
-    SampledNegatives,
-    TableLabels,
-)
+from trainer.methods.recipe import MOST, ClassifierRecipe, NegativesSection, Recipe, SampledNegatives, TableLabels
 from trainer.methods.sections import LEAD, TableSchedule
 from trainer.methods.settling import Draft, settle_classifier, settle_encoder, settle_length
 from trainer.negatives.base import FRESH, MIPS, MOST_FRESH, used_sections
@@ -77,11 +69,7 @@ class RandomNegatives(SampledNegatives):
     )
 
     hard_margin: float = key(
-        0.0,
-        "number added to the scores of hard negatives, in addition to pool_margin, in nats. With log 10 = 2.3, hard "
-        "negatives count ten times in softmax losses",
-        ge=-MOST_MARGIN,
-        le=MOST_MARGIN,
+        0.0, "nats that are added to the scores of hard negatives, in addition to pool_margin", ge=-20, le=20
     )
 
     @property

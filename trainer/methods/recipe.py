@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 
 MOST = 1 << 24  # maximum number of labels of a query or of a pool
-MOST_MARGIN = 20.0  # e^20 is more than the number of labels
 
 
 class NegativesSection(Options):
@@ -104,8 +103,8 @@ class SampledNegatives(NegativesSection):
         0.0,
         "nats that are added to the scores of all negatives, after the temperature; in the losses softmax, infonce and "
         "decoupled, a negative then counts e^pool_margin times",
-        ge=-MOST_MARGIN,
-        le=MOST_MARGIN,
+        ge=-20,
+        le=20,
     )
 
     @property
@@ -272,10 +271,7 @@ class Recipe(Options):
                 f"for {self.loss.kind!r}, because this loss does not separate positives from negatives"
             )
         if self.loss.kind == "triplet" and any(self.negatives.margins):
-            raise ValueError(
-                "loss.kind = 'triplet' has a margin of its own, loss.margin: leave out negatives.pool_margin and "
-                "negatives.hard_margin"
-            )
+            raise ValueError("loss.kind = 'triplet' has loss.margin: leave out negatives.pool_margin and hard_margin")
         unit_labels = self.classifier.normalize if isinstance(self, ClassifierRecipe) else self.encodes_labels
         self.loss.check_vectors(unit=unit_labels and self.encoder.normalize and self.encoder.scale == 1)
         if self.validation.patience and not (self.validation.split or self.data.holdout):

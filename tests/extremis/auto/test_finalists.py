@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from extremis.auto import Contender, challenger, contenders
+from extremis.auto import Contender, _limit_training, challenger, contenders
 from extremis.finalists import Finalist, move_run, peaked
 from schemas.ragged import Ragged
 from tests.extremis.auto.test_trials import survey
@@ -51,6 +51,13 @@ def test_the_dearer_one_wins_beyond_a_standard_error(metrics: Metrics, wins: boo
     assert "nDCG@5" in why
     assert "PSP@5" in why
     assert "1,000 held-out rows" in why
+
+
+def test_finalists_share_the_time_that_is_left_if_there_is_a_limit() -> None:
+    recipe = Recipe.model_validate({})
+    assert _limit_training(recipe, 0, 1.0, 300.0, 0.0, 2) == recipe
+    alone, shared = (_limit_training(recipe, 25, 1.0, 300.0, 0.0, number).train.minutes for number in (1, 2))
+    assert (alone, shared) == (18, 9)  # of 20 minutes, without a tenth for the fusion
 
 
 def test_an_early_peak_is_more_than_chance() -> None:
