@@ -475,24 +475,22 @@ def run_auto(
         spent, compares = time.perf_counter() - began, False
         fits = not recipe.train.start_from or _refits_fusion(data, recipe)
         show_activity("fitting a linear ranker on words")
-        training = epoch * (recipe.train.epochs + _FUSION_EPOCHS)
-        remaining.begin(epoch * _RANKER_EPOCHS, lambda own: training * (2 if chosen.recipe else 1))
+        full = epoch * (recipe.train.epochs + _FUSION_EPOCHS)  # seconds of a finalist
+        remaining.begin(epoch * _RANKER_EPOCHS, lambda own: full * (2 if chosen.recipe else 1))
         seconds = max(0.0, 60 * minutes - spent) * _RANKER_SHARE if minutes else math.inf
         ranker = fit_ranker(data, recipe, seconds=seconds) if fits else None
         if not run_exists:
             now = time.perf_counter() - began
-            two = 2 * epoch * (recipe.train.epochs + _FUSION_EPOCHS)
-            compares = bool(chosen.recipe) and not (minutes and now + two > 60 * minutes)
+            compares = bool(chosen.recipe) and not (minutes and now + 2 * full > 60 * minutes)
             if chosen.recipe and not compares:
                 say("one finalist alone is trained, because no time is left for another")
             recipe = _limit_training(recipe, minutes, epoch, now, now - spent, 2 if compares else 1)
 
         def train_in(place: str, recipe: Recipe, later: int) -> Finalist:
             """Train a finalist; after it come the fusion, and `later` finalists."""
-            full = epoch * (recipe.train.epochs + _FUSION_EPOCHS)
             remaining.begin(epoch * recipe.train.epochs, lambda own: epoch * _FUSION_EPOCHS + later * full)
             options = {**process, "resume": True, "beam_options": beam_options}
-            return train_finalist(data, place, recipe, claim, ranker if fits else None, seconds, fits, **options)
+            return train_finalist(data, place, recipe, claim, ranker, seconds, fits, **options)
 
         def record(recipe: Recipe) -> None:
             claim.require()
@@ -623,11 +621,8 @@ def _challenge(
     if first.peaked:
         say("odd: the first epoch was the best, by more than chance: its rates are too high, or it fits too much")
     try:
-        recipe = _resolve(data, second, survey.facts.queries, overrides).recipe
-        # The same time and seed as the first.
-        recipe = recipe.model_copy(
-            update={"train": recipe.train.model_copy(update={"minutes": first.recipe.train.minutes})}
-        )
+        limited = second.changed(f"train.minutes={first.recipe.train.minutes}")
+        recipe = _resolve(data, limited, survey.facts.queries, overrides).recipe
         if recipe == first.recipe:
             say(f"no second finalist: {name}")
             return first
