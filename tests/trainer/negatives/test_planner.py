@@ -39,6 +39,7 @@ def test_how_many_negatives_are_random_before_and_with_a_table(options: Negative
 
 
 LABELS = 40
+MARGINS: Any = {"pool_margin": 0.5, "hard_margin": 2.0}
 LISTS = st.lists(st.sets(st.integers(0, LABELS - 1), max_size=4).map(sorted), min_size=1, max_size=6)
 
 
@@ -98,15 +99,19 @@ class Together(Group):
         return [self._sent.get(rank, messages)[self.rank] for rank in range(self.ranks)]
 
 
-def pairs_of(candidates: Candidates, first: int) -> set[tuple[int, int, bool, float]]:
-    """(query, label, whether it is positive, weight) of every pair and mask (weight 0), and of the pool as query -1."""
-    ids = candidates.ids + first
+def pairs_of(candidates: Candidates, first: int) -> set[tuple[int, int, bool, float, float]]:
+    """(query, label, if it is positive, weight, margin) of every pair and mask (0, 0), and of the pool as query -1."""
+    ids, margins = candidates.ids + first, candidates.pair_margin
+    margins = margins if len(margins) else np.zeros(len(candidates.pair_label), np.float32)
     columns = candidates.pair_query, ids[candidates.pair_label], candidates.pair_positive, candidates.pair_weight
-    pool = ((-1, int(label), False, float(weight)) for label, weight in zip(ids, candidates.pool_weight, strict=False))
+    weights = zip(ids, candidates.pool_weight, strict=False)
+    pool = ((-1, int(label), False, float(weight), candidates.pool_margin) for label, weight in weights)
     masks = [*zip(candidates.masked_query.tolist(), ids[candidates.masked_pool].tolist(), strict=True)]
     assert len({*masks}) == len(masks)
-    pairs = {(int(q), int(label), bool(p), float(w)) for q, label, p, w in zip(*columns, strict=True)} | {*pool}
-    return pairs | {(query, label, False, 0.0) for query, label in masks}
+    rows = zip(*columns, margins, strict=True)
+    pairs = {(int(q), int(label), bool(p), float(w), float(m)) for q, label, p, w, m in rows}
+    assert all(margin == 0 for _, _, is_positive, _, margin in pairs if is_positive)
+    return pairs | {*pool} | {(query, label, False, 0.0, 0.0) for query, label in masks}
 
 
 def filters_of(positives: list[list[int]], seed: int) -> Ragged:
@@ -127,14 +132,14 @@ def test_filtered_labels_are_no_negatives_whatever_brings_them(
     filtered = filters_of(table[0], seed)
     pairs_filtered = {*zip(filtered.row_of().tolist(), filtered.entries.tolist(), strict=True)}
     options = {"batch": InBatchNegatives(), "all": AllLabels(chunk=7)}.get(pool) or Negatives(
-        pool=pool, random=30, hard=2, reweight=False
+        pool=pool, random=30, hard=2, reweight=False, **MARGINS
     )
     planner = Planner(options, LABELS, seed)
     for before, after in zip(planner.chunks(batch), planner.chunks(replace(batch, filtered=filtered)), strict=True):
         pool_labels = {*before.ids[: len(before.pool_weight)].tolist()}
         kept = {pair for pair in pairs_of(before, 0) if pair[2] or pair[:2] not in pairs_filtered or pair[3] == 0}
         own = {(query, label) for query, own in enumerate(table[0]) for label in own}
-        masks = {(q, label, False, 0.0) for q, label in pairs_filtered if label in pool_labels}
+        masks = {(q, label, False, 0.0, 0.0) for q, label in pairs_filtered if label in pool_labels}
         assert pairs_of(after, 0) == kept | masks
         assert own & {pair[:2] for pair in kept if pair[2]} == own & {
             pair[:2] for pair in pairs_of(after, 0) if pair[2]
@@ -154,7 +159,7 @@ def test_ranks_plan_their_part_of_what_one_plans(
     positives, negatives = positives * 5, np.tile(negatives, (5, 1))
     filtered = filters_of(positives, step)
     whole = replace(batch_of(positives, negatives), step=step, filtered=filtered)
-    options = InBatchNegatives() if pool == "batch" else Negatives(pool=pool, random=7, hard=hard)
+    options = InBatchNegatives() if pool == "batch" else Negatives(pool=pool, random=7, hard=hard, **MARGINS)
     build = partial(Planner, options, LABELS, 3, positives=int(pool == "batch"))
     (expected,) = build().chunks(whole)
     cuts, sent, made = equal_ranges(0, len(whole), ranks), {}, set()
