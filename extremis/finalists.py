@@ -26,36 +26,39 @@ _SURE = 1.96  # standard errors of a difference that is not by chance
 class Finalist:
     """A run at full length in the folder `place`: what training returned, and the `fusion`'s facts.
 
-    `judged`: the fused scores of the held-out rows. `peaked`: the first epoch was the best, by more than chance.
+    `judged`: the held-out rows' scores by all scores, fused, and by vectors alone. `peaked`: the first epoch was the
+    best, by more than chance.
     """
 
     place: str
     recipe: Recipe
     outcome: dict[str, Any]
     fusion: dict[str, Any]
-    judged: Metrics
+    judged: dict[str, Metrics]
     peaked: bool
 
     def against(self, cheaper: "Finalist") -> tuple[bool, str]:
         """Return whether this finalist replaces a cheaper one, and why: what the same held-out rows have, by text.
 
-        It does if the metrics add up to more than one standard error more, and none is lower by more than chance.
+        It does if the fused metrics add up to more than one standard error more, and none is lower by more than chance.
+        If they differ by less than that, the vectors alone decide in the same way, since they may serve alone.
         """
-        own, other = self.judged.contributions(), cheaper.judged.contributions()
-        names = [name for name in METRICS if name in own]
-
-        def lead(chosen: Sequence[str]) -> tuple[float, float]:
-            return difference([own[name] for name in chosen], [other[name] for name in chosen], self.judged.texts)
-
-        each = {name: lead([name]) for name in names}
-        gain, error = lead(names)
-        wins = gain > error and all(of >= -_SURE * by for of, by in each.values())
-        ours, theirs = self.judged.result(), cheaper.judged.result()
-        told = ", ".join(
-            f"{name} {ours[name]:.2f} instead of {theirs[name]:.2f} ({of:+.2f} ± {by:.2f})"
-            for name, (of, by) in each.items()
-        )
-        return wins, f"{told} on {len(own[names[0]].achieved):,} held-out rows, fused"
+        told = list[str]()
+        for name, metrics in self.judged.items():
+            own, other = metrics.contributions(), cheaper.judged[name].contributions()
+            names = [each for each in METRICS if each in own]
+            now, before = metrics.result(), cheaper.judged[name].result()
+            leads = [difference([own[each]], [other[each]], metrics.texts) for each in names]
+            told += [
+                f"{each} {now[each]:.2f} instead of {before[each]:.2f} ({lead:+.2f} ± {error:.2f})"
+                for each, (lead, error) in zip(names, leads, strict=True)
+            ]
+            told[-1] += f" by {name}"
+            gain, error = difference([own[each] for each in names], [other[each] for each in names], metrics.texts)
+            is_worse = any(lead < -_SURE * by for lead, by in leads)
+            if is_worse or abs(gain) > error:
+                break
+        return gain > error and not is_worse, f"{', '.join(told)} on {len(own[names[0]].achieved):,} held-out rows"
 
 
 def train_finalist(
@@ -89,7 +92,7 @@ def train_finalist(
     drop_old_checkpoints(layout, 0, best)
     for older in list_numbers(layout.negatives_root)[:-1]:
         storage.remove(epoch_folder(layout.negatives_root, older), recursive=True)
-    facts, judged = dict[str, Any](), Metrics()
+    facts, judged = dict[str, Any](), dict[str, Metrics]()
     if fits:
         show_activity("learning the weights of the scores")
         to_fit = FitOptions(step=best, device=recipe.train.device)

@@ -220,7 +220,7 @@ def fit_fusion(
     ranker_budget: int = RANKER_BUDGET,
     ranker: LinearRanker | None = None,
     seconds: float = math.inf,
-) -> tuple[Manifest, Metrics]:
+) -> tuple[Manifest, dict[str, Metrics]]:
     """Fit a fusion for a checkpoint: boosted trees, or weights if rows are few or show that weights are better.
 
     Weights are for labels' texts, a memory and a linear ranker; trees also read nearest texts and names of labels by
@@ -231,8 +231,9 @@ def fit_fusion(
     The memory takes at most `budget` bytes, and is stored if it is used: then with the held-out points, too, although
     the fusion was fitted without them. Without a `ranker`, one is fitted to training rows of at most `ranker_budget`
     bytes (0: no rows, and no other scorer of words), in at most `seconds`. It is stored if it is used, and fitted again
-    with the held-out rows if there are many. An existing fusion is replaced. Also returns the rows' scores by which the
-    fusion was judged. Raises InputError if the split or device does not exist. Raises TableError, StorageError.
+    with the held-out rows if there are many. An existing fusion is replaced. Also returns metrics of these rows, by
+    "fused" scores, as they were judged, and by "vectors". Raises InputError if the split or device does not exist.
+    Raises TableError, StorageError.
     """
     layout = DataLayout(data)
     options = options.model_copy(update={"queries": min(options.queries, MOST_QUERIES)})
@@ -303,7 +304,7 @@ def fit_fusion(
         all_rows = fit_ranker(data, recipe, ranker_budget, seconds, held_out=True, title=kept[FILE].words.title)
         kept = {FILE: all_rows or kept[FILE], TRAINED_FILE: kept[FILE]}
     manifest = publish_fusion(data, run, checkpoint, fusion, facts, memory, kept, words if is_trees else ())
-    return manifest, metrics[facts["by"]]
+    return manifest, {"fused": metrics[facts["by"]], "vectors": metrics["vectors"]}
 
 
 FEWEST_FOR_TREES = 60  # with 43, trees were worse than weights; with 90, they were better on four sets

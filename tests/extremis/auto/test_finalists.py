@@ -24,8 +24,9 @@ def judged(found: np.ndarray) -> Metrics:
     return metrics
 
 
-def finalist(metrics: Metrics) -> Finalist:
-    return Finalist("", Recipe.model_validate({}), {}, {}, metrics, False)
+def finalist(fused: Metrics, vectors: Metrics | None = None) -> Finalist:
+    judged = {"fused": fused, "vectors": vectors or fused}
+    return Finalist("", Recipe.model_validate({}), {}, {}, judged, False)
 
 
 def found(rows: int, better: int = 0, worse: int = 0) -> np.ndarray:
@@ -51,6 +52,15 @@ def test_the_dearer_one_wins_beyond_a_standard_error(metrics: Metrics, wins: boo
     assert "nDCG@5" in why
     assert "PSP@5" in why
     assert "1,000 held-out rows" in why
+
+
+@pytest.mark.parametrize(("fused", "wins"), [(0, True), (40, True), (-40, False)])
+def test_vectors_decide_where_fused_scores_do_not(fused: int, wins: bool) -> None:
+    """40 more rows are found by the vectors alone."""
+    dearer = finalist(judged(found(1000, better=fused)), judged(found(1000, better=40)))
+    won, why = dearer.against(finalist(judged(found(1000))))
+    assert won == wins
+    assert ("by vectors" in why) == (fused == 0)
 
 
 def test_finalists_share_the_time_that_is_left_if_there_is_a_limit() -> None:
