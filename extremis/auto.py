@@ -38,8 +38,7 @@ from trainer.input_kinds import InputKind, input_names, kind_of
 from trainer.inputs import require_inputs
 from trainer.loop import EpochReport
 from trainer.methods.astra import Astra
-from trainer.methods.kinds import BagSection
-from trainer.methods.recipe import ClassifierRecipe, Recipe
+from trainer.methods.recipe import Recipe
 from trainer.methods.sections import Data
 from trainer.model import DataSizes, find_earlier
 from trainer.recipe_files import WAIT_FOR_TABLES, applicable_overrides, load_config, read_recipe, validate
@@ -170,12 +169,11 @@ def challenger(chosen: Contender, first: Finalist, survey: Survey) -> tuple[str,
     Decoupled softmax is better than sampled one-vs-all at full length, which short trials do not show. Dropout lets
     hard negatives help, and a margin makes them weigh ten times as much (decision 55).
     """
-    recipe, encoder = first.recipe, first.recipe.encoder
+    recipe = first.recipe
     if first.peaked:
-        rates = {"encoder.lr": encoder.lr}
-        rates |= {"encoder.dense_lr": encoder.dense_lr} if isinstance(encoder, BagSection) else {}
-        rates |= {"classifier.lr": recipe.classifier.lr} if isinstance(recipe, ClassifierRecipe) else {}
-        return "half of the rates", chosen.changed(*(f"{name}={rate / 2:g}" for name, rate in rates.items()))
+        stated, rates = recipe.model_dump(), (("encoder", "lr"), ("encoder", "dense_lr"), ("classifier", "lr"))
+        halves = (f"{part}.{name}={stated[part][name] / 2:g}" for part, name in rates if name in stated.get(part, {}))
+        return "half of the rates", chosen.changed(*halves)
     if chosen.is_dual_encoder:  # on WordNet, dropout was worse; a margin of the pool was not tried on enough data
         return "none is known for a dual encoder", chosen
     if survey.labels_have_texts:

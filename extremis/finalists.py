@@ -47,13 +47,12 @@ class Finalist:
         for name, metrics in self.judged.items():
             own, other = metrics.contributions(), cheaper.judged[name].contributions()
             names = [each for each in METRICS if each in own]
-            now, before = metrics.result(), cheaper.judged[name].result()
+            now, before = (judged[name].result() for judged in (self.judged, cheaper.judged))
             leads = [difference([own[each]], [other[each]], metrics.texts) for each in names]
             told += [
-                f"{each} {now[each]:.2f} instead of {before[each]:.2f} ({lead:+.2f} ± {error:.2f})"
+                f"{each} {now[each]:.2f} instead of {before[each]:.2f} ({lead:+.2f} ± {error:.2f}) by {name}"
                 for each, (lead, error) in zip(names, leads, strict=True)
             ]
-            told[-1] += f" by {name}"
             gain, error = difference([own[each] for each in names], [other[each] for each in names], metrics.texts)
             is_worse = any(lead < -_SURE * by for lead, by in leads)
             if is_worse or abs(gain) > error:
