@@ -112,7 +112,7 @@ class Scores:
     def _score(self, start: int, stop: int) -> torch.Tensor:
         low, high = np.searchsorted(self._masked_places, [start, stop]).tolist()
         query, columns = self._masked_query[low:high], self._masked_pool[low:high] - start
-        return masked_scores(self.x, self.w[start:stop], query, columns, self.candidates.pool_margin)
+        return masked_scores(self.x, self.w[start:stop], query, columns, float(self.candidates.pool_margin))
 
     def _pair_logsumexp(self, pair: torch.Tensor) -> torch.Tensor:
         greatest = pair.new_full((self.queries,), -torch.inf).scatter_reduce_(0, self.query.long(), pair, "amax")

@@ -69,7 +69,7 @@ def binary_step(
     if pool:
         w = rows.gather(candidates.ids[:pool]).detach()
         masked = torch.from_numpy(candidates.masked_query), torch.from_numpy(candidates.masked_pool)
-        scores = masked_scores(x, w, *masked, candidates.pool_margin)
+        scores = masked_scores(x, w, *masked, float(candidates.pool_margin))
         weight = torch.from_numpy(candidates.pool_weight).to(x.dtype)
         loss_of_pool, slopes = torch_kernels.differentiate_pool(scores, weight, x.dtype)
         on_x, on_pool, pool_loss = slopes @ w, (slopes.T @ x).mul_(scale), float(loss_of_pool)
@@ -138,7 +138,7 @@ def _step_on_device(
             scores = product(x.to(w.dtype), w.T)
             scores[sent.masked_query, sent.masked_pool] = -torch.inf
             if candidates.pool_margin:
-                scores += candidates.pool_margin
+                scores += float(candidates.pool_margin)
             pool_loss, pool_slopes = kernels.differentiate_pool(scores, weight * scale, w.dtype)
             loss = loss + pool_loss
             on_x, on_pool = on_x.add_(product(pool_slopes, w)), product(pool_slopes.T, x.to(w.dtype))

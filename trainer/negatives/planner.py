@@ -154,7 +154,9 @@ class Planner:
         drawn, (start, stop) = self.drawn_positives(batch), self.label_range or (0, self.labels)
         ids = distinct_labels(batch, self.table_negatives(batch), drawn)
         candidates = candidates_for_every_query(batch, ids[(ids >= start) & (ids < stop)], self.positive_weight, drawn)
-        return candidates._replace(ids=candidates.ids - start, pool_margin=self.options.margins[0])
+        return candidates._replace(
+            ids=candidates.ids - start, pool_margin=np.array(self.options.margins[0], np.float32)
+        )
 
     def drawn_positives(self, batch: Batch) -> np.ndarray | None:
         """Return which of the batch's positives a step trains on, [sum P] bool; None: all."""
@@ -361,7 +363,7 @@ def add_margins(candidates: Candidates, batch: Batch, hard: LabelLists, margins:
     draws_from = np.searchsorted(candidates.pair_query, np.arange(len(batch))) + known
     is_draw = np.arange(len(candidates.pair_query)) >= draws_from[candidates.pair_query]
     of_pairs = np.where(candidates.pair_positive, 0, np.where(is_draw, *margins)).astype(np.float32)
-    return candidates._replace(pool_margin=margins[0], pair_margin=of_pairs)
+    return candidates._replace(pool_margin=np.array(margins[0], np.float32), pair_margin=of_pairs)
 
 
 def weigh_positives(candidates: Candidates, batch: Batch, weight: np.ndarray | None) -> Candidates:

@@ -44,8 +44,8 @@ class Candidates(NamedTuple):
     query is scored against the pool with `pool_weight` [R] float32, except for the query's own positives and hard
     negatives, (`masked_query`, `masked_pool`) [m]. A pair scores one query against one label: `pair_query` [n]
     ascending, `pair_label` [n] (index into ids), `pair_positive` [n] bool, `pair_weight` [n] float32. Queries and
-    indices into ids are int32 with a shared pool, int64 otherwise. `pool_margin` and `pair_margin` [n] float32 (empty:
-    0; 0 for positives) are added to scores after the temperature. If a device merges the labels, `drawn` contains the
+    indices into ids are int32 with a shared pool, int64 otherwise. `pool_margin` [] and `pair_margin` [n] float32
+    (empty: 0; 0 for positives) are added to scores after the temperature. If a device merges the labels, `drawn` contains the
     labels, and the other fields are empty.
     """
 
@@ -58,7 +58,7 @@ class Candidates(NamedTuple):
     masked_query: np.ndarray = np.empty(0, np.int64)
     masked_pool: np.ndarray = np.empty(0, np.int64)
     drawn: DrawnLabels | None = None
-    pool_margin: float = 0.0
+    pool_margin: np.ndarray = np.zeros((), np.float32)
     pair_margin: np.ndarray = np.empty(0, np.float32)
 
     @property

@@ -105,7 +105,7 @@ def pairs_of(candidates: Candidates, first: int) -> set[tuple[int, int, bool, fl
     margins = margins if len(margins) else np.zeros(len(candidates.pair_label), np.float32)
     columns = candidates.pair_query, ids[candidates.pair_label], candidates.pair_positive, candidates.pair_weight
     weights = zip(ids, candidates.pool_weight, strict=False)
-    pool = ((-1, int(label), False, float(weight), candidates.pool_margin) for label, weight in weights)
+    pool = ((-1, int(label), False, float(weight), float(candidates.pool_margin)) for label, weight in weights)
     masks = [*zip(candidates.masked_query.tolist(), ids[candidates.masked_pool].tolist(), strict=True)]
     assert len({*masks}) == len(masks)
     rows = zip(*columns, margins, strict=True)
