@@ -45,8 +45,8 @@ class Candidates(NamedTuple):
     negatives, (`masked_query`, `masked_pool`) [m]. A pair scores one query against one label: `pair_query` [n]
     ascending, `pair_label` [n] (index into ids), `pair_positive` [n] bool, `pair_weight` [n] float32. Queries and
     indices into ids are int32 with a shared pool, int64 otherwise. `pool_margin` [] and `pair_margin` [n] float32
-    (empty: 0; 0 for positives) are added to scores after the temperature. If a device merges the labels, `drawn` contains the
-    labels, and the other fields are empty.
+    (empty: 0; 0 for positives) are added to scores after the temperature. If a device merges the labels, `drawn`
+    contains the labels, and the other fields are empty.
     """
 
     ids: np.ndarray
