@@ -12,6 +12,8 @@ TINY = {
     "encoder.dimension": 8,
     "encoder.hidden": 8,
     "encoder.buckets": 64,
+    "encoder.dropout": 0.0,
+    "encoder.feature_dropout": 0.3,
     "negatives.random": 8,
     "negatives.hard": 0,
     "classifier.bias": True,

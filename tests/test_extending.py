@@ -48,7 +48,7 @@ TINY = (
     "train.threads=1",
     "logging.tensorboard=false",
 )
-TINY_BAG = ("encoder.buckets=512", "encoder.hidden=16")
+TINY_BAG = ("encoder.buckets=512", "encoder.hidden=16", "encoder.dropout=0")  # which 8 columns are too few for
 ONE_WORKER = ("--", "--direct_num_workers=1", "--direct_running_mode=in_memory")
 
 

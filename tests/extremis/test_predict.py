@@ -246,7 +246,8 @@ class TestWeights:
         """A folder with run/ and exported/."""
         folder, recipe = tmp_path_factory.mktemp("weights"), RECIPES[request.param]
         changes = applicable_overrides(
-            recipe, [*TINY, "order.batch=128", "train.epochs=2", "train.seed=1", "data.holdout=0.1"]
+            recipe,
+            [*TINY, "order.batch=128", "train.epochs=2", "train.seed=1", "data.holdout=0.1", "encoder.dropout=0"],
         )
         options = [word for change in changes for word in ("--set", change)]
         for arguments in (

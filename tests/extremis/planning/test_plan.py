@@ -20,6 +20,7 @@ CHOICES = (
     "refresh.stale=wait",
     "order.batch=128",
     "encoder.dimension=24",
+    "encoder.dropout=0",  # zeros compress
     "encoder.residual=true",
     "encoder.buckets=4096",
     "classifier.bias=true",
