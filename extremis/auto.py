@@ -221,8 +221,7 @@ class Trial:
 
     def lead(self, course: Sequence[Sequence[float]]) -> tuple[float, float]:
         """Return by how much the trial leads in METRIC where `course` ends, and the paired standard error by text."""
-        both = (self.course[len(course) - 1], course[-1])
-        ours, theirs = (Contributions(np.array(scores, np.float32)) for scores in both)
+        ours, theirs = (Contributions(np.array(each)) for each in (self.course[len(course) - 1], course[-1]))
         return difference([ours], [theirs], None if self.texts is None else np.array(self.texts))
 
     def beats(self, other: Contender, course: Sequence[Sequence[float]], epochs: int) -> bool:

@@ -458,10 +458,7 @@ class Validator:
         return self.group.broadcast(scorer.score(queries, ks=[self._k]).metrics)
 
     def fell(self, scored: Metrics, best: float | None) -> str:
-        """Return a description if the metric is below `best` by more than its standard error over texts; else "".
-
-        That is about three standard errors of the difference to an earlier epoch, whose hits are mostly the same.
-        """
+        """Return a description if the metric is below `best` by more than its standard error over texts; else ""."""
         own = scored.contributions()[self.options.metric]
         metric, error = difference([own], [own._replace(achieved=np.zeros_like(own.achieved))], scored.texts)
         if best is None or metric >= best - error:
