@@ -598,7 +598,8 @@ def _choose(
         metrics = {name: round(trial.metrics[name], 2) for name in SHOWN_METRICS}
         ended = {"ended": True} if trial.ended else {}
         tried.append({"recipe": trial.contender.recipe, "changes": list(trial.contender.changes), **metrics, **ended})
-    report = {"chosen": chosen.contender.recipe, "changes": list(chosen.contender.changes), "trials": tried}
+    first = {"recipe": chosen.contender.recipe, "changes": [*chosen.contender.changes]}
+    report = {"chosen": first["recipe"], "changes": first["changes"], "finalists": [first], "trials": tried}
     full = epoch_seconds(chosen.epoch, _resolve(data, chosen.contender, rows, overrides).recipe)
     return report, chosen.contender, full
 
@@ -630,7 +631,7 @@ def _challenge(
         return first
     wins, why = other.against(first)
     say(f"{name}: {why}: {'the final run' if wins else 'not better by enough, so the cheaper is the final run'}")
-    report["finalists"] = [{"recipe": each.recipe, "changes": [*each.changes]} for each in (chosen, second)]
+    report["finalists"].append({"recipe": second.recipe, "changes": [*second.changes]})
     report["compared"] = why
     if wins:
         report |= {"chosen": second.recipe, "changes": [*second.changes]}

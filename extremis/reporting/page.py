@@ -491,14 +491,21 @@ def _inert(text: str) -> str:
 def explain_choice(report: Mapping[str, Any]) -> str:
     """Describe the metrics that `auto` based its choice of a recipe on; `report`: the record of `auto`."""
     finished = sorted((t for t in report["trials"] if not t.get("ended")), key=lambda t: -float(t[METRIC]))
-    chosen = next(t for t in finished if (t["recipe"], t["changes"]) == (report["chosen"], report["changes"]))
+    first, *seconds = report["finalists"]
+    chosen = next(t for t in finished if (t["recipe"], t["changes"]) == (first["recipe"], first["changes"]))
     text = f"auto chose {_name(chosen)}: {METRIC} {chosen[METRIC]:.2f} on queries that were held out of the trials"
     other = next((trial for trial in finished if trial is not chosen), None)
-    if other is None:
-        return f"{text}; no other trial was finished."
-    text += f"; the second best, {_name(other)}, had {other[METRIC]:.2f}"
     unclear = ". The difference is within the noise, and hard negatives, which trials lack, improve a dual encoder most"
-    return f"{text}{unclear if other[METRIC] > chosen[METRIC] else ''}."
+    if other is None:
+        text += "; no other trial was finished"
+    else:
+        text += f"; the second best, {_name(other)}, had {other[METRIC]:.2f}"
+        text += unclear if other[METRIC] > chosen[METRIC] else ""
+    for second in seconds:
+        final = (second["recipe"], second["changes"]) == (report["chosen"], report["changes"])
+        text += f". At full length, {_name(second)} had {report['compared']}: "
+        text += "the final run" if final else "not better by enough"
+    return f"{text}."
 
 
 def _name(trial: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from extremis.reporting.page import explain_choice
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.storage import read_json
@@ -81,6 +82,8 @@ def test_it_says_what_it_saw_and_keeps_what_it_chose(ran: Done, run: Path) -> No
     assert {"recipe": report["chosen"], "changes": report["changes"]} in (first, second)
     assert "encoder.dropout=0.3" in second["changes"]
     assert report["compared"] in ran.err
+    assert f"{first['recipe']} with {', '.join(first['changes'])}: nDCG@5" in explain_choice(report)
+    assert report["compared"] in explain_choice(report)
     assert sorted(path.name for path in run.iterdir() if path.is_dir()) == ["adoptions", "checkpoints", "fusion"]
     variations = [trial["changes"][-1] for trial in report["trials"] if "ngram_weight" in str(trial["changes"])]
     assert len(variations) == len({*variations}) >= 2

@@ -46,7 +46,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert call("run", "astra", folder / "data", folder / "<b>run", *mined).status == 0
     assert call("fuse", folder / "data", folder / "<b>run").status == 0
     assert call("evaluate", folder / "data", folder / "<b>run", "--baseline").status == 0
-    write_json(str(folder / "<b>run" / "auto.json"), {"chosen": "renee", "changes": ["a.b=<b>"], "trials": TRIALS})
+    first, second = ({"recipe": name, "changes": ["a.b=<b>"]} for name in ("renee", "decoupled"))
+    auto = {
+        "chosen": "decoupled",
+        "changes": ["a.b=<b>"],
+        "finalists": [first, second],
+        "compared": "P <b>",
+        "trials": TRIALS,
+    }
+    write_json(str(folder / "<b>run" / "auto.json"), auto)
     alone = sets("order.batch=16", "train.epochs=2", "negatives.hard=0")
     assert call("train", "random", folder / "data", folder / "alone", *alone).status == 0
     records = folder / "alone" / "metrics.jsonl"
@@ -152,6 +160,7 @@ def test_what_stands_for_a_run_comes_first(page: Any, folder: Path) -> None:
         ["40.00", "20.00", "30.00", "ended"],
     ]
     assert "auto chose renee with a.b=<b>" in page.find_element("id", "made").text
+    assert "decoupled with a.b=<b> had P <b>: the final run." in page.find_element("id", "made").text
 
 
 def test_all_tables_have_the_same_k(page: Any) -> None:

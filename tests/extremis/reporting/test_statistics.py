@@ -184,13 +184,20 @@ trials = some.builds(
 @given(some.lists(trials, max_size=4), some.floats(0, 99))
 def test_a_choice_is_explained_by_the_best_of_the_others(others: list[dict[str, Any]], score: float) -> None:
     chosen = {"recipe": "renee", "changes": [], METRIC: score}
-    why = explain_choice({"chosen": "renee", "changes": [], "trials": [*others, chosen]})
+    record = {"chosen": "renee", "changes": [], "finalists": [chosen], "trials": [*others, chosen]}
+    why = explain_choice(record)
     assert why.startswith(f"auto chose renee: {METRIC} {score:.2f}")
     finished = [trial[METRIC] for trial in others if "ended" not in trial]
     assert ("no other trial" in why) == (not finished)
     if finished:
         assert f"astra with a.b=1, had {max(finished):.2f}" in why
         assert ("within the noise" in why) == (max(finished) > score)
+    second = {"recipe": "decoupled", "changes": ["c.d=2"]}
+    for won in (False, True):
+        final = {"chosen": second["recipe"], "changes": second["changes"]} if won else {}
+        both = explain_choice({**record, **final, "finalists": [chosen, second], "compared": "more"})
+        assert both.startswith(why.removesuffix("."))
+        assert ("decoupled with c.d=2 had more: the final run." in both) == won
 
 
 def test_the_scores_that_are_added_up_are_named() -> None:
