@@ -598,8 +598,8 @@ def _choose(
         metrics = {name: round(trial.metrics[name], 2) for name in SHOWN_METRICS}
         ended = {"ended": True} if trial.ended else {}
         tried.append({"recipe": trial.contender.recipe, "changes": list(trial.contender.changes), **metrics, **ended})
-    first = {"recipe": chosen.contender.recipe, "changes": [*chosen.contender.changes]}
-    report = {"chosen": first["recipe"], "changes": first["changes"], "finalists": [first], "trials": tried}
+    by_trials: dict[str, Any] = {"recipe": chosen.contender.recipe, "changes": [*chosen.contender.changes]}
+    report = {"chosen": by_trials["recipe"], "changes": by_trials["changes"], "finalists": [by_trials], "trials": tried}
     full = epoch_seconds(chosen.epoch, _resolve(data, chosen.contender, rows, overrides).recipe)
     return report, chosen.contender, full
 
