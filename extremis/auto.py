@@ -33,7 +33,7 @@ from schemas.versions import VERSION
 from scoring.fitting import REFIT_HOLDOUT, describe_fusion, fit_ranker
 from trainer.device import open_device
 from trainer.encoders.bag_encoder import find_token_vectors
-from trainer.evaluation.metrics import Contributions, difference
+from trainer.evaluation.metrics import Contributions, paired_difference
 from trainer.input_kinds import InputKind, input_names, kind_of
 from trainer.inputs import require_inputs
 from trainer.loop import EpochReport
@@ -222,7 +222,7 @@ class Trial:
     def lead(self, course: Sequence[Sequence[float]]) -> tuple[float, float]:
         """Return by how much the trial leads in METRIC where `course` ends, and the paired standard error by text."""
         ours, theirs = (Contributions(np.array(each)) for each in (self.course[len(course) - 1], course[-1]))
-        return difference([ours], [theirs], None if self.texts is None else np.array(self.texts))
+        return paired_difference([ours], [theirs], None if self.texts is None else np.array(self.texts))
 
     def beats(self, other: Contender, course: Sequence[Sequence[float]], epochs: int) -> bool:
         """Return whether `other` has lost, given its rows' scores `course` after `epochs` epochs.

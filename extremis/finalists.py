@@ -13,7 +13,7 @@ from scoring.fitting import fit_fusion
 from scoring.linear import LinearRanker
 from scoring.options import FitOptions
 from trainer.checkpoints import best_step, drop_old_checkpoints
-from trainer.evaluation.metrics import Metrics, difference
+from trainer.evaluation.metrics import Metrics, paired_difference
 from trainer.loop import EpochReport
 from trainer.methods.recipe import Recipe
 from trainer.recipe_files import load_config, validate
@@ -48,12 +48,14 @@ class Finalist:
             own, other = metrics.contributions(), cheaper.judged[name].contributions()
             names = [each for each in METRICS if each in own]
             now, before = (judged[name].result() for judged in (self.judged, cheaper.judged))
-            leads = [difference([own[each]], [other[each]], metrics.texts) for each in names]
+            leads = [paired_difference([own[each]], [other[each]], metrics.texts) for each in names]
             told += [
                 f"{each} {now[each]:.2f} instead of {before[each]:.2f} ({lead:+.2f} ± {error:.2f}) by {name}"
                 for each, (lead, error) in zip(names, leads, strict=True)
             ]
-            gain, error = difference([own[each] for each in names], [other[each] for each in names], metrics.texts)
+            gain, error = paired_difference(
+                [own[each] for each in names], [other[each] for each in names], metrics.texts
+            )
             is_worse = any(lead < -_SURE * by for lead, by in leads)
             if is_worse or abs(gain) > error:
                 break
@@ -103,7 +105,7 @@ def train_finalist(
 def peaked(scored: Sequence[Metrics], name: str) -> bool:
     """Return whether the first of an epoch's scores each was the best in metric `name`, by more than chance."""
     course = [each.contributions()[name] for each in scored]
-    falls = [difference(course[:1], [later], scored[0].texts) for later in course[1:]]
+    falls = [paired_difference(course[:1], [later], scored[0].texts) for later in course[1:]]
     return bool(falls) and all(fall > _SURE * error for fall, error in falls)
 
 

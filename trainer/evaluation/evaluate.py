@@ -19,7 +19,7 @@ from schemas.shard_files.shards import RETIRED
 from schemas.shares import ALL_ROWS, RowShare
 from schemas.table import PartTable, Table
 from schemas.versions import Version
-from trainer.evaluation.metrics import LabelGroups, Metrics, Weakest, ZeroShot, difference, label_groups
+from trainer.evaluation.metrics import LabelGroups, Metrics, Weakest, ZeroShot, label_groups, paired_difference
 from trainer.evaluation.ranking import Ranked, Ranking
 from trainer.group import ALONE, Group, label_range
 from trainer.input_kinds import InputKind
@@ -460,7 +460,7 @@ class Validator:
     def fell(self, scored: Metrics, best: float | None) -> str:
         """Return a description if the metric is below `best` by more than its standard error over texts; else ""."""
         own = scored.contributions()[self.options.metric]
-        metric, error = difference([own], [own._replace(achieved=np.zeros_like(own.achieved))], scored.texts)
+        metric, error = paired_difference([own], [own._replace(achieved=np.zeros_like(own.achieved))], scored.texts)
         if best is None or metric >= best - error:
             return ""
         return (

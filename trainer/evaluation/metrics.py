@@ -241,7 +241,7 @@ def refuse_unknown(top: np.ndarray, positives: np.ndarray, labels: int) -> None:
 _WEIGHTS = 1 << 22  # entries of one chunk of weights [S, N], 32 MiB
 
 
-def difference(
+def paired_difference(
     ours: Sequence[Contributions], others: Sequence[Contributions], texts: np.ndarray | None = None
 ) -> tuple[float, float]:
     """Return by how much metrics x 100 of the same points differ, ours minus others, added up; and its standard error.

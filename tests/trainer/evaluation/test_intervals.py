@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import InputError
 from trainer.evaluation import metrics as intervals
-from trainer.evaluation.metrics import Contributions, bootstrap, difference
+from trainer.evaluation.metrics import Contributions, bootstrap, paired_difference
 
 
 def test_a_mean_gets_the_normal_interval() -> None:
@@ -58,13 +58,13 @@ def test_a_paired_difference_is_that_of_the_bootstrap_over_texts(seed: int, copi
     below = np.repeat(draw.uniform(1, 3, 400), copies) if is_ratio else None
     scores = np.repeat(draw.random((2, 400)), copies, axis=1) * (1 if below is None else below)
     ours, theirs = (Contributions(each, below) for each in scores)
-    value, error = difference([ours], [theirs], texts)
+    value, error = paired_difference([ours], [theirs], texts)
     low, high = bootstrap({"m": Contributions(scores[0] - scores[1], below)}, 400, texts)["m"]
     assert value == pytest.approx(intervals.value(ours) - intervals.value(theirs))
     assert 2 * 1.96 * error == pytest.approx(high - low, rel=0.25)
     # Copies of a text say nothing new, and two of the same metric weigh twice.
-    assert error == pytest.approx(copies**0.5 * difference([ours], [theirs])[1], rel=0.01)
-    assert difference([ours] * 2, [theirs] * 2, texts) == pytest.approx((2 * value, 2 * error))
+    assert error == pytest.approx(copies**0.5 * paired_difference([ours], [theirs])[1], rel=0.01)
+    assert paired_difference([ours] * 2, [theirs] * 2, texts) == pytest.approx((2 * value, 2 * error))
 
 
 def test_no_points_are_refused() -> None:
