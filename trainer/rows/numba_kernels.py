@@ -241,9 +241,9 @@ def _score(pairs, queries, ids, span, block, lines):  # type: ignore[no-untyped-
             score = np.float32(0)
             for j in range(columns):
                 score += w[place, j] * x[q, j]
-            # softplus(m) = max(m, 0) + log(1 + e), sigmoid(m) = 1 or e over 1 + e, e = exp(-|m|)
             if len(margins) > 0:
                 score += margins[pair]
+            # softplus(m) = max(m, 0) + log(1 + e), sigmoid(m) = 1 or e over 1 + e, e = exp(-|m|)
             margin = np.float64(score if signed_weight > 0 else -score)
             small = math.exp(-abs(margin))
             loss += abs(signed_weight) * (max(margin, 0.0) + math.log(1.0 + small))
