@@ -495,16 +495,15 @@ def explain_choice(report: Mapping[str, Any]) -> str:
     chosen = next(t for t in finished if (t["recipe"], t["changes"]) == (first["recipe"], first["changes"]))
     text = f"auto chose {_name(chosen)}: {METRIC} {chosen[METRIC]:.2f} on queries that were held out of the trials"
     other = next((trial for trial in finished if trial is not chosen), None)
-    unclear = ". The difference is within the noise, and hard negatives, which trials lack, improve a dual encoder most"
-    if other is None:
-        text += "; no other trial was finished"
-    else:
-        text += f"; the second best, {_name(other)}, had {other[METRIC]:.2f}"
-        text += unclear if other[METRIC] > chosen[METRIC] else ""
+    text += f"; the second best, {_name(other)}, had {other[METRIC]:.2f}" if other else "; no other trial was finished"
+    if other and other[METRIC] > chosen[METRIC]:
+        text += (
+            ". The difference is within the noise, and hard negatives, which trials lack, improve a dual encoder most"
+        )
     for second in seconds:
-        final = (second["recipe"], second["changes"]) == (report["chosen"], report["changes"])
-        text += f". At full length, {_name(second)} had {report['compared']}: "
-        text += "the final run" if final else "not better by enough"
+        wins = (second["recipe"], second["changes"]) == (report["chosen"], report["changes"])
+        verdict = "the final run" if wins else "not better by enough"
+        text += f". At full length, {_name(second)} had {report['compared']}: {verdict}"
     return f"{text}."
 
 
