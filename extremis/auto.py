@@ -163,14 +163,14 @@ _DROPOUT = "encoder.dropout=0.3"
 _TABLES = "negatives.hard=20", "refresh.source=table", "refresh.start=2", "refresh.every=2", "refresh.stale=wait"
 
 
-def challenger(chosen: Contender, first: Finalist, survey: Survey) -> tuple[str, Contender]:
+def propose_second(chosen: Contender, first: Finalist, survey: Survey) -> tuple[str, Contender]:
     """Return a name and a contender for the second finalist; the `chosen` one if there is none.
 
     Decoupled softmax is better than sampled one-vs-all at full length, which short trials do not show. Dropout lets
     hard negatives help, and a margin makes them weigh ten times as much (decision 55).
     """
     recipe = first.recipe
-    if first.peaked:
+    if first.peaked_first:
         stated, rates = recipe.model_dump(), (("encoder", "lr"), ("encoder", "dense_lr"), ("classifier", "lr"))
         halves = (f"{part}.{name}={stated[part][name] / 2:g}" for part, name in rates if name in stated.get(part, {}))
         return "half of the rates", chosen.changed(*halves)
@@ -497,7 +497,7 @@ def run_auto(
 
         if compares:
             first = train_in(join(run, FINALISTS_FOLDER, "1"), recipe, 1)
-            final = _challenge(data, run, first, chosen, survey, overrides, report, train_in)
+            final = _train_second(data, run, first, chosen, survey, overrides, report, train_in)
             record(final.recipe)
             move_run(final.place, run)
         else:
@@ -604,7 +604,7 @@ def _choose(
     return report, chosen.contender, full
 
 
-def _challenge(
+def _train_second(
     data: str,
     run: str,
     first: Finalist,
@@ -615,8 +615,8 @@ def _challenge(
     train_in: Callable[[str, Recipe, int], Finalist],
 ) -> Finalist:
     """Train a second finalist beside the `first`, if there is one; return the winner, and say and report why it won."""
-    name, second = challenger(chosen, first, survey)
-    if first.peaked:
+    name, second = propose_second(chosen, first, survey)
+    if first.peaked_first:
         say("odd: the first epoch was the best, by more than chance: its rates are too high, or it fits too much")
     try:
         limited = second.changed(f"train.minutes={first.recipe.train.minutes}")
@@ -629,7 +629,7 @@ def _challenge(
     except (DivergedError, InputError) as error:
         say(f"the second finalist failed, so the first is the final run: {error}")
         return first
-    wins, why = other.against(first)
+    wins, why = other.replaces(first)
     say(f"{name}: {why}: {'the final run' if wins else 'not better by enough, so the cheaper is the final run'}")
     report["finalists"].append({"recipe": second.recipe, "changes": [*second.changes]})
     report["compared"] = why

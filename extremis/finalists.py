@@ -26,8 +26,8 @@ _SURE = 1.96  # standard errors of a difference that is not by chance
 class Finalist:
     """A run at full length in the folder `place`: what training returned, and the `fusion`'s facts.
 
-    `judged`: the held-out rows' scores by all scores, fused, and by vectors alone. `peaked`: the first epoch was the
-    best, by more than chance.
+    `judged`: metrics of the held-out rows, by fused scores and by vectors alone. `peaked_first`: the first epoch was
+    the best, by more than chance.
     """
 
     place: str
@@ -35,9 +35,9 @@ class Finalist:
     outcome: dict[str, Any]
     fusion: dict[str, Any]
     judged: dict[str, Metrics]
-    peaked: bool
+    peaked_first: bool
 
-    def against(self, cheaper: "Finalist") -> tuple[bool, str]:
+    def replaces(self, cheaper: "Finalist") -> tuple[bool, str]:
         """Return whether this finalist replaces a cheaper one, and why: what the same held-out rows have, by text.
 
         It does if the fused metrics add up to more than one standard error more, and none is lower by more than chance.
@@ -99,10 +99,10 @@ def train_finalist(
         to_fit = FitOptions(step=best, device=recipe.train.device)
         manifest, judged = fit_fusion(data, place, to_fit, ranker=ranker, seconds=seconds)
         facts = manifest.parameters
-    return Finalist(place, recipe, outcome, facts, judged, peaked(scored, recipe.validation.metric))
+    return Finalist(place, recipe, outcome, facts, judged, peaked_first(scored, recipe.validation.metric))
 
 
-def peaked(scored: Sequence[Metrics], name: str) -> bool:
+def peaked_first(scored: Sequence[Metrics], name: str) -> bool:
     """Return whether the first of an epoch's scores each was the best in metric `name`, by more than chance."""
     course = [each.contributions()[name] for each in scored]
     falls = [paired_difference(course[:1], [later], scored[0].texts) for later in course[1:]]

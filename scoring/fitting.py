@@ -232,7 +232,7 @@ def fit_fusion(
     the fusion was fitted without them. Without a `ranker`, one is fitted to training rows of at most `ranker_budget`
     bytes (0: no rows, and no other scorer of words), in at most `seconds`. It is stored if it is used, and fitted again
     with the held-out rows if there are many. An existing fusion is replaced. Also returns metrics of these rows, by
-    "fused" scores, as they were judged, and by "vectors". Raises InputError if the split or device does not exist.
+    "fused scores", as they were judged, and by "vectors". Raises InputError if the split or device does not exist.
     Raises TableError, StorageError.
     """
     layout = DataLayout(data)
@@ -304,7 +304,7 @@ def fit_fusion(
         all_rows = fit_ranker(data, recipe, ranker_budget, seconds, held_out=True, title=kept[FILE].words.title)
         kept = {FILE: all_rows or kept[FILE], TRAINED_FILE: kept[FILE]}
     manifest = publish_fusion(data, run, checkpoint, fusion, facts, memory, kept, words if is_trees else ())
-    return manifest, {"fused": metrics[facts["by"]], "vectors": metrics["vectors"]}
+    return manifest, {"fused scores": metrics[facts["by"]], "vectors": metrics["vectors"]}
 
 
 FEWEST_FOR_TREES = 60  # with 43, trees were worse than weights; with 90, they were better on four sets

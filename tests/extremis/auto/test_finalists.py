@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from extremis.auto import Contender, _limit_training, challenger, contenders
-from extremis.finalists import Finalist, move_run, peaked
+from extremis.auto import Contender, _limit_training, contenders, propose_second
+from extremis.finalists import Finalist, move_run, peaked_first
 from schemas.ragged import Ragged
 from tests.extremis.auto.test_trials import survey
 from trainer.evaluation.metrics import Metrics
@@ -25,7 +25,7 @@ def judged(found: np.ndarray) -> Metrics:
 
 
 def finalist(fused: Metrics, vectors: Metrics | None = None) -> Finalist:
-    judged = {"fused": fused, "vectors": vectors or fused}
+    judged = {"fused scores": fused, "vectors": vectors or fused}
     return Finalist("", Recipe.model_validate({}), {}, {}, judged, False)
 
 
@@ -47,7 +47,7 @@ def found(rows: int, better: int = 0, worse: int = 0) -> np.ndarray:
     ],
 )
 def test_the_dearer_one_wins_beyond_a_standard_error(metrics: Metrics, wins: bool) -> None:
-    won, why = finalist(metrics).against(finalist(judged(found(1000))))
+    won, why = finalist(metrics).replaces(finalist(judged(found(1000))))
     assert won == wins
     assert "nDCG@5" in why
     assert "PSP@5" in why
@@ -58,7 +58,7 @@ def test_the_dearer_one_wins_beyond_a_standard_error(metrics: Metrics, wins: boo
 def test_vectors_decide_where_fused_scores_do_not(fused: int, wins: bool) -> None:
     """40 more rows are found by the vectors alone."""
     dearer = finalist(judged(found(1000, better=fused)), judged(found(1000, better=40)))
-    won, why = dearer.against(finalist(judged(found(1000))))
+    won, why = dearer.replaces(finalist(judged(found(1000))))
     assert won == wins
     assert ("by vectors" in why) == (fused == 0)
 
@@ -72,18 +72,18 @@ def test_finalists_share_the_time_that_is_left_if_there_is_a_limit() -> None:
 
 def test_an_early_peak_is_more_than_chance() -> None:
     course = [judged(found(1000, better=better)) for better in (40, 10, 0)]
-    assert peaked(course, "nDCG@5")
-    assert not peaked([course[1], course[0], course[2]], "nDCG@5")
-    assert not peaked([judged(found(1000, better=1)), judged(found(1000))], "nDCG@5")
-    assert not peaked(course[:1], "nDCG@5")
-    assert not peaked([], "nDCG@5")
+    assert peaked_first(course, "nDCG@5")
+    assert not peaked_first([course[1], course[0], course[2]], "nDCG@5")
+    assert not peaked_first([judged(found(1000, better=1)), judged(found(1000))], "nDCG@5")
+    assert not peaked_first(course[:1], "nDCG@5")
+    assert not peaked_first([], "nDCG@5")
 
 
 def test_the_second_one_is_decoupled_softmax_where_labels_have_texts() -> None:
     first, texts = finalist(judged(found(9))), survey()
     none = replace(texts, texts=0.0)
     chosen = Contender("astra", ("data.label_texts=true", "negatives.hard=0", "encoder.ngram_weight=0.4"))
-    _, second = challenger(chosen, first, texts)
+    _, second = propose_second(chosen, first, texts)
     margin = "negatives.hard_margin=2.303"
     assert (second.recipe, second.changes[:2], second.changes[-1]) == (
         "decoupled",
@@ -91,15 +91,15 @@ def test_the_second_one_is_decoupled_softmax_where_labels_have_texts() -> None:
         margin,
     )
     assert "negatives.hard=20" in second.changes
-    _, second = challenger(chosen, first, none)
+    _, second = propose_second(chosen, first, none)
     assert second == chosen.changed("encoder.dropout=0.3", *second.changes[4:])
     fresh = replace(first, recipe=Recipe.model_validate({"negatives": {"hard": 100}}))  # where it finds them now
-    assert challenger(chosen, fresh, none)[1] == chosen.changed("encoder.dropout=0.3", margin)
+    assert propose_second(chosen, fresh, none)[1] == chosen.changed("encoder.dropout=0.3", margin)
     dual = next(each for each in contenders(survey()) if each.is_dual_encoder)
-    assert challenger(dual, first, texts)[1] == dual
-    peak = replace(first, recipe=Recipe.model_validate({"encoder": {"lr": 0.5}}), peaked=True)
+    assert propose_second(dual, first, texts)[1] == dual
+    peak = replace(first, recipe=Recipe.model_validate({"encoder": {"lr": 0.5}}), peaked_first=True)
     halved = ("encoder.lr=0.25", "encoder.dense_lr=0.0005", "classifier.lr=0.05")
-    assert challenger(chosen, peak, texts)[1] == chosen.changed(*halved)
+    assert propose_second(chosen, peak, texts)[1] == chosen.changed(*halved)
 
 
 def test_a_move_leaves_no_run_before_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
