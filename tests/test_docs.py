@@ -37,6 +37,8 @@ def test_links_lead_somewhere(page: Path) -> None:
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), f"{page.name}: {link}"
+        # The site has the pages of docs and nothing else.
+        assert page.is_relative_to(DOCS) <= target.is_relative_to(DOCS), f"{page.name}: {link} leads out of the site"
         if anchor and target.suffix == ".md":
             assert anchor in anchors(target), f"{page.name}: {link}"
 
