@@ -1,5 +1,6 @@
 """The command line `extremis`: its list of commands, and what becomes of errors."""
 
+import gc
 import io
 import os
 import shlex
@@ -99,6 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         open_streams()
         set_log_format(sys.argv[1:])
         limit_openmp_threads()
+        gc.set_threshold(50_000)  # modules are no garbage, and Python would look through them a hundred times
+        os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # pydantic would read each installed package's list
         if TRACEBACK not in os.environ:
             sys.unraisablehook = lambda unraisable: None  # destructors of libraries would print tracebacks
     try:
