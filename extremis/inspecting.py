@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from extremis.console import Bar, say
 from extremis.result import Grid
@@ -182,7 +181,7 @@ def find_row(table: Table, key: str) -> int | None:
         target = hash_strings(pa.array([key], pa.string()), seed)[0]
         likely = bisect.bisect_left(numbers, target, key=lambda number: hash_strings(keys(number), seed)[-1])
     for number in (*numbers[likely : likely + 1], *numbers):
-        position = pc.index(keys(number), key).as_py()
+        position = keys(number).index(key).as_py()
         if position >= 0:
             return int(table.groups.first[number]) + int(position)
     return None
