@@ -26,7 +26,6 @@ from schemas.storage import join
 from schemas.table import Table, run_tables
 from schemas.versions import Version
 from trainer.methods.keys import flatten
-from trainer.recipe_files import load_config
 
 Shown = list[Grid | str]
 
@@ -42,6 +41,8 @@ def inspect_url(
     url = url.removesuffix("/").removesuffix("/" + MANIFEST)
     layout = None if run is None else RunLayout(run)
     if layout is not None:
+        from trainer.recipe_files import load_config
+
         load_config(layout.config)  # raises InputError if there is no run
     if key is not None or layout is not None:
         body = inspect_queries(DataLayout(url), rows, split, shown, key, layout)
