@@ -100,9 +100,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         open_streams()
         set_log_format(sys.argv[1:])
         limit_openmp_threads()
-        gc.callbacks.append(lambda *_, usual=gc.get_threshold(): gc.set_threshold(*usual))
+        usual = gc.get_threshold()
+        gc.callbacks.append(lambda *_: gc.set_threshold(*usual))
         gc.set_threshold(200_000)  # modules are no garbage: the first collection waits, the others come as usual
-        os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # pydantic would read each installed package's list
+        os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # pydantic would search all installed packages
         if TRACEBACK not in os.environ:
             sys.unraisablehook = lambda unraisable: None  # destructors of libraries would print tracebacks
     try:
