@@ -17,6 +17,7 @@ import click
 import extremis
 from extremis.console import ClosedPipe, fail, open_streams, output, set_log_format
 from extremis.installation import extra_of
+from schemas import code_version
 from schemas.errors import front_end, missing_extra, recognise
 from schemas.process import limit_openmp_threads
 
@@ -56,27 +57,12 @@ class _Loop(click.Group):
                 formatter.write_dl([(name, _summary(name)) for name in commands])
 
 
-def _print_version(context: click.Context, option: click.Parameter, stated: bool) -> None:
-    if stated:
-        from schemas import code_version
-
-        click.echo(f"extremis, version {code_version()}")
-        context.exit()
-
-
 @click.group(
     cls=_Loop,
     commands=_Commands(),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_version,
-    help="Show the version and exit.",
-)
+@click.version_option(code_version(), prog_name="extremis")
 def cli() -> None:
     """Extreme classification on streamed data: shard, train, mine, join, evaluate.
 

@@ -111,14 +111,12 @@ def repeated(texts: pa.Array, among: pa.Array) -> pa.Array:
 
 def texts_of(table: Table, rows: int | None = None) -> pa.Array:
     """Return the token ids of `rows` rows, from all parts, as large binary [N]; empty if the table has no token ids."""
-    if "input_ids" not in table.columns:
-        return pa.array([], pa.large_binary())
-    parts = []
-    for group in ALL_ROWS.batches(table, ["input_ids"], rows):
+    parts = [pa.array([], pa.large_binary())]
+    for group in ALL_ROWS.batches(table, ["input_ids"], rows) if "input_ids" in table.columns else ():
         tokens = list_column(group, "input_ids")
         buffers = [None, *map(pa.py_buffer, (tokens.offsets * tokens.entries.itemsize, tokens.entries))]
         parts.append(pa.Array.from_buffers(pa.large_binary(), tokens.rows, buffers))
-    return pa.concat_arrays(parts) if parts else pa.array([], pa.large_binary())
+    return pa.concat_arrays(parts)
 
 
 def splits_of(data: DataLayout, only: str | None = None) -> list[str]:

@@ -19,7 +19,7 @@ class _NoPandas(MetaPathFinder):
 
 
 if os.environ.get(FRONT_END) == "shell" and "pandas" not in sys.modules:
-    # Arrow looks for pandas at its first array, for 0.3 s. A command has no data frames; conversions still load pandas.
+    # Arrow would load pandas for its first array, in 0.3 s. A command has no data frames; conversions still load it.
     sys.meta_path.insert(0, _NoPandas())
     pa.array([])
     del sys.meta_path[0]

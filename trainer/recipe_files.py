@@ -12,6 +12,7 @@ from zlib import crc32
 import tomli_w
 from pydantic import ValidationError
 
+from schemas import code_version
 from schemas.errors import ClaimedError, InputError, option
 from schemas.options import Options
 from trainer.methods.keys import explain, keys_at, merge, methods_of
@@ -102,8 +103,6 @@ def dump_config(recipe: Recipe, **facts: Mapping[str, Any]) -> bytes:
 
 
 def _versions() -> dict[str, str]:
-    from schemas import code_version
-
     versions = {"extremis": code_version(), "python": sys.version.split()[0]}
     for name in ("torch", "numpy", "pyarrow", "transformers", "faiss-cpu", "apache-beam"):
         try:

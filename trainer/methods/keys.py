@@ -123,13 +123,11 @@ def explain(fault: Mapping[str, Any], body: Body) -> str:
 
 def restore_encoder(body: Mapping[str, Any], source: str) -> EncoderSection:
     """Read only the `encoder` section of a run's or an export's recipe; reading other sections may load PyTorch."""
-    section = body.get("encoder")
-    if not isinstance(section, Mapping):
+    if not isinstance(section := body.get("encoder"), Mapping):
         raise InputError(f"recipe {source}: encoder = {section!r:.80}: expected a section.")
     try:
         kind = options_of(ENCODERS, section.get("kind", next(iter(ENCODERS))), "encoder.kind")
-        encoder: EncoderSection = kind.model_validate(section)
-        return encoder
+        return kind.model_validate(section)  # type: ignore[no-any-return]
     except ValidationError as error:
         faults = [{**fault, "loc": ("encoder", *fault["loc"])} for fault in error.errors()]
         raise InputError(f"recipe {source}: {'; '.join(explain(fault, body) for fault in faults)}.") from None
