@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         limit_openmp_threads()
         usual = gc.get_threshold()
         gc.callbacks.append(lambda *_: gc.set_threshold(*usual))
-        gc.set_threshold(200_000)  # modules are no garbage: the first collection waits, the others come as usual
+        gc.set_threshold(500_000)  # modules are no garbage: the first collection waits, the others come as usual
         os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # pydantic would search all installed packages
         if TRACEBACK not in os.environ:
             sys.unraisablehook = lambda unraisable: None  # destructors of libraries would print tracebacks
