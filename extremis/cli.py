@@ -1,5 +1,6 @@
 """The command line `extremis`: its list of commands, and what becomes of errors."""
 
+import gc
 import io
 import os
 import shlex
@@ -16,6 +17,7 @@ import click
 import extremis
 from extremis.console import ClosedPipe, fail, open_streams, output, set_log_format
 from extremis.installation import extra_of
+from schemas import code_version
 from schemas.errors import front_end, missing_extra, recognise
 from schemas.process import limit_openmp_threads
 
@@ -55,27 +57,12 @@ class _Loop(click.Group):
                 formatter.write_dl([(name, _summary(name)) for name in commands])
 
 
-def _print_version(context: click.Context, option: click.Parameter, stated: bool) -> None:
-    if stated:
-        from schemas import code_version
-
-        click.echo(f"extremis, version {code_version()}")
-        context.exit()
-
-
 @click.group(
     cls=_Loop,
     commands=_Commands(),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_version,
-    help="Show the version and exit.",
-)
+@click.version_option(code_version(), prog_name="extremis")
 def cli() -> None:
     """Extreme classification on streamed data: shard, train, mine, join, evaluate.
 
@@ -99,6 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         open_streams()
         set_log_format(sys.argv[1:])
         limit_openmp_threads()
+        usual = gc.get_threshold()
+        gc.callbacks.append(lambda *_: gc.set_threshold(*usual))
+        gc.set_threshold(500_000)  # modules are no garbage: the first collection waits, the others come as usual
+        os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # pydantic would search all installed packages
         if TRACEBACK not in os.environ:
             sys.unraisablehook = lambda unraisable: None  # destructors of libraries would print tracebacks
     try:

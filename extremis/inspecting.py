@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from extremis.console import Bar, say
 from extremis.result import Grid
@@ -27,7 +26,6 @@ from schemas.storage import join
 from schemas.table import Table, run_tables
 from schemas.versions import Version
 from trainer.methods.keys import flatten
-from trainer.recipe_files import load_config
 
 Shown = list[Grid | str]
 
@@ -43,6 +41,8 @@ def inspect_url(
     url = url.removesuffix("/").removesuffix("/" + MANIFEST)
     layout = None if run is None else RunLayout(run)
     if layout is not None:
+        from trainer.recipe_files import load_config
+
         load_config(layout.config)  # raises InputError if there is no run
     if key is not None or layout is not None:
         body = inspect_queries(DataLayout(url), rows, split, shown, key, layout)
@@ -182,7 +182,7 @@ def find_row(table: Table, key: str) -> int | None:
         target = hash_strings(pa.array([key], pa.string()), seed)[0]
         likely = bisect.bisect_left(numbers, target, key=lambda number: hash_strings(keys(number), seed)[-1])
     for number in (*numbers[likely : likely + 1], *numbers):
-        position = pc.index(keys(number), key).as_py()
+        position = keys(number).index(key).as_py()
         if position >= 0:
             return int(table.groups.first[number]) + int(position)
     return None

@@ -19,13 +19,12 @@ from importlib.metadata import version
 
 import numpy as np
 import pyarrow as pa
-from pydantic import TypeAdapter
 
 from pipelines.flow import FileExchange, receive, to_record_batch
 from pipelines.formats import base
 from pipelines.formats.base import parse_fields
 from pipelines.formats.keyed import STANDARD, Texts
-from pipelines.job import REMEDY, Job, Summary, describe, make_table, written_schema
+from pipelines.job import REMEDY, Job, Summary, as_json, describe, make_table, written_schema
 from pipelines.models import load_texts_model, narrow, once_a_process
 from pipelines.options import EmbedOptions, EmbedTextsOptions
 from pipelines.progress import Meter, Progress, silent
@@ -50,7 +49,6 @@ from trainer.threads import one_thread
 KIND = "embeddings"
 BLOCK_ROWS = 1 << 13
 _READ, _EMBED, _SHARDS = "read", "embed", "shards"
-_AS_JSON = TypeAdapter(Summary)
 
 
 @dataclass(frozen=True)
@@ -250,11 +248,11 @@ def embed_texts(
                 staged = job.run_step(
                     _READ, None, [texts], read_texts, FileExchange(kept.folder(_READ)), job.watch.meter
                 )
-            before = _READ, {"summary": _AS_JSON.dump_python(staged, mode="json"), "out": kept.folder(_SHARDS)}
+            before = _READ, {"summary": as_json(Summary).dump_python(staged, mode="json"), "out": kept.folder(_SHARDS)}
             kept.finish(*before, (_READ, _SHARDS))
         else:
             say(f"{out}: resuming an interrupted run")
-        common = texts, _AS_JSON.validate_python(before[1]["summary"]), before[1]["out"], options.dtype, device
+        common = texts, as_json(Summary).validate_python(before[1]["summary"]), before[1]["out"], options.dtype, device
         threads = options.threads or (1 if beam_options else cores())
         plan = TextsPlan(*common, job.watch.meter, model, files.digest, prompt, compute, threads)
         made = job.run_step(_EMBED, plan.rows, range(plan.shards), embed_texts_shard, plan)

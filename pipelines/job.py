@@ -3,6 +3,7 @@
 Reports of workers (`Summary`) can be merged in any order.
 """
 
+import functools
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -132,7 +133,7 @@ class Summary:
         return dict(sorted(self.counters.get(REJECTED + table, {}).items()))
 
 
-_AS_JSON = TypeAdapter(Summary)
+as_json: Callable[[type], TypeAdapter[Any]] = functools.cache(TypeAdapter)  # reads and writes a dataclass
 
 
 def write_sum(summaries: Collection, url: str) -> None:
@@ -145,13 +146,13 @@ def _add_up(summaries: Iterable[Summary]) -> Iterator[tuple[int, Summary]]:
 
 
 def _write_summary(element: tuple[int, Iterable[Summary]], url: str) -> None:
-    storage.write_sealed(url, _AS_JSON.dump_json(Summary.sum_of(element[1])))
+    storage.write_sealed(url, as_json(Summary).dump_json(Summary.sum_of(element[1])))
 
 
 def read_summary(url: str) -> Summary:
     """Read the summary at `url`; an empty summary if a flow had nothing to do. Raises StorageError."""
     try:
-        return _AS_JSON.validate_json(storage.read_sealed(url))
+        return as_json(Summary).validate_json(storage.read_sealed(url))
     except FileNotFoundError:
         return Summary()
 

@@ -1,12 +1,28 @@
 """Columns of every table, and the dense column with its model."""
 
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from importlib.abc import MetaPathFinder
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from schemas.errors import InputError, TableError
+from schemas.errors import FRONT_END, InputError, TableError
+
+
+class _NoPandas(MetaPathFinder):
+    def find_spec(self, name: str, *_: Any) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name, name=name)
+
+
+if os.environ.get(FRONT_END) == "shell" and "pandas" not in sys.modules:
+    # Arrow would load pandas for its first array, in 0.3 s. A command has no data frames; conversions still load it.
+    sys.meta_path.insert(0, _NoPandas())
+    pa.array([])
+    del sys.meta_path[0]
 
 
 def token_type(vocabulary: int) -> pa.DataType:

@@ -43,7 +43,7 @@ _PHRASES = {
 class Options(BaseModel):
     """Base of all sets of options: refuses unknown keys, infinite numbers, and booleans in place of numbers."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     @field_validator("*", mode="before")
     @classmethod

@@ -33,8 +33,8 @@ from scoring.vectors import IndexedRange, Vectors, map_vectors, open_indexes, pa
 from search.topk import CPU
 from trainer.input_kinds import InputKind
 from trainer.inputs import Inputs, columns_of
+from trainer.methods.keys import restore_encoder
 from trainer.methods.kinds import EncoderSection, import_name
-from trainer.recipe_files import restore_encoder
 
 REMEDY = "Export the run again."
 _HASHED = 256 << 20  # only the length of a larger file is checked; `extremis inspect --verify` reads everything

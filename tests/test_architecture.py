@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.command import environment
+
 ROOT = Path(__file__).parents[1]
 HEART, ROOMS = ("schemas", "search", "trainer", "pipelines"), ("scoring", "extremis")
 OURS = (*HEART, *ROOMS, "recipes", "benchmarks", "papers", "tests")
@@ -221,3 +223,33 @@ def test_help_needs_nothing_heavy() -> None:
     assert "Tokenize and shard raw data from INPUT to DATA.\n" in done.stdout
     assert "extremis run auto" in done.stdout.partition("Example")[2]
     assert done.stdout.splitlines()[-1].strip() == "loaded:"
+
+
+@pytest.mark.parametrize(
+    ("commands", "absent"),
+    [
+        (("--version", "shrad"), {*HEAVY, "rich", "pydantic", "numpy"}),
+        (("shard rows.csv data", "inspect data"), {*HEAVY, "numba", "scipy", "sklearn", "pandas"}),
+    ],
+)
+def test_commands_load_what_they_use(commands: tuple[str, ...], absent: set[str], tmp_path: Path) -> None:
+    rows = (f"{row},a text of words {row},{row % 3}|x\n" for row in range(20))
+    (tmp_path / "rows.csv").write_text("key,text,labels\n" + "".join(rows))
+    code = (
+        "import contextlib, sys; from extremis.cli import main\n"
+        f"for command in {commands!r}:\n"
+        "    with contextlib.suppress(SystemExit): main(command.split())\n"
+        "print('loaded:', *{name.split('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment({"PYTHONPATH": str(ROOT)}),
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    *_, loaded = done.stdout.splitlines()
+    assert "extremis" in loaded.split(), done.stderr
+    assert not absent & {*loaded.split()}
+    assert "shard" not in commands[0] or (tmp_path / "data" / "_manifest.json").exists(), done.stderr

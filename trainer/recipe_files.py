@@ -12,10 +12,11 @@ from zlib import crc32
 import tomli_w
 from pydantic import ValidationError
 
+from schemas import code_version
 from schemas.errors import ClaimedError, InputError, option
 from schemas.options import Options
 from trainer.methods.keys import explain, keys_at, merge, methods_of
-from trainer.methods.kinds import ENCODERS, EncoderSection, LossSection, options_of
+from trainer.methods.kinds import LossSection
 from trainer.methods.recipe import Recipe
 from trainer.methods.settling import NOMINAL, settle
 from trainer.modules import open_named
@@ -85,22 +86,6 @@ def applicable_overrides(source: str, overrides: Iterable[str]) -> list[str]:
     return applicable
 
 
-def restore_encoder(body: Mapping[str, Any], source: str) -> EncoderSection:
-    """Read only the `encoder` section of a run's or an export's recipe; reading other sections may load PyTorch."""
-    section = body.get("encoder")
-    if not isinstance(section, Mapping):
-        raise InputError(f"recipe {source}: encoder = {section!r:.80}: expected a section.")
-    try:
-        kind = options_of(ENCODERS, section.get("kind", next(iter(ENCODERS))), "encoder.kind")
-        encoder: EncoderSection = kind.model_validate(section)
-        return encoder
-    except ValidationError as error:
-        faults = [{**fault, "loc": ("encoder", *fault["loc"])} for fault in error.errors()]
-        raise InputError(f"recipe {source}: {'; '.join(explain(fault, body) for fault in faults)}.") from None
-    except ValueError as error:
-        raise InputError(f"recipe {source}: {error}.") from None
-
-
 def validate(body: Mapping[str, Any], source: str) -> Recipe:
     """Check `body` and return it as a Recipe. Raises an InputError that lists every error."""
     try:
@@ -118,8 +103,6 @@ def dump_config(recipe: Recipe, **facts: Mapping[str, Any]) -> bytes:
 
 
 def _versions() -> dict[str, str]:
-    from schemas import code_version
-
     versions = {"extremis": code_version(), "python": sys.version.split()[0]}
     for name in ("torch", "numpy", "pyarrow", "transformers", "faiss-cpu", "apache-beam"):
         try:

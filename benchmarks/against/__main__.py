@@ -33,7 +33,10 @@ SIDE = "benchmarks/against/side.py"
 TATE = ROOT / "examples" / "tate"
 # Rounds of each measurement within a process; a command takes seconds per round.
 INSIDE = {"stream": 11, "breakdown": 21, "resume": 21, "planning": 11, "step": 11, "serve": 11}
-COMMANDS = ("shard", "mine", "embed", "evaluate", "evaluate fused", "export", "predict 1", "predict 1000")
+COMMANDS = (
+    *("shard", "shard 1000", "mine", "embed", "evaluate", "evaluate fused", "inspect data", "inspect export", "export"),
+    *("predict 1", "predict 1000"),
+)
 HELP = (
     "shard",
     "run",
@@ -48,6 +51,11 @@ HELP = (
     "inspect",
     "report",
 )
+# What ends without work, with the exit status.
+BRIEF = {
+    **dict.fromkeys(("--help", "--version", *(f"{command} --help" for command in HELP)), 0),
+    **dict.fromkeys(("shrad", "shard in out --max-tokenz 3"), 2),
+}
 OUTSIDE = ("commands", "start-up", "bytes")
 COMMAND_ROUNDS = 6
 NAMES = (*INSIDE, *OUTSIDE)
@@ -78,7 +86,8 @@ class Side:
     environment: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.environment = {**os.environ, "PYTHONPATH": str(self.checkout), "PYTHONWARNINGS": "ignore"}
+        compiled = {"PYTHONDONTWRITEBYTECODE": ""}  # else each command would compile every module again
+        self.environment = {**os.environ, **compiled, "PYTHONPATH": str(self.checkout), "PYTHONWARNINGS": "ignore"}
 
     def ask(self, measure: str, folder: Path, write: bool) -> dict[str, Any]:
         """Return the answer of the side's process. Raises SystemExit if the process has ended."""
@@ -97,8 +106,8 @@ class Side:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def run(self, *arguments: str) -> Costs:
-        """Run `extremis ARGUMENTS`; return seconds and MiB. Raises SystemExit if the command fails."""
+    def run(self, *arguments: str, status: int = 0) -> Costs:
+        """Run `extremis ARGUMENTS`; return seconds and MiB. Raises SystemExit unless the command ends with `status`."""
         from benchmarks.common.process_memory import measure
 
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -106,7 +115,7 @@ class Side:
         with log.open("w") as errors:
             command = [sys.executable, "-m", "extremis", *arguments]
             seen = measure(command, interval=0.1, cwd=self.checkout, env=self.environment, stderr=errors)
-        if seen.status:
+        if seen.status != status:
             raise SystemExit(
                 f"{self.name}: extremis {' '.join(arguments)}: status {seen.status}\n{log.read_text()[-2000:]}"
             )
@@ -242,9 +251,9 @@ def measure_side(side: Side, scratch: Path, name: str, missing: dict[str, str]) 
         return {part: float(bytes_below(side.folder / part)) for part in ("data", "run", "export")}
     if name == "start-up":
         return {
-            f"{command} --help: {unit}": cost
-            for command in HELP
-            for unit, cost in side.run(command, "--help").items()
+            f"{command}: {unit}": cost
+            for command, status in BRIEF.items()
+            for unit, cost in side.run(*command.split(), status=status).items()
             if unit != "MiB"
         }
     figures: Costs = {}
@@ -267,6 +276,8 @@ def prepare(side: Side) -> None:
     side.run("export", data, run, str(folder / "export"), "--scores", "fused")
     words = (TATE / "README.md").read_text().split()
     texts = [" ".join(words[start % len(words) :][:8]) for start in range(1_000)]
+    rows = (json.dumps({"text": text, "labels": text.split()[:2]}) + "\n" for text in texts)
+    (folder / "rows.jsonl").write_text("".join(rows))
     (folder / "one.txt").write_text(texts[0] + "\n")
     (folder / "texts.txt").write_text("\n".join(texts) + "\n")
 
@@ -279,10 +290,13 @@ def command_of(name: str, folder: Path) -> list[str]:
     data, run, export = (str(folder / part) for part in ("data", "run", "export"))
     return {
         "shard": ["shard", str(TATE), str(out / "data"), "--propensity", "0.55,1.5"],
+        "shard 1000": ["shard", str(folder / "rows.jsonl"), str(out / "data")],
         "mine": ["mine", data, run, "--out", str(out / "negatives")],
         "embed": ["embed", data, run, str(out / "embeddings")],
         "evaluate": ["evaluate", data, run, "--scores", "classifier"],
         "evaluate fused": ["evaluate", data, run, "--scores", "fused"],
+        "inspect data": ["inspect", data],
+        "inspect export": ["inspect", export],
         "export": ["export", data, run, str(out / "export"), "--scores", "fused"],
         "predict 1": ["predict", export, str(folder / "one.txt"), str(out / "one.jsonl")],
         "predict 1000": ["predict", export, str(folder / "texts.txt"), str(out / "all.jsonl")],

@@ -41,6 +41,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from schemas import code_version
 from schemas.errors import AccessError, ExtremisError, InputError, RoomError, StorageError, failure_of
 from schemas.logs import log_as
 from schemas.process import end_with_parent, python_command
@@ -274,8 +275,6 @@ def _be_worker(connection: socket.socket) -> NoReturn:
 def versions() -> str:
     """Return the versions of Extremis, Beam and Python (such as 3.10), which must match on launcher and workers."""
     from apache_beam import version
-
-    from schemas import code_version
 
     python = ".".join(platform.python_version_tuple()[:2])
     return f"Extremis {code_version()}, Beam {version.__version__}, Python {python}"

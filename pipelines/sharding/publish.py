@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
-from pydantic import TypeAdapter
 
 from pipelines.flow import FileExchange, Packet, gather, group_by_key, receive, send_together, split_by
 from pipelines.formats import base
 from pipelines.formats.base import LABELS, Inputs, Reason
-from pipelines.job import Summary, describe
+from pipelines.job import Summary, as_json, describe
 from pipelines.progress import Progress
 from pipelines.sharding.plans import BLOCKS, IDS, LABELS_DONE, REJECTS, ROWS, LabelsPlan, QueriesPlan, tokenizer_url
 from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
@@ -201,7 +200,7 @@ def find_finished(phases: Phases, inputs: Inputs, data: str, say: Progress) -> F
     record = phases.find(*_DONE)
     if record is None:
         return None
-    finished = TypeAdapter(Finished).validate_python(record[1])
+    finished = as_json(Finished).validate_python(record[1])
     say(f"{data}: an earlier run was interrupted; checking whether INPUT has changed")
     if finished.raw.files != read_files(inputs):
         say(f"{data}: INPUT has changed; starting from the beginning")
@@ -217,7 +216,7 @@ def record_phase(phases: Phases, finished: Finished) -> None:
     Raises ClaimLostError, StorageError.
     """
     raw = replace(finished.raw, blocks=()) if finished.phase == TOKENIZED else finished.raw
-    left = TypeAdapter(Finished).dump_python(replace(finished, raw=raw), mode="json")
+    left = as_json(Finished).dump_python(replace(finished, raw=raw), mode="json")
     phases.finish(finished.phase, left, _NEEDED[finished.phase])
 
 
