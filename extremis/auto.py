@@ -1,10 +1,12 @@
 """`run auto`: survey the data, list contenders, try them on an excerpt, choose one, train and fuse it."""
 
+import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +16,8 @@ import tomli_w
 
 from extremis.console import RemainingTime, output, say, show_activity
 from extremis.finalists import Finalist, move_run, train_finalist
+from extremis.processes import Calls
+from extremis.stopping import GRACE
 from extremis.summary import repeated, texts_of
 from extremis.supervisor import carry, logged, train
 from schemas import storage
@@ -30,8 +34,10 @@ from schemas.shares import ALL_ROWS, seed_of
 from schemas.storage import join, read_json, write_json
 from schemas.table import PARTS, Table
 from schemas.versions import VERSION
+from schemas.waits import waiting
 from scoring.fitting import REFIT_HOLDOUT, describe_fusion, fit_ranker
-from trainer.device import open_device
+from search.topk import faiss_threads
+from trainer.device import CPU, open_device
 from trainer.encoders.bag_encoder import find_token_vectors
 from trainer.evaluation.metrics import Contributions, paired_difference
 from trainer.input_kinds import InputKind, input_names, kind_of
@@ -44,6 +50,7 @@ from trainer.model import DataSizes, find_earlier
 from trainer.recipe_files import WAIT_FOR_TABLES, applicable_overrides, load_config, read_recipe, validate
 from trainer.settings.data_statistics import DataStatistics, describe_textless_labels, measure
 from trainer.settings.resolve import Resolved, measure_rows, resolve
+from trainer.sizes import encoder_bytes, free_memory, label_bytes
 from trainer.stream import open_queries, ranks_of_environment
 
 _ROWS = 200_000  # rows of queries and of labels to compare
@@ -146,7 +153,8 @@ def contenders(survey: Survey, pretrained: str = "") -> list[Contender]:
     if survey.labels_have_texts:
         # Each label that is also a query would be a training point twice.
         no_texts = ("data.label_texts=false",) if survey.is_symmetric else ()
-        kinds += [Contender("decoupled", mined), Contender("dexml-sampled", (_FEW_MINED, *no_texts))]
+        # Decoupled softmax comes first, because it is often the best: then the others can stop at half-time.
+        kinds = [Contender("decoupled", mined), *kinds, Contender("dexml-sampled", (_FEW_MINED, *no_texts))]
     read = () if survey.inputs == "tokens" else (f"encoder.inputs={survey.inputs}",)
     starts = [(f"encoder.pretrained={pretrained}",), ()] if pretrained else [()]
     return [kind.changed(*read, *start) for start in starts for kind in kinds]
@@ -163,14 +171,15 @@ _DROPOUT = "encoder.dropout=0.3"
 _TABLES = "negatives.hard=20", "refresh.source=table", "refresh.start=2", "refresh.every=2", "refresh.stale=wait"
 
 
-def propose_second(chosen: Contender, first: Finalist, survey: Survey) -> tuple[str, Contender]:
-    """Return a name and a contender for the second finalist; the `chosen` one if there is none.
+def propose_second(
+    chosen: Contender, recipe: Recipe, survey: Survey, peaked_first: bool = False
+) -> tuple[str, Contender]:
+    """Return a name and a contender for the second finalist beside the `chosen` one's `recipe`; itself for none.
 
     Decoupled softmax is better than sampled one-vs-all at full length, which short trials do not show. Dropout lets
     hard negatives help, and a margin makes them weigh ten times as much (decision 55).
     """
-    recipe = first.recipe
-    if first.peaked_first:
+    if peaked_first:
         stated, rates = recipe.model_dump(), (("encoder", "lr"), ("encoder", "dense_lr"), ("classifier", "lr"))
         halves = (f"{part}.{name}={stated[part][name] / 2:g}" for part, name in rates if name in stated.get(part, {}))
         return "half of the rates", chosen.changed(*halves)
@@ -195,6 +204,7 @@ _EPOCHS = 2, 4  # minimum and maximum; a trial passes over about _ROWS rows
 _LOST = 4.0  # standard errors by which a recipe that is behind has lost: more than by chance, because curves cross
 _NEAR = 2.0  # standard errors within which a dual encoder is as good
 _WIDTH = 128  # D of a trial: shows the ranking of recipes at a quarter of the cost
+_HALF_TIME = "half-time.json"
 SCANNED_ROWS = 5_000_000  # maximum of rows read from the training split
 
 
@@ -268,9 +278,12 @@ class TrialData:
             data, drawn = excerpt, measure(DataLayout(excerpt), "train", ALL_ROWS, label_texts=False).queries
         return cls(data, drawn, share, epochs, folder, device, threads)
 
-    def run_trial(self, contender: Contender, title: str, best: Trial | None = None, minutes: float = 0.0) -> Trial:
-        """Train a contender without negative tables, for at most `minutes` (0: no limit), or until it loses to `best`.
+    def run_trial(
+        self, contender: Contender, title: str, earlier: Sequence[Contender] = (), minutes: float = 0.0
+    ) -> Trial:
+        """Train a contender without negative tables, for at most `minutes` (0: no limit), or until it loses.
 
+        At half-time, it can lose to the best of the `earlier` ones at that time, which may run beside this trial.
         Prints only lines that begin with `title`, and logs all lines. An existing trial is not run again.
         Raises ExtremisError.
         """
@@ -285,8 +298,12 @@ class TrialData:
             if report.scored and report.scored.texts is not None:
                 course.append(report.scored.contributions()[METRIC].achieved.round(4).tolist())
                 texts = np.unique(report.scored.texts, return_inverse=True)[1].tolist()
-                lost = best is not None and best.beats(contender, course, report.epoch + 1)
-                ended = lost and report.epoch + 1 < report.epochs
+                if report.epoch + 1 < report.epochs:
+                    scored = {"metrics": report.metrics, "course": course, "texts": texts}
+                    write_json(join(run, _HALF_TIME), {**scored, "ended": False, "seconds": 0.0})
+                    known = [trial for trial in map(self._wait_for, earlier) if len(trial.course) >= len(course)]
+                    best = max(known, key=lambda trial: statistics.fmean(trial.course[len(course) - 1]), default=None)
+                    ended = best is not None and best.beats(contender, course, report.epoch + 1)
             return not ended
 
         recipe = self.recipe(contender, minutes)
@@ -300,6 +317,15 @@ class TrialData:
         say(f"{title}: {scores}  {facts['seconds']:.0f} s{', stopped early: behind the best trial' if ended else ''}")
         write_json(place, facts)
         return Trial(contender, **facts)
+
+    def _wait_for(self, contender: Contender) -> Trial:
+        """Return the finished trial, or the trial at half-time as soon as it is there."""
+        run = join(self.folder, contender.name)
+        places = f"{run}.json", join(run, _HALF_TIME)
+        for _ in waiting(f"the half-time of {contender.name}"):
+            if there := [*filter(storage.exists, places)]:
+                break
+        return Trial(contender, **read_json(there[0]))
 
     def recipe(self, contender: Contender, minutes: float = 0.0) -> Recipe:
         """Return the recipe of a trial. Raises InputError, TableError."""
@@ -420,6 +446,7 @@ _TRIALS_SHARE = 1 / 3  # share of the total time
 # Time of an epoch of the final run, relative to a trial with as many rows; additional factor with a miner.
 _WIDTH_FACTOR, _MINER_FACTOR = 1.9, 1.7
 _RANKER_SHARE, _FUSION_SHARE = 0.3, 0.1  # shares of the remaining time
+_PROCESS_BYTES = 2 << 30  # memory of a process beside its model
 _RANKER_EPOCHS, _FUSION_EPOCHS = 3.0, 1.0  # time of the ranker and the fusion in epochs, until it is measured
 
 
@@ -446,7 +473,12 @@ def run_auto(
     require_output_folder(run, "trained", [data])
     began = time.perf_counter() if began is None else began
     remaining = RemainingTime(60 * minutes - (time.perf_counter() - began) if minutes else math.inf)
-    with claimed(run, "trained", say) as claim, logged(run), output(remaining=remaining):
+    with (
+        claimed(run, "trained", say) as claim,
+        logged(run) as log,
+        output(remaining=remaining),
+        contextlib.ExitStack() as held,
+    ):
         run_exists = storage.exists(RunLayout(run).config)
         _check_request(run, run_exists, resume)
         survey = Survey.of(DataLayout(data))
@@ -455,6 +487,14 @@ def run_auto(
         if pretrained:
             find_token_vectors(pretrained, DataLayout(data))  # refuses a model with another tokenizer before any trial
         report, epoch, again, chosen = dict[str, Any](), 0.0, dict[str, Any](), Contender("")
+        fitting = {} if run_exists or earlier else _fitting(data, survey, pretrained, overrides)
+        count = _count_processes(data, fitting.values())
+        side = held.enter_context(Calls(count, faiss_threads(), log, process.get("grace", GRACE)))
+        fit_beside = None
+        if side.count > 1:  # a recipe's ranker depends on nothing that trials find out, and takes as long as they do
+            first = next(iter(fitting.values()))
+            seconds = 60 * minutes * (1 - _TRIALS_SHARE) * _RANKER_SHARE if minutes else math.inf
+            fit_beside = side.start(partial(fit_ranker, data, first, seconds=seconds), "linear ranker")
         if run_exists:
             recipe = validate(load_config(RunLayout(run).config)["recipe"], run)
             report = read_json(join(run, AUTO_REPORT))
@@ -462,7 +502,7 @@ def run_auto(
             if earlier:
                 again, resolved = _continue(data, earlier, overrides)
             else:
-                report, chosen, epoch = _choose(data, run, survey, pretrained, overrides, minutes, remaining)
+                report, chosen, epoch = _choose(data, run, survey, fitting, overrides, minutes, remaining, side)
                 resolved = _resolve(data, chosen, survey.facts.queries, overrides)
             facts = measure_rows(resolved.recipe, data)
             say(f"training on {facts.described_points}; {survey.facts.queries - facts.queries:,} points are held out")
@@ -473,21 +513,23 @@ def run_auto(
         fits = not recipe.train.start_from or _refits_fusion(data, recipe)
         show_activity("fitting a linear ranker on words")
         full = epoch * (recipe.train.epochs + _FUSION_EPOCHS)  # seconds of a finalist
-        remaining.begin(epoch * _RANKER_EPOCHS, lambda own: full * (2 if chosen.recipe else 1))
+        in_row = 1 if side.count > 1 or not chosen.recipe else 2  # finalists
+        remaining.begin(epoch * _RANKER_EPOCHS, lambda own: full * in_row)
         seconds = max(0.0, 60 * minutes - spent) * _RANKER_SHARE if minutes else math.inf
-        ranker = fit_ranker(data, recipe, seconds=seconds) if fits else None
+        fit = fit_beside or partial(fit_ranker, data, recipe, seconds=seconds)
+        ranker = fit() if fits else None
         if not run_exists:
             now = time.perf_counter() - began
-            compares = bool(chosen.recipe) and not (minutes and now + 2 * full > 60 * minutes)
+            compares = bool(chosen.recipe) and not (minutes and now + in_row * full > 60 * minutes)
             if chosen.recipe and not compares:
                 say("one finalist alone is trained, because no time is left for another")
-            recipe = _limit_training(recipe, minutes, epoch, now, now - spent, 2 if compares else 1)
+            recipe = _limit_training(recipe, minutes, epoch, now, now - spent, in_row if compares else 1)
 
-        def train_in(place: str, recipe: Recipe, later: int) -> Finalist:
-            """Train a finalist; after it come the fusion, and `later` finalists."""
+        def train_in(place: str, recipe: Recipe, later: int, **names: Any) -> Callable[[], Finalist]:
+            """Return the call that trains a finalist; after it come the fusion, and `later` finalists."""
             remaining.begin(epoch * recipe.train.epochs, lambda own: epoch * _FUSION_EPOCHS + later * full)
-            options = {**process, "resume": True, "beam_options": beam_options}
-            return train_finalist(data, place, recipe, claim, ranker, seconds, fits, **options)
+            options = {**process, "resume": True, "beam_options": beam_options, **names}
+            return partial(train_finalist, data, place, recipe, ranker, seconds, fits, **options)
 
         def record(recipe: Recipe) -> None:
             claim.require()
@@ -496,14 +538,13 @@ def run_auto(
             storage.write_bytes(join(run, RECIPE_FILE), tomli_w.dumps(body).encode())
 
         if compares:
-            first = train_in(join(run, FINALISTS_FOLDER, "1"), recipe, 1)
-            final = _train_second(data, run, first, chosen, survey, overrides, report, train_in)
+            final = _train_finalists(data, run, recipe, chosen, survey, overrides, report, train_in, side)
             record(final.recipe)
             move_run(final.place, run)
         else:
             if not run_exists:
                 record(recipe)
-            final = train_in(run, recipe, 0)
+            final = train_in(run, recipe, 0)()
         for folder in (FINALISTS_FOLDER, TRIALS_FOLDER):
             storage.remove(join(run, folder), recursive=True)
         if not fits:
@@ -530,32 +571,51 @@ def _check_request(run: str, run_exists: bool, resume: bool) -> None:
         )
 
 
-def _choose(
-    data: str,
-    run: str,
-    survey: Survey,
-    pretrained: str,
-    overrides: Sequence[str],
-    minutes: float,
-    remaining: RemainingTime,
-) -> tuple[dict[str, Any], Contender, float]:
-    """Try the contenders, then variations of the best; return a report, the winner, and seconds of a full epoch.
-
-    Trials use only a fraction of `minutes` (0: no limit). When this time is used up, no more contenders are tried.
-    """
-    rows, began = survey.facts.queries, time.perf_counter()
+def _fitting(data: str, survey: Survey, pretrained: str, overrides: Sequence[str]) -> dict[Contender, Recipe]:
+    """Return the contenders that accept `overrides`, with recipes at full length. Raises InputError if none do."""
     fitting, faults = dict[Contender, Recipe](), list[InputError]()
     for contender in contenders(survey, pretrained):
         try:
-            fitting[contender] = _resolve(data, contender, rows, overrides).recipe
+            fitting[contender] = _resolve(data, contender, survey.facts.queries, overrides).recipe
         except InputError as error:
             faults.append(error)
     if not fitting:
         raise faults[0]
     for fault in faults:
         say(f"not tried: {fault}")
+    return fitting
+
+
+def _count_processes(data: str, recipes: Collection[Recipe]) -> int:
+    """Return how many calls are made side by side: a call per thread, as far as memory allows.
+
+    One on a GPU, and if a recipe has its own number of threads.
+    """
+    if not recipes or any(open_device(each.train.device) != CPU or each.train.threads for each in recipes):
+        return 1
+    sizes = DataSizes.of(DataLayout(data))
+    model = max(encoder_bytes(each, sizes) + sizes.labels * sum(label_bytes(each)) for each in recipes)
+    room = math.inf if (free := free_memory()) is None else free // (_PROCESS_BYTES + 3 * model)
+    return int(max(1, min(faiss_threads(), len(recipes) + 1, room)))
+
+
+def _choose(
+    data: str,
+    run: str,
+    survey: Survey,
+    fitting: Mapping[Contender, Recipe],
+    overrides: Sequence[str],
+    minutes: float,
+    remaining: RemainingTime,
+    side: Calls,
+) -> tuple[dict[str, Any], Contender, float]:
+    """Try the contenders, then variations of the best; return a report, the winner, and seconds of a full epoch.
+
+    `fitting`: the contenders with their recipes at full length. Trials use only a fraction of `minutes` (0: no limit).
+    When this time is used up, no more contenders are tried.
+    """
+    rows, began = survey.facts.queries, time.perf_counter()
     first = next(iter(fitting.values()))
-    open_device(first.train.device)  # raises InputError before anything is written
     trial_data = TrialData.prepare(data, survey, join(run, TRIALS_FOLDER), first.train.device, first.train.threads)
     trials = list[Trial]()
 
@@ -564,31 +624,42 @@ def _choose(
         return seconds * rows / trial_data.rows * _WIDTH_FACTOR * (_MINER_FACTOR if recipe.table_epochs() else 1.0)
 
     def run_trials(kinds: Sequence[Contender], further: int) -> None:
-        for number, contender in enumerate(kinds):
-            left = minutes * _TRIALS_SHARE - (time.perf_counter() - began) / 60
-            if trials and minutes and left <= 0:
-                say(f"not tried, because no time is left: {contender.name}")
-                continue
-            best = best_trial(trials) if trials else None
-            to_come = len(kinds) - number - 1 + further
-            title = f"trial {len(trials) + 1} of {len(trials) + 1 + to_come}, {contender.name}"
+        """Try some contenders side by side; `further`: number of later ones."""
+        left = minutes * _TRIALS_SHARE - (time.perf_counter() - began) / 60
+        if trials and minutes and left <= 0:
+            say(f"not tried, because no time is left: {', '.join(kind.name for kind in kinds)}")
+            return
+        to_come = len(kinds) + further
+        rounds = to_come / min(side.count, len(kinds))
 
-            def after(own: float) -> float:
-                """Estimate the seconds after this trial, which takes `own` seconds."""
-                one = statistics.median([own, *(trial.seconds for trial in trials)])
-                leader = best_trial(trials) if trials else None
-                recipe = fitting.get(leader.contender if leader else contender, first)
-                epoch = epoch_seconds(leader.epoch if leader else own / trial_data.epochs, recipe)
-                return to_come * one + epoch * (recipe.train.epochs + _RANKER_EPOCHS + _FUSION_EPOCHS)
+        def after(own: float) -> float:
+            """Estimate the seconds after these trials, which take `own` seconds."""
+            leader = best_trial(trials) if trials else None
+            recipe = fitting.get(leader.contender if leader else kinds[0], first)
+            epoch = epoch_seconds(leader.epoch if leader else own / trial_data.epochs, recipe)
+            return (rounds - 1) * own + epoch * (recipe.train.epochs + _RANKER_EPOCHS + _FUSION_EPOCHS)
 
-            remaining.begin(statistics.median(trial.seconds for trial in trials) if trials else 0.0, after)
-            share = max(left / (to_come + 1), 0.05) if minutes else 0.0
-            trials.append(trial_data.run_trial(contender, title, best, share))
+        remaining.begin(statistics.median(trial.seconds for trial in trials) if trials else 0.0, after)
+        begun, ends = [trial.contender for trial in trials], list[Callable[[], Trial]]()
+        with side.bar("trials"):
+            for contender in kinds:
+                title = f"trial {len(begun) + 1} of {len(trials) + to_come}, {contender.name}"
+                share = max(left / rounds, 0.05) if minutes else 0.0
+                work = partial(trial_data.run_trial, contender, title, tuple(begun), share)
+                ends.append(side.start(work, title))
+                begun.append(contender)
+            trials.extend([end() for end in ends])
 
-    run_trials(list(fitting), len(_NGRAM_WEIGHTS) - 1)  # the nearest weight is not a variation
+    def run_waves(kinds: Sequence[Contender], further: int) -> None:
+        """Try contenders side by side or, since time may run out in between, in a row."""
+        size = len(kinds) if side.count > 1 else 1
+        for start in range(0, len(kinds), size):
+            run_trials(kinds[start : start + size], further + len(kinds) - start - size)
+
+    run_waves(list(fitting), len(_NGRAM_WEIGHTS) - 1)  # the nearest weight is not a variation
     best = best_trial(trials).contender
     weight = _resolve(data, best, rows, overrides).recipe.encoder.model_dump().get("ngram_weight", 1.0)
-    run_trials(variations(best, weight), 0)
+    run_waves(variations(best, weight), 0)
     chosen = best_trial(trials)
     say(f"chosen: {chosen.contender.name}")
     if minutes and len(trials) == 1:
@@ -604,28 +675,50 @@ def _choose(
     return report, chosen.contender, full
 
 
-def _train_second(
+def _train_finalists(
     data: str,
     run: str,
-    first: Finalist,
+    recipe: Recipe,
     chosen: Contender,
     survey: Survey,
     overrides: Sequence[str],
     report: dict[str, Any],
-    train_in: Callable[[str, Recipe, int], Finalist],
+    train_in: Callable[..., Callable[[], Finalist]],
+    side: Calls,
 ) -> Finalist:
-    """Train a second finalist beside the `first`, if there is one; return the winner, and say and report why it won."""
-    name, second = propose_second(chosen, first, survey)
+    """Train `recipe` and a second finalist, if there is one; return the winner, and say and report why it won."""
+    places, name, second = [join(run, FINALISTS_FOLDER, number) for number in "12"], "", chosen
+
+    def begin_second(peaked_first: bool) -> Callable[[], Finalist] | None:
+        nonlocal name, second
+        name, second = propose_second(chosen, recipe, survey, peaked_first)
+        try:
+            limited = second.changed(f"train.minutes={recipe.train.minutes}")
+            other = _resolve(data, limited, survey.facts.queries, overrides).recipe
+        except InputError as error:
+            name, other = str(error), recipe
+        if other == recipe:
+            say(f"no second finalist: {name}")
+            return None
+        say(f"second finalist, {name}: {second.recipe} with {', '.join(second.changes)}")
+        quiet = {"metrics": None} if side.count > 1 else {}  # the port is the first one's
+        return side.start(train_in(places[1], other, 0, title="finalist 2", **quiet), "finalist 2", 2)
+
+    train_first = side.start(train_in(places[0], recipe, int(side.count == 1), title="finalist 1"), "finalist 1", 2)
+    train_second = begin_second(False) if side.count > 1 else None
+    with side.bar("first finalist" if train_second is None else "finalists"):
+        first = train_first()
     if first.peaked_first:
         say("odd: the first epoch was the best, by more than chance: its rates are too high, or it fits too much")
+        side.end()
+        storage.remove(places[1], recursive=True)
+    if first.peaked_first or side.count == 1:
+        train_second = begin_second(first.peaked_first)
+    if train_second is None:
+        return first
     try:
-        limited = second.changed(f"train.minutes={first.recipe.train.minutes}")
-        recipe = _resolve(data, limited, survey.facts.queries, overrides).recipe
-        if recipe == first.recipe:
-            say(f"no second finalist: {name}")
-            return first
-        say(f"second finalist, {name}: {second.recipe} with {', '.join(second.changes)}")
-        other = train_in(join(run, FINALISTS_FOLDER, "2"), recipe, 0)
+        with side.bar("second finalist"):
+            other = train_second()
     except (DivergedError, InputError) as error:
         say(f"the second finalist failed, so the first is the final run: {error}")
         return first

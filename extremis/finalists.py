@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from extremis.console import show_activity
+from extremis.console import say, show_activity
 from extremis.supervisor import train
 from schemas import storage
 from schemas.layout import RUN_FILE, RunLayout, epoch_folder, list_numbers
-from schemas.owners import Claim
+from schemas.owners import claimed
 from scoring.fitting import fit_fusion
 from scoring.linear import LinearRanker
 from scoring.options import FitOptions
@@ -66,7 +66,6 @@ def train_finalist(
     data: str,
     place: str,
     recipe: Recipe,
-    claim: Claim,
     ranker: LinearRanker | None,
     seconds: float,
     fits: bool = True,
@@ -84,21 +83,22 @@ def train_finalist(
         scored.extend([report.scored] if report.scored else [])
         return True
 
-    outcome: dict[str, Any] = {"epochs": [], "table_versions": {}}
-    if not storage.exists(layout.finished):  # the newest checkpoint of a finished run may be gone
-        outcome = train(data, place, recipe, should_continue=keep, **process)
-    best = best_step(layout)
-    claim.require()
-    storage.remove(layout.dumps, recursive=True)  # a finished run needs neither dumps nor older tables
-    drop_old_checkpoints(layout, 0, best)
-    for older in list_numbers(layout.negatives_root)[:-1]:
-        storage.remove(epoch_folder(layout.negatives_root, older), recursive=True)
-    facts, judged = dict[str, Any](), dict[str, Metrics]()
-    if fits:
-        show_activity("learning the weights of the scores")
-        to_fit = FitOptions(step=best, device=recipe.train.device)
-        manifest, judged = fit_fusion(data, place, to_fit, ranker=ranker, seconds=seconds)
-        facts = manifest.parameters
+    with claimed(place, "trained", say) as claim:
+        outcome: dict[str, Any] = {"epochs": [], "table_versions": {}}
+        if not storage.exists(layout.finished):  # the newest checkpoint of a finished run may be gone
+            outcome = train(data, place, recipe, should_continue=keep, **process)
+        best = best_step(layout)
+        claim.require()
+        storage.remove(layout.dumps, recursive=True)  # a finished run needs neither dumps nor older tables
+        drop_old_checkpoints(layout, 0, best)
+        for older in list_numbers(layout.negatives_root)[:-1]:
+            storage.remove(epoch_folder(layout.negatives_root, older), recursive=True)
+        facts, judged = dict[str, Any](), dict[str, Metrics]()
+        if fits:
+            show_activity("learning the weights of the scores")
+            to_fit = FitOptions(step=best, device=recipe.train.device)
+            manifest, judged = fit_fusion(data, place, to_fit, ranker=ranker, seconds=seconds)
+            facts = manifest.parameters
     return Finalist(place, recipe, outcome, facts, judged, peaked_first(scored, recipe.validation.metric))
 
 

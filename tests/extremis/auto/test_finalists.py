@@ -1,17 +1,23 @@
 """Which of two finalists becomes the final run, and how its files get there."""
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from extremis.auto import Contender, _limit_training, contenders, propose_second
+from extremis.auto import Contender, Survey, _limit_training, _train_finalists, contenders, propose_second
 from extremis.finalists import Finalist, move_run, peaked_first
 from schemas.ragged import Ragged
+from tests.builders import build_data
 from tests.extremis.auto.test_trials import survey
 from trainer.evaluation.metrics import Metrics
 from trainer.methods.recipe import Recipe
+from trainer.recipe_files import load_recipe
 
 
 def judged(found: np.ndarray) -> Metrics:
@@ -83,7 +89,7 @@ def test_the_second_one_is_decoupled_softmax_where_labels_have_texts() -> None:
     first, texts = finalist(judged(found(9))), survey()
     none = replace(texts, texts=0.0)
     chosen = Contender("astra", ("data.label_texts=true", "negatives.hard=0", "encoder.ngram_weight=0.4"))
-    _, second = propose_second(chosen, first, texts)
+    _, second = propose_second(chosen, first.recipe, texts)
     margin = "negatives.hard_margin=2.303"
     assert (second.recipe, second.changes[:2], second.changes[-1]) == (
         "decoupled",
@@ -91,15 +97,35 @@ def test_the_second_one_is_decoupled_softmax_where_labels_have_texts() -> None:
         margin,
     )
     assert "negatives.hard=20" in second.changes
-    _, second = propose_second(chosen, first, none)
+    _, second = propose_second(chosen, first.recipe, none)
     assert second == chosen.changed("encoder.dropout=0.3", *second.changes[4:])
     fresh = replace(first, recipe=Recipe.model_validate({"negatives": {"hard": 100}}))  # where it finds them now
-    assert propose_second(chosen, fresh, none)[1] == chosen.changed("encoder.dropout=0.3", margin)
+    assert propose_second(chosen, fresh.recipe, none)[1] == chosen.changed("encoder.dropout=0.3", margin)
     dual = next(each for each in contenders(survey()) if each.is_dual_encoder)
-    assert propose_second(dual, first, texts)[1] == dual
-    peak = replace(first, recipe=Recipe.model_validate({"encoder": {"lr": 0.5}}), peaked_first=True)
+    assert propose_second(dual, first.recipe, texts)[1] == dual
+    peak = Recipe.model_validate({"encoder": {"lr": 0.5}})
     halved = ("encoder.lr=0.25", "encoder.dense_lr=0.0005", "classifier.lr=0.05")
-    assert propose_second(chosen, peak, texts)[1] == chosen.changed(*halved)
+    assert propose_second(chosen, peak, texts, peaked_first=True)[1] == chosen.changed(*halved)
+
+
+@pytest.mark.parametrize(("peaked", "count"), [(False, 1), (True, 1), (False, 2), (True, 2)])
+def test_finalists_are_the_same_side_by_side_and_in_a_row(tmp_path: Path, peaked: bool, count: int) -> None:
+    data = build_data(str(tmp_path / "data"), rows={"train": 60}, labels=30, most_positives=2).layout
+    recipe, trained = load_recipe("renee", ["encoder.lr=0.5"]), list[tuple[str, Recipe]]()
+
+    def train_in(place: str, recipe: Recipe, later: int, **_: Any) -> Callable[[], Finalist]:
+        trained.append((Path(place).name, recipe))
+        first = replace(finalist(judged(found(100))), place=place, peaked_first=peaked)
+        return lambda: first
+
+    side = SimpleNamespace(count=count, start=lambda work, *_: work, bar=lambda _: contextlib.nullcontext())
+    side.end = lambda: trained.__delitem__(slice(1, None))
+    report: dict[str, Any] = {"finalists": []}
+    given = recipe, Contender("renee"), Survey.of(data), (), report
+    first = _train_finalists(data.root, str(tmp_path), *given, train_in, side)  # type: ignore[arg-type]
+    assert Path(first.place).name == "1"
+    (_, _), (place, second) = trained
+    assert (place, second.encoder.model_dump()["lr"] == 0.25) == ("2", peaked)
 
 
 def test_a_move_leaves_no_run_before_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

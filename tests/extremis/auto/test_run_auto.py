@@ -1,7 +1,10 @@
 """`extremis run auto` by the command line, on data that trains in a moment: what it leaves, resumes and refuses."""
 
+import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,9 +20,9 @@ from schemas.manifest import open_manifest
 from schemas.storage import read_json
 from tests.bert import write_bert
 from tests.command import Done, call, refused
-from tests.forks import start
 from tests.owners import held_elsewhere
 from tests.pipelines.raw import write_tiny
+from tests.processes import wait_until_gone
 from trainer.evaluation.evaluate import HOLDOUT, open_split
 from trainer.methods.settling import NOMINAL, settle
 from trainer.recipe_files import load_config, load_recipe, read_recipe, validate
@@ -187,15 +190,20 @@ def test_training_goes_on_with_the_recipe_that_was_chosen(data: Path, run: Path,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seen", ["trials/*/finished.json", "finalists/1/finished.json", "finalists/2/config.toml"])
-def test_it_goes_on_after_a_kill(data: Path, ran: Done, folder: Path, seen: str) -> None:
-    run = folder / f"killed-{seen.replace('/', '-')}"
-    process = start(folder / f"output-{run.name}", "run", "auto", data, run, *OVERRIDES)
+@pytest.mark.parametrize("threads", ["1", "2"])  # in a row, and side by side
+def test_it_goes_on_after_a_kill(data: Path, ran: Done, folder: Path, seen: str, threads: str) -> None:
+    run = folder / f"killed-{seen.replace('/', '-')}-{threads}"
+    command, env = (
+        [sys.executable, "-m", "extremis", "run", "auto", data, run, *OVERRIDES],
+        {"OMP_NUM_THREADS": threads},
+    )
+    process = subprocess.Popen(command, env={**os.environ, **env}, stderr=subprocess.DEVNULL, start_new_session=True)
     until = time.monotonic() + 120
-    while process.is_alive() and time.monotonic() < until and not [*run.glob(seen)]:
+    while process.poll() is None and time.monotonic() < until and not [*run.glob(seen)]:
         time.sleep(0.02)
     process.kill()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    assert process.wait() == -signal.SIGKILL
+    wait_until_gone(process.pid)
     left = sorted(path.name for path in run.iterdir())
     assert {name for name in left if not name.startswith(".")} <= {"run.log", "trials", "finalists"}
     done = call("run", "auto", data, run, *OVERRIDES, "--resume", "--json")
