@@ -1,4 +1,4 @@
-"""What a person or a caller waits for: an answer, a service, a command, `auto`; also in another checkout and other tools.
+"""What a person or a caller waits for: an answer, a service, a command, `auto`; beside a checkout, and other tools.
 
     python -m benchmarks.waits [--quick] [--export EXPORT] [--before CHECKOUT] [--peers PYTHON] [--raw RAW]
 

@@ -14,7 +14,6 @@ import importlib.util
 import json
 import os
 import re
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
