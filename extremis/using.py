@@ -588,16 +588,15 @@ def serve(
       curl localhost:8000/predict -d '{"texts": ["a ship in a storm"], "k": 5}'
     """
     try:
-        from extremis import service
+        from extremis.service import Limits, Service, run
     except ImportError as error:
         raise missing_extra(f"a service needs {error.name}", "http") from None
 
-    limits = service.Limits(max_k, max_texts, max_chars, int(max_body))
-    opened = functools.partial(load, fspath(export), exact=exact, threads=threads, embedder=embedder, allow=allow)
-    serving = service.Service(opened, None if token_file is None else fspath(token_file))
-    requests = service.run(serving, limits, host, port, poll, grace)
+    open_model = functools.partial(load, export, exact=exact, threads=threads, embedder=embedder, allow=allow)
+    service = Service(open_model, None if token_file is None else fspath(token_file))
+    requests = run(service, Limits(max_k, max_texts, max_chars, int(max_body)), host, port, poll, grace)
     say(f"{requests:,} requests were answered")
-    return ServeResult(export=serving.model.url, requests=requests)
+    return ServeResult(export=service.model.url, requests=requests)
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
