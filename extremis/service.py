@@ -147,11 +147,10 @@ class Service:
 
     def compile(self) -> None:
         """Compile the model's path for single texts in the background, while NumPy answers."""
-        if hasattr(self.model, "compile"):
-            threading.Thread(target=self._compile, args=[self.model], daemon=True).start()
+        threading.Thread(target=self._compile, args=[self.model], daemon=True).start()
 
     def _compile(self, model: Model) -> None:
-        if not model.compile():
+        if not (hasattr(model, "compile") and model.compile()):
             return
         texts = model.labels.texts[:_TIMED]
         moments = [time.perf_counter()]

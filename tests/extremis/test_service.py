@@ -96,18 +96,21 @@ def folder(exports: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(exports, tmp_path / "exports"))
 
 
-def facts(label: dict[str, Any]) -> list[Any]:
-    return [label["key"], label["text"], pytest.approx(label["score"], rel=1e-6), label["probability"]]
-
-
 def expected(model: extremis.Model, question: dict[str, Any]) -> list[Any]:
     found = model.predict(question["texts"], k=question["k"], filter=question.get("filter", ()))
-    return [[each.known_tokens, each.none_of_these, [facts(vars(of)) for of in each.labels]] for each in found]
+    return [
+        [each.known_tokens, each.none_of_these, [(of.key, of.text, of.score, of.probability) for of in each.labels]]
+        for each in found
+    ]
 
 
 def answered(answer: dict[str, Any]) -> list[Any]:
     return [
-        [each["known_tokens"], each["none_of_these"], [facts(label) for label in each["labels"]]]
+        [
+            each["known_tokens"],
+            each["none_of_these"],
+            [tuple(label[name] for name in ("key", "text", "score", "probability")) for label in each["labels"]],
+        ]
         for each in answer["predictions"]
     ]
 
@@ -119,7 +122,7 @@ def test_a_text_has_the_same_answer_alone_in_a_batch_from_the_command_line_and_o
     keys = [label.key for label in model.predict(TEXTS[0], k=3)[0].labels]
     questions = [
         {"texts": TEXTS[n % 3 : n % 3 + 1 + n % 4], "k": 1 + n % 7, "filter": keys[: n % 3], "explain": n % 5 == 0}
-        for n in range(60)
+        for n in range(40)
     ]
     with serving(exports, tmp_path / "log", "--threads", "1") as service, ThreadPoolExecutor(20) as pool:
         for question, (status, answer) in zip(questions, pool.map(service.ask, questions), strict=True):
@@ -132,7 +135,7 @@ def test_a_text_has_the_same_answer_alone_in_a_batch_from_the_command_line_and_o
                     assert ("explanation" in label) == question["explain"]
                     if question["explain"]:
                         assert label["explanation"]["score"] == pytest.approx(label["score"], abs=1e-4)
-        assert service.count(200) == 60
+        assert service.count(200) == 40
         assert service.ask(path="/health") == (200, {"status": "ok"})
         assert service.ask(path="/ready") == (200, {"export": model.url, "problem": ""})
         (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
@@ -265,7 +268,7 @@ def head(body: bytes, length: int | None = None) -> bytes:
 
 
 def test_clients_that_are_slow_or_gone_cost_the_others_nothing(exports: Path, tmp_path: Path) -> None:
-    many = json.dumps({"texts": ["a ship"] * 1000, "k": 100, "explain": True}).encode()
+    many = json.dumps({"texts": ["a ship"] * 300, "k": 100, "explain": True}).encode()
     large = json.dumps({"texts": TEXTS * 50, "k": 100}).encode()
     with serving(exports, tmp_path / "log") as service, contextlib.ExitStack() as stack:
         writers = [service.connect(head(b'{"te', 100)) for _ in range(20)]
