@@ -254,7 +254,7 @@ def test_requests_at_work_are_answered_before_the_end(exports: Path, tmp_path: P
     asked = {"texts": TEXTS * 2, "k": 2, "explain": True}
     with serving(exports, tmp_path / "log") as service, ThreadPoolExecutor(4) as pool:
         asking = [pool.submit(service.ask, asked) for _ in range(4)]
-        service.wait_until(lambda: "extremis_batch_texts_count 0.0" not in service.ask(path="/metrics")[1])
+        service.wait_until(lambda: "extremis_batch_texts_sum 48.0\n" in service.ask(path="/metrics")[1])
         service.process.send_signal(number)
         answers = [each.result(60) for each in asking]
         assert [(status, len(answer["predictions"])) for status, answer in answers] == [(200, 12)] * 4
