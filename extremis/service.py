@@ -33,7 +33,7 @@ from scoring.predict import Model
 from scoring.predict import Prediction as Predicted
 
 TEXTS_A_BATCH = 256
-_TIMED = 32  # texts that are predicted together and one by one, to find out which takes longer
+_SIZES = 2, 4, 8, 16, 32  # of batches that are compared with single texts
 CONCURRENT = 1000  # requests at a time; more get 503
 GONE = 499  # status in the metrics of requests whose client has gone
 
@@ -124,7 +124,7 @@ class Service:
         self.model = self._load()
         self._waiting: dict[tuple[int, int], deque[Job]] = {}
         self._work: asyncio.Task[None] | None = None
-        self._fast_alone: Model | None = None  # answers texts one by one in less time than in a batch
+        self._least = 1  # texts that a batch answers in less time than one by one
         self._predicting, self._explaining = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
 
     def _read_tokens(self) -> list[bytes]:
@@ -152,18 +152,17 @@ class Service:
     def _compile(self, model: Model) -> None:
         if not (hasattr(model, "compile") and model.compile()):
             return
-        texts = model.labels.texts[:_TIMED]
-        moments = [time.perf_counter()]
-        for question in (texts, *([text] for text in texts)):
-            model.predict(question)
-            moments.append(time.perf_counter())
-        if moments[-1] - moments[1] < moments[1] - moments[0]:
-            self._fast_alone = model
+        say(f"{model.url}: single texts are answered by compiled loops")
+        texts = model.labels.texts[: _SIZES[-1]]
+        alone = sum(_seconds(model, [text]) for text in texts) / len(texts)
+        least = next((size for size in _SIZES if _seconds(model, texts[:size]) < size * alone), TEXTS_A_BATCH)
+        if model is self.model:
+            self._least = least
 
     async def reload(self) -> bool:
         """Switch to the current export; print a line, once per error, if the export cannot be opened."""
         try:
-            self.model = await asyncio.to_thread(self._load)
+            self.model, self._least = await asyncio.to_thread(self._load), 1
         except Exception as error:
             self.measures.failures.inc()
             if str(error) != self.problem:
@@ -223,8 +222,9 @@ class Service:
         while self._waiting:
             alike = next(iter(self._waiting))
             waiting = self._waiting.pop(alike)
+            is_batch = sum(len(job.question.texts) for job in waiting) >= self._least
             jobs, texts = list[Job](), 0
-            while waiting and texts < (1 if self._fast_alone is self.model else TEXTS_A_BATCH):
+            while waiting and texts < (TEXTS_A_BATCH if is_batch else 1):
                 job = waiting.popleft()
                 if job.is_gone():
                     job.settle(ClientDisconnect())
@@ -243,6 +243,12 @@ class Service:
             for job, outcome in zip(jobs, outcomes, strict=True):
                 job.settle(outcome)
         self._work = None
+
+
+def _seconds(model: Model, texts: Sequence[str]) -> float:
+    began = time.perf_counter()
+    model.predict(texts)
+    return time.perf_counter() - began
 
 
 def _predict(model: Model, jobs: Sequence[Job]) -> "list[tuple[Model, Sequence[Predicted]] | Exception]":
