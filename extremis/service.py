@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -21,7 +20,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, Counter, Histogram, generate_latest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -33,18 +32,16 @@ from scoring.predict import Model
 from scoring.predict import Prediction as Predicted
 
 TEXTS_A_BATCH = 256
-_SIZES = 2, 4, 8, 16, 32  # of batches that are compared with single texts
 CONCURRENT = 1000  # requests at a time; more get 503
 GONE = 499  # status in the metrics of requests whose client has gone
 
-
-class Limits(NamedTuple):
-    """Limits of a request: labels of a text, texts, characters of a text, bytes."""
-
-    k: int
-    texts: int
-    chars: int
-    body: int
+# Metrics for Prometheus, beside those of the process.
+_BUCKETS = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+REQUESTS = Counter("extremis_requests", "questions, by status", ["status"])
+SECONDS = Histogram("extremis_request_seconds", "from a question to its answer", buckets=_BUCKETS)
+BATCHES = Histogram("extremis_batch_texts", "texts that were answered at once", buckets=(1, 4, 16, 64, 256, 1024))
+SWITCHES = Counter("extremis_switches", "exports that became the current one")
+FAILURES = Counter("extremis_failures", "exports that could not be opened, or broke")
 
 
 class Label(BaseModel):
@@ -71,11 +68,15 @@ class Failure(BaseModel):
 
 
 class Job(NamedTuple):
-    """A question, the next message of its client, and the future of its answer."""
+    """A question, the next message of its client, and the future of its answer.
+
+    `kind`: how many labels it asks for and leaves out. Both widen a search, so that only one kind is answered together.
+    """
 
     question: Any
     receive: Receive
     answer: "asyncio.Future[tuple[Model, Sequence[Predicted]]]"
+    kind: tuple[int, int]
 
     def is_gone(self) -> bool:
         """Return whether the client has gone: after a body, only the end of the connection is a message."""
@@ -87,57 +88,27 @@ class Job(NamedTuple):
         message.close()
         return False
 
-    def settle(self, outcome: "tuple[Model, Sequence[Predicted]] | Exception") -> None:
-        if self.answer.done():  # cancelled at the end of the service
-            return
-        if isinstance(outcome, Exception):
-            self.answer.set_exception(outcome)
-        else:
-            self.answer.set_result(outcome)
-
-
-class Measures:
-    """Metrics for Prometheus."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        to: Any = {"registry": self.registry}
-        seconds = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
-        self.requests = Counter("extremis_requests", "questions, by status", ["status"], **to)
-        self.seconds = Histogram(
-            "extremis_request_seconds", "from a question's body to its answer", buckets=seconds, **to
-        )
-        self.batch = Histogram(
-            "extremis_batch_texts", "texts that were answered at once", buckets=(1, 4, 16, 64, 256, 1024), **to
-        )
-        self.switches = Counter("extremis_switches", "exports that became the current one", **to)
-        self.failures = Counter("extremis_failures", "exports that could not be opened, or broke", **to)
-
 
 class Service:
     """The current model, and the questions that wait for it. One thread predicts, and another one explains."""
 
     def __init__(self, open_model: Callable[[], Model], token_file: str | None) -> None:
-        self._open, self._token_file, self.measures = open_model, token_file, Measures()
+        self._open, self._token_file = open_model, token_file
         self.tokens = self._read_tokens()
         self.problem, self.broken = "", False
         self.model = self._load()
-        self._waiting: dict[tuple[int, int], deque[Job]] = {}
+        self._waiting = list[Job]()
         self._work: asyncio.Task[None] | None = None
-        self._least = 1  # texts that a batch answers in less time than one by one
         self._predicting, self._explaining = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
 
     def _read_tokens(self) -> list[bytes]:
         """Return the tokens of callers, of which the file has one a line; [] without a file. Raises ExtremisError."""
         if self._token_file is None:
             return []
-        try:
-            tokens = storage.read_bytes(self._token_file).split()
-        except FileNotFoundError:
-            tokens = []
-        if not tokens:
-            raise InputError(parameter="token_file", got=self._token_file, expected="a file with a token on each line")
-        return tokens
+        with contextlib.suppress(FileNotFoundError):
+            if tokens := storage.read_bytes(self._token_file).split():
+                return tokens
+        raise InputError(parameter="token_file", got=self._token_file, expected="a file with a token on each line")
 
     def _load(self) -> Model:
         """Open the current export, and predict once, because some parts are loaded with the first text."""
@@ -147,44 +118,38 @@ class Service:
 
     def compile(self) -> None:
         """Compile the model's path for single texts in the background, while NumPy answers."""
-        threading.Thread(target=self._compile, args=[self.model], daemon=True).start()
 
-    def _compile(self, model: Model) -> None:
-        if not (hasattr(model, "compile") and model.compile()):
-            return
-        say(f"{model.url}: single texts are answered by compiled loops")
-        texts = model.labels.texts[: _SIZES[-1]]
-        alone = sum(_seconds(model, [text]) for text in texts) / len(texts)
-        least = next((size for size in _SIZES if _seconds(model, texts[:size]) < size * alone), TEXTS_A_BATCH)
-        if model is self.model:
-            self._least = least
+        def work(model: Model) -> None:
+            if hasattr(model, "compile") and model.compile():
+                say(f"{model.url}: single texts are answered by compiled loops")
+
+        threading.Thread(target=work, args=[self.model], daemon=True).start()
 
     async def reload(self) -> bool:
         """Switch to the current export; print a line, once per error, if the export cannot be opened."""
         try:
-            self.model, self._least = await asyncio.to_thread(self._load), 1
+            self.model = await asyncio.to_thread(self._load)
         except Exception as error:
-            self.measures.failures.inc()
+            FAILURES.inc()
             if str(error) != self.problem:
                 self.problem = str(error)
                 say(f"keeps serving {self.model.url}: {error}", "warning")
             return False
         self.problem, self.broken = "", False
-        self.measures.switches.inc()
+        SWITCHES.inc()
         say(f"serving {self.model.url}")
         self.compile()
         return True
 
     async def follow(self, poll: float) -> None:
         """Check every `poll` seconds for other tokens, and for another current export. A batch keeps its model."""
-        problem = ""
+        told = ""
         while True:
             await asyncio.sleep(poll)
             try:
-                self.tokens, problem = await asyncio.to_thread(self._read_tokens), ""
+                self.tokens, told = await asyncio.to_thread(self._read_tokens), ""
             except ExtremisError as error:
-                if str(error) != problem:
-                    problem = str(error)
+                if told != (told := str(error)):
                     say(f"keeps the earlier tokens: {error}", "warning")
             try:
                 is_current = await asyncio.to_thread(lambda: self.model.is_current)
@@ -196,9 +161,9 @@ class Service:
     async def answer(self, question: Any, receive: Receive) -> bytes:
         """Return the JSON of an answer. Raises ClientDisconnect, ExtremisError."""
         loop = asyncio.get_running_loop()
-        job = Job(question, receive, loop.create_future())
-        self._waiting.setdefault((question.k, len(question.filter)), deque()).append(job)
-        if self._work is None:
+        job = Job(question, receive, loop.create_future(), (question.k, len(question.filter)))
+        self._waiting.append(job)
+        if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._answer_batches())
         model, predictions = await job.answer
         listed = []
@@ -208,47 +173,38 @@ class Service:
                 if job.is_gone():
                     raise ClientDisconnect
                 labels = await loop.run_in_executor(self._explaining, _explain, model, text, labels)
-            of = {"known_tokens": each.known_tokens, "none_of_these": each.none_of_these}
-            listed.append({**of, "labels": labels})
+            of = {"known_tokens": each.known_tokens, "none_of_these": each.none_of_these, "labels": labels}
+            listed.append(of)
         return orjson.dumps({"export": model.url, "predictions": listed})
 
     async def _answer_batches(self) -> None:
-        """Answer the questions that wait, until none waits: what arrives during a batch is the next batch.
-
-        Questions of a batch ask for equally many labels and leave out equally many: both widen the search, so that
-        answers would depend on the other questions.
-        """
+        """Answer the questions that wait, until none waits: what arrives during a batch is the next batch."""
         loop = asyncio.get_running_loop()
         while self._waiting:
-            alike = next(iter(self._waiting))
-            waiting = self._waiting.pop(alike)
-            is_batch = sum(len(job.question.texts) for job in waiting) >= self._least
-            jobs, texts = list[Job](), 0
-            while waiting and texts < (TEXTS_A_BATCH if is_batch else 1):
-                job = waiting.popleft()
+            jobs, others, texts = list[Job](), list[Job](), 0
+            for job in self._waiting:
                 if job.is_gone():
-                    job.settle(ClientDisconnect())
-                else:
+                    job.answer.cancel()
+                elif texts < TEXTS_A_BATCH and job.kind == (jobs or [job])[0].kind:
                     jobs.append(job)
                     texts += len(job.question.texts)
-            if waiting:
-                self._waiting[alike] = waiting  # after other kinds of questions
+                else:
+                    others.append(job)
+            self._waiting = others
             if not jobs:
                 continue
-            self.measures.batch.observe(texts)
+            BATCHES.observe(texts)
             outcomes = await loop.run_in_executor(self._predicting, _predict, self.model, jobs)
             if any(isinstance(outcome, TableError) for outcome in outcomes):  # files were written over
                 self.broken = not await self.reload()
                 outcomes = await loop.run_in_executor(self._predicting, _predict, self.model, jobs)
             for job, outcome in zip(jobs, outcomes, strict=True):
-                job.settle(outcome)
-        self._work = None
-
-
-def _seconds(model: Model, texts: Sequence[str]) -> float:
-    began = time.perf_counter()
-    model.predict(texts)
-    return time.perf_counter() - began
+                if job.answer.done():  # cancelled, because the service ends
+                    continue
+                if isinstance(outcome, Exception):
+                    job.answer.set_exception(outcome)
+                else:
+                    job.answer.set_result(outcome)
 
 
 def _predict(model: Model, jobs: Sequence[Job]) -> "list[tuple[Model, Sequence[Predicted]] | Exception]":
@@ -267,16 +223,16 @@ def _explain(model: Model, text: str, labels: Sequence[Any]) -> list[dict[str, A
     return [{**asdict(label), "explanation": asdict(model.explain(text, label.key))} for label in labels]
 
 
-def make_app(service: Service, limits: Limits, lifespan: Any) -> ASGIApp:
+def make_app(service: Service, poll: float, max_k: int, max_texts: int, max_chars: int, max_body: int) -> ASGIApp:
     """Return the app with its routes. Only /predict needs a token: probes and collectors of metrics have none."""
-    text, key = (Annotated[str, Field(max_length=most)] for most in (limits.chars, 1000))
+    text, key = (Annotated[str, Field(max_length=most)] for most in (max_chars, 1000))
 
     class Question(BaseModel):
         model_config = ConfigDict(
             extra="forbid", json_schema_extra={"example": {"texts": ["a ship in a storm"], "k": 5, "explain": False}}
         )
-        texts: Annotated[list[text], Field(min_length=1, max_length=limits.texts)]  # type: ignore[valid-type]
-        k: Annotated[int, Field(ge=1, le=limits.k, description="labels of each text")] = 5
+        texts: Annotated[list[text], Field(min_length=1, max_length=max_texts)]  # type: ignore[valid-type]
+        k: Annotated[int, Field(ge=1, le=max_k, description="labels of each text")] = 5
         filter: Annotated[list[key], Field(max_length=1000, description="keys of labels to leave out")] = []  # type: ignore[valid-type]
         explain: Annotated[bool, Field(description="explain the terms of each score")] = False
 
@@ -289,14 +245,21 @@ def make_app(service: Service, limits: Limits, lifespan: Any) -> ASGIApp:
         body = bytearray()
         async for piece in request.stream():
             body += piece
-            if len(body) > limits.body:
-                raise HTTPException(413, f"the body has more than {limits.body:,} bytes")
+            if len(body) > max_body:
+                raise HTTPException(413, f"the body has more than {max_body:,} bytes")
         try:
             return Question.model_validate_json(bytes(body))
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             place = ".".join(map(str, first["loc"]))
             raise HTTPException(422, f"{place}: {first['msg']}" if place else first["msg"]) from None
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        following = asyncio.create_task(service.follow(poll))
+        service.compile()
+        yield
+        following.cancel()
 
     pages: FastAPI = FastAPIOffline(
         title="Extremis",
@@ -321,16 +284,16 @@ def make_app(service: Service, limits: Limits, lifespan: Any) -> ASGIApp:
             body = await service.answer(await read(request), request.receive)
         except HTTPException as error:
             status, detail = error.status_code, error.detail
-        except ClientDisconnect:
-            status = GONE
+        except (ClientDisconnect, asyncio.CancelledError):
+            status, detail = GONE, "the client has gone, or the service ends"
         except ExtremisError as error:
             of_the_export = isinstance(error, TableError) or not isinstance(error, InputError)
             status, detail = 503 if of_the_export else 422, str(error)
         except Exception as error:
             status, detail = 500, f"a fault of the service: {type(error).__name__}"
             say(traceback.format_exc(), "warning")
-        service.measures.requests.labels(status).inc()
-        service.measures.seconds.observe(time.perf_counter() - began)
+        REQUESTS.labels(status).inc()
+        SECONDS.observe(time.perf_counter() - began)
         if status == 200:
             return Response(body, media_type="application/json")
         return JSONResponse({"detail": detail}, status, {"WWW-Authenticate": "Bearer"} if status == 401 else None)
@@ -349,7 +312,7 @@ def make_app(service: Service, limits: Limits, lifespan: Any) -> ASGIApp:
 
     @pages.get("/metrics", include_in_schema=False)
     async def metrics() -> Response:
-        return Response(generate_latest(service.measures.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
     @pages.get("/", include_in_schema=False)
     async def root() -> Response:
@@ -365,7 +328,7 @@ def make_app(service: Service, limits: Limits, lifespan: Any) -> ASGIApp:
     return app
 
 
-def run(service: Service, limits: Limits, host: str, port: int, poll: float, grace: int) -> int:
+def run(service: Service, app: ASGIApp, host: str, port: int, grace: int) -> int:
     """Serve until SIGTERM or Ctrl-C, and answer what was asked before; return the number of answers.
 
     Raises InputError if the port cannot be opened.
@@ -375,28 +338,14 @@ def run(service: Service, limits: Limits, host: str, port: int, poll: float, gra
         listening = socket.create_server((host, port), family=family, backlog=CONCURRENT)
     except OSError as error:
         raise InputError(f"{option('port', port)}: cannot listen on {host}: {error}. Choose another port.") from None
-    place = f"[{host}]" if ":" in host else host
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        following = asyncio.create_task(service.follow(poll))
-        service.compile()
-        show_activity("")
-        say(f"serving {service.model.url} at http://{place}:{listening.getsockname()[1]}")
-        yield
-        following.cancel()
-
-    config = uvicorn.Config(
-        make_app(service, limits, lifespan),
-        log_level="warning",
-        access_log=False,
-        limit_concurrency=CONCURRENT,
-        timeout_graceful_shutdown=grace,
-    )
-    server = uvicorn.Server(config)
+    limits: Any = {"limit_concurrency": CONCURRENT, "timeout_graceful_shutdown": grace}
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, **limits))
     # uvicorn has handlers of its own while it serves, and raises their signals again at its end.
     before = {number: signal.signal(number, server.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
+        show_activity("")
+        place = f"[{host}]" if ":" in host else host
+        say(f"serving {service.model.url} at http://{place}:{listening.getsockname()[1]}")
         server.run([listening])
     finally:
         for number, handler in before.items():

@@ -533,14 +533,6 @@ def load(
     return prediction.Model(prediction.open_export(str(export), exact, threads, allow=allow), str(export), place, say)
 
 
-@dataclass(frozen=True, repr=False, kw_only=True)
-class ServeResult(Result):
-    """The number of answers of a service that has ended, and the export that it served last."""
-
-    export: str
-    requests: int
-
-
 @function
 def serve(
     export: Place,
@@ -559,18 +551,17 @@ def serve(
     max_chars: Positive = 20_000,
     max_body: Size = "4MiB",
     progress: Progress = True,
-) -> ServeResult:
-    """Serve EXPORT over HTTP, until SIGTERM or Ctrl-C: POST /predict, and a page to try it at /.
+) -> Result:
+    """Serve EXPORT over HTTP until SIGTERM or Ctrl-C: POST /predict, and a page to try it at /.
 
-    If EXPORT is a folder of exports, the service follows the current export (extremis export --current). A single
-    request is answered at once; requests that arrive meanwhile are answered together. Open requests are answered before
-    the service ends. Needs the extra http. See docs/export.md.
+    If EXPORT is a folder of exports, the service follows the current export (extremis export --current). Open requests
+    are answered before the service ends. Needs the extra http. See docs/export.md.
 
     Options:
         host: Address to listen on. 0.0.0.0: reachable from other machines.
         port: Port to listen on. 0: any free port, which a message names.
-        token_file: File of tokens, one a line. /predict then answers only callers that send one of them
-            (Authorization: Bearer TOKEN). The file may change while the service runs.
+        token_file: File of tokens, one a line, of which /predict requires one (Authorization: Bearer TOKEN). It may
+            change.
         poll: Seconds between checks for another current export, and for other tokens.
         grace: Seconds that open requests may take after SIGTERM or Ctrl-C.
         threads: Number of threads. Default: all cores.
@@ -588,15 +579,16 @@ def serve(
       curl localhost:8000/predict -d '{"texts": ["a ship in a storm"], "k": 5}'
     """
     try:
-        from extremis.service import Limits, Service, run
+        from extremis.service import Service, make_app, run
     except ImportError as error:
         raise missing_extra(f"a service needs {error.name}", "http") from None
 
     open_model = functools.partial(load, export, exact=exact, threads=threads, embedder=embedder, allow=allow)
     service = Service(open_model, None if token_file is None else fspath(token_file))
-    requests = run(service, Limits(max_k, max_texts, max_chars, int(max_body)), host, port, poll, grace)
+    app = make_app(service, poll, max_k, max_texts, max_chars, int(max_body))
+    requests = run(service, app, host, port, grace)
     say(f"{requests:,} requests were answered")
-    return ServeResult(export=service.model.url, requests=requests)
+    return Result(more={"export": service.model.url, "requests": requests})
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
