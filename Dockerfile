@@ -75,7 +75,7 @@ FROM base AS serve
 ARG EXTRAS=http,s3
 COPY setup.cfg constraints.txt images/requirements.py ./
 RUN python requirements.py "${EXTRAS}" >requirements.txt && pip install -c constraints.txt -r requirements.txt
-COPY images/health.py images/sbom.py examples/serve.py ./
+COPY images/health.py images/sbom.py ./
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     pip install --no-deps /wheels/*.whl && pip check && python sbom.py serve >sbom.cdx.json
 ARG VERSION=unknown
@@ -86,5 +86,5 @@ LABEL org.opencontainers.image.title="extremis-serve" org.opencontainers.image.l
 USER 1000
 WORKDIR /home/extremis
 EXPOSE 8000
-ENTRYPOINT ["tini", "--", "python", "/opt/extremis/serve.py", "--host", "0.0.0.0"]
+ENTRYPOINT ["tini", "--", "extremis", "serve", "--host", "0.0.0.0"]
 CMD ["--help"]

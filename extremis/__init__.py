@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # for type checkers; the code below loads the same names on f
     from extremis.using import load as load
     from extremis.using import predict as predict
     from extremis.using import report as report
+    from extremis.using import serve as serve
     from extremis.using import tuples as tuples
     from pipelines.options import ArrayOptions as ArrayOptions
     from pipelines.options import ClusterOptions as ClusterOptions
@@ -71,7 +72,7 @@ COMMANDS = {
         ("run", "train", "mine", "merge", "teach", "cluster", "recipes", "plan"), ("Train", "extremis.training")
     ),
     **dict.fromkeys(("evaluate", "report", "inspect", "ablate", "fuse"), ("Look", "extremis.using")),
-    **dict.fromkeys(("export", "predict", "tuples", "embed"), ("Use", "extremis.using")),
+    **dict.fromkeys(("export", "predict", "serve", "tuples", "embed"), ("Use", "extremis.using")),
     "demo": ("Try", "extremis.using"),
 }
 _MODULES = {

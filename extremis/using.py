@@ -1,10 +1,11 @@
-"""Functions on a trained run: evaluate, report, inspect, ablate, fuse, export, predict, tuples, embed, load, demo.
+"""Functions on a trained run: evaluate, report, inspect, ablate, fuse, export, predict, serve, tuples, embed, ….
 
 Heavy modules are imported when a function is called, so that help and a typo are quick.
 """
 
 import contextlib
 import dataclasses
+import functools
 import os
 import sys
 import tempfile
@@ -35,7 +36,7 @@ from extremis.function import (
 )
 from extremis.result import Grid, Result
 from pipelines.options import EmbedOptions, EmbedTextsOptions, Text
-from schemas.errors import InputError, option
+from schemas.errors import InputError, missing_extra, option
 from schemas.options import AnyDevice, Fields, Shown, whole_number
 from scoring.options import EvaluateOptions, ExportOptions, FitOptions, TupleOptions
 
@@ -530,6 +531,64 @@ def load(
     place = None if embedder is None else str(embedder)
     threads = None if threads is None else whole_number("threads", threads, 1)
     return prediction.Model(prediction.open_export(str(export), exact, threads, allow=allow), str(export), place, say)
+
+
+@function
+def serve(
+    export: Place,
+    *,
+    host: str = "127.0.0.1",
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000,
+    token_file: Annotated[Place, Shown("FILE")] | None = None,
+    poll: Annotated[float, Field(gt=0)] = 1.0,
+    grace: NotNegative = 25,
+    threads: Positive | None = None,
+    exact: bool = False,
+    embedder: Place | None = None,
+    allow: Names = (),
+    max_k: Positive = 100,
+    max_texts: Positive = 1000,
+    max_chars: Positive = 20_000,
+    max_body: Size = "4MiB",
+    progress: Progress = True,
+) -> Result:
+    """Serve EXPORT over HTTP until SIGTERM or Ctrl-C: POST /predict, and a page to try it at /.
+
+    If EXPORT is a folder of exports, the service follows the current export (extremis export --current). Open requests
+    are answered before the service ends. Needs the extra http. See docs/export.md.
+
+    Options:
+        host: Address to listen on. 0.0.0.0: reachable from other machines.
+        port: Port to listen on. 0: any free port, which a message names.
+        token_file: File of tokens, one a line, of which /predict requires one (Authorization: Bearer TOKEN). It may
+            change.
+        poll: Seconds between checks for another current export, and for other tokens.
+        grace: Seconds that open requests may take after SIGTERM or Ctrl-C.
+        threads: Number of threads. Default: all cores.
+        exact: Score every label, even if the export has an index.
+        embedder: Path or hub name of the model that computed DATA's dense vectors. Default: the name in the export.
+        allow: Scores from outside that EXPORT may import, as module:name.
+        max_k: Limit for the labels of a text.
+        max_texts: Limit for the texts of a request.
+        max_chars: Limit for the characters of a text.
+        max_body: Limit for the size of a request.
+
+    Examples:
+      extremis serve exports/
+      extremis serve s3://bucket/exports --host 0.0.0.0 --token-file /run/secrets/tokens
+      curl localhost:8000/predict -d '{"texts": ["a ship in a storm"], "k": 5}'
+    """
+    try:
+        from extremis.service import Service, make_app, run
+    except ImportError as error:
+        raise missing_extra(f"a service needs {error.name}", "http") from None
+
+    open_model = functools.partial(load, export, exact=exact, threads=threads, embedder=embedder, allow=allow)
+    service = Service(open_model, None if token_file is None else fspath(token_file))
+    app = make_app(service, poll, max_k, max_texts, max_chars, int(max_body))
+    requests = run(service, app, host, port, grace)
+    say(f"{requests:,} requests were answered")
+    return Result(more={"export": service.model.url, "requests": requests})
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

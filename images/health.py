@@ -1,10 +1,11 @@
 """The image's health check: status 0 when the container's program answers where it listens.
 
-A pool of workers listens (--worker_pool), a trainer with --metrics-port, and a service (serve.py); other programs are
-well while they run.
+A pool of workers listens (--worker_pool), a trainer with --metrics-port, and `extremis serve`; other programs are well
+while they run.
 `health.py PID` asks for another process than the container's first.
 """
 
+import itertools
 import socket
 import sys
 
@@ -17,7 +18,7 @@ def port_of(words: list[str]) -> int | None:
     options.update(word.split("=", 1) for word in words if word.startswith("--") and "=" in word)
     if "--worker_pool" in options:
         return int(options.get("--service_port", 50000))
-    if any(word.endswith("/serve.py") for word in words):
+    if any(word == "serve" and program.endswith("extremis") for program, word in itertools.pairwise(words)):
         return int(options.get("--port", 8000))
     return int(options.get("--metrics-port", 0)) or None
 

@@ -47,7 +47,7 @@ print(compile_module_from_src(source, "probe").__name__)
     [
         ("pipelines", ["extremis-worker"]),
         ("trainer", ["extremis"]),
-        ("serve", ["python", "/opt/extremis/serve.py", "--host", "0.0.0.0"]),
+        ("serve", ["extremis", "serve", "--host", "0.0.0.0"]),
     ],
 )
 def test_what_an_image_says_of_itself(request: pytest.FixtureRequest, target: str, program: list[str]) -> None:

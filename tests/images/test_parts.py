@@ -44,7 +44,7 @@ def test_the_list_of_parts_names_each_once() -> None:
         ["extremis-worker", "--worker_pool", "--service_port={port}"],
         ["extremis-worker", "--worker_pool", "--service_port", "{port}"],
         ["extremis", "train", "astra", "d", "r", "--metrics-port", "{port}"],
-        ["python", "/opt/extremis/serve.py", "--host", "0.0.0.0", "exports/", "--port", "{port}"],
+        ["tini", "--", "extremis", "serve", "--host", "0.0.0.0", "exports/", "--port", "{port}"],
     ],
 )
 def test_health_is_an_answer_where_a_program_listens(words: list[str]) -> None:

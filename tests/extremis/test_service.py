@@ -1,19 +1,21 @@
-"""examples/serve.py as a user starts it: a process at a port, asked, switched, stopped, and given nonsense."""
+"""`extremis serve` as a user starts it: a process at a port, asked, switched, stopped, and given nonsense."""
 
+import asyncio
 import contextlib
 import http.client
 import json
-import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,10 +23,9 @@ import pytest
 import extremis
 from scoring.export_versions import make_current
 from tests.browser import browser, console_messages, requests
-from tests.command import ROOT, environment
+from tests.command import call, command, environment, refused
 
 pytest.importorskip("fastapi_offline", reason="the service needs the extra `http`")
-PATH = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
 TEXTS = ["a ship in a storm", "a view of the sea", "", "portrait of a man with a horse", "☃", "trees by a river"]
 
 
@@ -48,23 +49,38 @@ class Service:
             time.sleep(0.05)
         raise AssertionError(self.log.read_text())
 
-    def ask(self, body: Any = None, path: str = "/predict") -> tuple[int, Any]:
+    def ask(self, body: Any = None, path: str = "/predict", token: str = "") -> tuple[int, Any]:
         """Return the status and the body of an answer; `body` is bytes, or an object to be sent as JSON."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         with contextlib.closing(connection):
             sent = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-            connection.request("GET" if sent is None else "POST", path, sent)
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            connection.request("GET" if sent is None else "POST", path, sent, headers)
             answer = connection.getresponse()
             content = answer.read()
             assert b"Traceback" not in content
             return answer.status, json.loads(content) if path != "/metrics" else content.decode()
 
+    def connect(self, sent: bytes, *, slow: bool = False) -> socket.socket:
+        """Send bytes over a connection that stays open; a `slow` one has room for little that it has not read."""
+        connection = socket.socket()
+        if slow:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", self.port))
+        connection.sendall(sent)
+        return connection
+
+    def count(self, status: int) -> int:
+        """Return the number of questions that had this status."""
+        found = re.search(rf'^extremis_requests_total{{status="{status}"}} (\S+)', self.ask(path="/metrics")[1], re.M)
+        return int(float(found[1])) if found else 0
+
 
 @contextlib.contextmanager
 def serving(place: Path, log: Path, *options: str) -> Iterator[Service]:
-    words = [sys.executable, str(ROOT / "examples" / "serve.py"), str(place), "--port", "0", "--poll", "0.1", *options]
+    words = command("serve", place, "--port", "0", "--poll", "0.1", *options)
     with log.open("w") as out:
-        process = subprocess.Popen(words, stderr=out, stdout=out, text=True, env=environment(PATH))
+        process = subprocess.Popen(words, stderr=out, stdout=out, text=True, env=environment())
     try:
         yield Service(process, log)
     finally:
@@ -83,7 +99,7 @@ def folder(exports: Path, tmp_path: Path) -> Path:
 def expected(model: extremis.Model, question: dict[str, Any]) -> list[Any]:
     found = model.predict(question["texts"], k=question["k"], filter=question.get("filter", ()))
     return [
-        [each.known_tokens, each.none_of_these, [(label.key, label.text, label.probability) for label in each.labels]]
+        [each.known_tokens, each.none_of_these, [(of.key, of.text, of.score, of.probability) for of in each.labels]]
         for each in found
     ]
 
@@ -93,38 +109,48 @@ def answered(answer: dict[str, Any]) -> list[Any]:
         [
             each["known_tokens"],
             each["none_of_these"],
-            [(label["key"], label["text"], label["probability"]) for label in each["labels"]],
+            [tuple(label[name] for name in ("key", "text", "score", "probability")) for label in each["labels"]],
         ]
         for each in answer["predictions"]
     ]
 
 
-def test_requests_that_are_answered_together_get_what_each_gets_alone(exports: Path, tmp_path: Path) -> None:
+def test_a_text_has_the_same_answer_alone_in_a_batch_from_the_command_line_and_over_http(
+    exports: Path, tmp_path: Path
+) -> None:
     model = extremis.load(exports, threads=1)
     keys = [label.key for label in model.predict(TEXTS[0], k=3)[0].labels]
     questions = [
         {"texts": TEXTS[n % 3 : n % 3 + 1 + n % 4], "k": 1 + n % 7, "filter": keys[: n % 3], "explain": n % 5 == 0}
-        for n in range(60)
+        for n in range(40)
     ]
-    with (
-        serving(exports, tmp_path / "log", "--wait", "20", "--threads", "1") as service,
-        ThreadPoolExecutor(20) as pool,
-    ):
+    with serving(exports, tmp_path / "log", "--threads", "1") as service, ThreadPoolExecutor(20) as pool:
         for question, (status, answer) in zip(questions, pool.map(service.ask, questions), strict=True):
             assert status == 200, answer
             assert answered(answer) == expected(model, question)
+            alone = [expected(model, {**question, "texts": [text]}) for text in question["texts"]]
+            assert answered(answer) == [of for (of,) in alone]
             for of in answer["predictions"]:
                 for label in of["labels"]:
                     assert ("explanation" in label) == question["explain"]
                     if question["explain"]:
                         assert label["explanation"]["score"] == pytest.approx(label["score"], abs=1e-4)
-        _, metrics = service.ask(path="/metrics")
-        batches = re.search(r"^extremis_batch_texts_count (\S+)", metrics, re.MULTILINE)
-        assert batches is not None
-        assert float(batches[1]) < len(questions)
-        assert 'extremis_requests_total{status="200"} 60.0' in metrics
+        assert service.count(200) == 40
         assert service.ask(path="/health") == (200, {"status": "ok"})
         assert service.ask(path="/ready") == (200, {"export": model.url, "problem": ""})
+        (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+        assert call("predict", exports, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--k", "4").status == 0
+        _, answer = service.ask({"texts": TEXTS, "k": 4})
+        if hasattr(model, "compile"):
+            service.wait_for("single texts are answered by compiled loops")
+        singles = [service.ask({"texts": [text], "k": 4})[1]["predictions"] for text in TEXTS]
+        assert [of for (of,) in singles] == answer["predictions"]
+    for line, of in zip((tmp_path / "out.jsonl").read_text().splitlines(), answer["predictions"], strict=True):
+        row, columns = json.loads(line), ("labels", "texts", "scores", "probabilities")
+        assert row["known_tokens"] == of["known_tokens"]
+        for key, text, *numbers, label in zip(*(row[name] for name in columns), of["labels"], strict=True):
+            assert [key, text] == [label["key"], label["text"]]
+            assert numbers == pytest.approx([label["score"], label["probability"]], rel=1e-6)
 
 
 BAD: dict[str, tuple[Any, int, str]] = {
@@ -227,24 +253,127 @@ def test_files_that_change_under_it(folder: Path, tmp_path: Path) -> None:
         service.wait_until(lambda: service.ask({"texts": ["a ship in a storm"]})[0] == 200)
 
 
-def test_a_request_at_work_is_answered_before_the_end(exports: Path, tmp_path: Path) -> None:
-    with serving(exports, tmp_path / "log", "--wait", "1500") as service, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(service.ask, {"texts": TEXTS * 100, "k": 10})
-        time.sleep(0.5)
-        service.process.send_signal(signal.SIGTERM)
-        status, answer = asked.result(60)
-        assert (status, len(answer["predictions"])) == (200, 600)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_requests_at_work_are_answered_before_the_end(exports: Path, tmp_path: Path, number: signal.Signals) -> None:
+    asked = {"texts": TEXTS * 2, "k": 2, "explain": True}
+    with serving(exports, tmp_path / "log") as service, ThreadPoolExecutor(4) as pool:
+        asking = [pool.submit(service.ask, asked) for _ in range(4)]
+        service.wait_until(lambda: "extremis_batch_texts_sum 48.0\n" in service.ask(path="/metrics")[1])
+        service.process.send_signal(number)
+        answers = [each.result(60) for each in asking]
+        assert [(status, len(answer["predictions"])) for status, answer in answers] == [(200, 12)] * 4
         assert service.process.wait(60) == 0
+    assert "requests were answered" in (tmp_path / "log").read_text()
+
+
+def head(body: bytes, length: int | None = None) -> bytes:
+    size = len(body) if length is None else length
+    return b"POST /predict HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%b" % (size, body)
+
+
+def test_clients_that_are_slow_or_gone_cost_the_others_nothing(exports: Path, tmp_path: Path) -> None:
+    many = json.dumps({"texts": ["a ship"] * 300, "k": 100, "explain": True}).encode()
+    large = json.dumps({"texts": TEXTS * 50, "k": 100}).encode()
+    with serving(exports, tmp_path / "log") as service, contextlib.ExitStack() as stack:
+        writers = [service.connect(head(b'{"te', 100)) for _ in range(20)]
+        readers = [service.connect(head(large), slow=True) for _ in range(3)]  # which leave an answer unread
+        for connection in (*writers, *readers):
+            stack.enter_context(connection)
+        for sent in (head(b'{"texts', 100), head(many)):  # in the middle of a body, and of an answer
+            service.connect(sent).close()
+        service.wait_until(lambda: service.count(499) == 2)
+        for letter in b'xts"':
+            writers[0].sendall(bytes([letter]))
+            assert service.ask({"texts": ["a ship"]})[0] == 200
+        writers[0].sendall(b': ["a ship"]}'.ljust(92))
+        assert writers[0].recv(1000).startswith(b"HTTP/1.1 200")
+        stack.close()
+        service.wait_until(lambda: service.count(499) == 2 + len(writers) - 1)
+
+
+class SlowModel:
+    """A model whose predictions wait until they may go on; what it was asked is in `asked`."""
+
+    url, is_current = "exports/1", True
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[list[str], int]] = []
+        self.may_go_on = threading.Semaphore(1)  # for the first texts, of the start
+
+    def predict(self, texts: Sequence[str], k: int, filter: Sequence[Sequence[str]] = ()) -> list[Any]:
+        self.asked.append(([*texts], k))
+        assert self.may_go_on.acquire(timeout=30)
+        return [SimpleNamespace(labels=[], known_tokens=1, none_of_these=None) for _ in texts]
+
+
+def test_a_lone_question_goes_at_once_and_what_arrives_meanwhile_is_the_next_batch() -> None:
+    from extremis.service import Service as Answering
+
+    model = SlowModel()
+    disconnected = asyncio.Event()
+
+    async def connected() -> Any:
+        await asyncio.Event().wait()
+
+    async def ask_all() -> None:
+        answering = Answering(lambda: model, None)  # type: ignore[arg-type,return-value]
+
+        def ask(text: str, k: int, receive: Any = connected) -> "asyncio.Task[bytes]":
+            question = SimpleNamespace(texts=[text], k=k, filter=[], explain=False)
+            return asyncio.create_task(answering.answer(question, receive))
+
+        first = ask("first", 5)
+        while len(model.asked) < 2:
+            await asyncio.sleep(0.01)
+        others = [ask("a", 5), ask("b", 7), ask("c", 5), ask("gone", 5, disconnected.wait), ask("d", 7)]
+        await asyncio.sleep(0.01)
+        disconnected.set()
+        model.may_go_on.release(3)
+        answers = await asyncio.gather(first, *others, return_exceptions=True)
+        assert [isinstance(answer, bytes) for answer in answers] == [True, True, True, True, False, True]
+
+    asyncio.run(ask_all())
+    assert model.asked[1:] == [(["first"], 5), (["a", "c"], 5), (["b", "d"], 7)]
+
+
+def test_only_callers_with_a_token_are_answered(exports: Path, tmp_path: Path) -> None:
+    tokens, question = tmp_path / "tokens", {"texts": ["a ship"]}
+    tokens.write_text("")
+    for place in (tokens, tmp_path / "none"):
+        refused(
+            call("serve", exports, "--token-file", place), "--token-file: expected a file with a token on each line"
+        )
+    tokens.write_text("one\ntwo\n")
+    with serving(exports, tmp_path / "log", "--token-file", str(tokens)) as service:
+
+        def statuses() -> list[int]:
+            return [service.ask(question, token=token)[0] for token in ("one", "two", "three", "on", "")]
+
+        assert statuses() == [200, 200, 401, 401, 401]
+        assert "Authorization: Bearer TOKEN" in service.ask(question)[1]["detail"]
+        assert [service.ask(path=path)[0] for path in ("/health", "/ready", "/metrics", "/openapi.json")] == [200] * 4
+        tokens.write_text("three\n")
+        service.wait_until(lambda: service.ask(question, token="three")[0] == 200)
+        assert statuses() == [401, 401, 200, 401, 401]
+        tokens.write_text("")
+        service.wait_for("keeps the earlier tokens: --token-file: expected a file")
+        assert statuses() == [401, 401, 200, 401, 401]
 
 
 @pytest.mark.parametrize(("place", "message"), [("run", "expected an export"), ("exports/nothing", "nothing")])
 def test_what_is_no_export_is_refused_at_the_start(exports: Path, place: str, message: str) -> None:
-    words = [sys.executable, str(ROOT / "examples" / "serve.py"), str(exports.parent / place), "--port", "0"]
-    done = subprocess.run(words, capture_output=True, text=True, env=environment(PATH), check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert message in done.stderr
+    refused(call("serve", exports.parent / place, "--port", "0"), message)
+
+
+def test_a_port_that_is_taken_and_a_missing_extra_are_one_message(
+    exports: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        refused(call("serve", exports, "--port", port), f"--port {port}: cannot listen on 127.0.0.1")
+    monkeypatch.delitem(sys.modules, "extremis.service")
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    refused(call("serve", exports), "a service needs fastapi", "Install the extra `http`")
 
 
 @pytest.mark.slow
