@@ -10,6 +10,7 @@ trained on RAW, by default Tate. Other checkouts are measured in turns with this
 """
 
 import argparse
+import asyncio
 import csv
 import gzip
 import json
@@ -28,6 +29,7 @@ import extremis
 from benchmarks.against.__main__ import Side
 from benchmarks.common.raw_cut import cut
 from benchmarks.common.report import report, require
+from benchmarks.serve_load import CONNECTIONS, Client, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 TATE = ROOT / "examples" / "tate"
@@ -88,7 +90,7 @@ def main() -> None:
     options = parser.parse_args()
     require("fastapi", "uvicorn", "numba", "psutil")
     with tempfile.TemporaryDirectory(prefix="extremis-waits-") as scratch:
-        place = prepare(Path(scratch), options.quick, options.export)
+        place = prepare(Path(scratch), options)
         sides = {"before": options.before, "now": ROOT}
         costs = {name: Side(name, path.resolve(), Path(scratch)) for name, path in sides.items() if path}
         found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -105,25 +107,28 @@ def main() -> None:
     report("an answer takes a millisecond, and is the same", medians, {"differ": differ}, {"differ": "<1"}, peers=peers)
 
 
-def prepare(scratch: Path, quick: bool, export: Path | None) -> Place:
-    """Shard, train, fuse and export, unless there is an export; write 1,000 test titles of Tate."""
+def prepare(scratch: Path, options: argparse.Namespace) -> Place:
+    """Write 1,000 test titles of Tate; shard, train, fuse and export as far as it is needed."""
     raw, data, run = TATE, scratch / "data", scratch / "run"
-    if quick:
+    if options.quick:
         raw = scratch / "raw"
         cut(TATE, raw, 3000, seen=True)
     with gzip.open(TATE / "tst.json.gz", "rt", encoding="utf-8") as lines:
-        titles = [" ".join(json.loads(line)["title"].split()) for line in lines][: 300 if quick else 1000]
+        titles = [" ".join(json.loads(line)["title"].split()) for line in lines][: 300 if options.quick else 1000]
     (scratch / "texts.txt").write_text("\n".join(titles) + "\n", encoding="utf-8")
     (scratch / "one.txt").write_text(titles[0] + "\n", encoding="utf-8")
     rows = [["text", "label"], *([title, title[0]] for title in (titles * 4)[:1000])]
     with (scratch / "rows.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows(rows)
+    place = Place(options.export or scratch / "export", data, run, scratch / "texts.txt")
+    if options.export and "commands" not in options.only:
+        return place
     extremis.shard(str(raw), str(data), progress=False)
     extremis.run("random", str(data), str(run), set={"train.epochs": 2, "data.holdout": 0.05}, progress=False)
     extremis.fuse(str(data), str(run), progress=False)
-    if export is None:
-        extremis.export(str(data), str(run), str(scratch / "export"), calibrate=True, progress=False)
-    return Place(export or scratch / "export", data, run, scratch / "texts.txt")
+    if not options.export:
+        extremis.export(str(data), str(run), str(place.export), calibrate=True, progress=False)
+    return place
 
 
 def answer(side: Side, place: Place, _: argparse.Namespace) -> Figures:
@@ -139,6 +144,35 @@ def answer(side: Side, place: Place, _: argparse.Namespace) -> Figures:
     )
     figures: Figures = json.loads(done.stdout)
     return figures
+
+
+def service(side: Side, place: Place, options: argparse.Namespace) -> Figures:
+    """Measure requests of one text from several connections, when the service is warm."""
+    cores = sorted(os.sched_getaffinity(0))
+    program = ["-m", "extremis", "serve"]
+    if not (side.checkout / "extremis" / "service.py").exists():
+        program = [str(side.checkout / "examples" / "serve.py")]
+    seconds = 2.0 if options.quick else options.seconds
+
+    async def measure(port: int) -> Figures:
+        client, figures = Client(port, place.texts.read_text(encoding="utf-8").splitlines()), Figures()
+        await client.closed(1, max(5.0, seconds / 4))
+        for connections in CONNECTIONS:
+            rate, latencies = await client.closed(connections, seconds)
+            of = f"HTTP, {connections} connection{'s' * (connections > 1)}"
+            figures |= {f"{of}, {name} ms": latencies[name] for name in ("p50", "p99")} | {
+                f"{of}, µs a text": 1e6 / rate
+            }
+        if {*client.outcomes} - {"200"}:
+            raise SystemExit(f"{side.name}: {client.outcomes}")
+        return figures
+
+    os.sched_setaffinity(0, cores[1:2] or cores)
+    try:
+        with serving([*program, str(place.export.resolve()), "--port", "0"], cores[0], side.checkout) as port:
+            return asyncio.run(measure(port))
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def commands(side: Side, place: Place, _: argparse.Namespace) -> Figures:
@@ -176,8 +210,8 @@ def other_tools(python: str, raw: Path, quick: bool) -> Iterator[dict[str, Any]]
 
 
 Measure = Callable[[Side, Place, argparse.Namespace], Figures]
-MEASURES: dict[str, Measure] = {"answer": answer, "commands": commands, "auto": auto}
-ONCE = {"auto"}
+MEASURES: dict[str, Measure] = {"answer": answer, "service": service, "commands": commands, "auto": auto}
+ONCE = {"service", "auto"}
 
 if __name__ == "__main__":
     main()
