@@ -203,13 +203,14 @@ def make_exports(scratch: Path) -> Path:
 
 
 @contextmanager
-def serving(program: Sequence[str], core: int) -> Iterator[int]:
-    """Start the Python service `program` on a core; yield its port. The service must exit with status 0."""
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+def serving(program: Sequence[str], core: int, root: Path = ROOT) -> Iterator[int]:
+    """Start the Python service `program` of a checkout on a core; yield its port. It must exit with status 0."""
+    paths = [str(root), os.environ.get("PYTHONPATH", "")]
     process = subprocess.Popen(
         [sys.executable, *program],
         stderr=subprocess.PIPE,
         text=True,
+        cwd=root,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         preexec_fn=lambda: os.sched_setaffinity(0, {core}),
     )
