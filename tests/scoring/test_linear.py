@@ -14,9 +14,9 @@ from scipy.optimize import minimize
 from schemas import PAD, storage
 from schemas.errors import TableError
 from schemas.manifest import Manifest, publish, write_file
-from schemas.ragged import Ragged, SparseRows
+from schemas.ragged import Ragged, SparseRows, offsets_of
 from schemas.table import Table
-from scoring import linear, solver, words
+from scoring import compiled, linear, row_kernels, solver, words
 from scoring.linear import FILE, LinearRanker
 from scoring.solver import COST, best_labels
 from scoring.words import Points, RowFeatures, count_features
@@ -197,3 +197,21 @@ def test_few_rows_are_ranked_without_numba_as_many_are(k: int) -> None:
     few, of_few = words._best_labels(x, fitted.weights, LABELS, k)
     np.testing.assert_array_equal(few, scores)
     np.testing.assert_array_equal(of_few, ids)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 32), st.integers(1, 12))
+def test_sums_of_one_row_have_the_bits_of_numpy(seed: int, k: int) -> None:
+    draw = np.random.default_rng(seed)
+    lists, size = 12, int(draw.integers(1, 600))
+    ids = [np.flatnonzero(draw.random(size) < share) for share in draw.choice([0.01, 0.1, 0.9], lists)]
+    offsets = offsets_of(np.array([*map(len, ids)]))
+    weights = draw.normal(size=offsets[-1]).astype(np.float32).round(2)
+    found = SparseRows(np.concatenate(ids).astype(np.int32), weights, offsets)
+    features = np.flatnonzero(draw.random(lists) < 0.6)
+    values = draw.random(len(features)).astype(np.float32)
+    row = SparseRows(features, values, np.array([0, len(features)]))
+    best, scores = compiled.best(k, *row_kernels.sum_lists(features, values, *found, size, k))
+    for one, other in zip((scores, best), words._best_labels(row, found, size, k), strict=True):
+        np.testing.assert_array_equal(one, other[0][: len(one)])
+        assert (other[0][len(one) :] <= 0).all()
