@@ -23,6 +23,7 @@ _COUNTS = np.arange(1 << 12, dtype=np.float32)
 _DAMPED = (1 + np.log(np.maximum(_COUNTS, 1, dtype=np.float64))).astype(np.float32)
 _NONE = np.empty(0, bool)
 _TREES = 4  # trees whose masks are at most a long word
+_NO_BOUNDS = np.empty(0, np.float32)
 Found = tuple[np.ndarray, np.ndarray]
 
 
@@ -79,20 +80,20 @@ class RowReranker(Reranker):
             found["points"] = _vote(*nearest, scorers.memory.labels, TEMPERATURE)
         if scorers.linear is not None:
             features, k = _weigh(scorers.linear.words, inputs), ADDED_LABELS["words"]
-            ids, scores = best(k, *row_kernels.sum_lists(*features, *scorers.linear.weights, size, k))
+            ids, scores = best(k, *row_kernels.sum_lists(*features, *scorers.linear.weights, size, k, _NO_BOUNDS))
             order = np.argsort(ids)
             found["words"] = ids[order], scores[order]
         if scorers.neighbours is not None:
             texts, of_texts = scorers.neighbours.texts, scorers.neighbours.labels
             features = _weigh(scorers.neighbours.words, inputs)
-            sums = row_kernels.sum_lists(*features, *texts, of_texts.rows, NEIGHBOURS)
+            sums = row_kernels.sum_lists(*features, *texts, of_texts.rows, NEIGHBOURS, self._bounds)
             points, cosines = (pad_columns(each[None], NEIGHBOURS, PAD) for each in best(NEIGHBOURS, *sums))
             found["neighbours"] = _vote(cosines, points, of_texts, TEMPERATURE_OF_WORDS)
         added += [best(ADDED_LABELS[name], *votes)[0] for name, votes in found.items()]
         if names is not None:
             of_stems, k = (names.stems.codes, names.stems.lengths, names.stems.kinds, names.seen), ADDED_LABELS["name"]
             stems = row_kernels.find_stems(tokens, *of_stems)
-            sums = row_kernels.sum_lists(stems, names.idf[stems], *names.weights, size, k)
+            sums = row_kernels.sum_lists(stems, names.idf[stems], *names.weights, size, k, _NO_BOUNDS)
             added.append(best(k, *sums)[0])
         ids = near_ids = np.unique(np.concatenate(added))
         if listed is not near[1]:
@@ -115,6 +116,15 @@ class RowReranker(Reranker):
                 by[f"name in {name}"] = row_kernels.score_names(stems, values, *of_names)[0] - by[name]
         is_near = np.ones(len(ids), bool) if listed is near[1] else np.isin(ids, near_ids)
         return ShortlistScores(ids[None], is_near[None], {name: each[None] for name, each in by.items()})
+
+    @cached_property
+    def _bounds(self) -> np.ndarray:
+        """The largest weight of each word's texts; empty if a weight is negative."""
+        assert self.scorers.neighbours is not None, "texts have words"
+        texts = self.scorers.neighbours.texts
+        bounds = np.zeros(texts.rows, np.float32)
+        np.maximum.at(bounds, texts.row_of(), texts.values)
+        return bounds if texts.values.min(initial=0) >= 0 else _NO_BOUNDS
 
     def _log_odds(self, fusion: FusionTrees, scored: ShortlistScores, frequency: np.ndarray) -> np.ndarray:
         """Do the same as `FusionTrees.fuse`."""

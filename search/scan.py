@@ -53,7 +53,7 @@ def multiply(codes, query, unit, widest, factor):  # type: ignore[no-untyped-def
 
 @numba.njit(**_OPTIONS, fastmath={"nnan", "nsz"})
 def find_largest(values, left_out, k, slack, least):  # type: ignore[no-untyped-def]
-    """Return positions of values, at least `least`, that are at most `slack` below the `k`-th largest.
+    """Return positions of values at most `slack` below the `k`-th largest, and that limit, which is `least` or more.
 
     `left_out` bool: positions that do not count; empty for none.
     """
@@ -80,7 +80,7 @@ def find_largest(values, left_out, k, slack, least):  # type: ignore[no-untyped-
         if not finds:
             limit = max(least, largest(few[:count], k) - slack) if count >= k else least
             count = 0
-    return found[:count]
+    return found[:count], limit
 
 
 class CodedBlock(NamedTuple):
@@ -127,7 +127,7 @@ class Scan(NamedTuple):
 
     def best(self, width: int, left_out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return scores and ids [1, width or less] of the best labels, as `search_exactly`; without `left_out` [n]."""
-        found = find_largest(self.products, left_out, width, self.slack, -np.inf)
+        found, _ = find_largest(self.products, left_out, width, self.slack, -np.inf)
         scores = score(self.query, self.block.vectors, found[None])[0] + np.float32(0)  # -0 is 0
         order = np.lexsort((found, -scores))[:width]
         return scores[None, order], found[None, order] + self.block.start
