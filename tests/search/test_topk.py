@@ -26,14 +26,19 @@ def in_blocks(queries: np.ndarray, vectors: np.ndarray, k: int) -> np.ndarray:
     return merge([search_exactly(Block(low, vectors[low : low + 7]), queries, k) for low in starts], k)
 
 
-def by_scan(queries: np.ndarray, vectors: np.ndarray, k: int) -> np.ndarray:
-    """By compiled loops, a query at a time."""
+def by_scan(queries: np.ndarray, vectors: np.ndarray, k: int, has_dot: bool) -> np.ndarray:
+    """By compiled loops, with or without the processor's instruction."""
     block = Block(0, vectors, coded=True)
     coded = scan.CodedBlock.of(block)
     if coded is None:
         return search_exactly(block, queries, k)
-    found = (coded.scan(query[None]).best(k, np.empty(0, bool)) for query in queries)
-    return np.concatenate([np.empty((0, k), np.uint64), *(best(pack(ids, scores), k) for scores, ids in found)])
+    keys = [np.empty((0, k), np.uint64)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan, "_HAS_DOT", scan._HAS_DOT and has_dot)
+        for query in queries:
+            scores, ids = coded.scan(query[None]).best(k, np.empty(0, bool))
+            keys.append(best(pack(ids, scores), k))
+    return np.concatenate(keys)
 
 
 # What gives keys, with the constants of search/topk.py that lead there.
@@ -47,7 +52,8 @@ OF_KEYS: dict[str, tuple[Callable[..., np.ndarray], dict[str, object]]] = {
         lambda x, w, k: search_exactly(Block(0, w, coded=True), x, k),
         {"_CODED": (1, 1 << 20), "_CODED_SLACKS": (1, 3)},
     ),
-    "compiled": (by_scan, {"_CODED": (1, 1 << 20)}),
+    "compiled": (lambda x, w, k: by_scan(x, w, k, True), {"_CODED": (1, 1 << 20)}),
+    "compiled for any processor": (lambda x, w, k: by_scan(x, w, k, False), {"_CODED": (1, 1 << 20)}),
     "a device": (lambda x, w, k: search_exactly(Block(0, w, device="cpu:0"), x, k), {}),
 }
 
