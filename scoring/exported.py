@@ -151,6 +151,7 @@ ENCODER, VECTORS, LABELS, INDEX, THRESHOLDS = "encoder", "vectors", "labels", "i
 POINTS = "points"  # keys of a memory's training points
 TEXTS = "label-texts"
 _BATCH = 1024  # number of rows encoded at a time
+_LONG = 1 << 12  # tokens of a row that is not answered alone
 
 # Places of classes by kind of encoder and form, the default form first. `open` of a class reads the encoder's files.
 _TORCH = {"torch": "scoring.encoders:TorchInference"}  # for any encoder
@@ -197,7 +198,8 @@ class Serving:
     """An encoder for `inputs`, the vectors [L, D] that x is scored against, and optionally an index of the vectors.
 
     `fused` reranks the best labels. `bias`: the last column of the vectors is a bias, and x gets a 1 in this column.
-    `retired` [L] bool: labels that are never predicted. `files`: the mapped files.
+    `retired` [L] bool: labels that are never predicted. `files`: the mapped files. `alone`: answers single rows, with
+    equal results, once it is compiled.
     """
 
     encoder: Embedder
@@ -208,6 +210,7 @@ class Serving:
     fused: Reranker | None = None
     retired: np.ndarray | None = None
     files: ExportFiles | None = None
+    alone: "Serving | None" = None
 
     @property
     def columns(self) -> list[str]:
@@ -234,6 +237,8 @@ class Serving:
 
     def rank(self, inputs: Inputs, k: int, filters: Ragged | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the result of `top_k` for the inputs of B rows."""
+        if self.alone is not None and inputs.rows == 1 and inputs.tokens is not None and inputs.tokens.longest < _LONG:
+            return replace(self.alone, retired=self.retired).rank(inputs, k, filters)
         return self.top_k(self.embed(inputs), k, filters, inputs=inputs)
 
     def top_k(

@@ -370,7 +370,7 @@ class FusionTrees(Fusion):
         added = self.trees.contributions(x.reshape(-1, len(names))).reshape(*x.shape[:2], -1)
         parts: dict[str, np.ndarray] = {"bias": added[..., -1]}
         for place, name in enumerate(names):
-            score = name.removesuffix(_RANK).removesuffix(_GAP)
+            score = name.removesuffix(RANK).removesuffix(GAP)
             parts[score] = parts.get(score, 0) + added[..., place]
         return parts
 
@@ -390,7 +390,7 @@ class FusionTrees(Fusion):
         return cls(weights, trees, tuple(folds))
 
 
-_RANK, _GAP = " rank", " gap"
+RANK, GAP = " rank", " gap"
 
 
 def _columns(
@@ -404,8 +404,8 @@ def _columns(
     columns: dict[str, np.ndarray] = {"training points": frequency, **scores}
     for name in (name for name in RANKED if name in scores):
         best = np.where(scored.near, scores[name], -np.inf).max(1, keepdims=True, initial=-np.inf)
-        columns[name + _RANK] = _ranks(scores[name], scored.near)
-        columns[name + _GAP] = scores[name] - np.where(np.isfinite(best), best, 0)
+        columns[name + RANK] = _ranks(scores[name], scored.near)
+        columns[name + GAP] = scores[name] - np.where(np.isfinite(best), best, 0)
     names, absent = [*columns] if names is None else names, np.full(scored.ids.shape, np.nan)
     return names, np.stack([np.asarray(columns.get(name, absent), np.float64) for name in names], -1)
 

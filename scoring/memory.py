@@ -211,7 +211,7 @@ class Memory:
         Returns a memory without an index if exact search fits into `budget`, and is cheaper or the index finds too
         little. Raises InputError if the index finds too little, and exact search does not fit.
         """
-        rows = self._unit(queries)
+        rows = self.unit(queries)
         if self.factory.exact or not len(rows):
             return replace(self, factory=_EXACT)._measure(queries)
         configure_faiss(None)
@@ -264,7 +264,7 @@ class Memory:
         count, refine, measured = int(facts["trained"]), facts.get("refine", 1), facts.get("measured", {})
         memory = cls(vectors, labels, count, factory, index, refine, measured, file=file, coded=coded)
         if coded and index is None:
-            memory._block.prepare()
+            memory.block.prepare()
         if not trained_only:
             return memory
         if index is not None:
@@ -287,7 +287,7 @@ class Memory:
             shard = describe_file(path, VECTORS, rows)
         yield shard
         if self.index is not None:
-            yield write_index(url, INDEX, self._block)
+            yield write_index(url, INDEX, self.block)
 
     def to(self, device: "torch.device") -> "Memory":
         """Return this memory with its vectors on `device`, for exact search, if the vectors fit."""
@@ -325,7 +325,7 @@ class Memory:
 
         The result does not depend on the number of threads.
         """
-        queries, count = self._unit(x), min(NEIGHBOURS, len(self.vectors))
+        queries, count = self.unit(x), min(NEIGHBOURS, len(self.vectors))
         if self.on_device is not None:
             import torch
 
@@ -335,28 +335,28 @@ class Memory:
             return best.cpu().numpy(), points.cpu().numpy()
 
         if self.index is None or not count:
-            keys = search_exactly(self._block, queries, count)
+            keys = search_exactly(self.block, queries, count)
         else:
             keys = np.empty((len(queries), count), np.uint64)
 
             def look_up(_: int, start: int, stop: int) -> None:
                 if start < stop:
                     with one_thread():
-                        keys[start:stop] = search(self._block, queries[start:stop], count, self.refine)
+                        keys[start:stop] = search(self.block, queries[start:stop], count, self.refine)
 
             map_ranges(look_up, len(queries), min_rows=16)
         rows, similarity = unpack(keys)
         return similarity, rows
 
     @cached_property
-    def _block(self) -> Block:
+    def block(self) -> Block:
         return Block(0, self.vectors, self.index, coded=self.coded)
 
     @property
     def _wide(self) -> int:
         return int(self.vectors.shape[1])
 
-    def _unit(self, x: Any) -> np.ndarray:
+    def unit(self, x: Any) -> np.ndarray:
         rows = x[:, : self._wide]
         return unit(rows if isinstance(rows, np.ndarray) else rows.float().cpu().numpy())
 

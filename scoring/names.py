@@ -35,7 +35,7 @@ HASH = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio
 _CONTINUES, _BEGINS, _NO_WORD = range(3)  # a token continues a word, begins a word, or is not in a word
 _KEPT = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that byte-level BPE writes as their own character
 _BYTES = {256 + n: byte for n, byte in enumerate(sorted({*range(256)} - {*_KEPT}))}  # and the characters of the others
-_IN_OTHERS = ("words", "neighbours")
+IN_OTHERS = ("words", "neighbours")
 _TEXTS = 200_000  # training texts from which the frequencies of stems are counted
 _PARTS = 0x3400  # the first of the rare letters that stand for the bytes of an incomplete character
 
@@ -201,7 +201,7 @@ class Names:
         columns = {"name": whole.share, "name weight": whole.weight, "name stems": whole.stems}
         if inputs.titles is not None:
             columns["name in title"] = self.score(titles_of(inputs.tokens, inputs.titles), ids).share
-        for name in (name for name in _IN_OTHERS if name in votes):
+        for name in (name for name in IN_OTHERS if name in votes):
             of_labels = votes[name]
             names, stride = self.of_labels.take(of_labels.ids), len(self.seen)
             owner = names.row_of()

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 
 from pipelines.formats.base import Fields, parse_fields_by_table
 from pipelines.formats.keyed import Texts
-from pipelines.sharding.tokenizer import FILE, encode_texts, open_tokenizer
+from pipelines.sharding.tokenizer import FILE, MAX_WORD, encode_texts, ends_at_spaces, open_tokenizer, special_tokens
 from schemas import PAD, arrow, storage
 from schemas.arrow import DENSE, TITLES
 from schemas.errors import InputError, missing_extra, option, without_controls
@@ -36,6 +37,7 @@ from trainer.modules import open_named
 from trainer.threads import set_threads
 
 _BATCH = 512  # texts per batch
+_MOST_WORDS = 1 << 15  # words whose tokens are remembered
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,24 @@ class Model:
     def __repr__(self) -> str:
         dimension, step = (self._exported.table.parameters[name] for name in ("dimension", "step"))
         return f"{self._exported.table.url}: {len(self.labels):,} labels, {dimension} dimensions, step {step:,}"
+
+    def compile(self) -> bool:
+        """Let compiled loops answer single texts, with equal labels and scores; return whether they do from now on.
+
+        Compiling takes some 15 seconds once per machine, then a second; calls of `predict` may go on meanwhile. Returns
+        False without Numba, and if the encoder reads sparse features.
+        """
+        if find_spec("numba") is None:
+            return False
+        from scoring.compiled import compile_serving  # loading Numba takes a third of a second
+
+        serving = self._exported.serving
+        if serving.alone is None and (alone := compile_serving(serving)) is not None:
+            compiled = replace(self._exported, serving=replace(serving, alone=alone))
+            for _, inputs, known in self._batches(["a text\nwith a title"]):
+                compiled.answer(inputs, 1, known=known)
+            self._exported = compiled
+        return self._exported.serving.alone is not None
 
     @property
     def url(self) -> str:
@@ -348,14 +368,36 @@ class TextTokenizer:
         unknown = self._tokenizer.token_to_id(getattr(self._tokenizer.model, "unk_token", None) or "")
         self._unknown = np.array([*((special | {unknown}) - {None})], np.int64)
         self._counts_words = DENSE in exported.serving.columns
+        self._around = special_tokens(self._tokenizer) if ends_at_spaces(self._tokenizer) else None
+        self._words: dict[str, list[int]] = {}  # tokens of words in earlier texts, if texts can be split at spaces
 
     def encode(self, texts: Sequence[str]) -> tuple[Inputs, np.ndarray]:
         """Return the tokens and titles of `texts` [B], and the numbers of known tokens (or words for dense vectors)."""
-        values, offsets, _, titles = encode_texts(self._tokenizer, texts, f"of {self._url}")
+        if len(texts) == 1 and self._around is not None and max(map(len, texts[0].split(" "))) <= MAX_WORD:
+            values, offsets, titles = self._encode_words(texts[0], *self._around)
+        else:
+            values, offsets, _, titles = encode_texts(self._tokenizer, texts, f"of {self._url}")
         inputs = Inputs(Ragged(values, offsets), titles=titles)
         if self._counts_words:
             return inputs, np.array([len(text.split()) for text in texts])
         return inputs, counts_of(offsets_of((values[:, None] != self._unknown).all(1))[offsets])
+
+    def _encode_words(self, text: str, before: list[int], after: list[int]) -> tuple[np.ndarray, ...]:
+        """Return the tokens of one text, its offsets, and the tokens of its title, from the tokens of its words."""
+        title, *more = text.split("\n", 1)
+        parts = text.replace("\n", " ").split(" ")
+        known = self._words if len(self._words) < _MOST_WORDS else {}
+        if new := [*({*parts} - known.keys())]:
+            values, offsets, *_ = encode_texts(self._tokenizer, new, f"of {self._url}", special=False)
+            bounds = itertools.pairwise(offsets.tolist())
+            known |= zip(new, (values[start:stop].tolist() for start, stop in bounds), strict=True)
+        self._words, cut = known, self._tokenizer.truncation
+        limit = None if cut is None else cut["max_length"] - len(before) - len(after)
+        tokens = [*itertools.chain.from_iterable(known[word] for word in parts)][:limit]
+        listed = [*before, *tokens, *after]
+        of_title = sum(len(known[word]) for word in title.split(" "))
+        count = len(before) + min(of_title, len(tokens)) if more else len(listed)
+        return np.array(listed, np.uint32), np.array([0, len(listed)]), np.array([count], np.int32)
 
     def words(self, ids: Sequence[int]) -> str:
         return " ".join(str(self._tokenizer.id_to_token(token)) for token in ids)

@@ -67,7 +67,7 @@ class Trees:
             early_stopping=False,
             random_state=0,
         )
-        x = np.where(np.isnan(x).all(axis=0), 0.0, _finite(x))  # scikit-learn fails for a column without a value
+        x = np.where(np.isnan(x).all(axis=0), 0.0, finite(x))  # scikit-learn fails for a column without a value
         # Threads would wait for each other at every node, for milliseconds while other processes compute.
         with threadpool_limits(1):
             return cls.from_sklearn(columns, model.fit(x, right))._between(x)
@@ -102,7 +102,7 @@ class Trees:
         return cls(
             tuple(columns),
             feature=np.where(is_leaf, LEAF, nodes["feature_idx"]),
-            threshold=_finite(np.where(is_leaf, 0.0, nodes["num_threshold"])),  # infinite if only NaN goes right
+            threshold=finite(np.where(is_leaf, 0.0, nodes["num_threshold"])),  # infinite if only NaN goes right
             missing_left=nodes["missing_go_to_left"] > 0,
             value=np.where(is_leaf, nodes["value"], 0.0),
             count=nodes["count"].astype(np.int64),
@@ -131,18 +131,18 @@ class Trees:
         return np.array(right), tree, np.array(mean)
 
     @cached_property
-    def _leaves(self) -> tuple[np.ndarray, np.ndarray]:
+    def leaves(self) -> tuple[np.ndarray, np.ndarray]:
         """The values of all leaves; and the first leaf of each tree, with the number of leaves last."""
         is_leaf = self.feature == LEAF
         return self.value[is_leaf], np.append(0, np.cumsum(np.bincount(self._nodes[1][is_leaf])))
 
     @cached_property
-    def _tables(self) -> list[tuple[np.ndarray, np.ndarray]]:
+    def tables(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each column: its thresholds [t], ascending, and masks [t + 2, trees].
 
         Row i has the masks of a value above i thresholds, the last row the masks of NaN.
         """
-        (right, tree, _), first = self._nodes, self._leaves[1]
+        (right, tree, _), first = self._nodes, self.leaves[1]
         most, before = np.diff(first).max(), np.append(0, np.cumsum(self.feature == LEAF))  # leaves before a node
         kind = next(kind for kind in (np.uint16, np.uint32, np.uint64) if most <= np.iinfo(kind).bits)
         tables = []
@@ -163,14 +163,14 @@ class Trees:
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Return the log odds float64 [n] of x [n, C]; a row's result does not depend on the other rows."""
-        found = [self._evaluate(_finite(x[begin : begin + _CHUNK])) for begin in range(0, len(x), _CHUNK)]
+        found = [self._evaluate(finite(x[begin : begin + _CHUNK])) for begin in range(0, len(x), _CHUNK)]
         return np.concatenate([np.zeros(0), *found])
 
     def _evaluate(self, x: np.ndarray) -> np.ndarray:
-        values, first = self._leaves
+        values, first = self.leaves
         found = (
             table.take(thresholds.searchsorted(of_rows) + np.isnan(of_rows), axis=0)  # NaN is above all thresholds
-            for of_rows, (thresholds, table) in zip(x.T, self._tables, strict=True)
+            for of_rows, (thresholds, table) in zip(x.T, self.tables, strict=True)
         )
         masks = reduce(np.bitwise_and, found)
         lowest = np.frexp((masks & -masks).astype(np.float64))[1] - 1  # exact for powers of two
@@ -178,7 +178,7 @@ class Trees:
 
     def _descend(self, x: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Yield the steps of x [n, C] down all trees, level by level: rows, nodes and the nodes' children."""
-        x, (right, _, _) = _finite(x), self._nodes
+        x, (right, _, _) = finite(x), self._nodes
         rows, nodes = np.repeat(np.arange(len(x)), len(self._roots)), np.tile(self._roots, len(x))
         while len(nodes):
             inner = self.feature[nodes] != LEAF
@@ -236,11 +236,11 @@ class Trees:
             raise ValueError("a feature is no column, or a count is not positive")
         if not np.isfinite([*threshold, *value, bias]).all():
             raise ValueError("a threshold or a value is not finite")
-        if np.diff(trees._leaves[1]).max() > most_leaves:  # `_leaves` checks the order of the nodes
+        if np.diff(trees.leaves[1]).max() > most_leaves:  # `leaves` checks the order of the nodes
             raise ValueError(f"a tree has more than {most_leaves} leaves")
         return trees
 
 
-def _finite(x: np.ndarray) -> np.ndarray:
+def finite(x: np.ndarray) -> np.ndarray:
     """Return x with infinite values replaced by the largest finite ones."""
     return np.clip(x, -_LARGEST, _LARGEST)

@@ -198,7 +198,7 @@ def _search_exactly(block: Block, queries: np.ndarray, width: int, slacks: Seque
     fetch, codes = min(rows, width + slacks[0]), block.codes if slacks[0] in _CODED_SLACKS else None
     # Two float32 computations of one inner product, with sums in any order, differ by at most 2·D·ε·‖x‖·‖w‖.
     bound = 2 * block.vectors.shape[1] * np.finfo(np.float32).eps
-    noise = np.asarray(bound * _norms(queries) * block.longest)
+    noise = np.asarray(bound * norms(queries) * block.longest)
     if not np.isfinite(noise).all():
         raise DivergedError(NOT_A_NUMBER)
     if codes is not None:
@@ -315,9 +315,9 @@ def _above(block: np.ndarray, bound: np.ndarray, start: int) -> tuple[np.ndarray
 class Codes(NamedTuple):
     """Vectors that are rounded to codes of one byte per number; `scale` [D] is the unit of each column.
 
-    `error`: largest distance between a vector and its code. `longest_code`: largest norm of a code if Faiss rounds
-    queries to whole numbers, else 0. Whether Faiss rounds queries depends on the processor and the number of columns.
-    `longest_vector`: largest norm of a vector.
+    `error`: largest distance between a vector and its code; `error_of_others`: without the column `widest`, which has
+    the largest unit. `longest_code` and `longest_vector`: largest norms. `rounds`: Faiss rounds queries to whole
+    numbers, which depends on the processor and the number of columns.
     """
 
     quantizer: "faiss.IndexScalarQuantizer"
@@ -325,6 +325,9 @@ class Codes(NamedTuple):
     error: float
     longest_code: float
     longest_vector: float
+    rounds: bool
+    widest: int
+    error_of_others: float
 
     @classmethod
     def of(cls, vectors: np.ndarray) -> "Codes | None":
@@ -343,7 +346,7 @@ class Codes(NamedTuple):
         kind = faiss.ScalarQuantizer.QT_8bit_direct_signed
         index = faiss.IndexScalarQuantizer(columns, kind, faiss.METRIC_INNER_PRODUCT)
         codes = np.full((len(vectors), columns), _ZERO, np.uint8)
-        error = longest_code = longest_vector = 0.0
+        widest, error, error_of_others, longest_code, longest_vector = int(scale.argmax()), 0.0, 0.0, 0.0, 0.0
         for start, rows in iterate_float32(vectors, _ROUNDED):
             longest_vector = max(longest_vector, _longest(rows))
             rounded = rows / scale
@@ -353,33 +356,39 @@ class Codes(NamedTuple):
             rounded *= scale
             rounded -= rows
             error = max(error, _longest(rounded))
+            rounded[:, widest] = 0
+            error_of_others = max(error_of_others, _longest(rounded))
         index.add_sa_codes(codes)  # all at once, because the memory of an index grows by doubling
         probe = np.linspace(-1, 1, columns, dtype=np.float32)[None]
         found, position = index.search(probe, 1)
         expected = float(index.reconstruct(int(position[0, 0])) @ probe[0])
         rounds = abs(expected - float(found[0, 0])) > 1e-3 * longest_code
-        return cls(index, scale, error, longest_code if rounds else 0.0, longest_vector)
+        return cls(index, scale, error, longest_code, longest_vector, rounds, widest, error_of_others)
 
     def search(self, queries: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the best scores [B, width] of queries [B, D], their positions, and bounds [B] on the score errors."""
-        scaled, unit = queries * self.scale, np.ones((1, 1), np.float32)
-        error = self.error * _norms(queries)
-        if self.longest_code:
-            unit = np.maximum(np.abs(scaled).max(1), np.finfo(np.float32).tiny)[:, None] / np.float32(127)
-            rounded = np.rint(scaled / unit)
-            error += self.longest_code * _norms(scaled - rounded * unit)
-            scaled = rounded
+        scaled, unit, error = queries * self.scale, np.ones((1, 1), np.float32), self.error * norms(queries)
+        if self.rounds:
+            scaled, unit, lost = self.round(queries)
+            error += lost
         with one_thread() if len(queries) == 1 else contextlib.nullcontext():
             products, positions = self.quantizer.search(pad_vectors(scaled, self.quantizer.d, copy=False), width)
         return products * unit, positions, error
 
+    def round(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return queries [B, D] rounded to whole numbers, units of products [B, 1], and bounds [B] on what is lost."""
+        scaled = queries * self.scale
+        unit = np.maximum(np.abs(scaled).max(1), np.finfo(np.float32).tiny)[:, None] / np.float32(127)
+        rounded = np.rint(scaled / unit)
+        return rounded, unit, self.longest_code * norms(scaled - rounded * unit)
 
-def _norms(rows: np.ndarray) -> np.ndarray:
+
+def norms(rows: np.ndarray) -> np.ndarray:
     return np.sqrt(np.einsum("nd,nd->n", rows, rows))
 
 
 def _longest(rows: np.ndarray) -> float:
-    return float(_norms(rows).max(initial=0))
+    return float(norms(rows).max(initial=0))
 
 
 def iterate_float32(vectors: np.ndarray, rows: int = 0) -> Iterator[tuple[int, np.ndarray]]:

@@ -259,7 +259,7 @@ class ColumnTokenizer:
 
     def __init__(self, tokenizer: Tokenizer, name: str = "") -> None:
         self._tokenizer, self._name = tokenizer, name
-        self._around = _special_tokens(tokenizer) if _ends_at_spaces(tokenizer) else None
+        self._around = special_tokens(tokenizer) if ends_at_spaces(tokenizer) else None
         self._limit: int | None = None  # token limit of a text, without special tokens
         if self._around is not None and (cut := tokenizer.truncation) is not None:
             self._limit = cut["max_length"] - sum(map(len, self._around))
@@ -323,12 +323,12 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], name: str = "", spe
     first = {row: text.partition("\n")[0] for row, text in enumerate(texts) if "\n" in text}
     if first:
         alone = np.diff(encode_texts(tokenizer, [*first.values()], name, special).offsets)
-        around = _special_tokens(tokenizer) if special else None
+        around = special_tokens(tokenizer) if special else None
         titles[[*first]] = np.minimum(alone - (len(around[1]) if around else 0), titles[[*first]])
     return Encoded(np.concatenate([np.zeros(0, np.uint32), *values]), offsets, np.asarray(truncated, bool), titles)
 
 
-def _ends_at_spaces(tokenizer: Tokenizer) -> bool:
+def ends_at_spaces(tokenizer: Tokenizer) -> bool:
     """Return whether a text can be split at spaces and newlines, and the words tokenized alone, to the same result."""
     cut = tokenizer.truncation
     return (
@@ -344,7 +344,7 @@ def _ends_at_spaces(tokenizer: Tokenizer) -> bool:
     )
 
 
-def _special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
+def special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
     """Return the special tokens before and after every text; None if they are not the same for every text."""
     post, bare = tokenizer.post_processor, tokenizer.encode(_PROBE, add_special_tokens=False)
     whole = bare if post is None else post.process(bare)

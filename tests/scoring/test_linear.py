@@ -14,9 +14,9 @@ from scipy.optimize import minimize
 from schemas import PAD, storage
 from schemas.errors import TableError
 from schemas.manifest import Manifest, publish, write_file
-from schemas.ragged import Ragged, SparseRows
+from schemas.ragged import Ragged, SparseRows, offsets_of
 from schemas.table import Table
-from scoring import linear, solver, words
+from scoring import compiled, linear, row_kernels, solver, words
 from scoring.linear import FILE, LinearRanker
 from scoring.solver import COST, _largest, best_labels
 from scoring.words import Points, RowFeatures, count_features
@@ -203,3 +203,30 @@ def test_few_rows_are_ranked_without_numba_as_many_are(k: int) -> None:
     few, of_few = words._best_labels(x, fitted.weights, LABELS, k)
     np.testing.assert_array_equal(few, scores)
     np.testing.assert_array_equal(of_few, ids)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 32), st.integers(1, 12), st.booleans())
+def test_sums_of_one_row_have_the_bits_of_numpy(seed: int, k: int, is_positive: bool) -> None:
+    """Also if the lists of common features are only looked up for the best."""
+    draw = np.random.default_rng(seed)
+    lists, size = 12, int(draw.integers(1, 600))
+    shares = draw.choice([0.01, 0.1, 0.9], lists)
+    ids = [np.flatnonzero(draw.random(size) < share) for share in shares]
+    weights = (
+        draw.random(sum(map(len, ids))).astype(np.float32) ** 4 if is_positive else draw.normal(size=sum(map(len, ids)))
+    )
+    found = SparseRows(
+        np.concatenate(ids).astype(np.int32),
+        weights.astype(np.float32).round(2),
+        offsets_of(np.array([*map(len, ids)])),
+    )
+    features = np.flatnonzero(draw.random(lists) < 0.6)
+    values = (draw.random(len(features)) * (1 - shares[features])).astype(np.float32)
+    row = SparseRows(features, values, np.array([0, len(features)]))
+    bounds = np.array([each.max(initial=0) for each in np.split(found.values, found.offsets[1:-1])], np.float32)
+    sums = row_kernels.sum_lists(features, values, *found, size, k, bounds if is_positive else bounds[:0])
+    best, scores = compiled.best(k, *sums)
+    for one, other in zip((scores, best), words._best_labels(row, found, size, k), strict=True):
+        np.testing.assert_array_equal(one, other[0][: len(one)])
+        assert (other[0][len(one) :] <= 0).all()

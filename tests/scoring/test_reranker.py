@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import extremis
 from extremis.evaluation import remarks
+from pipelines.sharding.tokenizer import encode_texts
 from schemas import PAD
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
@@ -25,6 +26,7 @@ from schemas.shard_files.parquet import list_column
 from schemas.shares import RowShare
 from schemas.table import Table
 from scoring import words
+from scoring.compiled import compile_serving
 from scoring.exported import Exported
 from scoring.fitting import (
     RunFusion,
@@ -38,7 +40,9 @@ from scoring.fitting import (
 from scoring.fusion import Fusion, FusionTrees, FusionWeights, Reranker, Scorers, ShortlistScores
 from scoring.memory import Memory
 from scoring.options import FitOptions
+from scoring.vectors import Vectors
 from scoring.words import hash_texts
+from search import topk
 from tests.builders import ragged
 from tests.command import ROOT, environment
 from tests.scoring.fused_run import LABELS, Row, draw_rows, label_rows, name_of, train_and_fuse, write_data
@@ -454,6 +458,84 @@ def test_an_export_scores_and_explains_as_evaluate_does(world: World) -> None:
     assert seen >= {"bias", "vector", "words", "neighbours", "name", "training points"}
 
 
+HOSTILE = [
+    "",
+    " ",
+    "\n",
+    "qqq",
+    "qqq\nbalo",
+    "balo",
+    "balo\n",
+    "\nbalo ce",
+    "balo  lome\n\nbalo",
+    "ba" * 200,
+    "lo " * 300,
+]
+
+
+@pytest.fixture(scope="module")
+def models(world: World) -> list[extremis.Model]:
+    """The export, open twice: as it is, and compiled."""
+    plain, fast = (extremis.load(world.folder / "export") for _ in range(2))
+    assert fast.compile()
+    return [plain, fast]
+
+
+def test_one_text_has_the_same_answer_alone_in_a_batch_and_compiled(models: list[extremis.Model]) -> None:
+    """Bit by bit between NumPy and compiled loops; a batch may round x in another way."""
+    texts = [*HOSTILE, *(row["text"] for row in draw_rows(60, seed=3)), *map(name_of, range(0, LABELS, 7))]
+    draw, plain = np.random.default_rng(0), models[0]
+    for text, in_batch in zip(texts, plain.predict(texts, k=4), strict=True):
+        some = [f"l{label}" for label in draw.permutation(LABELS + 2)[: draw.integers(0, 30)].tolist()]
+        own = [key for key in some if key in plain.labels.by_key]
+        asked: list[dict[str, Any]] = [{"k": 4}, {"k": LABELS}, {"threshold": 0.0}, {"filter": some}, {"filter": [own]}]
+        for arguments in asked:
+            one, other = (model.predict(text, **arguments)[0] for model in models)
+            assert one == other, arguments
+        alone = plain.predict(text, k=4)[0]
+        assert alone.known_tokens == in_batch.known_tokens
+        assert [label.key for label in alone.labels] == [label.key for label in in_batch.labels]
+        scores = ([label.score for label in each.labels] for each in (alone, in_batch))
+        np.testing.assert_allclose(*scores, atol=1e-3)  # rounding may decide a split of the trees
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_each_scorer_has_the_same_scores_compiled(models: list[extremis.Model], data: st.DataObject) -> None:
+    """Whichever scorers an export has, and with codes of labels and points."""
+    serving = models[0]._exported.serving
+    assert serving.fused is not None
+    assert serving.fused.scorers.memory is not None
+    names = ["memory", "linear", "neighbours", "names", "texts"]
+    changes: dict[str, Any] = {"memory": replace(serving.fused.scorers.memory)}  # with codes of its own
+    changes |= dict.fromkeys(data.draw(st.sets(st.sampled_from(names))))
+    fusion = data.draw(st.sampled_from([serving.fused.fusion, FusionWeights(0.2, 3.0, 2.0, 1.5), Rounded(), None]))
+    fused = fusion and replace(serving.fused, fusion=fusion, scorers=replace(serving.fused.scorers, **changes))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(topk, "_CODED", (data.draw(st.sampled_from([1, 1 << 12])), 1 << 26))
+        served = replace(serving, fused=fused, vectors=Vectors(serving.vectors.ranges))
+        fast = replace(served, alone=compile_serving(served))
+        retired = np.arange(LABELS) % 3 == 0 if data.draw(st.booleans()) else None
+        for text in data.draw(st.lists(st.sampled_from([*HOSTILE, *map(name_of, range(9))]), min_size=1, max_size=4)):
+            inputs, _ = models[0]._tokenizer.encode([text])
+            if data.draw(st.booleans()):
+                inputs = replace(inputs, titles=None)
+            one, other = (replace(each, retired=retired).rank(inputs, 9) for each in (served, fast))
+            for expected, found in zip(one, other, strict=True):
+                np.testing.assert_array_equal(found, expected)
+
+
+@given(
+    st.lists(st.sampled_from(["balo", "zyakarona", "qqq", "a" * 99, "a" * 101, "é", " ", "\n", ",", "[UNK]", "x-y"]))
+)
+def test_tokens_of_remembered_words_are_those_of_the_text(models: list[extremis.Model], parts: list[str]) -> None:
+    text, remembered = "".join(parts), models[1]._tokenizer
+    values, offsets, _, titles = encode_texts(remembered._tokenizer, [text])
+    assert remembered._around is not None
+    for one, other in zip(remembered._encode_words(text, *remembered._around), (values, offsets, titles), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 MISSING = ("torch", "sklearn", "scipy", "numba", "transformers", "apache_beam")
 ALONE = """
 import json, sys
@@ -462,6 +544,7 @@ import extremis
 model = extremis.load({export!r})
 print(json.dumps([[(label.key, label.score) for label in each.labels] for each in model.predict({texts!r}, k=5)]))
 assert sum(model.explain({texts!r}[0], 0).parts.values())
+assert not model.compile()
 """
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from schemas import PAD
 from schemas.errors import ExtremisError, InputError
 from schemas.ragged import Ragged
-from search import topk, torch_topk
+from search import scan, topk, torch_topk
 from search.topk import EMPTY, MOST_LABELS, Block, best, find_device, merge, pack, score, search_exactly, unpack
 from search.torch_topk import top_k
 from trainer.evaluation import ranking
@@ -26,6 +26,21 @@ def in_blocks(queries: np.ndarray, vectors: np.ndarray, k: int) -> np.ndarray:
     return merge([search_exactly(Block(low, vectors[low : low + 7]), queries, k) for low in starts], k)
 
 
+def by_scan(queries: np.ndarray, vectors: np.ndarray, k: int, has_dot: bool) -> np.ndarray:
+    """By compiled loops, with or without the processor's instruction."""
+    block = Block(0, vectors, coded=True)
+    coded = scan.CodedBlock.of(block)
+    if coded is None:
+        return search_exactly(block, queries, k)
+    keys = [np.empty((0, k), np.uint64)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan, "_HAS_DOT", scan._HAS_DOT and has_dot)
+        for query in queries:
+            scores, ids = coded.scan(query[None]).best(k, np.empty(0, bool))
+            keys.append(best(pack(ids, scores), k))
+    return np.concatenate(keys)
+
+
 # What gives keys, with the constants of search/topk.py that lead there.
 OF_KEYS: dict[str, tuple[Callable[..., np.ndarray], dict[str, object]]] = {
     "NumPy": (lambda x, w, k: search_exactly(Block(0, w), x, k), {"_MANY": 1 << 20, "_MANY_ALONE": 1 << 20}),
@@ -37,6 +52,8 @@ OF_KEYS: dict[str, tuple[Callable[..., np.ndarray], dict[str, object]]] = {
         lambda x, w, k: search_exactly(Block(0, w, coded=True), x, k),
         {"_CODED": (1, 1 << 20), "_CODED_SLACKS": (1, 3)},
     ),
+    "compiled": (lambda x, w, k: by_scan(x, w, k, True), {"_CODED": (1, 1 << 20)}),
+    "compiled for any processor": (lambda x, w, k: by_scan(x, w, k, False), {"_CODED": (1, 1 << 20)}),
     "a device": (lambda x, w, k: search_exactly(Block(0, w, device="cpu:0"), x, k), {}),
 }
 

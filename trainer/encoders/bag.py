@@ -13,8 +13,8 @@ from trainer.inputs import Inputs
 from trainer.methods.kinds import BagSection, Sizes
 
 PAIR_BUCKETS = 1 << 20  # number of features for pairs of words
-_MIX = np.uint64(0x9E3779B97F4A7C15)
-_FINISH = np.uint64(0xD6E8FEB86659FD93)
+MIX = np.uint64(0x9E3779B97F4A7C15)
+FINISH = np.uint64(0xD6E8FEB86659FD93)
 
 
 def scale_features(rows: SparseRows, factors: np.ndarray) -> SparseRows:
@@ -49,9 +49,9 @@ def count_ngrams(rows: Ragged, *, ngrams: int, vocabulary: int, buckets: int, da
     keys = [row_of * size + tokens.astype(np.int64)]
     code = tokens.astype(np.uint64) + np.uint64(1)
     for length in range(2, ngrams + 1):
-        code = code[: max(len(tokens) - length + 1, 0)] * _MIX + tokens[length - 1 :].astype(np.uint64) + np.uint64(1)
+        code = code[: max(len(tokens) - length + 1, 0)] * MIX + tokens[length - 1 :].astype(np.uint64) + np.uint64(1)
         inside = np.arange(len(code)) + length <= ends[: len(code)]
-        mixed = (code[inside] ^ (code[inside] >> np.uint64(32))) * _FINISH
+        mixed = (code[inside] ^ (code[inside] >> np.uint64(32))) * FINISH
         bucket = (mixed >> np.uint64(20)).astype(np.int64) % buckets + vocabulary
         keys.append(row_of[: len(code)][inside] * size + bucket)
     key = np.concatenate(keys)
