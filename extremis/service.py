@@ -116,7 +116,7 @@ class Service:
         """Compile the model's path for single texts in the background, while NumPy answers."""
 
         def work(model: Model) -> None:
-            if hasattr(model, "compile") and model.compile():
+            if model.compile():
                 say(f"{model.url}: single texts are answered by compiled loops")
 
         threading.Thread(target=work, args=[self.model], daemon=True).start()
