@@ -2,6 +2,7 @@
 
     python -m benchmarks.predict_latency [--quick] [--index FACTORY]
     python -m benchmarks.predict_latency --export EXPORT [EXPORT...] --texts FILE [--before CHECKOUT]
+    python -m benchmarks.predict_latency --grow EXPORT --texts FILE [--rows N] [--for serving|batch] [--recall R]
 
 A query is a text of 12 words: tokenized, encoded by a bag of token and bigram embeddings (D = 64), and searched for its
 10 best labels of 1,048,576 by `Serving.top_k`, as `extremis predict` does it; alone, and 256 at a time. These texts
@@ -15,6 +16,11 @@ milliseconds for the lines of FILE one by one, and per text of 1,000 texts; and 
 and onnxruntime alone are also measured. The texts' median and p99 are wall time, so an idle machine is needed; the
 minimum and processor milliseconds are less affected by other work. `apart` compares with the first line: the largest
 difference of the scores of labels that are among the best 10 of both, and the share of texts with the same best label.
+
+With `--grow`, the labels and the memory's points of an export become N: copies, each plus noise as long as the distance
+to the nearest neighbour, so that the clusters of a real run stay. Random vectors are the worst case. A line for each
+way that was weighed, and for exact search with codes and the chosen way: processor milliseconds of one query (p50, p99)
+and per query of 512, and recall, for texts that no index was tuned on.
 """
 
 import argparse
@@ -26,18 +32,24 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 
+import faiss
 import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer
 
+import extremis
 from benchmarks.common.report import interleave, medians, report
 from benchmarks.mine import DIMENSION, noisy, unit
 from pipelines.sharding.tokenizer import encode_texts, train_wordpiece
 from schemas.ragged import Ragged
 from scoring.encoders import TorchInference
 from scoring.exported import Serving
-from scoring.vectors import Vectors, choose_index, open_indexes, write_indexes
+from scoring.memory import Memory, plan_index
+from scoring.vectors import BATCHES as BY_PURPOSE
+from scoring.vectors import Vectors, choose_index, open_indexes, search_indexes, write_indexes
+from search.index import AUTO, Plan
 from search.topk import configure_faiss
 from trainer.inputs import Inputs
 from trainer.model import Model
@@ -63,7 +75,14 @@ def main() -> None:
     parser.add_argument("--export", nargs="+", help="measure these exports")
     parser.add_argument("--texts", help="a text a line, for --export")
     parser.add_argument("--before", help="another checkout, for --export")
+    parser.add_argument("--grow", help="search vectors grown from those of this export")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="with --grow")
+    parser.add_argument("--for", dest="purpose", default="serving", help="serving or batch, with --grow")
+    parser.add_argument("--recall", type=float, default=0.95, help="target, with --grow")
     arguments = parser.parse_args()
+    if arguments.grow:
+        of_grown(arguments.grow, arguments.texts, arguments.rows, BY_PURPOSE[arguments.purpose], arguments.recall)
+        return
     if arguments.export:
         of_exports(arguments.export, arguments.texts, [arguments.before or "", os.getcwd()])
         return
@@ -186,6 +205,71 @@ def apart(found: list[dict[str, float]], first: list[dict[str, float]]) -> dict[
     return {"largest_difference": max(differences), "same_best": round(sum(same) / len(same), 4)}
 
 
+def of_grown(export: str, texts: str, rows: int, batch: int, target: float) -> None:
+    """Print what was weighed and measured for `rows` labels, points and random vectors."""
+    pin()
+    model = extremis.load(export, threads=1)
+    serving = model._exported.serving
+    with open(texts, encoding="utf-8") as file:
+        x = model.embed([line.rstrip() for line in itertools.islice(file, _TUNED + _SEARCHED)])
+    vectors, draw = grown(serving.vectors[:], rows), np.random.default_rng(3)
+    made_up = (draw.standard_normal((count, x.shape[1]), np.float32) for count in (rows, len(x)))
+    for name, labels, queries in (("labels", vectors, x), ("random vectors", *made_up)):
+        spec, index, plans = choose_index(AUTO, Vectors([labels]), queries[:_TUNED], K, target, batch)
+        exact = Vectors([labels])
+        ways = {"exact with codes": exact.indexed}
+        with tempfile.TemporaryDirectory(prefix="extremis-benchmark-") as folder:
+            if spec is not None:
+                shards, facts = write_indexes(spec, exact, queries[:_TUNED], K, target, folder, first=index)
+                ways[f"{spec}, {facts['efforts'][0]}"] = open_indexes([f"{folder}/{shards[0].path}"], facts, exact)
+        say_ways(
+            name,
+            plans,
+            {way: partial(lambda of, q: search_indexes(of, q, K)[0], of) for way, of in ways.items()},
+            queries,
+        )
+    if serving.fused is not None and (few := serving.fused.scorers.memory) is not None:
+        points = grown(few.vectors.astype(np.float32), rows)
+        points = (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float16)
+        factory = plan_index(rows, points.shape[1], 1.0).factory
+        memory = Memory(points, Ragged(np.zeros(rows, np.int32), np.arange(rows + 1)), rows, factory, coded=True)
+        chosen = memory.indexed(x[:_TUNED])
+        ways = {"exact with codes": memory, f"{chosen.factory.spec}, refine {chosen.refine}": chosen}
+        plans = [Plan(**plan) for plan in chosen.measured["plans"]]
+        say_ways("points", plans, {way: partial(lambda of, q: of.nearest(q)[1], of) for way, of in ways.items()}, x)
+
+
+def grown(rows: np.ndarray, count: int) -> np.ndarray:
+    """Return `count` copies [count, D] of rows [n, D], with noise from the second copy of a row on."""
+    distances = np.sqrt(np.maximum(faiss.knn(rows, rows, 2)[0][:, 1], 0)) / rows.shape[1] ** 0.5
+    copies, draw = np.resize(rows, (count, rows.shape[1])), np.random.default_rng(0)
+    for start in range(len(rows), count, len(rows)):
+        some = copies[start : start + len(rows)]
+        some += distances[: len(some), None] * draw.standard_normal(some.shape, np.float32)
+    return copies
+
+
+def say_ways(name: str, plans: list[Plan], ways: dict[str, Callable[[np.ndarray], np.ndarray]], x: np.ndarray) -> None:
+    """Print a line for each plan, and for each way to search, the first of which is exact."""
+    for plan in plans:
+        print(name, "weighed", json.dumps(plan._asdict()), flush=True)
+    x, expected = x[_TUNED:], None
+    for way, search in ways.items():
+        found = search(x)
+        expected = found if expected is None else expected
+        hits = [len({*ours} & {*theirs}) for ours, theirs in zip(found.tolist(), expected.tolist(), strict=True)]
+        times = []
+        for row in range(-1, len(x)):  # the first search computes what is kept
+            began = time.thread_time()
+            search(x[max(row, 0)][None])
+            times.append(1000 * (time.thread_time() - began))
+        began = time.thread_time()
+        search(x[:512])
+        figures = {"p50_ms": float(np.median(times[1:])), "p99_ms": float(np.quantile(times[1:], 0.99))}
+        figures |= {"ms_of_512": 1000 * (time.thread_time() - began) / 512, "recall": sum(hits) / expected.size}
+        print(name, way, json.dumps({key: round(value, 4) for key, value in figures.items()}), flush=True)
+
+
 def clustered(labels: int) -> tuple[Vectors, np.ndarray]:
     """Make unit vectors [L, D] in clusters of 256, and queries [n, D] of the same clusters."""
     centres = unit(np.random.default_rng(0).standard_normal((labels // 256, DIMENSION), np.float32))
@@ -206,7 +290,7 @@ def some_texts() -> tuple[Tokenizer, list[str]]:
 
 def indexed(spec: str, model: Model, vectors: Vectors, queries: np.ndarray) -> tuple[Serving, dict]:
     """Return vectors with an index that was written, read and tuned as in an export."""
-    factory = choose_index(spec, len(vectors)) or f"IVF{int(4 * len(vectors) ** 0.5)},Flat"
+    factory = spec if spec != AUTO else f"IVF{int(4 * len(vectors) ** 0.5)},Flat"
     with tempfile.TemporaryDirectory(prefix="extremis-benchmark-") as folder:
         shards, facts = write_indexes(factory, vectors, queries, K, TARGET, folder)
         opened = open_indexes([os.path.join(folder, shard.path) for shard in shards], facts, vectors)

@@ -330,7 +330,7 @@ class TestWeights:
         self, data: Path, fused: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: pa.Table
     ) -> None:
         monkeypatch.setattr(memory, "choose", lambda *arguments, **named: Factory("IVF4,Flat"))
-        monkeypatch.setattr(Factory, "saves_time", lambda *arguments: True)
+        monkeypatch.setattr(Factory, "query_cost", lambda factory, *arguments: float(factory.exact))
         run, out = fused / "run", tmp_path / "out"
         done = call("fuse", data, run, "--linear", "0", "--json")
         assert done.status == 0, done.err
