@@ -32,7 +32,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 
 import faiss
 import numpy as np
@@ -49,7 +48,7 @@ from scoring.exported import Serving
 from scoring.memory import Memory, plan_index
 from scoring.vectors import BATCHES as BY_PURPOSE
 from scoring.vectors import Vectors, choose_index, open_indexes, search_indexes, write_indexes
-from search.index import AUTO, Plan
+from search.index import AUTO
 from search.topk import configure_faiss
 from trainer.inputs import Inputs
 from trainer.model import Model
@@ -212,31 +211,57 @@ def of_grown(export: str, texts: str, rows: int, batch: int, target: float) -> N
     serving = model._exported.serving
     with open(texts, encoding="utf-8") as file:
         x = model.embed([line.rstrip() for line in itertools.islice(file, _TUNED + _SEARCHED)])
-    vectors, draw = grown(serving.vectors[:], rows), np.random.default_rng(3)
-    made_up = (draw.standard_normal((count, x.shape[1]), np.float32) for count in (rows, len(x)))
-    for name, labels, queries in (("labels", vectors, x), ("random vectors", *made_up)):
-        spec, index, plans = choose_index(AUTO, Vectors([labels]), queries[:_TUNED], K, target, batch)
-        exact = Vectors([labels])
-        ways = {"exact with codes": exact.indexed}
-        with tempfile.TemporaryDirectory(prefix="extremis-benchmark-") as folder:
-            if spec is not None:
-                shards, facts = write_indexes(spec, exact, queries[:_TUNED], K, target, folder, first=index)
-                ways[f"{spec}, {facts['efforts'][0]}"] = open_indexes([f"{folder}/{shards[0].path}"], facts, exact)
-        say_ways(
-            name,
-            plans,
-            {way: partial(lambda of, q: search_indexes(of, q, K)[0], of) for way, of in ways.items()},
-            queries,
-        )
+    draw = np.random.default_rng(3)
+    say_labels("labels", grown(serving.vectors[:], rows), x, batch, target)
+    made_up, queries = (draw.standard_normal((count, x.shape[1]), np.float32) for count in (rows, len(x)))
+    say_labels("random vectors", made_up, queries, batch, target)
     if serving.fused is not None and (few := serving.fused.scorers.memory) is not None:
-        points = grown(few.vectors.astype(np.float32), rows)
-        points = (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float16)
+        points = unit(grown(few.vectors.astype(np.float32), rows)).astype(np.float16)
         factory = plan_index(rows, points.shape[1], 1.0).factory
         memory = Memory(points, Ragged(np.zeros(rows, np.int32), np.arange(rows + 1)), rows, factory, coded=True)
         chosen = memory.indexed(x[:_TUNED])
-        ways = {"exact with codes": memory, f"{chosen.factory.spec}, refine {chosen.refine}": chosen}
-        plans = [Plan(**plan) for plan in chosen.measured["plans"]]
-        say_ways("points", plans, {way: partial(lambda of, q: of.nearest(q)[1], of) for way, of in ways.items()}, x)
+        say_plans("points", chosen.measured["plans"])
+        exact = say_way("points, exact with codes", lambda queries: memory.nearest(queries)[1], x)
+        say_way(f"points, {chosen.factory.spec}", lambda queries: chosen.nearest(queries)[1], x, exact)
+
+
+def say_labels(name: str, rows: np.ndarray, x: np.ndarray, batch: int, target: float) -> None:
+    vectors = Vectors([rows])
+    spec, index, plans = choose_index(AUTO, vectors, x[:_TUNED], K, target, batch)
+    say_plans(name, [plan._asdict() for plan in plans])
+    exact = say_way(f"{name}, exact with codes", lambda queries: search_indexes(vectors.indexed, queries, K)[0], x)
+    if spec is None:
+        return
+    with tempfile.TemporaryDirectory(prefix="extremis-benchmark-") as folder:
+        shards, facts = write_indexes(spec, vectors, x[:_TUNED], K, target, folder, first=index)
+        opened = open_indexes([os.path.join(folder, shard.path) for shard in shards], facts, vectors)
+    say_way(f"{name}, {spec}", lambda queries: search_indexes(opened, queries, K)[0], x, exact)
+
+
+def say_plans(name: str, plans: list[dict[str, object]]) -> None:
+    for plan in plans:
+        print(f"{name}, weighed", json.dumps(plan), flush=True)
+
+
+def say_way(
+    name: str, search: Callable[[np.ndarray], np.ndarray], x: np.ndarray, exact: np.ndarray | None = None
+) -> np.ndarray:
+    """Print the time and recall of a search for queries that no index was tuned on; return the ids [B, K]."""
+    x, times = x[_TUNED:], []
+    found = search(x)
+    for row in range(-1, len(x)):  # the first search computes what is kept
+        began = time.thread_time()
+        search(x[max(row, 0)][None])
+        times.append(1000 * (time.thread_time() - began))
+    began = time.thread_time()
+    search(x[:512])
+    figures = {"p50_ms": float(np.median(times[1:])), "p99_ms": float(np.quantile(times[1:], 0.99))}
+    figures["ms_of_512"] = 1000 * (time.thread_time() - began) / len(x[:512])
+    if exact is not None:
+        hits = sum(len({*ours} & {*best}) for ours, best in zip(found.tolist(), exact.tolist(), strict=True))
+        figures["recall"] = hits / exact.size
+    print(name, json.dumps({key: round(value, 4) for key, value in figures.items()}), flush=True)
+    return found
 
 
 def grown(rows: np.ndarray, count: int) -> np.ndarray:
@@ -247,27 +272,6 @@ def grown(rows: np.ndarray, count: int) -> np.ndarray:
         some = copies[start : start + len(rows)]
         some += distances[: len(some), None] * draw.standard_normal(some.shape, np.float32)
     return copies
-
-
-def say_ways(name: str, plans: list[Plan], ways: dict[str, Callable[[np.ndarray], np.ndarray]], x: np.ndarray) -> None:
-    """Print a line for each plan, and for each way to search, the first of which is exact."""
-    for plan in plans:
-        print(name, "weighed", json.dumps(plan._asdict()), flush=True)
-    x, expected = x[_TUNED:], None
-    for way, search in ways.items():
-        found = search(x)
-        expected = found if expected is None else expected
-        hits = [len({*ours} & {*theirs}) for ours, theirs in zip(found.tolist(), expected.tolist(), strict=True)]
-        times = []
-        for row in range(-1, len(x)):  # the first search computes what is kept
-            began = time.thread_time()
-            search(x[max(row, 0)][None])
-            times.append(1000 * (time.thread_time() - began))
-        began = time.thread_time()
-        search(x[:512])
-        figures = {"p50_ms": float(np.median(times[1:])), "p99_ms": float(np.quantile(times[1:], 0.99))}
-        figures |= {"ms_of_512": 1000 * (time.thread_time() - began) / 512, "recall": sum(hits) / expected.size}
-        print(name, way, json.dumps({key: round(value, 4) for key, value in figures.items()}), flush=True)
 
 
 def clustered(labels: int) -> tuple[Vectors, np.ndarray]:

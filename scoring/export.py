@@ -540,10 +540,11 @@ class _Writer:
     def _say_plans(self, what: str, plans: Sequence[Mapping[str, Any]], chosen: str) -> None:
         """Print what was weighed, and record it."""
         self.plans.update({what: plans} if plans else {})
-        for spec, size, microseconds, recall in (plan.values() for plan in plans):
-            found = "estimated" if recall is None else f"recall {recall:.4f}"
-            mark = ", chosen" if spec == chosen else ""
-            self.say(f"{what}, {spec}: {found}, {say_bytes(size)}, {microseconds:,.0f} µs per query on a core{mark}")
+        for plan in plans:
+            found = "estimated" if plan["recall"] is None else f"recall {plan['recall']:.4f}"
+            time = f"{plan['microseconds']:,.0f} µs per query on a core"
+            mark = ", chosen" if plan["factory"] == chosen else ""
+            self.say(f"{what}, {plan['factory']}: {found}, {say_bytes(plan['bytes'])}, {time}{mark}")
 
     def _measure_thresholds(self, serving: Serving) -> dict[str, Any] | None:
         """Fit thresholds, and a calibration, to the best DEPTH predictions for each query of the split."""

@@ -165,12 +165,12 @@ def choose_index(
     return None if factory is None or factory.exact else factory.spec, index, plans
 
 
+def _lift(factory: Factory, rows: np.ndarray) -> Lift | None:
+    return Lift.of(rows) if factory.lists and not factory.lossy else None  # codes would be coarser by a number
+
+
 def _make(factory: Factory, rows: np.ndarray) -> Any:
     return build(factory, rows, _SEED, _lift(factory, rows))
-
-
-def _lift(factory: Factory, rows: np.ndarray) -> Lift | None:
-    return Lift.of(rows) if factory.lifted else None
 
 
 def write_indexes(
@@ -192,8 +192,7 @@ def write_indexes(
     """
     configure_faiss(None)
     factory = Factory.parse(spec)
-    columns = factory.dimension(vectors.shape[1] + factory.lifted)
-    if earlier is not None and (earlier.facts["factory"], earlier.facts["columns"]) != (factory.spec, columns):
+    if earlier is not None and earlier.facts["factory"] != factory.spec:
         earlier = None
     shards: list[Shard] = []
     efforts: list[dict[str, Any] | None] = []
@@ -219,9 +218,7 @@ def write_indexes(
         lifts.append(lift and [lift.centre.tolist(), lift.radius])
         moved.append(count)
         shards.append(entry or write_index(url, shard_name(number, len(vectors.ranges), "faiss"), block))
-    metric = "distance of lifted vectors" if factory.lifted else "inner product"
-    facts = {"factory": factory.spec, "metric": metric, "columns": columns, "efforts": efforts, "lifts": lifts}
-    return shards, {**facts, "moved": moved}
+    return shards, {"factory": factory.spec, "efforts": efforts, "lifts": lifts, "moved": moved}
 
 
 def _update(earlier: EarlierIndex, number: int, rows: np.ndarray) -> tuple[Any, Lift | None, int, Shard | None] | None:

@@ -75,11 +75,6 @@ class Factory:
         return not self.exact and re.search(r"PQ|SQ|LSH|LSQ|RQ|AQ|PCA|ITQ|RaBitQ|RR", self.spec) is not None
 
     @property
-    def lifted(self) -> bool:
-        """Return whether an export's index is over lifted vectors: lists of whole vectors; codes would get coarser."""
-        return bool(self.lists) and not self.lossy
-
-    @property
     def subquantizers(self) -> int:
         """Number M of subquantizers of a product quantizer, a divisor of the index's D; 1 without a quantizer."""
         match = re.search(r"PQ(\d+)", self.spec)
@@ -433,9 +428,6 @@ class Plan(NamedTuple):
     recall: float | None = None
 
 
-Chosen = tuple[Factory | None, faiss.Index | None, SearchParams]
-
-
 def weigh(
     block: Block,
     ways: Sequence[Factory],
@@ -444,14 +436,15 @@ def weigh(
     width: int,
     target: float,
     batch: int,
-) -> tuple[Chosen, list[Plan]]:
+) -> tuple[tuple[Factory | None, faiss.Index | None, SearchParams], list[Plan]]:
     """Choose the cheapest of `ways` to search a block for `batch` queries at a time; None if none reaches `target`.
 
     An index is made, and tuned on `queries` [S, D], if its estimated cost is lower than the cost of any that reaches
     the recall. Costs are work that is counted, so that the choice is the same on every machine; time is only measured.
     """
-    (rows, dimension), plans, least = block.vectors.shape, list[Plan](), math.inf
-    chosen: Chosen = None, None, SearchParams()
+    rows, dimension = block.vectors.shape
+    chosen: tuple[Factory | None, faiss.Index | None, SearchParams] = None, None, SearchParams()
+    plans, least = list[Plan](), math.inf
 
     def price(factory: Factory, nprobe: int | None = None) -> float:
         alone = _CODED_COST if factory.exact and batch == 1 else 1.0
@@ -460,31 +453,28 @@ def weigh(
     for factory in sorted(ways, key=price):
         size = int(factory.fixed_bytes(dimension) + rows * factory.bytes_per_vector(dimension))
         size = block.vectors.nbytes + block.vectors.size if factory.exact else size  # with codes
-        if price(factory) >= least:
-            plans.append(Plan(factory.spec, size, 2e6 * price(factory) / _MULTIPLICATIONS_PER_SECOND))
-            continue
-        tried = replace(block, index=make(factory), coded=True)
-        params = tune(tried, SearchParams(), factory.lossy, queries, width, target)
-        recall = 1.0 if factory.exact else params.recall or 0.0
-        plans.append(Plan(factory.spec, size, _microseconds(tried, params, queries, width, batch), round(recall, 4)))
-        if recall >= target and price(factory, params.nprobe) < least:
-            chosen, least = (factory, tried.index, params), price(factory, params.nprobe)
+        cost, recall = price(factory), None
+        microseconds = 2e6 * cost / _MULTIPLICATIONS_PER_SECOND
+        if cost < least:
+            tried = replace(block, index=make(factory), coded=True)
+            params = tune(tried, SearchParams(), factory.lossy, queries, width, target)
+            recall, cost = 1.0 if factory.exact else params.recall or 0.0, price(factory, params.nprobe)
+            microseconds = _microseconds(tried, params, queries, width, batch)
+            if recall >= target and cost < least:
+                chosen, least = (factory, tried.index, params), cost
+        plans.append(Plan(factory.spec, size, microseconds, recall))
     return chosen, plans
 
 
 def _microseconds(block: Block, params: SearchParams, queries: np.ndarray, width: int, batch: int) -> float:
     set_params(block.index, params)
-    times = []
+    block.prepare()
+    timed, began = queries[: _TIMED * batch], time.perf_counter()
     with one_thread():
-        for start in (0, *range(0, min(len(queries), _TIMED * batch), batch)):
-            some, began = queries[start : start + batch], time.perf_counter()
-            _ = (
-                search_index(block, some, width, params.factor)
-                if block.index is not None
-                else search_exactly(block, some, width)
-            )
-            times.append((time.perf_counter() - began) / len(some))
-    return round(1e6 * float(np.median(times[1:])), 1)  # the first search computes what is kept
+        for start in range(0, len(timed), batch):
+            some = timed[start : start + batch]
+            _ = search_index(block, some, width, params.factor) if block.index else search_exactly(block, some, width)
+    return 1e6 * (time.perf_counter() - began) / len(timed)
 
 
 def require_recall(

@@ -122,7 +122,8 @@ def test_what_is_exported(data: Path, run: Path, exported: Path) -> None:
     labels = pa.concat_tables(pq.read_table(path) for path in sorted((exported / "labels").iterdir()))
     assert labels.column_names == ["label_id", "key", "text", "frequency"]
     assert labels["label_id"].to_pylist() == list(range(manifest.rows))
-    again = call("export", data, run, exported, "--threshold-split", "test", "--precision", "0.05,0.1,1")
+    settings = "--threshold-split", "test", "--precision", "0.05,0.1,1", "--for", "serving"
+    again = call("export", data, run, exported, *settings)
     assert "exported already" in again.err
     refused(
         call("export", data, run, exported, "--dtype", "float16"),
