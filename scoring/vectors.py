@@ -158,19 +158,19 @@ def choose_index(
         rows, free = vectors.ranges[0], free_memory() or np.inf
         ways = (choose(AUTO, len(rows)), *code_factories(dimension))
         fitting = [way for way in ways if len(rows) * way.bytes_per_vector(dimension) <= free]
-        block, make = Block(0, rows), partial(_make, rows=rows)
+        block, make = Block(0, rows), partial(_make, rows=rows, queries=queries)
         (factory, index, _), plans = weigh(block, [Factory(EXACT), *fitting], make, queries, width, target, batch)
     elif spec != "none" and labels:
         factory = choose(spec, labels, EXACT_LABELS)
     return None if factory is None or factory.exact else factory.spec, index, plans
 
 
-def _lift(factory: Factory, rows: np.ndarray) -> Lift | None:
-    return Lift.of(rows) if factory.lists and not factory.lossy else None  # codes would be coarser by a number
+def _lift(factory: Factory, rows: np.ndarray, queries: np.ndarray) -> Lift | None:
+    return Lift.of(rows, queries) if factory.lists and not factory.lossy else None  # codes would be coarser by a number
 
 
-def _make(factory: Factory, rows: np.ndarray) -> Any:
-    return build(factory, rows, _SEED, _lift(factory, rows))
+def _make(factory: Factory, rows: np.ndarray, queries: np.ndarray) -> Any:
+    return build(factory, rows, _SEED, _lift(factory, rows, queries))
 
 
 def write_indexes(
@@ -206,16 +206,17 @@ def write_indexes(
             moved.append(0)
             continue
         made = None if number else first
-        index, lift, count, entry = updated or (made or _make(factory, rows), _lift(factory, rows), 0, None)
+        anew = partial(_make, factory, rows, queries), partial(_lift, factory, rows, queries)
+        index, lift, count, entry = updated or (made or anew[0](), anew[1](), 0, None)
         block = Block(start, rows, index)
         params = tune(block, SearchParams(), factory.lossy, queries, width, target)
         if updated is not None and params.recall is not None and params.recall < target:
-            count, entry, lift = 0, None, _lift(factory, rows)
-            block = Block(start, rows, _make(factory, rows))
+            index, lift, count, entry = anew[0](), anew[1](), 0, None
+            block = Block(start, rows, index)
             params = tune(block, SearchParams(), factory.lossy, queries, width, target)
         require_recall(factory, params, target)
         efforts.append(asdict(params))
-        lifts.append(lift and [lift.centre.tolist(), lift.radius])
+        lifts.append(lift and [lift.centre.tolist(), lift.scale, lift.radius])
         moved.append(count)
         shards.append(entry or write_index(url, shard_name(number, len(vectors.ranges), "faiss"), block))
     return shards, {"factory": factory.spec, "efforts": efforts, "lifts": lifts, "moved": moved}
@@ -237,7 +238,7 @@ def _update(earlier: EarlierIndex, number: int, rows: np.ndarray) -> tuple[Any, 
     if _MOST_MOVED * moved > len(rows):
         return None
     index, stored = load_index(str(path)), earlier.facts["lifts"][number]
-    lift = stored and Lift(np.array(stored[0], np.float32), stored[1])
+    lift = stored and Lift(np.array(stored[0], np.float32), *stored[1:])
     if not len(changed):
         return index, lift, moved, entry
     wide = pad_vectors(rows[changed], index.d) if lift is None else lift.apply(rows[changed], index.d)

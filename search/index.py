@@ -177,26 +177,30 @@ def list_factories(dimension: int, rows: int) -> list[Factory]:
 
 
 class Lift(NamedTuple):
-    """Moves vectors [n, D] by -`centre` [D], and appends a number that gives each of them the length `radius`.
+    """Subtracts `centre` [D] from vectors [n, D], times `scale`, and appends a number: then all have length `radius`.
 
     A query with a 0 appended has the same order of distances to the results as of inner products with the vectors
-    (Bachrach et al. 2014, doi:10.1145/2645710.2645741). So vectors of any lengths and biases have clusters.
+    (Bachrach et al. 2014, doi:10.1145/2645710.2645741). So vectors of any lengths and biases have clusters. Fewest
+    lists must be read if the vectors are as long as the queries.
     """
 
     centre: np.ndarray
+    scale: float
     radius: float
 
     @classmethod
-    def of(cls, vectors: np.ndarray) -> "Lift":
+    def of(cls, vectors: np.ndarray, queries: np.ndarray) -> "Lift":
         centre = vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
         parts = iterate_float32(vectors, _TRAINING_ROWS)
-        return cls(centre, float(max(np.linalg.norm(rows - centre, axis=1).max() for _, rows in parts)))
+        longest = max(float(np.linalg.norm(rows - centre, axis=1).max()) for _, rows in parts) or 1.0
+        radius = float(np.median(np.linalg.norm(queries, axis=1))) if len(queries) else longest
+        return cls(centre, radius / longest, radius)
 
     def apply(self, vectors: np.ndarray, columns: int) -> np.ndarray:
         """Return float32 [n, columns]."""
-        lifted = pad_vectors(vectors, columns)
-        lifted[:, : len(self.centre)] -= self.centre
-        lifted[:, len(self.centre)] = np.sqrt(np.maximum(self.radius**2 - np.einsum("nd,nd->n", lifted, lifted), 0))
+        lifted, last = pad_vectors(vectors, columns), len(self.centre)
+        lifted[:, :last] = (lifted[:, :last] - self.centre) * np.float32(self.scale)
+        lifted[:, last] = np.sqrt(np.maximum(self.radius**2 - np.einsum("nd,nd->n", lifted, lifted), 0))
         return lifted
 
 
@@ -456,7 +460,7 @@ def weigh(
         cost, recall = price(factory), None
         microseconds = 2e6 * cost / _MULTIPLICATIONS_PER_SECOND
         if cost < least:
-            tried = replace(block, index=make(factory), coded=True)
+            tried = replace(block, index=make(factory), coded=factory.exact)
             params = tune(tried, SearchParams(), factory.lossy, queries, width, target)
             recall, cost = 1.0 if factory.exact else params.recall or 0.0, price(factory, params.nprobe)
             microseconds = _microseconds(tried, params, queries, width, batch)
@@ -469,12 +473,12 @@ def weigh(
 def _microseconds(block: Block, params: SearchParams, queries: np.ndarray, width: int, batch: int) -> float:
     set_params(block.index, params)
     block.prepare()
-    timed, began = queries[: _TIMED * batch], time.perf_counter()
+    timed, began = queries[: _TIMED * batch], time.thread_time()
     with one_thread():
         for start in range(0, len(timed), batch):
             some = timed[start : start + batch]
             _ = search_index(block, some, width, params.factor) if block.index else search_exactly(block, some, width)
-    return 1e6 * (time.perf_counter() - began) / len(timed)
+    return 1e6 * (time.thread_time() - began) / len(timed)
 
 
 def require_recall(
