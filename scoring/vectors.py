@@ -6,7 +6,7 @@ mining.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -156,21 +156,19 @@ def choose_index(
     if spec == AUTO and labels > EXACT_LABELS and len(queries):
         configure_faiss(None)
         rows, free = vectors.ranges[0], free_memory() or np.inf
-        ways = (choose(AUTO, len(rows)), *code_factories(dimension))
-        fitting = [way for way in ways if len(rows) * way.bytes_per_vector(dimension) <= free]
-        block, make = Block(0, rows), partial(_make, rows=rows, queries=queries)
-        (factory, index, _), plans = weigh(block, [Factory(EXACT), *fitting], make, queries, width, target, batch)
+        ways = [choose(AUTO, len(rows)), *code_factories(dimension)]
+        ways = [Factory(EXACT), *(way for way in ways if len(rows) * way.bytes_per_vector(dimension) <= free)]
+        found = weigh(Block(0, rows), ways, lambda way: _make(way, rows, queries)[0], queries, width, target, batch)
+        (factory, index, _), plans = found
     elif spec != "none" and labels:
         factory = choose(spec, labels, EXACT_LABELS)
     return None if factory is None or factory.exact else factory.spec, index, plans
 
 
-def _lift(factory: Factory, rows: np.ndarray, queries: np.ndarray) -> Lift | None:
-    return Lift.of(rows, queries) if factory.lists and not factory.lossy else None  # codes would be coarser by a number
-
-
-def _make(factory: Factory, rows: np.ndarray, queries: np.ndarray) -> Any:
-    return build(factory, rows, _SEED, _lift(factory, rows, queries))
+def _make(factory: Factory, rows: np.ndarray, queries: np.ndarray, index: Any = None) -> tuple[Any, Lift | None]:
+    """Return an index over `rows`, `index` if it is made already, and its lift; codes would be coarser by a number."""
+    lift = Lift.of(rows, queries) if factory.lists and not factory.lossy else None
+    return index or build(factory, rows, _SEED, lift), lift
 
 
 def write_indexes(
@@ -205,14 +203,12 @@ def write_indexes(
             lifts.append(None)
             moved.append(0)
             continue
-        made = None if number else first
-        anew = partial(_make, factory, rows, queries), partial(_lift, factory, rows, queries)
-        index, lift, count, entry = updated or (made or anew[0](), anew[1](), 0, None)
+        index, lift, count, entry = updated or (*_make(factory, rows, queries, None if number else first), 0, None)
         block = Block(start, rows, index)
         params = tune(block, SearchParams(), factory.lossy, queries, width, target)
         if updated is not None and params.recall is not None and params.recall < target:
-            index, lift, count, entry = anew[0](), anew[1](), 0, None
-            block = Block(start, rows, index)
+            index, lift = _make(factory, rows, queries)
+            count, entry, block = 0, None, Block(start, rows, index)
             params = tune(block, SearchParams(), factory.lossy, queries, width, target)
         require_recall(factory, params, target)
         efforts.append(asdict(params))
