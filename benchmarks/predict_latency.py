@@ -2,6 +2,7 @@
 
     python -m benchmarks.predict_latency [--quick] [--index FACTORY]
     python -m benchmarks.predict_latency --export EXPORT [EXPORT...] --texts FILE [--before CHECKOUT]
+    python -m benchmarks.predict_latency --grow EXPORT --texts FILE [--rows N] [--for serving|batch] [--recall R]
 
 A query is a text of 12 words: tokenized, encoded by a bag of token and bigram embeddings (D = 64), and searched for its
 10 best labels of 1,048,576 by `Serving.top_k`, as `extremis predict` does it; alone, and 256 at a time. These texts
@@ -16,6 +17,11 @@ the tokenizer and onnxruntime alone are also measured. The texts' median and p99
 needed; the minimum and processor milliseconds are less affected by other work. `apart` compares with the first line:
 the largest difference of the scores of labels that are among the best 10 of both, and the share of texts with the same
 best label.
+
+With `--grow`, the labels and the memory's points of an export become N: copies, each plus noise as long as the distance
+to the nearest neighbour, so that the clusters of a real run stay. Random vectors are the worst case. A line for each
+way that was weighed, and for exact search with codes and the chosen way: processor milliseconds of one query (p50, p99)
+and per query of 512, and recall, for texts that no index was tuned on.
 """
 
 import argparse
@@ -28,17 +34,22 @@ import tempfile
 import time
 from collections.abc import Callable
 
+import faiss
 import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer
 
+import extremis
 from benchmarks.common.report import interleave, medians, report
 from benchmarks.mine import DIMENSION, noisy, unit
 from pipelines.sharding.tokenizer import encode_texts, train_wordpiece
 from schemas.ragged import Ragged
 from scoring.encoders import TorchInference
 from scoring.exported import Serving
-from scoring.vectors import Vectors, choose_index, open_indexes, write_indexes
+from scoring.memory import Memory, plan_index
+from scoring.vectors import BATCHES as BY_PURPOSE
+from scoring.vectors import Vectors, choose_index, open_indexes, search_indexes, write_indexes
+from search.index import AUTO
 from search.topk import configure_faiss
 from trainer.inputs import Inputs
 from trainer.model import Model
@@ -64,7 +75,14 @@ def main() -> None:
     parser.add_argument("--export", nargs="+", help="measure these exports")
     parser.add_argument("--texts", help="a text a line, for --export")
     parser.add_argument("--before", help="another checkout, for --export")
+    parser.add_argument("--grow", help="search vectors grown from those of this export")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="with --grow")
+    parser.add_argument("--for", dest="purpose", default="serving", help="serving or batch, with --grow")
+    parser.add_argument("--recall", type=float, default=0.95, help="target, with --grow")
     arguments = parser.parse_args()
+    if arguments.grow:
+        of_grown(arguments.grow, arguments.texts, arguments.rows, BY_PURPOSE[arguments.purpose], arguments.recall)
+        return
     if arguments.export:
         of_exports(arguments.export, arguments.texts, [arguments.before or "", os.getcwd()])
         return
@@ -191,6 +209,76 @@ def apart(found: list[dict[str, float]], first: list[dict[str, float]]) -> dict[
     return {"largest_difference": max(differences), "same_best": round(sum(same) / len(same), 4)}
 
 
+def of_grown(export: str, texts: str, rows: int, batch: int, target: float) -> None:
+    """Print what was weighed and measured for `rows` labels, points and random vectors."""
+    pin()
+    model = extremis.load(export, threads=1)
+    serving = model._exported.serving
+    with open(texts, encoding="utf-8") as file:
+        x = model.embed([line.rstrip() for line in itertools.islice(file, _TUNED + _SEARCHED)])
+    draw = np.random.default_rng(3)
+    say_labels("labels", grown(serving.vectors[:], rows), x, batch, target)
+    made_up, queries = (draw.standard_normal((count, x.shape[1]), np.float32) for count in (rows, len(x)))
+    say_labels("random vectors", made_up, queries, batch, target)
+    if serving.fused is not None and (few := serving.fused.scorers.memory) is not None:
+        points = unit(grown(few.vectors.astype(np.float32), rows)).astype(np.float16)
+        factory = plan_index(rows, points.shape[1], 1.0).factory
+        memory = Memory(points, Ragged(np.zeros(rows, np.int32), np.arange(rows + 1)), rows, factory, coded=True)
+        chosen = memory.indexed(x[:_TUNED])
+        say_plans("points", chosen.measured["plans"])
+        exact = say_way("points, exact with codes", lambda queries: memory.nearest(queries)[1], x)
+        say_way(f"points, {chosen.factory.spec}", lambda queries: chosen.nearest(queries)[1], x, exact)
+
+
+def say_labels(name: str, rows: np.ndarray, x: np.ndarray, batch: int, target: float) -> None:
+    vectors = Vectors([rows])
+    spec, index, plans = choose_index(AUTO, vectors, x[:_TUNED], K, target, batch)
+    say_plans(name, [plan._asdict() for plan in plans])
+    exact = say_way(f"{name}, exact with codes", lambda queries: search_indexes(vectors.indexed, queries, K)[0], x)
+    if spec is None:
+        return
+    with tempfile.TemporaryDirectory(prefix="extremis-benchmark-") as folder:
+        shards, facts = write_indexes(spec, vectors, x[:_TUNED], K, target, folder, first=index)
+        opened = open_indexes([os.path.join(folder, shard.path) for shard in shards], facts, vectors)
+    say_way(f"{name}, {spec}", lambda queries: search_indexes(opened, queries, K)[0], x, exact)
+
+
+def say_plans(name: str, plans: list[dict[str, object]]) -> None:
+    for plan in plans:
+        print(f"{name}, weighed", json.dumps(plan), flush=True)
+
+
+def say_way(
+    name: str, search: Callable[[np.ndarray], np.ndarray], x: np.ndarray, exact: np.ndarray | None = None
+) -> np.ndarray:
+    """Print the time and recall of a search for queries that no index was tuned on; return the ids [B, K]."""
+    x, times = x[_TUNED:], []
+    found = search(x)
+    for row in range(-1, len(x)):  # the first search computes what is kept
+        began = time.thread_time()
+        search(x[max(row, 0)][None])
+        times.append(1000 * (time.thread_time() - began))
+    began = time.thread_time()
+    search(x[:512])
+    figures = {"p50_ms": float(np.median(times[1:])), "p99_ms": float(np.quantile(times[1:], 0.99))}
+    figures["ms_of_512"] = 1000 * (time.thread_time() - began) / len(x[:512])
+    if exact is not None:
+        hits = sum(len({*ours} & {*best}) for ours, best in zip(found.tolist(), exact.tolist(), strict=True))
+        figures["recall"] = hits / exact.size
+    print(name, json.dumps({key: round(value, 4) for key, value in figures.items()}), flush=True)
+    return found
+
+
+def grown(rows: np.ndarray, count: int) -> np.ndarray:
+    """Return `count` copies [count, D] of rows [n, D], with noise from the second copy of a row on."""
+    distances = np.sqrt(np.maximum(faiss.knn(rows, rows, 2)[0][:, 1], 0)) / rows.shape[1] ** 0.5
+    copies, draw = np.resize(rows, (count, rows.shape[1])), np.random.default_rng(0)
+    for start in range(len(rows), count, len(rows)):
+        some = copies[start : start + len(rows)]
+        some += distances[: len(some), None] * draw.standard_normal(some.shape, np.float32)
+    return copies
+
+
 def clustered(labels: int) -> tuple[Vectors, np.ndarray]:
     """Make unit vectors [L, D] in clusters of 256, and queries [n, D] of the same clusters."""
     centres = unit(np.random.default_rng(0).standard_normal((labels // 256, DIMENSION), np.float32))
@@ -211,7 +299,7 @@ def some_texts() -> tuple[Tokenizer, list[str]]:
 
 def indexed(spec: str, model: Model, vectors: Vectors, queries: np.ndarray) -> tuple[Serving, dict]:
     """Return vectors with an index that was written, read and tuned as in an export."""
-    factory = choose_index(spec, len(vectors)) or f"IVF{int(4 * len(vectors) ** 0.5)},Flat"
+    factory = spec if spec != AUTO else f"IVF{int(4 * len(vectors) ** 0.5)},Flat"
     with tempfile.TemporaryDirectory(prefix="extremis-benchmark-") as folder:
         shards, facts = write_indexes(factory, vectors, queries, K, TARGET, folder)
         opened = open_indexes([os.path.join(folder, shard.path) for shard in shards], facts, vectors)

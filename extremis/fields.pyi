@@ -127,6 +127,7 @@ class ExportFields(TypedDict, total=False):
     dtype: Literal["float32", "float16"]
     form: Literal["auto", "torch", "onnx", "onnx-int8"]
     index: str
+    purpose: Literal["serving", "batch"]
     target_recall: float
     precision: Sequence[float]
     threshold_split: str | None

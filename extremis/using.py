@@ -315,6 +315,7 @@ class ExportResult(Result):
     dimension: int
     bias: bool
     index: Mapping[str, object] | None
+    plans: Mapping[str, object]
     thresholds: Mapping[str, object] | None
 
 
@@ -361,7 +362,7 @@ def export(
     if current:
         say(f"{make_current(out)}: the current export is now {out}")
     say(f'next: echo "some text" | extremis predict {out} - -')
-    facts = {name: parameters[name] for name in ("step", "dimension", "bias", "index", "thresholds")}
+    facts = {name: parameters[name] for name in ("step", "dimension", "bias", "index", "plans", "thresholds")}
     return ExportResult(out=out, digest=manifest.digest, labels=manifest.rows, **facts)
 
 

@@ -90,7 +90,8 @@ def option(name: str, value: Any = None) -> str:
 
 def flag_of(name: str) -> str:
     """Return the flag of an option in a shell."""
-    return "--from" if name == "from_run" else f"--{name.replace('_', '-')}"  # `from` is a keyword of Python
+    words = {"from_run": "from", "purpose": "for"}  # keywords of Python
+    return f"--{words.get(name, name).replace('_', '-')}"
 
 
 def _literal(value: Any, shell: bool) -> str:

@@ -1,5 +1,6 @@
 """This process: its cores, its forks, its memory, and the end of its parent."""
 
+import contextlib
 import functools
 import math
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from schemas.waits import waiting
 
+_CGROUP = Path("/sys/fs/cgroup")
 # Files of a cgroup's quota: microseconds of all cores, in microseconds of time.
 _QUOTAS = ("/sys/fs/cgroup/cpu.max",), ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us")
 
@@ -107,6 +109,20 @@ def peak_bytes() -> int:
             return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) * 1024
     except (OSError, StopIteration):
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def free_memory() -> int | None:
+    """Return the bytes of memory that are available to this process in its container; None if unknown."""
+    limits = []
+    with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        limits.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]))
+    with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
+        stat = (_CGROUP / "memory.stat").read_text().splitlines()
+        cached = int(next(line for line in stat if line.startswith("inactive_file ")).split()[1])
+        limit, used = ((_CGROUP / name).read_text() for name in ("memory.max", "memory.current"))
+        limits.append(int(limit) - int(used) + cached)
+    return min(limits, default=None)
 
 
 def end_with_parent(parent: int | None = None) -> None:

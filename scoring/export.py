@@ -8,7 +8,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from schemas.owners import building, clean_up, require_output_folder
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import encode, filters_of, list_column, writing_shard
 from schemas.shard_files.shards import POSITION, RETIRED, iterate_shard
+from schemas.sizes import say_bytes
 from schemas.storage import join, relative, require_room, resolve
 from schemas.table import Request, Table, find_reusable
 from schemas.versions import VERSION, Version, move_view, parts_since
@@ -42,6 +43,7 @@ from scoring.fusion import EXPORTED_FILES, fusion_file
 from scoring.memory import FACTS
 from scoring.options import ExportOptions
 from scoring.vectors import (
+    BATCHES,
     DTYPES,
     NAME,
     POSITIONS,
@@ -52,7 +54,7 @@ from scoring.vectors import (
     map_vectors,
     write_indexes,
 )
-from search.index import AUTO
+from search.index import AUTO, EXACT
 from trainer.checkpoints import Checkpoint, save_tensors
 from trainer.device import CPU, open_device
 from trainer.evaluation.evaluate import HOLDOUT, open_held_out, open_split, retired_labels
@@ -313,6 +315,7 @@ def export(data: str, run: str, out: str, options: ExportOptions, say: Say = pri
     recorded = {
         "dtype": options.dtype,
         "index": options.index,
+        "purpose": options.purpose,
         "target_recall": options.target_recall,
         "precisions": [*precisions],
         **({} if scores == "classifier" else {"scores": scores}),
@@ -376,6 +379,7 @@ class _Writer:
     scratch: Path  # a local folder for copies
     earlier: EarlierExport | None
     say: Say
+    plans: dict[str, Any] = field(default_factory=dict)  # ways to search that were weighed
 
     def write(self, request: Request) -> Manifest:
         """Write all files; return the manifest that will publish the files."""
@@ -418,6 +422,7 @@ class _Writer:
                 "bias": has_bias(recipe),
                 "step": self.checkpoint.step,
                 "index": index,
+                "plans": self.plans,
                 **({"agreement": agreement} if agreement else {}),
                 "shortlist": None if serving.fused is None else serving.fused.shortlist,
                 FACTS: None if self.fusion is None else self.fusion.table.parameters.get(FACTS),
@@ -493,6 +498,7 @@ class _Writer:
             text_shards, texts = write_vector_files(TEXTS, labels, self._text_rows, *place)
             shards += text_shards
         if memory is not None:
+            self._say_plans("memory", memory.measured.get("plans", []), memory.factory.spec)
             shards += memory.write(self.out)
         shards += [scorer.write(self.out) for scorer in scorers.of_words]
         name, content = fusion_file(fusion.fusion.exported())
@@ -512,22 +518,33 @@ class _Writer:
     def _write_index(self, serving: Serving) -> tuple[list[Shard], dict[str, Any] | None]:
         """Write an index if the options request it; return the index files and the facts needed to open the files."""
         earlier = None if self.earlier is None else self.earlier.index()
-        spec = choose_index(self.options["index"], len(serving.vectors))
-        if self.options["index"] == AUTO and earlier is not None:
-            spec = earlier.facts["factory"]
-        if spec is None:
-            return [], None
         queries = np.empty((0, serving.vectors.shape[1]), np.float32)
         groups = open_queries(self.data, "train").batches(serving.columns)
         for group in itertools.islice(groups, 1):  # pre-shuffled shards
             queries = serving.embed(Inputs.of(group.slice(0, _TUNING_QUERIES)))
         width = DEPTH if serving.fused is None else serving.fused.shortlist
-        recall, place = self.options["target_recall"], join(self.out, INDEX)
-        shards, facts = write_indexes(spec, serving.vectors, queries, width, recall, place, earlier)
+        recall, place, spec = self.options["target_recall"], join(self.out, INDEX), self.options["index"]
+        if spec == AUTO and earlier is not None:
+            spec = earlier.facts["factory"]
+        batch = BATCHES[self.options["purpose"]]
+        chosen, first, plans = choose_index(spec, serving.vectors, queries, width, recall, batch)
+        self._say_plans("labels", [plan._asdict() for plan in plans], chosen or EXACT)
+        if chosen is None:
+            return [], None
+        shards, facts = write_indexes(chosen, serving.vectors, queries, width, recall, place, earlier, first)
         measured = [effort["recall"] for effort in facts["efforts"] if effort and effort["recall"] is not None]
         said = f"{min(measured):.4f}" if measured else "not measured: there are no training queries"
-        self.say(f"index {spec}: recall {said} of the best {width} labels of {len(queries):,} training queries")
+        self.say(f"index {chosen}: recall {said} of the best {width} labels of {len(queries):,} training queries")
         return [shard if shard.view else in_folder(INDEX, shard) for shard in shards], facts
+
+    def _say_plans(self, what: str, plans: Sequence[Mapping[str, Any]], chosen: str) -> None:
+        """Print what was weighed, and record it."""
+        self.plans.update({what: plans} if plans else {})
+        for plan in plans:
+            found = "estimated" if plan["recall"] is None else f"recall {plan['recall']:.4f}"
+            time = f"{plan['microseconds']:,.0f} µs per query on a core"
+            mark = ", chosen" if plan["factory"] == chosen else ""
+            self.say(f"{what}, {plan['factory']}: {found}, {say_bytes(plan['bytes'])}, {time}{mark}")
 
     def _measure_thresholds(self, serving: Serving) -> dict[str, Any] | None:
         """Fit thresholds, and a calibration, to the best DEPTH predictions for each query of the split."""

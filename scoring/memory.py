@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,15 +23,14 @@ from search.index import (
     AUTO,
     EXACT,
     Factory,
-    SearchParams,
     add,
     build,
     choose,
+    code_factories,
     list_factories,
     read_index,
-    set_params,
     truncate,
-    tune,
+    weigh,
     write_index,
 )
 from search.topk import Block, configure_faiss, one_thread, search, search_exactly, unpack
@@ -206,31 +205,32 @@ class Memory:
         return replace(self, vectors=self.vectors[:points], labels=labels, trained=trained, index=None)
 
     def indexed(self, queries: Any, budget: int = BUDGET) -> "Memory":
-        """Return this memory with an index, tuned on `queries` [S, D or more] that are not points of the memory.
+        """Return this memory with the cheapest index for `queries` [S, D or more], which are not points of the memory.
 
-        Returns a memory without an index if exact search fits into `budget`, and is cheaper or the index finds too
-        little. Raises InputError if the index finds too little, and exact search does not fit.
+        That is so for one query as for many: only exact search costs one query more, and it is the dearest. Returns a
+        memory without an index for few points, or if no index finds enough and exact search fits into `budget`. Raises
+        InputError if the indexes find too little, and exact search does not fit.
         """
-        rows = self.unit(queries)
+        rows, exact = self.unit(queries), replace(self, factory=_EXACT)
         if self.factory.exact or not len(rows):
-            return replace(self, factory=_EXACT)._measure(queries)
-        configure_faiss(None)
-        block = Block(0, self.vectors, build(self.factory, self.vectors, _SEED))
-        params = tune(block, SearchParams(), self.factory.lossy, rows[: 3 * TUNED], NEIGHBOURS, TARGET_RECALL)
-        exact, recall = replace(self, factory=_EXACT), params.recall or 0.0
-        cheaper = self.factory.saves_time(len(self.vectors), NEIGHBOURS, params.nprobe, self._wide)
-        if exact.bytes <= budget and not (cheaper and recall >= TARGET_RECALL):
             return exact._measure(queries)
-        if recall < TARGET_RECALL:
+        configure_faiss(None)
+        others = *code_factories(self._wide), _EXACT
+        ways = [self.factory, *(way for way in others if replace(self, factory=way).bytes <= budget)]
+        block, make = Block(0, self.vectors), partial(build, vectors=self.vectors, seed=_SEED)
+        found, plans = weigh(block, ways, make, rows[: 3 * TUNED], NEIGHBOURS, TARGET_RECALL, batch=1)
+        factory, index, params = found
+        if factory is None:
+            recall = max(plan.recall or 0.0 for plan in plans)
             raise InputError(
                 f"memory: index {self.factory.spec} finds {recall:.4f} of the nearest points of sampled queries, "
                 f"expected {TARGET_RECALL}: its PQ codes are too coarse. Give "
                 f"{option('memory', say_bytes(1.05 * exact.bytes).replace(' ', ''))} for exact search of these points, "
                 f"or a smaller {option('memory')} for fewer points."
             )
-        set_params(block.index, params)
-        measured = {"nprobe": params.nprobe, "recall": round(recall, 4)}
-        return replace(self, index=block.index, refine=params.factor, measured=measured)._measure(queries)
+        weighed = {"recall": round(params.recall or 1.0, 4), "plans": [plan._asdict() for plan in plans]}
+        chosen = replace(self, factory=factory, index=index, refine=params.factor)
+        return replace(chosen, measured={"nprobe": params.nprobe, **weighed})._measure(queries)
 
     def extended(self, whole: "Memory") -> "Memory":
         """Return the memory `whole`, which starts with this memory's points, with this memory's index."""

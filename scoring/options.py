@@ -96,8 +96,12 @@ class ExportOptions(RunOptions):
     )
     index: str = Field(
         "auto",
-        description="none, auto (none up to 131,072 labels, else inverted lists), or a Faiss factory string such as "
-        "HNSW32.",
+        description="none, auto (none up to 131,072 labels, else the cheapest for {purpose}), or a Faiss factory "
+        "string such as HNSW32.",
+    )
+    purpose: Literal["serving", "batch"] = Field(
+        "serving",
+        description="What an index is chosen for by auto: serving, one query at a time, or batch, many queries.",
     )
     target_recall: float = Field(0.98, gt=0, le=1, description="Recall for which the index is tuned.")
     precision: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], COMMAS, Shown("SHARE,...")] = Field(

@@ -17,16 +17,23 @@ from schemas import PAD
 from schemas.layout import shard_name
 from schemas.manifest import Shard
 from schemas.mapped import MappedFile, map_tensors
+from schemas.process import free_memory
 from search.index import (
+    AUTO,
+    EXACT,
     Factory,
+    Lift,
+    Plan,
     SearchParams,
     build,
     choose,
+    code_factories,
     load_index,
     replace_vectors,
     require_recall,
     set_params,
     tune,
+    weigh,
     write_index,
 )
 from search.topk import Block, configure_faiss, merge, pad_vectors, score, search, unpack
@@ -35,6 +42,7 @@ NAME, POSITIONS = "weight", "rows"
 _COMPARED = 1 << 16  # number of rows compared at a time
 DTYPES = {name: np.dtype(name) for name in ("float32", "float16")}
 EXACT_LABELS = 1 << 17  # up to this number, exact search answers in milliseconds
+BATCHES = {"serving": 1, "batch": 512}  # queries at a time, by the purpose of an export
 _SEED = 0
 _MOST_MOVED = 2  # an index is rebuilt if more than 1 / _MOST_MOVED of its rows have moved: the lists no longer fit
 
@@ -135,12 +143,32 @@ class EarlierIndex:
     rows: Callable[[int], np.ndarray]
 
 
-def choose_index(spec: str, labels: int) -> str | None:
-    """Return the factory string for `none`, `auto` or a factory string; None for exact search."""
-    if spec == "none" or not labels:
-        return None
-    factory = choose(spec, labels, EXACT_LABELS)
-    return None if factory.exact else factory.spec
+def choose_index(
+    spec: str, vectors: Vectors, queries: np.ndarray, width: int, target: float, batch: int
+) -> tuple[str | None, Any, list[Plan]]:
+    """Return the factory string for `none`, `auto` or a factory string; None for exact search.
+
+    For many labels, `auto` weighs ways to search the first range for `batch` queries at a time. Then also returns the
+    index that was made for this range, and what was weighed.
+    """
+    (labels, dimension), index, plans = vectors.shape, None, list[Plan]()
+    factory: Factory | None = None
+    if spec == AUTO and labels > EXACT_LABELS and len(queries):
+        configure_faiss(None)
+        rows, free = vectors.ranges[0], free_memory() or np.inf
+        ways = [choose(AUTO, len(rows)), *code_factories(dimension)]
+        ways = [Factory(EXACT), *(way for way in ways if len(rows) * way.bytes_per_vector(dimension) <= free)]
+        found = weigh(Block(0, rows), ways, lambda way: _make(way, rows, queries)[0], queries, width, target, batch)
+        (factory, index, _), plans = found
+    elif spec != "none" and labels:
+        factory = choose(spec, labels, EXACT_LABELS)
+    return None if factory is None or factory.exact else factory.spec, index, plans
+
+
+def _make(factory: Factory, rows: np.ndarray, queries: np.ndarray, index: Any = None) -> tuple[Any, Lift | None]:
+    """Return an index over `rows`, `index` if it is made already, and its lift; codes would be coarser by a number."""
+    lift = Lift.of(rows, queries) if factory.lists and not factory.lossy else None
+    return index or build(factory, rows, _SEED, lift), lift
 
 
 def write_indexes(
@@ -151,49 +179,49 @@ def write_indexes(
     target: float,
     url: str,
     earlier: EarlierIndex | None = None,
+    first: Any = None,
 ) -> tuple[list[Shard], dict[str, Any]]:
     """Write indexes under `url`, tuned on `queries` [S, D] to recall `target` at `width`; return what opening needs.
 
     A range after the first gets no index if the range is small enough for exact search. Indexes of `earlier` are
-    updated if rows have changed, and built anew if their recall is too low now. Raises InputError if `spec` is not a
-    factory string, if there are too few vectors for the index, or if its recall is below the target.
+    updated if rows have changed, and built anew if their recall is too low now. `first`: the index of the first range,
+    if it is made already. Raises InputError if `spec` is not a factory string, if there are too few vectors for the
+    index, or if its recall is below the target.
     """
     configure_faiss(None)
     factory = Factory.parse(spec)
-    columns = factory.dimension(vectors.shape[1])
-    sampled = pad_vectors(queries, columns)
-    if earlier is not None and (earlier.facts["factory"], earlier.facts["columns"]) != (factory.spec, columns):
+    if earlier is not None and earlier.facts["factory"] != factory.spec:
         earlier = None
     shards: list[Shard] = []
     efforts: list[dict[str, Any] | None] = []
+    lifts: list[list[Any] | None] = []
     moved: list[int] = []
     for number, (start, rows) in enumerate(vectors.parts()):
-        wide = pad_vectors(rows, columns)
-        updated = None if earlier is None else _update(earlier, number, rows, wide)
+        updated = None if earlier is None else _update(earlier, number, rows)
         if updated is None and number and len(rows) <= EXACT_LABELS:
             efforts.append(None)
+            lifts.append(None)
             moved.append(0)
             continue
-        index, count, entry = updated or (build(factory, wide, _SEED), 0, None)
-        block = Block(start, wide, index)
-        params = tune(block, SearchParams(), factory.lossy, sampled, width, target)
+        index, lift, count, entry = updated or (*_make(factory, rows, queries, None if number else first), 0, None)
+        block = Block(start, rows, index)
+        params = tune(block, SearchParams(), factory.lossy, queries, width, target)
         if updated is not None and params.recall is not None and params.recall < target:
-            count, entry, block = 0, None, Block(start, wide, build(factory, wide, _SEED))
-            params = tune(block, SearchParams(), factory.lossy, sampled, width, target)
+            index, lift = _make(factory, rows, queries)
+            count, entry, block = 0, None, Block(start, rows, index)
+            params = tune(block, SearchParams(), factory.lossy, queries, width, target)
         require_recall(factory, params, target)
         efforts.append(asdict(params))
+        lifts.append(lift and [lift.centre.tolist(), lift.scale, lift.radius])
         moved.append(count)
         shards.append(entry or write_index(url, shard_name(number, len(vectors.ranges), "faiss"), block))
-    facts = {"factory": factory.spec, "metric": "inner product", "columns": columns, "efforts": efforts}
-    return shards, {**facts, "moved": moved}
+    return shards, {"factory": factory.spec, "efforts": efforts, "lifts": lifts, "moved": moved}
 
 
-def _update(
-    earlier: EarlierIndex, number: int, rows: np.ndarray, wide: np.ndarray
-) -> tuple[Any, int, Shard | None] | None:
-    """Return the earlier index with the changed `rows`, how many changed since it was built, and its file if unchanged.
+def _update(earlier: EarlierIndex, number: int, rows: np.ndarray) -> tuple[Any, Lift | None, int, Shard | None] | None:
+    """Return the earlier index and its lift, how many `rows` changed since it was built, and its file if unchanged.
 
-    Returns None if the index must be rebuilt. `wide`: the rows in the shape that the index accepts.
+    Returns None if the index must be rebuilt.
     """
     file = earlier.files[number] if number < len(earlier.files) else None
     if file is None:
@@ -205,19 +233,20 @@ def _update(
     moved = earlier.facts.get("moved", [0] * len(earlier.files))[number] + len(changed)
     if _MOST_MOVED * moved > len(rows):
         return None
-    index = load_index(str(path))
+    index, stored = load_index(str(path)), earlier.facts["lifts"][number]
+    lift = stored and Lift(np.array(stored[0], np.float32), *stored[1:])
     if not len(changed):
-        return index, moved, entry
-    return (index, moved, None) if replace_vectors(index, changed, wide[changed]) else None
+        return index, lift, moved, entry
+    wide = pad_vectors(rows[changed], index.d) if lift is None else lift.apply(rows[changed], index.d)
+    return (index, lift, moved, None) if replace_vectors(index, changed, wide) else None
 
 
 def open_indexes(paths: Sequence[str], facts: Mapping[str, Any], vectors: Vectors) -> tuple[IndexedRange, ...]:
     """Open the indexes of `vectors` from local files, with the facts that `write_indexes` returned."""
-    columns, files = facts["columns"], iter(paths)
-    opened = []
+    files, opened = iter(paths), []
     for (start, rows), effort in zip(vectors.parts(), facts["efforts"], strict=True):
         # Pairs are scored in place in float32, so half-precision vectors are widened once.
-        wide = rows if (rows.dtype, rows.shape[1]) == (np.float32, columns) else pad_vectors(rows, columns)
+        wide = rows.astype(np.float32, copy=False)
         index = None if effort is None else load_index(next(files))
         params = SearchParams(**(effort or {}))
         set_params(index, params)
@@ -232,6 +261,5 @@ def search_indexes(indexed: Sequence[IndexedRange], queries: np.ndarray, width: 
 
     Raises ExtremisError if a query, or a vector that is searched exactly, is not finite.
     """
-    wide = pad_vectors(queries, indexed[0].block.vectors.shape[1])
-    found = [search(block, wide, width, refine) for block, refine in indexed]
+    found = [search(block, queries, width, refine) for block, refine in indexed]
     return unpack(found[0] if len(found) == 1 else merge(found, width))

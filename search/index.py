@@ -3,8 +3,10 @@
 import contextlib
 import math
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
 
 import faiss
 import numpy as np
@@ -31,6 +33,8 @@ _CANDIDATE_COST = 320.0  # per candidate that is kept and ranked, without the co
 _QUERY_COST = 32_000.0  # per query, independent of its results
 _PROBED = 64.0  # vectors to scan, in units of √n, for n vectors in 4 √n lists; fewer with more lists
 _MULTIPLICATIONS_PER_SECOND = 7.7e10  # multiplications per second on two cores
+_CODED_COST = 2.0  # per column of a code of one byte, for one query; vectors are not shared by queries
+_TIMED = 50  # batches whose time is measured
 _NEGLIGIBLE_COST = 3.2e11  # about five seconds; below this cost, exact search is fast enough
 _REFINE = 4
 MOST_REFINE = 16
@@ -128,9 +132,9 @@ class Factory:
         return float((10 * min(rows, self.training_rows()) + rows) * self.lists * dimension)
 
     def query_cost(self, rows: int, width: int, nprobe: int | None, dimension: int) -> float:
-        """Estimate the multiplications for a query. Without lists, a query is multiplied by all vectors."""
+        """Estimate the multiplications for a query. Without lists, a query is multiplied by all vectors or codes."""
         if not (lists := self.lists):
-            return float(rows * dimension)
+            return float(rows * (self.subquantizers if self.lossy else dimension))
         scanned = min(rows, nprobe * rows / lists if nprobe else _PROBED * rows**0.5 * (4 * rows**0.5 / lists) ** 0.5)
         scan, fetched = (_SCAN_CODES_COST, _REFINE * width) if self.lossy else (_SCAN_COST, width)
         probes = _PROBE_COST * scanned * lists / rows if self.lossy else 0.0
@@ -172,24 +176,58 @@ def list_factories(dimension: int, rows: int) -> list[Factory]:
     return factories
 
 
-def build(factory: Factory, vectors: np.ndarray, seed: int) -> faiss.Index | None:
-    """Build an inner-product index over `vectors` [n, D]; None for `exact`, which searches the matrix itself.
+class Lift(NamedTuple):
+    """Subtracts `centre` [D] from vectors [n, D], times `scale`, and appends a number: then all have length `radius`.
 
-    Vectors are float32 with as many columns as the index, or float16 with at most as many columns. Float16 vectors are
-    widened in parts.
+    A query with a 0 appended has the same order of distances to the results as of inner products with the vectors
+    (Bachrach et al. 2014, doi:10.1145/2645710.2645741). So vectors of any lengths and biases have clusters. Fewest
+    lists must be read if the vectors are as long as the queries.
+    """
+
+    centre: np.ndarray
+    scale: float
+    radius: float
+
+    @classmethod
+    def of(cls, vectors: np.ndarray, queries: np.ndarray) -> "Lift":
+        centre = vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
+        parts = iterate_float32(vectors, _TRAINING_ROWS)
+        longest = max(float(np.linalg.norm(rows - centre, axis=1).max()) for _, rows in parts) or 1.0
+        radius = float(np.median(np.linalg.norm(queries, axis=1))) if len(queries) else longest
+        return cls(centre, radius / longest, radius)
+
+    def apply(self, vectors: np.ndarray, columns: int) -> np.ndarray:
+        """Return float32 [n, columns]."""
+        lifted, last = pad_vectors(vectors, columns), len(self.centre)
+        lifted[:, :last] = (lifted[:, :last] - self.centre) * np.float32(self.scale)
+        lifted[:, last] = np.sqrt(np.maximum(self.radius**2 - np.einsum("nd,nd->n", lifted, lifted), 0))
+        return lifted
+
+
+def code_factories(dimension: int) -> list[Factory]:
+    """List indexes of 4-bit codes without lists, for vectors [dimension] that have no clusters."""
+    return [Factory(f"PQ{-(-dimension // 2)}x4fs"), Factory(f"PQ{dimension}x4fs")]
+
+
+def build(factory: Factory, vectors: np.ndarray, seed: int, lift: Lift | None = None) -> faiss.Index | None:
+    """Build an index over `vectors` [n, D]; None for `exact`, which searches the matrix itself.
+
+    Vectors are float32 or float16; they are widened, and padded with zeros to the columns of the index. The index is by
+    inner product, or with `lift` by distance of the lifted vectors.
 
     Raises InputError for an invalid factory string, or too few vectors for training.
     """
     if factory.exact:
         return None
     rows, dimension = vectors.shape
-    index = create_index(factory, dimension)
+    metric = faiss.METRIC_INNER_PRODUCT if lift is None else faiss.METRIC_L2
+    index = create_index(factory, factory.dimension(dimension + (lift is not None)), metric)
     size = factory.training_rows()
     try:
         with one_thread() if factory.has_graph else contextlib.nullcontext():
             sample = vectors if size >= rows else vectors[sample_rows(rows, size, seed)]
-            index.train(pad_vectors(sample, index.d, copy=False))
-            add(index, vectors)
+            index.train(pad_vectors(sample, index.d, copy=False) if lift is None else lift.apply(sample, index.d))
+            add(index, vectors, lift)
     except RuntimeError as error:
         raise InputError(
             f"index {factory.spec!r} cannot be built on a block of {rows} vectors: {_reason(error)}. "
@@ -198,10 +236,10 @@ def build(factory: Factory, vectors: np.ndarray, seed: int) -> faiss.Index | Non
     return index
 
 
-def add(index: faiss.Index, vectors: np.ndarray) -> None:
+def add(index: faiss.Index, vectors: np.ndarray, lift: Lift | None = None) -> None:
     """Append `vectors` [n, D], in a form that `build` accepts, to the index."""
-    for _, rows in iterate_float32(vectors):
-        index.add(pad_vectors(rows, index.d, copy=False))
+    for _, rows in iterate_float32(vectors, 0 if lift is None else _TRAINING_ROWS):
+        index.add(pad_vectors(rows, index.d, copy=False) if lift is None else lift.apply(rows, index.d))
 
 
 def truncate(index: faiss.Index, rows: int) -> None:
@@ -209,10 +247,10 @@ def truncate(index: faiss.Index, rows: int) -> None:
     index.remove_ids(faiss.IDSelectorRange(rows, index.ntotal))
 
 
-def create_index(factory: Factory, dimension: int) -> faiss.Index:
+def create_index(factory: Factory, dimension: int, metric: int = faiss.METRIC_INNER_PRODUCT) -> faiss.Index:
     """Return an untrained index. Raises InputError for an invalid factory string."""
     try:
-        return faiss.index_factory(dimension, factory.spec, faiss.METRIC_INNER_PRODUCT)
+        return faiss.index_factory(dimension, factory.spec, metric)
     except RuntimeError as error:
         raise InputError(
             f"index {factory.spec!r} cannot be built for {dimension} dimensions: {_reason(error)}. Give auto, exact, "
@@ -383,6 +421,64 @@ def measure_recall(block: Block, params: SearchParams, queries: np.ndarray, exac
     keys, _ = search_index(block, queries, exact.shape[1], params.factor)
     hits = (keys != EMPTY) & (scores_of(keys) >= scores_of(exact[:, -1:]))
     return float(hits.sum() / max(1, exact.size))
+
+
+class Plan(NamedTuple):
+    """A way to search, its bytes in memory, and microseconds per query on one core; without a recall, estimates."""
+
+    factory: str
+    bytes: int
+    microseconds: float
+    recall: float | None = None
+
+
+def weigh(
+    block: Block,
+    ways: Sequence[Factory],
+    make: Callable[[Factory], faiss.Index | None],
+    queries: np.ndarray,
+    width: int,
+    target: float,
+    batch: int,
+) -> tuple[tuple[Factory | None, faiss.Index | None, SearchParams], list[Plan]]:
+    """Choose the cheapest of `ways` to search a block for `batch` queries at a time; None if none reaches `target`.
+
+    An index is made, and tuned on `queries` [S, D], if its estimated cost is lower than the cost of any that reaches
+    the recall. Costs are work that is counted, so that the choice is the same on every machine; time is only measured.
+    """
+    rows, dimension = block.vectors.shape
+    chosen: tuple[Factory | None, faiss.Index | None, SearchParams] = None, None, SearchParams()
+    plans, least = list[Plan](), math.inf
+
+    def price(factory: Factory, nprobe: int | None = None) -> float:
+        alone = _CODED_COST if factory.exact and batch == 1 else 1.0
+        return alone * factory.query_cost(rows, width, nprobe, dimension)
+
+    for factory in sorted(ways, key=price):
+        size = int(factory.fixed_bytes(dimension) + rows * factory.bytes_per_vector(dimension))
+        size = block.vectors.nbytes + block.vectors.size if factory.exact else size  # with codes
+        cost, recall = price(factory), None
+        microseconds = 2e6 * cost / _MULTIPLICATIONS_PER_SECOND
+        if cost < least:
+            tried = replace(block, index=make(factory), coded=factory.exact)
+            params = tune(tried, SearchParams(), factory.lossy, queries, width, target)
+            recall, cost = 1.0 if factory.exact else params.recall or 0.0, price(factory, params.nprobe)
+            microseconds = _microseconds(tried, params, queries, width, batch)
+            if recall >= target and cost < least:
+                chosen, least = (factory, tried.index, params), cost
+        plans.append(Plan(factory.spec, size, microseconds, recall))
+    return chosen, plans
+
+
+def _microseconds(block: Block, params: SearchParams, queries: np.ndarray, width: int, batch: int) -> float:
+    set_params(block.index, params)
+    block.prepare()
+    timed, began = queries[: _TIMED * batch], time.thread_time()
+    with one_thread():
+        for start in range(0, len(timed), batch):
+            some = timed[start : start + batch]
+            _ = search_index(block, some, width, params.factor) if block.index else search_exactly(block, some, width)
+    return 1e6 * (time.thread_time() - began) / len(timed)
 
 
 def require_recall(

@@ -21,7 +21,7 @@ import numpy as np
 
 from schemas import PAD
 from schemas.errors import DivergedError, InputError
-from schemas.process import one_thread_in_children
+from schemas.process import free_memory, one_thread_in_children
 from schemas.ragged import Ragged, pad_columns
 from search import NOT_A_NUMBER
 
@@ -34,7 +34,8 @@ CPU = "cpu"
 _DRIVER = Path("/dev/nvidiactl")
 _SLACKS = 8, 256  # extra labels to fetch for a proof; the second number is for rows that the first leaves without one
 _CODED_SLACKS = 128, 1024  # like _SLACKS, for codes: the error of a code is about 1 % of a vector
-_CODED = 1 << 12, 1 << 26  # fewest rows, and most elements, of a block with codes
+_CODED = 1 << 12  # fewest rows of a block with codes
+_CODES_SHARE = 3  # codes take at most 1 / _CODES_SHARE of the free memory; Faiss copies them once
 # Below this number of queries, codes are faster than a matrix product. The keys are bytes per number: half precision
 # must be widened for a matrix product.
 _FEW = {4: 8, 2: 64}
@@ -133,10 +134,11 @@ class Block:
 
     @cached_property
     def codes(self) -> "Codes | None":
-        """Codes of one byte per number, which make a scan much faster; None if codes would not save time."""
-        if not self.coded or self.device != CPU or len(self.vectors) < _CODED[0] or self.vectors.size > _CODED[1]:
+        """Codes of one byte per number, which make a scan much faster; None if they save no time, or do not fit."""
+        if not self.coded or self.device != CPU or len(self.vectors) < _CODED:
             return None
-        return Codes.of(self.vectors)
+        free = free_memory()
+        return None if free is not None and _CODES_SHARE * self.vectors.size > free else Codes.of(self.vectors)
 
     @cached_property
     def longest(self) -> float:

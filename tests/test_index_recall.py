@@ -21,6 +21,7 @@ from scoring import memory
 from scoring.memory import NEIGHBOURS
 from scoring.vectors import Vectors, write_indexes
 from search.index import Factory, SearchParams, load_index, set_params
+from search.topk import pad_vectors
 from tests.builders import batch_of
 from tests.command import TINY, call
 from tests.pipelines.mining.world import World, plan_of
@@ -66,7 +67,7 @@ def by_numpy(index: faiss.Index, params: SearchParams, queries: np.ndarray, rows
     """The fraction of the best labels among the candidates of the index, ranked by their products."""
     set_params(index, params)
     fetch = min(len(rows), width * params.factor + 8)
-    _, candidates = index.search(np.ascontiguousarray(queries), fetch)
+    _, candidates = index.search(pad_vectors(queries, index.d), fetch)
     scores = queries.astype(np.float64) @ rows.astype(np.float64).T
     shares = []
     for line, offered in zip(scores, candidates.tolist(), strict=True):

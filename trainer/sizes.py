@@ -1,16 +1,15 @@
 """Bytes of a model, and the ranges of labels that ranks hold."""
 
-import contextlib
 import os
 import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout
+from schemas.process import free_memory
 from schemas.sizes import say_bytes
 from schemas.storage import require_room
 from schemas.table import Table
@@ -24,7 +23,6 @@ MOST_LABELS = 1.25  # maximum number of a rank's labels, as a multiple of L/G; b
 _EVEN = 1.05  # ranges have equal numbers of labels up to this ratio of the maximum work to the mean work
 _STRIDE = 18  # log2 of the number of places with exact work, without frequent labels; work in between is interpolated
 _FREQUENT = 14  # labels with more than 2 ** -_FREQUENT of the points are frequent
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def label_bounds(data: DataLayout, recipe: Recipe, ranks: int) -> list[int] | None:
@@ -154,17 +152,3 @@ def encoder_bytes(recipe: Recipe, sizes: DataSizes) -> int:
     counts = sizes.vocabulary, sizes.features, sizes.dense
     least: int = recipe.encoder.implementation.least_bytes(recipe.encoder, *counts)
     return least * recipe.encoders
-
-
-def free_memory() -> int | None:
-    """Return the bytes of memory that are available to this process in its container; None if unknown."""
-    limits = []
-    with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        limits.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]))
-    with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
-        stat = (_CGROUP / "memory.stat").read_text().splitlines()
-        cached = int(next(line for line in stat if line.startswith("inactive_file ")).split()[1])
-        limit, used = ((_CGROUP / name).read_text() for name in ("memory.max", "memory.current"))
-        limits.append(int(limit) - int(used) + cached)
-    return min(limits, default=None)

@@ -46,6 +46,7 @@ def example(
     shown: bool = True,
     set: Settings = (),
     from_run: Annotated[Place, Shown("RUN1")] | None = None,
+    purpose: str = "serving",
     progress: Progress = True,
     **fields: Any,
 ) -> ExampleResult:
@@ -74,7 +75,7 @@ def example(
         ({"dry": False, "shown": True, "share": None}, ()),
         ({"set": {"train.epochs": 5, "a.b": "c"}}, ("--set", "train.epochs=5", "--set", 'a.b="c"')),
         ({"set": ["train.epochs=5"]}, ("--set", "train.epochs=5")),
-        ({"from_run": Path("runs/1")}, ("--from", "runs/1")),
+        ({"from_run": Path("runs/1"), "purpose": "batch"}, ("--from", "runs/1", "--for", "batch")),
         ({"width": 5, "by": "score"}, ("--width", "5", "--by", "score")),
         ({"options": MergeOptions(width=5), "by": "score"}, ("--width", "5", "--by", "score")),
     ],

@@ -122,7 +122,8 @@ def test_what_is_exported(data: Path, run: Path, exported: Path) -> None:
     labels = pa.concat_tables(pq.read_table(path) for path in sorted((exported / "labels").iterdir()))
     assert labels.column_names == ["label_id", "key", "text", "frequency"]
     assert labels["label_id"].to_pylist() == list(range(manifest.rows))
-    again = call("export", data, run, exported, "--threshold-split", "test", "--precision", "0.05,0.1,1")
+    settings = "--threshold-split", "test", "--precision", "0.05,0.1,1", "--for", "serving"
+    again = call("export", data, run, exported, *settings)
     assert "exported already" in again.err
     refused(
         call("export", data, run, exported, "--dtype", "float16"),
@@ -330,7 +331,7 @@ class TestWeights:
         self, data: Path, fused: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: pa.Table
     ) -> None:
         monkeypatch.setattr(memory, "choose", lambda *arguments, **named: Factory("IVF4,Flat"))
-        monkeypatch.setattr(Factory, "saves_time", lambda *arguments: True)
+        monkeypatch.setattr(Factory, "query_cost", lambda factory, *arguments: float(factory.exact))
         run, out = fused / "run", tmp_path / "out"
         done = call("fuse", data, run, "--linear", "0", "--json")
         assert done.status == 0, done.err

@@ -141,8 +141,7 @@ def test_a_text_has_the_same_answer_alone_in_a_batch_from_the_command_line_and_o
         (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
         assert call("predict", exports, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--k", "4").status == 0
         _, answer = service.ask({"texts": TEXTS, "k": 4})
-        if hasattr(model, "compile"):
-            service.wait_for("single texts are answered by compiled loops")
+        service.wait_for("single texts are answered by compiled loops")
         singles = [service.ask({"texts": [text], "k": 4})[1]["predictions"] for text in TEXTS]
         assert [of for (of,) in singles] == answer["predictions"]
     for line, of in zip((tmp_path / "out.jsonl").read_text().splitlines(), answer["predictions"], strict=True):

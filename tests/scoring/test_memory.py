@@ -209,7 +209,7 @@ def test_the_recall_that_is_stated_is_that_of_brute_force(spec: str, tmp_path: P
     assert memory.facts["measured"]["recall"] == pytest.approx(share, abs=0.02)  # equal points stand for each other
 
 
-@pytest.mark.parametrize("spec", INDEXES)
+@pytest.mark.parametrize("spec", [*INDEXES, "PQ8x4fs"])
 @pytest.mark.parametrize("place", ["disk", "memory://memory/indexed"])
 def test_an_index_votes_the_same_once_it_was_written_and_read(spec: str, place: str, tmp_path: Path) -> None:
     memory, x = indexed(spec), clusters(100, 4)
@@ -225,7 +225,7 @@ def test_an_index_votes_the_same_once_it_was_written_and_read(spec: str, place: 
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("spec", ["exact", *INDEXES])
+@pytest.mark.parametrize("spec", ["exact", *INDEXES, "PQ8x4fs"])
 def test_points_that_were_held_out_are_left_out_where_they_are_asked_for(spec: str, tmp_path: Path) -> None:
     memory, x = indexed(spec), clusters(100, 4)
     assert memory.nearest(x)[1].max() >= memory.trained

@@ -512,7 +512,7 @@ def test_each_scorer_has_the_same_scores_compiled(models: list[extremis.Model], 
     fusion = data.draw(st.sampled_from([serving.fused.fusion, FusionWeights(0.2, 3.0, 2.0, 1.5), Rounded(), None]))
     fused = fusion and replace(serving.fused, fusion=fusion, scorers=replace(serving.fused.scorers, **changes))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(topk, "_CODED", (data.draw(st.sampled_from([1, 1 << 12])), 1 << 26))
+        patch.setattr(topk, "_CODED", data.draw(st.sampled_from([1, 1 << 12])))
         served = replace(serving, fused=fused, vectors=Vectors(serving.vectors.ranges))
         fast = replace(served, alone=compile_serving(served))
         retired = np.arange(LABELS) % 3 == 0 if data.draw(st.booleans()) else None

@@ -50,10 +50,10 @@ OF_KEYS: dict[str, tuple[Callable[..., np.ndarray], dict[str, object]]] = {
     "blocks": (in_blocks, {}),
     "codes": (
         lambda x, w, k: search_exactly(Block(0, w, coded=True), x, k),
-        {"_CODED": (1, 1 << 20), "_CODED_SLACKS": (1, 3)},
+        {"_CODED": 1, "_CODED_SLACKS": (1, 3)},
     ),
-    "compiled": (lambda x, w, k: by_scan(x, w, k, True), {"_CODED": (1, 1 << 20)}),
-    "compiled for any processor": (lambda x, w, k: by_scan(x, w, k, False), {"_CODED": (1, 1 << 20)}),
+    "compiled": (lambda x, w, k: by_scan(x, w, k, True), {"_CODED": 1}),
+    "compiled for any processor": (lambda x, w, k: by_scan(x, w, k, False), {"_CODED": 1}),
     "a device": (lambda x, w, k: search_exactly(Block(0, w, device="cpu:0"), x, k), {}),
 }
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from scoring import vectors as module
 from scoring.export import write_vector_files
-from scoring.vectors import Vectors, search_indexes
+from scoring.vectors import BATCHES, Vectors, choose_index, open_indexes, search_indexes, write_indexes
 from search.torch_topk import top_k
 
 
@@ -39,3 +40,30 @@ def test_slices_go_over_the_edges_of_files(tmp_path: Path) -> None:
     np.testing.assert_array_equal(ids, labels)
     np.testing.assert_allclose(found, scores, atol=1e-6)
     np.testing.assert_allclose(vectors.score(queries.numpy(), ids), scores, atol=1e-6)
+
+
+@pytest.mark.parametrize("purpose", BATCHES)
+def test_many_labels_get_the_index_that_was_weighed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, purpose: str
+) -> None:
+    monkeypatch.setattr(module, "EXACT_LABELS", 1000)
+    draw = np.random.default_rng(3)
+    rows = draw.standard_normal((60, 8)).repeat(50, axis=0) + 0.1 * draw.standard_normal((3000, 8))
+    labels, queries = Vectors([rows.astype(np.float32)]), draw.standard_normal((50, 8)).astype(np.float32)
+    arguments = queries, 10, 0.9, BATCHES[purpose]
+    assert choose_index("auto", Vectors([labels[:1000]]), *arguments)[0] is None
+    assert choose_index("none", labels, *arguments) == (None, None, [])
+    assert choose_index("IVF4,Flat", labels, *arguments)[0] == "IVF4,Flat"
+    spec, index, plans = choose_index("auto", labels, *arguments)
+    assert spec is not None
+    assert index is not None
+    assert len(plans) == 4
+    shards, facts = write_indexes(spec, labels, queries, 10, 0.9, str(tmp_path / "first"), first=index)
+    others, again = write_indexes(spec, labels, queries, 10, 0.9, str(tmp_path / "anew"))
+    assert facts == again
+    assert [shard.sha256 for shard in shards] == [shard.sha256 for shard in others]
+    opened = open_indexes([str(tmp_path / "first" / shard.path) for shard in shards], facts, labels)
+    found, exact = (search_indexes(of, queries, 10)[0] for of in (opened, labels.indexed))
+    assert np.mean([np.isin(best, ours).mean() for best, ours in zip(exact, found, strict=True)]) >= 0.9
+    monkeypatch.setattr(module, "free_memory", lambda: 1)
+    assert choose_index("auto", labels, *arguments)[0] is None  # nothing but exact search fits
