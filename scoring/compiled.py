@@ -14,9 +14,9 @@ from scoring.fusion import ADDED_LABELS, GAP, RANK, FusionTrees, PairScores, Rer
 from scoring.memory import NEIGHBOURS, TEMPERATURE, shares_of
 from scoring.names import IN_OTHERS
 from scoring.neighbours import TEMPERATURE as TEMPERATURE_OF_WORDS
+from scoring.scan import CodedBlock
 from scoring.trees import finite
 from scoring.words import RowFeatures
-from search.scan import CodedBlock
 from trainer.inputs import Inputs
 
 _COUNTS = np.arange(1 << 12, dtype=np.float32)

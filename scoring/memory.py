@@ -19,6 +19,7 @@ from schemas.shard_files.parquet import list_array, list_column, write_shard
 from schemas.sizes import say_bytes
 from schemas.storage import join
 from schemas.table import Table
+from scoring.plans import code_factories, weigh
 from search.index import (
     AUTO,
     EXACT,
@@ -26,11 +27,9 @@ from search.index import (
     add,
     build,
     choose,
-    code_factories,
     list_factories,
     read_index,
     truncate,
-    weigh,
     write_index,
 )
 from search.topk import Block, configure_faiss, one_thread, search, search_exactly, unpack

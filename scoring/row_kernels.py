@@ -3,7 +3,7 @@
 import numpy as np
 
 from scoring.names import LETTERS
-from search.scan import find_largest, kernel
+from scoring.scan import find_largest, kernel
 from trainer.encoders.bag import FINISH, MIX, PAIR_BUCKETS
 
 _ONE, _TOP, _MIDDLE = np.uint64(1), np.uint64(32), np.uint64(20)

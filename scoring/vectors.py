@@ -18,22 +18,20 @@ from schemas.layout import shard_name
 from schemas.manifest import Shard
 from schemas.mapped import MappedFile, map_tensors
 from schemas.process import free_memory
+from scoring.plans import Plan, code_factories, weigh
 from search.index import (
     AUTO,
     EXACT,
     Factory,
     Lift,
-    Plan,
     SearchParams,
     build,
     choose,
-    code_factories,
     load_index,
     replace_vectors,
     require_recall,
     set_params,
     tune,
-    weigh,
     write_index,
 )
 from search.topk import Block, configure_faiss, merge, pad_vectors, score, search, unpack

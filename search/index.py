@@ -3,8 +3,7 @@
 import contextlib
 import math
 import re
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
@@ -32,9 +31,7 @@ _PROBE_COST = 48.0  # per column of a list of codes, for the table of products
 _CANDIDATE_COST = 320.0  # per candidate that is kept and ranked, without the cost of computing the score again
 _QUERY_COST = 32_000.0  # per query, independent of its results
 _PROBED = 64.0  # vectors to scan, in units of √n, for n vectors in 4 √n lists; fewer with more lists
-_MULTIPLICATIONS_PER_SECOND = 7.7e10  # multiplications per second on two cores
-_CODED_COST = 2.0  # per column of a code of one byte, for one query; vectors are not shared by queries
-_TIMED = 50  # batches whose time is measured
+MULTIPLICATIONS_PER_SECOND = 7.7e10  # multiplications per second on two cores
 _NEGLIGIBLE_COST = 3.2e11  # about five seconds; below this cost, exact search is fast enough
 _REFINE = 4
 MOST_REFINE = 16
@@ -142,7 +139,7 @@ class Factory:
 
     def milliseconds(self, rows: int, width: int, dimension: int) -> float:
         """Estimate the milliseconds per query, for many queries on two cores."""
-        return 1000 * self.query_cost(rows, width, None, dimension) / _MULTIPLICATIONS_PER_SECOND
+        return 1000 * self.query_cost(rows, width, None, dimension) / MULTIPLICATIONS_PER_SECOND
 
 
 def choose(
@@ -202,11 +199,6 @@ class Lift(NamedTuple):
         lifted[:, :last] = (lifted[:, :last] - self.centre) * np.float32(self.scale)
         lifted[:, last] = np.sqrt(np.maximum(self.radius**2 - np.einsum("nd,nd->n", lifted, lifted), 0))
         return lifted
-
-
-def code_factories(dimension: int) -> list[Factory]:
-    """List indexes of 4-bit codes without lists, for vectors [dimension] that have no clusters."""
-    return [Factory(f"PQ{-(-dimension // 2)}x4fs"), Factory(f"PQ{dimension}x4fs")]
 
 
 def build(factory: Factory, vectors: np.ndarray, seed: int, lift: Lift | None = None) -> faiss.Index | None:
@@ -421,64 +413,6 @@ def measure_recall(block: Block, params: SearchParams, queries: np.ndarray, exac
     keys, _ = search_index(block, queries, exact.shape[1], params.factor)
     hits = (keys != EMPTY) & (scores_of(keys) >= scores_of(exact[:, -1:]))
     return float(hits.sum() / max(1, exact.size))
-
-
-class Plan(NamedTuple):
-    """A way to search, its bytes in memory, and microseconds per query on one core; without a recall, estimates."""
-
-    factory: str
-    bytes: int
-    microseconds: float
-    recall: float | None = None
-
-
-def weigh(
-    block: Block,
-    ways: Sequence[Factory],
-    make: Callable[[Factory], faiss.Index | None],
-    queries: np.ndarray,
-    width: int,
-    target: float,
-    batch: int,
-) -> tuple[tuple[Factory | None, faiss.Index | None, SearchParams], list[Plan]]:
-    """Choose the cheapest of `ways` to search a block for `batch` queries at a time; None if none reaches `target`.
-
-    An index is made, and tuned on `queries` [S, D], if its estimated cost is lower than the cost of any that reaches
-    the recall. Costs are work that is counted, so that the choice is the same on every machine; time is only measured.
-    """
-    rows, dimension = block.vectors.shape
-    chosen: tuple[Factory | None, faiss.Index | None, SearchParams] = None, None, SearchParams()
-    plans, least = list[Plan](), math.inf
-
-    def price(factory: Factory, nprobe: int | None = None) -> float:
-        alone = _CODED_COST if factory.exact and batch == 1 else 1.0
-        return alone * factory.query_cost(rows, width, nprobe, dimension)
-
-    for factory in sorted(ways, key=price):
-        size = int(factory.fixed_bytes(dimension) + rows * factory.bytes_per_vector(dimension))
-        size = block.vectors.nbytes + block.vectors.size if factory.exact else size  # with codes
-        cost, recall = price(factory), None
-        microseconds = 2e6 * cost / _MULTIPLICATIONS_PER_SECOND
-        if cost < least:
-            tried = replace(block, index=make(factory), coded=factory.exact)
-            params = tune(tried, SearchParams(), factory.lossy, queries, width, target)
-            recall, cost = 1.0 if factory.exact else params.recall or 0.0, price(factory, params.nprobe)
-            microseconds = _microseconds(tried, params, queries, width, batch)
-            if recall >= target and cost < least:
-                chosen, least = (factory, tried.index, params), cost
-        plans.append(Plan(factory.spec, size, microseconds, recall))
-    return chosen, plans
-
-
-def _microseconds(block: Block, params: SearchParams, queries: np.ndarray, width: int, batch: int) -> float:
-    set_params(block.index, params)
-    block.prepare()
-    timed, began = queries[: _TIMED * batch], time.thread_time()
-    with one_thread():
-        for start in range(0, len(timed), batch):
-            some = timed[start : start + batch]
-            _ = search_index(block, some, width, params.factor) if block.index else search_exactly(block, some, width)
-    return 1e6 * (time.thread_time() - began) / len(timed)
 
 
 def require_recall(

@@ -1,5 +1,3 @@
-from functools import partial
-
 import faiss
 import numpy as np
 import pytest
@@ -12,11 +10,9 @@ from search.index import (
     Lift,
     SearchParams,
     build,
-    code_factories,
     require_applicable,
     set_params,
     tune,
-    weigh,
 )
 from search.topk import Block, search_exactly, search_index, unpack
 
@@ -127,31 +123,6 @@ def test_distances_of_lifted_vectors_are_inner_products(rows, dimension, bias, m
     products = lift.scale * queries.astype(np.float64) @ (given_rows - lift.centre).astype(np.float64).T
     shared = (queries.astype(np.float64) ** 2).sum(axis=1)[:, None] + lift.radius**2
     np.testing.assert_allclose(distances, shared - 2 * products, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("batch", [1, 512])
-@pytest.mark.parametrize("target", [0.5, 0.9, 1.0])
-@pytest.mark.parametrize("bias", [0.0, -30.0])
-def test_the_way_that_is_chosen_has_the_recall_and_the_least_cost_of_those_tried(batch, target, bias):
-    centres, queries = vectors(60, 8), vectors(100, 8, seed=1)
-    rows = centres.repeat(50, axis=0) + 0.2 * vectors(3000, 8, seed=2) + np.float32(bias)
-    ways = [Factory("exact"), Factory("IVF64,Flat"), *code_factories(8)]
-    block = Block(0, rows)
-
-    def make(factory):
-        return build(factory, rows, 0, Lift.of(rows, queries) if factory.lists else None)
-
-    (factory, index, params), plans = weigh(block, ways, make, queries, 10, target, batch)
-    assert {plan.factory for plan in plans} == {way.spec for way in ways}
-    assert all(plan.microseconds > 0 and plan.bytes > 0 for plan in plans)
-    recalls = {plan.factory: plan.recall for plan in plans}
-    assert recalls[factory.spec] >= target
-    exact = unpack(search_exactly(block, queries, 10))[0]
-    found = exact if index is None else unpack(search_index(Block(0, rows, index), queries, 10, params.factor)[0])[0]
-    share = np.mean([len({*ours} & {*best}) / 10 for ours, best in zip(found, exact, strict=True)])
-    assert share == pytest.approx(recalls[factory.spec], abs=1e-3)
-    (none, *_), _ = weigh(block, code_factories(8), partial(build, vectors=rows, seed=0), queries, 10, 1.1, batch)
-    assert none is None
 
 
 def test_lists_of_lifted_vectors_find_more():

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from schemas import PAD
 from schemas.errors import ExtremisError, InputError
 from schemas.ragged import Ragged
-from search import scan, topk, torch_topk
+from scoring import scan
+from search import topk, torch_topk
 from search.topk import EMPTY, MOST_LABELS, Block, best, find_device, merge, pack, score, search_exactly, unpack
 from search.torch_topk import top_k
 from trainer.evaluation import ranking
