@@ -116,8 +116,11 @@ class Service:
         """Compile the model's path for single texts in the background, while NumPy answers."""
 
         def work(model: Model) -> None:
-            if model.compile():
-                say(f"{model.url}: single texts are answered by compiled loops")
+            try:
+                if model.compile():
+                    say(f"{model.url}: single texts are answered by compiled loops")
+            except Exception as error:  # the export may have changed meanwhile; NumPy answers, or tells the caller
+                say(f"{model.url}: single texts are not answered by compiled loops: {error}", "warning")
 
         threading.Thread(target=work, args=[self.model], daemon=True).start()
 

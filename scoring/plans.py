@@ -4,9 +4,8 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import faiss
 import numpy as np
 
 from search.index import MULTIPLICATIONS_PER_SECOND, Factory, SearchParams, set_params, tune
@@ -33,19 +32,19 @@ class Plan(NamedTuple):
 def weigh(
     block: Block,
     ways: Sequence[Factory],
-    make: Callable[[Factory], faiss.Index | None],
+    make: Callable[[Factory], Any],
     queries: np.ndarray,
     width: int,
     target: float,
     batch: int,
-) -> tuple[tuple[Factory | None, faiss.Index | None, SearchParams], list[Plan]]:
+) -> tuple[tuple[Factory | None, Any, SearchParams], list[Plan]]:
     """Choose the cheapest of `ways` to search a block for `batch` queries at a time; None if none reaches `target`.
 
     An index is made, and tuned on `queries` [S, D], if its estimated cost is lower than the cost of any that reaches
     the recall. Costs are work that is counted, so that the choice is the same on every machine; time is only measured.
     """
     rows, dimension = block.vectors.shape
-    chosen: tuple[Factory | None, faiss.Index | None, SearchParams] = None, None, SearchParams()
+    chosen: tuple[Factory | None, Any, SearchParams] = None, None, SearchParams()
     plans, least = list[Plan](), math.inf
 
     def price(factory: Factory, nprobe: int | None = None) -> float:

@@ -130,14 +130,10 @@ class CodedBlock(NamedTuple):
     @classmethod
     def of(cls, block: Block) -> "CodedBlock | None":
         """Return the block with a view of its codes; None for a block that is searched in another way."""
-        import faiss
-
         if block.index is not None or block.codes is None:
             return None
-        quantizer = block.codes.quantizer
-        flat = faiss.rev_swig_ptr(quantizer.codes.data(), quantizer.ntotal * quantizer.d)  # type: ignore[attr-defined]
         widest = np.ascontiguousarray(block.vectors[:, block.codes.widest], np.float32)
-        return cls(block, np.asarray(flat).reshape(quantizer.ntotal, quantizer.d), widest)
+        return cls(block, block.codes.view, widest)
 
     def scan(self, query: np.ndarray) -> "Scan":
         """Multiply `query` [1, D] with all codes. Raises ExtremisError for NaN."""

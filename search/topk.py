@@ -367,6 +367,15 @@ class Codes(NamedTuple):
         rounds = abs(expected - float(found[0, 0])) > 1e-3 * longest_code
         return cls(index, scale, error, longest_code, longest_vector, rounds, widest, error_of_others)
 
+    @property
+    def view(self) -> np.ndarray:
+        """The codes uint8 [n, D], without a copy."""
+        import faiss
+
+        rows, columns = self.quantizer.ntotal, self.quantizer.d
+        codes = faiss.rev_swig_ptr(self.quantizer.codes.data(), rows * columns)  # type: ignore[attr-defined]
+        return np.asarray(codes).reshape(rows, columns)
+
     def search(self, queries: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the best scores [B, width] of queries [B, D], their positions, and bounds [B] on the score errors."""
         scaled, unit, error = queries * self.scale, np.ones((1, 1), np.float32), self.error * norms(queries)
