@@ -177,6 +177,7 @@ def serve(folder: str, write: bool) -> Figures:
     path = Path(folder, "export")
     if path not in _models:
         _models[path] = load(str(path))
+        _models[path].compile()
     texts = Path(folder, "texts.txt").read_text().splitlines()
     one = [_fastest(_models[path].predict, [text], 1) for text in texts[:20]]
     return {
