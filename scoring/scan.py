@@ -29,7 +29,10 @@ _TOGETHER = 64  # values that are skipped together if none is large enough
 
 @kernel
 def largest(values, k):  # type: ignore[no-untyped-def]
-    """Return the `k`-th largest of `values`, and move it and the larger values to the front."""
+    """Return the `k`-th largest of `values`, and move it and the larger values to the front, by Hoare's quickselect.
+
+    `np.partition` takes five times as long to compile.
+    """
     low, high = 0, len(values) - 1
     while low < high:
         pivot, left, right = values[(low + high) // 2], low, high

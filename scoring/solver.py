@@ -14,6 +14,7 @@ import numpy as np
 
 from schemas.ragged import Ragged, SparseRows
 from schemas.randomness import Purpose, generator
+from scoring.scan import largest
 from trainer.rows.numba_kernels import by_row
 from trainer.threads import map_ranges
 
@@ -35,29 +36,6 @@ def _longer(array, size):  # type: ignore[no-untyped-def]
     grown = np.empty(max(size, 2 * len(array)), array.dtype)
     grown[: len(array)] = array
     return grown
-
-
-@numba.njit(nogil=True, cache=True)
-def _largest(values, k):  # type: ignore[no-untyped-def]
-    """Return the k-th largest value by Hoare's quickselect; `np.partition` takes five times as long to compile."""
-    values, low, high, place = values.copy(), 0, len(values) - 1, len(values) - k
-    while low < high:
-        pivot, left, right = values[(low + high) // 2], low, high
-        while left <= right:
-            while values[left] < pivot:
-                left += 1
-            while values[right] > pivot:
-                right -= 1
-            if left <= right:
-                values[left], values[right] = values[right], values[left]
-                left, right = left + 1, right - 1
-        if place <= right:
-            high = right
-        elif place >= left:
-            low = left
-        else:
-            break
-    return values[place]
 
 
 @numba.njit(nogil=True, cache=True, fastmath=True)
@@ -169,7 +147,7 @@ def _fit(x, columns, means, points, labels, smallest):  # type: ignore[no-untype
                 sums[row], met[row] = 0, False
             least, most, joining = np.float32(0), max(MOST_ADDED, count), 0
             if candidates > most:
-                least = _largest(scores[:candidates], most)
+                least = largest(scores[:candidates].copy(), most)
             for place in range(candidates):
                 if scores[place] >= least:
                     row, score = touched[place], np.float32(0)
@@ -240,7 +218,7 @@ def _score(x, weights, labels, start, stop, found, scores):  # type: ignore[no-u
         totals = sums[met].astype(np.float32)
         least = np.float32(0)
         if count > width:
-            least = max(least, _largest(totals, width))
+            least = max(least, largest(totals.copy(), width))
         taken = 0
         for place in range(count):
             label = met[place]
@@ -250,7 +228,7 @@ def _score(x, weights, labels, start, stop, found, scores):  # type: ignore[no-u
             sums[label], seen[label] = 0, False
         if least > 0:  # fewer than `width` labels score more, and several may score the same
             tied = -met[totals == least]
-            last = _largest(tied, width - taken)
+            last = largest(tied.copy(), width - taken)
             for label in tied[tied >= last]:
                 found[row, taken], scores[row, taken] = -label, least
                 taken += 1

@@ -18,7 +18,8 @@ from schemas.ragged import Ragged, SparseRows, offsets_of
 from schemas.table import Table
 from scoring import compiled, linear, row_kernels, solver, words
 from scoring.linear import FILE, LinearRanker
-from scoring.solver import COST, _largest, best_labels
+from scoring.scan import largest
+from scoring.solver import COST, best_labels
 from scoring.words import Points, RowFeatures, count_features
 from tests.builders import build_data
 from trainer.inputs import Inputs
@@ -93,7 +94,7 @@ def test_the_best_labels_are_those_of_the_product(seed: int, k: int) -> None:
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=30))
 def test_the_kth_largest_value_is_that_of_the_sorted_ones(values: list[int]) -> None:
-    found = [_largest.py_func(np.array(values), k) for k in range(1, len(values) + 1)]
+    found = [largest.py_func(np.array(values), k) for k in range(1, len(values) + 1)]
     assert found == sorted(values, reverse=True)
 
 
