@@ -538,9 +538,9 @@ class _Writer:
         return [shard if shard.view else in_folder(INDEX, shard) for shard in shards], facts
 
     def _say_plans(self, what: str, plans: Sequence[Mapping[str, Any]], chosen: str) -> None:
-        """Print what was weighed, and record it."""
-        self.plans.update({what: plans} if plans else {})
+        """Print what was weighed, and record it without the time, which would change the manifest's digest."""
         for plan in plans:
+            self.plans.setdefault(what, []).append({name: plan[name] for name in ("factory", "bytes", "recall")})
             found = "estimated" if plan["recall"] is None else f"recall {plan['recall']:.4f}"
             time = f"{plan['microseconds']:,.0f} µs per query on a core"
             mark = ", chosen" if plan["factory"] == chosen else ""
