@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from schemas import VERSION
 from tests.command import ROOT, Done, command, environment, extremis, refused
 from tests.engines import clusters, pieces
 from tests.engines.clusters import Cluster, jobs_left, python_workers
@@ -35,11 +37,11 @@ def flink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def test_a_worker_of_another_version(flink: Cluster, raw: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    for name in ("schemas", "search", "pipelines", "trainer", "scoring", "extremis", "recipes"):
+    for name in ("search", "pipelines", "trainer", "scoring", "extremis", "recipes"):
         (other / name).symlink_to(ROOT / name)
-    info = other / "extremis_xc-9.9.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: extremis-xc\nVersion: 9.9\n")
+    shutil.copytree(ROOT / "schemas", other / "schemas")
+    stated = other / "schemas" / "__init__.py"
+    stated.write_text(stated.read_text().replace(f'"{VERSION}"', '"9.9"'))
     program = write_worker(tmp_path / "extremis-worker", other)
     done = extremis(
         "shard", raw, tmp_path / "data", *SMALL, "--", *process(flink, program), check=False, timeout=SECONDS
