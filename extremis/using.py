@@ -454,6 +454,7 @@ def predict(
     from pipelines.formats.keyed import Texts
     from schemas.owners import require_output_file
     from scoring import predict as prediction
+    from scoring import prediction_files
     from scoring.containers import input_url
     from scoring.export_versions import resolve_export
 
@@ -476,15 +477,15 @@ def predict(
             keys = [key for lines in left_out.batches(batch, False) for key in lines["text"].to_pylist() if key]
             opened = prediction.leave_out(opened, prediction.Labels(opened.label_table(("key", "text"))), keys, say)
         if texts is None:
-            rows, total = prediction.rows_of_split(opened, str(data), split)
+            rows, total = prediction_files.rows_of_split(opened, str(data), split)
         else:
             made_with, title_only = prediction.text_fields(opened)
             texts = replace(texts, made_with=made_with, title_only=text == "title" if text else title_only)
             embedding = None if embedder is None else fspath(embedder)
-            rows, total = prediction.rows_of_texts(opened, texts, batch, embedding), None
+            rows, total = prediction_files.rows_of_texts(opened, texts, batch, embedding), None
         choices: dict[str, Any] = {"k": k, "lowest": lowest, "to": to, "safe_cells": safe_cells}
         with Bar("predict", total) as bar, _file(out, to) as path:
-            report = prediction.write_predictions(
+            report = prediction_files.write_predictions(
                 opened, rows, path, **choices, filter=not no_filter, on_rows=bar.update
             )
     milliseconds = 1000 * report["seconds"] / max(1, report["queries"])

@@ -22,7 +22,8 @@ from hypothesis import strategies as some
 import extremis
 from pipelines.formats.keyed import Texts
 from scoring.exported import Exported
-from scoring.predict import rows_of_split, rows_of_texts, text_fields
+from scoring.predict import text_fields
+from scoring.prediction_files import rows_of_split, rows_of_texts
 from tests.command import ROOT, call, environment, sets
 
 WORDS = ["sea", "ship", "storm", "cat", "dog", "hill", "river", "moon", "tree", "stone"]

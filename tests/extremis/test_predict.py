@@ -25,7 +25,7 @@ from schemas.storage import join
 from schemas.table import Table
 from scoring import memory
 from scoring.exported import Answer, Exported
-from scoring.predict import open_writer, prediction_table
+from scoring.prediction_files import open_writer, prediction_table
 from search.index import Factory
 from tests.bert import write_bert
 from tests.command import ROOT, TINY, call, environment, refused, sets
