@@ -165,7 +165,7 @@ def rank_auto(folder: Path, raw: Raw, out: Path, seed: int, facts: dict[str, Any
     facts |= clock.spent() | {"recipe": json.loads((out / "run" / "auto.json").read_text())["chosen"]}
     extremis.export(out / "data", out / "run", out / "export", progress=False)
     place = out / "predictions.jsonl"
-    extremis.predict(out / "export", place, data=out / "data", k=DEPTH, progress=False)
+    extremis.predict(out / "export", place, data=out / "data", max_labels=DEPTH, progress=False)
     return load_ranking(raw, place)
 
 

@@ -133,21 +133,21 @@ import extremis
 model = extremis.load(sys.argv[1], threads=1)
 loaded = time.process_time()
 texts = [line.rstrip() for line in open(sys.argv[2], encoding="utf-8")][:1000]
-model.predict(texts[0], k=10)
+model.predict(texts[0], max_labels=10)
 first = time.process_time()
 if hasattr(model, "compile"):
     model.compile()
 compiled = time.process_time()
 for text in texts[:50]:
-    model.predict(text, k=10)
+    model.predict(text, max_labels=10)
 clock, processor = [], []
 for text in texts:
     started = time.perf_counter(), time.thread_time()
-    model.predict(text, k=10)
+    model.predict(text, max_labels=10)
     clock.append(1000 * (time.perf_counter() - started[0]))
     processor.append(1000 * (time.thread_time() - started[1]))
 many = time.process_time()
-predicted = model.predict(texts, k=10)
+predicted = model.predict(texts, max_labels=10)
 many = 1000 * (time.process_time() - many) / len(texts)
 memory = {line.split()[0][:-1]: int(line.split()[1]) >> 10 for line in open("/proc/self/smaps_rollup") if "kB" in line}
 bare, graph = [], os.path.join(sys.argv[1], "encoder", "model.onnx")

@@ -70,7 +70,7 @@ class Client:
 
     @staticmethod
     def _encode(text: str) -> bytes:
-        body = json.dumps({"texts": [text], "k": 5}).encode()
+        body = json.dumps({"texts": [text], "max_labels": 5}).encode()
         head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         return head.encode() + body
 
@@ -197,8 +197,8 @@ def make_exports(scratch: Path) -> Path:
     extremis.shard(str(TATE), data, progress=False)
     extremis.run("random", data, run, set={"train.epochs": 4, "data.holdout": 0.02}, progress=False)
     extremis.fuse(data, run, progress=False)
-    extremis.export(data, run, f"{exports}/fused", calibrate=True, current=True, progress=False)
-    extremis.export(data, run, f"{exports}/classifier", scores="classifier", calibrate=True, progress=False)
+    extremis.export(data, run, f"{exports}/fused", current=True, progress=False)
+    extremis.export(data, run, f"{exports}/classifier", scores="classifier", progress=False)
     return Path(exports)
 
 

@@ -3,7 +3,7 @@
     extremis.shard("raw/", "data/")
     extremis.run("auto", "data/", "runs/1", minutes=10)
     extremis.export("data/", "runs/1", "exported/")
-    extremis.load("exported/").predict(["a ship in a storm"], k=5)
+    extremis.load("exported/").predict(["a ship in a storm"], max_labels=5)
 
 The import loads only this file and a check of the installation. The rest is loaded when a name is first used.
 """
@@ -52,6 +52,8 @@ if TYPE_CHECKING:  # for type checkers; the code below loads the same names on f
     from schemas.errors import InputError as InputError
     from schemas.errors import StorageError as StorageError
     from schemas.errors import TableError as TableError
+    from scoring.decision import Decision as Decision
+    from scoring.options import DecisionOptions as DecisionOptions
     from scoring.options import EvaluateOptions as EvaluateOptions
     from scoring.options import ExportOptions as ExportOptions
     from scoring.options import FitOptions as FitOptions
@@ -85,7 +87,10 @@ _MODULES = {
     ),
     "Event": "extremis.console",
     "Result": "extremis.result",
-    **dict.fromkeys(("EvaluateOptions", "ExportOptions", "FitOptions", "TupleOptions"), "scoring.options"),
+    **dict.fromkeys(
+        ("DecisionOptions", "EvaluateOptions", "ExportOptions", "FitOptions", "TupleOptions"), "scoring.options"
+    ),
+    "Decision": "scoring.decision",
     "TrainOptions": "extremis.training",
     "TupleStream": "scoring.tuples",
     "load": "extremis.using",

@@ -107,6 +107,15 @@ class TrainFields(TypedDict, total=False):
     metrics_port: int | None
     metrics_host: str
 
+class DecisionFields(TypedDict, total=False):
+    max_labels: int | None
+    min_probability: float | None
+    precision: float | None
+    at_least: int
+    allowed: Sequence[str] | None
+    never: Sequence[str]
+    decision: str | PathLike[str]
+
 class EvaluateFields(TypedDict, total=False):
     step: int | str | None
     device: str
@@ -122,6 +131,13 @@ class EvaluateFields(TypedDict, total=False):
     calibrate: bool
 
 class ExportFields(TypedDict, total=False):
+    max_labels: int | None
+    min_probability: float | None
+    precision: float | None
+    at_least: int
+    allowed: Sequence[str] | None
+    never: Sequence[str]
+    decision: str | PathLike[str]
     step: int | str | None
     device: str
     dtype: Literal["float32", "float16"]
@@ -129,9 +145,7 @@ class ExportFields(TypedDict, total=False):
     index: str
     purpose: Literal["serving", "batch"]
     target_recall: float
-    precision: Sequence[float]
-    threshold_split: str | None
-    calibrate: bool
+    calibration_split: str | None
     scores: Literal["classifier", "sum", "fused"] | None
     onto: str | PathLike[str] | None
     overwrite: bool

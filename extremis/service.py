@@ -32,6 +32,7 @@ from scoring.predict import Model
 from scoring.predict import Prediction as Predicted
 
 TEXTS_A_BATCH = 256
+_STATED = ("max_labels", "min_probability", "precision", "at_least", "allowed", "never", "groups")  # as by a question
 CONCURRENT = 1000  # requests at a time; more get 503
 GONE = 499  # status in the metrics of requests whose client has gone
 
@@ -53,8 +54,9 @@ class Label(BaseModel):
 
 
 class Prediction(BaseModel):
-    known_tokens: int = Field(description="0: the labels are the most frequent labels of training")
+    known_tokens: int = Field(description="0: the labels are out of the most frequent labels of training")
     none_of_these: bool | None = Field(description="the best label is less likely right than wrong")
+    decision: str = Field(description="name of what decides how many labels there are, and which")
     labels: list[Label]
 
 
@@ -66,13 +68,13 @@ class Answer(BaseModel):
 class Job(NamedTuple):
     """A question, the next message of its client, and the future of its answer.
 
-    `kind`: how many labels it asks for and leaves out. Both widen a search, so that only one kind is answered together.
+    `stated`: of the decision. Only questions that state the same are answered together.
     """
 
     question: Any
     receive: Receive
     answer: "asyncio.Future[tuple[Model, Sequence[Predicted]]]"
-    kind: tuple[int, int]
+    stated: dict[str, Any]
 
     def is_gone(self) -> bool:
         """Return whether the client has gone: after a body, only the end of the connection is a message."""
@@ -88,8 +90,8 @@ class Job(NamedTuple):
 class Service:
     """The current model, and the questions that wait for it. One thread predicts, and another one explains."""
 
-    def __init__(self, open_model: Callable[[], Model], token_file: str | None) -> None:
-        self._open, self._token_file = open_model, token_file
+    def __init__(self, open_model: Callable[[], Model], token_file: str | None, most: int) -> None:
+        self._open, self._token_file, self._most = open_model, token_file, most
         self.tokens = self._read_tokens()
         self.problem, self.broken = "", False
         self.model = self._load()
@@ -109,7 +111,7 @@ class Service:
     def _load(self) -> Model:
         """Open the current export, and predict once, because some parts are loaded with the first text."""
         model = self._open()
-        model.predict(["a first text", ""], k=1)
+        model.predict(["a first text", ""])
         return model
 
     def compile(self) -> None:
@@ -160,7 +162,8 @@ class Service:
     async def answer(self, question: Any, receive: Receive) -> bytes:
         """Return the JSON of an answer. Raises ClientDisconnect, ExtremisError."""
         loop = asyncio.get_running_loop()
-        job = Job(question, receive, loop.create_future(), (question.k, len(question.filter)))
+        stated = {name: value for name in _STATED if (value := getattr(question, name)) is not None}
+        job = Job(question, receive, loop.create_future(), stated)
         self._waiting.append(job)
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._answer_batches())
@@ -172,8 +175,8 @@ class Service:
                 if job.is_gone():
                     raise ClientDisconnect
                 labels = await loop.run_in_executor(self._explaining, _explain, model, text, labels)
-            of = {"known_tokens": each.known_tokens, "none_of_these": each.none_of_these, "labels": labels}
-            listed.append(of)
+            of = {"known_tokens": each.known_tokens, "none_of_these": each.none_of_these, "decision": each.decision}
+            listed.append({**of, "labels": labels})
         return orjson.dumps({"export": model.url, "predictions": listed})
 
     async def _answer_batches(self) -> None:
@@ -184,7 +187,7 @@ class Service:
             for job in self._waiting:
                 if job.is_gone():
                     job.answer.cancel()
-                elif texts < TEXTS_A_BATCH and job.kind == (jobs or [job])[0].kind:
+                elif texts < TEXTS_A_BATCH and job.stated == (jobs or [job])[0].stated:
                     jobs.append(job)
                     texts += len(job.question.texts)
                 else:
@@ -193,10 +196,10 @@ class Service:
             if not jobs:
                 continue
             BATCHES.observe(texts)
-            outcomes = await loop.run_in_executor(self._predicting, _predict, self.model, jobs)
+            outcomes = await loop.run_in_executor(self._predicting, _predict, self.model, jobs, self._most)
             if any(isinstance(outcome, TableError) for outcome in outcomes):  # files were written over
                 self.broken = not await self.reload()
-                outcomes = await loop.run_in_executor(self._predicting, _predict, self.model, jobs)
+                outcomes = await loop.run_in_executor(self._predicting, _predict, self.model, jobs, self._most)
             for job, outcome in zip(jobs, outcomes, strict=True):
                 if job.answer.done():  # cancelled, because the service ends
                     continue
@@ -206,33 +209,54 @@ class Service:
                     job.answer.set_result(outcome)
 
 
-def _predict(model: Model, jobs: Sequence[Job]) -> "list[tuple[Model, Sequence[Predicted]] | Exception]":
-    """Predict for jobs together, or one by one if a job fails."""
+def _predict(model: Model, jobs: Sequence[Job], most: int) -> "list[tuple[Model, Sequence[Predicted]] | Exception]":
+    """Predict at most `most` labels a text for jobs together, or one by one if a job fails."""
     questions = [job.question for job in jobs]
     texts = [text for question in questions for text in question.texts]
-    left_out = [question.filter for question in questions for _ in question.texts] if questions[0].filter else ()
+    stated, of_texts = dict[str, Any](), dict[str, Any]()
+    for name, value in jobs[0].stated.items():
+        if name in ("allowed", "never") and any(isinstance(each, list) for each in value):
+            of_texts[name] = [keys for job in jobs for keys in job.stated[name]]
+        else:
+            stated[name] = value
     try:
-        predictions = iter(model.predict(texts, k=questions[0].k, filter=left_out))
+        decision = model.decide(**stated)
+        if is_open := decision.max_labels is None:
+            decision = decision.model_copy(update={"max_labels": most + 1, "name": decision.name})
+        found = model.predict(texts, decision, **of_texts)
+        if is_open and max(len(each.labels) for each in found) > most:
+            raise InputError(
+                f"a text has more than {most:,} labels by this decision, {decision.name!r}. State max_labels, or serve "
+                f"with a greater {option('max_labels')}."
+            )
+        predictions = iter(found)
         return [(model, [*itertools.islice(predictions, len(question.texts))]) for question in questions]
     except Exception as error:
-        return [error] if len(jobs) == 1 else [_predict(model, [job])[0] for job in jobs]
+        return [error] if len(jobs) == 1 else [_predict(model, [job], most)[0] for job in jobs]
 
 
 def _explain(model: Model, text: str, labels: Sequence[Any]) -> list[dict[str, Any]]:
     return [{**asdict(label), "explanation": asdict(model.explain(text, label.key))} for label in labels]
 
 
-def make_app(service: Service, poll: float, max_k: int, max_texts: int, max_chars: int, max_body: int) -> ASGIApp:
+def make_app(service: Service, poll: float, most: int, max_texts: int, max_chars: int, max_body: int) -> ASGIApp:
     """Return the app with its routes. Only /predict needs a token: probes and collectors of metrics have none."""
-    text, key = (Annotated[str, Field(max_length=most)] for most in (max_chars, 1000))
+    text, key = (Annotated[str, Field(max_length=length)] for length in (max_chars, 1000))
+    keys = Annotated[list[key], Field(max_length=1000)]  # type: ignore[valid-type]
 
     class Question(BaseModel):
         model_config = ConfigDict(
-            extra="forbid", json_schema_extra={"example": {"texts": ["a ship in a storm"], "k": 5, "explain": False}}
+            extra="forbid",
+            json_schema_extra={"example": {"texts": ["a ship in a storm"], "max_labels": 5, "explain": False}},
         )
         texts: Annotated[list[text], Field(min_length=1, max_length=max_texts)]  # type: ignore[valid-type]
-        k: Annotated[int, Field(ge=1, le=max_k, description="labels of each text")] = 5
-        filter: Annotated[list[key], Field(max_length=1000, description="keys of labels to leave out")] = []  # type: ignore[valid-type]
+        max_labels: Annotated[int | None, Field(ge=1, le=most)] = None
+        min_probability: Annotated[float | None, Field(gt=0, le=1)] = None
+        precision: Annotated[float | None, Field(gt=0, le=1, description="as met on held-out rows")] = None
+        at_least: Annotated[int | None, Field(ge=0, le=most)] = None
+        allowed: Annotated[keys | list[keys] | None, Field(description="keys of labels, or keys for each text")] = None  # type: ignore[valid-type]
+        never: Annotated[keys | list[keys] | None, Field(description="as for allowed")] = None  # type: ignore[valid-type]
+        groups: Annotated[list[keys] | None, Field(max_length=1000, description="at most one label of each")] = None  # type: ignore[valid-type]
         explain: Annotated[bool, Field(description="explain the terms of each score")] = False
 
     async def read(request: Request) -> Question:

@@ -38,12 +38,19 @@ from extremis.result import Grid, Result
 from pipelines.options import EmbedOptions, EmbedTextsOptions, Text
 from schemas.errors import InputError, missing_extra, option
 from schemas.options import AnyDevice, Fields, Shown, whole_number
-from scoring.options import EvaluateOptions, ExportOptions, FitOptions, TupleOptions
+from scoring.options import DecisionOptions, EvaluateOptions, ExportOptions, FitOptions, TupleOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from extremis.fields import EmbedTextsFields, EvaluateFields, ExportFields, FitFields, TupleFields
+    from extremis.fields import (
+        DecisionFields,
+        EmbedTextsFields,
+        EvaluateFields,
+        ExportFields,
+        FitFields,
+        TupleFields,
+    )
     from scoring.predict import Model
 
 
@@ -316,7 +323,8 @@ class ExportResult(Result):
     bias: bool
     index: Mapping[str, object] | None
     plans: Mapping[str, object]
-    thresholds: Mapping[str, object] | None
+    decision: str
+    calibration: Mapping[str, object] | None
 
 
 @function
@@ -330,7 +338,7 @@ def export(
     progress: Progress = True,
     **fields: "Unpack[ExportFields]",
 ) -> ExportResult:
-    """Export a checkpoint of RUN to OUT: encoder, vectors, labels, thresholds, and an index if there are many labels.
+    """Export a checkpoint of RUN to OUT: encoder, vectors, labels, probabilities, and an index for many labels.
 
     A transformer becomes a directory that sentence-transformers and transformers can open, or an ONNX graph, which
     needs no PyTorch. With --onto, OUT contains only the changes since an earlier export, and refers to that export's
@@ -340,7 +348,7 @@ def export(
         current: Make OUT the current export of its folder. `predict` and `load` then open OUT if they get the folder.
 
     Examples:
-      extremis export data/ runs/1 exported/
+      extremis export data/ runs/1 exported/ --precision 0.8 --at-least 1
       extremis export data/2 runs/2 exports/2 --onto exports/1 --current
     """
     from scoring.calibration import describe_calibration
@@ -355,15 +363,16 @@ def export(
     by = parameters["options"].get("scores", "classifier")
     dimension = parameters["dimension"]
     say(f"{out}: step {parameters['step']:,}, scores {by}, {manifest.rows:,} labels of {dimension} dimensions")
-    if parameters["options"].get("calibrate"):
-        split, measured = parameters["thresholds"]["split"], parameters["thresholds"]["calibration"]
-        halves = f"each half of {measured['queries']:,} queries of {split} by a curve fitted to the other half"
-        say(describe_calibration(measured, f"({halves}; the exported curve is fitted to both)"))
+    if (measured := parameters["calibration"]) is not None:
+        of = f"each half of {measured['queries']:,} queries of {measured['split']} by a curve fitted to the other half"
+        say(describe_calibration(measured, f"({of}; the exported curve is fitted to both)"))
+    decision = parameters["options"]["decision"]["name"]
+    say(f"{out}: gives a text these labels: {decision}")
     if current:
         say(f"{make_current(out)}: the current export is now {out}")
     say(f'next: echo "some text" | extremis predict {out} - -')
-    facts = {name: parameters[name] for name in ("step", "dimension", "bias", "index", "plans", "thresholds")}
-    return ExportResult(out=out, digest=manifest.digest, labels=manifest.rows, **facts)
+    facts = {name: parameters[name] for name in ("step", "dimension", "bias", "index", "plans", "calibration")}
+    return ExportResult(out=out, digest=manifest.digest, labels=manifest.rows, decision=decision, **facts)
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -374,6 +383,7 @@ class PredictResult(Result):
     export: str
     queries: int
     predictions: int
+    decision: str
     seconds: float
 
 
@@ -381,17 +391,14 @@ class PredictResult(Result):
 def predict(
     export: Place,
     *places: Annotated[PlaceOrData, Shown("[INPUT] OUT")],
+    options: DecisionOptions | None = None,
     data: Place | None = None,
     split: str = "test",
-    k: Positive = 10,
     form: Literal["text", "jsonl", "parquet", "csv"] | None = None,
     to: Literal["jsonl", "parquet", "trec", "npz", "csv"] | None = None,
     fields: Fields | Mapping[str, str] | None = None,
     text: Text | None = None,
     batch: Positive = 256,
-    threshold: float | None = None,
-    precision: float | None = None,
-    filter: Annotated[Place, Shown("FILE")] | None = None,
     exact: bool = False,
     embedder: Place | None = None,
     no_filter: bool = False,
@@ -401,6 +408,7 @@ def predict(
     device: AnyDevice = "auto",
     allow: Names = (),
     progress: Progress = True,
+    **stated: "Unpack[DecisionFields]",
 ) -> PredictResult:
     """Predict labels for the texts in INPUT, or for a split of --data, with an export; write the labels to OUT.
 
@@ -414,15 +422,11 @@ def predict(
     Options:
         data: DATA of the run: predict for one of its splits instead of INPUT.
         split: Split of {data}.
-        k: Labels per query.
         form: Format of INPUT. Default: from its name.
         to: Format of OUT. Default: from its name.
         fields: Names of the fields in INPUT, e.g. key=id,text=query. Default: those of DATA, or the usual names.
         text: Fields that make up a text, if records have a title. Default: as in DATA.
         batch: Number of queries that are processed at a time.
-        threshold: Leave out labels with a lower score.
-        precision: Use the export's threshold for this precision, one of those that it was exported with.
-        filter: File of keys of labels to leave out of all predictions, one per line.
         exact: Score every label, even if the export has an index.
         embedder: Path or hub name of the model that computed DATA's dense vectors. Default: the name in the export.
         no_filter: With {data}: do not remove pairs in the filter files from the predictions.
@@ -431,17 +435,18 @@ def predict(
         overwrite: Replace existing predictions at OUT.
         allow: Scores from outside that EXPORT may import, as module:name.
 
-    For a text without known tokens, the output contains the most frequent labels, and known_tokens is 0. With a
-    calibrated export (extremis export --calibrate), the output also contains probabilities.
+    Without options, the decision of the export says how many labels a text gets, and which. For a text without known
+    tokens, the output contains the most frequent labels, and known_tokens is 0. Probabilities come from rows that the
+    run held out.
 
     In Python, INPUT may also be a list or Series of texts, a data frame, an Arrow table or a list of dictionaries;
     `extremis.load(export).predict(texts)` returns the predictions.
 
     Examples:
-      extremis predict exported/ queries.jsonl predictions.jsonl --k 5
-      echo "a ship in a storm" | extremis predict exported/ - - --k 5
+      extremis predict exported/ queries.jsonl predictions.jsonl --max-labels 5
+      echo "a ship in a storm" | extremis predict exported/ - - --min-probability 0.5 --at-least 1
       extremis predict exported/ "s3://bucket/new/*.parquet" predictions.parquet --precision 0.9
-      extremis predict exported/ --data data/ --split test predictions.npz --k 100
+      extremis predict exported/ --data data/ --split test predictions.npz --max-labels 100
     """
     *inputs, out = places
     if len(inputs) != (0 if data else 1) or not isinstance(out, str | PathLike):
@@ -456,26 +461,24 @@ def predict(
     from scoring import predict as prediction
     from scoring import prediction_files
     from scoring.containers import input_url
+    from scoring.decision import decision_of
     from scoring.export_versions import resolve_export
 
     data = None if data is None else fspath(data)
-    left_out = None if filter is None else Texts(fspath(filter), "text")
+    asked = decision_of(options or DecisionOptions())
     held = inputs and not isinstance(inputs[0], str | PathLike)  # by Python, not in a file
     with input_url({"texts": inputs[0]} if held else "".join(map(str, inputs))) as url:
         texts = None if data else Texts(url, form, None if fields is None else parse_fields(str(fields)))
         if out != "-":
-            files = [place for read in (texts, left_out) if read is not None for place in read.places()]
-            reads = [resolve_export(fspath(export)), data, *files]
+            reads = [resolve_export(fspath(export)), data, *(() if texts is None else texts.places())]
             require_output_file(
                 out, reads, f"Give {option('overwrite', True)} to replace it, or another OUT.", overwrite
             )
         for line in texts.notes() if texts else ():
             say(line)
         opened = prediction.open_export(fspath(export), exact, threads, device, allow)
-        lowest = opened.lowest_score(threshold, precision)
-        if left_out is not None:
-            keys = [key for lines in left_out.batches(batch, False) for key in lines["text"].to_pylist() if key]
-            opened = prediction.leave_out(opened, prediction.Labels(opened.label_table(("key", "text"))), keys, say)
+        decision = opened.decision.narrowed(asked)
+        opened.look_up(decision)  # before anything is read
         if texts is None:
             rows, total = prediction_files.rows_of_split(opened, str(data), split)
         else:
@@ -483,13 +486,14 @@ def predict(
             texts = replace(texts, made_with=made_with, title_only=text == "title" if text else title_only)
             embedding = None if embedder is None else fspath(embedder)
             rows, total = prediction_files.rows_of_texts(opened, texts, batch, embedding), None
-        choices: dict[str, Any] = {"k": k, "lowest": lowest, "to": to, "safe_cells": safe_cells}
+        choices: dict[str, Any] = {"decision": decision, "to": to, "safe_cells": safe_cells}
         with Bar("predict", total) as bar, _file(out, to) as path:
             report = prediction_files.write_predictions(
                 opened, rows, path, **choices, filter=not no_filter, on_rows=bar.update
             )
     milliseconds = 1000 * report["seconds"] / max(1, report["queries"])
-    say(f"{out}: {report['predictions']:,} labels for {report['queries']:,} queries, {milliseconds:.2f} ms per query")
+    per = f"{report['queries']:,} queries ({decision.name}), {milliseconds:.2f} ms per query"
+    say(f"{out}: {report['predictions']:,} labels for {per}")
     return PredictResult(**{**report, "out": out})
 
 
@@ -548,7 +552,7 @@ def serve(
     exact: bool = False,
     embedder: Place | None = None,
     allow: Names = (),
-    max_k: Positive = 100,
+    max_labels: Positive = 100,
     max_texts: Positive = 1000,
     max_chars: Positive = 20_000,
     max_body: Size = "4MiB",
@@ -570,7 +574,7 @@ def serve(
         exact: Score every label, even if the export has an index.
         embedder: Path or hub name of the model that computed DATA's dense vectors. Default: the name in the export.
         allow: Scores from outside that EXPORT may import, as module:name.
-        max_k: Limit for the labels of a text.
+        max_labels: Limit for the labels of a text.
         max_texts: Limit for the texts of a request.
         max_chars: Limit for the characters of a text.
         max_body: Limit for the size of a request.
@@ -578,7 +582,7 @@ def serve(
     Examples:
       extremis serve exports/
       extremis serve s3://bucket/exports --host 0.0.0.0 --token-file /run/secrets/tokens
-      curl localhost:8000/predict -d '{"texts": ["a ship in a storm"], "k": 5}'
+      curl localhost:8000/predict -d '{"texts": ["a ship in a storm"], "max_labels": 5}'
     """
     try:
         from extremis.service import Service, make_app, run
@@ -586,8 +590,8 @@ def serve(
         raise missing_extra(f"a service needs {error.name}", "http") from None
 
     open_model = functools.partial(load, export, exact=exact, threads=threads, embedder=embedder, allow=allow)
-    service = Service(open_model, None if token_file is None else fspath(token_file))
-    app = make_app(service, poll, max_k, max_texts, max_chars, int(max_body))
+    service = Service(open_model, None if token_file is None else fspath(token_file), max_labels)
+    app = make_app(service, poll, max_labels, max_texts, max_chars, int(max_body))
     requests = run(service, app, host, port, grace)
     say(f"requests answered: {requests:,}")
     return Result(more={"export": service.model.url, "requests": requests})

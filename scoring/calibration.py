@@ -1,4 +1,4 @@
-"""Thresholds and probabilities of scores, both learned from the `ScoredPredictions` of a split.
+"""Probabilities of scores, and bounds of the precision from a score on, learned from `ScoredPredictions` of a split.
 
 A text with more fragments of words than the split's texts counts as unfamiliar, whatever the scores say.
 """
@@ -13,7 +13,7 @@ from tokenizers.models import WordPiece
 
 from pipelines.sharding.tokenizer import FILE
 from schemas import PAD
-from schemas.errors import InputError, TableError, missing_extra
+from schemas.errors import InputError, TableError, missing_extra, option
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged
 from schemas.table import Table
@@ -78,28 +78,10 @@ def share_of_fragments(tokens: Ragged | None, fragments: np.ndarray | None) -> n
     return np.bincount(tokens.row_of(), fragments[tokens.entries], tokens.rows) / np.maximum(tokens.counts, 1)
 
 
-DEPTH = 10  # number of predictions per query for thresholds and calibrations
-
-
-class Threshold(NamedTuple):
-    """The lowest `score` at which at least the fraction `precision` of predictions with this score or more is correct.
-
-    `reached` (precision), `recall` (of all positives) and `predictions` (mean number per query) are measured at
-    `score`.
-    """
-
-    precision: float
-    score: float
-    reached: float
-    recall: float
-    predictions: float
-
-
-def require_fractions(precisions: Sequence[float]) -> None:
-    """Raise InputError for a precision outside (0, 1]."""
-    wrong = [f"{p:g}" for p in precisions if not 0 < p <= 1]
-    if wrong:
-        raise InputError(parameter="precision", got=", ".join(wrong), expected="a fraction in (0, 1]")
+DEPTH = 10  # number of best labels of a query that probabilities are learned from and measured on
+DEEPEST = 100  # number of best labels of a query that bounds of a precision count
+SURE = 1.6449  # standard deviations below which 5 % of a normal distribution lie
+_STEPS = 1000  # bounds of a precision that are kept are apart by at least 1 / _STEPS
 
 
 class ScoredPredictions:
@@ -119,57 +101,130 @@ class ScoredPredictions:
         self._scores: list[np.ndarray] = []
         self._hits: list[np.ndarray] = []
         self._counts: list[np.ndarray] = []
+        self._texts: list[np.ndarray] = []
+        self._cut_at = -np.inf  # labels that were not collected have at most this score
         self.fragments = np.zeros(0)  # share of fragments in each query
-        self.queries = self.positives = 0
+        self.queries = 0
 
     def collect(self, top: np.ndarray, scores: np.ndarray, positives: Ragged, inputs: Inputs) -> None:
-        """Count the best DEPTH label ids of `top` [B, K], with `scores` [B, K], for B rows with `inputs`."""
+        """Count the label ids `top` [B, K], best first, with `scores` [B, K], for B rows with `inputs`."""
+        texts = hash_texts(inputs)
         if len(self._known_texts):
-            kept = np.flatnonzero(~np.isin(hash_texts(inputs), self._known_texts))
-            top, scores, positives, inputs = top[kept], scores[kept], positives.take(kept), inputs.take(kept)
+            kept = np.flatnonzero(~np.isin(texts, self._known_texts))
+            texts, top, scores = texts[kept], top[kept], scores[kept]
+            positives, inputs = positives.take(kept), inputs.take(kept)
+        self._cut_at = max(self._cut_at, scores[:, -1].max(initial=-np.inf))
         if len(self._known_labels):
             top = np.where(np.isin(top, self._known_labels), PAD, top)
             positives = positives.keep(~np.isin(positives.entries, self._known_labels))
-        top, scores = top[:, :DEPTH], scores[:, :DEPTH]
         predicted, fragments = top != PAD, share_of_fragments(inputs.tokens, self._tokens)
         self.fragments = np.append(self.fragments, np.broadcast_to(fragments, len(top)))
         self._scores.append(scores[predicted])
         self._hits.append(positives.contains(top)[predicted])
         self._counts.append(predicted.sum(axis=1))
+        self._texts.append(texts)
         self.queries += len(top)
-        self.positives += len(positives.entries)
 
-    def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return scores, hits (bool) and query ids (int64) of all predictions, [n] each, a query's best label first.
+    def pairs(self, depth: float = DEPTH) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return scores, hits (bool) and query ids (int64) of the best `depth` labels of a query, [n] each, best first.
 
         Raises InputError if nothing was scored.
         """
         if not self.queries:
-            raise InputError("thresholds need held-out rows, but the split is empty. Name another split.")
+            raise InputError("a calibration needs held-out rows, but the split is empty. Name another split.")
         counts = np.concatenate(self._counts)
-        return np.concatenate(self._scores), np.concatenate(self._hits), np.repeat(np.arange(len(counts)), counts)
+        query = np.repeat(np.arange(len(counts)), counts)
+        kept = np.arange(len(query)) - (np.cumsum(counts) - counts)[query] < depth
+        return np.concatenate(self._scores)[kept], np.concatenate(self._hits)[kept], query[kept]
 
-    def thresholds(self, precisions: Sequence[float]) -> list[Threshold]:
-        """Find, for each p, the lowest score t such that at least a fraction p of the predictions >= t is correct.
+    def bounds(self) -> "PrecisionBounds":
+        """Return bounds of the precision of all labels at or above a score. Raises InputError if nothing was scored."""
+        scores, hits, query = self.pairs(depth=np.inf)
+        texts = np.unique(np.concatenate(self._texts), return_inverse=True)[1]
+        return PrecisionBounds.fit(scores, hits, texts[query], self._cut_at)
 
-        Predictions of all queries are pooled; equal scores are included or excluded together. A precision that no t
-        reaches has no threshold. Raises InputError for a precision outside (0, 1], and if nothing was scored.
+
+@dataclass(frozen=True)
+class PrecisionBounds:
+    """Lower bounds of the precision of all labels at or above some `scores`, both ascending float64 [n].
+
+    At a score, the true share of correct labels is at least the bound with a confidence of 95 %, for texts like those
+    held out, of which `texts` differ. Equal texts count as one observation: the precision is a ratio of sums over
+    texts, with the variance of a ratio estimator (Cochran, Sampling Techniques, 1977, section 6.3) and Wilson's bound.
+    """
+
+    scores: np.ndarray
+    bounds: np.ndarray
+    texts: int
+
+    @classmethod
+    def fit(cls, scores: np.ndarray, hits: np.ndarray, text: np.ndarray, cut_at: float = -np.inf) -> "PrecisionBounds":
+        """Fit to predictions [n] with `scores`, `hits` bool and the number of their `text`; ignore scores to `cut_at`.
+
+        Every distinct score is a candidate; a higher score is kept if its bound is higher.
         """
-        require_fractions(precisions)
-        scores, hits, _ = self.pairs()
         order = np.argsort(-scores, kind="stable")
-        ranked, right = scores[order], np.cumsum(hits[order])
-        last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True)[: len(ranked)])  # ends of equal scores
-        share = right[last] / (last + 1)
-        thresholds = []
-        for precision in precisions:
-            for group in np.flatnonzero(share >= precision)[-1:].tolist():
-                end, reached = int(last[group]), float(share[group])
-                recall = float(right[end] / max(self.positives, 1))
-                thresholds.append(Threshold(precision, float(ranked[end]), reached, recall, (end + 1) / self.queries))
-        return thresholds
+        ranked, right, text = scores[order].astype(np.float64), hits[order].astype(np.float64), text[order]
+        before, right_before = _before(text, right)
+        count, correct = np.arange(1.0, len(ranked) + 1), np.cumsum(right)
+        squares = np.cumsum(2 * before + 1)  # sums over texts of n², nh and h², for n labels of which h are correct
+        products = np.cumsum(right_before + right * (before + 1))
+        hit_squares = np.cumsum(right * (2 * right_before + 1))
+        texts = np.maximum(np.cumsum(before == 0), 2)
+        share = correct / count
+        variance = np.maximum(hit_squares - 2 * share * products + share**2 * squares, 0) * texts / (texts - 1)
+        spread = share * (1 - share) * count  # of as many independent labels
+        clustering = np.where(spread > 0, variance / np.where(spread > 0, spread, 1), squares / count)
+        bounds = _wilson(share, count / np.maximum(clustering, 1))
+        is_last = np.append(ranked[1:] != ranked[:-1], True)[: len(ranked)]
+        kept = np.flatnonzero(is_last & (ranked > cut_at))[::-1]
+        steps = np.floor(bounds[kept] * _STEPS)
+        kept = kept[steps > np.maximum.accumulate(np.append(0, steps))[:-1]]
+        return cls(ranked[kept], bounds[kept], len(np.unique(text)))
+
+    def score_of(self, precision: float) -> float:
+        """Return the lowest score at which the bound is at least `precision`. Raises InputError if there is none."""
+        place = int(np.searchsorted(self.bounds, precision))
+        if place < len(self.bounds):
+            return float(self.scores[place])
+        highest = f"{self.bounds[-1]:.3f}" if len(self.bounds) else "none"
+        raise InputError(
+            f"{option('precision', precision)}: the highest precision that this model meets on its {self.texts:,} "
+            f"held-out texts, at a confidence of 95 %, is {highest}. Give a lower one, or calibrate on more rows."
+        )
+
+    def described(self) -> dict[str, Any]:
+        """Return it as `read` reads it."""
+        return {"scores": self.scores.tolist(), "bounds": self.bounds.tolist(), "texts": self.texts}
+
+    @classmethod
+    def read(cls, facts: Any) -> "PrecisionBounds":
+        """Raises ValueError, KeyError or TypeError for other facts than those of `described`."""
+        read = cls(np.array(facts["scores"], float), np.array(facts["bounds"], float), int(facts["texts"]))
+        if not (read.scores.shape == read.bounds.shape and (np.diff([read.scores, read.bounds]) > 0).all()):
+            raise ValueError("the bounds do not increase")
+        return read
 
 
+def _before(text: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return how many earlier entries have the same `text` [n], and how many of these are `right`, float64 [n]."""
+    order = np.argsort(text, kind="stable")
+    starts = np.flatnonzero(np.diff(text[order], prepend=-1))
+    sizes = np.diff(np.append(starts, len(text)))
+    sums = np.cumsum(right[order]) - right[order]
+    before, right_before = np.empty(len(text)), np.empty(len(text))
+    before[order] = np.arange(len(text)) - np.repeat(starts, sizes)
+    right_before[order] = sums - np.repeat(sums[starts], sizes)
+    return before, right_before
+
+
+def _wilson(share: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Return the lower end of Wilson's one-sided interval of 95 % for a `share` of `count` observations."""
+    z = SURE**2 / count
+    return (share + z / 2 - np.sqrt(z * (share * (1 - share) + z / 4))) / (1 + z)
+
+
+NO_BOUNDS = PrecisionBounds(np.empty(0), np.empty(0), 0)
 BINS = 15
 FAMILIAR = 0.99
 NONE_THRESHOLD = 0.5  # a query whose best label is correct with a lower probability counts as "none of these"
@@ -180,13 +235,14 @@ class Calibration:
     """Linear interpolation through `scores` and `probabilities`, both ascending [n]; constant outside this range.
 
     A query counts as "none of these" if its best label has a score below `none_below`, or if more than the fraction
-    `most_fragments` of its tokens are fragments.
+    `most_fragments` of its tokens are fragments. `precision`: bounds of the precision from a score on.
     """
 
     scores: np.ndarray
     probabilities: np.ndarray
     none_below: float = np.inf
     most_fragments: float = 1.0
+    precision: PrecisionBounds = NO_BOUNDS
 
     @classmethod
     def fit(
@@ -233,13 +289,15 @@ class Calibration:
         score = self.none_below if np.isfinite(self.none_below) else None
         limits = {"probability": NONE_THRESHOLD, "score": score, "fragments": self.most_fragments}
         curve = {"scores": self.scores.tolist(), "probabilities": self.probabilities.tolist()}
-        return {**measured, "curve": curve, "none_of_these": {**measured["none_of_these"], **limits}}
+        none = {**measured["none_of_these"], **limits}
+        return {**measured, "curve": curve, "precision": self.precision.described(), "none_of_these": none}
 
     @classmethod
     def read(cls, facts: Any, place: str) -> "Calibration":
         """Read the `curve` in `facts` of the manifest at `place`. Raises TableError if there is no curve."""
         try:
             x, y = (np.array(facts["curve"][name], float) for name in ("scores", "probabilities"))
+            bounds = PrecisionBounds.read(facts["precision"])
             limits = facts["none_of_these"]
             none_below = np.inf if limits["score"] is None else float(limits["score"])
             most_fragments = float(limits["fragments"])
@@ -248,7 +306,7 @@ class Calibration:
                 raise ValueError("the probabilities do not increase")
         except (ValueError, KeyError, TypeError) as error:
             raise TableError(f"{place}: not a calibration file: {error}. Export the run again.") from None
-        return cls(x, y, none_below, most_fragments)
+        return cls(x, y, none_below, most_fragments, bounds)
 
     def is_none(self, scores: np.ndarray, fragments: np.ndarray | float) -> np.ndarray:
         """Return which queries count as "none of these", by the scores and shares of fragments, both of any shape."""
@@ -267,7 +325,8 @@ def calibrate(held_out: ScoredPredictions) -> tuple[Calibration, dict[str, Any]]
         own = query % 2 == half
         curve = Calibration.fit(scores[~own], hits[~own], is_best[~own], fragments[~own])
         found[own], is_none[own] = curve(scores[own]), curve.is_none(scores[own], fragments[own])
-    return Calibration.fit(scores, hits, is_best, fragments), _measure(found, is_none, scores, hits, is_best)
+    curve = replace(Calibration.fit(scores, hits, is_best, fragments), precision=held_out.bounds())
+    return curve, _measure(found, is_none, scores, hits, is_best)
 
 
 def measure(curve: Calibration, predictions: ScoredPredictions) -> dict[str, Any]:

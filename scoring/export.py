@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ import torch
 
 from schemas import storage
 from schemas.arrow import DENSE, DENSE_MODEL, DenseModel
-from schemas.errors import InputError, option
+from schemas.errors import InputError, missing_extra, option
 from schemas.layout import DataLayout, RunLayout, shard_name
 from schemas.manifest import Manifest, Patch, Shard, View, describe_file, write_file
 from schemas.mapped import MappedFile
@@ -34,10 +35,11 @@ from schemas.storage import join, relative, require_room, resolve
 from schemas.table import Request, Table, find_reusable
 from schemas.versions import VERSION, Version, move_view, parts_since
 from schemas.waits import Say
-from scoring.calibration import DEPTH, ScoredPredictions, calibrate, open_fragments
+from scoring.calibration import DEEPEST, DEPTH, ScoredPredictions, calibrate, open_fragments
+from scoring.decision import BEST, Decision, LabelIds, Rule, decision_of, parse_decision
 from scoring.encoders import ConvertedEncoder, TorchInference, choose_form
 from scoring.export_versions import KIND, ExportVersion, require_needed_exports, resolve_export
-from scoring.exported import INDEX, LABELS, POINTS, TEXTS, THRESHOLDS, VECTORS, ExportFiles, Serving
+from scoring.exported import CALIBRATION, DECISION, INDEX, LABELS, POINTS, TEXTS, VECTORS, ExportFiles, Serving
 from scoring.fitting import RunFusion, open_fusion, scores_of
 from scoring.fusion import EXPORTED_FILES, fusion_file
 from scoring.memory import FACTS
@@ -307,21 +309,21 @@ def export(data: str, run: str, out: str, options: ExportOptions, say: Say = pri
     earlier = None if options.onto is None else EarlierExport.open(options.onto, out, layout)
     before = None if earlier is None else earlier.table.parameters["options"]
     chosen_form = choose_form(options.form, recipe.encoder, before)
-    precisions, calibrate = options.precision, options.calibrate
-    if before is not None:  # an update of an export keeps what a service may ask the export for
-        precisions = tuple(dict.fromkeys([*precisions, *before["precisions"]]))
-        calibrate = calibrate or "calibrate" in before
-    split = _threshold_split(layout, options.threshold_split, calibrate, recipe.data)
+    decision = _read_decision(layout, options, earlier)
+    split, reason = _calibration_split(layout, options.calibration_split, recipe.data)
+    if reason:
+        say(f"no probabilities: {reason}")
+    if decision.limit is not None and split is None:
+        raise InputError(f"{option(decision.limit)} needs probabilities, but there will be none: {reason}")
     recorded = {
         "dtype": options.dtype,
         "index": options.index,
         "purpose": options.purpose,
         "target_recall": options.target_recall,
-        "precisions": [*precisions],
         **({} if scores == "classifier" else {"scores": scores}),
-        **({"calibrate": True} if calibrate else {}),
         **({"form": chosen_form} if chosen_form else {}),
-        "threshold_split": split,
+        "calibration_split": split,
+        "decision": decision.model_dump(mode="json", exclude_none=True),
     }
     require_output_folder(out, "exported", [data, run, None if earlier is None else earlier.table.url])
     based_on = {} if earlier is None else {"onto": earlier.table.digest}
@@ -343,25 +345,39 @@ def export(data: str, run: str, out: str, options: ExportOptions, say: Say = pri
                 model = load_encoder(layout, RunLayout(run), checkpoint.step, open_device(options.device))
                 with tempfile.TemporaryDirectory(prefix="extremis-export-") as scratch:
                     place = build.url, Path(scratch), earlier
-                    writer = _Writer(layout, recipe, checkpoint, model, fusion, split, recorded, *place, say)
+                    writer = _Writer(layout, recipe, checkpoint, model, fusion, split, decision, recorded, *place, say)
                     return build.publish(writer.write(request))
     clean_up(out, "exported")
     say(f"{out}: exported already")
     return finished
 
 
-def _threshold_split(data: DataLayout, split: str | None, calibrate: bool, training_data: Data) -> str | None:
-    """Return the split for the thresholds; `test` and `train` are used only if named. Raises InputError."""
-    has_val = "queries/val" in Table.open(data.root, "data").parents
-    if calibrate:
-        named = None if split == "none" else split or ("val" if has_val else None)
-        return open_held_out(data, named, training_data, "A calibration")[0]
+def _read_decision(data: DataLayout, options: ExportOptions, earlier: EarlierExport | None) -> Decision:
+    """Return the decision that `options` state, else the earlier export's. Raises InputError for unknown labels."""
+    decision = decision_of(options)
+    if earlier is not None and decision == Decision():  # an update keeps what a service does
+        (file,) = earlier.files.of(DECISION)
+        decision = parse_decision(earlier.files.path(file).read_bytes(), f"{earlier.table.url}/{DECISION}")
+    if decision.names_labels:
+        keys = Table.open(data.labels, "labels").read(("key",))["key"].to_pylist()
+        Rule.of(decision, LabelIds({key: number for number, key in enumerate(keys)}, data.root))
+    return BEST.narrowed(decision)
+
+
+def _calibration_split(data: DataLayout, split: str | None, training_data: Data) -> tuple[str | None, str]:
+    """Return the split for the calibration, or why there is none; `test` only if named. Raises InputError."""
     if split == "none":
-        return None
-    if split is not None:
-        open_split(data, split, training_data)
-        return split
-    return "val" if has_val else HOLDOUT if training_data.holdout else None
+        return None, f"{option('calibration_split', split)}"
+    named = split or ("val" if "queries/val" in Table.open(data.root, "data").parents else None)
+    try:
+        found = open_held_out(data, named, training_data, "A calibration")[0]
+        if find_spec("sklearn") is None:
+            raise missing_extra("a calibration needs scikit-learn", "trainer")
+    except InputError as error:
+        if split is not None:
+            raise
+        return None, str(error)
+    return found, ""
 
 
 @dataclass(frozen=True)
@@ -373,7 +389,8 @@ class _Writer:
     checkpoint: Checkpoint
     model: Model
     fusion: RunFusion | None
-    split: str | None  # for thresholds
+    split: str | None  # for the calibration
+    decision: Decision
     options: dict[str, Any]
     out: str
     scratch: Path  # a local folder for copies
@@ -389,10 +406,12 @@ class _Writer:
         shards += write_label_files(self.data, self.out, self.earlier)
         written, serving = self._write_serving(converted)
         index_shards, index = self._write_index(serving)
-        thresholds = self._measure_thresholds(serving)
+        calibration = self._calibrate(serving)
         agreement = converted.compare(serving, self.say) if converted else {}
-        body = json.dumps(thresholds, indent=1, sort_keys=True).encode()
-        shards += [*written, *index_shards, write_file(self.out, THRESHOLDS, body)]
+        shards += [*written, *index_shards, write_file(self.out, DECISION, self.decision.to_toml())]
+        if calibration is not None:
+            body = json.dumps(calibration, indent=1, sort_keys=True).encode()
+            shards.append(write_file(self.out, CALIBRATION, body))
         dense: dict[str, Any] = {}
         if DENSE in input_names(recipe.encoder.inputs):
             described = DenseModel.from_parameters(facts.manifest.parameters, self.data.root)
@@ -426,7 +445,7 @@ class _Writer:
                 **({"agreement": agreement} if agreement else {}),
                 "shortlist": None if serving.fused is None else serving.fused.shortlist,
                 FACTS: None if self.fusion is None else self.fusion.table.parameters.get(FACTS),
-                "thresholds": thresholds,
+                "calibration": calibration,
                 **({} if serving.retired is None else {RETIRED: int(serving.retired.sum())}),
             },
         )
@@ -453,7 +472,7 @@ class _Writer:
             folder.mkdir()
             encoder.write(folder, tokens)
             if form := self.options.get("form"):
-                # Rows of the split for thresholds, else held-out rows, else training rows.
+                # Rows of the split for the calibration, else held-out rows, else training rows.
                 split = self.split or (HOLDOUT if self.recipe.data.holdout else self.recipe.data.split)
                 table, share = open_split(self.data, split, self.recipe.data)
                 groups = [*itertools.islice(share.batches(table, self.model.columns), _GROUPS)]
@@ -546,14 +565,10 @@ class _Writer:
             mark = ", chosen" if plan["factory"] == chosen else ""
             self.say(f"{what}, {plan['factory']}: {found}, {say_bytes(plan['bytes'])}, {time}{mark}")
 
-    def _measure_thresholds(self, serving: Serving) -> dict[str, Any] | None:
-        """Fit thresholds, and a calibration, to the best DEPTH predictions for each query of the split."""
+    def _calibrate(self, serving: Serving) -> dict[str, Any] | None:
+        """Fit a calibration to the best predictions for each query of the split, and check the decision against it."""
         split = self.split
         if split is None:
-            self.say(
-                f"no thresholds, because {self.data.root} has no split val and no rows were held out. Create val with "
-                f"`extremis shard --validation`, or name another split with {option('threshold_split')}"
-            )
             return None
         left_out: tuple[Sequence[int], ...] = ()
         if self.fusion is not None and serving.fused is not None:  # no row finds itself, or was fitted to itself
@@ -561,24 +576,21 @@ class _Writer:
             serving = replace(serving, fused=self.fusion.reranker(scorers, self.data, self.recipe.data, split))
             left_out = self.fusion.left_out(split)
         table, share = open_split(self.data, split, self.recipe.data)
+        depth = DEEPEST if serving.fused is None else max(DEPTH, serving.fused.shortlist)
         predictions = ScoredPredictions(open_fragments(self.data, serving.columns), *left_out)
         for rows in share.batches(table, scored_columns(table, serving.columns)):
             inputs, positives = Inputs.of(rows, serving.columns), list_column(rows, "label_ids")
-            scores, ids = serving.rank(inputs, DEPTH, filters_of(rows))
+            scores, ids = serving.rank(inputs, min(depth, len(serving.vectors)), filters_of(rows))
             if serving.retired is not None:
                 positives = positives.keep(~serving.retired[positives.values])
             labelled = np.flatnonzero(positives.counts)  # all rows, unless labels are retired
             predictions.collect(ids[labelled], scores[labelled], positives.take(labelled), inputs.take(labelled))
-        facts: dict[str, Any] = {
-            "split": split,
-            "depth": DEPTH,
-            "rule": "the lowest score t such that at least the fraction `precision` of predictions with score >= t is "
-            "correct; the predictions are the `depth` best labels of every query in `split`",
-            "thresholds": [row._asdict() for row in predictions.thresholds(self.options["precisions"])],
-        }
-        if "calibrate" in self.options:
+        try:
             curve, measured = calibrate(predictions)
-            for row in facts["thresholds"]:
-                row["probability"] = float(curve(np.array(row["score"])))
-            facts["calibration"] = {"queries": predictions.queries, **curve.described(measured)}
-        return facts
+        except InputError as error:
+            if self.decision.limit is not None:
+                raise
+            self.say(f"no probabilities: {error}")
+            return None
+        self.decision.require(curve)
+        return {"split": split, "queries": predictions.queries, **curve.described(measured)}

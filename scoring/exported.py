@@ -3,9 +3,9 @@
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -16,16 +16,16 @@ import pyarrow.parquet as pq
 from pipelines.sharding.tokenizer import FILE
 from schemas import PAD, storage
 from schemas.arrow import DENSE, DenseModel
-from schemas.errors import ExtremisError, InputError, TableError, missing_extra, option
+from schemas.errors import ExtremisError, TableError, missing_extra, option
 from schemas.manifest import Shard, find_shard, read_patch, shard_url, verify_shard
 from schemas.mapped import MappedFile, file_stamp
-from schemas.options import is_number
-from schemas.ragged import Ragged
+from schemas.ragged import Ragged, pad_columns, take_per_row
 from schemas.shard_files.parquet import number_column
 from schemas.shard_files.shards import RETIRED, ViewedShard, open_shard, read_group
 from schemas.storage import join, require_room
 from schemas.table import Table
-from scoring.calibration import NONE_THRESHOLD, Calibration, fragments_of, require_fractions, share_of_fragments
+from scoring.calibration import DEPTH, NONE_THRESHOLD, Calibration, fragments_of, share_of_fragments
+from scoring.decision import Decision, LabelIds, Rule, choose, parse_decision, reached
 from scoring.export_versions import KIND, require_needed_exports, resolve_export
 from scoring.fusion import EXPORTED_FILES, Reranker, Scorers, Search, parse_fusion
 from scoring.memory import Memory
@@ -147,7 +147,8 @@ def _changed(path: str) -> TableError:
     )
 
 
-ENCODER, VECTORS, LABELS, INDEX, THRESHOLDS = "encoder", "vectors", "labels", "index", "thresholds.json"
+ENCODER, VECTORS, LABELS, INDEX = "encoder", "vectors", "labels", "index"
+CALIBRATION, DECISION = "calibration.json", "decision.toml"
 POINTS = "points"  # keys of a memory's training points
 TEXTS = "label-texts"
 _BATCH = 1024  # number of rows encoded at a time
@@ -183,9 +184,30 @@ class Answer(NamedTuple):
     none_of_these: np.ndarray | None
     unfamiliar: np.ndarray
 
-    def reaching(self, lowest: float) -> np.ndarray:
-        """Return which labels [B, k] score at least `lowest`; with such a limit, unfamiliar texts have no labels."""
-        return (self.ids != PAD) & (self.scores >= lowest) & ~(self.unfamiliar[:, None] & (lowest > -np.inf))
+    def take(self, rows: np.ndarray) -> "Answer":
+        """Return the answers of `rows` [B']."""
+        return Answer(*(None if each is None else each[rows] for each in self))  # type: ignore[arg-type]
+
+    def packed(self) -> "Answer":
+        """Return the answers with padding at the end of rows, and as narrow as the longest one."""
+        present = self.ids != PAD
+        order = np.argsort(~present, axis=1, kind="stable")[:, : int(present.sum(axis=1).max(initial=0))]
+        ids, scores = take_per_row(self.ids, order), take_per_row(self.scores, order)
+        found = None if self.probabilities is None else take_per_row(self.probabilities, order)
+        scores = np.where(ids == PAD, np.float32(-np.inf), scores)
+        return self._replace(ids=ids, scores=scores, probabilities=found)
+
+    @classmethod
+    def join(cls, parts: "Sequence[Answer]", order: np.ndarray) -> "Answer":
+        """Return the rows of all `parts`, then in `order` [B]."""
+        width = max((part.ids.shape[1] for part in parts), default=0)
+        filled = []
+        for part in parts:
+            found = None if part.probabilities is None else pad_columns(part.probabilities, width)
+            ids, scores = pad_columns(part.ids, width, PAD), pad_columns(part.scores, width, -np.inf)
+            filled.append(part._replace(ids=ids, scores=scores, probabilities=found))
+        columns = (None if each[0] is None else np.concatenate(each) for each in zip(*filled, strict=True))
+        return cls(*columns).take(order)  # type: ignore[arg-type]
 
 
 class Embedder(Protocol):
@@ -235,10 +257,14 @@ class Serving:
             x[part, : x.shape[1] - self.bias] = self.encoder.embed(inputs.slice(part.start, part.stop))
         return x
 
+    def suited(self, inputs: Inputs) -> "Serving":
+        """Return what answers these inputs: `alone` for a single row."""
+        if self.alone is not None and inputs.rows == 1 and inputs.tokens is not None and inputs.tokens.longest < _LONG:
+            return self.alone if self.retired is None else replace(self.alone, retired=self.retired)
+        return self
+
     def rank(self, inputs: Inputs, k: int, filters: Ragged | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the result of `top_k` for the inputs of B rows."""
-        if self.alone is not None and inputs.rows == 1 and inputs.tokens is not None and inputs.tokens.longest < _LONG:
-            return replace(self.alone, retired=self.retired).rank(inputs, k, filters)
         return self.top_k(self.embed(inputs), k, filters, inputs=inputs)
 
     def top_k(
@@ -352,7 +378,7 @@ class Exported:
             retired = number_column(files.read(LABELS, (RETIRED,)), RETIRED) if facts.get(RETIRED) else None
             serving = Serving(encoder, section.inputs, vectors, bias, indexed, fused, retired, files)
             files.check_all()
-            learned = (table.parameters.get("thresholds") or {}).get("calibration")
+            learned = table.parameters.get("calibration")
             calibration = Calibration.read(learned, url) if learned else None
         pa.default_memory_pool().release_unused()  # memory that Arrow used for reading
         return cls(table, files, serving, calibration)
@@ -362,36 +388,121 @@ class Exported:
         """Model of the encoder's dense vectors; None without dense vectors, or if the user supplies the vectors."""
         return DenseModel.from_parameters(self.table.parameters, self.table.url)
 
-    def without(self, ids: Sequence[int]) -> "Exported":
-        """Return this export without the labels `ids` [n], which are masked like retired labels."""
-        if not len(ids):
-            return self
-        retired = np.zeros(self.table.rows, bool) if self.serving.retired is None else self.serving.retired.copy()
-        retired[ids] = True
-        return replace(self, serving=replace(self.serving, retired=retired))
+    @cached_property
+    def decision(self) -> Decision:
+        """The decision of this export, which a call may change. Raises TableError."""
+        with _naming_damage(self.table.url):
+            (file,) = (shard for shard in self.table.shards if shard.path == DECISION)
+            return parse_decision(self.files.path(file).read_bytes(), f"{self.table.url}/{DECISION}")
 
-    def answer(self, inputs: Inputs, k: int, filters: Ragged | None = None, known: np.ndarray | None = None) -> Answer:
-        """Rank labels as in `Serving.rank`; texts without known tokens get the most frequent labels.
+    @cached_property
+    def ids_of(self) -> LabelIds:
+        """Finds ids of labels by key."""
+        return LabelIds(
+            {key: number for number, key in enumerate(self.label_table()["key"].to_pylist())}, self.table.url
+        )
 
-        `k`: at most the number of labels. `known` [B]: number of known tokens in each text. The score of a frequent
-        label is the log odds that a training point has the label.
+    @cached_property
+    def look_up(self) -> Callable[[Decision], Rule]:
+        """Looks up the labels of a decision, and checks its limit; the last ones are remembered. Raises InputError."""
+
+        def look_up(decision: Decision) -> Rule:
+            if decision.limit is not None:
+                decision.require(self.calibration)
+            rule = Rule.of(decision, self.ids_of) if decision.names_labels else Rule(decision)
+            retired = self.serving.retired
+            if retired is None:
+                return rule
+            return replace(rule, may_give=~retired if rule.may_give is None else rule.may_give & ~retired)
+
+        return lru_cache(32)(look_up)
+
+    def decide(
+        self,
+        inputs: Inputs,
+        decision: Decision,
+        never: Ragged | None = None,
+        allowed: Ragged | None = None,
+        known: np.ndarray | None = None,
+    ) -> Answer:
+        """Return the labels that `decision` gives to B rows, out of all labels; those of texts without known tokens are
+        the most frequent ones.
+
+        `never`, `allowed`: further ids of labels that a row may not have, or alone may have. `known` [B]: number of
+        known tokens in each text. The score of a frequent label is the log odds that a training point has the label.
+        Raises InputError for an unknown key, and for a limit that the calibration does not have or meet.
         """
-        k = min(k, self.table.rows)
-        scores, ids = self.serving.rank(inputs, k, filters)
-        curve = self.calibration
-        share = np.broadcast_to(share_of_fragments(inputs.tokens, self._fragments), len(ids))
-        found, is_none = (None, None) if curve is None else (curve(scores), curve.is_none(scores[:, 0], share))
-        blank = np.flatnonzero(known == 0) if known is not None else np.empty(0, np.int64)
-        if len(blank):
-            labels, odds = self.prior
-            left_out = Ragged.empty(len(blank)) if filters is None else filters.take(blank)
-            most = np.tile(labels[: k + left_out.longest], (len(blank), 1))
-            ids[blank], scores[blank] = left_out.filter_ranking(most, odds[most], k)
-            if found is not None and is_none is not None:
-                found[blank] = np.exp(-np.logaddexp(0, -scores[blank]))
-                is_none[blank] = found[blank, 0] < NONE_THRESHOLD
-        unfamiliar = np.zeros(len(ids), bool) if curve is None else share > curve.most_fragments
-        return Answer(scores, ids, found, is_none, unfamiliar)
+        rule = self.look_up(decision)
+        if allowed is None:
+            return self._decide(inputs, rule, rule.may_give, never, known)
+        sets: dict[bytes, list[int]] = {}
+        for row in range(inputs.rows):
+            ids = np.unique(allowed.values[allowed.offsets[row] : allowed.offsets[row + 1]])
+            sets.setdefault(ids.astype(np.int64).tobytes(), []).append(row)
+        parts = []
+        for ids, rows in sets.items():
+            own, places = np.zeros(self.table.rows, bool), np.array(rows)
+            own[np.frombuffer(ids, np.int64)] = True
+            may_give = own if rule.may_give is None else own & rule.may_give
+            own_never, own_known = (None if each is None else each.take(places) for each in (never, known))
+            parts.append(self._decide(inputs.take(places), rule, may_give, own_never, own_known))
+        return Answer.join(parts, np.argsort(np.concatenate([*sets.values()])))
+
+    def _decide(
+        self,
+        inputs: Inputs,
+        rule: Rule,
+        may_give: np.ndarray | None,
+        never: Ragged | None,
+        known: np.ndarray | None,
+    ) -> Answer:
+        """Rank as many labels as the decision about each row needs; `may_give` [L]: labels of the rule and the rows."""
+        serving, curve, decision = self.serving.suited(inputs), self.calibration, rule.decision
+        if may_give is not None:
+            serving = replace(serving, retired=~may_give)
+        never = Ragged.empty(inputs.rows) if never is None else never
+        share = np.broadcast_to(share_of_fragments(inputs.tokens, self._fragments), inputs.rows)
+        unfamiliar = np.zeros(inputs.rows, bool) if curve is None else share > curve.most_fragments
+        blank = np.zeros(inputs.rows, bool) if known is None else known == 0
+        width = max(decision.at_least, decision.max_labels or DEPTH)
+        if decision.limit is not None:
+            width = DEPTH if serving.fused is None else serving.fused.shortlist
+            width = max(decision.at_least, min(width, decision.max_labels or width))
+        x, rows, parts, order = serving.embed(inputs), np.arange(inputs.rows), list[Answer](), list[np.ndarray]()
+        while len(rows) or not parts:
+            k, is_all = min(width, self.table.rows), len(rows) == inputs.rows
+            some, left_out = (inputs, never) if is_all else (inputs.take(rows), never.take(rows))
+            scores, ids = serving.top_k(x[rows], k, left_out, inputs=some)
+            is_blank = blank[rows]
+            if is_blank.any():
+                ids[is_blank], scores[is_blank] = self._most_frequent(
+                    k, left_out.take(np.flatnonzero(is_blank)), may_give
+                )
+            found = is_none = None
+            if curve is not None:
+                found, is_none = curve(scores), curve.is_none(scores[:, 0], share[rows])
+                found[is_blank] = np.exp(-np.logaddexp(0, -scores[is_blank]))
+                is_none[is_blank] = found[is_blank, 0] < NONE_THRESHOLD
+            is_reached = reached(decision, curve, scores, found)
+            if curve is not None and decision.precision is not None:  # log odds are no scores
+                lowest = curve(np.float32(curve.precision.score_of(decision.precision)))
+                is_reached[is_blank] = found[is_blank] >= lowest
+            if decision.limit is not None:
+                is_reached &= ~unfamiliar[rows, None]
+            given, certain = choose(ids, is_reached, decision, rule.groups)
+            certain |= k == self.table.rows
+            answer = Answer(scores, np.where(given, ids, PAD), found, is_none, unfamiliar[rows])
+            parts.append(answer.take(np.flatnonzero(certain)).packed())
+            order.append(rows[certain])
+            rows, width = rows[~certain], 4 * width
+        return Answer.join(parts, np.argsort(np.concatenate(order)))
+
+    def _most_frequent(self, k: int, left_out: Ragged, may_give: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return the most frequent labels [B, k] that B rows may have, and their log odds."""
+        labels, odds = self.prior
+        labels = labels if may_give is None else labels[may_give[labels]]
+        most = np.tile(labels[: k + left_out.longest], (left_out.rows, 1))
+        return left_out.filter_ranking(most, odds[most], k)
 
     @cached_property
     def _fragments(self) -> np.ndarray | None:
@@ -426,31 +537,6 @@ class Exported:
         """Read `columns` of all labels, in the order of label ids. Raises TableError."""
         with _naming_damage(self.table.url):
             return self.files.read(LABELS, columns)
-
-    def lowest_score(self, threshold: float | None, precision: float | None) -> float:
-        """Return `threshold`, or the lowest score that reached `precision` on the split for thresholds, or -inf.
-
-        Raises InputError for both, and if there is no threshold for `precision`.
-        """
-        given = [value for value in (threshold, precision) if value is not None]
-        if len(given) > 1 or not all(map(is_number, given)):
-            said = " and ".join(map(repr, given))[:80]
-            either = f"{option('threshold')} or {option('precision')}"
-            raise InputError(f"{either}: expected one number, got {said}. Give only one of the two.")
-        if precision is None:
-            return float(*given or [-np.inf])
-        require_fractions([precision])
-        with _naming_damage(self.table.url):
-            thresholds = self.table.parameters["thresholds"]
-            rows = thresholds["thresholds"] if thresholds else []
-            scores = {float(row["precision"]): float(row["score"]) for row in rows}
-        if precision in scores:
-            return scores[precision]
-        stated = ", ".join(f"{share:g}" for share in scores)
-        raise InputError(
-            f"{self.table.url}: no threshold for a precision of {precision:g}; known precisions: {stated or 'none'}. "
-            f"Export with {option('precision', precision)} and a split for it, or give {option('threshold', 'SCORE')}."
-        )
 
 
 @contextlib.contextmanager

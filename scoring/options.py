@@ -1,10 +1,11 @@
 """Options of what is made of a run: a command reads them before PyTorch is loaded."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from schemas import storage
 from schemas.options import COMMAS, AnyDevice, Options, Place, Shown
 from scoring import QUERIES, SHORTLIST
 
@@ -26,6 +27,47 @@ class RunOptions(Options):
 
     step: Step | None = Field(None, description=_STEP)
     device: AnyDevice = "auto"
+
+
+def _keys(value: Any) -> Any:
+    """Return the keys of labels in a text: one a line of the file after an @, or between commas."""
+    if not isinstance(value, str) or not value.startswith("@"):
+        return COMMAS.func(value)  # type: ignore[call-arg]
+    try:
+        return [line for line in storage.read_bytes(value[1:]).decode().splitlines() if line]
+    except (FileNotFoundError, UnicodeDecodeError):
+        raise PydanticCustomError("keys", "input should be @ and a file of keys of labels, one a line") from None
+
+
+Keys = Annotated[tuple[str, ...], BeforeValidator(_keys), Shown("KEY,...|@FILE")]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class DecisionLimits(Options):
+    """How many labels of a text are given, and which."""
+
+    HEADING: ClassVar[str] = "Which labels are given"
+
+    max_labels: Annotated[int, Field(ge=1)] | None = Field(None, description="Greatest number of labels of a text.")
+    min_probability: Share | None = Field(
+        None, description="Lowest probability of a label; all labels above it are given."
+    )
+    precision: Share | None = Field(
+        None,
+        description="Share of the given labels that is correct, as far as held-out rows show it (95 %): all labels "
+        "from the lowest score at which it is. Instead of {min_probability}.",
+    )
+    at_least: int = Field(0, ge=0, description="Number of best labels that are given even below the limit.")
+    allowed: Keys | None = Field(None, description="The only labels that may be given. Default: all labels.")
+    never: Keys = Field((), description="Labels that are never given.")
+
+
+class DecisionOptions(DecisionLimits):
+    """A decision, or a file with one."""
+
+    decision: Annotated[Any, Shown("FILE", place=True)] = Field(
+        None, description="TOML file with a decision, which may also have groups of labels of which one is given."
+    )
 
 
 class EvaluateOptions(RunOptions):
@@ -85,7 +127,7 @@ class FitOptions(RunOptions):
     )
 
 
-class ExportOptions(RunOptions):
+class ExportOptions(RunOptions, DecisionOptions):
     """Options of `extremis export`."""
 
     dtype: Literal["float32", "float16"] = Field("float32", description="Number type of the vectors.")
@@ -104,17 +146,10 @@ class ExportOptions(RunOptions):
         description="What an index is chosen for by auto: serving, one query at a time, or batch, many queries.",
     )
     target_recall: float = Field(0.98, gt=0, le=1, description="Recall for which the index is tuned.")
-    precision: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], COMMAS, Shown("SHARE,...")] = Field(
-        (0.5, 0.7, 0.9),
-        description="Precisions for which thresholds are measured, in addition to those of EXPORT ({onto}).",
-    )
-    threshold_split: str | None = Field(
-        None, description="Split to measure thresholds on, or none. Default: val, else the held-out rows of RUN."
-    )
-    calibrate: bool = Field(
-        False,
-        description="Learn to convert scores to probabilities, on the same rows. Needs scikit-learn (extra trainer). "
-        "Default: as in EXPORT ({onto}).",
+    calibration_split: str | None = Field(
+        None,
+        description="Split to learn probabilities on, which RUN was not trained on, or none. Default: val, else the "
+        "held-out rows of RUN. Needs scikit-learn (extra trainer).",
     )
     scores: Literal["classifier", "sum", "fused"] | None = Field(
         None,

@@ -13,12 +13,14 @@ import pyarrow as pa
 from pipelines.formats.base import Fields, parse_fields_by_table
 from pipelines.formats.keyed import Texts
 from pipelines.sharding.tokenizer import FILE, MAX_WORD, encode_texts, ends_at_spaces, open_tokenizer, special_tokens
+from schemas import PAD
 from schemas.arrow import DENSE
 from schemas.errors import InputError, option, without_controls
 from schemas.options import whole_number
 from schemas.ragged import Ragged, counts_of, offsets_of
 from schemas.waits import Say
 from scoring.containers import html_table, input_url, items_of, require_texts
+from scoring.decision import BEST, Decision, Source, read_decision
 from scoring.export_versions import resolve_export
 from scoring.exported import ENCODER, Exported
 from scoring.memory import shares_of
@@ -43,15 +45,17 @@ class Label:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The best labels of a text, best first; the most frequent labels if `known_tokens` is 0.
+    """The labels of a text, best first; out of the most frequent labels if `known_tokens` is 0.
 
     `none_of_these`: True if even the best label is probably incorrect; None if the export is not calibrated.
+    `decision`: name of the decision about how many labels there are, and which.
     """
 
     text: str
     labels: tuple[Label, ...]
     known_tokens: int
     none_of_these: bool | None = None
+    decision: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,8 @@ class Predictions(list[Prediction]):
 class Labels(Sequence[Label]):
     """All labels of a model, indexed by label id."""
 
-    def __init__(self, table: pa.Table) -> None:
+    def __init__(self, exported: Exported) -> None:
+        self._exported, table = exported, exported.label_table(("key", "text"))
         self._keys, self._texts = (table[name].combine_chunks() for name in ("key", "text"))
 
     def __len__(self) -> int:
@@ -110,15 +115,7 @@ class Labels(Sequence[Label]):
 
     def ids(self, keys: Sequence[str]) -> list[int]:
         """Return the ids of the labels with these `keys`. Raises InputError if a label does not exist."""
-        try:
-            return [self.by_key[key] for key in keys]
-        except (KeyError, TypeError) as error:
-            raise InputError(f"unknown label key {error}.") from None
-
-    @functools.cached_property
-    def by_key(self) -> dict[str, int]:
-        """Ids of all labels, by key."""
-        return {key: label_id for label_id, key in enumerate(self.keys)}
+        return self._exported.ids_of(keys)
 
     @property
     def keys(self) -> list[str]:
@@ -160,7 +157,7 @@ class Model:
         if serving.alone is None and (alone := compile_serving(serving)) is not None:
             compiled = replace(self._exported, serving=replace(serving, alone=alone))
             for _, inputs, known in self._batches(["a text\nwith a title"]):
-                compiled.answer(inputs, 1, known=known)
+                compiled.decide(inputs, BEST, known=known)
             self._exported = compiled
         return self._exported.serving.alone is not None
 
@@ -177,51 +174,74 @@ class Model:
     @functools.cached_property
     def labels(self) -> Labels:
         """All labels, by id."""
-        return Labels(self._exported.label_table(("key", "text")))
+        return Labels(self._exported)
+
+    def decide(self, decision: Source = None, **stated: Any) -> Decision:
+        """Return the decision of the export, changed by `decision`, and by what is `stated` as for `predict`.
+
+        Raises InputError, StorageError.
+        """
+        return self._exported.decision.narrowed(read_decision(decision, **stated))
 
     def predict(
         self,
         texts: Any,
-        k: int = 5,
+        decision: Source = None,
         *,
-        threshold: float | None = None,
+        max_labels: int | None = None,
+        min_probability: float | None = None,
         precision: float | None = None,
-        filter: Iterable[str] | Iterable[Iterable[str]] = (),
+        at_least: int | None = None,
+        allowed: Iterable[str] | Iterable[Iterable[str]] | None = None,
+        never: Iterable[str] | Iterable[Iterable[str]] = (),
+        groups: Iterable[Iterable[str]] = (),
     ) -> Predictions:
-        """Return the best `k` labels of each text that score at least `threshold`, or the threshold for `precision`.
+        """Return the labels that the export's decision gives to each text, changed by what is stated here.
 
         `texts`: a text; a list, Series or array of texts; or a data frame, an Arrow table or a list of dictionaries,
-        with the fields of DATA. `filter`: keys of labels to leave out, where a message counts keys that are not labels;
-        or a list of keys of labels for each text. Raises InputError for other values, if there is no threshold for this
-        precision, or if both limits are given.
+        with the fields of DATA. `decision`: a `Decision`, a mapping of its keys, or a TOML file. `max_labels`,
+        `min_probability`, `precision` and `at_least`: how many labels; if any is stated, all four of the export are
+        replaced. `allowed`, `never`: keys of labels, or a list of keys for each text. `groups`: lists of keys, of which
+        at most one is given. Raises InputError for other values, for unknown keys, and for a limit that the export has
+        no calibration for or does not meet.
         """
-        k, lowest = whole_number("k", k, 1), self._exported.lowest_score(threshold, precision)
         texts = self._read(texts)
-        left_out = _listed(filter, "filter")
-        is_shared = all(isinstance(key, str) for key in left_out)
-        if not is_shared and len(left_out) != len(texts):
-            raise InputError(
-                f"filter: expected keys of labels, or a list of keys for each of the {len(texts):,} texts, got "
-                f"{len(left_out):,} items."
-            )
-        exported = leave_out(self._exported, self.labels, left_out, self._say) if is_shared else self._exported
-        predictions = Predictions()
+        given: dict[str, Any] = {"groups": [_listed(group, "groups") for group in _listed(groups, "groups")]}
+        numbers = {"max_labels": max_labels, "at_least": at_least, "precision": precision}
+        for name, number in {**numbers, "min_probability": min_probability}.items():
+            given[name] = number.item() if isinstance(number, np.generic) else number
+        of_rows: dict[str, Sequence[Any]] = {}
+        for name, keys in (("allowed", allowed), ("never", never)):
+            listed = None if keys is None else _listed(keys, name)
+            if listed is None or all(isinstance(key, str) for key in listed):
+                given[name] = listed
+                continue
+            if len(listed) != len(texts):
+                raise InputError(
+                    f"{name}: expected keys of labels, or a list of keys for each of the {len(texts):,} texts, got "
+                    f"{len(listed):,} items."
+                )
+            of_rows[name] = listed
+        chosen, predictions = self.decide(decision, **given), Predictions()
         for part, inputs, known in self._batches(texts):
-            filters = None
-            if not is_shared:
-                places = range(len(predictions), len(predictions) + len(part))
-                ids = [self.labels.ids(_listed(left_out[n], f"filter[{n}]")) for n in places]
-                flat = np.array([*itertools.chain(*ids)], np.int64)
-                filters = Ragged.from_counts(flat, np.array([*map(len, ids)], np.int64))
-            answer = exported.answer(inputs, k, filters, known)
-            is_kept = answer.reaching(lowest)
-            numbers = [column[is_kept] for column in (answer.scores, answer.probabilities) if column is not None]
-            labels = iter(self.labels.scored(answer.ids[is_kept], *numbers))
+            places = range(len(predictions), len(predictions) + len(part))
+            own = {name: self._ids(name, keys, places) for name, keys in of_rows.items()}
+            answer = self._exported.decide(inputs, chosen, known=known, **own)
+            is_given = answer.ids != PAD
+            numbers = [column[is_given] for column in (answer.scores, answer.probabilities) if column is not None]
+            labels = iter(self.labels.scored(answer.ids[is_given], *numbers))
             none = [None] * len(part) if answer.none_of_these is None else answer.none_of_these.tolist()
-            facts = zip(part, is_kept.sum(axis=1).tolist(), known.tolist(), none, strict=True)
+            facts = zip(part, is_given.sum(axis=1).tolist(), known.tolist(), none, strict=True)
             for text, count, tokens, is_none in facts:
-                predictions.append(Prediction(text, tuple(itertools.islice(labels, count)), tokens, is_none))
+                found = tuple(itertools.islice(labels, count))
+                predictions.append(Prediction(text, found, tokens, is_none, chosen.name))
         return predictions
+
+    def _ids(self, name: str, keys: Sequence[Any], places: Iterable[int]) -> Ragged:
+        """Return the ids of the keys that `name` has for the texts at `places`. Raises InputError."""
+        ids = [self._exported.ids_of(_listed(keys[n], f"{name}[{n}]"), name) for n in places]
+        flat = np.array([*itertools.chain(*ids)], np.int64)
+        return Ragged.from_counts(flat, np.array([*map(len, ids)], np.int64))
 
     def explain(self, text: str, label: int | str) -> Explanation:
         """Return the terms of a label's score for a text. `label`: id or key. Raises InputError for unknown labels."""
@@ -292,14 +312,6 @@ def text_fields(exported: Exported) -> tuple[Fields, bool]:
     """Return the names of the fields that DATA was made with, and whether the texts of DATA are only titles."""
     made_with = exported.table.parameters["texts"]
     return parse_fields_by_table(made_with["fields"] or "")[0], made_with["text"] == "title"
-
-
-def leave_out(exported: Exported, labels: Labels, keys: Sequence[str], say: Say) -> Exported:
-    """Return the export without the labels `keys`; `say` gets a message that counts keys that are not labels."""
-    ids = [labels.by_key[key] for key in keys if key in labels.by_key]
-    if len(ids) < len(keys):
-        say(f"filter: {len(keys) - len(ids):,} of {len(keys):,} keys are not labels of {exported.table.url}")
-    return exported.without(ids)
 
 
 def open_export(

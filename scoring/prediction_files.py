@@ -21,6 +21,7 @@ from schemas.layout import DataLayout
 from schemas.ragged import offsets_of
 from schemas.shard_files.parquet import filters_of, list_array, list_column
 from schemas.table import Table
+from scoring.decision import BEST, Decision
 from scoring.exported import Answer, Exported
 from scoring.predict import TextTokenizer, open_embedder
 from trainer.inputs import Inputs, open_queries, require_inputs, with_titles
@@ -40,14 +41,13 @@ def write_predictions(
     rows: Iterator[pa.Table],
     out: str,
     *,
-    k: int,
-    lowest: float,
+    decision: Decision,
     to: str | None,
     safe_cells: bool,
     filter: bool,
     on_rows: Callable[[int], None],
 ) -> dict[str, Any]:
-    """Write the best `k` labels of every row that score at least `lowest`, except labels in the row's filter pairs.
+    """Write the labels that `decision` gives to every row, except labels in the row's filter pairs.
 
     `to`: format of the file; None: depends on the name. `safe_cells`: no CSV cell starts like a formula.
     `on_rows` gets the number of rows that are done. Raises ExtremisError.
@@ -64,14 +64,13 @@ def write_predictions(
         for table in itertools.chain(first, rows):
             known = table[KNOWN_TOKENS].to_numpy() if KNOWN_TOKENS in table.column_names else None
             inputs = Inputs.of(table, exported.serving.columns)
-            answer = exported.answer(inputs, k, filters_of(table) if filter else None, known)
-            answer = answer._replace(ids=np.where(answer.reaching(lowest), answer.ids, PAD))
+            answer = exported.decide(inputs, decision, filters_of(table) if filter else None, known=known)
             write(prediction_table(table, answer, labels, schema))
             done += table.num_rows
             predictions += int((answer.ids != PAD).sum())
             on_rows(done)
     counts = {"queries": done, "predictions": predictions, "seconds": round(time.perf_counter() - began, 3)}
-    return {"out": out, "export": exported.table.url, **counts}
+    return {"out": out, "export": exported.table.url, "decision": decision.name, **counts}
 
 
 def rows_of_texts(exported: Exported, texts: Texts, batch: int, embedder: str | None = None) -> Iterator[pa.Table]:
@@ -99,7 +98,7 @@ def rows_of_texts(exported: Exported, texts: Texts, batch: int, embedder: str | 
 
     if not (features or vector_dimension):
         a_text = with_columns(pa.record_batch({"text": pa.array(["a text"])}))
-        exported.answer(Inputs.of(a_text, columns), 1)
+        exported.decide(Inputs.of(a_text, columns), BEST)
     return map(with_columns, texts.batches(batch, features, vector_dimension))
 
 

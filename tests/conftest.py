@@ -136,8 +136,8 @@ def exports(data: Path, once: Once) -> Path:
         for command in (
             ("train", "astra", data, run, *sets("train.epochs=1", "data.holdout=0.2")),
             ("fuse", data, run),
-            ("export", data, run, one, "--calibrate", "--current"),
-            ("export", data, run, two, "--scores", "classifier"),
+            ("export", data, run, one, "--current"),
+            ("export", data, run, two, "--scores", "classifier", "--calibration-split", "none"),
         ):
             done = call(*command)
             assert done.status == 0, done.err

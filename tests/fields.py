@@ -14,11 +14,11 @@ from extremis.function import facts_of, unwrap
 from extremis.training import TrainOptions
 from pipelines.options import ArrayOptions, ClusterOptions, EmbedTextsOptions, MergeOptions, ShardOptions, TeachOptions
 from schemas.options import Options
-from scoring.options import EvaluateOptions, ExportOptions, FitOptions, TupleOptions
+from scoring.options import DecisionOptions, EvaluateOptions, ExportOptions, FitOptions, TupleOptions
 
 MODELS = (
     *(ArrayOptions, ClusterOptions, EmbedTextsOptions, MergeOptions, ShardOptions, TeachOptions, TrainOptions),
-    *(EvaluateOptions, ExportOptions, FitOptions, TupleOptions),
+    *(DecisionOptions, EvaluateOptions, ExportOptions, FitOptions, TupleOptions),
 )
 HEAD = '''"""Keyword arguments that functions take from models of the pipelines, for editors."""
 

@@ -263,18 +263,27 @@ def weakest_labels(top: Mapping[str, Sequence[str]], labels: Mapping[str, Sequen
     return {label: (found[label], count) for label, count in counts.items() if found[label] < count}
 
 
-def thresholds(
-    predictions: Mapping[str, Sequence[tuple[str, float]]], labels: Mapping[str, Sequence[str]], precision: float
-) -> dict[str, float] | None:
-    """The lowest score with this precision among the best 10 of all queries, and what is reached with it."""
-    pairs = [(score, x in labels[key]) for key in labels for x, score in predictions[key][:10]]
-    for lowest in sorted({score for score, _ in pairs}):
-        kept = [hit for score, hit in pairs if score >= lowest]
-        if sum(kept) >= precision * len(kept):
-            recall = sum(kept) / sum(map(len, labels.values()))
-            reached = {"reached": sum(kept) / len(kept), "recall": recall, "predictions": len(kept) / len(labels)}
-            return {"precision": precision, "score": lowest, **reached}
-    return None
+def precision_bound(
+    predictions: Mapping[str, Sequence[tuple[str, float]]],
+    labels: Mapping[str, Sequence[str]],
+    texts: Mapping[str, str],
+    lowest: float,
+) -> float:
+    """Lower bound (95 %) of the precision of all labels from a score on: equal texts are one observation."""
+    of_texts: dict[str, list[bool]] = {}
+    for key in labels:
+        for x, score in predictions[key]:
+            if score >= lowest - 1e-6:
+                of_texts.setdefault(texts[key], []).append(x in labels[key])
+    rows = [(len(hits), sum(hits)) for hits in of_texts.values()]
+    count, right = (sum(column) for column in zip(*rows, strict=True))
+    share = right / count
+    m = max(2, len(rows))
+    variance = m / (m - 1) * sum((h - share * n) ** 2 for n, h in rows)
+    spread = share * (1 - share) * count
+    clustering = max(1, variance / spread if spread else sum(n * n for n, _ in rows) / count)
+    z = 1.6449**2 / (count / clustering)
+    return (share + z / 2 - math.sqrt(z * (share * (1 - share) + z / 4))) / (1 + z)
 
 
 def errors_of(probabilities: Sequence[float], hits: Sequence[bool]) -> dict[str, float]:

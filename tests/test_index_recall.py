@@ -176,11 +176,11 @@ def test_an_export_with_a_poor_graph_is_refused(tmp_path: Path) -> None:
     assert call("shard", CASE / "raw", data, "--format", "xc").status == 0
     chosen = [flag for value in (*TINY, "encoder.dimension=64", "train.epochs=1") for flag in ("--set", value)]
     assert call("train", "random", data, run, *chosen).status == 0
-    refused = call("export", data, run, out, "--index", "HNSW16", "--threshold-split", "none")
+    refused = call("export", data, run, out, "--index", "HNSW16", "--calibration-split", "none")
     assert refused.status == 2
     assert re.search(r"'HNSW16': finds 0\.\d+ of .* expected --target-recall 0.98. .*double the links", refused.err)
     assert not out.exists()
-    done = call("export", data, run, out, "--index", "IVF32,Flat", "--threshold-split", "none", "--json")
+    done = call("export", data, run, out, "--index", "IVF32,Flat", "--calibration-split", "none", "--json")
     assert re.search(r"index IVF32,Flat: recall (0\.9[89]\d*|1\.0000) of the best 10 labels of 512 training", done.err)
     assert done.json["index"]["efforts"][0]["recall"] >= 0.98
     assert Table.open(DataLayout(str(data)).labels).rows == 3043

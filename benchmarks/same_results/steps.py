@@ -130,8 +130,8 @@ def reading() -> list[Step]:
             (
                 ("export", "data/out", "astra/run", "export/out", "--json"),
                 (*predict, "export/test.jsonl"),
-                (*predict, "export/test.trec", "--k", "5", "--no-filter"),
-                (*predict, "export/test.npz", "--k", "20"),
+                (*predict, "export/test.trec", "--max-labels", "5", "--no-filter"),
+                (*predict, "export/test.npz", "--max-labels", "20"),
                 ("predict", "export/out", "inputs/jsonl/test.jsonl", "export/texts.parquet", "--json"),
                 ("export", "data/out", "astra/run", "export/index", "--index", "IVF16,Flat", "--json"),
                 ("predict", "export/index", "inputs/jsonl/test.jsonl", "export/index.jsonl", "--json"),

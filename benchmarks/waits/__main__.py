@@ -40,16 +40,16 @@ began = time.process_time()
 import extremis
 model = extremis.load(sys.argv[1], threads=1)
 texts = open(sys.argv[2], encoding="utf-8").read().splitlines()
-model.predict(texts[0], k=10)
+model.predict(texts[0], max_labels=10)
 figures = {"start, processor s": time.process_time() - began}
 
 def ask(name):
     for text in texts[:50]:
-        model.predict(text, k=10)
+        model.predict(text, max_labels=10)
     waits, digest = [], hashlib.sha256()
     for text in texts:
         started = time.perf_counter()
-        answer = model.predict(text, k=10)
+        answer = model.predict(text, max_labels=10)
         waits.append(1000 * (time.perf_counter() - started))
         digest.update(repr([(label.key, label.score) for label in answer[0].labels]).encode())
     waits.sort()
@@ -126,7 +126,7 @@ def prepare(scratch: Path, options: argparse.Namespace) -> Place:
     extremis.run("random", str(data), str(run), set={"train.epochs": 2, "data.holdout": 0.05}, progress=False)
     extremis.fuse(str(data), str(run), progress=False)
     if not options.export:
-        extremis.export(str(data), str(run), str(place.export), calibrate=True, progress=False)
+        extremis.export(str(data), str(run), str(place.export), progress=False)
     return place
 
 

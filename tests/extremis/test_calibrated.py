@@ -15,6 +15,7 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
+from scoring.decision import Decision
 from scoring.exported import Exported
 from tests.command import ROOT, call, refused
 from trainer.evaluation.evaluate import open_split
@@ -53,7 +54,7 @@ def model(exports: Path) -> extremis.Model:
 
 
 def facts(exports: Path) -> dict:
-    return json.loads((exports / "one" / "thresholds.json").read_text())
+    return json.loads((exports / "one" / "calibration.json").read_text())
 
 
 def test_evaluate_and_export_measure_the_same_probabilities(data: Path, exports: Path, tmp_path: Path) -> None:
@@ -61,9 +62,9 @@ def test_evaluate_and_export_measure_the_same_probabilities(data: Path, exports:
     run, stated = exports.parent / "run", facts(exports)
     held_out = call("evaluate", data, run, "--split", "holdout", "--calibrate", "--json").json["calibration"]
     assert (stated["split"], held_out["split"]) == ("holdout", "holdout")
-    assert held_out["queries"] == stated["calibration"]["queries"] > 80
+    assert held_out["queries"] == stated["queries"] > 80
     for name in ("ece", "brier"):
-        assert held_out[name] == pytest.approx(stated["calibration"][name], abs=0.002)
+        assert held_out[name] == pytest.approx(stated[name], abs=0.002)
         assert held_out[name] < held_out["uncalibrated"][name]
     done = call("evaluate", data, run, "--calibrate", "--json")
     of_test = done.json["calibration"]
@@ -77,14 +78,15 @@ def test_evaluate_and_export_measure_the_same_probabilities(data: Path, exports:
 
 def test_rows_to_calibrate_by_are_asked_for(data: Path, mined: Path, tmp_path: Path) -> None:
     refused(call("evaluate", data, mined, "--calibrate"), "A calibration is fitted on queries", "data.holdout=0.02")
-    refused(call("export", data, mined, tmp_path / "out", "--calibrate"), "A calibration is fitted on queries")
-    assert not (tmp_path / "out").exists()
+    for more in ("--calibration-split", "val"), ("--precision", "0.5"):
+        refused(call("export", data, mined, tmp_path / "out", *more), "A calibration is fitted on queries")
+        assert not (tmp_path / "out").exists()
 
 
 def test_probabilities_are_those_of_the_curve(model: extremis.Model, exports: Path, tmp_path: Path) -> None:
-    calibration = facts(exports)["calibration"]
+    calibration = facts(exports)
     curve = calibration["curve"]
-    predictions = model.predict(TEXTS, k=20)
+    predictions = model.predict(TEXTS, max_labels=20)
     for prediction in predictions:
         scores = [label.score for label in prediction.labels]
         expected = np.interp(scores, curve["scores"], curve["probabilities"])
@@ -95,16 +97,18 @@ def test_probabilities_are_those_of_the_curve(model: extremis.Model, exports: Pa
     uncalibrated = extremis.load(exports / "two").predict(TEXTS)
     assert {(each.none_of_these, each.labels[0].probability) for each in uncalibrated} == {(None, None)}
     for precision, message in (
-        (0.33, "no threshold for a precision of 0.33"),
-        (1.5, r"precision: expected .* in \(0, 1\], got 1.5"),
+        (0.999, r"the highest precision that this model meets on its \d+ held-out texts, .* is 0\.\d+"),
+        (1.5, "precision: expected a number less than or equal to 1, got 1.5"),
     ):
         with pytest.raises(InputError, match=message):
             model.predict(TEXTS, precision=precision)
+    with pytest.raises(InputError, match="min_probability needs probabilities, but there is no calibration"):
+        extremis.load(exports / "two").predict(TEXTS, min_probability=0.5)
     (tmp_path / "in.txt").write_text("\n".join([*TEXTS, ""]) + "\n")
     for name in ("p.jsonl", "p.parquet", "p.csv"):
-        assert call("predict", exports, tmp_path / "in.txt", tmp_path / name, "--k", "3").status == 0
+        assert call("predict", exports, tmp_path / "in.txt", tmp_path / name, "--max-labels", "3").status == 0
     lines = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
-    for line, prediction in zip(lines, model.predict([*TEXTS, ""], k=3), strict=True):
+    for line, prediction in zip(lines, model.predict([*TEXTS, ""], max_labels=3), strict=True):
         assert line["labels"] == [label.key for label in prediction.labels]
         assert line["probabilities"] == pytest.approx([label.probability for label in prediction.labels], rel=1e-5)
         assert line["known_tokens"] == prediction.known_tokens
@@ -124,15 +128,15 @@ def share_of_fragments(exports: Path, text: str) -> float:
 
 def test_texts_of_another_language_or_field_are_none_of_these(model: extremis.Model, exports: Path) -> None:
     """Also where their scores are as high as those of correct labels; a stated precision gives them no label."""
-    limits = facts(exports)["calibration"]["none_of_these"]
+    limits = facts(exports)["none_of_these"]
     pages = (line for page in sorted((ROOT / "docs").glob("*.md")) for line in page.read_text().splitlines())
     field = [line.replace("`", "") for line in pages if len(line.split()) > 12 and line[0].isalpha()]
     texts = [*itertools.chain.from_iterable(ELSEWHERE.values()), *"abcdefghijklmnopqrstuvwxyz"]
-    for prediction in model.predict(texts, k=1):
+    for prediction in model.predict(texts, max_labels=1):
         assert share_of_fragments(exports, prediction.text) > limits["fragments"], prediction.text
         assert prediction.none_of_these
-    assert np.mean([prediction.none_of_these for prediction in model.predict(field, k=1)]) > 0.95
-    for precision in (row["precision"] for row in facts(exports)["thresholds"]):
+    assert np.mean([prediction.none_of_these for prediction in model.predict(field, max_labels=1)]) > 0.95
+    for precision in (0.3, 0.5):
         assert not any(prediction.labels for prediction in model.predict(texts, precision=precision))
         labelled = [bool(prediction.labels) for prediction in model.predict(field, precision=precision)]
         assert np.mean(labelled) < 0.05
@@ -143,14 +147,15 @@ def test_held_out_texts_are_familiar(data: Path, exports: Path) -> None:
     exported = Exported.open(str(exports))
     table, share = open_split(DataLayout(str(data)), "holdout", Data(holdout=0.2))
     columns = exported.serving.columns
-    answers = [exported.answer(Inputs.of(rows), 3) for rows in share.batches(table, columns)]
+    rows = [Inputs.of(rows) for rows in share.batches(table, columns)]
+    limited = Decision(min_probability=0.3)
+    answers = [exported.decide(each, limited) for each in rows]
     unfamiliar = np.concatenate([answer.unfamiliar for answer in answers])
     assert unfamiliar.mean() <= 0.011
-    for answer in answers:
-        np.testing.assert_array_equal(answer.reaching(-np.inf), answer.ids >= 0)
-        np.testing.assert_array_equal(
-            answer.reaching(2.0)[~answer.unfamiliar], (answer.scores >= 2)[~answer.unfamiliar]
-        )
+    for inputs, answer in zip(rows, answers, strict=True):
+        every = exported.decide(inputs, Decision(max_labels=exported.table.rows))
+        wanted = (every.probabilities >= 0.3) & ~answer.unfamiliar[:, None]
+        np.testing.assert_array_equal(wanted.sum(1), (answer.ids != -1).sum(1))
 
 
 def test_a_text_without_a_known_token_gets_the_prior(data: Path, model: extremis.Model) -> None:
@@ -161,59 +166,52 @@ def test_a_text_without_a_known_token_gets_the_prior(data: Path, model: extremis
     frequency = np.concatenate([group["frequency"].to_numpy() for group in labels.batches(["frequency"])])
     order = np.argsort(-frequency, kind="stable")
     odds = np.log((frequency + 0.5) / (train.rows - frequency + 0.5))
-    whole = model.predict([*BLANK, *TEXTS], k=4)
+    whole = model.predict([*BLANK, *TEXTS], max_labels=4)
     for prediction in whole[: len(BLANK)]:
         assert prediction.known_tokens == 0
         assert [label.key for label in prediction.labels] == [model.labels[place].key for place in order[:4].tolist()]
         np.testing.assert_allclose([label.score for label in prediction.labels], odds[order[:4]], rtol=1e-5)
         shares = [label.probability for label in prediction.labels]
         np.testing.assert_allclose(shares, (frequency[order[:4]] + 0.5) / (train.rows + 1), rtol=1e-5)
-    for one, other in zip(whole[len(BLANK) :], model.predict(TEXTS, k=4), strict=True):
+    for one, other in zip(whole[len(BLANK) :], model.predict(TEXTS, max_labels=4), strict=True):
         assert [label.key for label in one.labels] == [label.key for label in other.labels]
         np.testing.assert_allclose([label.score for label in one.labels], [label.score for label in other.labels], 1e-5)
     assert all(each.known_tokens > 0 for each in whole[len(BLANK) :])
     most, second = (model.labels[place].key for place in order[:2].tolist())
-    assert model.predict("", k=1, filter=[most])[0].labels[0].key == second
+    assert model.predict("", max_labels=1, never=[most])[0].labels[0].key == second
     assert model.explain("", most).parts == {"prior": pytest.approx(odds[order[0]])}
 
 
-def test_labels_are_left_out_of_each_text_or_of_all(
-    model: extremis.Model, exports: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    best = [[label.key for label in each.labels] for each in model.predict(TEXTS, k=6)]
-    each = model.predict(TEXTS, k=5, filter=[keys[:1] for keys in best])
+def test_labels_are_left_out_of_each_text_or_of_all(model: extremis.Model, exports: Path, tmp_path: Path) -> None:
+    best = [[label.key for label in each.labels] for each in model.predict(TEXTS, max_labels=6)]
+    each = model.predict(TEXTS, max_labels=5, never=[keys[:1] for keys in best])
     assert [[label.key for label in prediction.labels] for prediction in each] == [keys[1:] for keys in best]
-    most = [label.key for label in model.predict("", k=5)[0].labels]
+    most = [label.key for label in model.predict("", max_labels=5)[0].labels]
     texts, keys, many = [*TEXTS, ""], [*best[0], *most], len(model.labels)
-    alone = model.predict(texts, k=5, filter=[keys] * len(texts))
+    alone = model.predict(texts, max_labels=5, never=[keys] * len(texts))
     for of_all in (keys, {*keys}, np.array(keys), iter(keys)):
-        assert repr(model.predict(texts, k=5, filter=of_all)) == repr(alone)
-    whole = model.predict(texts, k=2 * many, filter=model.labels.keys[1:])
+        assert repr(model.predict(texts, max_labels=5, never=of_all)) == repr(alone)
+    whole = model.predict(texts, max_labels=2 * many, never=model.labels.keys[1:])
     assert {label.key for prediction in whole for label in prediction.labels} <= {model.labels[0].key}
-    assert [len(each.labels) for each in model.predict(TEXTS, k=2 * many)] == [many] * len(TEXTS)
-    capsys.readouterr()
-    assert repr(model.predict(texts, k=5, filter=[*keys, "none such", ""])) == repr(alone)
-    assert f"filter: 2 of {len(keys) + 2} keys are not labels of " in capsys.readouterr().err
+    assert [len(each.labels) for each in model.predict(TEXTS, max_labels=2 * many)] == [many] * len(TEXTS)
     for wrong, message in (
-        ("167", "filter: expected a list of label keys, got str: '167'"),
-        (5, "filter: expected a list of label keys, got int"),
-        ([["none such"]] * 4, "unknown label key 'none such'"),
+        ("167", "never: expected a list of label keys, got str: '167'"),
+        (5, "never: expected a list of label keys, got int"),
+        ([*keys, "none such", ""], "never: unknown label key 'none such' and 1 others of"),
+        ([["none such"]] * 4, "never: unknown label key 'none such'"),
         ([[["a"]]] * 4, "unknown label key"),
-        ([5] * 4, r"filter\[0\]: expected a list of label keys, got int: 5"),
+        ([5] * 4, r"never\[0\]: expected a list of label keys, got int: 5"),
         ([[]], "a list of keys for each of the 4 texts, got 1 items"),
     ):
         with pytest.raises(InputError, match=message):
-            model.predict(TEXTS, filter=wrong)
+            model.predict(TEXTS, never=wrong)
     (tmp_path / "in.txt").write_text("\n".join(texts) + "\n")
-    (tmp_path / "keys").write_text("\n".join([*keys, "none such"]) + "\n")
-    done = call(
-        "predict", exports, tmp_path / "in.txt", tmp_path / "p.jsonl", "--k", "5", "--filter", tmp_path / "keys"
-    )
-    assert "1 of" in done.err
+    (tmp_path / "keys").write_text("\n".join(keys) + "\n")
+    never = "--max-labels", "5", "--never", f"@{tmp_path / 'keys'}"
+    assert call("predict", exports, tmp_path / "in.txt", tmp_path / "p.jsonl", *never).status == 0
     lines = [json.loads(line)["labels"] for line in (tmp_path / "p.jsonl").read_text().splitlines()]
     assert lines == [[label.key for label in prediction.labels] for prediction in alone]
-    over = ("predict", exports, tmp_path / "in.txt", tmp_path / "keys", "--to", "jsonl", "--overwrite")
-    refused(call(*over, "--filter", tmp_path / "keys"), "keys")
+    refused(call("predict", exports, "-", "-", "--never", "@nowhere"), "--never: expected @ and a file of keys")
 
 
 def test_what_a_score_comes_from_adds_up_to_it(data: Path, model: extremis.Model, exports: Path) -> None:
@@ -221,7 +219,7 @@ def test_what_a_score_comes_from_adds_up_to_it(data: Path, model: extremis.Model
     labels_of = dict(zip(train["key"].to_pylist(), train["label_ids"].to_pylist(), strict=True))
     assert len(list_column(train, "label_ids").counts) == len(labels_of)
     seen = set()
-    for prediction in model.predict(TEXTS, k=5):
+    for prediction in model.predict(TEXTS, max_labels=5):
         for label in prediction.labels:
             explained, (place,) = model.explain(prediction.text, label.key), model.labels.ids([label.key])
             assert explained.score == pytest.approx(label.score, abs=1e-4)
@@ -235,7 +233,7 @@ def test_what_a_score_comes_from_adds_up_to_it(data: Path, model: extremis.Model
             seen |= {name for name, part in explained.parts.items() if part}
     assert {"vector", "points"} <= seen
     plain = extremis.load(exports / "two")
-    label = plain.predict(TEXTS[0], k=1)[0].labels[0]
+    label = plain.predict(TEXTS[0], max_labels=1)[0].labels[0]
     assert plain.explain(TEXTS[0], label.key).parts == {"vector": pytest.approx(label.score, abs=1e-5)}
     with pytest.raises(InputError, match="label: expected a whole number, 0 or more"):
         model.explain("a ship", -1)
@@ -249,6 +247,6 @@ def test_embeddings_have_the_width_of_the_vectors_and_end_in_the_bias(model: ext
 
 def test_no_labels_are_refused(model: extremis.Model, exports: Path) -> None:
     for k in (0, -1):
-        with pytest.raises(InputError, match=f"k: expected a whole number, 1 or more, got {k}"):
-            model.predict("a ship", k=k)
-    refused(call("predict", exports, "-", "-", "--k", "0"), "--k")
+        with pytest.raises(InputError, match=f"max_labels: expected a number greater than or equal to 1, got {k}"):
+            model.predict("a ship", max_labels=k)
+    refused(call("predict", exports, "-", "-", "--max-labels", "0"), "--max-labels")

@@ -55,7 +55,7 @@ print_json({text: text})
 print(Predictions([Prediction(text, (Label(text, text, 1.0),), 1)]), Result(more={"a": text}, shown=[text]))
 print_file(path)
 sys.stdout.flush()
-main(["predict", "exported", "in.txt", "out.jsonl", "--k", text])
+main(["predict", "exported", "in.txt", "out.jsonl", "--max-labels", text])
 """
 HOSTILE = "\x1b]0;title\x07\x9b31m\x1b[2J\u202eover\x7f \rback [/b][red] :car:"
 

@@ -103,23 +103,23 @@ def answers(predictions: extremis.Predictions) -> list[tuple[str, Any]]:
 @settings(max_examples=12)
 @given(some.lists(text, min_size=1, max_size=4))
 def test_a_column_of_texts_is_a_list_of_texts(model: extremis.Model, texts: list[str]) -> None:
-    expected = answers(model.predict(texts, k=3))
+    expected = answers(model.predict(texts, max_labels=3))
     assert [text for text, _ in expected] == texts
     vectors = model.embed(texts)
     for name, hold in COLUMNS.items():
-        assert answers(model.predict(hold(texts), k=3)) == expected, name
+        assert answers(model.predict(hold(texts), max_labels=3)) == expected, name
         np.testing.assert_array_equal(model.embed(hold(texts)), vectors, name)
-    assert answers(model.predict(texts[0], k=3)) == answers(model.predict(np.str_(texts[0]), k=3))
+    assert answers(model.predict(texts[0], max_labels=3)) == answers(model.predict(np.str_(texts[0]), max_labels=3))
 
 
 @settings(max_examples=12)
 @given(some.lists(pair, min_size=1, max_size=4))
 def test_rows_have_the_fields_of_the_data(model: extremis.Model, pairs: list[tuple[str, str]]) -> None:
-    expected = answers(model.predict(["\n".join(filter(None, row)) for row in pairs], k=3))
+    expected = answers(model.predict(["\n".join(filter(None, row)) for row in pairs], max_labels=3))
     for name, hold in TABLES.items():
-        assert answers(model.predict(hold(pairs), k=3)) == expected, name
+        assert answers(model.predict(hold(pairs), max_labels=3)) == expected, name
     usual = [{"title": title, "content": content} for title, content in pairs]
-    assert answers(model.predict(pd.DataFrame(usual), k=3)) == expected
+    assert answers(model.predict(pd.DataFrame(usual), max_labels=3)) == expected
 
 
 def test_served_texts_have_the_titles_of_the_sharded_ones(folder: Path, model: extremis.Model) -> None:
@@ -215,7 +215,10 @@ NUMBERS = [0, -1, None, 2.5, 2.0, True, np.True_, "3", float("nan"), [1], np.arr
 
 @pytest.mark.parametrize("wrong", NUMBERS, ids=repr)
 def test_a_number_of_labels_is_whole_and_above_0(model: extremis.Model, folder: Path, wrong: Any) -> None:
-    for call_it in (lambda: model.predict("a", k=wrong), lambda: extremis.load(folder / "exported", threads=wrong)):
+    for call_it in (
+        lambda: model.predict("a", max_labels=wrong),
+        lambda: extremis.load(folder / "exported", threads=wrong),
+    ):
         if not (wrong is None and "load" in str(call_it.__code__.co_names)):  # None: all cores
             with pytest.raises(extremis.InputError, match=r"expected a whole number, 1 or more"):
                 call_it()
@@ -224,25 +227,25 @@ def test_a_number_of_labels_is_whole_and_above_0(model: extremis.Model, folder: 
             model.explain("a", wrong)
 
 
-@pytest.mark.parametrize("k", [3, np.int64(3), np.uint8(3), 10**30])
+@pytest.mark.parametrize("k", [3, np.int64(3), np.uint8(3), 1 << 40])
 def test_any_whole_number_is_one(model: extremis.Model, k: Any) -> None:
-    assert len(model.predict("a", k=k)[0].labels) == min(int(k), len(model.labels))
+    assert len(model.predict("a", max_labels=k)[0].labels) == min(int(k), len(model.labels))
 
 
 @pytest.mark.parametrize("wrong", ["a", float("nan"), True, [0.5]], ids=repr)
 def test_a_limit_is_a_number(model: extremis.Model, wrong: Any) -> None:
-    for name in ("threshold", "precision"):
-        with pytest.raises(extremis.InputError, match="threshold or precision: expected one number, got"):
+    for name in ("min_probability", "precision"):
+        with pytest.raises(extremis.InputError, match=f"{name}: expected a"):
             model.predict("a", **{name: wrong})
 
 
-def test_a_filter_is_a_list_of_keys(model: extremis.Model) -> None:
-    expected = answers(model.predict(WORDS, filter=["sea"]))
+def test_labels_that_are_never_given_are_a_list_of_keys(model: extremis.Model) -> None:
+    expected = answers(model.predict(WORDS, never=["sea"]))
     for held in (pd.Series(["sea"]), {"sea"}, ("sea",), np.array(["sea"]), pa.array(["sea"]), pl.Series(["sea"])):
-        assert answers(model.predict(WORDS, filter=held)) == expected
-    for wrong in ("sea", b"sea", 5, None, {"sea": 1}, pd.DataFrame({"key": ["sea"]})):
-        with pytest.raises(extremis.InputError, match="filter: expected a list of label keys, got"):
-            model.predict(WORDS, filter=wrong)
+        assert answers(model.predict(WORDS, never=held)) == expected
+    for wrong in ("sea", b"sea", 5, {"sea": 1}, pd.DataFrame({"key": ["sea"]})):
+        with pytest.raises(extremis.InputError, match="never: expected a list of label keys, got"):
+            model.predict(WORDS, never=wrong)
 
 
 def test_rows_as_dictionaries_keep_a_field_that_the_first_row_lacks(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def folder(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for command in (
             ("shard", raw, folder / name, *SHARD, *options),
             ("train", "astra", folder / name, folder / f"{name}-run", *sets(*SMALL, f"encoder.inputs={inputs}")),
-            ("export", folder / name, folder / f"{name}-run", folder / f"{name}-export", "--threshold-split", "none"),
+            ("export", folder / name, folder / f"{name}-run", folder / f"{name}-export", "--calibration-split", "none"),
         ):
             done = call(*command)
             assert done.status == 0, done.err
@@ -48,8 +48,8 @@ def predicted(place: Path) -> dict[str, tuple[list[str], list[float]]]:
 @pytest.mark.parametrize("name", ["made", "given"])
 def test_predictions_are_those_that_evaluate_counts(name: str, folder: Path, tmp_path: Path) -> None:
     export, data = folder / f"{name}-export", folder / name
-    assert call("predict", export, "--data", data, tmp_path / "split.jsonl", "--k", "6").status == 0
-    done = call("predict", export, folder / f"{name}-raw" / "test.jsonl", tmp_path / "rows.jsonl", "--k", "6")
+    assert call("predict", export, "--data", data, tmp_path / "split.jsonl", "--max-labels", "6").status == 0
+    done = call("predict", export, folder / f"{name}-raw" / "test.jsonl", tmp_path / "rows.jsonl", "--max-labels", "6")
     assert done.status == 0, done.err
     of_split, of_rows = predicted(tmp_path / "split.jsonl"), predicted(tmp_path / "rows.jsonl")
     assert of_split.keys() == of_rows.keys()

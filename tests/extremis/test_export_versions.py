@@ -33,7 +33,7 @@ def export(days: Path, number: int, out: Path, run: Path | None = None, **option
 
 def answers(place: Path) -> list[list[tuple[str, str, float | None]]]:
     """Predictions of an export for TEXTS: keys, texts and scores of all labels."""
-    found = extremis.load(place).predict(TEXTS, k=9)
+    found = extremis.load(place).predict(TEXTS, max_labels=9)
     return [[(label.key, label.text, label.score) for label in each.labels] for each in found]
 
 
@@ -125,16 +125,16 @@ def test_a_folder_answers_by_its_current_export(days: Path, tmp_path: Path) -> N
     first = export(days, 0, tmp_path / "0", current=True)
     model = extremis.load(tmp_path)
     assert (model.url, model.is_current) == (str(first), True)
-    before = model.predict(TEXTS, k=9)
+    before = model.predict(TEXTS, max_labels=9)
     for _ in range(2):  # killed right after it was made current, and run again
         second = export(days, 1, tmp_path / "1", onto=tmp_path, current=True)
         assert (tmp_path / CURRENT).read_text() == "1\n"
         assert ExportVersion.of(open_manifest(str(second))).onto == "../0"
     assert not model.is_current
-    assert model.predict(TEXTS, k=9) == before
+    assert model.predict(TEXTS, max_labels=9) == before
     assert extremis.load(tmp_path).url == str(second)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
-    done = extremis.predict(tmp_path, tmp_path / "texts.txt", tmp_path / "out.jsonl", k=9, progress=False)
+    done = extremis.predict(tmp_path, tmp_path / "texts.txt", tmp_path / "out.jsonl", max_labels=9, progress=False)
     assert done.export == str(second)
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["labels"] for row in rows] == [[key for key, _, _ in row] for row in answers(second)]
@@ -151,7 +151,7 @@ def test_versions_beyond_a_local_disk(days: Path, tmp_path: Path, store: str) ->
     model = extremis.load(root)
     assert model.url == f"{root}/1"
     local = extremis.load(export(days, 1, tmp_path / "1"))
-    assert model.predict(TEXTS, k=9) == local.predict(TEXTS, k=9)
+    assert model.predict(TEXTS, max_labels=9) == local.predict(TEXTS, max_labels=9)
 
 
 def test_answers_are_of_one_version_while_current_switches(days: Path, tmp_path: Path) -> None:
@@ -165,14 +165,16 @@ def test_answers_are_of_one_version_while_current_switches(days: Path, tmp_path:
     moments = switching([first, second])
     for number, _ in enumerate(moments):
         model = extremis.load(folder)
-        found = [[(label.key, label.text, label.score) for label in row.labels] for row in model.predict(TEXTS, k=9)]
+        found = [
+            [(label.key, label.text, label.score) for label in row.labels] for row in model.predict(TEXTS, max_labels=9)
+        ]
         assert found == expected[model.url]
         seen.add(model.url)
         if number % 10 == 0:  # made and asked beside, in this process
             more = export(days, 1, folder / f"more{number}", index="IVF2,Flat", onto=folder)
             assert answers(more) == expected[str(second)]
             out = tmp_path / "out.jsonl"
-            done = extremis.predict(folder, tmp_path / "texts.txt", out, k=9, overwrite=True, progress=False)
+            done = extremis.predict(folder, tmp_path / "texts.txt", out, max_labels=9, overwrite=True, progress=False)
             rows = [json.loads(line) for line in out.read_text().splitlines()]
             assert [row["labels"] for row in rows] == [[key for key, _, _ in row] for row in expected[done.export]]
     assert seen == set(expected)

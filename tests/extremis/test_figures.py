@@ -27,13 +27,23 @@ class Measured:
     counts: list[tuple[str, int]]
 
     @property
-    def thresholds(self) -> dict[str, Any]:
-        return json.loads((self.exported / "thresholds.json").read_text())
+    def calibration(self) -> dict[str, Any]:
+        return json.loads((self.exported / "calibration.json").read_text())
 
     def predict(self, split: str, *arguments: str | Path) -> dict[str, list[tuple[str, float]]]:
         out = self.run.parent / "predictions.jsonl"
         done(
-            "predict", self.exported, "--data", self.data, "--split", split, out, "--k", "99", "--overwrite", *arguments
+            "predict",
+            self.exported,
+            "--data",
+            self.data,
+            "--split",
+            split,
+            out,
+            "--max-labels",
+            "99",
+            "--overwrite",
+            *arguments,
         )
         return plain.read_predictions(out)
 
@@ -53,7 +63,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     done("shard", made.second, folder / "data" / "2", "--onto", folder / "data" / "1", "--part", "two")
     data, run, exported = folder / "data" / "2", folder / "run", folder / "exported"
     done("train", "astra", data, run, *sets("train.epochs=3", "order.batch=16", "negatives.random=8"))
-    done("export", data, run, exported, "--calibrate", "--precision", "0.2,0.4")
+    done("export", data, run, exported)
     rows = [row for part in sorted((exported / "labels").glob("*.parquet")) for row in pq.read_table(part).to_pylist()]
     return Measured(made, data, run, exported, [(row["key"], row["frequency"]) for row in rows])
 
@@ -185,16 +195,18 @@ def test_baselines_are_ranked_for_the_queries_of_the_model(
 def test_one_curve_is_shipped_and_tested_on_rows_that_it_was_not_fitted_to(
     measured: Measured, split: str, report: dict[str, Any], scored: dict[str, Any], labels: Rankings
 ) -> None:
-    shipped, tested = measured.thresholds["calibration"], report["calibration"]
+    shipped, tested = measured.calibration, report["calibration"]
     val, active = measured.predict("val"), measured.made.active("val")
-    assert (measured.thresholds["split"], tested["split"]) == ("val", "val")
+    assert (shipped["split"], tested["split"]) == ("val", "val")
     assert shipped["queries"] == tested["queries"] == len(active)
     limits = {name: shipped["none_of_these"][name] for name in ("probability", "score", "fragments")}
     same(tested["none_of_these"], limits)
     for name in ("scores", "probabilities"):
         np.testing.assert_allclose(tested["curve"][name], shipped["curve"][name], rtol=1e-4, atol=1e-5)
-    for row in measured.thresholds["thresholds"]:
-        same(row, plain.thresholds(val, active, row["precision"]))
+    bounds = shipped["precision"]
+    for place in range(0, len(bounds["scores"]), 20):
+        expected = plain.precision_bound(val, active, measured.made.splits["val"].texts, bounds["scores"][place])
+        assert bounds["bounds"][place] == pytest.approx(expected, abs=1e-6)
     if split == "val":  # two halves, each by a curve that is fitted to the other half, in both commands
         fields = {name: shipped[name] for name in ("ece", "brier", "uncalibrated")}
         same(tested, {**fields, "none_of_these": shipped["none_of_these"]})
@@ -222,7 +234,7 @@ def test_manifests_count_what_the_files_have(measured: Measured) -> None:
     assert exported["rows"] == len(made.labels)
     assert exported["parameters"]["training_points"] == len(train.texts)
     assert exported["parameters"]["retired"] == len(made.retired)
-    assert exported["parameters"]["thresholds"] == measured.thresholds
+    assert exported["parameters"]["calibration"] == measured.calibration
 
 
 def test_a_later_evaluation_keeps_what_it_does_not_measure(

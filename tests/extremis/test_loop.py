@@ -52,7 +52,7 @@ def names(folder: Path, raw: Path) -> dict[str, Any]:
 def test_predictions_have_keys_texts_and_scores(names: dict[str, Any]) -> None:
     model = names["model"]
     texts = ["a ship in a storm", "a portrait", ""]
-    predictions = model.predict(texts, k=3)
+    predictions = model.predict(texts, max_labels=3)
     assert [each.text for each in predictions] == texts
     assert len(model.labels) == len(model.labels.keys) == len(model.labels.texts)
     known = {label.key: label.text for label in model.labels}
@@ -63,8 +63,6 @@ def test_predictions_have_keys_texts_and_scores(names: dict[str, Any]) -> None:
         assert all(known[label.key] == label.text for label in prediction.labels)
     assert "a ship in a storm" in repr(predictions)
     assert "<td>a portrait</td>" in predictions._repr_html_()
-    lowest = model.predict(texts[:1], k=3)[0].labels[1].score  # of other texts beside it, sums round otherwise
-    assert [len(each.labels) for each in model.predict(texts[:1], k=3, threshold=lowest)] == [2]
 
 
 def test_a_single_text_and_many_are_the_same(names: dict[str, Any]) -> None:
@@ -74,7 +72,7 @@ def test_a_single_text_and_many_are_the_same(names: dict[str, Any]) -> None:
     assert vectors.shape[0] == 300
     assert vectors.dtype == np.float32
     assert np.allclose(model.embed(texts[271]), vectors[271:272], atol=1e-5)
-    alone, among = model.predict(texts[7], k=2)[0], model.predict(texts, k=2)[7]
+    alone, among = model.predict(texts[7], max_labels=2)[0], model.predict(texts, max_labels=2)[7]
     assert [label.key for label in alone.labels] == [label.key for label in among.labels]
     assert model.embed([]).shape == (0, vectors.shape[1])
     with pytest.raises(extremis.InputError, match=r"texts\[1\]: expected a string, got"):
@@ -84,22 +82,26 @@ def test_a_single_text_and_many_are_the_same(names: dict[str, Any]) -> None:
 def test_python_predicts_what_the_command_line_does(names: dict[str, Any], folder: Path) -> None:
     texts = ["a ship in a storm", "a portrait of a woman"]
     Path("texts.txt").write_text("\n".join(texts) + "\n")
-    extremis.predict("exported/", "texts.txt", "out.jsonl", k=4, progress=False)
+    extremis.predict("exported/", "texts.txt", "out.jsonl", max_labels=4, progress=False)
     rows = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
-    ours = names["model"].predict(texts, k=4)
+    ours = names["model"].predict(texts, max_labels=4)
     assert [row["labels"] for row in rows] == [[label.key for label in each.labels] for each in ours]
 
 
 def test_predict_reads_and_writes_a_pipe_and_csv(names: dict[str, Any], folder: Path) -> None:
     texts = ["a ship, in a storm", "a portrait of a woman"]
-    expected = [[(label.key, label.text) for label in each.labels] for each in names["model"].predict(texts, k=2)]
-    piped = extremis_command("predict", "exported/", "-", "-", "--k", "2", "-q", cwd=folder, input="\n".join(texts))
+    expected = [
+        [(label.key, label.text) for label in each.labels] for each in names["model"].predict(texts, max_labels=2)
+    ]
+    piped = extremis_command(
+        "predict", "exported/", "-", "-", "--max-labels", "2", "-q", cwd=folder, input="\n".join(texts)
+    )
     rows = [json.loads(line) for line in piped.out.splitlines()]
     assert [list(zip(row["labels"], row["texts"], strict=True)) for row in rows] == expected
     assert [row["key"] for row in rows] == ["0", "1"]
     with Path("texts.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("text",), *((text,) for text in texts)])
-    extremis.predict("exported/", "texts.csv", "out.csv", k=2, progress=False)
+    extremis.predict("exported/", "texts.csv", "out.csv", max_labels=2, progress=False)
     with Path("out.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
     flat = [(row["key"], row["rank"], row["label"], row["text"]) for row in table]

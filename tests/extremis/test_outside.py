@@ -33,7 +33,7 @@ import extremis
 data, run, out = sys.argv[1:]
 metrics = extremis.evaluate(data, run, split="holdout", progress=False).metrics
 extremis.export(data, run, out, progress=False)
-labels = extremis.load(out).predict(["a ship in a storm"], k=3)[0].labels
+labels = extremis.load(out).predict(["a ship in a storm"], max_labels=3)[0].labels
 assert not [name for name in sys.modules if "spread" in name], "the module was imported"
 print(json.dumps([metrics["P@1"], [label.key for label in labels]]))
 """

@@ -47,7 +47,7 @@ def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def exported(data: Path, run: Path) -> Path:
     out = run.parent / "exported"
-    done = call("export", data, run, out, "--threshold-split", "test", "--precision", "0.05,0.1,1", "--json")
+    done = call("export", data, run, out, "--calibration-split", "test", "--json")
     assert done.status == 0, done.err
     return out
 
@@ -67,20 +67,20 @@ def require_the_same_without_torch(export: Path, folder: Path) -> None:
         f"import concurrent.futures, json, multiprocessing, sys; sys.modules.update(dict.fromkeys({FORBIDDEN!r}))\n"
         "import extremis; from extremis.cli import main\n"
         f"model, texts = extremis.load({str(export)!r}), {texts!r}\n"
-        "def predict(text): return [(label.key, label.score) for label in model.predict(text, k=7)[0].labels]\n"
+        "def predict(text): return [(of.key, of.score) for of in model.predict(text, max_labels=7)[0].labels]\n"
         "expected = [*map(predict, texts)] * 5\n"
         "with multiprocessing.get_context('fork').Pool(2) as pool: assert pool.map(predict, texts * 5) == expected\n"
         "with concurrent.futures.ThreadPoolExecutor(4) as pool: assert [*pool.map(predict, texts * 5)] == expected\n"
-        "found = model.predict(texts, k=7)\n"
+        "found = model.predict(texts, max_labels=7)\n"
         "assert 'pandas' not in sys.modules\n"  # takes 0.2 s where it is there, as here
         "print(json.dumps([[(label.key, label.score) for label in each.labels] for each in found]), flush=True)\n"
-        f"main(['predict', {str(export)!r}, 'texts.jsonl', 'p.parquet', '--k', '7'])\n"
+        f"main(['predict', {str(export)!r}, 'texts.jsonl', 'p.parquet', '--max-labels', '7'])\n"
     )
     variables = environment({"PYTHONPATH": str(ROOT)})
     done = subprocess.run([sys.executable, "-c", code], env=variables, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     loaded, written = json.loads(done.stdout.splitlines()[0]), pq.read_table(folder / "p.parquet").to_pylist()
-    for one, row, expected in zip(loaded, written, extremis.load(export).predict(texts, k=7), strict=True):
+    for one, row, expected in zip(loaded, written, extremis.load(export).predict(texts, max_labels=7), strict=True):
         for found in (one, [*zip(row["labels"], row["scores"], strict=True)]):
             assert [key for key, _ in found] == [label.key for label in expected.labels]
             scores = [label.score for label in expected.labels]
@@ -118,11 +118,11 @@ def test_what_is_exported(data: Path, run: Path, exported: Path) -> None:
     Table(str(exported), manifest).verify()
     files = {str(path.relative_to(exported)) for path in exported.rglob("*") if path.is_file()}
     assert files == {"_manifest.json", *(shard.path for shard in manifest.shards)}
-    assert {"encoder/model.safetensors", "encoder/tokenizer.json", "thresholds.json"} <= files
+    assert {"encoder/model.safetensors", "encoder/tokenizer.json", "calibration.json", "decision.toml"} <= files
     labels = pa.concat_tables(pq.read_table(path) for path in sorted((exported / "labels").iterdir()))
     assert labels.column_names == ["label_id", "key", "text", "frequency"]
     assert labels["label_id"].to_pylist() == list(range(manifest.rows))
-    settings = "--threshold-split", "test", "--precision", "0.05,0.1,1", "--for", "serving"
+    settings = "--calibration-split", "test", "--for", "serving"
     again = call("export", data, run, exported, *settings)
     assert "exported already" in again.err
     refused(
@@ -136,7 +136,7 @@ def test_what_is_exported(data: Path, run: Path, exported: Path) -> None:
 def test_a_split_gives_the_metrics_of_evaluate(data: Path, run: Path, exported: Path, tmp_path: Path) -> None:
     expected = call("evaluate", data, run, "--json").json["metrics"]
     for name in ("p.npz", "p.trec", "p.parquet", "p.jsonl"):
-        done = call("predict", exported, tmp_path / name, "--data", data, "--k", "20", "--json")
+        done = call("predict", exported, tmp_path / name, "--data", data, "--max-labels", "20", "--json")
         assert done.status == 0, done.err
         assert done.json["queries"] == 200
     matrix = load_npz(tmp_path / "p.npz")
@@ -161,7 +161,7 @@ def test_a_split_gives_the_metrics_of_evaluate(data: Path, run: Path, exported: 
     assert [row["labels"] for row in rows] == table["labels"].to_pylist()
     np.testing.assert_allclose([row["scores"] for row in rows], np.array(table["scores"].to_pylist()), rtol=1e-6)
     again = tmp_path / "again.npz"
-    call("predict", exported, again, "--data", data, "--k", "20")
+    call("predict", exported, again, "--data", data, "--max-labels", "20")
     assert again.read_bytes() == (tmp_path / "p.npz").read_bytes()
 
 
@@ -214,7 +214,10 @@ class TestFused:
     def test_both_added_are_one_vector_a_label(self, data: Path, run: Path, tmp_path: Path) -> None:
         expected = call("evaluate", data, run, "--scores", "sum", "--json").json["metrics"]
         assert call("export", data, run, tmp_path / "summed", "--scores", "sum").status == 0
-        assert call("predict", tmp_path / "summed", tmp_path / "p.parquet", "--data", data, "--k", "20").status == 0
+        assert (
+            call("predict", tmp_path / "summed", tmp_path / "p.parquet", "--data", data, "--max-labels", "20").status
+            == 0
+        )
         counted = metrics(data, np.array(pq.read_table(tmp_path / "p.parquet")["label_ids"].to_pylist()))
         assert counted == pytest.approx(expected, abs=0.5)  # the last bit of a sum may decide between two labels
         assert not (tmp_path / "summed" / "label-texts").exists()
@@ -225,7 +228,7 @@ class TestFused:
     ) -> None:
         expected = call("evaluate", data, run, "--scores", "fused", "--json").json["metrics"]
         exact = () if indexed else ("--exact",)
-        done = call("predict", fused, tmp_path / "p.parquet", "--data", data, "--k", "20", *exact)
+        done = call("predict", fused, tmp_path / "p.parquet", "--data", data, "--max-labels", "20", *exact)
         assert done.status == 0, done.err
         counted = metrics(data, np.array(pq.read_table(tmp_path / "p.parquet")["label_ids"].to_pylist()))
         assert counted == (pytest.approx(expected, abs=0.3) if indexed else expected)
@@ -254,7 +257,7 @@ class TestWeights:
         for arguments in (
             ("train", recipe, data, folder / "run", *options),
             ("fuse", data, folder / "run", "--shortlist", "30", *LINEAR[request.param]),
-            ("export", data, folder / "run", folder / "exported", "--scores", "fused", "--threshold-split", "test"),
+            ("export", data, folder / "run", folder / "exported", "--scores", "fused", "--calibration-split", "test"),
         ):
             done = call(*arguments)
             assert done.status == 0, done.err
@@ -272,7 +275,7 @@ class TestWeights:
             call("evaluate", data, run, "--scores", by, "--json").json["metrics"] for by in ("classifier", "fused")
         )
         assert alone != expected
-        done = call("predict", exported, tmp_path / "p.parquet", "--data", data, "--k", "20")
+        done = call("predict", exported, tmp_path / "p.parquet", "--data", data, "--max-labels", "20")
         assert done.status == 0, done.err
         assert metrics(data, np.array(pq.read_table(tmp_path / "p.parquet")["label_ids"].to_pylist())) == expected
 
@@ -307,7 +310,9 @@ class TestWeights:
         assert (by_default["scores"], alone["scores"]) == ("fused", "classifier")
         assert by_default["metrics"] != alone["metrics"]
         assert call("export", data, run, tmp_path / "out").status == 0
-        done = call("predict", tmp_path / "out", tmp_path / "p.parquet", "--data", data, "--k", "3", "--no-filter")
+        done = call(
+            "predict", tmp_path / "out", tmp_path / "p.parquet", "--data", data, "--max-labels", "3", "--no-filter"
+        )
         assert done.status == 0, done.err
         predicted = {row["key"]: row for row in pq.read_table(tmp_path / "p.parquet").to_pylist()}
         layout = DataLayout(str(data))
@@ -341,12 +346,12 @@ class TestWeights:
         expected = call("evaluate", data, run, "--json").json["metrics"]
         assert call("export", data, run, out).status == 0
         assert (out / "memory" / "index.faiss").exists()
-        assert call("predict", out, tmp_path / "p.parquet", "--data", data, "--k", "20").status == 0
+        assert call("predict", out, tmp_path / "p.parquet", "--data", data, "--max-labels", "20").status == 0
         assert metrics(data, np.array(pq.read_table(tmp_path / "p.parquet")["label_ids"].to_pylist())) == expected
         some = texts["text"].to_pylist()[:20]
         model = extremis.load(str(out))
-        alone = [model.predict([text], k=5)[0] for text in some]
-        for one, of_batch in zip(alone, model.predict(some, k=5), strict=True):
+        alone = [model.predict([text], max_labels=5)[0] for text in some]
+        for one, of_batch in zip(alone, model.predict(some, max_labels=5), strict=True):
             assert [label.score for label in one.labels] == pytest.approx(
                 [label.score for label in of_batch.labels], rel=1e-4
             )
@@ -366,7 +371,7 @@ def texts(raw: Path, data: Path) -> pa.Table:
 
 
 def test_texts_are_predicted_as_the_sharded_ones(data: Path, exported: Path, texts: pa.Table, tmp_path: Path) -> None:
-    call("predict", exported, tmp_path / "split.parquet", "--data", data, "--k", "5")
+    call("predict", exported, tmp_path / "split.parquet", "--data", data, "--max-labels", "5")
     split = pq.read_table(tmp_path / "split.parquet")
     expected = dict(zip(split["key"].to_pylist(), split["labels"].to_pylist(), strict=True))
     rows = texts.to_pylist()
@@ -383,7 +388,7 @@ def test_texts_are_predicted_as_the_sharded_ones(data: Path, exported: Path, tex
         ("parquet", tmp_path / "in.parquet", ("--fields", "key=id,text=query")),
         ("text", tmp_path / "in.txt", ()),
     ):
-        done = call("predict", exported, source, tmp_path / f"{name}.parquet", "--k", "5", *more)
+        done = call("predict", exported, source, tmp_path / f"{name}.parquet", "--max-labels", "5", *more)
         assert done.status == 0, done.err
         predicted[name] = pq.read_table(tmp_path / f"{name}.parquet")
     for name in ("jsonl", "glob", "parquet"):
@@ -394,29 +399,29 @@ def test_texts_are_predicted_as_the_sharded_ones(data: Path, exported: Path, tex
     assert predicted["text"]["labels"].to_pylist() == predicted["jsonl"]["labels"].to_pylist()
 
 
-def test_thresholds(data: Path, exported: Path, tmp_path: Path) -> None:
-    stated = json.loads((exported / "thresholds.json").read_text())
-    assert (stated["split"], stated["depth"]) == ("test", 10)
-    threshold = next(row for row in stated["thresholds"] if row["precision"] == 0.05)
-    done = call("predict", exported, tmp_path / "p.npz", "--data", data, "--precision", "0.05", "--json")
+def test_all_labels_above_a_limit_are_given(data: Path, exported: Path, tmp_path: Path) -> None:
+    """On the rows that the calibration was learned from."""
+    stated = json.loads((exported / "calibration.json").read_text())
+    assert (stated["split"], stated["precision"]["texts"]) == ("test", 200)
+    scores, bounds = (np.array(stated["precision"][name]) for name in ("scores", "bounds"))
+    asked = float(bounds[len(bounds) // 2])
+    done = call("predict", exported, tmp_path / "p.npz", "--data", data, "--precision", str(asked), "--json")
     matrix = load_npz(tmp_path / "p.npz")
-    assert matrix.data.min() > threshold["score"] - 1e-5
+    assert matrix.data.min() == pytest.approx(scores[len(bounds) // 2], abs=1e-5)
     assert done.json["predictions"] == matrix.nnz
-    assert abs(matrix.nnz - threshold["predictions"] * 200) < 1.5  # rounding decides on the prediction at the threshold
+    every = call("predict", exported, tmp_path / "q.npz", "--data", data, "--max-labels", "100000").status
+    assert every == 0
+    assert (load_npz(tmp_path / "q.npz") > matrix.data.min() - 1e-6).nnz == pytest.approx(matrix.nnz, abs=1)
     positives = truth(data)["label_ids"].to_pylist()
     right = sum(label in positives[row] for row, label in zip(*matrix.nonzero(), strict=True))
-    assert right / matrix.nnz == pytest.approx(threshold["reached"], rel=0.02)
-    above = call(
-        "predict", exported, tmp_path / "q.npz", "--data", data, "--threshold", str(threshold["score"]), "--json"
-    )
-    assert above.json["predictions"] == matrix.nnz
+    assert right / matrix.nnz > asked
     refused(
-        call("predict", exported, tmp_path / "r.npz", "--data", data, "--precision", "0.33"),
-        "no threshold for a precision of 0.33",
-        "--threshold SCORE",
+        call("predict", exported, tmp_path / "r.npz", "--data", data, "--precision", "0.999"),
+        "--precision 0.999: the highest precision that this model meets on its 200 held-out texts",
+        f"is {bounds[-1]:.3f}",
     )
-    with pytest.raises(InputError, match=r"Export with precision=0\.33 and .*, or give threshold=SCORE"):
-        extremis.load(exported).predict(["a ship"], precision=0.33)
+    with pytest.raises(InputError, match=r"min_probability=1: no label of a text has a probability above"):
+        extremis.load(exported).predict(["a ship"], min_probability=1)
 
 
 @pytest.mark.parametrize(("index", "dtype"), [("IVF16,Flat", "float32"), ("IVF8,PQ3x4", "float16")])
@@ -433,15 +438,16 @@ def test_an_index_finds_what_exact_search_does(data: Path, run: Path, tmp_path: 
         0.95,
         "--dtype",
         dtype,
-        "--threshold-split",
+        "--calibration-split",
         "none",
         "--json",
     )
     assert done.status == 0, done.err
     assert done.json["index"]["factory"] == index
-    assert done.json["thresholds"] is None
+    assert done.json["calibration"] is None
+    assert "no probabilities: --calibration-split none" in done.err
     for name, more in (("a.npz", ()), ("e.npz", ("--exact",))):
-        assert call("predict", out, tmp_path / name, "--data", data, *more).status == 0
+        assert call("predict", out, tmp_path / name, "--data", data, "--max-labels", "10", *more).status == 0
     approximate, exact = (ranked(load_npz(tmp_path / name), 10) for name in ("a.npz", "e.npz"))
     recall = np.mean([len({*a} & {*e}) / 10 for a, e in zip(approximate.tolist(), exact.tolist(), strict=True)])
     assert recall > 0.9
@@ -452,7 +458,7 @@ def test_at_another_place(data: Path, run: Path, exported: Path, texts: pa.Table
     import fsspec
 
     out = "memory://served/exported"
-    arguments = ("--scores", "classifier", "--threshold-split", "test", "--precision", "0.05,0.1,1", "--json")
+    arguments = ("--scores", "classifier", "--calibration-split", "test", "--json")
     assert call("export", data, run, out, *arguments).json["digest"] == open_manifest(str(exported)).digest
     with fsspec.open("memory://served/in/part.jsonl", "w") as file:
         file.write("".join(json.dumps(row) + "\n" for row in texts.to_pylist()))
@@ -501,7 +507,7 @@ class TestRefusals:
         refused(call("predict", run, out, "--data", data), f"{run}: expected an export, got a run")
         refused(call("predict", data, out, "--data", data), "expected a table of kind export, got data")
         refused(call("predict", exported, out, "--data", data, "--split", "dev"), "no split 'dev'")
-        both = ("--threshold", "1", "--precision", "0.5")
+        both = ("--min-probability", "1", "--precision", "0.5")
         refused(call("predict", exported, out, "--data", data, *both), "Give only one of the two")
         refused(call("export", data, run, data), "the command reads this", "Give another path")
         refused(
@@ -541,7 +547,7 @@ class TestDualEncoder:
         changes = [word for choice in (*self.SMALL, *choices) for word in ("--set", choice)]
         done = call("train", "dexml", data, folder / "run", *changes)
         assert done.status == 0, done.err
-        done = call("export", data, folder / "run", folder / "out", "--threshold-split", "none")
+        done = call("export", data, folder / "run", folder / "out", "--calibration-split", "none")
         assert done.status == 0, done.err
         return folder / "out"
 
@@ -551,7 +557,7 @@ class TestDualEncoder:
         out = self.exported(data, tmp_path, *bag, f"head.shared={str(shared).lower()}")
         assert (out / "label-encoder").exists() is not shared
         expected = call("evaluate", data, tmp_path / "run", "--json").json["metrics"]
-        assert call("predict", out, tmp_path / "p.npz", "--data", data, "--k", "20").status == 0
+        assert call("predict", out, tmp_path / "p.npz", "--data", data, "--max-labels", "20").status == 0
         assert metrics(data, ranked(load_npz(tmp_path / "p.npz"), 20)) == pytest.approx(
             expected, abs=0.51
         )  # a tie of 200

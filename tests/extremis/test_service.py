@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import extremis
+from extremis import Decision
 from scoring.export_versions import make_current
 from tests.browser import browser, console_messages, requests
 from tests.command import call, command, environment, refused
@@ -97,9 +98,15 @@ def folder(exports: Path, tmp_path: Path) -> Path:
 
 
 def expected(model: extremis.Model, question: dict[str, Any]) -> list[Any]:
-    found = model.predict(question["texts"], k=question["k"], filter=question.get("filter", ()))
+    stated = {name: value for name, value in question.items() if name not in ("texts", "explain")}
+    found = model.predict(question["texts"], **stated)
     return [
-        [each.known_tokens, each.none_of_these, [(of.key, of.text, of.score, of.probability) for of in each.labels]]
+        [
+            each.decision,
+            each.known_tokens,
+            each.none_of_these,
+            [(of.key, of.text, of.score, of.probability) for of in each.labels],
+        ]
         for each in found
     ]
 
@@ -107,6 +114,7 @@ def expected(model: extremis.Model, question: dict[str, Any]) -> list[Any]:
 def answered(answer: dict[str, Any]) -> list[Any]:
     return [
         [
+            each["decision"],
             each["known_tokens"],
             each["none_of_these"],
             [tuple(label[name] for name in ("key", "text", "score", "probability")) for label in each["labels"]],
@@ -115,13 +123,24 @@ def answered(answer: dict[str, Any]) -> list[Any]:
     ]
 
 
+# What a question may state about labels, three of which are given to its first text.
+DECISIONS: tuple[Callable[[list[str]], dict[str, Any]], ...] = (
+    lambda keys: {},
+    lambda keys: {"max_labels": 1 + len(keys)},
+    lambda keys: {"max_labels": 7, "never": keys[:2]},
+    lambda keys: {"min_probability": 0.05},
+    lambda keys: {"precision": 0.3, "at_least": 1, "groups": [keys]},
+    lambda keys: {"allowed": keys, "precision": 0.2},
+)
+
+
 def test_a_text_has_the_same_answer_alone_in_a_batch_from_the_command_line_and_over_http(
     exports: Path, tmp_path: Path
 ) -> None:
     model = extremis.load(exports, threads=1)
-    keys = [label.key for label in model.predict(TEXTS[0], k=3)[0].labels]
+    keys = [label.key for label in model.predict(TEXTS[0], max_labels=3)[0].labels]
     questions = [
-        {"texts": TEXTS[n % 3 : n % 3 + 1 + n % 4], "k": 1 + n % 7, "filter": keys[: n % 3], "explain": n % 5 == 0}
+        {"texts": TEXTS[n % 3 : n % 3 + 1 + n % 4], "explain": n % 5 == 0, **DECISIONS[n % len(DECISIONS)](keys)}
         for n in range(40)
     ]
     with serving(exports, tmp_path / "log", "--threads", "1") as service, ThreadPoolExecutor(20) as pool:
@@ -139,10 +158,10 @@ def test_a_text_has_the_same_answer_alone_in_a_batch_from_the_command_line_and_o
         assert service.ask(path="/health") == (200, {"status": "ok"})
         assert service.ask(path="/ready") == (200, {"export": model.url, "problem": ""})
         (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-        assert call("predict", exports, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--k", "4").status == 0
-        _, answer = service.ask({"texts": TEXTS, "k": 4})
+        assert call("predict", exports, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--max-labels", "4").status == 0
+        _, answer = service.ask({"texts": TEXTS, "max_labels": 4})
         service.wait_for("single texts are answered by compiled loops")
-        singles = [service.ask({"texts": [text], "k": 4})[1]["predictions"] for text in TEXTS]
+        singles = [service.ask({"texts": [text], "max_labels": 4})[1]["predictions"] for text in TEXTS]
         assert [of for (of,) in singles] == answer["predictions"]
     for line, of in zip((tmp_path / "out.jsonl").read_text().splitlines(), answer["predictions"], strict=True):
         row, columns = json.loads(line), ("labels", "texts", "scores", "probabilities")
@@ -164,16 +183,24 @@ BAD: dict[str, tuple[Any, int, str]] = {
     "10 MB": ({"texts": ["a" * 10_000_000]}, 413, "the body has more than 4,194,304 bytes"),
     "a long text": ({"texts": ["a", "a" * 20_001]}, 422, "texts.1: String should have at most 20000 characters"),
     "10,000 texts": ({"texts": ["a"] * 10_000}, 422, "texts: List should have at most 1000 items"),
-    "k = 0": ({"texts": ["a"], "k": 0}, 422, "k: Input should be greater than or equal to 1"),
-    "k of no number": ({"texts": ["a"], "k": "many"}, 422, "k: Input should be a valid integer"),
-    "k beyond the limit": ({"texts": ["a"], "k": 10**30}, 422, "k: Input should be"),
+    "no labels": ({"texts": ["a"], "max_labels": 0}, 422, "max_labels: Input should be greater than or equal to 1"),
+    "no number": ({"texts": ["a"], "max_labels": "many"}, 422, "max_labels: Input should be a valid integer"),
+    "beyond the limit": ({"texts": ["a"], "max_labels": 10**30}, 422, "max_labels: Input should be"),
+    "no share": ({"texts": ["a"], "precision": 7}, 422, "precision: Input should be less than or equal to 1"),
+    "a bound that is not met": ({"texts": ["a"], "precision": 0.9999}, 422, "the highest precision that this model"),
+    "two limits": ({"texts": ["a"], "precision": 0.1, "min_probability": 0.1}, 422, "give only one of the two"),
+    "more than at most": ({"texts": ["a"], "max_labels": 1, "at_least": 2}, 422, "at_least=2 is more than"),
+    "a group of one": ({"texts": ["a"], "groups": [["167"]]}, 422, "two or more different keys"),
+    "an unknown label in a group": ({"texts": ["a"], "groups": [["167", "none"]]}, 422, "unknown label key 'none'"),
+    "sets for other texts": ({"texts": ["a"], "allowed": [["167"], ["133"]]}, 422, "for each of the 1 texts"),
+    "all labels": ({"texts": ["a ship"], "min_probability": 1e-9}, 422, "a text has more than 100 labels"),
     "an unknown field": ({"texts": ["a"], "top": 3}, 422, "top: Extra inputs are not permitted"),
-    "an unknown label": ({"texts": ["a"], "filter": ["none such"]}, 422, "unknown label key 'none such'"),
+    "an unknown label": ({"texts": ["a"], "never": ["none such"]}, 422, "unknown label key 'none such'"),
 }
 
 
 def test_bad_input_is_one_message_and_the_service_lives_on(exports: Path, tmp_path: Path) -> None:
-    with serving(exports, tmp_path / "log", "--max-k", "1000000") as service:
+    with serving(exports, tmp_path / "log", "--max-labels", "100") as service:
         for name, (body, status, message) in BAD.items():
             got, answer = service.ask(body)
             assert (got, message in answer["detail"], len(answer["detail"]) < 300) == (status, True, True), (
@@ -183,13 +210,13 @@ def test_bad_input_is_one_message_and_the_service_lives_on(exports: Path, tmp_pa
         assert service.ask(path="/nothing")[0] == 404
         assert service.ask({"texts": ["a ship"]})[0] == 200
         # A wrong question among others harms none of them.
-        questions = [{"texts": ["a ship"], "filter": ["none such"] if n == 3 else []} for n in range(9)]
+        questions = [{"texts": ["a ship"], "never": ["none such"] if n == 3 else []} for n in range(9)]
         with ThreadPoolExecutor(9) as pool:
             assert [status for status, _ in pool.map(service.ask, questions)] == [200] * 3 + [422] + [200] * 5
 
 
 def test_current_is_followed_without_a_lost_request(folder: Path, tmp_path: Path) -> None:
-    question = {"texts": TEXTS, "k": 3}
+    question = {"texts": TEXTS, "max_labels": 3}
     right = {str(folder / name): expected(extremis.load(folder / name, threads=1), question) for name in ("one", "two")}
     assert right[str(folder / "one")] != right[str(folder / "two")]
     seen, wrong, stop = set(), [], threading.Event()
@@ -254,7 +281,7 @@ def test_files_that_change_under_it(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_requests_at_work_are_answered_before_the_end(exports: Path, tmp_path: Path, number: signal.Signals) -> None:
-    asked = {"texts": TEXTS * 2, "k": 2, "explain": True}
+    asked = {"texts": TEXTS * 2, "max_labels": 2, "explain": True}
     with serving(exports, tmp_path / "log") as service, ThreadPoolExecutor(4) as pool:
         asking = [pool.submit(service.ask, asked) for _ in range(4)]
         service.wait_until(lambda: "extremis_batch_texts_sum 48.0\n" in service.ask(path="/metrics")[1])
@@ -271,8 +298,8 @@ def head(body: bytes, length: int | None = None) -> bytes:
 
 
 def test_clients_that_are_slow_or_gone_cost_the_others_nothing(exports: Path, tmp_path: Path) -> None:
-    many = json.dumps({"texts": ["a ship"] * 300, "k": 100, "explain": True}).encode()
-    large = json.dumps({"texts": TEXTS * 50, "k": 100}).encode()
+    many = json.dumps({"texts": ["a ship"] * 300, "max_labels": 100, "explain": True}).encode()
+    large = json.dumps({"texts": TEXTS * 50, "max_labels": 100}).encode()
     with serving(exports, tmp_path / "log") as service, contextlib.ExitStack() as stack:
         writers = [service.connect(head(b'{"te', 100)) for _ in range(20)]
         readers = [service.connect(head(large), slow=True) for _ in range(3)]  # which leave an answer unread
@@ -299,10 +326,13 @@ class SlowModel:
         self.asked: list[tuple[list[str], int]] = []
         self.may_go_on = threading.Semaphore(1)  # for the first texts, of the start
 
-    def predict(self, texts: Sequence[str], k: int, filter: Sequence[Sequence[str]] = ()) -> list[Any]:
-        self.asked.append(([*texts], k))
+    def decide(self, **stated: Any) -> Decision:
+        return Decision(**{"max_labels": 5, **stated})
+
+    def predict(self, texts: Sequence[str], decision: Decision | None = None) -> list[Any]:
+        self.asked.append(([*texts], None if decision is None else decision.max_labels))
         assert self.may_go_on.acquire(timeout=30)
-        return [SimpleNamespace(labels=[], known_tokens=1, none_of_these=None) for _ in texts]
+        return [SimpleNamespace(labels=[], known_tokens=1, none_of_these=None, decision="") for _ in texts]
 
 
 def test_a_lone_question_goes_at_once_and_what_arrives_meanwhile_is_the_next_batch() -> None:
@@ -315,10 +345,11 @@ def test_a_lone_question_goes_at_once_and_what_arrives_meanwhile_is_the_next_bat
         await asyncio.Event().wait()
 
     async def ask_all() -> None:
-        answering = Answering(lambda: model, None)  # type: ignore[arg-type,return-value]
+        answering = Answering(lambda: model, None, 100)  # type: ignore[arg-type,return-value]
 
         def ask(text: str, k: int, receive: Any = connected) -> "asyncio.Task[bytes]":
-            question = SimpleNamespace(texts=[text], k=k, filter=[], explain=False)
+            others = dict.fromkeys(("min_probability", "precision", "at_least", "allowed", "never", "groups"))
+            question = SimpleNamespace(texts=[text], max_labels=k, explain=False, **others)
             return asyncio.create_task(answering.answer(question, receive))
 
         first = ask("first", 5)

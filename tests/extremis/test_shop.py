@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import extremis
 from schemas.table import Table
 from tests.command import Done, call
 
@@ -112,7 +113,7 @@ def tell(folder: Path, shop: Shop, seed: int) -> Scores:
     return Scores.of({name: report.json for name, report in reports.items()})
 
 
-def test_an_update_learns_new_labels_and_keeps_thresholds_and_calibration(tmp_path: Path) -> None:
+def test_an_update_learns_new_labels_and_keeps_the_decision_and_has_a_calibration(tmp_path: Path) -> None:
     """The new rows are as many as the rows that day 1 held out, and lie behind all other rows."""
     shop = Shop(20, 4, 1000, 20, 20, 500)
     scores = tell(tmp_path, shop, 0)
@@ -121,12 +122,12 @@ def test_an_update_learns_new_labels_and_keeps_thresholds_and_calibration(tmp_pa
     assert scores.new["anew"] > 90
     noise = 196 * (2 * 0.1 * 0.9 / (2 * shop.tests)) ** 0.5  # of two independent P@1 of about 90
     assert scores.lost <= 0.5 + noise
-    for number, more in ((1, ["--calibrate", "--precision", "0.6,0.8"]), (2, ["--onto", tmp_path / "export1"])):
+    for number, more in ((1, ["--precision", "0.6", "--at-least", "1"]), (2, ["--onto", tmp_path / "export1"])):
         done_with("export", tmp_path / f"data{number}", tmp_path / f"run{number}", tmp_path / f"export{number}", *more)
-    first, second = (Table.open(f"{tmp_path}/export{number}").parameters["thresholds"] for number in (1, 2))
+    first, second = (Table.open(f"{tmp_path}/export{number}").parameters["calibration"] for number in (1, 2))
     assert first["split"] == second["split"] == "holdout"
-    assert "curve" in second["calibration"]
-    assert {row["precision"] for row in first["thresholds"]} <= {row["precision"] for row in second["thresholds"]}
+    assert "curve" in second
+    assert extremis.load(tmp_path / "export2").decide().name == "precision 0.6, at least 1"
 
 
 @pytest.mark.slow

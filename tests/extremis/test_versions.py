@@ -275,7 +275,7 @@ def test_a_model_of_another_make_is_refused(days: Path, tmp_path: Path) -> None:
 def test_retired_labels_are_never_predicted_by_an_export(days: Path, tmp_path: Path) -> None:
     extremis.export(days / "data1", days / "run1", tmp_path / "export", index="none", progress=False)
     retired = {row["key"] for row in rows_of(f"{days}/data1/labels") if row["retired"]}
-    for prediction in extremis.load(tmp_path / "export").predict(["text 1", "t3 u9"], k=9):
+    for prediction in extremis.load(tmp_path / "export").predict(["text 1", "t3 u9"], max_labels=9):
         keys = {label.key for label in prediction.labels}
         assert retired
         assert not keys & retired

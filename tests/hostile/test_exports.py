@@ -186,8 +186,8 @@ def test_a_command_tells_of_a_file(name: str, loop: tuple[Path, Any], tmp_path: 
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_thresholds_that_are_none(value: str, loop: tuple[Path, Any], tmp_path: Path) -> None:
-    change(copy(loop[0], tmp_path), parameter("thresholds", VALUES[value]))
+def test_calibrations_that_are_none(value: str, loop: tuple[Path, Any], tmp_path: Path) -> None:
+    change(copy(loop[0], tmp_path), parameter("calibration", VALUES[value]))
     predict(tmp_path, options=("--precision", "0.5"))
 
 
@@ -200,8 +200,7 @@ def test_what_is_no_calibration_and_no_number_of_points(loop: tuple[Path, Any], 
         {"scores": ["1e999"], "probabilities": [0.5]},
     ]
     for value in (*VALUES.values(), *curves):
-        stated = {"thresholds": [], "calibration": {"curve": value}}
-        assert "calibration" in message_of(loop[0], tmp_path, parameter("thresholds", stated)), value
+        assert "calibration" in message_of(loop[0], tmp_path, parameter("calibration", {"curve": value})), value
     for value in VALUES.values():
         message_of(loop[0], tmp_path, parameter("training_points", value))
         model = extremis.load(str(tmp_path / "export"))

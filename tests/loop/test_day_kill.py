@@ -29,7 +29,7 @@ from tests.pipelines.test_versions import SEQUENCE, Day, rows_of, write
 THIRD = Day(None, True, [("p3", "again", ["l4"])])
 SETS = [word for name, value in {**TINY, "logging.tensorboard": False}.items() for word in ("--set", f"{name}={value}")]
 SHARD = ("--tokenizer", "train:200", "--row-group-rows", "3", "--shards", "2", "--labels", "all")
-EXPORT = ("--index", "IVF2,Flat", "--threshold-split", "train", "--current")
+EXPORT = ("--index", "IVF2,Flat", "--calibration-split", "none", "--current")
 
 
 Days = tuple[dict[str, Path], dict[str, int]]

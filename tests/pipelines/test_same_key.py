@@ -138,7 +138,7 @@ def test_predictions_of_a_split_are_what_trec_eval_counts(data: Path, tmp_path: 
             *sets("train.epochs=1", "order.batch=8", "order.streams=1", "refresh.source=in-trainer", "refresh.start=0"),
         ),
         ("export", data, run, export),
-        ("predict", export, "--data", data, "--split", "test", out, "--k", "39"),
+        ("predict", export, "--data", data, "--split", "test", out, "--max-labels", "39"),
     ):
         done = call(*arguments)
         assert done.status == 0, done.err

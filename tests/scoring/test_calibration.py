@@ -4,11 +4,14 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.isotonic import IsotonicRegression
 
 from schemas.errors import InputError, TableError
 from schemas.ragged import Ragged
-from scoring.calibration import BINS, Calibration, ScoredPredictions, calibrate, measure
+from scoring.calibration import BINS, Calibration, PrecisionBounds, ScoredPredictions, calibrate, measure
+from tests.plain_figures import precision_bound
 from trainer.inputs import Inputs
 
 
@@ -34,8 +37,13 @@ def made(queries: int, seed: int = 0, head_start: float = 0.0) -> ScoredPredicti
     scores = -np.sort(-draw.normal(2, 1.5, (queries, 3)), axis=1).astype(np.float32)
     hits = draw.random(scores.shape) < sigmoid(2 * (scores + np.array([head_start, 0, 0]) - 3))
     predictions, ids = ScoredPredictions(), np.tile(np.arange(3), (queries, 1))
-    predictions.collect(ids, scores, Ragged.from_counts(ids[hits], hits.sum(1)), Inputs())
+    predictions.collect(ids, scores, Ragged.from_counts(ids[hits], hits.sum(1)), texts_of(np.arange(queries)))
     return predictions
+
+
+def texts_of(numbers: np.ndarray) -> Inputs:
+    """One token each."""
+    return Inputs(Ragged(numbers.astype(np.uint32), np.arange(len(numbers) + 1)))
 
 
 def test_the_numbers_are_those_of_scikit_learn() -> None:
@@ -65,6 +73,8 @@ def test_what_was_learned_holds_on_other_rows_and_keeps_the_order() -> None:
     again = Calibration.read(json.loads(json.dumps(stored(curve))), "a file")
     np.testing.assert_array_equal([again.scores, again.probabilities], [curve.scores, curve.probabilities])
     assert again.none_below == curve.none_below
+    np.testing.assert_array_equal(again.precision.scores, curve.precision.scores)
+    np.testing.assert_array_equal(again.precision.bounds, curve.precision.bounds)
     for share in (0.05, 0.3, 0.5, 0.9):
         lowest = again.score_of(share)
         assert lowest is not None
@@ -109,6 +119,45 @@ def test_a_probability_that_no_score_has() -> None:
 def test_rows_that_are_all_right_or_all_wrong(right: bool) -> None:
     with pytest.raises(InputError, match="needs both correct and incorrect predictions"):
         Calibration.fit(np.arange(3.0), np.full(3, right), np.ones(3, bool))
+
+
+@settings(deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5), st.booleans()), min_size=1, max_size=40),
+    cut=st.sampled_from([-np.inf, 2.0]),
+)
+def test_bounds_are_those_of_their_definition_at_every_score(rows: list[tuple[int, int, bool]], cut: float) -> None:
+    text, scores, hits = (np.array(column) for column in zip(*rows, strict=True))
+    bounds = PrecisionBounds.fit(scores.astype(np.float32), hits, text, cut)
+    expected: dict[float, float] = {}
+    for lowest in sorted({*scores.tolist()}):
+        keys = [str(n) for n in range(len(text))]
+        predictions = {key: [("x", float(scores[int(key)]))] for key in keys}
+        labels = {key: ["x"] * bool(hits[int(key)]) for key in keys}
+        expected[lowest] = precision_bound(predictions, labels, {key: str(text[int(key)]) for key in keys}, lowest)
+    for score, bound in zip(bounds.scores, bounds.bounds, strict=True):
+        assert score > cut
+        assert bound == pytest.approx(expected[score], abs=1e-6)
+    for asked in (0.05, 0.1, 0.2, 0.3, 0.5):
+        good = [score for score, bound in expected.items() if score > cut and bound >= asked + 0.001]
+        if good:  # bounds that are closer than a thousandth are not told apart
+            assert bounds.score_of(asked) <= good[0]
+            assert expected[bounds.score_of(asked)] >= asked - 1e-9
+        elif not any(bound >= asked for bound in bounds.bounds):
+            with pytest.raises(InputError, match=f"the highest precision that this model meets on its {bounds.texts}"):
+                bounds.score_of(asked)
+
+
+def test_a_bound_holds_for_19_of_20_samples_of_texts_that_repeat() -> None:
+    """The share of correct labels falls with the score, and copies of a text are right or wrong together."""
+    draw, copies, missed = np.random.default_rng(0), 3, 0
+    for _ in range(300):
+        scores = draw.random(400).repeat(copies)
+        hits = draw.random(400).repeat(copies) < scores
+        bounds = PrecisionBounds.fit(scores.astype(np.float32), hits, np.arange(400).repeat(copies))
+        lowest = bounds.score_of(0.75)
+        missed += (1 + lowest) / 2 < 0.75  # the mean of the probabilities above it
+    assert missed / 300 < 0.07
 
 
 @pytest.mark.parametrize(

@@ -264,7 +264,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     train_and_fuse(folder, write_data(folder, rows, test_share=0.1))
     made = World(folder, rows)
     assert made.fusion.table.parameters["by"] == "trees"
-    extremis.export(made.data, made.run, folder / "export", calibrate=True, progress=False)
+    extremis.export(made.data, made.run, folder / "export", progress=False)
     return made
 
 
@@ -303,8 +303,8 @@ def test_rows_whose_text_a_training_row_has_do_not_count(
     assert other.fusion.fusion.to_json() == fusion.fusion.to_json()
     one, two = ({**each.fusion.table.parameters, "memory": None} for each in (world, other))  # without its speed
     assert one == two
-    extremis.export(other.data, other.run, tmp_path / "export", calibrate=True, progress=False)
-    stated = [json.loads((each.folder / "export" / "thresholds.json").read_text()) for each in (world, other)]
+    extremis.export(other.data, other.run, tmp_path / "export", progress=False)
+    stated = [json.loads((each.folder / "export" / "calibration.json").read_text()) for each in (world, other)]
     assert stated[0] == stated[1]
     measured = [
         extremis.evaluate(each.data, each.run, split=HOLDOUT, calibrate=True, progress=False).calibration
@@ -445,11 +445,11 @@ def test_an_export_scores_and_explains_as_evaluate_does(world: World) -> None:
     np.testing.assert_array_equal(of_export, ids)
     texts = {row["key"]: row["text"] for row in world.rows}
     asked = [texts[key] for key in rows["key"].to_pylist()]
-    for prediction, expected, labels in zip(model.predict(asked, k=5), scores, ids.tolist(), strict=True):
+    for prediction, expected, labels in zip(model.predict(asked, max_labels=5), scores, ids.tolist(), strict=True):
         assert model.labels.ids([label.key for label in prediction.labels]) == labels
         np.testing.assert_allclose([label.score for label in prediction.labels], expected, atol=1e-5)
     seen = set()
-    for prediction in model.predict(asked[:3], k=3):
+    for prediction in model.predict(asked[:3], max_labels=3):
         for label in prediction.labels:
             explained = model.explain(prediction.text, label.key)
             assert explained.score == pytest.approx(label.score, abs=1e-4)
@@ -485,14 +485,16 @@ def test_one_text_has_the_same_answer_alone_in_a_batch_and_compiled(models: list
     """Bit by bit between NumPy and compiled loops; a batch may round x in another way."""
     texts = [*HOSTILE, *(row["text"] for row in draw_rows(60, seed=3)), *map(name_of, range(0, LABELS, 7))]
     draw, plain = np.random.default_rng(0), models[0]
-    for text, in_batch in zip(texts, plain.predict(texts, k=4), strict=True):
+    for text, in_batch in zip(texts, plain.predict(texts, max_labels=4), strict=True):
         some = [f"l{label}" for label in draw.permutation(LABELS + 2)[: draw.integers(0, 30)].tolist()]
-        own = [key for key in some if key in plain.labels.by_key]
-        asked: list[dict[str, Any]] = [{"k": 4}, {"k": LABELS}, {"threshold": 0.0}, {"filter": some}, {"filter": [own]}]
+        own = [key for key in some if key != f"l{LABELS}" and key != f"l{LABELS + 1}"]
+        asked: list[dict[str, Any]] = [{"max_labels": 4}, {"max_labels": LABELS}, {"min_probability": 0.1}]
+        asked += [{"never": own}, {"never": [own]}, {"allowed": own[:9] or ["l0"], "precision": 0.2, "at_least": 2}]
+        asked += [{"allowed": [own[:9]], "groups": [["l0", "l1", "l2"], ["l2", "l3"]], "min_probability": 0.05}]
         for arguments in asked:
             one, other = (model.predict(text, **arguments)[0] for model in models)
             assert one == other, arguments
-        alone = plain.predict(text, k=4)[0]
+        alone = plain.predict(text, max_labels=4)[0]
         assert alone.known_tokens == in_batch.known_tokens
         assert [label.key for label in alone.labels] == [label.key for label in in_batch.labels]
         scores = ([label.score for label in each.labels] for each in (alone, in_batch))
@@ -542,7 +544,8 @@ import json, sys
 sys.modules.update(dict.fromkeys({missing!r}))
 import extremis
 model = extremis.load({export!r})
-print(json.dumps([[(label.key, label.score) for label in each.labels] for each in model.predict({texts!r}, k=5)]))
+found = model.predict({texts!r}, max_labels=5)
+print(json.dumps([[(label.key, label.score) for label in each.labels] for each in found]))
 assert sum(model.explain({texts!r}[0], 0).parts.values())
 assert not model.compile()
 """
@@ -555,7 +558,9 @@ def test_trees_are_served_without_torch_and_scikit_learn(world: World) -> None:
         [sys.executable, "-c", code], env=environment({"PYTHONPATH": str(ROOT)}), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    for found, expected in zip(json.loads(done.stdout), extremis.load(export).predict(texts, k=5), strict=True):
+    for found, expected in zip(
+        json.loads(done.stdout), extremis.load(export).predict(texts, max_labels=5), strict=True
+    ):
         assert [key for key, _ in found] == [label.key for label in expected.labels]
         np.testing.assert_allclose([score for _, score in found], [label.score for label in expected.labels], atol=1e-5)
 
@@ -578,5 +583,5 @@ def test_a_new_version_carries_the_trees_with_scorers_of_its_own_rows(world: Wor
     done = extremis.evaluate(data, tmp_path / "run", progress=False)
     assert done.scores == "fused"
     extremis.export(data, tmp_path / "run", tmp_path / "export", progress=False)
-    best = extremis.load(tmp_path / "export").predict("balo " + name_of(LABELS + 1), k=10)[0].labels
+    best = extremis.load(tmp_path / "export").predict("balo " + name_of(LABELS + 1), max_labels=10)[0].labels
     assert f"l{LABELS + 1}" in [label.key for label in best]

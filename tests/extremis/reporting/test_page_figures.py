@@ -33,7 +33,18 @@ class Reported:
     def predictions(self, split: str) -> dict[str, list[tuple[str, float]]]:
         """The second run's, of all labels."""
         out = self.folder / f"{split}.jsonl"
-        done("predict", self.folder / "exported", "--data", self.data, "--split", split, out, "--k", 99, "--overwrite")
+        done(
+            "predict",
+            self.folder / "exported",
+            "--data",
+            self.data,
+            "--split",
+            split,
+            out,
+            "--max-labels",
+            99,
+            "--overwrite",
+        )
         return plain.read_predictions(out)
 
     def top(self, split: str) -> dict[str, list[str]]:

@@ -45,7 +45,7 @@ import extremis
 model, texts = extremis.load(sys.argv[1]), json.loads(sys.argv[2])
 
 def answers():
-    return [[(label.key, label.score) for label in each.labels] for each in model.predict(texts, k=9)]
+    return [[(label.key, label.score) for label in each.labels] for each in model.predict(texts, max_labels=9)]
 
 here = answers()
 with multiprocessing.get_context("fork").Pool(1) as pool:
@@ -70,7 +70,7 @@ def exports(data: Path, once: Once) -> Path:
         for command in (
             ("train", "random", data, folder / "run", *choices),
             ("fuse", data, folder / "run"),
-            *(("export", data, folder / "run", folder / form, "--form", form, "--calibrate") for form in FORMS),
+            *(("export", data, folder / "run", folder / form, "--form", form) for form in FORMS),
         ):
             done = call(*command)
             assert done.status == 0, done.err
@@ -79,7 +79,10 @@ def exports(data: Path, once: Once) -> Path:
 
 
 def answers(place: Path) -> list[list[tuple[str, float]]]:
-    return [[(label.key, label.score) for label in each.labels] for each in extremis.load(place).predict(TEXTS, k=9)]
+    return [
+        [(label.key, label.score) for label in each.labels]
+        for each in extremis.load(place).predict(TEXTS, max_labels=9)
+    ]
 
 
 def test_a_graph_ranks_as_pytorch_does_without_it(exports: Path) -> None:
