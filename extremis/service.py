@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 import hmac
 import itertools
+import os
 import signal
 import socket
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Annotated, Any, NamedTuple
@@ -27,7 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from extremis.console import say, show_activity
 from schemas import code_version, storage
-from schemas.errors import ExtremisError, InputError, TableError, option
+from schemas.errors import FRONT_END, ExtremisError, InputError, TableError, option
 from scoring.predict import Model
 from scoring.predict import Prediction as Predicted
 
@@ -209,6 +210,18 @@ class Service:
                     job.answer.set_result(outcome)
 
 
+@contextlib.contextmanager
+def _naming_fields() -> Iterator[None]:
+    """Spell options as the fields of a question in the block."""
+    before = os.environ.pop(FRONT_END, None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[FRONT_END] = before
+
+
+@_naming_fields()
 def _predict(model: Model, jobs: Sequence[Job], most: int) -> "list[tuple[Model, Sequence[Predicted]] | Exception]":
     """Predict at most `most` labels a text for jobs together, or one by one if a job fails."""
     questions = [job.question for job in jobs]
@@ -227,7 +240,7 @@ def _predict(model: Model, jobs: Sequence[Job], most: int) -> "list[tuple[Model,
         if is_open and max(len(each.labels) for each in found) > most:
             raise InputError(
                 f"a text has more than {most:,} labels by this decision, {decision.name!r}. State max_labels, or serve "
-                f"with a greater {option('max_labels')}."
+                f"with a greater --max-labels."
             )
         predictions = iter(found)
         return [(model, [*itertools.islice(predictions, len(question.texts))]) for question in questions]

@@ -10,7 +10,7 @@ from os import PathLike, fspath
 from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from schemas import PAD, storage
 from schemas.errors import InputError, option
@@ -23,25 +23,22 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-NUMBERS = ("min_probability", "precision", "max_labels", "at_least")
-
-
-def _describe(facts: Mapping[str, Any]) -> str:
-    """Return the name of a decision that has none: what it states."""
-    parts = [f"{word} {facts[name]:g}" for name, word in LIMITS.items() if facts.get(name) is not None]
-    most, least = facts.get("max_labels"), facts.get("at_least")
-    if most is not None:
-        parts.append(f"at most {most} labels" if parts else f"best {most} labels")
-    if least:
-        parts.append(f"at least {least}")
-    if facts.get("allowed") is not None:
-        parts.append(f"{len(facts['allowed']):,} allowed")
-    parts += [f"{len(facts[name]):,} {word}" for name, word in _SETS.items() if facts.get(name)]
-    return ", ".join(parts) or "as in the export"
-
-
 LIMITS = {"precision": "precision", "min_probability": "probability"}  # options, and words of a name
-_SETS = {"never": "never given", "groups": "groups"}
+NUMBERS = (*LIMITS, "max_labels", "at_least")
+
+
+def _describe(decision: "Decision") -> str:
+    """Return the name of a decision that has none: what it states."""
+    parts = [f"{word} {getattr(decision, name):g}" for name, word in LIMITS.items() if name == decision.limit]
+    if decision.max_labels is not None:
+        parts.append(f"{'at most' if parts else 'best'} {decision.max_labels} labels")
+    if decision.at_least:
+        parts.append(f"at least {decision.at_least}")
+    if decision.allowed is not None:
+        parts.append(f"of {len(decision.allowed):,} allowed labels")
+    for words, keys in (("never given", decision.never), ("groups", decision.groups)):
+        parts += [f"{len(keys):,} {words}"] if keys else []
+    return ", ".join(parts) or "as in the export"
 
 
 class Decision(DecisionLimits):
@@ -51,10 +48,11 @@ class Decision(DecisionLimits):
     """
 
     groups: tuple[tuple[str, ...], ...] = ()
-    name: str = Field(default_factory=_describe)
+    name: str = ""
 
     @model_validator(mode="after")
     def _agree(self) -> "Decision":
+        """Refuse what contradicts itself, and name a decision without a name by what it states."""
         if self.precision is not None and self.min_probability is not None:
             raise ValueError(f"{option('precision')} and {option('min_probability')}: give only one of the two")
         if self.max_labels is not None and self.at_least > self.max_labels:
@@ -65,6 +63,8 @@ class Decision(DecisionLimits):
         for group in self.groups:
             if len(group) < 2 or len({*group}) < len(group):
                 raise ValueError(f"groups: expected two or more different keys of labels, got {[*group]!r:.200}")
+        if not self.name:
+            object.__setattr__(self, "name", _describe(self))
         return self
 
     @property
@@ -175,11 +175,11 @@ def parse_decision(content: bytes, place: str) -> Decision:
 
 
 class Groups(NamedTuple):
-    """Groups of labels: `labels` int64 [n] ascending, and `of` int64 [n, W], their groups, padded with `count`."""
+    """Groups of labels: `labels` int64 [n] ascending, and `of` int64 [n, W], their groups, padded with `total`."""
 
     labels: np.ndarray
     of: np.ndarray
-    count: int
+    total: int
 
     @classmethod
     def of_ids(cls, groups: Sequence[Sequence[int]]) -> "Groups":
@@ -194,7 +194,7 @@ class Groups(NamedTuple):
 
     def strike(self, top: np.ndarray) -> np.ndarray:
         """Return which labels of the rankings `top` [B, K] share a group with a better one that stays, bool [B, K]."""
-        struck, taken = np.zeros(top.shape, bool), np.zeros((len(top), self.count + 1), bool)
+        struck, taken = np.zeros(top.shape, bool), np.zeros((len(top), self.total + 1), bool)
         places = np.minimum(np.searchsorted(self.labels, top), len(self.labels) - 1)
         is_grouped = self.labels[places] == top
         for column in np.flatnonzero(is_grouped.any(axis=0)):

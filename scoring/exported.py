@@ -425,8 +425,7 @@ class Exported:
         allowed: Ragged | None = None,
         known: np.ndarray | None = None,
     ) -> Answer:
-        """Return the labels that `decision` gives to B rows, out of all labels; those of texts without known tokens are
-        the most frequent ones.
+        """Return the labels that `decision` gives to B rows; texts without known tokens choose by frequency.
 
         `never`, `allowed`: further ids of labels that a row may not have, or alone may have. `known` [B]: number of
         known tokens in each text. The score of a frequent label is the log odds that a training point has the label.
@@ -435,18 +434,18 @@ class Exported:
         rule = self.look_up(decision)
         if allowed is None:
             return self._decide(inputs, rule, rule.may_give, never, known)
-        sets: dict[bytes, list[int]] = {}
+        rows_of_sets: dict[bytes, list[int]] = {}
         for row in range(inputs.rows):
-            ids = np.unique(allowed.values[allowed.offsets[row] : allowed.offsets[row + 1]])
-            sets.setdefault(ids.astype(np.int64).tobytes(), []).append(row)
+            ids = np.unique(allowed.slice(row, row + 1).entries)
+            rows_of_sets.setdefault(ids.astype(np.int64).tobytes(), []).append(row)
         parts = []
-        for ids, rows in sets.items():
-            own, places = np.zeros(self.table.rows, bool), np.array(rows)
-            own[np.frombuffer(ids, np.int64)] = True
+        for listed, places in rows_of_sets.items():
+            own, rows = np.zeros(self.table.rows, bool), np.array(places)
+            own[np.frombuffer(listed, np.int64)] = True
             may_give = own if rule.may_give is None else own & rule.may_give
-            own_never, own_known = (None if each is None else each.take(places) for each in (never, known))
-            parts.append(self._decide(inputs.take(places), rule, may_give, own_never, own_known))
-        return Answer.join(parts, np.argsort(np.concatenate([*sets.values()])))
+            own_never, own_known = never and never.take(rows), None if known is None else known[rows]
+            parts.append(self._decide(inputs.take(rows), rule, may_give, own_never, own_known))
+        return Answer.join(parts, np.argsort(np.concatenate([*rows_of_sets.values()])))
 
     def _decide(
         self,
@@ -478,15 +477,15 @@ class Exported:
                 ids[is_blank], scores[is_blank] = self._most_frequent(
                     k, left_out.take(np.flatnonzero(is_blank)), may_give
                 )
-            found = is_none = None
+            found, is_none, compared = None, None, scores
             if curve is not None:
                 found, is_none = curve(scores), curve.is_none(scores[:, 0], share[rows])
                 found[is_blank] = np.exp(-np.logaddexp(0, -scores[is_blank]))
                 is_none[is_blank] = found[is_blank, 0] < NONE_THRESHOLD
-            is_reached = reached(decision, curve, scores, found)
-            if curve is not None and decision.precision is not None:  # log odds are no scores
-                lowest = curve(np.float32(curve.precision.score_of(decision.precision)))
-                is_reached[is_blank] = found[is_blank] >= lowest
+                if is_blank.any():  # log odds are on another scale than scores
+                    same = np.interp(found, curve.probabilities, curve.scores).astype(np.float32)
+                    compared = np.where(is_blank[:, None], same, scores)
+            is_reached = reached(decision, curve, compared, found)
             if decision.limit is not None:
                 is_reached &= ~unfamiliar[rows, None]
             given, certain = choose(ids, is_reached, decision, rule.groups)

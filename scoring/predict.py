@@ -207,14 +207,14 @@ class Model:
         """
         texts = self._read(texts)
         given: dict[str, Any] = {"groups": [_listed(group, "groups") for group in _listed(groups, "groups")]}
-        numbers = {"max_labels": max_labels, "at_least": at_least, "precision": precision}
-        for name, number in {**numbers, "min_probability": min_probability}.items():
-            given[name] = number.item() if isinstance(number, np.generic) else number
+        given |= {"precision": precision, "min_probability": min_probability}
+        for name, number, least in (("max_labels", max_labels, 1), ("at_least", at_least, 0)):
+            given[name] = None if number is None else whole_number(name, number, least)
         of_rows: dict[str, Sequence[Any]] = {}
         for name, keys in (("allowed", allowed), ("never", never)):
-            listed = None if keys is None else _listed(keys, name)
-            if listed is None or all(isinstance(key, str) for key in listed):
-                given[name] = listed
+            listed = [] if keys is None else _listed(keys, name)
+            if keys is None or all(isinstance(key, str) for key in listed):
+                given[name] = None if keys is None else listed
                 continue
             if len(listed) != len(texts):
                 raise InputError(
@@ -225,11 +225,11 @@ class Model:
         chosen, predictions = self.decide(decision, **given), Predictions()
         for part, inputs, known in self._batches(texts):
             places = range(len(predictions), len(predictions) + len(part))
-            own = {name: self._ids(name, keys, places) for name, keys in of_rows.items()}
+            own = {name: self._ids(name, listed, places) for name, listed in of_rows.items()}
             answer = self._exported.decide(inputs, chosen, known=known, **own)
             is_given = answer.ids != PAD
-            numbers = [column[is_given] for column in (answer.scores, answer.probabilities) if column is not None]
-            labels = iter(self.labels.scored(answer.ids[is_given], *numbers))
+            columns = [column[is_given] for column in (answer.scores, answer.probabilities) if column is not None]
+            labels = iter(self.labels.scored(answer.ids[is_given], *columns))
             none = [None] * len(part) if answer.none_of_these is None else answer.none_of_these.tolist()
             facts = zip(part, is_given.sum(axis=1).tolist(), known.tolist(), none, strict=True)
             for text, count, tokens, is_none in facts:

@@ -247,6 +247,6 @@ def test_embeddings_have_the_width_of_the_vectors_and_end_in_the_bias(model: ext
 
 def test_no_labels_are_refused(model: extremis.Model, exports: Path) -> None:
     for k in (0, -1):
-        with pytest.raises(InputError, match=f"max_labels: expected a number greater than or equal to 1, got {k}"):
+        with pytest.raises(InputError, match=f"max_labels: expected a whole number, 1 or more, got {k}"):
             model.predict("a ship", max_labels=k)
     refused(call("predict", exports, "-", "-", "--max-labels", "0"), "--max-labels")

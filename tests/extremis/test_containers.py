@@ -200,7 +200,7 @@ def test_predict_writes_the_same_for_objects_and_files(folder: Path, tmp_path: P
     pd.DataFrame(rows).to_csv(tmp_path / "rows.csv", index=False)
     assert call("predict", folder / "exported", tmp_path / "rows.jsonl", tmp_path / "expected.csv").status == 0
     expected = (tmp_path / "expected.csv").read_text()
-    assert [line.split(",")[0] for line in expected.splitlines()[1::10]] == ["q0", "q1", "q2"]
+    assert [line.split(",")[0] for line in expected.splitlines()[1::5]] == ["q0", "q1", "q2"]
     frame = pd.DataFrame(rows)
     for held in (tmp_path / "rows.csv", frame, rows, pl.DataFrame(frame), datasets.Dataset.from_pandas(frame)):
         extremis.predict(folder / "exported", held, tmp_path / "out.csv", progress=False, overwrite=True)
@@ -210,7 +210,7 @@ def test_predict_writes_the_same_for_objects_and_files(folder: Path, tmp_path: P
     assert (tmp_path / "out.csv").read_text() == expected.replace("\nq", "\n")
 
 
-NUMBERS = [0, -1, None, 2.5, 2.0, True, np.True_, "3", float("nan"), [1], np.array([1, 2])]
+NUMBERS = [0, -1, 2.5, 2.0, True, np.True_, "3", float("nan"), [1], np.array([1, 2])]
 
 
 @pytest.mark.parametrize("wrong", NUMBERS, ids=repr)
@@ -219,9 +219,8 @@ def test_a_number_of_labels_is_whole_and_above_0(model: extremis.Model, folder: 
         lambda: model.predict("a", max_labels=wrong),
         lambda: extremis.load(folder / "exported", threads=wrong),
     ):
-        if not (wrong is None and "load" in str(call_it.__code__.co_names)):  # None: all cores
-            with pytest.raises(extremis.InputError, match=r"expected a whole number, 1 or more"):
-                call_it()
+        with pytest.raises(extremis.InputError, match=r"expected a whole number, 1 or more"):
+            call_it()
     if not isinstance(wrong, int) or isinstance(wrong, bool) or wrong < 0:
         with pytest.raises(extremis.InputError, match="unknown label" if isinstance(wrong, str) else "a whole number"):
             model.explain("a", wrong)
