@@ -165,7 +165,7 @@ def test_zero_shot_labels_are_ranked_alone_and_among_all(
     own = {key: row for key, row in own.items() if row}
     assert own
     same(report["zero_shot"], {"labels": len(plain.UNTRAINED), "queries": len(own)})
-    alone = ranked(measured.predict(split, "--filter", others))
+    alone = ranked(measured.predict(split, "--never", f"@{others}"))
     for name, top in (("alone", alone), ("among_all", ranked(scored))):
         found, weights = report["zero_shot"][name], dict.fromkeys(plain.OLD + plain.NEW, 1.0)
         metrics = plain.metrics(top, own, weights)
