@@ -2,28 +2,50 @@
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from extremis.console import Bar, metric_grid, show_activity
+from extremis.inspecting import clean_text
+from extremis.label_tables import (
+    name_figures,
+    path_beside,
+    read_names,
+    require_labels_file,
+    summarize_labels,
+    write_labels,
+)
 from extremis.result import Grid
 from extremis.summary import seen_queries
 from extremis.supervisor import record_command
-from schemas import storage
+from schemas import PAD, storage
 from schemas.errors import option
 from schemas.layout import DataLayout, RunLayout
 from schemas.storage import read_json, write_json
 from schemas.table import Table
 from schemas.versions import Version
+from scoring import SHORTLIST
 from scoring.baselines import compare_baselines
-from scoring.calibration import ScoredPredictions, calibrate, describe_calibration, measure, open_fragments
+from scoring.calibration import (
+    Calibration,
+    ScoredPredictions,
+    calibrate,
+    describe_calibration,
+    measure,
+    open_fragments,
+    share_of_fragments,
+)
+from scoring.decision import BEST, Decision, Rule, choose, reached, read_decision
 from scoring.fitting import open_fused, open_fusion, scores_of
 from scoring.label_sets import LabelSets
-from scoring.options import EvaluateOptions
+from scoring.options import DecisionLimits, EvaluateOptions
+from scoring.predict import Labels
 from trainer.device import open_device
 from trainer.evaluation.evaluate import KS, SplitScorer, SplitScores, label_statistics, open_held_out
 from trainer.evaluation.metrics import bootstrap
-from trainer.evaluation.ranking import By, Ranking
+from trainer.evaluation.ranking import By, Ranked, Ranking
 from trainer.group import ALONE, Group
 from trainer.model import load_model, trained_digest, trained_labels
 from trainer.recipe_files import load_config
@@ -39,6 +61,12 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
     """
     show_activity("evaluate: reading the model")
     layouts = DataLayout(data), RunLayout(run)
+    if (out := options.labels) is not None:
+        group.decide(lambda: require_labels_file(str(out), [data, run], options.overwrite))
+    stated = {name: getattr(options, name) for name in DecisionLimits.model_fields}
+    decision = group.decide(lambda: BEST.narrowed(read_decision(options.decision, **stated)))
+    is_calibrated = options.calibrate or decision.min_probability is not None or decision.precision is not None
+    rule = group.decide(lambda: _open_rule(decision, layouts[0]))
     later, step = group.decide(lambda: (_later(data, run), layouts[1].scored_step(options.step)))
     recipe, model, checkpoint = load_model(*layouts, step, group, open_device(options.device), earlier=True)
     own: By = group.decide(lambda: scores_of(run, checkpoint.step))
@@ -52,11 +80,15 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
             fused = open_fused(data, run, checkpoint, model, split, group) if by == "fused" else None
             ranking = Ranking.of(model, group, fused)
         else:
-            ranking = Ranking.by_texts(model, layouts[0], group, add=by == "sum")
-        return SplitScorer.open(layouts[0], model, split, group, ranking, statistics, recipe.data)
+            fused, ranking = None, Ranking.by_texts(model, layouts[0], group, add=by == "sum")
+        scorer = SplitScorer.open(layouts[0], model, split, group, ranking, statistics, recipe.data)
+        # A fusion ranks other labels beyond its shortlist, which would change the metrics.
+        depth = min(fused.shortlist if fused else SHORTLIST, _MOST_RANKED // max(1, scorer.rows))
+        deep = _DeepRanking(ranking.labels, ranking.rerank, max(depth, decision.max_labels or 0))
+        return replace(scorer, ranking=deep)
 
     held_out, fragments = None, None
-    if options.calibrate:
+    if is_calibrated:
         named = "val" if "queries/val" in Table.open(data, "data").parents else None  # as in an export
         held_out, _, _ = group.decide(lambda: open_held_out(layouts[0], named, recipe.data, "A calibration"))
         fragments = open_fragments(layouts[0], model.columns)
@@ -66,20 +98,21 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
         return open_fusion(data, run, checkpoint).left_out(split) if by == "fused" else ((), ())
 
     def predictions_of(split: str) -> ScoredPredictions:
-        return ScoredPredictions(fragments, *(left_out(split) if options.calibrate else ()))
+        return ScoredPredictions(fragments, *(left_out(split) if is_calibrated else ()))
 
     scorer, predictions = open_scorer(options.split), predictions_of(options.split)
-    sets = LabelSets(len(statistics.frequency), {*KS, *options.k}, options.threshold)
+    sets, shares = LabelSets(len(statistics.frequency)), [np.zeros(0)]
 
     def collect(*batch: Any) -> None:
         sets.collect(*batch)
-        if options.calibrate:
+        if is_calibrated:
             predictions.collect(*batch)
+            shares.append(np.broadcast_to(share_of_fragments(batch[-1].tokens, fragments), len(batch[0])))
 
     choices: dict[str, Any] = {"filter": not options.no_filter, "ks": options.k, "seen_only": options.seen_only}
     with Bar(f"evaluate {options.split}", scorer.rows, quiet=not group.first) as bar:
         scores = scorer.score(options.limit, bar.update, zero_shot=options.zero_shot, collect=collect, **choices)
-    calibration = {}
+    calibration, curve = {}, None
     if held_out:
         show_activity(f"evaluate: calibrating on {held_out}")
         learned_from = predictions
@@ -90,15 +123,16 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
         facts = facts if held_out == options.split else measure(curve, predictions)
         described = {"split": held_out, "queries": learned_from.queries, **curve.described(facts)}
         calibration = {"calibration": described}
+    given, facts = _give(rule, sets, curve, np.concatenate(shares))
     show_activity("evaluate: computing intervals")
     version = Version.of(Table.open(data, "data").manifest)
-    stated = {"number": version.number, "part": version.part}
     report = {
         "step": checkpoint.step,
         "scores": by,
-        "version": stated,
+        "version": {"number": version.number, "part": version.part},
         **scores.report(),
-        **sets.report(),
+        "averages": sets.at_k({*KS, *options.k}),
+        "at_decision": facts,
         **calibration,
     }
     given_away = group.decide(lambda: left_out(options.split)[1])
@@ -107,6 +141,17 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
     if options.limit is None:
         report |= group.decide(lambda: _seen_and_unseen(data, options.split, scores))
     place = RunLayout(run).evaluation(options.split, report["step"], later)
+    show_activity("evaluate: making the table of labels")
+
+    def describe_labels() -> dict[str, Any]:
+        figures = sets.of_labels(given)
+        table = name_figures(figures, layouts[0], scorer.queries, scores.ids, statistics.frequency)
+        for file in (options.labels, path_beside(place) if options.is_standard else None):
+            if file is not None:
+                write_labels(table, file)
+        return summarize_labels(table, sets.top.shape[1])
+
+    report["labels"] = group.decide(describe_labels)
     kept = group.decide(lambda: _kept(place, report["metrics"])) if options.is_standard else {}
     if options.baseline or kept is None:
         show_activity("evaluate: measuring baselines")
@@ -116,6 +161,43 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
         write_json(place, {"split": options.split, **report})
         record_command(RunLayout(run))
     return report
+
+
+_MOST_RANKED = 20_000_000  # labels in all rankings of a split that are kept, 180 MB; of fewer queries, SHORTLIST each
+
+
+@dataclass(frozen=True, eq=False)
+class _DeepRanking(Ranking):
+    """Ranks at least `depth` labels, for the figures of labels."""
+
+    depth: int = 0
+
+    def top_k(self, x: Any, k: int, *others: Any) -> Ranked:
+        return super().top_k(x, max(k, self.depth), *others)
+
+
+def _open_rule(decision: Decision, data: DataLayout) -> Rule:
+    """Look up a decision's labels in DATA. Raises InputError for a key that is no label."""
+    labels = Labels(read_names(data))
+    return Rule.of(decision, lambda keys, where: labels.ids(keys), len(labels))
+
+
+def _give(
+    rule: Rule, sets: LabelSets, curve: Calibration | None, fragments: np.ndarray
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """Return which labels of the rankings a decision gives, bool [N, K], and a description of these sets.
+
+    `fragments` [N]: the share of fragments in each query's text. `cut_off`: number of queries to which more than the K
+    best labels might be given.
+    """
+    top, reach = sets.top, reached(rule.decision, curve, sets.scores)
+    if rule.may_give is not None:
+        top = np.where(rule.may_give[top], top, PAD)
+    if curve is not None:
+        reach &= ~curve.is_none(np.full(len(top), np.inf), fragments)[:, None]
+    chosen = choose(top, reach, rule.decision, rule.groups)
+    facts = {"decision": rule.decision.name, "depth": top.shape[1], "cut_off": int((~chosen.certain).sum())}
+    return chosen.given, facts | sets.averages(chosen.given)
 
 
 def _later(data: str, run: str) -> str | None:
@@ -152,6 +234,10 @@ def _seen_and_unseen(data: str, split: str, scores: SplitScores) -> dict[str, An
 _COMPARED = ("P@1", "P@5", "PSP@5")  # with baselines, and between parts
 
 
+def _name(text: str, key: str) -> str:
+    return clean_text(text or key, 30)
+
+
 def view(report: dict[str, Any], split: str) -> Iterator[Grid | str]:
     """Yield the tables and lines that describe a report."""
     scored, left_out = report["queries"], report["without_active_labels"]
@@ -159,12 +245,21 @@ def view(report: dict[str, Any], split: str) -> Iterator[Grid | str]:
     columns, rows = metric_grid(report)
     rows += [[f"{name} F1", *(f"{f1:.2f}" for f1 in by_k.values())] for name, by_k in report["averages"].items()]
     yield Grid(f"{split}: {scored:,}{of}, {report['filter_pairs']:,} filter pairs", columns, rows)
-    if "at_threshold" in report:
-        at = report["at_threshold"]
-        title = f"labels with a score of {at['score']:g} or more, of the best {at['depth']}"
-        means = {"mean over queries": "samples", "all pairs (micro)": "micro", "mean over labels (macro)": "macro"}
-        rows = [[name, *(f"{value:.2f}" for value in at[key].values())] for name, key in means.items()]
-        yield Grid(f"{title}: {at['predictions']:.2f} per query", ["%", *at["micro"]], rows)
+    at, labels = report["at_decision"], report["labels"]
+    means = {"mean over queries": "samples", "all pairs (micro)": "micro", "mean over labels (macro)": "macro"}
+    rows = [[name, *(f"{value:.2f}" for value in at[key].values())] for name, key in means.items()]
+    yield Grid(f"labels given ({at['decision']}): {at['predictions']:.2f} per query", ["%", *at["micro"]], rows)
+    rows = [
+        [
+            _name(row["text"], row["label"]),
+            *(f"{row[name]:,}" for name in ("training_points", "support", "found", "predicted")),
+            ", ".join(_name(*pair) for pair in zip(row["missed_for_texts"], row["missed_for"], strict=True)),
+        ]
+        for row in labels["weakest"][:5]
+    ]
+    if rows:
+        columns = ["label", "training points", "positives", "found", "given", "given instead"]
+        yield Grid("labels that are found least often", columns, rows)
     same = {name: name for name in _COMPARED}
     recalls = {"R@1": "among the first 1", "R@5": "among the first 5"}  # of all positives; R@k is a mean over queries
     for key, title, group, counted, shown in (
@@ -217,11 +312,16 @@ def remarks(report: dict[str, Any], split: str) -> Iterator[str]:
         above = [name for name in _COMPARED if name in ends and ends[name][1] < 0]
         if above:
             yield f"odd: {', '.join(above)} of this run is clearly lower than for the baseline {line}"
-    if report.get("at_threshold", {}).get("cut_off"):
-        at = report["at_threshold"]
+    at, labels = report["at_decision"], report["labels"]
+    if labels["never_found"]:
         yield (
-            f"all of the best {at['depth']} labels of {at['cut_off']:,} queries have a score of {at['score']:g} or "
-            f"more: a greater {option('k')} counts further labels"
+            f"{labels['never_found']:,} of {labels['with_positives']:,} labels with positives are never found "
+            f"({labels['never_given']:,} of them are given to no query): {option('labels', 'labels.csv')} lists all"
+        )
+    if at["cut_off"]:
+        yield (
+            f"{at['cut_off']:,} queries might be given more than the best {at['depth']} labels, which alone count "
+            f"here: a greater {option('k')} counts further labels"
         )
     if "calibration" in report:
         facts = report["calibration"]

@@ -110,6 +110,12 @@ def clean_text(text: str, longest: int | None = None) -> str:
     return text if longest is None or len(text) <= longest else text[: longest - 1] + "…"
 
 
+def text_columns(queries: Table) -> list[str]:
+    """Return the columns that `TextDecoder.texts` reads."""
+    kinds = ["text"], ["input_ids"], ["feature_ids", "feature_values"]
+    return next((names for names in kinds if names[0] in queries.columns), [])
+
+
 class TextDecoder:
     """Decoder that turns token ids and label ids of DATA into texts. Raises TableError if DATA is not finished."""
 
@@ -213,9 +219,7 @@ def read_examples(
     Raises TableError.
     """
     queries = Table.open(data.queries(split), "queries")
-    kinds = ["text"], ["input_ids"], ["feature_ids", "feature_values"]
-    inputs = next((names for names in kinds if names[0] in queries.columns), [])
-    batch = queries.rows_at(rows, ["query_id", "key", "label_ids", *inputs])
+    batch = queries.rows_at(rows, ["query_id", "key", "label_ids", *text_columns(queries)])
     columns = [batch.column(name).to_pylist() for name in ("query_id", "key", "label_ids")]
     texts = decoder.texts(batch, LONGEST_QUERY)
     examples = [

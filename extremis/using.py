@@ -70,7 +70,8 @@ class EvaluateResult(Result):
     metrics: Mapping[str, float]
     intervals: Mapping[str, Sequence[float]]
     averages: Mapping[str, Mapping[str, float]]
-    at_threshold: Mapping[str, object] | None = None
+    at_decision: Mapping[str, object]
+    labels: Mapping[str, object]
     labels_by_frequency: Mapping[str, Mapping[str, float]] | None = None
     parts: Mapping[str, Mapping[str, float]] | None = None
     labels_by_part: Mapping[str, Mapping[str, float]] | None = None
@@ -100,7 +101,7 @@ def evaluate(
       extremis evaluate data/ runs/1 --split test --json
       extremis evaluate data/ runs/1 --k 20,100 --zero-shot
       extremis evaluate data/ runs/1 --baseline
-      extremis evaluate data/ runs/1 --threshold 0.5
+      extremis evaluate data/ runs/1 --min-probability 0.5 --labels labels.csv
       extremis evaluate data/ runs/1 --step newest --scores classifier
       torchrun --nproc-per-node 2 -m extremis evaluate data/ runs/1
     """
@@ -113,7 +114,6 @@ def evaluate(
         report = evaluation.evaluate(data, run, options, group)
     asked = {"baselines": options.baseline, "gains": options.baseline}
     asked |= {"calibration": options.calibrate, "zero_shot": options.zero_shot}
-    asked |= {"at_threshold": options.threshold is not None}
     described = {name: value for name, value in report.items() if asked.get(name, True)}  # else of an earlier call
     if group.first:
         for line in evaluation.remarks(described, options.split):

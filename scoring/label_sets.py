@@ -1,6 +1,6 @@
-"""Precision, recall and F1 of sets of predicted labels: per query, micro and macro, as in scikit-learn.
+"""Precision, recall and F1 of sets of predicted labels: of each label, per query, micro and macro, as in scikit-learn.
 
-The set of a query is its first k labels, or its labels with at least a score. For h hits among p predicted labels and n
+The set of a query is its first k labels, or the labels that a decision gives. For h hits among p predicted labels and n
 positives, precision is h / p, recall is h / n, and F1 is 2 h / (p + n); 0 / 0 counts as 0.
 
     samples  mean over queries of the value of a query; F1 is F1@k of `trainer.evaluation.metrics`
@@ -12,78 +12,173 @@ macro F1 is the mean of the labels' F1, not the F1 of mean precision and mean re
 """
 
 from collections.abc import Collection
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from schemas import PAD
-from schemas.ragged import Ragged
+from schemas.ragged import Ragged, SparseRows, is_first_key, offsets_of
 from trainer.evaluation.metrics import refuse_unknown
 from trainer.inputs import Inputs
 
 _MEASURES = "precision", "recall", "F1"
+CONFUSED = 3  # labels that a label is confused with, at most
+_WRONG = 10  # best incorrect labels of a query that count as given instead of its missed ones
 
 
 class LabelSets:
-    """Counts of the sets of the first k labels, for each of `ks`, and of the labels that score `threshold` or more.
+    """Rankings of N queries of a split among L `labels`, and the figures of sets that are chosen from them.
 
-    `labels`: L, the number of labels. Takes 4 bytes per label for each count.
+    Takes 9 bytes for each label of a ranking. `top` [N, K]: label ids, best first, padded with -1; `scores` [N, K].
     """
 
-    def __init__(self, labels: int, ks: Collection[int], threshold: float | None = None) -> None:
-        self._ks, self._threshold = sorted(ks), threshold
-        sets = len(self._ks) + (threshold is not None)
-        self._found = np.zeros((sets, 2, labels), np.int32)  # hits and predictions of each label
-        self._positives = np.zeros(labels, np.int32)
-        self._of_queries = np.zeros((sets, len(_MEASURES)))  # sums over queries
-        self._queries = self._cut_off = 0
+    def __init__(self, labels: int) -> None:
+        self._labels = labels
+        self._batches: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        self._positives: list[Ragged] = []
 
     def collect(self, top: np.ndarray, scores: np.ndarray, positives: Ragged, inputs: Inputs | None = None) -> None:
-        """Count one batch: `top` [B, K] label ids, best first, padded with -1, and their `scores` [B, K].
+        """Add one batch: `top` [B, K] label ids, best first, padded with -1, and their `scores` [B, K].
 
         Raises InputError for a label id of L or more.
         """
-        depth = self._ks[-1]
-        top, scores = top[:, :depth], scores[:, :depth]
-        refuse_unknown(top, positives.entries, len(self._positives))
-        is_hit, is_predicted = positives.contains(top), top != PAD
-        sets = [is_predicted & (np.arange(top.shape[1]) < k) for k in self._ks]
-        if self._threshold is not None:
-            sets.append(is_predicted & (scores >= self._threshold))
-            self._cut_off += int((sets[-1].sum(axis=1) == depth).sum())
-        for number, chosen in enumerate(sets):
-            hits = chosen & is_hit
-            for counts, ids in zip(self._found[number], (top[hits], top[chosen]), strict=True):
-                np.add.at(counts, ids, 1)
-            self._of_queries[number] += _measure(hits.sum(axis=1), chosen.sum(axis=1), positives.counts).sum(axis=1)
-        np.add.at(self._positives, positives.entries, 1)
-        self._queries += len(top)
+        refuse_unknown(top, positives.entries, self._labels)
+        self._batches.append((top.astype(np.int32), scores.astype(np.float32), positives.contains(top)))
+        self._positives.append(positives)
 
-    def report(self) -> dict[str, Any]:
-        """Return micro and macro F1@k x 100, and the measures x 100 of the sets at the threshold, if there is one.
+    @cached_property
+    def _columns(self) -> tuple[np.ndarray, ...]:
+        columns = tuple(map(np.concatenate, zip(*self._batches, strict=True)))
+        self._batches.clear()
+        return columns
 
-        `depth`: number of best labels of a query that are compared with the threshold; `cut_off`: number of queries of
-        which all these labels reach the threshold; `predictions`: mean number of labels in a set.
-        """
-        found = [self._averages(number) for number in range(len(self._found))]
-        at_k = [*zip(self._ks, found, strict=False)]
-        averages = {name: {f"F1@{k}": each[name]["F1"] for k, each in at_k} for name in ("micro", "macro")}
-        if self._threshold is None:
-            return {"averages": averages}
-        predictions = float(self._found[-1, 1].sum() / max(1, self._queries))
-        facts = {"score": self._threshold, "depth": self._ks[-1], "cut_off": self._cut_off, "predictions": predictions}
-        return {"averages": averages, "at_threshold": {**facts, **found[-1]}}
+    @property
+    def top(self) -> np.ndarray:
+        return self._columns[0]
 
-    def _averages(self, number: int) -> dict[str, dict[str, float]]:
-        hits, predictions = self._found[number].astype(np.int64)
-        counts = np.stack([hits, predictions, self._positives])
-        present = counts[:, (predictions > 0) | (self._positives > 0)]
+    @property
+    def scores(self) -> np.ndarray:
+        return self._columns[1]
+
+    @property
+    def _hits(self) -> np.ndarray:
+        return self._columns[2]
+
+    @cached_property
+    def positives(self) -> Ragged:
+        return Ragged.join(self._positives)
+
+    def at_k(self, ks: Collection[int]) -> dict[str, dict[str, float]]:
+        """Return micro and macro F1@k x 100."""
+        ranks, found = np.arange(self.top.shape[1]), {}
+        for k in sorted(ks):
+            found[k] = self.averages((self.top != PAD) & (ranks < k))
+        return {name: {f"F1@{k}": each[name]["F1"] for k, each in found.items()} for name in ("micro", "macro")}
+
+    def averages(self, given: np.ndarray) -> dict[str, Any]:
+        """Return the measures x 100 of the sets `given` [N, K] bool, by kind of mean, and the mean size of a set."""
+        counts = self._counts(given)
+        present = counts[:, counts[1:].any(axis=0)]
+        hits, sizes = (given & self._hits).sum(axis=1), given.sum(axis=1)
         means = {
-            "samples": self._of_queries[number] / max(1, self._queries),
+            "samples": _measure(hits, sizes, self.positives.counts).mean(axis=1),
             "micro": _measure(*counts.sum(axis=1)),
             "macro": _measure(*present).sum(axis=1) / max(1, present.shape[1]),
         }
-        return {name: dict(zip(_MEASURES, (100 * values).tolist(), strict=True)) for name, values in means.items()}
+        named = {name: dict(zip(_MEASURES, (100 * of).tolist(), strict=True)) for name, of in means.items()}
+        return {"predictions": float(sizes.mean()), **named}
+
+    def _counts(self, given: np.ndarray) -> np.ndarray:
+        """Return the hits, predictions and positives of each label, int64 [3, L]."""
+        counted = self.top[given & self._hits], self.top[given], self.positives.entries
+        return np.stack([np.bincount(ids, minlength=self._labels) for ids in counted])
+
+    def of_labels(self, given: np.ndarray) -> pa.Table:
+        """Return a row for each label, [L], with its figures x 100 under the sets `given` [N, K] bool.
+
+        `found`: positives that are given. `average_precision` and `median_rank` are null without positives. A positive
+        that is not among the K labels of a ranking adds nothing to `average_precision`, which equals scikit-learn's if
+        rankings are complete, and has the rank infinity. `missed_for`: labels given incorrectly for most of the queries
+        that miss the label; `given_for`: labels that are missed by most of the queries for which the label is given
+        incorrectly; both with the numbers of these queries. `missed`, `wrong`: a query [0, N) that misses the label, at
+        the lowest rank, and one for which it is given incorrectly, with the highest score.
+        """
+        counts, rows, ids = self._counts(given), self.positives.row_of(), self.positives.entries.astype(np.int64)
+        ranks, was_given = self._ranks(given, rows, ids)
+        wrong = given & ~self._hits
+        wrong_rows, places = np.nonzero(wrong)
+        worst = self.top[wrong_rows, places], -self.scores[wrong_rows, places], wrong_rows
+        wrong &= np.cumsum(wrong, axis=1) <= _WRONG
+        given_wrong = Ragged.from_counts(self.top[wrong].astype(np.int64), wrong.sum(axis=1))
+        instead = given_wrong.take(rows[~was_given])  # of each missed positive
+        pairs = ids[~was_given].repeat(instead.counts), instead.entries
+        columns: dict[str, Any] = {"support": counts[2], "predicted": counts[1], "found": counts[0]}
+        columns |= zip(_MEASURES, 100 * _measure(*counts), strict=True)
+        columns |= {"average_precision": 100 * self._average_precision(counts[2])}
+        columns |= {"median_rank": _medians(ids, ranks, counts[2])}
+        columns = {name: pa.array(column, from_pandas=True) for name, column in columns.items()}  # null for NaN
+        for name, confused in {"missed_for": pairs, "given_for": pairs[::-1]}.items():
+            queries, labels = self._most(*confused)
+            offsets = pa.array(offsets_of((labels != PAD).sum(axis=1)).astype(np.int32))
+            columns[name] = pa.ListArray.from_arrays(offsets, labels[labels != PAD])
+            columns[f"{name}_queries"] = pa.ListArray.from_arrays(offsets, queries[labels != PAD].astype(np.int32))
+        for name, errors in {"missed": (ids[~was_given], -ranks[~was_given], rows[~was_given]), "wrong": worst}.items():
+            first = self._first(*errors)
+            columns[name] = pa.array(first, mask=first == PAD)
+        return pa.table(columns)
+
+    def _ranks(self, given: np.ndarray, rows: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rank [V], from 1, of each positive `ids` [V] of `rows` [V], else infinity; and if it is given."""
+        row, place = np.nonzero(self._hits)
+        keys = row * self._labels + self.top[row, place]
+        order = np.argsort(keys)
+        found = np.searchsorted(keys, rows * self._labels + ids, sorter=order)
+        ranks, was_given = np.full(len(ids), np.inf), np.zeros(len(ids), bool)
+        if len(keys):
+            found = order[np.minimum(found, len(keys) - 1)]
+            is_ranked = keys[found] == rows * self._labels + ids
+            ranks[is_ranked] = 1 + place[found[is_ranked]]
+            was_given[is_ranked] = given[row, place][found[is_ranked]]
+        return ranks, was_given
+
+    def _average_precision(self, support: np.ndarray) -> np.ndarray:
+        """Return the average precision of each label, [L], NaN without positives; equal scores count together."""
+        kept = (self.top != PAD) & (support[self.top] > 0)
+        labels, scores, hits = (column[kept] for column in self._columns)
+        order = np.lexsort((-scores, labels))
+        labels, scores, right = labels[order], scores[order], np.append(0, np.cumsum(hits[order]))
+        differs = (labels[1:] != labels[:-1]) | (scores[1:] != scores[:-1])
+        last = np.flatnonzero(np.append(differs, True)[: len(labels)])  # ends of equal scores
+        of, ends = labels[last], right[last + 1]
+        start = offsets_of(np.bincount(labels, minlength=self._labels))[of]
+        gains = np.diff(ends, prepend=0) * (ends - right[start]) / (last + 1 - start)
+        sums = np.bincount(of, gains, self._labels)
+        return np.divide(sums, support, out=np.full(self._labels, np.nan), where=support > 0)
+
+    def _most(self, own: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the counts and ids, [L, CONFUSED], of the most frequent `others` [n] of each label in `own` [n]."""
+        keys, counts = np.unique(own * self._labels + others, return_counts=True)
+        offsets = offsets_of(np.bincount(keys // self._labels, minlength=self._labels))
+        return SparseRows(keys % self._labels, counts.astype(np.float64), offsets).best(CONFUSED)
+
+    def _first(self, ids: np.ndarray, order: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Return the row with the smallest `order` of each label, int64 [L], -1 without one; arguments [n]."""
+        by_label = np.lexsort((rows, order, ids))
+        ids, first = ids[by_label], np.full(self._labels, PAD, np.int64)
+        starts = is_first_key(ids)
+        first[ids[starts]] = rows[by_label][starts]
+        return first
+
+
+def _medians(ids: np.ndarray, ranks: np.ndarray, support: np.ndarray) -> np.ndarray:
+    """Return the median of the `ranks` [V] of each label in `ids` [V], [L]; NaN without positives."""
+    ranked, starts = ranks[np.lexsort((ranks, ids))], offsets_of(support)[:-1]
+    medians, present = np.full(len(support), np.nan), support > 0
+    middle = [(starts + (support - odd) // 2)[present] for odd in (1, 0)]
+    medians[present] = (ranked[middle[0]] + ranked[middle[1]]) / 2
+    return medians
 
 
 def _measure(hits: np.ndarray, predicted: np.ndarray, positives: np.ndarray) -> np.ndarray:

@@ -82,11 +82,14 @@
     return () => { frame.contentDocument?.close(); frame.remove(); };
   }
 
+  async function unpack(id) {
+    const packed = Uint8Array.from(atob(document.getElementById(id).textContent), (c) => c.charCodeAt(0));
+    return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  }
+
   async function load() {
-    const packed = Uint8Array.from(atob(document.getElementById("library").textContent), (c) => c.charCodeAt(0));
-    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-    const script = make("script", await new Response(stream).text());
-    document.head.append(script);
+    document.head.append(make("script", await unpack("library")));
+    if (body.tables.length) listLabels(JSON.parse(await unpack("packed")));
   }
 
   // ---- queries and labels ----
@@ -230,6 +233,157 @@
       return (split === "" || query.split === split) && kinds[document.getElementById("kind").value](query);
     });
     find("label-", labels, ofLabel);
+  }
+
+  // ---- every label ----
+
+  const ROWS = 25;
+  const ROUND = (value) => (value === null ? "" : value.toFixed(1));
+  const COUNT = (value) => value.toLocaleString("en");
+  const COLUMNS = [
+    ["label", "name"], ["F1", "F1", ROUND], ["precision", "precision", ROUND], ["recall", "recall", ROUND],
+    ["positives", "support", COUNT], ["given", "predicted", COUNT], ["average precision", "average_precision", ROUND],
+    ["median rank", "median_rank"], ["training points", "training_points", COUNT],
+  ];
+  const WHICH = {
+    all: () => true,
+    lost: (row) => row.support > 0 && row.found === 0,
+    silent: (row) => row.predicted === 0,
+    wrong: (row) => row.predicted > 2 * row.found,
+    good: (row) => row.support === row.found && row.predicted === row.found,
+  };
+
+  function rowsOf(columns) {
+    return columns.label.map((_, place) => {
+      const row = {};
+      for (const [name, values] of Object.entries(columns)) row[name] = values[place];
+      row.name = row.text || row.label;
+      row.hay = (row.text + "\n" + row.label).toLowerCase();
+      if (row.median_rank === -1) row.median_rank = Infinity;
+      return row;
+    });
+  }
+
+  function confused(row, name) {
+    return row[name].map((key, i) => (row[name + "_texts"][i] || key) + " (" + COUNT(row[name + "_queries"][i]) + ")").join(", ");
+  }
+
+  function details(row) {
+    const box = make("td", undefined, "details");
+    box.colSpan = COLUMNS.length;
+    const list = make("dl");
+    const missed = row.support - row.found, wrong = row.predicted - row.found;
+    const facts = [
+      ["key", row.label],
+      missed && ["missed", `${COUNT(missed)} of ${COUNT(row.support)} queries`],
+      row.missed_for.length && ["given there instead", confused(row, "missed_for")],
+      row.missed_query && ["for example", row.missed_query + ": " + row.missed_query_text],
+      wrong && ["given wrongly", `${COUNT(wrong)} of ${COUNT(row.predicted)} times`],
+      row.given_for.length && ["missed there", confused(row, "given_for")],
+      row.wrong_query && ["for example", row.wrong_query + ": " + row.wrong_query_text],
+    ];
+    for (const [term, text] of facts.filter(Boolean)) list.append(make("dt", term), make("dd", text));
+    box.append(list);
+    const line = make("tr");
+    line.append(box);
+    return line;
+  }
+
+  function listLabels(tables) {
+    const at = (id) => document.getElementById("every-" + id);
+    const head = document.querySelector("#every thead tr"), lines = document.querySelector("#every tbody");
+    let rows = [], found = [], start = 0, by = null, sign = 1;
+
+    function lay() {
+      const { depth } = body.tables[Number(at("table").value)];
+      lines.replaceChildren(...found.slice(start, start + ROWS).map((row) => {
+        const line = make("tr");
+        COLUMNS.forEach(([, name, show], number) => {
+          const cell = make("td", undefined, number ? "n" : "text");
+          if (!number) {
+            const opener = make("button", row.name, "opener");
+            opener.type = "button";
+            opener.ariaExpanded = "false";
+            opener.addEventListener("click", () => {
+              const isOpen = opener.ariaExpanded === "true";
+              opener.ariaExpanded = String(!isOpen);
+              if (isOpen) line.nextSibling.remove(); else line.after(details(row));
+            });
+            cell.append(opener);
+          } else if (name === "median_rank") {
+            cell.textContent = row[name] === Infinity ? "> " + depth : row[name] === null ? "" : String(row[name]);
+          } else cell.textContent = show(row[name]);
+          line.append(cell);
+        });
+        return line;
+      }));
+      if (!found.length) {
+        const cell = make("td", "No label matches.", "details");
+        cell.colSpan = COLUMNS.length;
+        lines.append(make("tr"));
+        lines.lastChild.append(cell);
+      }
+      const end = Math.min(start + ROWS, found.length);
+      at("place").textContent = found.length ? `${COUNT(start + 1)} to ${COUNT(end)} of ${COUNT(found.length)}` : "";
+      at("count").textContent = COUNT(found.length) + " of " + COUNT(rows.length);
+      at("back").disabled = !start;
+      at("next").disabled = end >= found.length;
+      head.querySelectorAll("th").forEach((cell, number) => {
+        cell.ariaSort = COLUMNS[number][1] !== by ? "none" : sign > 0 ? "ascending" : "descending";
+      });
+    }
+
+    function search() {
+      const words = at("words").value.toLowerCase().split(/\s+/).filter(Boolean);
+      const which = WHICH[at("kind").value];
+      found = rows.filter((row) => which(row) && words.every((word) => row.hay.includes(word)));
+      if (by === "name") found.sort((a, b) => sign * a.name.localeCompare(b.name));
+      else if (by) {  // labels without the figure come last
+        const value = (row) => (row[by] === null ? sign * Infinity : row[by]);
+        found.sort((a, b) => (value(a) === value(b) ? 0 : sign * (value(a) - value(b))));
+      }
+      start = 0;
+      lay();
+    }
+
+    function open() {
+      const table = body.tables[Number(at("table").value)];
+      rows = rowsOf(tables[Number(at("table").value)]);
+      const silent = table.labels - table.listed;
+      at("note").textContent = `Labels of ${table.run} on ${table.title} (${table.decision}), those with the most errors first; figures in %. `
+        + "A click on a label shows what it is confused with. "
+        + (silent ? `${COUNT(silent)} labels without positives and predictions are left out. ` : "")
+        + (table.shown < table.listed ? `Of the others, the page has room for ${COUNT(table.shown)}: all are in the file of evaluate --labels.` : "");
+      search();
+    }
+
+    for (const [number, [title, name]] of COLUMNS.entries()) {
+      const cell = make("th", undefined, number ? "n" : "");
+      const button = make("button", title, "sorter");
+      button.type = "button";
+      button.addEventListener("click", () => {
+        sign = by === name ? -sign : 1;
+        by = name;
+        search();
+      });
+      cell.append(button);
+      head.append(cell);
+    }
+    at("search").addEventListener("input", search);
+    at("search").addEventListener("submit", (event) => event.preventDefault());
+    at("table").addEventListener("change", open);
+    at("table").hidden = tables.length < 2;
+    at("back").addEventListener("click", () => { start = Math.max(0, start - ROWS); lay(); });
+    at("next").addEventListener("click", () => { start += ROWS; lay(); });
+    for (const link of document.querySelectorAll(".lost")) {
+      link.addEventListener("click", () => {
+        at("table").value = link.dataset.table;
+        at("kind").value = "lost";
+        at("words").value = "";
+        open();
+      });
+    }
+    open();
   }
 
   // ---- tables ----

@@ -16,6 +16,7 @@ from markupsafe import Markup, escape
 
 from extremis.auto import METRIC
 from extremis.console import format_value, show_activity
+from extremis.reporting.labels import pack_labels
 from extremis.reporting.records import (
     LABELS_WITH_NEIGHBOURS,
     SHOWN_METRICS,
@@ -78,6 +79,7 @@ def build(
         ends = list(dict.fromkeys([splits[0], splits[-1]])) if queries else []
         sample = sample_queries(data, runs, ends, queries, predict and queries > 0, tables)
     show_activity("report: drawing the page")
+    packed, label_tables = pack_labels(runs)
     values = {
         "runs": runs,
         "data": statistics,
@@ -85,6 +87,8 @@ def build(
         "metrics": metric_tables(runs),
         "weakest": tables,
         "labels": sample.labels,
+        "label_tables": label_tables,
+        "packed_labels": packed,
         "labels_with_neighbours": LABELS_WITH_NEIGHBOURS,
         "notes": sample.notes,
         "queries": len(sample.queries),
@@ -96,7 +100,7 @@ def build(
         "metrics": metric_charts(runs),
     }
     searched = {"queries": sample.queries, "labels": sample.labels, "near": sample.near, "k": DEPTH}
-    page = render(values, {"charts": charts, "runs": [run.name for run in runs], **searched})
+    page = render(values, {"charts": charts, "runs": [run.name for run in runs], "tables": label_tables, **searched})
     storage.write_bytes(out, page)
     seconds, places = round(time.perf_counter() - began, 2), {run.name: run.layout.root for run in runs}
     return {"out": out, "bytes": len(page), "seconds": seconds, "runs": places}
@@ -292,6 +296,7 @@ def metric_charts(runs: Sequence[Run]) -> list[Chart]:
         note = "bins of equal training mass, the most frequent labels first; the parts add up to P@5"
         title = f"Contributions of frequent and rare labels to P@5 on {say_split(split)}"
         charts.append(draw_chart(f"deciles-{split}", title, traces, "labels, by frequency", "part of P@5", note))
+        charts.append(_reliability(runs, split))
         note = "parts from the oldest to the newest"
         traces = _by_part(runs, split, "parts", "queries", _OF_QUERIES)
         drift.append(draw_chart(f"parts-{split}", f"Metrics on {say_split(split)} by part", traces, "part", "%", note))
@@ -313,6 +318,24 @@ def metric_charts(runs: Sequence[Run]) -> list[Chart]:
     for chart in drift:  # names of parts may look like numbers or dates
         chart["figure"]["layout"]["xaxis"]["type"] = "category"
     return _simplify_charts([*charts, *drift])
+
+
+def _reliability(runs: Sequence[Run], split: str) -> Chart:
+    """Draw the share of correct predictions over their mean probability, for each bin of probabilities."""
+
+    def curves(run: Run) -> Iterator[Series]:
+        bins = run.evaluations.get(split, {}).get("calibration", {}).get("bins")
+        if bins:
+            texts = [f"{count:,} predictions" for count in bins["predictions"]]
+            x, y = ([100 * value for value in bins[name]] for name in ("probability", "correct"))
+            yield "", x, y, {"text": texts, "hovertemplate": "%{y:.1f} % correct at %{x:.1f} %<br>%{text}"}
+
+    traces = _lines(runs, curves)
+    if traces:
+        traces.append(line("equal", 7, [0, 100], [0, 100], dash=1))
+    note = "bins of probabilities; on the dotted line, they are as often correct as they say"
+    title = f"Reliability of probabilities on {say_split(split)}"
+    return draw_chart(f"reliability-{split}", title, traces, "probability, %", "% correct", note)
 
 
 def _lines(runs: Sequence[Run], series: Callable[[Run], Iterable[Series]], points: bool = True) -> list[Trace]:
@@ -409,6 +432,9 @@ TERMS = {
     "nearest queries by TF-IDF": "labels of the training queries that have the most similar words",
     "nearest label texts by TF-IDF": "labels with the texts that have the most similar words",
     "±": "half of the 95 % interval, from resampled texts (bootstrap)",
+    "decision": "how many labels of a ranking are given: the best ones, or those with a probability",
+    "all pairs (micro)": "all queries and labels counted together: frequent labels weigh most",
+    "labels (macro)": "mean over labels with a positive or a prediction: rare labels weigh as much as frequent ones",
     "seen": "queries whose text is also in train: a model may have memorized their labels",
     "unseen": "queries whose text is not in train",
     "found": "true labels among the first 5 predictions; queries with the same text are counted together",
@@ -433,7 +459,7 @@ TERMS = {
     "K": "number of hard negatives per query in a table",
     "hard negative": "an incorrect label with a high score; a model learns most from hard negatives",
     "table": "hard negatives for every query, mined with the vectors of one epoch for a later epoch",
-    "recall": "fraction of the true nearest labels that the index found, compared with exact search on a sample",
+    "recall": "fraction that was found: of the positives or, by an index, of the nearest labels of a sample of queries",
     "overlap": "fraction of the negatives that were also in the previous table",
     "above a positive": "fraction of queries with a hard negative that scores above a true label",
     "padded rows": "queries with fewer than K negatives left after filtering",

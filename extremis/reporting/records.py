@@ -192,7 +192,8 @@ def open_run(url: str, name: str, data: Manifest | None = None) -> Run:
     later = data.digest if data is not None and trained_digest(config) != data.digest else None
     recipe, checkpoint = config.get("recipe", {}), open_step(layout, layout.scored_step())
     folder = layout.evaluations_on(later)
-    bodies = [read_json(join(folder, name)) for name in storage.list_names(folder) if name.endswith(".json")]
+    files = [join(folder, name) for name in storage.list_names(folder) if name.endswith(".json")]
+    bodies = [{**read_json(file), "file": file} for file in files]
     scored = None if checkpoint is None else checkpoint.step
     # The last evaluation of a split counts: that of the representative checkpoint, else the newest.
     bodies.sort(key=lambda body: (body["split"], body["step"] == scored, body["step"]))
@@ -274,6 +275,12 @@ def metric_tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 "names": names,
                 "rows": [*rows, *baselines.values()],
                 "best": best,
+                "decided": [
+                    (row["run"], row["at_decision"], *mean)
+                    for row in rows
+                    if "at_decision" in row
+                    for mean in (("queries", "samples"), ("all pairs (micro)", "micro"), ("labels (macro)", "macro"))
+                ],
                 "calibrated": [(row["run"], row["calibration"]) for row in rows if "calibration" in row],
                 "parts": [part for part in parts if "metrics" in part[2]],
                 "seen": max((row["seen"]["queries"] for row in rows if "seen" in row), default=None),
@@ -289,7 +296,7 @@ GROUPS = 20  # groups of weakest queries, one per text
 def list_weakest(data: DataLayout, runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return {"run", "split", "title", "k", "queries", "labels"} for each evaluation with weakest queries, test first.
 
-    Queries are groups from `group_queries`, a label is {"id", "found", "queries"}. Raises TableError.
+    Queries are groups from `group_queries`, labels are rows of the table of labels. Raises TableError.
     """
     decoder, tables = TextDecoder(data), []
     for split in (split for split in evaluated_splits(runs) if split in splits_of(data)):
@@ -298,7 +305,7 @@ def list_weakest(data: DataLayout, runs: Sequence[Run]) -> list[dict[str, Any]]:
             rows = np.asarray(sorted(row for row, _, _ in body["queries"]), np.int64)
             examples = {example.row: example for example in read_examples(data, split, rows, decoder, None)}
             queries = group_queries([(examples[row], found, positives) for row, found, positives in body["queries"]])
-            labels = [dict(zip(("id", "found", "queries"), label, strict=True)) for label in body["labels"]]
+            labels = run.evaluations[split]["labels"]["weakest"]
             facts = {"run": run.name, "split": split, "title": say_split(split), "k": body["k"]}
             tables.append({**facts, "queries": queries[:GROUPS], "labels": labels})
     return tables
@@ -376,8 +383,8 @@ def sample_queries(
 ) -> Sample:
     """Read about `count` queries, equally many from each of `splits`, with the runs' negatives and predictions.
 
-    The sample contains the first query of each group in `tables` (from `list_weakest`), and the names of the labels in
-    `tables`. A run that cannot predict (no checkpoint yet) has no predictions, but a note. Raises TableError.
+    The sample contains the first query of each group in `tables` (from `list_weakest`). A run that cannot predict (no
+    checkpoint yet) has no predictions, but a note. Raises TableError.
     """
     decoder = TextDecoder(data)
     notes: list[str] = []
@@ -396,8 +403,7 @@ def sample_queries(
     for example in examples:
         example.negatives = example.negatives[:NEGATIVES]
     frequent = Counter(label for example in examples for label in example.positives).most_common()
-    weakest_labels = [label["id"] for shown in tables for label in shown["labels"]]
-    label_ids = list(dict.fromkeys([*weakest_labels, *(label for label, _ in frequent)]))[:LABELS_WITH_NEIGHBOURS]
+    label_ids = [label for label, _ in frequent[:LABELS_WITH_NEIGHBOURS]]
     scores: dict[str, Scores] = {run.name: {} for run in runs}
     near: dict[str, Near] = {run.name: {} for run in runs}
     for run in runs if predict else []:
@@ -407,7 +413,7 @@ def sample_queries(
             notes.append(f"{run.name}: no predictions. {error}")
     named = [label for example in examples for label in example.label_ids]
     found = [label for nearest in near.values() for row in nearest.values() for label, _ in row]
-    labels = name_labels(decoder, [*weakest_labels, *named, *found])
+    labels = name_labels(decoder, [*named, *found])
     described = (_describe(examples, list(scores.values())) for examples in zip(*by_run.values(), strict=True))
     queries = [{**query, "weak": query["row"] in weak[query["split"]]} for query in described]
     return Sample(queries, labels, list(near.values()), notes)

@@ -230,8 +230,8 @@ class SplitScores:
     def report(self, resamples: int = 1000) -> dict:
         """Return metrics x 100 with 95 % intervals, and further results.
 
-        The further results are the deciles' contributions to P@k, the weakest queries and labels, recall per training
-        frequency, metrics per part, and zero-shot metrics if measured.
+        The further results are the deciles' contributions to P@k, the weakest queries, recall per training frequency,
+        metrics per part, and zero-shot metrics if measured.
         """
         recalls = {**self.groups}
         deciles = recalls.pop("deciles", None)

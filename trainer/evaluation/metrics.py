@@ -416,39 +416,26 @@ class ZeroShot:
 
 
 DEPTH = 5  # number of top ranks in which positives are counted
-SHOWN = 20  # number of labels shown
 QUERIES = 100  # number of queries shown; many queries may have the same text
 
 
 class Weakest:
-    """Counts of positives among the best DEPTH labels, per query and per label. Memory grows with the split's pairs."""
+    """Counts of positives among the best DEPTH labels of each query."""
 
     def __init__(self) -> None:
-        # Hits and positives of each query [B], the label of each hit, and the label of each positive.
-        self._batches: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
+        self._batches: list[tuple[np.ndarray, np.ndarray]] = []  # hits and positives of each query [B]
 
     def update(self, top: np.ndarray, positives: Ragged) -> None:
         """Count one batch: `top` [B, K] label ids, best first, padded with -1; `positives`: label ids of B rows."""
-        is_hit = positives.contains(top[:, :DEPTH])
-        self._batches.append((is_hit.sum(1), positives.counts, top[:, :DEPTH][is_hit], positives.entries))
+        self._batches.append((positives.contains(top[:, :DEPTH]).sum(1), positives.counts))
 
     def report(self) -> dict[str, Any]:
-        """Return {"k", "queries": [row, found, positives], "labels": [label, found, queries]}, both worst first.
+        """Return {"k", "queries": [row, found, positives]}, the lowest fraction of attainable positives found first.
 
-        Queries are sorted by the fraction of attainable positives that were found, labels by the fraction of the
-        label's queries in which the label was found. Ties are sorted by a query's number of positives, or a label's
-        number of queries, largest first.
+        Ties are sorted by the number of positives, largest first. Queries with all attainable positives are left out.
         """
-        hits, positives, hit_labels, of_positives = map(np.concatenate, zip(*self._batches, strict=True))
-        rows = np.flatnonzero(positives)
-        queries = _worst(rows, hits[rows], positives[rows], np.minimum(positives[rows], DEPTH), QUERIES)
-        labels, counts = np.unique(of_positives, return_counts=True)
-        label_hits = np.bincount(np.searchsorted(labels, hit_labels), minlength=len(labels))
-        return {"k": DEPTH, "queries": queries, "labels": _worst(labels, label_hits, counts, counts, SHOWN)}
-
-
-def _worst(ids: np.ndarray, hits: np.ndarray, total: np.ndarray, attainable: np.ndarray, most: int) -> list[list[int]]:
-    """Return at most `most` rows (id, hits, total) [n, 3], worst first, that have fewer hits than `attainable`."""
-    order = np.lexsort((ids, -total, hits / attainable))[:most]
-    order = order[hits[order] < attainable[order]]
-    return np.stack([ids, hits, total], 1)[order].tolist()
+        hits, positives = map(np.concatenate, zip(*self._batches, strict=True))
+        attainable = np.minimum(positives, DEPTH)
+        rows = np.flatnonzero(hits < attainable)
+        order = rows[np.lexsort((rows, -positives[rows], hits[rows] / attainable[rows]))][:QUERIES]
+        return {"k": DEPTH, "queries": np.stack([order, hits[order], positives[order]], 1).tolist()}

@@ -1,0 +1,111 @@
+"""The table of labels of an evaluation: names, examples of errors, files, and a summary."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from extremis.inspecting import TextDecoder, text_columns
+from schemas import storage
+from schemas.errors import InputError, option
+from schemas.layout import DataLayout
+from schemas.owners import require_output_file
+from schemas.table import Table
+
+LONGEST_EXAMPLE = 160  # characters of an example
+WEAKEST = 20
+_ENDINGS = (".csv", ".parquet")
+_LISTS = ("missed_for", "given_for")
+_EXAMPLES = ("missed", "wrong")
+
+
+def path_beside(evaluation: str) -> str:
+    """Return the path of the table of labels beside the record of an `evaluation`."""
+    return f"{evaluation.removesuffix('.json')}-labels.parquet"
+
+
+def require_labels_file(out: str, reads: Sequence[str], overwrite: bool) -> None:
+    """Raise InputError if a table of labels cannot be written to `out`."""
+    if not out.endswith(_ENDINGS):
+        raise InputError(f"{option('labels', out)}: expected a name that ends in {' or '.join(_ENDINGS)}.")
+    remedy = f"Give {option('overwrite', True)} to replace it, or another {option('labels')}."
+    require_output_file(out, reads, remedy, overwrite)
+
+
+def read_names(data: DataLayout) -> pa.Table:
+    """Return the key and the text of each label of DATA, [L]. Raises TableError."""
+    strings = pa.schema([("key", pa.string()), ("text", pa.string())])
+    return pa.concat_tables(group.cast(strings) for group in Table.open(data.labels, "labels").batches(strings.names))
+
+
+def name_figures(figures: pa.Table, data: DataLayout, queries: Table, ids: np.ndarray, points: np.ndarray) -> pa.Table:
+    """Name the labels of `figures`, as of `LabelSets.of_labels`, and add the texts of the queries with errors.
+
+    `ids` [N]: the ids of the evaluated queries in the table `queries`; `points` [L]: training points of each label.
+    Raises TableError.
+    """
+    named = read_names(data)
+    keys, texts = named["key"].combine_chunks(), pc.fill_null(named["text"].combine_chunks(), "")
+    columns = {"label": keys, "text": texts, "training_points": pa.array(points)}
+    for name in figures.column_names:
+        column = figures[name].combine_chunks()
+        if name in _LISTS:
+            for ending, of in {"": keys, "_texts": texts}.items():
+                columns[name + ending] = pa.ListArray.from_arrays(column.offsets, of.take(column.values))
+        elif name not in _EXAMPLES:
+            columns[name] = column
+    places = [figures[name].combine_chunks() for name in _EXAMPLES]
+    rows = np.unique(ids[np.concatenate([column.drop_null().to_numpy() for column in places])])
+    examples = queries.rows_at(rows, ["key", *text_columns(queries)])
+    of_rows = examples["key"].combine_chunks().cast(pa.string())
+    if "input_ids" in examples.column_names:  # a token has a character or more
+        first = pc.list_slice(examples["input_ids"], 0, LONGEST_EXAMPLE)
+        examples = examples.set_column(examples.schema.get_field_index("input_ids"), "input_ids", first)
+    shown = pa.array(TextDecoder(data).texts(examples, LONGEST_EXAMPLE), pa.string())
+    for name, column in zip(_EXAMPLES, places, strict=True):
+        found = pa.array(
+            np.searchsorted(rows, ids[column.fill_null(0).to_numpy()]), mask=column.is_null().to_numpy(False)
+        )
+        columns |= {f"{name}_query": of_rows.take(found), f"{name}_query_text": shown.take(found)}
+    return pa.table(columns)
+
+
+def write_labels(table: pa.Table, out: str) -> None:
+    """Write a table of labels as CSV or Parquet. In CSV, lists are joined by " | ". Raises StorageError."""
+    with storage.writing(out) as path:
+        if out.endswith(".parquet"):
+            pq.write_table(table, path, compression="zstd")
+            return
+        columns = {name: table[name].combine_chunks() for name in table.column_names}
+        for name, column in columns.items():
+            if pa.types.is_list(column.type):
+                columns[name] = pc.binary_join(column.cast(pa.list_(pa.string())), " | ")
+            elif pa.types.is_floating(column.type):
+                columns[name] = pc.round(column, 4)
+        pa.csv.write_csv(pa.table(columns), path)
+
+
+def summarize_labels(table: pa.Table, depth: int) -> dict[str, Any]:
+    """Return numbers of labels, and the labels with the lowest recall, those with the most positives first.
+
+    `never_found`: labels with positives, none of which is given; `never_given`: those of them that are given to no
+    query at all. `depth`: number of ranks in which positives were looked for.
+    """
+    support, found, predicted = (table[name].to_numpy() for name in ("support", "found", "predicted"))
+    missed = np.flatnonzero(found < support)
+    weakest = missed[np.lexsort((-support[missed], found[missed] / support[missed]))][:WEAKEST]
+    rows = table.take(pa.array(weakest)).to_pylist()
+    for row in rows:  # JSON has no infinity
+        row["median_rank"] = row["median_rank"] if row["median_rank"] <= depth else None
+    return {
+        "labels": len(support),
+        "with_positives": int((support > 0).sum()),
+        "never_found": int(((support > 0) & (found == 0)).sum()),
+        "never_given": int(((support > 0) & (predicted == 0)).sum()),
+        "depth": depth,
+        "weakest": rows,
+    }
