@@ -26,9 +26,9 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.storage import read_json, write_json
 from schemas.table import Table
 from schemas.versions import Version
-from scoring import SHORTLIST
 from scoring.baselines import compare_baselines
 from scoring.calibration import (
+    DEEPEST,
     Calibration,
     ScoredPredictions,
     calibrate,
@@ -37,11 +37,10 @@ from scoring.calibration import (
     open_fragments,
     share_of_fragments,
 )
-from scoring.decision import BEST, Decision, Rule, choose, reached, read_decision
+from scoring.decision import BEST, LabelIds, Rule, choose, decision_of, reached
 from scoring.fitting import open_fused, open_fusion, scores_of
 from scoring.label_sets import LabelSets
-from scoring.options import DecisionLimits, EvaluateOptions
-from scoring.predict import Labels
+from scoring.options import EvaluateOptions
 from trainer.device import open_device
 from trainer.evaluation.evaluate import KS, SplitScorer, SplitScores, label_statistics, open_held_out
 from trainer.evaluation.metrics import bootstrap
@@ -63,10 +62,8 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
     layouts = DataLayout(data), RunLayout(run)
     if (out := options.labels) is not None:
         group.decide(lambda: require_labels_file(str(out), [data, run], options.overwrite))
-    stated = {name: getattr(options, name) for name in DecisionLimits.model_fields}
-    decision = group.decide(lambda: BEST.narrowed(read_decision(options.decision, **stated)))
-    is_calibrated = options.calibrate or decision.min_probability is not None or decision.precision is not None
-    rule = group.decide(lambda: _open_rule(decision, layouts[0]))
+    rule = group.decide(lambda: _open_rule(layouts[0], options))
+    is_calibrated = options.calibrate or rule.decision.limit is not None
     later, step = group.decide(lambda: (_later(data, run), layouts[1].scored_step(options.step)))
     recipe, model, checkpoint = load_model(*layouts, step, group, open_device(options.device), earlier=True)
     own: By = group.decide(lambda: scores_of(run, checkpoint.step))
@@ -83,8 +80,8 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
             fused, ranking = None, Ranking.by_texts(model, layouts[0], group, add=by == "sum")
         scorer = SplitScorer.open(layouts[0], model, split, group, ranking, statistics, recipe.data)
         # A fusion ranks other labels beyond its shortlist, which would change the metrics.
-        depth = min(fused.shortlist if fused else SHORTLIST, _MOST_RANKED // max(1, scorer.rows))
-        deep = _DeepRanking(ranking.labels, ranking.rerank, max(depth, decision.max_labels or 0))
+        depth = min(fused.shortlist if fused else DEEPEST, _MOST_RANKED // max(1, scorer.rows))
+        deep = _DeepRanking(ranking.labels, ranking.rerank, max(depth, rule.decision.max_labels or 0))
         return replace(scorer, ranking=deep)
 
     held_out, fragments = None, None
@@ -163,7 +160,7 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
     return report
 
 
-_MOST_RANKED = 20_000_000  # labels in all rankings of a split that are kept, 180 MB; of fewer queries, SHORTLIST each
+_MOST_RANKED = 20_000_000  # labels in all rankings of a split that are kept, 180 MB; of fewer queries, DEEPEST each
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,10 +173,13 @@ class _DeepRanking(Ranking):
         return super().top_k(x, max(k, self.depth), *others)
 
 
-def _open_rule(decision: Decision, data: DataLayout) -> Rule:
-    """Look up a decision's labels in DATA. Raises InputError for a key that is no label."""
-    labels = Labels(read_names(data))
-    return Rule.of(decision, lambda keys, where: labels.ids(keys), len(labels))
+def _open_rule(data: DataLayout, options: EvaluateOptions) -> Rule:
+    """Return the decision that `options` state about labels of DATA. Raises InputError for a key that is no label."""
+    decision = BEST.narrowed(decision_of(options))
+    if not decision.names_labels:
+        return Rule(decision)
+    keys = read_names(data)["key"].to_pylist()
+    return Rule.of(decision, LabelIds({key: number for number, key in enumerate(keys)}, data.root))
 
 
 def _give(
@@ -193,7 +193,7 @@ def _give(
     top, reach = sets.top, reached(rule.decision, curve, sets.scores)
     if rule.may_give is not None:
         top = np.where(rule.may_give[top], top, PAD)
-    if curve is not None:
+    if curve is not None and rule.decision.limit is not None:
         reach &= ~curve.is_none(np.full(len(top), np.inf), fragments)[:, None]
     chosen = choose(top, reach, rule.decision, rule.groups)
     facts = {"decision": rule.decision.name, "depth": top.shape[1], "cut_off": int((~chosen.certain).sum())}

@@ -117,18 +117,26 @@ class DecisionFields(TypedDict, total=False):
     decision: str | PathLike[str]
 
 class EvaluateFields(TypedDict, total=False):
+    max_labels: int | None
+    min_probability: float | None
+    precision: float | None
+    at_least: int
+    allowed: Sequence[str] | None
+    never: Sequence[str]
+    decision: str | PathLike[str]
     step: int | str | None
     device: str
     split: str
     limit: int | None
     no_filter: bool
     k: Sequence[int]
-    threshold: float | None
     zero_shot: bool
     seen_only: bool
     scores: Literal["classifier", "labels", "sum", "fused"] | None
     baseline: bool
     calibrate: bool
+    labels: str | PathLike[str] | None
+    overwrite: bool
 
 class ExportFields(TypedDict, total=False):
     max_labels: int | None

@@ -358,26 +358,22 @@ def _measure(
 
 def _errors(probabilities: np.ndarray, hits: np.ndarray) -> dict[str, float]:
     """Return the Brier score, and the expected calibration error over BINS equal bins (Guo et al., 2017, eq. 3)."""
-    of_bins = np.bincount(_bin_of(probabilities), probabilities - hits, BINS)
-    return {"ece": float(np.abs(of_bins).sum() / len(hits)), "brier": float(np.mean((probabilities - hits) ** 2))}
+    apart = probabilities - hits
+    of_bins = np.bincount(_bins_of(probabilities), apart, BINS)
+    return {"ece": float(np.abs(of_bins).sum() / len(hits)), "brier": float(np.mean(apart**2))}
 
 
-def _bin_of(probabilities: np.ndarray) -> np.ndarray:
+def _bins_of(probabilities: np.ndarray) -> np.ndarray:
     return np.minimum((probabilities * BINS).astype(np.int64), BINS - 1)
 
 
 def _reliability(probabilities: np.ndarray, hits: np.ndarray) -> dict[str, list[float]]:
-    """Return the points of a reliability diagram: of each of BINS equal bins, if it has predictions, their number, mean
-    probability and the fraction that is correct."""
-    bins = _bin_of(probabilities)
-    counts, sums, right = (np.bincount(bins, of, BINS) for of in (None, probabilities, hits))
+    """Return number, mean probability and share of correct ones of the predictions in each bin that has some."""
+    bins = _bins_of(probabilities)
+    counts, *sums = (np.bincount(bins, of, BINS) for of in (None, probabilities, hits))
     some = counts > 0
-    found = {
-        "predictions": counts,
-        "probability": sums / np.maximum(counts, 1),
-        "correct": right / np.maximum(counts, 1),
-    }
-    return {name: values[some].tolist() for name, values in found.items()}
+    probability, correct = (each[some] / counts[some] for each in sums)
+    return {"predictions": counts[some].tolist(), "probability": probability.tolist(), "correct": correct.tolist()}
 
 
 def describe_calibration(facts: dict[str, Any], of: str) -> str:

@@ -70,7 +70,7 @@ class DecisionOptions(DecisionLimits):
     )
 
 
-class EvaluateOptions(RunOptions):
+class EvaluateOptions(RunOptions, DecisionOptions):
     """Options of `extremis evaluate`."""
 
     split: str = Field("test", description="A split of DATA, or holdout, the rows that were held out of training.")
@@ -80,11 +80,6 @@ class EvaluateOptions(RunOptions):
     no_filter: bool = Field(False, description="Do not remove pairs in the filter file from the predictions.")
     k: Annotated[tuple[Annotated[int, Field(ge=1, le=1000)], ...], COMMAS, Shown("K,...")] = Field(
         (), description="Additional values of k, e.g. 20,100; at most 1000."
-    )
-    threshold: Annotated[float, Field(allow_inf_nan=False), Shown("SCORE")] | None = Field(
-        None,
-        description="Also report precision, recall and F1 of all labels with at least this score, among the labels up "
-        "to the greatest k.",
     )
     zero_shot: bool = Field(False, description="Also score the labels without training points separately.")
     seen_only: bool = Field(False, description="Rank only labels with training points. Default: all labels.")
@@ -103,6 +98,12 @@ class EvaluateOptions(RunOptions):
         description="Also evaluate probabilities, from the curve that an export has: fitted on val or, if there is no "
         "val, on the held-out rows of RUN. Needs scikit-learn (extra trainer).",
     )
+    labels: Annotated[Place, Shown("FILE", place=True)] | None = Field(
+        None,
+        description="Table to write, .csv or .parquet: for each label, its figures at the decision, the labels that it "
+        "is confused with, and an example of each kind of error.",
+    )
+    overwrite: bool = Field(False, description="Replace an existing file of {labels}.")
 
     @property
     def is_standard(self) -> bool:

@@ -7,6 +7,9 @@ import re
 import subprocess
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
 
 from schemas.layout import DataLayout
@@ -174,15 +177,48 @@ def test_evaluate(data: Path, run: Path) -> None:
     seen = call("evaluate", data, run, "--seen-only", "--k", "2,100", "--json").json["metrics"]
     assert set(seen) - set(body["metrics"]) == {f"{family}@{k}" for family in families for k in (2, 100)}
     assert {name: seen[name] for name in body["metrics"]} == body["metrics"]
-    done = call("evaluate", data, run, "--threshold=-100", "--json")
-    at = done.json["at_threshold"]
-    assert (at["depth"], at["cut_off"], at["predictions"]) == (10, 30, 10)  # so low that each of 10 labels counts
-    assert at["samples"]["F1"] == pytest.approx(body["metrics"]["F1@10"], rel=1e-5)
-    assert at["micro"]["F1"] == body["averages"]["micro"]["F1@10"]
-    assert "all of the best 10 labels of 30 queries" in done.err
-    assert "at_threshold" not in body
+    at = call("evaluate", data, run, "--max-labels", "3", "--json").json["at_decision"]
+    assert (at["decision"], at["predictions"], at["cut_off"]) == ("best 3 labels", 3, 0)
+    assert at["samples"]["F1"] == pytest.approx(body["metrics"]["F1@3"], rel=1e-5)
+    assert at["micro"]["F1"] == body["averages"]["micro"]["F1@3"]
+    assert body["at_decision"]["decision"] == "best 5 labels"
     refused(call("evaluate", data, run, "--zero-shot"), "every label has training points", "--zero-shot")
     refused(call("evaluate", data, run, "--k", "5,0"), "--k: expected a number greater than or equal to 1, got '0'")
+
+
+def test_table_of_labels(data: Path, run: Path, tmp_path: Path) -> None:
+    """The same in CSV, in Parquet and in the run; it adds up to the means at the decision."""
+    places = [tmp_path / f"labels.{ending}" for ending in ("csv", "parquet")]
+    body = call("evaluate", data, run, "--labels", places[0], "--json").json
+    call("evaluate", data, run, "--labels", places[1])
+    kept = max((run / "evaluations").glob("test-*-labels.parquet"))
+    table, lines = pq.read_table(places[1]), pa.csv.read_csv(places[0])
+    assert pq.read_table(kept).equals(table)
+    assert lines.column_names == table.column_names
+    rows = table.to_pylist()
+    for line, row in zip(lines.to_pylist(), rows, strict=True):
+        assert (line["label"], line["support"], line["predicted"]) == (row["label"], row["support"], row["predicted"])
+        assert line["F1"] == pytest.approx(row["F1"], abs=1e-4)
+        assert (line["missed_for"] or "").split(" | ") == (row["missed_for"] or [""])
+        assert (row["missed_query"] is None) == (row["found"] == row["support"])
+        assert (row["wrong_query"] is None) == (row["found"] == row["predicted"])
+    assert [row["label"] for row in rows] == [f"L{i}" for i in range(20)]
+    shares = {
+        name: 100 * sum(row["found"] for row in rows) / sum(row[of] for row in rows) for name, of in MICRO.items()
+    }
+    assert shares == pytest.approx({name: body["at_decision"]["micro"][name] for name in MICRO})
+    summary = body["labels"]
+    assert (summary["labels"], summary["with_positives"]) == (20, sum(row["support"] > 0 for row in rows))
+    assert summary["never_found"] == sum(row["support"] > 0 == row["found"] for row in rows)
+    weakest = {row["label"]: row for row in summary["weakest"]}
+    assert all(weakest[row["label"]]["F1"] == row["F1"] for row in rows if row["label"] in weakest)
+    refused(call("evaluate", data, run, "--labels", places[0]), "exists already", "--overwrite")
+    refused(call("evaluate", data, run, "--labels", "labels.txt"), ".csv or .parquet")
+    refused(call("evaluate", data, run, "--never", "L1,nowhere"), "nowhere", "--never")
+    never = call("evaluate", data, run, "--never", "L1,L2", "--labels", places[0], "--overwrite", "--json").json
+    assert never["at_decision"]["decision"] == "best 5 labels, 2 never given"
+    given = {row["label"]: row["predicted"] for row in pa.csv.read_csv(places[0]).to_pylist()}
+    assert given["L1"] == given["L2"] == 0 < given["L3"]
 
 
 def test_evaluate_with_baselines(data: Path, run: Path) -> None:

@@ -151,8 +151,7 @@ def test_metrics_and_their_groups_are_those_of_the_predictions(
     ).items():
         alike(report["gain_of_seen"][name], interval, name)
     assert report["weakest"]["queries"] == plain.weakest_queries(top, labels)
-    keys = [label for label, _ in measured.counts]
-    weakest = {keys[label]: (found, count) for label, found, count in report["weakest"]["labels"]}
+    weakest = {row["label"]: (row["found"], row["support"]) for row in report["labels"]["weakest"]}
     assert weakest == plain.weakest_labels(top, labels)
 
 

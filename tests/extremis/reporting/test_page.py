@@ -178,7 +178,7 @@ def test_baselines_stand_beside_the_runs(page: Any) -> None:
 
 def test_metrics_come_first_beside_baselines(page: Any, folder: Path) -> None:
     sections = page.execute_script("return [...document.querySelectorAll('main > section')].map(s => s.id)")
-    assert sections == ["metrics", "queries", "labels", "training", "tables", "data", "made"]
+    assert sections == ["metrics", "queries", "labels", "every-label", "training", "tables", "data", "made"]
     cards = page.execute_script(
         "return [...document.querySelectorAll('.card')].map(c => [c.querySelector('h3').textContent, "
         "[...c.querySelectorAll('.bar span')].map(s => s.textContent)])"
@@ -219,7 +219,7 @@ def test_weakest_queries_and_labels_are_shown(page: Any, folder: Path) -> None:
     assert queries
     assert all(text and keys.startswith("p") and int(hits) < int(of) for text, keys, hits, of in queries)
     assert labels
-    assert all(text.startswith("label ") and int(hits) < int(of) for text, hits, of in labels)
+    assert all(text.startswith("label ") and int(hits) < int(of) for text, hits, of in labels)  # with its key
     assert len({text for text, _, _ in labels}) == len(labels)
     assert search(page, kind="weak") >= 1
 
@@ -322,6 +322,46 @@ def test_labels_are_searched_and_stand_beside_what_they_are_confused_with(page: 
     assert console_messages(page) == []
 
 
+def test_every_label_is_sorted_searched_and_opened(page: Any, folder: Path) -> None:
+    """What the table shows is the table in the run."""
+    kept = pq.read_table(max((folder / "<b>run" / "evaluations").glob("*-labels.parquet"))).to_pylist()
+    rows = {row["label"]: row for row in kept if row["support"] or row["predicted"]}
+    cells = "return [...document.querySelectorAll('#every tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
+    assert len(page.execute_script(cells)) == len(rows)
+    for name, column in (("F1", 1), ("positives", 4), ("median rank", 7)):
+        click = "[...document.querySelectorAll('#every .sorter')].find(b => b.textContent === arguments[0]).click()"
+        for order in ("ascending", "descending"):
+            page.execute_script(click, name)
+            assert page.execute_script(f"return document.querySelectorAll('#every th')[{column}].ariaSort") == order
+            shown = [line[column] for line in page.execute_script(cells)]
+            numbers = [float(value.replace("> ", "1e9")) for value in shown if value]
+            assert numbers == sorted(numbers, reverse=order == "descending")
+            assert "" not in shown[: len(numbers)]  # labels without the figure come last
+    assert find_labels(page, kind="lost") == sum(row["support"] > 0 == row["found"] for row in rows.values())
+    assert find_labels(page, kind="silent") == sum(row["predicted"] == 0 for row in rows.values())
+    assert find_labels(page, words="no such label") == 0
+    assert page.execute_script("return document.querySelector('#every tbody').textContent") == "No label matches."
+    row = max(rows.values(), key=lambda row: len(row["missed_for"]))
+    assert find_labels(page, words=row["label"]) >= 1
+    page.execute_script("document.querySelector('#every .opener').click()")
+    details = page.execute_script("return document.querySelector('#every .details').textContent")
+    assert f"{row['support'] - row['found']} of {row['support']} queries" in details
+    assert row["missed_query"] + ": " + row["missed_query_text"] in details
+    assert find_labels(page) == len(rows)
+    assert console_messages(page) == []
+
+
+def find_labels(page: Any, words: str = "", kind: str = "all") -> int:
+    """Search the table of labels, and return the number that it finds."""
+    page.execute_script(
+        "document.getElementById('every-words').value = arguments[0]; document.getElementById('every-kind').value = "
+        "arguments[1]; document.getElementById('every-words').dispatchEvent(new Event('input', {bubbles: true}));",
+        words,
+        kind,
+    )
+    return int(page.execute_script("return document.getElementById('every-count').textContent").split(" of ")[0])
+
+
 def test_texts_are_texts(page: Any) -> None:
     search(page)
     shown = page.execute_script("return document.getElementById('found').textContent")
@@ -390,4 +430,5 @@ def test_evaluations_of_a_whole_split_are_kept(folder: Path) -> None:
     assert call("evaluate", folder / "data", run, "--limit", "5").status == 0
     assert call("evaluate", folder / "data", run, "--no-filter").status == 0
     assert sorted(path.name for path in (run / "evaluations").iterdir()) == kept
-    assert kept == [f"test-{max((run / 'fusion').iterdir()).name}.json"]
+    step = max((run / "fusion").iterdir()).name
+    assert kept == [f"test-{step}-labels.parquet", f"test-{step}.json"]

@@ -165,9 +165,9 @@ def test_weakest_queries_and_labels_are_counted_from_the_predictions(reported: R
     expected = [(text, sum(f for f, _ in pairs), sum(n for _, n in pairs)) for text, pairs in groups.items()]
     shown = page.table(f"weakest-queries-{second}-{split}")
     assert [(row["query"], int(row["found"]), int(row["positives"])) for row in shown] == expected[:20]
-    found = {made.labels[label]: counts for label, counts in plain.weakest_labels(top, labels).items()}
+    found = {f"{made.labels[label]} {label}": counts for label, counts in plain.weakest_labels(top, labels).items()}
     shown = page.table(f"weakest-labels-{second}-{split}")
-    assert all(found[row["label"]] == (int(row["found"]), int(row["queries"])) for row in shown)
+    assert all(found[row["label"]] == (int(row["found"]), int(row["positives"])) for row in shown)
     assert len(shown) == min(20, len(found))
 
 
