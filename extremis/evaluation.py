@@ -146,7 +146,7 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
         for file in (options.labels, path_beside(place) if options.is_standard else None):
             if file is not None:
                 write_labels(table, file)
-        return summarize_labels(table, sets.top.shape[1])
+        return summarize_labels(table, sets.rankings.top.shape[1])
 
     report["labels"] = group.decide(describe_labels)
     kept = group.decide(lambda: _kept(place, report["metrics"])) if options.is_standard else {}
@@ -190,7 +190,7 @@ def _give(
     `fragments` [N]: the share of fragments in each query's text. `cut_off`: number of queries to which more than the K
     best labels might be given.
     """
-    top, reach = sets.top, reached(rule.decision, curve, sets.scores)
+    top, reach = sets.rankings.top, reached(rule.decision, curve, sets.rankings.scores)
     if rule.may_give is not None:
         top = np.where(rule.may_give[top], top, PAD)
     if curve is not None and rule.decision.limit is not None:

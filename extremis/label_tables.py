@@ -42,35 +42,36 @@ def read_names(data: DataLayout) -> pa.Table:
     return pa.concat_tables(group.cast(strings) for group in Table.open(data.labels, "labels").batches(strings.names))
 
 
-def name_figures(figures: pa.Table, data: DataLayout, queries: Table, ids: np.ndarray, points: np.ndarray) -> pa.Table:
+def name_figures(
+    figures: dict[str, pa.Array], data: DataLayout, queries: Table, ids: np.ndarray, points: np.ndarray
+) -> pa.Table:
     """Name the labels of `figures`, as of `LabelSets.of_labels`, and add the texts of the queries with errors.
 
     `ids` [N]: the ids of the evaluated queries in the table `queries`; `points` [L]: training points of each label.
     Raises TableError.
     """
-    named = read_names(data)
-    keys, texts = named["key"].combine_chunks(), pc.fill_null(named["text"].combine_chunks(), "")
+    names = read_names(data)
+    keys, texts = names["key"].combine_chunks(), pc.fill_null(names["text"].combine_chunks(), "")
     columns = {"label": keys, "text": texts, "training_points": pa.array(points)}
-    for name in figures.column_names:
-        column = figures[name].combine_chunks()
+    for name, column in figures.items():
         if name in _LISTS:
-            for ending, of in {"": keys, "_texts": texts}.items():
-                columns[name + ending] = pa.ListArray.from_arrays(column.offsets, of.take(column.values))
+            columns[name] = pa.ListArray.from_arrays(column.offsets, keys.take(column.values))
+            columns[f"{name}_texts"] = pa.ListArray.from_arrays(column.offsets, texts.take(column.values))
         elif name not in _EXAMPLES:
             columns[name] = column
-    places = [figures[name].combine_chunks() for name in _EXAMPLES]
-    rows = np.unique(ids[np.concatenate([column.drop_null().to_numpy() for column in places])])
+    of_errors = [pa.array(ids).take(figures[name]) for name in _EXAMPLES]
+    rows = np.unique(pa.chunked_array(of_errors).drop_null().to_numpy())
     examples = queries.rows_at(rows, ["key", *text_columns(queries)])
-    of_rows = examples["key"].combine_chunks().cast(pa.string())
     if "input_ids" in examples.column_names:  # a token has a character or more
         first = pc.list_slice(examples["input_ids"], 0, LONGEST_EXAMPLE)
-        examples = examples.set_column(examples.schema.get_field_index("input_ids"), "input_ids", first)
-    shown = pa.array(TextDecoder(data).texts(examples, LONGEST_EXAMPLE), pa.string())
-    for name, column in zip(_EXAMPLES, places, strict=True):
-        found = pa.array(
-            np.searchsorted(rows, ids[column.fill_null(0).to_numpy()]), mask=column.is_null().to_numpy(False)
-        )
-        columns |= {f"{name}_query": of_rows.take(found), f"{name}_query_text": shown.take(found)}
+        examples = examples.drop_columns("input_ids").append_column("input_ids", first)
+    shown = {
+        "": examples["key"].cast(pa.string()),
+        "_text": pa.array(TextDecoder(data).texts(examples, LONGEST_EXAMPLE)),
+    }
+    for name, column in zip(_EXAMPLES, of_errors, strict=True):
+        places = pc.index_in(column, pa.array(rows), skip_nulls=True)
+        columns |= {f"{name}_query{ending}": of.take(places) for ending, of in shown.items()}
     return pa.table(columns)
 
 

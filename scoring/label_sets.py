@@ -13,7 +13,7 @@ macro F1 is the mean of the labels' F1, not the F1 of mean precision and mean re
 
 from collections.abc import Collection
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,16 +28,22 @@ CONFUSED = 3  # labels that a label is confused with, at most
 _WRONG = 10  # best incorrect labels of a query that count as given instead of its missed ones
 
 
+class _Rankings(NamedTuple):
+    top: np.ndarray  # [N, K]
+    scores: np.ndarray  # [N, K]
+    hits: np.ndarray  # bool [N, K]
+    positives: Ragged  # N rows
+
+
 class LabelSets:
     """Rankings of N queries of a split among L `labels`, and the figures of sets that are chosen from them.
 
-    Takes 9 bytes for each label of a ranking. `top` [N, K]: label ids, best first, padded with -1; `scores` [N, K].
+    Takes 9 bytes for each label of a ranking.
     """
 
     def __init__(self, labels: int) -> None:
         self._labels = labels
-        self._batches: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        self._positives: list[Ragged] = []
+        self._batches: list[_Rankings] = []
 
     def collect(self, top: np.ndarray, scores: np.ndarray, positives: Ragged, inputs: Inputs | None = None) -> None:
         """Add one batch: `top` [B, K] label ids, best first, padded with -1, and their `scores` [B, K].
@@ -45,45 +51,30 @@ class LabelSets:
         Raises InputError for a label id of L or more.
         """
         refuse_unknown(top, positives.entries, self._labels)
-        self._batches.append((top.astype(np.int32), scores.astype(np.float32), positives.contains(top)))
-        self._positives.append(positives)
+        narrow = top.astype(np.int32), scores.astype(np.float32)
+        self._batches.append(_Rankings(*narrow, positives.contains(top), positives))
 
     @cached_property
-    def _columns(self) -> tuple[np.ndarray, ...]:
-        columns = tuple(map(np.concatenate, zip(*self._batches, strict=True)))
+    def rankings(self) -> _Rankings:
+        """All batches, as one; none may follow."""
+        top, scores, hits, positives = zip(*self._batches, strict=True)
         self._batches.clear()
-        return columns
-
-    @property
-    def top(self) -> np.ndarray:
-        return self._columns[0]
-
-    @property
-    def scores(self) -> np.ndarray:
-        return self._columns[1]
-
-    @property
-    def _hits(self) -> np.ndarray:
-        return self._columns[2]
-
-    @cached_property
-    def positives(self) -> Ragged:
-        return Ragged.join(self._positives)
+        return _Rankings(np.concatenate(top), np.concatenate(scores), np.concatenate(hits), Ragged.join(positives))
 
     def at_k(self, ks: Collection[int]) -> dict[str, dict[str, float]]:
         """Return micro and macro F1@k x 100."""
-        ranks, found = np.arange(self.top.shape[1]), {}
+        top, found = self.rankings.top, {}
         for k in sorted(ks):
-            found[k] = self.averages((self.top != PAD) & (ranks < k))
+            found[k] = self.averages((top != PAD) & (np.arange(top.shape[1]) < k))
         return {name: {f"F1@{k}": each[name]["F1"] for k, each in found.items()} for name in ("micro", "macro")}
 
     def averages(self, given: np.ndarray) -> dict[str, Any]:
         """Return the measures x 100 of the sets `given` [N, K] bool, by kind of mean, and the mean size of a set."""
         counts = self._counts(given)
         present = counts[:, counts[1:].any(axis=0)]
-        hits, sizes = (given & self._hits).sum(axis=1), given.sum(axis=1)
+        hits, sizes = (given & self.rankings.hits).sum(axis=1), given.sum(axis=1)
         means = {
-            "samples": _measure(hits, sizes, self.positives.counts).mean(axis=1),
+            "samples": _measure(hits, sizes, self.rankings.positives.counts).mean(axis=1),
             "micro": _measure(*counts.sum(axis=1)),
             "macro": _measure(*present).sum(axis=1) / max(1, present.shape[1]),
         }
@@ -92,11 +83,12 @@ class LabelSets:
 
     def _counts(self, given: np.ndarray) -> np.ndarray:
         """Return the hits, predictions and positives of each label, int64 [3, L]."""
-        counted = self.top[given & self._hits], self.top[given], self.positives.entries
+        top, _, is_hit, positives = self.rankings
+        counted = top[given & is_hit], top[given], positives.entries
         return np.stack([np.bincount(ids, minlength=self._labels) for ids in counted])
 
-    def of_labels(self, given: np.ndarray) -> pa.Table:
-        """Return a row for each label, [L], with its figures x 100 under the sets `given` [N, K] bool.
+    def of_labels(self, given: np.ndarray) -> dict[str, pa.Array]:
+        """Return columns [L], figures x 100 of each label under the sets `given` [N, K] bool.
 
         `found`: positives that are given. `average_precision` and `median_rank` are null without positives. A positive
         that is not among the K labels of a ranking adds nothing to `average_precision`, which equals scikit-learn's if
@@ -105,13 +97,14 @@ class LabelSets:
         incorrectly; both with the numbers of these queries. `missed`, `wrong`: a query [0, N) that misses the label, at
         the lowest rank, and one for which it is given incorrectly, with the highest score.
         """
-        counts, rows, ids = self._counts(given), self.positives.row_of(), self.positives.entries.astype(np.int64)
+        top, scores, is_hit, positives = self.rankings
+        counts, rows, ids = self._counts(given), positives.row_of(), positives.entries.astype(np.int64)
         ranks, was_given = self._ranks(given, rows, ids)
-        wrong = given & ~self._hits
+        wrong = given & ~is_hit
         wrong_rows, places = np.nonzero(wrong)
-        worst = self.top[wrong_rows, places], -self.scores[wrong_rows, places], wrong_rows
+        worst = top[wrong_rows, places], -scores[wrong_rows, places], wrong_rows
         wrong &= np.cumsum(wrong, axis=1) <= _WRONG
-        given_wrong = Ragged.from_counts(self.top[wrong].astype(np.int64), wrong.sum(axis=1))
+        given_wrong = Ragged.from_counts(top[wrong].astype(np.int64), wrong.sum(axis=1))
         instead = given_wrong.take(rows[~was_given])  # of each missed positive
         pairs = ids[~was_given].repeat(instead.counts), instead.entries
         columns: dict[str, Any] = {"support": counts[2], "predicted": counts[1], "found": counts[0]}
@@ -127,12 +120,12 @@ class LabelSets:
         for name, errors in {"missed": (ids[~was_given], -ranks[~was_given], rows[~was_given]), "wrong": worst}.items():
             first = self._first(*errors)
             columns[name] = pa.array(first, mask=first == PAD)
-        return pa.table(columns)
+        return columns
 
     def _ranks(self, given: np.ndarray, rows: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the rank [V], from 1, of each positive `ids` [V] of `rows` [V], else infinity; and if it is given."""
-        row, place = np.nonzero(self._hits)
-        keys = row * self._labels + self.top[row, place]
+        row, place = np.nonzero(self.rankings.hits)
+        keys = row * self._labels + self.rankings.top[row, place]
         order = np.argsort(keys)
         found = np.searchsorted(keys, rows * self._labels + ids, sorter=order)
         ranks, was_given = np.full(len(ids), np.inf), np.zeros(len(ids), bool)
@@ -145,8 +138,8 @@ class LabelSets:
 
     def _average_precision(self, support: np.ndarray) -> np.ndarray:
         """Return the average precision of each label, [L], NaN without positives; equal scores count together."""
-        kept = (self.top != PAD) & (support[self.top] > 0)
-        labels, scores, hits = (column[kept] for column in self._columns)
+        kept = (self.rankings.top != PAD) & (support[self.rankings.top] > 0)
+        labels, scores, hits = (column[kept] for column in self.rankings[:3])
         order = np.lexsort((-scores, labels))
         labels, scores, right = labels[order], scores[order], np.append(0, np.cumsum(hits[order]))
         differs = (labels[1:] != labels[:-1]) | (scores[1:] != scores[:-1])

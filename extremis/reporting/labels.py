@@ -4,71 +4,44 @@ import base64
 import gzip
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from extremis.label_tables import path_beside
-from extremis.reporting.records import Run, evaluated_splits, say_split
+from extremis.reporting.records import Run, evaluated_splits, plain_values, say_split
 from schemas import storage
 
 MOST_BYTES = 2_000_000  # of all tables, packed
-_EXAMPLES = 3_000  # labels, those with the most errors, that are shown with examples
-BEYOND = -1  # a median rank beyond the ranks that were looked at
 
 
-class PackedLabels(NamedTuple):
-    """Tables for the script: JSON, compressed, as base64; and facts of each."""
+def pack_labels(runs: Sequence[Run]) -> tuple[str, list[dict[str, Any]]]:
+    """Pack the tables of all evaluations, labels with the most errors first; return base64, and facts of each table.
 
-    packed: str
-    tables: list[dict[str, Any]]
-
-
-def pack_labels(runs: Sequence[Run]) -> PackedLabels:
-    """Pack the tables of all evaluations, labels with the most errors first. Raises StorageError.
-
-    Labels without positives and predictions are left out, and others if the page would grow by more than MOST_BYTES.
+    Labels without positives and predictions are left out, and the last ones if there are more than MOST_BYTES. Raises
+    StorageError.
     """
-    facts, columns = [], []
+    tables, facts = list[pa.Table](), list[dict[str, Any]]()
     for split in evaluated_splits(runs):
-        for run in (run for run in runs if "labels" in run.evaluations.get(split, {})):
+        for run in (run for run in runs if split in run.evaluations):
             body = run.evaluations[split]
             table = pq.read_table(pa.BufferReader(storage.read_bytes(path_beside(body["file"]))))
-            columns.append(_shorten(table))
-            facts.append(
-                {"run": run.name, "split": split, "title": say_split(split), **body["labels"], **body["at_decision"]}
-            )
-    packed, share = _pack(columns, 1.0)
-    if len(packed) > MOST_BYTES:
-        packed, share = _pack(columns, 0.95 * MOST_BYTES / len(packed))
-    for fact, table in zip(facts, columns, strict=True):
-        fact |= {"listed": table.num_rows, "shown": int(share * table.num_rows)}
-    return PackedLabels(packed, facts)
+            support, predicted, found = (table[name].to_numpy() for name in ("support", "predicted", "found"))
+            order = np.argsort(2 * found - support - predicted, kind="stable")
+            tables.append(table.take(order[(support + predicted)[order] > 0]))
+            names = {"run": run.name, "split": split, "title": say_split(split), "listed": tables[-1].num_rows}
+            facts.append({**body["at_decision"], **body["labels"], **names})
+    share = 1.0
+    while len(packed := _pack(tables, share)) > MOST_BYTES:
+        share *= 0.95 * MOST_BYTES / len(packed)
+    return packed, [{**of, "shown": int(share * of["listed"])} for of in facts]
 
 
-def _shorten(table: pa.Table) -> pa.Table:
-    errors = pc.subtract(pc.add(table["support"], table["predicted"]), pc.multiply(2, table["found"]))
-    table = table.append_column("errors", errors)
-    table = table.filter(pc.greater(pc.add(table["support"], table["predicted"]), 0)).sort_by(
-        [("errors", "descending")]
-    )
-    for number, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
-        if pa.types.is_floating(column.type):
-            finite = pc.if_else(pc.is_inf(column), float(BEYOND), column)
-            table = table.set_column(number, name, pc.round(finite, 1))
-    return table
-
-
-def _pack(tables: Sequence[pa.Table], share: float) -> tuple[str, float]:
-    """Pack the first `share` of the rows of each table; examples only of the first ones."""
-    bodies = []
-    for table in tables:
-        body = table.slice(0, int(share * table.num_rows)).to_pydict()
-        for name in body:
-            if "_query" in name and not name.endswith("queries"):
-                body[name] = body[name][: _EXAMPLES // len(tables)]
-        bodies.append(body)
-    text = json.dumps(bodies, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
-    return base64.b64encode(gzip.compress(text, mtime=0)).decode(), share
+def _pack(tables: Sequence[pa.Table], share: float) -> str:
+    """Pack the first `share` of the rows of each table as JSON, compressed, as base64."""
+    kept = [table.slice(0, int(share * table.num_rows)) for table in tables]
+    columns = [{name: plain_values(table[name].to_pylist()) for name in table.column_names} for table in kept]
+    text = json.dumps(columns, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+    return base64.b64encode(gzip.compress(text, mtime=0)).decode()

@@ -259,7 +259,7 @@
       for (const [name, values] of Object.entries(columns)) row[name] = values[place];
       row.name = row.text || row.label;
       row.hay = (row.text + "\n" + row.label).toLowerCase();
-      if (row.median_rank === -1) row.median_rank = Infinity;
+      if (row.support && row.median_rank === null) row.median_rank = Infinity;
       return row;
     });
   }

@@ -31,6 +31,7 @@ from extremis.reporting.records import (
     names_of,
     open_run,
     ordered_splits,
+    plain_values,
     recipe_differences,
     sample_queries,
     say_split,
@@ -357,7 +358,7 @@ def line(name: str, color: int, x: Iterable[Any], y: Iterable[Any], dash: int = 
 def _trace(kind: str, name: str, color: int, **values: Iterable[Any]) -> Trace:
     # Plotly interprets some markup in names.
     name = html.escape(name, quote=False)
-    return {"type": kind, "name": name, "meta": color, **{part: _plain(row) for part, row in values.items()}}
+    return {"type": kind, "name": name, "meta": color, **{part: plain_values(row) for part, row in values.items()}}
 
 
 def draw_chart(
@@ -396,12 +397,6 @@ def _simplify_charts(charts: list[Chart]) -> list[Chart]:
 
 def _sources_of(run: Run) -> list[str]:
     return sorted({table.source for table in run.tables}, key=lambda name: (name != "queries", name))
-
-
-def _plain(values: Iterable[Any]) -> list[Any]:
-    """Convert values for JSON: 5 significant digits, which are enough for a screen, and NaN as null."""
-    plain = values.tolist() if isinstance(values, np.ndarray) else values
-    return [(float(f"{v:.5g}") if np.isfinite(v) else None) if isinstance(v, float) else v for v in plain]
 
 
 _OF_QUERIES = ("P@1", "P@5", "PSP@5")

@@ -245,6 +245,12 @@ def downsample(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.nda
     return steps[edges[1:] - 1], np.add.reduceat(values, edges[:-1]) / np.diff(edges)
 
 
+def plain_values(values: Iterable[Any]) -> list[Any]:
+    """Convert values for JSON: 5 significant digits, which are enough for a screen, and NaN as null."""
+    plain = values.tolist() if isinstance(values, np.ndarray) else values
+    return [(float(f"{v:.5g}") if np.isfinite(v) else None) if isinstance(v, float) else v for v in plain]
+
+
 def evaluated_splits(runs: Iterable[Run]) -> list[str]:
     return ordered_splits({split for run in runs for split in run.evaluations})
 

@@ -85,7 +85,7 @@ def test_each_label_equals_scikit_learn_and_a_loop(case: Case, data: st.DataObje
         case = case._replace(predicted=[data.draw(st.permutations(range(labels))) for _ in case.predicted])
     top, positives = case.top, case.positives
     scores, chosen = draw_scores(data, top), draw_sets(data, top)
-    found = collected(case, scores, size).of_labels(chosen).to_pydict()
+    found = {k: v.to_pylist() for k, v in collected(case, scores, size).of_labels(chosen).items()}
     given_lists = [ids[mask].tolist() for ids, mask in zip(top, chosen, strict=True)]
     for name, values in zip(("precision", "recall", "F1"), expected(positives, given_lists, None, labels), strict=True):
         assert found[name] == pytest.approx(values[:labels])
@@ -138,6 +138,6 @@ def test_labels_of_the_means() -> None:
     sets, top = LabelSets(10), np.array([[0, 2], [1, -1]])
     sets.collect(top, np.array([[0.9, 0.1], [0.5, 0]]), positives)
     assert sets.at_k([2]) == {"micro": {"F1@2": pytest.approx(200 / 3)}, "macro": {"F1@2": 50.0}}
-    found = sets.averages(sets.scores >= 0.5)
+    found = sets.averages(sets.rankings.scores >= 0.5)
     assert found["samples"] == pytest.approx({"precision": 100, "recall": 75, "F1": 250 / 3})
     assert found["macro"] == pytest.approx({"precision": 200 / 3, "recall": 200 / 3, "F1": 200 / 3})
