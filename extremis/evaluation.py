@@ -60,8 +60,8 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
     """
     show_activity("evaluate: reading the model")
     layouts = DataLayout(data), RunLayout(run)
-    if (out := options.labels) is not None:
-        group.decide(lambda: require_labels_file(str(out), [data, run], options.overwrite))
+    if options.labels is not None:
+        group.decide(lambda: require_labels_file(options, [data, run]))
     rule = group.decide(lambda: _open_rule(layouts[0], options))
     is_calibrated = options.calibrate or rule.decision.limit is not None
     later, step = group.decide(lambda: (_later(data, run), layouts[1].scored_step(options.step)))
@@ -143,10 +143,10 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
     def describe_labels() -> dict[str, Any]:
         figures = sets.of_labels(given)
         table = name_figures(figures, layouts[0], scorer.queries, scores.ids, statistics.frequency)
-        for file in (options.labels, path_beside(place) if options.is_standard else None):
-            if file is not None:
-                write_labels(table, file)
-        return summarize_labels(table, sets.rankings.top.shape[1])
+        files = [file for file in (options.labels, path_beside(place) if options.is_standard else None) if file]
+        for file in files:
+            write_labels(table, file)
+        return {"file": next(iter(files), None), **summarize_labels(table, sets.rankings.top.shape[1])}
 
     report["labels"] = group.decide(describe_labels)
     kept = group.decide(lambda: _kept(place, report["metrics"])) if options.is_standard else {}
@@ -316,7 +316,8 @@ def remarks(report: dict[str, Any], split: str) -> Iterator[str]:
     if labels["never_found"]:
         yield (
             f"{labels['never_found']:,} of {labels['with_positives']:,} labels with positives are never found "
-            f"({labels['never_given']:,} of them are given to no query): {option('labels', 'labels.csv')} lists all"
+            f"({labels['never_given']:,} of them are given to no query); all are in "
+            f"{labels['file'] or 'the table of ' + option('labels')}"
         )
     if at["cut_off"]:
         yield (

@@ -15,6 +15,7 @@ from schemas.errors import InputError, option
 from schemas.layout import DataLayout
 from schemas.owners import require_output_file
 from schemas.table import Table
+from scoring.options import EvaluateOptions
 
 LONGEST_EXAMPLE = 160  # characters of an example
 WEAKEST = 20
@@ -28,12 +29,13 @@ def path_beside(evaluation: str) -> str:
     return f"{evaluation.removesuffix('.json')}-labels.parquet"
 
 
-def require_labels_file(out: str, reads: Sequence[str], overwrite: bool) -> None:
-    """Raise InputError if a table of labels cannot be written to `out`."""
+def require_labels_file(options: EvaluateOptions, reads: Sequence[str]) -> None:
+    """Raise InputError if the table of labels cannot be written where `options` say."""
+    out = str(options.labels)
     if not out.endswith(_ENDINGS):
         raise InputError(f"{option('labels', out)}: expected a name that ends in {' or '.join(_ENDINGS)}.")
     remedy = f"Give {option('overwrite', True)} to replace it, or another {option('labels')}."
-    require_output_file(out, reads, remedy, overwrite)
+    require_output_file(out, reads, remedy, options.overwrite)
 
 
 def read_names(data: DataLayout) -> pa.Table:
