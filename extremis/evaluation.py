@@ -140,13 +140,14 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
     place = RunLayout(run).evaluation(options.split, report["step"], later)
     show_activity("evaluate: making the table of labels")
 
+    files = [file for file in (options.labels, path_beside(place) if options.is_standard else None) if file]
+
     def describe_labels() -> dict[str, Any]:
         figures = sets.of_labels(given)
         table = name_figures(figures, layouts[0], scorer.queries, scores.ids, statistics.frequency)
-        files = [file for file in (options.labels, path_beside(place) if options.is_standard else None) if file]
         for file in files:
             write_labels(table, file)
-        return {"file": next(iter(files), None), **summarize_labels(table, sets.rankings.top.shape[1])}
+        return summarize_labels(table, sets.rankings.top.shape[1])
 
     report["labels"] = group.decide(describe_labels)
     kept = group.decide(lambda: _kept(place, report["metrics"])) if options.is_standard else {}
@@ -157,6 +158,7 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
     if group.first and options.is_standard:
         write_json(place, {"split": options.split, **report})
         record_command(RunLayout(run))
+    report["labels"]["file"] = next(iter(files), None)
     return report
 
 
@@ -196,7 +198,8 @@ def _give(
     if curve is not None and rule.decision.limit is not None:
         reach &= ~curve.is_none(np.full(len(top), np.inf), fragments)[:, None]
     chosen = choose(top, reach, rule.decision, rule.groups)
-    facts = {"decision": rule.decision.name, "depth": top.shape[1], "cut_off": int((~chosen.certain).sum())}
+    decision, cut_off = {"decision": rule.decision.name, "limit": rule.decision.limit}, int((~chosen.certain).sum())
+    facts = {**decision, "depth": top.shape[1], "cut_off": cut_off}
     return chosen.given, facts | sets.averages(chosen.given)
 
 

@@ -113,7 +113,8 @@ def evaluate(
     with joined_ranks() as group:
         report = evaluation.evaluate(data, run, options, group)
     asked = {"baselines": options.baseline, "gains": options.baseline}
-    asked |= {"calibration": options.calibrate, "zero_shot": options.zero_shot}
+    is_calibrated = options.calibrate or report["at_decision"]["limit"] is not None
+    asked |= {"calibration": is_calibrated, "zero_shot": options.zero_shot}
     described = {name: value for name, value in report.items() if asked.get(name, True)}  # else of an earlier call
     if group.first:
         for line in evaluation.remarks(described, options.split):

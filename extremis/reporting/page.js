@@ -254,10 +254,13 @@
   };
 
   function rowsOf(columns) {
+    const times = new Map();
+    for (const text of columns.text) times.set(text, (times.get(text) ?? 0) + 1);
     return columns.label.map((_, place) => {
       const row = {};
       for (const [name, values] of Object.entries(columns)) row[name] = values[place];
       row.name = row.text || row.label;
+      row.shared = row.text && times.get(row.text) > 1;
       row.hay = (row.text + "\n" + row.label).toLowerCase();
       if (row.support && row.median_rank === null) row.median_rank = Infinity;
       return row;
@@ -310,6 +313,7 @@
               if (isOpen) line.nextSibling.remove(); else line.after(details(row));
             });
             cell.append(opener);
+            if (row.shared) cell.append(" ", make("small", row.label));
           } else if (name === "median_rank") {
             cell.textContent = row[name] === Infinity ? "> " + depth : row[name] === null ? "" : String(row[name]);
           } else cell.textContent = show(row[name]);
