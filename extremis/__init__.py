@@ -16,6 +16,7 @@ from extremis.installation import require_own_packages
 require_own_packages()
 
 if TYPE_CHECKING:  # for type checkers; the code below loads the same names on first use
+    from extremis.classifier import Classifier as Classifier
     from extremis.console import Event as Event
     from extremis.result import Result as Result
     from extremis.training import TrainOptions as TrainOptions
@@ -85,6 +86,7 @@ _MODULES = {
         ("ArrayOptions", "ClusterOptions", "EmbedTextsOptions", "MergeOptions", "ShardOptions", "TeachOptions"),
         "pipelines.options",
     ),
+    "Classifier": "extremis.classifier",
     "Event": "extremis.console",
     "Result": "extremis.result",
     **dict.fromkeys(

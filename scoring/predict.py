@@ -17,7 +17,7 @@ from schemas import PAD
 from schemas.arrow import DENSE
 from schemas.errors import InputError, option, without_controls
 from schemas.options import whole_number
-from schemas.ragged import Ragged, counts_of, offsets_of
+from schemas.ragged import Ragged, counts_of, offsets_of, pad_columns
 from schemas.waits import Say
 from scoring.containers import html_table, input_url, items_of, require_texts
 from scoring.decision import BEST, Decision, Source, read_decision
@@ -242,6 +242,22 @@ class Model:
         ids = [self._exported.ids_of(_listed(keys[n], f"{name}[{n}]"), name) for n in places]
         flat = np.array([*itertools.chain(*ids)], np.int64)
         return Ragged.from_counts(flat, np.array([*map(len, ids)], np.int64))
+
+    def rank(self, texts: Any, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return ids int64 [N, K] of the best labels of each text, padded with -1, and their probabilities float32.
+
+        K: `k`, or the number of labels. Without a calibration, the probabilities are the sigmoids of the scores.
+        """
+        k = min(k, len(self.labels))
+        ids, found = [np.zeros((0, k), np.int64)], [np.zeros((0, k), np.float32)]
+        for _, inputs, known in self._batches(self._read(texts)):
+            answer = self._exported.decide(inputs, Decision(max_labels=k), known=known)
+            probabilities = answer.probabilities
+            if probabilities is None:
+                probabilities = np.exp(-np.logaddexp(0, -answer.scores))
+            ids.append(pad_columns(answer.ids, k, PAD))
+            found.append(pad_columns(probabilities, k, 0))
+        return np.concatenate(ids), np.concatenate(found)
 
     def explain(self, text: str, label: int | str) -> Explanation:
         """Return the terms of a label's score for a text. `label`: id or key. Raises InputError for unknown labels."""
