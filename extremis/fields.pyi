@@ -155,6 +155,8 @@ class ExportFields(TypedDict, total=False):
     target_recall: float
     calibration_split: str | None
     scores: Literal["classifier", "sum", "fused"] | None
+    license: str | None
+    language: Sequence[str]
     onto: str | PathLike[str] | None
     overwrite: bool
 

@@ -28,7 +28,7 @@ from schemas.manifest import Manifest, Patch, Shard, View, describe_file, write_
 from schemas.mapped import MappedFile
 from schemas.owners import building, clean_up, require_output_folder
 from schemas.ragged import Ragged
-from schemas.shard_files.parquet import encode, filters_of, list_column, writing_shard
+from schemas.shard_files.parquet import encode, filters_of, list_column, number_column, writing_shard
 from schemas.shard_files.shards import POSITION, RETIRED, iterate_shard
 from schemas.sizes import say_bytes
 from schemas.storage import join, relative, require_room, resolve
@@ -36,6 +36,7 @@ from schemas.table import Request, Table, find_reusable
 from schemas.versions import VERSION, Version, move_view, parts_since
 from schemas.waits import Say
 from scoring.calibration import DEEPEST, DEPTH, ScoredPredictions, calibrate, open_fragments
+from scoring.card import CARD, card
 from scoring.decision import BEST, Decision, LabelIds, Rule, decision_of, parse_decision
 from scoring.encoders import ConvertedEncoder, TorchInference, choose_form
 from scoring.export_versions import KIND, ExportVersion, require_needed_exports, resolve_export
@@ -283,6 +284,7 @@ def in_folder(folder: str, shard: Shard) -> Shard:
     return shard.model_copy(update={"path": f"{folder}/{shard.path}"})
 
 
+_OF_THE_CARD = ("license", "language")  # options
 _TUNING_QUERIES = 512
 _COMPARED, _GROUPS = 256, 16  # number of queries to compare a form with PyTorch on; row groups to take queries from
 _KEYS = 1 << 14  # training points in a row group
@@ -323,6 +325,7 @@ def export(data: str, run: str, out: str, options: ExportOptions, say: Say = pri
         **({} if scores == "classifier" else {"scores": scores}),
         **({"form": chosen_form} if chosen_form else {}),
         "calibration_split": split,
+        **options.model_dump(include={*_OF_THE_CARD}, exclude_defaults=True, mode="json"),
         "decision": decision.model_dump(mode="json", exclude_none=True),
     }
     require_output_folder(out, "exported", [data, run, None if earlier is None else earlier.table.url])
@@ -345,7 +348,9 @@ def export(data: str, run: str, out: str, options: ExportOptions, say: Say = pri
                 model = load_encoder(layout, RunLayout(run), checkpoint.step, open_device(options.device))
                 with tempfile.TemporaryDirectory(prefix="extremis-export-") as scratch:
                     place = build.url, Path(scratch), earlier
-                    writer = _Writer(layout, recipe, checkpoint, model, fusion, split, decision, recorded, *place, say)
+                    writer = _Writer(
+                        layout, run, recipe, checkpoint, model, fusion, split, decision, recorded, *place, say
+                    )
                     return build.publish(writer.write(request))
     clean_up(out, "exported")
     say(f"{out}: exported already")
@@ -385,6 +390,7 @@ class _Writer:
     """Writes the files of an export at `out`, with the `options` that the manifest records, based on `earlier`."""
 
     data: DataLayout
+    run: str
     recipe: Recipe
     checkpoint: Checkpoint
     model: Model
@@ -421,7 +427,7 @@ class _Writer:
             table = self.earlier.table
             onto = relative(self.earlier.out, table.url)
             version = ExportVersion(version.part, onto, table.digest, self.earlier.needs(shards))
-        return Manifest(
+        manifest = Manifest(
             kind=KIND,
             shards=tuple(shards),
             rows=facts.labels,
@@ -449,6 +455,14 @@ class _Writer:
                 **({} if serving.retired is None else {RETIRED: int(serving.retired.sum())}),
             },
         )
+        stated = {name: self.options[name] for name in _OF_THE_CARD if name in self.options}
+        frequency = number_column(Table.open(self.data.labels, "labels").read(("frequency",)), "frequency")
+        place = RunLayout(self.run).evaluation("test", self.checkpoint.step)
+        evaluation = storage.read_json(place) if storage.exists(place) else None
+        splits = [name.partition("/")[2] for name in sorted(facts.manifest.parents) if name.startswith("queries/")]
+        rows = {split: Table.open(self.data.queries(split), "queries").rows for split in splits}
+        text = card(manifest, rows, self.decision, int((frequency == 0).sum()), evaluation, **stated)
+        return manifest.model_copy(update={"shards": (*shards, write_file(self.out, CARD, text.encode()))})
 
     def _limit_tokens(self, data: Manifest) -> int:
         """Return the maximum number of tokens per text: the smaller of DATA's limit and the encoder's own limit."""

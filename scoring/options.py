@@ -157,6 +157,12 @@ class ExportOptions(RunOptions, DecisionOptions):
         description="sum adds the embeddings of the labels' texts to the vectors; fused uses the result of `extremis "
         "fuse`. Default: fused, if the checkpoint has a fusion.",
     )
+    license: str | None = Field(
+        None, pattern=r"^[\w.-]+$", description="License of the data, which the card of the export states: cc0-1.0."
+    )
+    language: Annotated[tuple[str, ...], COMMAS, Shown("CODE,...")] = Field(
+        (), description="Languages of the texts, which the card states: en,sv."
+    )
     onto: Annotated[Place, Shown("EXPORT", place=True)] | None = Field(
         None,
         description="Earlier export that OUT refers to; for a folder of exports, its current export.",
