@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # for type checkers; the code below loads the same names on f
     from extremis.using import demo as demo
     from extremis.using import embed as embed
     from extremis.using import evaluate as evaluate
+    from extremis.using import explain as explain
     from extremis.using import export as export
     from extremis.using import fuse as fuse
     from extremis.using import inspect as inspect
@@ -75,7 +76,7 @@ COMMANDS = {
         ("run", "train", "mine", "merge", "teach", "cluster", "recipes", "plan"), ("Train", "extremis.training")
     ),
     **dict.fromkeys(("evaluate", "report", "inspect", "ablate", "fuse"), ("Look", "extremis.using")),
-    **dict.fromkeys(("export", "predict", "serve", "tuples", "embed"), ("Use", "extremis.using")),
+    **dict.fromkeys(("export", "predict", "explain", "serve", "tuples", "embed"), ("Use", "extremis.using")),
     "demo": ("Try", "extremis.using"),
 }
 _MODULES = {

@@ -59,6 +59,7 @@ class Prediction(BaseModel):
     none_of_these: bool | None = Field(description="the best label is less likely right than wrong")
     decision: str = Field(description="name of what decides how many labels there are, and which")
     labels: list[Label]
+    explained: dict[str, Any] | None = Field(None, description="why labels are given or not, by key, where asked for")
 
 
 class Answer(BaseModel):
@@ -169,15 +170,17 @@ class Service:
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._answer_batches())
         model, predictions = await job.answer
-        listed = []
+        listed = list[dict[str, Any]]()
         for text, each in zip(question.texts, predictions, strict=True):
-            labels: Sequence[Any] = each.labels
+            of = {"known_tokens": each.known_tokens, "none_of_these": each.none_of_these, "decision": each.decision}
+            explained: dict[str, Any] = {"labels": each.labels}
             if question.explain:
                 if job.is_gone():
                     raise ClientDisconnect
-                labels = await loop.run_in_executor(self._explaining, _explain, model, text, labels)
-            of = {"known_tokens": each.known_tokens, "none_of_these": each.none_of_these, "decision": each.decision}
-            listed.append({**of, "labels": labels})
+                own = {name: _of_text(name, value, len(listed)) for name, value in stated.items()}
+                asked = model, text, each.labels, question.explain, own
+                explained = await loop.run_in_executor(self._explaining, _explain, *asked)
+            listed.append({**of, **explained})
         return orjson.dumps({"export": model.url, "predictions": listed})
 
     async def _answer_batches(self) -> None:
@@ -248,8 +251,20 @@ def _predict(model: Model, jobs: Sequence[Job], most: int) -> "list[tuple[Model,
         return [error] if len(jobs) == 1 else [_predict(model, [job], most)[0] for job in jobs]
 
 
-def _explain(model: Model, text: str, labels: Sequence[Any]) -> list[dict[str, Any]]:
-    return [{**asdict(label), "explanation": asdict(model.explain(text, label.key))} for label in labels]
+def _of_text(name: str, value: Any, number: int) -> Any:
+    """Return what a question states for its text `number`: labels may be stated for each text."""
+    return value[number] if name in ("allowed", "never") and any(isinstance(each, list) for each in value) else value
+
+
+def _explain(
+    model: Model, text: str, labels: Sequence[Any], asked: bool | Sequence[str], stated: dict[str, Any]
+) -> dict[str, Any]:
+    """Explain the labels of a text, or those that are `asked` for, given or not."""
+    if isinstance(asked, bool):
+        explained = (model.explain(text, label.key, **stated) for label in labels)
+        found = [{**asdict(label), "explanation": asdict(why)} for label, why in zip(labels, explained, strict=True)]
+        return {"labels": found}
+    return {"labels": labels, "explained": {key: asdict(model.explain(text, key, **stated)) for key in asked}}
 
 
 def make_app(service: Service, poll: float, most: int, max_texts: int, max_chars: int, max_body: int) -> ASGIApp:
@@ -270,7 +285,7 @@ def make_app(service: Service, poll: float, most: int, max_texts: int, max_chars
         allowed: Annotated[keys | list[keys] | None, Field(description="keys of labels, or keys for each text")] = None  # type: ignore[valid-type]
         never: Annotated[keys | list[keys] | None, Field(description="as for allowed")] = None  # type: ignore[valid-type]
         groups: Annotated[list[keys] | None, Field(max_length=1000, description="at most one label of each")] = None  # type: ignore[valid-type]
-        explain: Annotated[bool, Field(description="explain the terms of each score")] = False
+        explain: Annotated[bool | keys, Field(description="explain each label, or the labels with these keys")] = False  # type: ignore[valid-type]
 
     async def read(request: Request) -> Question:
         """Read a question, and check the token and the limits."""

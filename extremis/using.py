@@ -517,6 +517,70 @@ def _file(out: str, form: str | None) -> Iterator[str]:
         print_file(path)
 
 
+@dataclass(frozen=True, repr=False, kw_only=True)
+class ExplainResult(Result):
+    """Fields of an `Explanation` of a label's score for a text, and of the decision about it."""
+
+    export: str
+    label: str
+    score: float
+    rank: int | None
+    is_given: bool
+    reason: str
+    distance: float | None
+    against: str | None
+    parts: Mapping[str, float]
+    gaps: Mapping[str, float]
+    words: Sequence[tuple[str, float]]
+    points: Sequence[tuple[str, float, float]]
+
+
+@function
+def explain(
+    export: Place,
+    text: Annotated[str, Shown("TEXT")],
+    label: Annotated[str, Shown("LABEL")],
+    options: DecisionOptions | None = None,
+    *,
+    exact: bool = False,
+    embedder: Place | None = None,
+    threads: Positive | None = None,
+    allow: Names = (),
+    progress: Progress = True,
+    **fields: "Unpack[DecisionFields]",
+) -> ExplainResult:
+    """Say why an export gives a label to a text, or why it does not: rank, decision, and the parts of the score.
+
+    LABEL is a key. For a label that is not given, the parts are compared with those of the last label that is given.
+
+    Options:
+        exact: Score every label, even if the export has an index.
+        embedder: Path or hub name of the model that computed DATA's dense vectors. Default: the name in the export.
+        threads: Number of threads. Default: all cores.
+        allow: Scores from outside that EXPORT may import, as module:name.
+
+    Examples:
+      extremis explain exported/ "a ship in a storm" sea
+      extremis explain exported/ "a ship in a storm" sea --precision 0.9
+    """
+    from scoring.decision import decision_of
+
+    model = load(export, exact=exact, embedder=embedder, threads=threads, allow=allow)
+    found = model.explain(text, label, decision_of(options or DecisionOptions()))
+    place = "rank unknown" if found.rank is None else f"rank {found.rank:,} of {len(model.labels):,}"
+    said = f"{label}: {'' if found.is_given else 'not given: '}{found.reason}; score {found.score:.3f}, {place}"
+    if found.gaps:
+        said += f"; compared with {found.against}, most is missing in: {next(iter(found.gaps))}"
+    rows = [[name, f"{part:+.3f}", f"{found.gaps.get(name, 0):+.3f}"] for name, part in found.parts.items() if part]
+    columns = ["part of the score", "adds", f"compared with {found.against}"][: 3 if found.gaps else 2]
+    shown: list[Grid | str] = [said, Grid("", columns, [row[: len(columns)] for row in rows])]
+    words = [[word, f"{added:+.3f}"] for word, added in found.words]
+    points = [[key, f"{cosine:.3f}", f"{added:+.3f}"] for key, cosine, added in found.points]
+    shown += [Grid("words", ["word", "adds"], words)] if words else []
+    shown += [Grid("training points with the label", ["key", "cosine", "adds"], points)] if points else []
+    return ExplainResult(export=model.url, label=label, **dataclasses.asdict(found), shown=shown)
+
+
 def load(
     export: str | PathLike[str],
     *,

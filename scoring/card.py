@@ -39,8 +39,8 @@ def card(
 ) -> str:
     """Return the text of the card.
 
-    `rows`: those of DATA by split. `unseen`: number of labels without training points. `evaluation`: the report of `evaluate`
-    on the test split at the exported step. `license`, `language`: of the data, as they were stated.
+    `rows`: those of DATA by split. `unseen`: number of labels without training points. `evaluation`: the report of
+    `evaluate` on the test split at the exported step. `license`, `language`: of the data, as they were stated.
     """
     scores = export.parameters["options"].get("scores", "classifier")
     measured = None if evaluation is None or evaluation["scores"] != scores else evaluation

@@ -30,6 +30,7 @@ from trainer.modules import open_named
 from trainer.threads import set_threads
 
 _BATCH = 512  # texts per batch
+_RANKED, _DEEPER, _DEEPEST = 64, 8, 1 << 16  # labels in which a rank is looked for: first, times so many, at most
 _MOST_WORDS = 1 << 15  # words whose tokens are remembered
 
 
@@ -67,12 +68,23 @@ class Explanation:
     "neighbours": nearest texts by words; "name", "name in …": the label's name; "training points": their number;
     "weights": the sum by weights; "bias". Each also has what its rank and its gap to the best score add.
     `words`: (a word or two neighbouring words, contribution to the score); `points`: (key, cosine, contribution).
+
+    `rank`: place among all labels, 1 for the best; None: not among the best 65,536, or retired. `is_given`: whether the
+    decision gives the label, with the `reason`. `distance`: its score less the lowest one that is given; None if the
+    decision has no such score. If it is not given, `gaps`: its parts less those of the label `against`, lowest first;
+    this is the last label that is given, or else the best one.
     """
 
     score: float
     parts: dict[str, float]
     words: list[tuple[str, float]] = field(default_factory=list)
     points: list[tuple[str, float, float]] = field(default_factory=list)
+    rank: int | None = None
+    is_given: bool = True
+    reason: str = ""
+    distance: float | None = None
+    against: str | None = None
+    gaps: dict[str, float] = field(default_factory=dict)
 
 
 class Predictions(list[Prediction]):
@@ -259,20 +271,21 @@ class Model:
             found.append(pad_columns(probabilities, k, 0))
         return np.concatenate(ids), np.concatenate(found)
 
-    def explain(self, text: str, label: int | str) -> Explanation:
-        """Return the terms of a label's score for a text. `label`: id or key. Raises InputError for unknown labels."""
+    def explain(self, text: str, label: int | str, decision: Source = None, **stated: Any) -> Explanation:
+        """Return the terms of a label's score for a text, and why the label is given or not.
+
+        `label`: id or key. `decision` and `stated`: as for `predict`. Raises InputError for unknown labels.
+        """
         label_id = self.labels.ids([label])[0] if isinstance(label, str) else whole_number("label", label)
         if label_id >= len(self.labels):
             raise InputError(f"label = {label}: expected a label id from 0 to below {len(self.labels):,}.")
         require_texts([text], "text")
+        chosen, serving = self.decide(decision, **stated), self._exported.serving
         ((_, inputs, known),) = self._batches([text])
-        serving = self._exported.serving
-        if not known[0]:
-            odds = float(self._exported.prior[1][label_id])
-            return Explanation(odds, {"prior": odds})
-        parts, scores = serving.explain(inputs, label_id)
-        explained = Explanation(sum(parts.values()), parts)
-        if serving.fused is None:
+        parts, scores = self._parts(inputs, known, label_id)
+        why = self._why(inputs, known, label_id, parts, chosen)
+        explained = Explanation(sum(parts.values()), parts, **why)
+        if serving.fused is None or not known[0]:
             return explained
         linear, memory = serving.fused.scorers.linear, serving.fused.scorers.memory
         if linear is not None and inputs.tokens is not None and scores["words"]:
@@ -286,6 +299,62 @@ class Model:
             keys = self._exported.point_keys(points[0, voting])
             explained.points.extend(zip(keys, cosines[0, voting].tolist(), added.tolist(), strict=True))
         return explained
+
+    def _parts(self, inputs: Inputs, known: np.ndarray, label: int) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the terms of a label's score for one text, and all scorers' scores, both by name."""
+        if not known[0]:
+            parts = {"prior": float(self._exported.prior[1][label])}
+            return parts, parts
+        return self._exported.serving.explain(inputs, label)
+
+    def _why(
+        self, inputs: Inputs, known: np.ndarray, label: int, parts: Mapping[str, float], decision: Decision
+    ) -> dict[str, Any]:
+        """Return the fields of an `Explanation` about the rank and the decision."""
+        exported, score, width = self._exported, sum(parts.values()), _RANKED
+        answer, rule = exported.decide(inputs, decision, known=known), exported.look_up(decision)
+        while True:
+            top = exported.decide(inputs, Decision(max_labels=width), known=known).ids
+            if label in top[0] or width >= min(exported.table.rows, _DEEPEST):
+                break
+            width *= _DEEPER
+        rank = int(np.argmax(top[0] == label)) + 1 if label in top[0] else None
+        given = answer.ids[0][answer.ids[0] != PAD].tolist()
+        curve, limit = exported.calibration, None
+        if curve is not None and decision.limit is not None:
+            share = getattr(decision, decision.limit)
+            limit = curve.precision.score_of(share) if decision.precision else curve.score_of(share)
+            if limit is not None and not known[0]:  # its scores are log odds
+                probability = curve(np.array(limit)) if decision.precision else np.array(share)
+                limit = float(np.log(probability) - np.log1p(-probability))
+        if label in given:
+            distance = None if limit is None else score - limit
+            return {"rank": rank, "reason": f"given, by {decision.name}", "distance": distance}
+        is_below = limit is not None and (score < limit or not given)
+        lowest = limit if is_below or not given else float(answer.scores[0, len(given) - 1])
+        distance = None if lowest is None else score - lowest
+        others = given[-1:] or [each for each in top[0].tolist() if each not in (label, PAD)][:1]
+        key, gaps = None, dict[str, float]()
+        for other in others:
+            key, compared = self.labels[other].key, self._parts(inputs, known, other)[0]
+            gaps = {name: parts.get(name, 0.0) - compared.get(name, 0.0) for name in {**compared, **parts}}
+        may_give = np.ones(exported.table.rows, bool) if rule.may_give is None else rule.may_give
+        stays = top[:, may_give[top[0]] & (top[0] != PAD)]
+        struck = rule.groups is not None and (rule.groups.strike(stays)[0] & (stays[0] == label)).any()
+        if exported.serving.retired is not None and exported.serving.retired[label]:
+            reason = "the label is retired"
+        elif not may_give[label]:
+            reason = f"the decision does not allow it: {decision.name}"
+        elif struck:
+            reason = f"a better label of its group is there: {decision.name}"
+        elif answer.unfamiliar[0] and decision.limit is not None:
+            reason = "the text is unlike the texts that the limit was learned on"
+        else:
+            of = f"the limit, {decision.name}" if is_below else f"{key}, the last label that is given"
+            reason = f"its score is {-(distance or 0):.3f} below that of {of}"
+        gaps = {name: gap for name, gap in sorted(gaps.items(), key=lambda gap: gap[1]) if gap}
+        found = {"rank": rank, "is_given": False, "reason": reason, "distance": distance}
+        return {**found, "against": key, "gaps": gaps}
 
     def embed(self, texts: Any) -> np.ndarray:
         """Embed texts for products with the labels' vectors: float32 [N, D], or [N, D + 1] with a last column of 1.

@@ -217,7 +217,10 @@ class OfNumbers(Classifier):
         return tags
 
 
-NAMED = {"check_supervised_y_2d": "a matrix with one column has one label, on or off, and is no list of classes"}
+NAMED = {
+    "check_fit_score_takes_y": "the arguments are called texts and labels",
+    "check_supervised_y_2d": "a matrix with one column has one label, on or off, and is no list of classes",
+}
 WITHOUT_FIT = (
     checks.check_estimator_cloneable,
     checks.check_estimator_tags_renamed,
