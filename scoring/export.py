@@ -361,7 +361,7 @@ def _read_decision(data: DataLayout, options: ExportOptions, earlier: EarlierExp
     """Return the decision that `options` state, else the earlier export's. Raises InputError for unknown labels."""
     decision = decision_of(options)
     if earlier is not None and decision == Decision():  # an update keeps what a service does
-        (file,) = earlier.files.of(DECISION)
+        (file,) = (shard for shard in earlier.table.shards if shard.path == DECISION)
         decision = parse_decision(earlier.files.path(file).read_bytes(), f"{earlier.table.url}/{DECISION}")
     if decision.names_labels:
         keys = Table.open(data.labels, "labels").read(("key",))["key"].to_pylist()
