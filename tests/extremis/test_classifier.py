@@ -1,5 +1,6 @@
 """The classifier in scikit-learn's tools: their results are those of its own methods."""
 
+import gc
 import pickle
 import shutil
 import subprocess
@@ -125,6 +126,7 @@ def test_a_folder_of_its_own_lives_as_long_as_the_object() -> None:
     place = Path(fitted.export_)
     assert place.is_dir()
     del fitted
+    gc.collect()
     assert not place.exists()
 
 
