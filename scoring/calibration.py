@@ -151,10 +151,12 @@ class PrecisionBounds:
     At a score, the true share of correct labels is at least the bound with a confidence of 95 %, for texts like those
     held out, of which `texts` differ. Equal texts count as one observation: the precision is a ratio of sums over
     texts, with the variance of a ratio estimator (Cochran, Sampling Techniques, 1977, section 6.3) and Wilson's bound.
+    `shares` [n]: the share of correct labels of the held-out texts.
     """
 
     scores: np.ndarray
     bounds: np.ndarray
+    shares: np.ndarray
     texts: int
 
     @classmethod
@@ -180,7 +182,7 @@ class PrecisionBounds:
         kept = np.flatnonzero(is_last & (ranked > cut_at))[::-1]
         steps = np.floor(bounds[kept] * _STEPS)
         kept = kept[steps > np.maximum.accumulate(np.append(0, steps))[:-1]]
-        return cls(ranked[kept], bounds[kept], len(np.unique(text)))
+        return cls(ranked[kept], bounds[kept], share[kept], len(np.unique(text)))
 
     def score_of(self, precision: float) -> float:
         """Return the lowest score at which the bound is at least `precision`. Raises InputError if there is none."""
@@ -195,12 +197,14 @@ class PrecisionBounds:
 
     def described(self) -> dict[str, Any]:
         """Return it as `read` reads it."""
-        return {"scores": self.scores.tolist(), "bounds": self.bounds.tolist(), "texts": self.texts}
+        columns = {name: getattr(self, name).tolist() for name in ("scores", "bounds", "shares")}
+        return {**columns, "texts": self.texts}
 
     @classmethod
     def read(cls, facts: Any) -> "PrecisionBounds":
         """Raises ValueError, KeyError or TypeError for other facts than those of `described`."""
-        read = cls(np.array(facts["scores"], float), np.array(facts["bounds"], float), int(facts["texts"]))
+        columns = (np.array(facts[name], float) for name in ("scores", "bounds", "shares"))
+        read = cls(*columns, int(facts["texts"]))
         if not (read.scores.shape == read.bounds.shape and (np.diff([read.scores, read.bounds]) > 0).all()):
             raise ValueError("the bounds do not increase")
         return read
@@ -224,7 +228,7 @@ def _wilson(share: np.ndarray, count: np.ndarray) -> np.ndarray:
     return (share + z / 2 - np.sqrt(z * (share * (1 - share) + z / 4))) / (1 + z)
 
 
-NO_BOUNDS = PrecisionBounds(np.empty(0), np.empty(0), 0)
+NO_BOUNDS = PrecisionBounds(np.empty(0), np.empty(0), np.empty(0), 0)
 BINS = 15
 FAMILIAR = 0.99
 NONE_THRESHOLD = 0.5  # a query whose best label is correct with a lower probability counts as "none of these"

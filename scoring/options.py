@@ -5,7 +5,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from schemas import storage
 from schemas.options import COMMAS, AnyDevice, Options, Place, Shown
 from scoring import QUERIES, SHORTLIST
 
@@ -33,6 +32,8 @@ def _keys(value: Any) -> Any:
     """Return the keys of labels in a text: one a line of the file after an @, or between commas."""
     if not isinstance(value, str) or not value.startswith("@"):
         return COMMAS.func(value)  # type: ignore[call-arg]
+    from schemas import storage
+
     try:
         return [line for line in storage.read_bytes(value[1:]).decode().splitlines() if line]
     except (FileNotFoundError, UnicodeDecodeError):

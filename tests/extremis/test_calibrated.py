@@ -3,6 +3,7 @@
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ from schemas.table import Table
 from scoring.decision import Decision
 from scoring.exported import Exported
 from tests.command import ROOT, call, refused
+from tests.scoring.test_decision import plainly
 from trainer.evaluation.evaluate import open_split
 from trainer.inputs import Inputs
 from trainer.methods.sections import Data
@@ -123,7 +125,9 @@ def test_probabilities_are_those_of_the_curve(model: extremis.Model, exports: Pa
 def share_of_fragments(exports: Path, text: str) -> float:
     """The share of a text's tokens that are unknown, continue a word or are single letters."""
     tokens = Tokenizer.from_file(str(exports / "one" / "encoder" / "tokenizer.json")).encode(text).tokens
-    return sum(t == "[UNK]" or t.startswith("##") or (len(t) == 1 and t.isalnum()) for t in tokens) / len(tokens)
+    return sum(t == "[UNK]" or t.startswith("##") or (len(t) == 1 and t.isalnum()) for t in tokens) / max(
+        1, len(tokens)
+    )
 
 
 def test_texts_of_another_language_or_field_are_none_of_these(model: extremis.Model, exports: Path) -> None:
@@ -212,6 +216,38 @@ def test_labels_are_left_out_of_each_text_or_of_all(model: extremis.Model, expor
     lines = [json.loads(line)["labels"] for line in (tmp_path / "p.jsonl").read_text().splitlines()]
     assert lines == [[label.key for label in prediction.labels] for prediction in alone]
     refused(call("predict", exports, "-", "-", "--never", "@nowhere"), "--never: expected @ and a file of keys")
+
+
+@pytest.mark.parametrize("depth", [1, 10])
+def test_labels_are_those_that_the_rule_gives_out_of_a_ranking_of_all_labels(
+    exports: Path, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However deep the ranking begins, and with other sets of labels for each text."""
+    monkeypatch.setattr("scoring.exported.DEPTH", depth)
+    draw, most = np.random.default_rng(depth), facts(exports)["none_of_these"]["fragments"]
+    for name in ("one", "two"):
+        model = extremis.load(exports / name, threads=1)
+        keys, texts = model.labels.keys, [*TEXTS, *BLANK, "an oil painting of a river with boats and trees"]
+        shares = (0.02, 0.2) if name == "one" else ()
+        whole = model.predict(texts, max_labels=len(keys))
+        for number in range(4):
+            some = draw.permutation(keys).tolist()
+            at_least = number % 3
+            stated: dict[str, Any] = {"at_least": at_least, "groups": [some[:3], some[2:5], some[5:30]]}
+            stated |= {"min_probability": shares[number % 2]} if shares else {}
+            stated |= {"max_labels": 30} if number > 1 or not shares else {}
+            allowed = [draw.permutation(keys)[: 40 * (n % 3)].tolist() for n in range(len(texts))]
+            never = [some[n : n + 20] for n in range(len(texts))]
+            sets: dict[str, Any] = {"allowed": allowed, "never": never} if number % 2 else {"never": some[:9]}
+            found = model.predict(texts, **stated, **sets)
+            for place, (prediction, every) in enumerate(zip(found, whole, strict=True)):
+                own = {key: value[place] for key, value in sets.items()} if number % 2 else sets
+                rule = Decision(**{**stated, "groups": tuple(map(tuple, stated["groups"]))}, never=tuple(own["never"]))
+                rule = rule.model_copy(update={"allowed": tuple(own["allowed"]) if "allowed" in own else None})
+                is_strange = bool(shares) and share_of_fragments(exports, prediction.text) > most
+                ranking = [(label.key, 0.0 if is_strange else label.probability or 0.0) for label in every.labels]
+                limit = stated.get("min_probability")
+                assert [label.key for label in prediction.labels] == plainly(rule, ranking, limit), (name, stated, own)
 
 
 def test_what_a_score_comes_from_adds_up_to_it(data: Path, model: extremis.Model, exports: Path) -> None:

@@ -31,8 +31,8 @@ def decisions(draw: st.DrawFn) -> Decision:
     )
 
 
-def plainly(decision: Decision, ranking: list[tuple[str, float]]) -> list[str]:
-    """The rule as docs/export.md states it, of a ranking of all labels, best first."""
+def plainly(decision: Decision, ranking: list[tuple[str, float]], limit: float | None) -> list[str]:
+    """The rule as docs/export.md states it, of a ranking of all labels with their probabilities, best first."""
     given: list[str] = []
     stays: list[str] = []
     for key, probability in ranking:
@@ -41,8 +41,8 @@ def plainly(decision: Decision, ranking: list[tuple[str, float]]) -> list[str]:
         if any(key in group and {*group} & {*stays} for group in decision.groups):
             continue
         stays.append(key)
-        has_limit = decision.min_probability is not None
-        is_above = probability >= 0.5 if has_limit else decision.max_labels is not None or not decision.at_least
+        no_limit = decision.max_labels is not None or not decision.at_least
+        is_above = no_limit if limit is None else probability >= limit
         if is_above or len(stays) <= decision.at_least:
             given.append(key)
     return given[: decision.max_labels]
@@ -70,7 +70,9 @@ def test_a_choice_is_the_rule_and_is_certain_only_where_more_labels_change_nothi
     whole = choose(top, reached, decision, groups)
     for row, own in enumerate(pairs):
         ranking = [(KEYS[label], p) for label, p in own]
-        assert [KEYS[label] for label in top[row][whole.given[row]]] == plainly(decision, ranking)
+        assert [KEYS[label] for label in top[row][whole.given[row]]] == plainly(
+            decision, ranking, decision.min_probability
+        )
     for depth in range(1, LABELS):
         part = choose(top[:, :depth], reached[:, :depth], decision, groups)
         for row in np.flatnonzero(part.certain).tolist():
