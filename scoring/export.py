@@ -37,7 +37,7 @@ from schemas.versions import VERSION, Version, move_view, parts_since
 from schemas.waits import Say
 from scoring.calibration import DEEPEST, DEPTH, ScoredPredictions, calibrate, open_fragments
 from scoring.card import CARD, card
-from scoring.decision import BEST, Decision, LabelIds, Rule, decision_of, parse_decision
+from scoring.decision import BEST, Decision, LabelIds, Rule, decision_of
 from scoring.encoders import ConvertedEncoder, TorchInference, choose_form
 from scoring.export_versions import KIND, ExportVersion, require_needed_exports, resolve_export
 from scoring.exported import CALIBRATION, DECISION, INDEX, LABELS, POINTS, TEXTS, VECTORS, ExportFiles, Serving
@@ -361,8 +361,7 @@ def _read_decision(data: DataLayout, options: ExportOptions, earlier: EarlierExp
     """Return the decision that `options` state, else the earlier export's. Raises InputError for unknown labels."""
     decision = decision_of(options)
     if earlier is not None and decision == Decision():  # an update keeps what a service does
-        (file,) = (shard for shard in earlier.table.shards if shard.path == DECISION)
-        decision = parse_decision(earlier.files.path(file).read_bytes(), f"{earlier.table.url}/{DECISION}")
+        decision = earlier.files.decision
     if decision.names_labels:
         keys = Table.open(data.labels, "labels").read(("key",))["key"].to_pylist()
         Rule.of(decision, LabelIds({key: number for number, key in enumerate(keys)}, data.root))

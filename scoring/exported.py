@@ -95,11 +95,21 @@ class ExportFiles:
 
     def map(self, name: str) -> MappedFile:
         """Map a file, and let `require_unchanged` check the file. Changes to the mapped bytes stay in memory."""
+        shard = self.find(name)
+        self.mapped.append(MappedFile(str(self.path(shard)), shard.bytes, private=True))
+        return self.mapped[-1]
+
+    def find(self, name: str) -> Shard:
+        """Return the entry of a file. Raises TableError if there is none."""
         shard = next((shard for shard in self.table.shards if shard.path == name), None)
         if shard is None:
             raise TableError(f"{self.url}: this export contains no {name}. {REMEDY}")
-        self.mapped.append(MappedFile(str(self.path(shard)), shard.bytes, private=True))
-        return self.mapped[-1]
+        return shard
+
+    @cached_property
+    def decision(self) -> Decision:
+        """The decision of the export. Raises TableError, InputError."""
+        return parse_decision(self.path(self.find(DECISION)).read_bytes(), join(self.url, DECISION))
 
     def vectors(self, shard: Shard) -> Any:
         """Return the rows [n, D] of a mapped file of vectors, after later changes to rows are applied."""
@@ -392,8 +402,7 @@ class Exported:
     def decision(self) -> Decision:
         """The decision of this export, which a call may change. Raises TableError."""
         with _naming_damage(self.table.url):
-            (file,) = (shard for shard in self.table.shards if shard.path == DECISION)
-            return parse_decision(self.files.path(file).read_bytes(), f"{self.table.url}/{DECISION}")
+            return self.files.decision
 
     @cached_property
     def ids_of(self) -> LabelIds:
