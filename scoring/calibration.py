@@ -203,8 +203,8 @@ class PrecisionBounds:
     @classmethod
     def read(cls, facts: Any) -> "PrecisionBounds":
         """Raises ValueError, KeyError or TypeError for other facts than those of `described`."""
-        columns = (np.array(facts[name], float) for name in ("scores", "bounds", "shares"))
-        read = cls(*columns, int(facts["texts"]))
+        scores, bounds, shares = (np.array(facts[name], float) for name in ("scores", "bounds", "shares"))
+        read = cls(scores, bounds, shares, int(facts["texts"]))
         if not (read.scores.shape == read.bounds.shape and (np.diff([read.scores, read.bounds]) > 0).all()):
             raise ValueError("the bounds do not increase")
         return read
