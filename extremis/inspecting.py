@@ -394,7 +394,8 @@ def _decoder_of(url: str, manifest: Manifest) -> TextDecoder | None:
         return None
 
 
-_VERSION_OPTIONS = ("shards", "shard_bytes", "max_reject_share", "format", "fields", "sink")  # others stay the same
+# Others stay the same.
+_VERSION_OPTIONS = ("shards", "shard_bytes", "max_reject_share", "unlabelled", "format", "fields", "encoding", "sink")
 _PROPENSITY = ("propensity_a", "propensity_b")  # both belong to one flag
 
 

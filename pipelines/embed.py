@@ -235,7 +235,9 @@ def embed_texts(
     if files.assumed:
         say(files.assumed)
     named = {"prompt": prompt, "compute": compute, "device": opened.type, "dtype": options.dtype}
-    parameters = {**named, "fields": options.fields} if isinstance(texts, Texts) else named
+    parameters = (
+        {**named, "fields": options.fields, "encoding": options.encoding} if isinstance(texts, Texts) else named
+    )
     request = Request(KIND, {"model": files.digest, name: digest}, parameters)
 
     def make(job: Job) -> Manifest:
@@ -307,7 +309,7 @@ def _open_input(source: str, options: EmbedTextsOptions) -> tuple[Texts | Table,
             raise InputError(
                 "INPUT -: embed reads the texts more than once. Write standard input to a file, and give that file."
             )
-        texts = Texts(source, fields=parse_fields(options.fields or ""))
+        texts = Texts(source, fields=parse_fields(options.fields or ""), encoding=options.encoding)
         digests = [base.identify(url)[1] for url in texts.places()]
         return texts, "input", storage.sha256("".join(digests).encode())
     layout = DataLayout(source)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from schemas.errors import InputError, option
-from schemas.options import Device, Fields, Options, Place, Shown, Sink, Size, Url, key
+from schemas.options import Device, Encoding, Fields, Options, Place, Shown, Sink, Size, Url, key
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -80,6 +80,11 @@ class ShardOptions(Options):
     )
     format: Annotated[str, Shown("FORM", lambda: FORMATS)] | None = _unset("Format of INPUT{names}. Default: detected.")
     fields: Fields | None = _unset("Names of the fields in INPUT, e.g. key=id,text=query.")
+    encoding: Encoding | None = _unset("Encoding of files of text, e.g. cp1252. Default: utf-8, or from a utf-16 mark.")
+    unlabelled: Literal["reject", "skip"] = Field(
+        "reject",
+        description="Rows without a label: count towards {max_reject_share} (reject), or are left out (skip).",
+    )
     same_key: SameKey | None = _unset(
         "A label with the key of a query that is not a positive of the query: never a negative or a prediction of the "
         "query (filter), or like other labels (keep). Default: filter for beir, else keep."
@@ -340,6 +345,7 @@ class EmbedTextsOptions(Options):
     )
     prompt: str | None = _unset("Prompt for all texts: the name of one of the model's prompts, or the prompt itself.")
     fields: Fields | None = _unset("Names of the fields in INPUT, e.g. key=id,text=query.")
+    encoding: Encoding | None = cast("Any", ShardOptions.model_fields["encoding"])
     split: str = cast("Any", EmbedOptions.model_fields["split"])
     dtype: Literal["float16", "float32"] = cast("Any", EmbedOptions.model_fields["dtype"])
     compute: Literal["auto", "float32", "bfloat16"] = Field(

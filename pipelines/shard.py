@@ -63,12 +63,12 @@ def shard(
     source, data = for_workers(beam_options, source), for_workers(beam_options, data)
     if options.onto is not None:
         options = options.model_copy(update={"onto": for_workers(beam_options, options.onto)})
-    form = formats.choose(source, options.format, options.fields)
+    form = formats.choose(source, options.format, options.fields, options.encoding)
     if options.onto is not None and options.fields is None and isinstance(form, Keyed):
         if named := open_data(options.onto)[0].parameters["options"]["fields"]:
             say(f"fields as in {options.onto}: {named}; {option('fields')} gives other names")
         options = options.model_copy(update={"fields": named})
-        form = formats.choose(source, options.format, named)
+        form = formats.choose(source, options.format, named, options.encoding)
     if options.onto is not None and isinstance(form, Keyed):
         form = replace(form, labels_needed=False)
     inputs = form.find(source)
@@ -150,7 +150,7 @@ def _make(attempt: Attempt, phases: Phases, frozen: FrozenTokenizer | None) -> M
     for table in ("train", f"{PAIRS}train", LABELS):
         if line := read.describe_first(raw, inputs, table):
             say(line)
-    publish.check_rejects(inputs, raw, raw, options.max_reject_share)
+    publish.check_rejects(inputs, raw, raw, options)
     if finished is None:
         finished = Finished(publish.READ, raw, Summary())
         publish.record_phase(phases, finished)
@@ -180,7 +180,7 @@ def _make(attempt: Attempt, phases: Phases, frozen: FrozenTokenizer | None) -> M
     later = finished.later
     written = attempt.run("write", steps[2], lambda flow: write(flow, attempt, tables, later))
     summary = Summary.sum_of([raw, later, written])
-    publish.check_rejects(inputs, raw, summary, options.max_reject_share)
+    publish.check_rejects(inputs, raw, summary, options)
     if base is not None:
         require_most_labels(base, summary)
     elif not summary.count("queries/train", "rows_out"):

@@ -1,5 +1,6 @@
 """Options: frozen, typed and validated on creation; an error names the invalid option and the reason."""
 
+import codecs
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -157,6 +158,18 @@ def _require_device(name: str) -> str:
     return name
 
 
+def _encoding(name: str) -> str:
+    """Return the usual name of an encoding of text."""
+    try:
+        "".encode(name)  # refuses codecs that are not for text, such as hex
+        return codecs.lookup(name).name
+    except (LookupError, ValueError):
+        raise PydanticCustomError(
+            "encoding", "input should be an encoding, such as cp1252, utf-16 or gb18030"
+        ) from None
+
+
+Encoding = Annotated[str, AfterValidator(_encoding), Shown("NAME")]
 Device = Annotated[str, AfterValidator(_require_device), Shown("auto|cpu|cuda|cuda:N")]
 AnyDevice = Annotated[
     Device, Field(description="Device to use. Default: auto, which takes a GPU if the machine has one.")

@@ -1,15 +1,18 @@
-"""Texts and rows that Python programs hold, in lists, arrays, Series, frames and tables of any library; and HTML."""
+"""Rows that are in no file of a format: Python's lists, Series, frames and tables, and spreadsheets; and HTML."""
 
 import contextlib
+import datetime
 import html
+import io
 import re
 import tempfile
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.errors import ExtremisError, InputError
+from schemas.errors import ExtremisError, InputError, missing_extra
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -18,6 +21,7 @@ _EXPECTED = (
     "a list, Series or array of texts, a data frame or table, or rows as dictionaries or as pairs of text and label"
 )
 _SPLITS = ("train", "val", "validation", "dev", "test", "labels")
+SPREADSHEET = ".xlsx"  # ending of a URL
 _ROW = r"\b(\w+)(?:/data)?-\d+-of-\d+\.arrow, line ([\d,]+)"  # of a file that `input_url` writes
 
 
@@ -45,12 +49,16 @@ def require_texts(items: Iterable[Any], place: str) -> None:
 def input_url(data: Any) -> Iterator[str]:
     """Yield a URL to read `data` from: a path or URL unchanged, else a folder that exists until the block ends.
 
-    data: rows (dictionaries, or pairs of text and label), texts, an Arrow table, a data frame, a Hugging Face data set,
-    or one of these per split: {"train": …, "test": …, "labels": …}, or {"texts": …}. Raises InputError for others.
+    data: the URL of a spreadsheet (.xlsx), rows (dictionaries, or pairs of text and label), texts, an Arrow table, a
+    data frame, a Hugging Face data set, or one of these per split: {"train": …, "test": …, "labels": …}, or {"texts":
+    …}. Raises InputError for others.
     """
-    if isinstance(data, str | PathLike):
+    if isinstance(data, str | PathLike) and not str(data).endswith(SPREADSHEET):
         yield str(data)
         return
+    sheet, numbers = (str(data), list[int]()) if isinstance(data, str | PathLike) else ("", [])
+    if sheet:
+        data, numbers = _read_sheet(sheet)
     with tempfile.TemporaryDirectory(prefix="extremis-input-") as folder:
         if hasattr(data, "save_to_disk"):
             data.save_to_disk(folder)
@@ -64,9 +72,62 @@ def input_url(data: Any) -> Iterator[str]:
         try:
             yield folder
         except ExtremisError as error:  # names what the caller has: rows, not files
-            said = str(error).replace(f"{folder}/", "").replace(folder, "input")
-            error.args = (re.sub(_ROW, lambda row: f"{row[1]}[{int(row[2].replace(',', '')) - 1}]", said),)
+            said = str(error).replace(f"{folder}/", "").replace(folder, sheet or "input")
+
+            def named(row: re.Match[str]) -> str:
+                place = int(row[2].replace(",", "")) - 1
+                return f"{sheet}, row {numbers[place]:,}" if sheet else f"{row[1]}[{place}]"
+
+            error.args = (re.sub(_ROW, named, said),)
             raise
+
+
+def _read_sheet(url: str) -> tuple["pa.Table", list[int]]:
+    """Return the rows below the header of a spreadsheet's first sheet as texts, and their numbers in the sheet.
+
+    Empty rows are left out. Raises InputError if openpyxl is missing, or the file or its header is damaged;
+    StorageError.
+    """
+    try:
+        from openpyxl import load_workbook
+    except ImportError:
+        raise missing_extra(f"{url}: an .xlsx file needs openpyxl", "xlsx") from None
+    import pyarrow as pa
+
+    from pipelines.formats.base import MAX_RATIO, UNSUSPECTED, open_file
+    from pipelines.formats.from_columns import check_names
+
+    with open_file(url) as file:
+        content = io.BytesIO(file.read())
+    try:
+        sizes = [(each.file_size, each.compress_size) for each in zipfile.ZipFile(content).infolist()]
+        if any(size > max(UNSUSPECTED, MAX_RATIO * packed) for size, packed in sizes):
+            raise ValueError("it unpacks to an unusual size")
+        sheet = load_workbook(content, read_only=True, data_only=True).worksheets[0]
+        header, *rows = ([*map(_cell, row)] for row in sheet.iter_rows(values_only=True))
+    except Exception as error:  # openpyxl has no error of its own for most damage
+        fault = f"not an .xlsx file with a header, or damaged ({str(error)[:200]})"
+        raise InputError(f"{url}: {fault}. Save it again.") from None
+    width = max((place + 1 for place, name in enumerate(header) if name), default=0)
+    check_names(url, header[:width])
+    for number, row in enumerate(rows, 2):
+        if any(row[width:]):
+            raise InputError(f"{url}, row {number:,}: a cell beside the {width} columns of the header. Give it a name.")
+    kept = [(number, row[:width] + [""] * (width - len(row))) for number, row in enumerate(rows, 2) if any(row)]
+    columns = [pa.array([row[place] for _, row in kept], pa.string()) for place in range(width)]
+    return pa.table(columns, header[:width]), [number for number, _ in kept]
+
+
+def _cell(value: Any) -> str:
+    """Return the value of a cell as text: a whole number without a point, a date as in ISO 8601."""
+    if isinstance(value, bool):
+        return str(value).upper()
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() else repr(value)
+    if isinstance(value, datetime.datetime) and value.time() == datetime.time():
+        value = value.date()
+    dated = isinstance(value, datetime.date | datetime.time)
+    return "" if value is None else value.isoformat() if dated else str(value)
 
 
 def _write(folder: Path, rows: Any) -> None:

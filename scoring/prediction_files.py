@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.formats.from_columns import FORMULA
 from pipelines.formats.keyed import Texts
 from schemas import PAD, arrow, storage
 from schemas.arrow import DENSE, TITLES
@@ -252,3 +253,8 @@ _FORMS: dict[str, Callable[[str, int, pa.Schema], contextlib.AbstractContextMana
     "npz": _write_matrix,
 }
 _FORMS_BY_ENDING = {**{f".{form}": form for form in _FORMS}, ".ndjson": "jsonl", ".run": "trec"}
+
+
+def plain_cell(text: str) -> str:
+    """Return `text` as a cell of a CSV that a spreadsheet shows as text; `read_csv` takes the apostrophe away."""
+    return f"'{text}" if FORMULA.match(f"'{text}") else text

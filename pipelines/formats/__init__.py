@@ -15,22 +15,23 @@ _TEXTS = (
 )
 
 
-def choose(source: str, name: str | None = None, fields: str | None = None) -> Format:
+def choose(source: str, name: str | None = None, fields: str | None = None, encoding: str | None = None) -> Format:
     """Return the format called `name`, or the format that matches the file names at `source`.
 
-    fields: names of fields in the data, as in `key=id,text=query`; None: the usual names. Raises InputError, for
-    example if `source` matches two formats.
+    fields: names of fields in the data, as in `key=id,text=query`; None: the usual names. encoding: of files of text.
+    Raises InputError, for example if `source` matches two formats.
     """
     form = by_name(name) if name is not None else _recognise(source)
-    if fields is None:
-        return form
+    for stated in (each for each, value in (("fields", fields), ("encoding", encoding)) if value is not None):
+        if not isinstance(form, Keyed):
+            raise InputError(
+                f"{option(stated)} works only with formats that have named fields; {source} is read as {form.name}, "
+                "which has fixed names."
+            )
     if not isinstance(form, Keyed):
-        raise InputError(
-            f"{option('fields')} works only with formats that have named fields; {source} is read as {form.name}, "
-            "which has fixed names."
-        )
-    named, of_labels = parse_fields_by_table(fields, form.fields)
-    return replace(form, fields=named, label_fields=of_labels)
+        return form
+    named, of_labels = parse_fields_by_table(fields or "", form.fields)
+    return replace(form, fields=named, label_fields=of_labels, encoding=encoding)
 
 
 def _recognise(source: str) -> Format:

@@ -277,8 +277,8 @@ def decode_column(column: pa.Array, note: Callable[[int, int], None]) -> pa.Stri
 
 
 MAX_LINE_BYTES = 1 << 26  # a longer line is not a record, and would not fit into memory next to other lines
-MAX_RATIO = 500  # largest ratio of content to compressed bytes, beyond _UNSUSPECTED bytes; no text compresses better
-_UNSUSPECTED = 1 << 28
+MAX_RATIO = 500  # largest ratio of content to compressed bytes, beyond UNSUSPECTED bytes; no text compresses better
+UNSUSPECTED = 1 << 28
 _CHUNK = 1 << 20
 _ZSTD, _XZ = b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\0"  # first bytes of a file
 _THREADS = 16  # requests to storage at the same time
@@ -332,13 +332,13 @@ class LineBlocks:
     MAX_LINE_BYTES; StorageError.
     """
 
-    def __init__(self, url: str, block_lines: int, skip: int = 0) -> None:
-        self._url, self._block_lines, self._skip = url, block_lines, skip
+    def __init__(self, url: str, block_lines: int, skip: int = 0, encoding: str | None = None) -> None:
+        self._url, self._block_lines, self._skip, self._encoding = url, block_lines, skip, encoding
         self.ended = True
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         skip, pending = self._skip, list[bytes]()
-        for lines, ended in _split(self._url):
+        for lines, ended in _split(self._url, self._encoding):
             self.ended = ended
             pending += lines[skip:] if skip else lines
             skip = max(skip - len(lines), 0)
@@ -349,9 +349,9 @@ class LineBlocks:
             yield _batch(pending)
 
 
-def read_lines(url: str) -> Generator[list[bytes]]:
+def read_lines(url: str, encoding: str | None = None) -> Generator[list[bytes]]:
     """Yield, for each MiB of the file's content, the lines that end in it. Raises the errors of `LineBlocks`."""
-    yield from (lines for lines, _ in _split(url) if lines)
+    yield from (lines for lines, _ in _split(url, encoding) if lines)
 
 
 def first_line(url: str) -> bytes:
@@ -417,30 +417,70 @@ def open_file(url: str) -> IO[bytes]:
         raise InputError(f"{url}: file not found.") from None
 
 
-def _split(url: str) -> Iterator[tuple[list[bytes], bool]]:
+def _split(url: str, encoding: str | None) -> Iterator[tuple[list[bytes], bool]]:
     """Yield, for each chunk, (the lines that end in the chunk, whether these lines have line endings)."""
-    pending = b""
-    empty = True
-    for chunk in read_chunks(url):
+    pending, empty = b"", True
+    for chunk in read_text(url, encoding):
         chunk = pending + chunk
         *whole, pending = chunk.split(b"\n")
+        empty &= not whole
         if max(map(len, [*whole, pending])) > MAX_LINE_BYTES:
             raise InputError(f"{url}: a line is longer than {MAX_LINE_BYTES:,} bytes. Check the line endings.")
-        if empty and whole:
-            empty, whole[0] = False, _without_mark(url, whole[0])
         yield [line.removesuffix(b"\r") for line in whole] if b"\r" in chunk else whole, True
-    if empty:
-        pending = _without_mark(url, pending)
     if pending:
         yield [pending.removesuffix(b"\r")], False
     elif empty:
         raise InputError(f"{url}: the file is empty. Copy the file again, or remove the file.")
 
 
-def _without_mark(url: str, line: bytes) -> bytes:
-    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise InputError(f"{url}: text in UTF-16. Expected UTF-8: convert the file with `iconv -f UTF-16 -t UTF-8`.")
-    return line.removeprefix(codecs.BOM_UTF8)
+_MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+
+
+def _open_text(url: str, encoding: str | None) -> tuple[str, bytes, Iterator[bytes]]:
+    """Return (encoding, first bytes, the other chunks) of a file of text."""
+    chunks, head = read_chunks(url), b""
+    while len(head) < len(codecs.BOM_UTF8) and (more := next(chunks, b"")):
+        head += more
+    marked = next((name for mark, name in _MARKS.items() if head.startswith(mark)), "utf-8")
+    return codecs.lookup(encoding or marked).name, head, chunks
+
+
+def text_encoding(url: str, encoding: str | None = None) -> str:
+    """Return the encoding of a file of text: `encoding`, or that of its byte order mark, or UTF-8."""
+    return _open_text(url, encoding)[0]
+
+
+def read_text(url: str, encoding: str | None = None) -> Iterator[bytes]:
+    """Yield chunks of a file of text as UTF-8 without a byte order mark; None: in the encoding of the mark, or UTF-8.
+
+    UTF-8 is not checked. Raises the errors of `LineBlocks`, and InputError if the file has another encoding.
+    """
+    name, head, chunks = _open_text(url, encoding)
+    if name in ("utf-8", "utf-8-sig"):
+        yield from filter(None, itertools.chain([head.removeprefix(codecs.BOM_UTF8)], chunks))
+        return
+    decoder, mark, place = codecs.getincrementaldecoder(name)(), "\ufeff", 0
+    for chunk in itertools.chain([head], chunks, [b""]):
+        place += len(chunk)
+        try:
+            text = decoder.decode(chunk, final=not chunk).removeprefix(mark).encode()
+        except UnicodeError as error:
+            raise InputError(
+                f"{url}: not text in {name}, within the first {place:,} bytes ({error}). Give another "
+                f"{option('encoding')}."
+            ) from None
+        if text:
+            mark = ""
+            yield text
+
+
+def not_utf8(data: bytes) -> str:
+    """Return what to do about text that is not UTF-8, for a message. Text that Windows wrote in the West is shown."""
+    text = data.decode("cp1252", "replace").strip()
+    letters = sum(sign.isascii() and sign.isalpha() for sign in text)
+    if "\ufffd" not in text and sum(not sign.isascii() for sign in text) <= letters:
+        return f"not UTF-8 text; if it is “{printable(text[:_SHOWN])}”, give {option('encoding', 'cp1252')}"
+    return f"not UTF-8 text; give its encoding with {option('encoding', 'NAME')}, or save the file as UTF-8"
 
 
 def read_chunks(url: str) -> Iterator[bytes]:
@@ -452,7 +492,7 @@ def read_chunks(url: str) -> Iterator[bytes]:
         try:
             for chunk in content:
                 unpacked += len(chunk)
-                if suffix and unpacked > max(_UNSUSPECTED, MAX_RATIO * file.tell()):
+                if suffix and unpacked > max(UNSUSPECTED, MAX_RATIO * file.tell()):
                     raise InputError(
                         f"{url}: {file.tell():,} bytes unpack to more than {unpacked:,}, which is unusual for text. "
                         f"Expected at most {MAX_RATIO} times the compressed size. If the size is correct, unpack the "
@@ -810,7 +850,7 @@ def _explain(line: bytes) -> Any:
     try:
         return json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise InvalidRecord(Reason.NOT_JSON, f"not JSON: byte {error.start} is not UTF-8") from None
+        raise InvalidRecord(Reason.NOT_UNICODE, not_utf8(line[max(error.start - _SHOWN // 2, 0) :])) from None
     except (ValueError, RecursionError) as error:
         text = shown(line[:_SHOWN].decode("utf-8", "replace"))
         raise InvalidRecord(Reason.NOT_JSON, f"not JSON ({str(error)[:_SHOWN]}): {text}") from None

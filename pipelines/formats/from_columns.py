@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pipelines.formats import base, from_lines
 from pipelines.formats.base import Fields, Parsed, Part, RawRows, Reason, Text
 from schemas import storage
-from schemas.errors import InputError, option
+from schemas.errors import InputError
 from schemas.ragged import SparseRows
 from schemas.table import rechunk
 
@@ -29,12 +29,12 @@ ARROW = "arrow"
 CSV = rf"(?:csv|tsv){base.CODEC}"
 COUNT = "\x01fields"  # column with the number of fields of each row
 _MOST_TEXT = (1 << 31) - 1  # bytes in a column of one batch
-_DELIMITERS = ",;\t|"  # delimiters of a .csv; a .tsv has tabs
+SEPARATORS, NO_SEPARATOR = "\t;|,", "\x1f"  # of a .csv; a .tsv has tabs
 
 csv.field_size_limit(base.MAX_LINE_BYTES)
 
 
-def column_names(url: str) -> list[str] | None:
+def column_names(url: str, encoding: str | None = None) -> list[str] | None:
     """Return the column names of a file, or None if its extension does not belong to a format with columns.
 
     Raises InputError if the content does not match the extension or a header contains a column twice; StorageError.
@@ -45,22 +45,7 @@ def column_names(url: str) -> list[str] | None:
     if url.endswith(f".{ARROW}"):
         with _open_arrow(url) as stream:
             return list(stream.schema.names)
-    return _header(url, chain.from_iterable(_records(url, 1))) if is_csv(url) else None
-
-
-def check_columns(url: str, *required: Sequence[str], example: str = "key=id,text=query") -> None:
-    """Raise InputError if a file contains no column from one of the groups in `required`; types are checked later.
-
-    example: a value of --fields to show in the message.
-    """
-    names = column_names(url)
-    for group in required:
-        if names is not None and not set(group) & set(names):
-            present = ", ".join(base.shown(name) for name in names[:20])
-            raise InputError(
-                f"{url}: no column {' or '.join(map(repr, group))}; found: {present}. If the column has another name, "
-                f"rename it, or give its name with {option('fields')}, as in {option('fields', example)}."
-            )
+    return _header(url, chain.from_iterable(_records(url, 1, encoding))) if is_csv(url) else None
 
 
 def read_arrow(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -199,33 +184,43 @@ def is_csv(url: str) -> bool:
     return re.search(rf"\.{CSV}$", url) is not None
 
 
-def read_csv(url: str, block_rows: int) -> Iterator[pa.RecordBatch]:
+def read_csv(url: str, block_rows: int, encoding: str | None = None) -> Iterator[pa.RecordBatch]:
     """Yield blocks of `block_rows` rows (the last may be shorter) with the file's columns as strings, and COUNT.
 
-    Raises InputError if the file is incomplete or not CSV in UTF-8; StorageError.
+    Raises InputError if the file is incomplete or not CSV in its encoding; StorageError.
     """
-    records = chain.from_iterable(_records(url, block_rows))
+    records = chain.from_iterable(_records(url, block_rows, encoding))
     names = _header(url, records)
     pending: list[Sequence[str]] = [[]]  # the header counts as an empty row, so that row numbers agree with lines
     while rows := [*pending, *islice(records, block_rows - len(pending))]:
         pending = []
         counts = [len(row) for row in rows]
         columns = [[row[place] if place < len(row) else None for row in rows] for place in range(len(names))]
-        arrays = [pa.array(column, pa.string()) for column in columns]
+        arrays = [_without_apostrophes(pa.array(column, pa.string()), url) for column in columns]
         yield pa.record_batch([*arrays, pa.array(counts, pa.int32())], names=[*names, COUNT])
 
 
 def _header(url: str, records: Iterator[Sequence[str]]) -> list[str]:
-    names = [name.strip() for name in next(records, [])]
+    names = _without_apostrophes(pa.array([name.strip() for name in next(records, [])], pa.string()), url).to_pylist()
     check_names(url, names)
     return names
 
 
-def _records(url: str, block_rows: int) -> Iterator[list[Sequence[str]]]:
+# Before a formula (but not a number such as -5), an apostrophe shows spreadsheets that the cell is text.
+FORMULA = re.compile(r"\A'('*(?:[=+@\t\r\n]|-(?!\d+(?:[.,]\d+)*\Z)))")
+
+
+def _without_apostrophes(column: pa.StringArray, url: str) -> pa.StringArray:
+    if not re.search(rf"\.csv{base.CODEC}$", url) or not pc.any(pc.starts_with(column, "'")).as_py():
+        return column
+    return pa.array([text and FORMULA.sub(r"\1", text) for text in column.to_pylist()], pa.string())
+
+
+def _records(url: str, block_rows: int, encoding: str | None) -> Iterator[list[Sequence[str]]]:
     """Yield some rows at a time. Empty rows follow a row of several lines, so that row numbers agree with lines."""
     line = 0
     try:
-        reader = _reader(url)
+        reader = _reader(url, encoding)
         while rows := list(islice(reader, block_rows)):
             if reader.line_num - line > len(rows):
                 rows = [each for row in rows for each in (row, *[()] * _line_breaks(",".join(row)))]
@@ -233,43 +228,56 @@ def _records(url: str, block_rows: int) -> Iterator[list[Sequence[str]]]:
             yield rows
     except csv.Error as error:
         with contextlib.suppress(csv.Error):  # find the row: read the file again
-            reader, line = _reader(url), 0
+            reader, line = _reader(url, encoding), 0
             for _ in reader:
                 line = reader.line_num
-        start = sum(len(text.encode()) for text in islice(_text_lines(url, "utf-8"), line))
         raise InputError(
-            f"{url}, line {line + 1:,}: not CSV: {error}, in the row that starts at byte {start:,} of the file. Check "
-            "that all quotes are closed."
+            f"{url}, line {line + 1:,}: not CSV: {error}. Check that all quotes are closed in the row that starts here."
         ) from None
 
 
-def _reader(url: str) -> Any:
-    text = _text_lines(url)
-    header = next(text, "")
+def _reader(url: str, encoding: str | None) -> Any:
+    lines = _text_lines(url, encoding)
+    head = [*islice(lines, _HEAD)]
     if re.search(rf"\.tsv{base.CODEC}$", url):
-        return csv.reader(chain([header], text), delimiter="\t", quoting=csv.QUOTE_NONE)
-    return csv.reader(chain([header], text), delimiter=max(_DELIMITERS, key=header.count), strict=True)
+        return csv.reader(chain(head, lines), delimiter="\t", quoting=csv.QUOTE_NONE)
+    return csv.reader(chain(head, lines), delimiter=separator(head), strict=True)
+
+
+_HEAD = 100  # first lines, which show the separator
+
+
+def separator(lines: Sequence[str]) -> str:
+    """Return the separator of a CSV with these first lines: most rows then have as many fields as the header.
+
+    If several marks fit, it is the one with most fields, and rather not a comma. No mark in the header: one column.
+    """
+
+    def fit(mark: str) -> tuple[float, int]:
+        rows = [row for row in csv.reader(lines, delimiter=mark) if row]
+        same = [len(row) == len(rows[0]) for row in rows[1 : -1 if len(lines) == _HEAD else None]]  # a cut last row
+        return (sum(same) / len(same) if same else 1.0), len(rows[0])
+
+    fits = {mark: fit(mark) for mark in SEPARATORS} if any(map(str.strip, lines)) else {}
+    return max((mark for mark in fits if fits[mark][1] > 1), key=lambda mark: fits[mark], default=NO_SEPARATOR)
 
 
 def _line_breaks(text: str) -> int:
     return text.count("\n") + (text.count("\r") - text.count("\r\n") if "\r" in text else 0)
 
 
-def _text_lines(url: str, encoding: str = "utf-8-sig") -> Iterator[str]:
-    """Yield the lines of UTF-8 text with their line endings, including a lone CR, and without a byte order mark."""
-    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=False)
-    pending, line, place = "", 1, 0
-    for chunk in chain(base.read_chunks(url), [b""]):
-        place += len(chunk)
+def _text_lines(url: str, encoding: str | None) -> Iterator[str]:
+    """Yield the lines of a file of text with their line endings, including a lone CR, without a byte order mark."""
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")(), translate=False)
+    pending, line = "", 1
+    for chunk in chain(base.read_text(url, encoding), [b""]):
         try:
             text = decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
             line += _line_breaks(pending + error.object[: error.start].decode())
-            place += error.start - len(error.object)
-            raise InputError(
-                f"{url}, line {line:,}: not UTF-8 text ({error.reason} at byte {place:,} of the file). Save the file "
-                "as UTF-8."
-            ) from None
+            near = error.object[max(error.start - 30, 0) : error.start + 30].splitlines()
+            fault = base.not_utf8(next(words for words in near if not words.isascii()))
+            raise InputError(f"{url}, line {line:,}: {fault}.") from None
         *whole, pending = io.StringIO(pending + text, newline="").readlines() or [""]
         yield from whole
         line += len(whole)
@@ -352,7 +360,10 @@ class _Rows(RawRows):
         """Return the columns label_keys and merged for rows with one label each."""
         offsets = pa.array(np.arange(self.raw.num_rows + 1, dtype=np.int32))
         merged = pa.array(np.zeros(self.raw.num_rows, np.int32))
-        self._reject(self.raw[name].is_null(), Reason.NO_LABELS, f"the point has no label ({name} is null or -1)")
+        column = self.raw[name]
+        empty = pc.equal(pc.utf8_trim_whitespace(column), "") if pa.types.is_string(column.type) else column.is_null()
+        none = pc.or_kleene(column.is_null(), empty)
+        self._reject(none, Reason.NO_LABELS, f"the point has no label ({name} is empty, null or -1)")
         return pa.ListArray.from_arrays(offsets, self.key(name, trim=True)), merged
 
     def labels(self, name: str) -> tuple[pa.Array, pa.Array]:

@@ -48,14 +48,20 @@ def parse_points(raw: pa.RecordBatch, first_row: int, part: Part, fields: Fields
         if not contents.labels:
             return (*point, [], 0)
         name = fields.label if contents.single else fields.labels
-        named = [base.required(record, name)] if contents.single else base.required(record, name)
-        if isinstance(named, str):
+        named = record.get(name)
+        if named is None or (isinstance(named, str) and not named.strip()):
+            named = []
+        elif contents.single:
+            named = [named]
+        elif isinstance(named, str):
             named = split_cell(named, name)
         if not isinstance(named, list):
             raise InvalidRecord(Reason.WRONG_TYPE, f"{name} must be a list of label keys, got {base.shown(named)}")
         keys = [_key(value, name, trim=True) for value in named if value is not None]  # a null is no label
         if not keys:
-            raise InvalidRecord(Reason.NO_LABELS, f"the point {base.shown(key)} has no labels ({name} is empty)")
+            raise InvalidRecord(
+                Reason.NO_LABELS, f"the point {base.shown(key)} has no labels ({name} is empty or missing)"
+            )
         once = sorted(set(keys))
         return (*point, once, len(keys) - len(once))
 

@@ -32,11 +32,15 @@ _QRELS = {"train": ("train",), "val": ("dev", "val"), "test": ("test",)}
 
 @dataclass(frozen=True)
 class Keyed:
-    """Reads parts that consist of one file each, according to the file extension. `fields`: names of the fields."""
+    """Reads parts that consist of one file each, according to the file extension. `fields`: names of the fields.
+
+    encoding: of files of text; None: by the byte order mark, or UTF-8.
+    """
 
     fields: Fields = field(default_factory=Fields)
     label_fields: Fields | None = None  # names in the table of labels; None: the same names
     labels_needed: bool = True  # False: points may name labels that another source defines
+    encoding: str | None = None
     name: str = ""
 
     def fields_of(self, part: Part) -> Fields:
@@ -49,7 +53,7 @@ class Keyed:
                 of_labels = ("labels", "label") if part.contents.labels else ()
                 read = base.OF_PAIRS if part.table.startswith(PAIRS) else (*base.OF_ROWS, *of_labels)
                 usual = self.fields if part.table == LABELS else Fields()
-                require_named_columns(part.files[ROWS], self.fields_of(part), read, usual)
+                self.require_named_columns(part.files[ROWS], self.fields_of(part), read, usual)
         # All vectors have the length of the first one.
         dense = next((part.contents.dense for part in parts if part.contents.dense), 0)
         contents = (replace(part.contents, dense=dense if part.contents.dense else 0) for part in parts)
@@ -61,12 +65,12 @@ class Keyed:
         (url,), fields = part.files.values(), self.fields_of(part)
         names = [name for name in vars(fields).values() if part.contents.dense or name != fields.vector]
         if is_csv(url) and not _is_tabbed(part):
-            return from_columns.read_csv(url, block_rows)
+            return from_columns.read_csv(url, block_rows, self.encoding)
         if url.endswith(f".{ARROW}"):
             return from_columns.read_arrow(url, block_rows, names)
         if url.endswith(f".{PARQUET}"):
             return from_columns.read_parquet(url, block_rows, names)
-        return iter(base.LineBlocks(url, block_rows))
+        return iter(base.LineBlocks(url, block_rows, encoding=self.encoding))
 
     def parse(self, raw: pa.RecordBatch, first_row: int, part: Part, text: Text) -> Parsed:
         (url,), fields, contents = part.files.values(), self.fields_of(part), part.contents
@@ -81,6 +85,69 @@ class Keyed:
         if part.table != LABELS:
             return parsed
         return Parsed(parsed.batch.select(base.labels_schema(contents.features, contents.dense).names), parsed.rejects)
+
+    def vector_length(self, urls: Sequence[str], fields: Fields) -> int:
+        """Return the length of the first vector in the first rows of the files; 0: none. Raises InputError."""
+        name = fields.vector
+        for url in urls:
+            if is_csv(url) or name not in self.field_names(url):
+                continue
+            lengths: list[int] = []
+            part = Part("", url, {ROWS: url}, contents=RowContents(dense=1))
+            for first in islice(replace(self, fields=fields, label_fields=None).read(part, _FIRST_ROWS), 1):
+                if name not in first.schema.names:
+                    lines = first["line"].to_pylist()
+                    _, found, _ = base.parse_lines(lines, 0, url, lambda record, _: record.get(name))
+                    lengths = [len(value) for value in found if isinstance(value, list)]
+                elif from_columns.is_list(first[name].type):
+                    lengths = pc.list_value_length(first[name]).drop_null().to_pylist()
+            if (length := next(filter(None, lengths), 0)) > MOST_DENSE:
+                raise InputError(
+                    f"{url}: a vector of {length:,} numbers; expected at most {MOST_DENSE:,}. Use shorter vectors."
+                )
+            if length:
+                return length
+        return 0
+
+    def field_names(self, url: str) -> Sequence[str]:
+        """Return the field names of a file; for JSON lines, the field names of its first records.
+
+        JSON lines are read one MiB at a time until a record with fields is found. Raises InputError, StorageError.
+        """
+        columns = from_columns.column_names(url, self.encoding)
+        if columns is not None:
+            return columns
+        for some in base.read_lines(url, self.encoding):
+            names = dict.fromkeys(name for line in some for name in base.field_names(line))  # in order of appearance
+            if names:
+                return list(names)
+        return []  # every line is rejected later, when it is parsed
+
+    def require_named_columns(self, url: str, fields: Fields, read: Sequence[str], usual: Fields) -> None:
+        """Raise InputError if a file lacks a column that `fields` names unlike `usual`, among the fields `read`."""
+        stated = {name: getattr(fields, name) for name in read if getattr(fields, name) != getattr(usual, name)}
+        names = self.field_names(url) if stated else ()
+        for name, column in stated.items():
+            if names and column not in (*names, base.ABSENT):
+                present = ", ".join(base.shown(name) for name in names[:20])
+                raise InputError(
+                    f"{url}: no column {column!r}, which {option('fields')} gives as {name}; found: {present}. Correct "
+                    f"the name in {option('fields')}, or leave it out."
+                )
+
+    def check_columns(self, url: str, *required: Sequence[str], example: str = "key=id,text=query") -> None:
+        """Raise InputError if a file contains no column from one of the groups in `required`; types are checked later.
+
+        example: a value of --fields to show in the message.
+        """
+        names = from_columns.column_names(url, self.encoding)
+        for group in required:
+            if names is not None and not set(group) & set(names):
+                present = ", ".join(base.shown(name) for name in names[:20])
+                raise InputError(
+                    f"{url}: no column {' or '.join(map(repr, group))}; found: {present}. If the column has another "
+                    f"name, rename it, or give its name with {option('fields')}, as in {option('fields', example)}."
+                )
 
 
 @dataclass(frozen=True)
@@ -142,10 +209,12 @@ class KeyedFiles(Keyed):
                 pairs = _pairs(names, split)[0]
                 raise InputError(f"{source}: no points for {pairs} here. Expected {self.expects}.")
             required = [fields.key] if split in paired else [fields.key, fields.labels]
-            parts += _parts(root, split, of_split, fields, required, labels=split not in paired)
-            parts += _parts(root, PAIRS + split, _pairs(names, split), fields, (fields.query_key, fields.label_key))
+            parts += self._parts(root, split, of_split, fields, required, labels=split not in paired)
+            parts += self._parts(
+                root, PAIRS + split, _pairs(names, split), fields, (fields.query_key, fields.label_key)
+            )
         own = self.label_fields or fields
-        parts += _parts(root, LABELS, self._label_files(names), own, (own.key,))
+        parts += self._parts(root, LABELS, self._label_files(names), own, (own.key,))
         for table in ("train", LABELS) if self.labels_needed or self.label_fields else ("train",):
             if not any(part.table == table for part in parts):
                 raise InputError(f"{source}: no {table} here; found: {base.say_names(names)}. Expected {self.expects}.")
@@ -160,18 +229,67 @@ class KeyedFiles(Keyed):
         for split, names in files.items():
             for name in names:
                 url = join(root, name)
-                contents = _require_points(url, self.fields)
+                contents = self._require_points(url)
                 parts.append(Part(split, name, {ROWS: url}, contents=contents))
                 derived.append(Part(LABELS, name, {ROWS: url}, contents=replace(contents, derived=True)))
         if of_labels:
             own = self.label_fields or self.fields
-            derived = _parts(root, LABELS, of_labels, own, (own.key,))
+            derived = self._parts(root, LABELS, of_labels, own, (own.key,))
         elif self.label_fields:
             raise InputError(
                 f"{option('fields')}: labels.* names columns of a file of labels, but {root} has none, or is a single "
                 "file. Add labels.csv or labels.jsonl to a folder with the points, or leave labels.* out."
             )
         return self._inputs([*parts, *derived])
+
+    def _parts(
+        self, root: str, table: str, names: Sequence[str], fields: Fields, required: Sequence[str], labels: bool = False
+    ) -> list[Part]:
+        """Make one part per file, in the order of the file names."""
+        plain: dict[str, str] = {}
+        for name in names:
+            same = plain.setdefault(re.sub(rf"\.{_ANY}$", "", name), name)
+            if same != name:
+                raise InputError(
+                    f"{root}: both {same} and {name} are here, with the same content. Remove one of the two files."
+                )
+        urls, contents = [join(root, name) for name in names], RowContents(labels=labels)
+        groups = [[name] for name in required]
+        if not table.startswith(PAIRS):
+            featured = any(fields.feature_ids in self.field_names(url) for url in urls)
+            contents = RowContents(featured, labels=labels, dense=self.vector_length(urls, fields))
+            groups += [base.in_use(*fields.texts)] if contents.need_text else []
+        example = "labels.key=code,labels.text=name" if table == LABELS else "key=id,text=query"
+        parts = [Part(table, name, {ROWS: url}, contents=contents) for name, url in zip(names, urls, strict=True)]
+        for part in parts:
+            if not _is_tabbed(part):
+                self.check_columns(part.files[ROWS], *groups, example=example)
+        return parts
+
+    def _require_points(self, url: str) -> RowContents:
+        """Return what a file of points with labels contains. Raises InputError if texts or labels are missing."""
+        fields, names = self.fields, self.field_names(url)
+        featured, dense = fields.feature_ids in names, self.vector_length([url], fields)
+        of_labels = base.in_use(fields.label, fields.labels)
+        has_text, has_labels = featured or dense or {*fields.texts} & {*names}, {*of_labels} & {*names}
+        problems = [
+            *([] if has_text else [f"no text ({fields.body})"]),
+            *([] if has_labels else [f"no labels ({', '.join(of_labels)})"]),
+        ]
+        if problems:
+            shown = ", ".join(ascii(name)[1:-1][:40] for name in names[:20]) or "no fields"
+            known = len(names) > 1
+            stated = [
+                *([] if has_text else [f"text={names[0] if known else 'query'}"]),
+                *([] if has_labels else [f"label={names[-1] if known else 'category'}"]),
+            ]
+            example = ",".join(stated)
+            raise InputError(
+                f"{url}: {' and '.join(problems)}; found: {shown}. Expected a header, and rows with a text and one "
+                f"label or a list of labels. If the columns have other names, specify the names, as in "
+                f"{option('fields', example[:100])}{'' if has_labels else ' (labels=… for lists)'}."
+            )
+        return RowContents(features=featured, keys=fields.key in names, single=fields.labels not in names, dense=dense)
 
     def _label_files(self, names: Sequence[str]) -> list[str]:
         """List the files of labels, of the points' kind or else of any kind."""
@@ -259,86 +377,6 @@ def labels_of(points: Parsed) -> Parsed:
     return Parsed(pa.record_batch([rows, coded.dictionary, coded.dictionary], schema=base.labels_schema(False)), [])
 
 
-def vector_length(urls: Sequence[str], fields: Fields) -> int:
-    """Return the length of the first vector in the first rows of the files; 0 if there is none. Raises InputError."""
-    name = fields.vector
-    for url in urls:
-        if is_csv(url) or name not in field_names(url):
-            continue
-        lengths: list[int] = []
-        for first in islice(
-            Keyed(fields).read(Part("", url, {ROWS: url}, contents=RowContents(dense=1)), _FIRST_ROWS), 1
-        ):
-            if name not in first.schema.names:
-                _, found, _ = base.parse_lines(first["line"].to_pylist(), 0, url, lambda record, _: record.get(name))
-                lengths = [len(value) for value in found if isinstance(value, list)]
-            elif from_columns.is_list(first[name].type):
-                lengths = pc.list_value_length(first[name]).drop_null().to_pylist()
-        if (length := next(filter(None, lengths), 0)) > MOST_DENSE:
-            raise InputError(
-                f"{url}: a vector of {length:,} numbers; expected at most {MOST_DENSE:,}. Use shorter vectors."
-            )
-        if length:
-            return length
-    return 0
-
-
-def field_names(url: str) -> Sequence[str]:
-    """Return the field names of a file; for JSON lines, the field names of its first records.
-
-    JSON lines are read one MiB at a time until a record with fields is found. Raises InputError, StorageError.
-    """
-    columns = from_columns.column_names(url)
-    if columns is not None:
-        return columns
-    for some in base.read_lines(url):
-        names = dict.fromkeys(name for line in some for name in base.field_names(line))  # in order of appearance
-        if names:
-            return list(names)
-    return []  # every line is rejected later, when it is parsed
-
-
-def require_named_columns(url: str, fields: Fields, read: Sequence[str], usual: Fields) -> None:
-    """Raise InputError if a file lacks a column that `fields` names otherwise than `usual`, among the fields `read`."""
-    stated = {
-        name: column for name in read if (column := getattr(fields, name)) not in (getattr(usual, name), base.ABSENT)
-    }
-    names = field_names(url) if stated else ()
-    for name, column in stated.items():
-        if names and column not in names:
-            present = ", ".join(base.shown(name) for name in names[:20])
-            raise InputError(
-                f"{url}: no column {column!r}, which {option('fields')} gives as {name}; found: {present}. Correct the "
-                f"name in {option('fields')}, or leave it out."
-            )
-
-
-def _require_points(url: str, fields: Fields) -> RowContents:
-    """Return what a file of points with labels contains. Raises InputError if texts or labels are missing."""
-    names = field_names(url)
-    featured, dense = fields.feature_ids in names, vector_length([url], fields)
-    of_labels = base.in_use(fields.label, fields.labels)
-    has_text, has_labels = featured or dense or {*fields.texts} & {*names}, {*of_labels} & {*names}
-    problems = [
-        *([] if has_text else [f"no text ({fields.body})"]),
-        *([] if has_labels else [f"no labels ({', '.join(of_labels)})"]),
-    ]
-    if problems:
-        shown = ", ".join(ascii(name)[1:-1][:40] for name in names[:20]) or "no fields"
-        known = len(names) > 1
-        stated = [
-            *([] if has_text else [f"text={names[0] if known else 'query'}"]),
-            *([] if has_labels else [f"label={names[-1] if known else 'category'}"]),
-        ]
-        example = ",".join(stated)
-        raise InputError(
-            f"{url}: {' and '.join(problems)}; found: {shown}. Expected a header, and rows with a text and one label "
-            f"or a list of labels. If the columns have other names, specify the names, as in "
-            f"{option('fields', example[:100])}{'' if has_labels else ' (labels=… for lists)'}."
-        )
-    return RowContents(features=featured, keys=fields.key in names, single=fields.labels not in names, dense=dense)
-
-
 def _table(names: Sequence[str], stem: str, kind: str) -> list[str]:
     """List the files of a table: `stem.kind`, `stem-00000.kind`, or `*.kind` in the folder `stem` or `stem.kind`."""
     pattern = rf"{stem}(?:[-_.0-9][^/]*|(?:\.{kind})?/[^/]+)?\.{kind}"
@@ -352,30 +390,6 @@ def _pairs(names: Sequence[str], split: str) -> list[str]:
 def _is_tabbed(part: Part) -> bool:
     """Return whether a part contains tab-separated pairs, which need no header."""
     return part.table.startswith(PAIRS) and all(re.search(rf"\.{TSV}$", url) for url in part.files.values())
-
-
-def _parts(
-    root: str, table: str, names: Sequence[str], fields: Fields, required: Sequence[str], labels: bool = False
-) -> list[Part]:
-    """Make one part per file, in the order of the file names."""
-    plain: dict[str, str] = {}
-    for name in names:
-        same = plain.setdefault(re.sub(rf"\.{_ANY}$", "", name), name)
-        if same != name:
-            raise InputError(
-                f"{root}: both {same} and {name} are here, with the same content. Remove one of the two files."
-            )
-    urls, contents, groups = [join(root, name) for name in names], RowContents(labels=labels), [[n] for n in required]
-    if not table.startswith(PAIRS):
-        featured = any(fields.feature_ids in field_names(url) for url in urls)
-        contents = RowContents(featured, labels=labels, dense=vector_length(urls, fields))
-        groups += [base.in_use(*fields.texts)] if contents.need_text else []
-    example = "labels.key=code,labels.text=name" if table == LABELS else "key=id,text=query"
-    parts = [Part(table, name, {ROWS: url}, contents=contents) for name, url in zip(names, urls, strict=True)]
-    for part in parts:
-        if not _is_tabbed(part):
-            from_columns.check_columns(part.files[ROWS], *groups, example=example)
-    return parts
 
 
 TEXT = "text"
@@ -443,6 +457,7 @@ class Texts:
     """Rows from files in format `form` (None: from the file name). `title_only`: like `extremis shard --text title`.
 
     `fields`: names of the fields; None: those of `made_with` if a file has such texts, else the usual names.
+    `encoding`: of files of text; None: by the byte order mark, or UTF-8.
     """
 
     source: str
@@ -450,6 +465,7 @@ class Texts:
     fields: Fields | None = None
     title_only: bool = False
     made_with: Fields = field(default_factory=Fields)
+    encoding: str | None = None
 
     def batches(self, rows: int, features: bool, dense: int = 0) -> Iterator[pa.RecordBatch]:
         """Yield up to `rows` rows at a time: `key`, `text` and, with `features`, `feature_ids` and `feature_values`.
@@ -473,13 +489,14 @@ class Texts:
                 raise InputError(
                     f"{url}: these are lines of text, but this encoder reads {read}. Give JSON lines or Parquet."
                 )
-            names = () if form == "text" else field_names(url)
-            fields = self.fields or self.made_with.within(names)
+            reader = Keyed(encoding=self.encoding)
+            names = () if form == "text" else reader.field_names(url)
+            reader = replace(reader, fields=self.fields or self.made_with.within(names))
             if form != "text" and self.fields:
-                require_named_columns(url, fields, base.OF_TEXTS, Fields())
-            keyless = fields.key not in names
+                reader.require_named_columns(url, self.fields, base.OF_TEXTS, Fields())
+            keyless = reader.fields.key not in names
             contents = RowContents(features, keys=not keyless, labels=False, dense=dense)
-            blocks = self._read_lines(url, rows) if form == "text" else self._read_records(url, rows, contents, fields)
+            blocks = self._read_lines(url, rows) if form == "text" else self._read_records(url, rows, contents, reader)
             for batch in blocks:
                 if keyless:  # row numbers identify rows
                     numbers = pa.array(np.arange(seen, seen + batch.num_rows)).cast(pa.string())
@@ -525,19 +542,20 @@ class Texts:
         first = 0
 
         def refuse(row: int, byte: int) -> None:
-            raise InputError(f"{url}, line {first + row + 1:,}: byte {byte} is not UTF-8. Save the file as UTF-8.")
+            line = block["line"][row].as_py()[max(byte - 40, 0) :]
+            raise InputError(f"{url}, line {first + row + 1:,}: {base.not_utf8(line)}.")
 
-        for block in base.LineBlocks(url, rows):
+        for block in base.LineBlocks(url, rows, encoding=self.encoding):
             text = base.decode_column(block["line"], refuse)
             yield pa.record_batch({"key": pa.nulls(len(block), pa.string()), "text": text})
             first += len(block)
 
-    def _read_records(self, url: str, rows: int, contents: RowContents, fields: Fields) -> Iterator[pa.RecordBatch]:
-        keyed = Keyed(fields)
+    def _read_records(self, url: str, rows: int, contents: RowContents, reader: Keyed) -> Iterator[pa.RecordBatch]:
+        fields = reader.fields
         if not (contents.features or contents.dense):
-            from_columns.check_columns(url, base.in_use(*fields.texts))
-        is_present = {fields.feature_ids: not contents.features or fields.feature_ids in field_names(url)}
-        is_present[fields.vector] = not contents.dense or vector_length([url], fields) > 0
+            reader.check_columns(url, base.in_use(*fields.texts))
+        is_present = {fields.feature_ids: not contents.features or fields.feature_ids in reader.field_names(url)}
+        is_present[fields.vector] = not contents.dense or reader.vector_length([url], fields) > 0
         for name in (name for name, present in is_present.items() if not present):
             raise InputError(
                 f"{url}: no column {name}, which this encoder needs. Add it, or give its name with {option('fields')}."
@@ -545,8 +563,8 @@ class Texts:
         # As for a point with labels in pairs, only key, text, features and vector are read.
         part = Part("test", url, {ROWS: url}, contents=contents)
         first = 0
-        for raw in keyed.read(part, rows):
-            parsed = keyed.parse(raw, first, part, "title" if self.title_only else "title+content")
+        for raw in reader.read(part, rows):
+            parsed = reader.parse(raw, first, part, "title" if self.title_only else "title+content")
             if parsed.rejects:
                 reject = parsed.rejects[0]
                 raise InputError(f"{reject.file}, line {reject.line}: {reject.detail}. Fix the row, or leave it out.")

@@ -15,6 +15,7 @@ from pipelines.flow import FileExchange, Packet, gather, group_by_key, receive, 
 from pipelines.formats import base
 from pipelines.formats.base import LABELS, Inputs, Reason
 from pipelines.job import Summary, as_json, describe
+from pipelines.options import ShardOptions
 from pipelines.progress import Progress
 from pipelines.sharding.plans import BLOCKS, IDS, LABELS_DONE, REJECTS, ROWS, LabelsPlan, QueriesPlan, tokenizer_url
 from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
@@ -220,16 +221,19 @@ def record_phase(phases: Phases, finished: Finished) -> None:
     phases.finish(finished.phase, left, _NEEDED[finished.phase])
 
 
-def check_rejects(inputs: Inputs, raw: Summary, summary: Summary, max_share: float) -> None:
+def check_rejects(inputs: Inputs, raw: Summary, summary: Summary, options: ShardOptions) -> None:
     """Raise InputError if too many rows of a table, or too many label mentions in the table's rows, are rejected.
 
     raw: the counts from the first flow. summary: the rejects so far. In a format without keys, no label may be
     rejected.
     """
-    over = []
+    over, max_share, without = list[str](), options.max_reject_share, 0
     for table in dict.fromkeys(part.table for part in inputs.parts):
         reasons = summary.reasons(table)
         unknown = reasons.pop(Reason.UNKNOWN_LABEL.value, 0)
+        if options.unlabelled == "skip":
+            reasons.pop(Reason.NO_LABELS.value, None)
+        without += reasons.get(Reason.NO_LABELS.value, 0)
         share = 0.0 if table == LABELS and not inputs.keyed else max_share
         for unit, n, of in (
             ("rows", sum(reasons.values()), raw.count_input(table, "rows_in")),
@@ -242,8 +246,9 @@ def check_rejects(inputs: Inputs, raw: Summary, summary: Summary, max_share: flo
         return
     first = "".join(f"\n  {reject}" for reject in summary.rejects)
     ids = "" if inputs.keyed else " (a label's line number is its id, so no label may be rejected)"
+    skip = f"leave out rows without labels with {option('unlabelled', 'skip')}, " if without else ""
     raise InputError(
-        f"rejected {'; '.join(over)}. The first rejects are:{first}\nFix these rows, or raise "
+        f"rejected {'; '.join(over)}. The first rejects are:{first}\nFix these rows, {skip}or raise "
         f"{option('max_reject_share')}, which is {max_share:g}{ids}."
     )
 

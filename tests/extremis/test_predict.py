@@ -483,7 +483,7 @@ class TestRefusals:
             ("in.jsonl", b'{"key": "a", "text": "x"}\n{"key": "b"\n', ("in.jsonl, line 2: not JSON", "Fix the row")),
             ("in.jsonl", b'{"key": "a"}\n', ("in.jsonl, line 1: the field 'text' is missing",)),
             ("in.jsonl", b"", ("in.jsonl: the file is empty",)),
-            ("in.txt", b"fine\n\xff\xfe\xfa\n", ("in.txt, line 2: byte 0 is not UTF-8",)),
+            ("in.txt", b"fine\n\xff\xfe\xfa\n", ("in.txt, line 2: not UTF-8 text",)),
             ("in.xml", b"a,b\n", ("in.xml: unknown file extension", "--form")),
             (
                 "in.csv",

@@ -78,7 +78,7 @@ SOURCES: dict[str, dict[str, str | bytes | None]] = {
     "a folder named like XC": {"trn.json.gz": None, "lbl.json.gz": None, "tst.json.gz": None},
     "no lines": {"train.jsonl": "", "labels.jsonl": LABELS},
     "no labels in the file": {"train.jsonl": GOOD, "labels.jsonl": ""},
-    "UTF-16": {"train.jsonl": GOOD.encode("utf-16"), "labels.jsonl": LABELS},
+    "UTF-16": {"train.jsonl": GOOD.encode("utf-16")[:-1], "labels.jsonl": LABELS},
     "two of one name": {"train.jsonl": GOOD, "train.jsonl.gz": gzip.compress(GOOD.encode()), "labels.jsonl": LABELS},
     "two forms": {"train.jsonl": GOOD, "labels.jsonl": LABELS, "train.parquet": PARQUET["train.parquet"]},
     "not gzip": {"train.jsonl.gz": GOOD, "labels.jsonl": LABELS},
@@ -275,7 +275,7 @@ def test_any_files_are_read_or_refused(files: dict[str, bytes], tmp_path_factory
 def test_no_text_unpacks_to_a_thousand_times_its_bytes(
     codec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base, "_UNSUSPECTED", 1 << 20)
+    monkeypatch.setattr(base, "UNSUSPECTED", 1 << 20)
     pack = {
         "gz": gzip.compress,
         "bz2": bz2.compress,

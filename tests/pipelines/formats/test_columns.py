@@ -366,7 +366,7 @@ def test_rejects_of_a_csv_name_the_line_of_the_file(
         writer.writerow([text, label])
     path.write_bytes("\ufeff".encode() * mark + out.getvalue().encode())
     train = read_all("csv", path, block)[1]["train"]
-    assert reasons(train) == [(line, Reason.MALFORMED) for line in expected]
+    assert reasons(train) == [(line, Reason.NO_LABELS) for line in expected]
     assert [(row["text"], row["label_keys"]) for row in train.rows] == [
         (text, [label]) for text, label in rows if label
     ]
@@ -374,7 +374,7 @@ def test_rejects_of_a_csv_name_the_line_of_the_file(
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(CELL, st.just("x"))), CELL, st.booleans(), st.sampled_from(["open", "after", "bytes"]))
-def test_an_error_of_a_csv_names_line_and_byte(
+def test_an_error_of_a_csv_names_the_line(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], rest: str, mark: bool, fault: str
 ) -> None:
     path = tmp_path_factory.mktemp("places") / "train.csv"
@@ -384,7 +384,7 @@ def test_an_error_of_a_csv_names_line_and_byte(
     damage = {"open": b'"a', "after": b'"a"b,x\r\n', "bytes": b"a\xff,x\r\n"}[fault]
     rest = rest.replace('"', "")
     path.write_bytes(before + damage + rest.encode())
-    line, byte = 1 + len(re.findall("\r\n|\r|\n", before.decode())), len(before) + (fault == "bytes")
-    with pytest.raises(InputError, match=rf"train\.csv, line {line}: not .* at byte {byte} of the file") as caught:
+    line = 1 + len(re.findall("\r\n|\r|\n", before.decode()))
+    with pytest.raises(InputError, match=rf"train\.csv, line {line}: not (CSV|UTF-8)") as caught:
         read_all("csv", path)
     assert "\n" not in str(caught.value)

@@ -64,7 +64,7 @@ def test_rejects_name_the_line_of_the_file(tmp_path: Path) -> None:
     assert [row["text"] for row in tables["train"].rows] == ["one", "four"]
     assert [(reject.line, reject.reason) for reject in tables["train"].rejects] == [
         (3, Reason.MALFORMED),
-        (4, Reason.MALFORMED),
+        (4, Reason.NO_LABELS),
         (6, Reason.MALFORMED),
     ]
 

@@ -54,10 +54,10 @@ def test_marks_and_line_ends_of_other_systems_do_not_show(content: list[bytes], 
         assert base.first_line(url) == b"head"
 
 
-@pytest.mark.parametrize("data", [b"\xef\xbb\xbf", b"\xff\xfea\0", b"\xfe\xff\0a"])
-def test_a_mark_alone_and_other_encodings_are_refused(tmp_path: Path, data: bytes) -> None:
+@pytest.mark.parametrize("data", [b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"])
+def test_a_mark_alone_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a").write_bytes(data)
-    with pytest.raises(InputError, match=r"the file is empty|text in UTF-16. Expected UTF-8"):
+    with pytest.raises(InputError, match="the file is empty"):
         list(base.LineBlocks(str(tmp_path / "a"), 5))
 
 
