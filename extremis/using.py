@@ -37,7 +37,7 @@ from extremis.function import (
 from extremis.result import Grid, Result
 from pipelines.options import EmbedOptions, EmbedTextsOptions, Text
 from schemas.errors import InputError, missing_extra, option
-from schemas.options import AnyDevice, Fields, Shown, whole_number
+from schemas.options import AnyDevice, Encoding, Fields, Shown, whole_number
 from scoring.options import DecisionOptions, EvaluateOptions, ExportOptions, FitOptions, TupleOptions
 
 if TYPE_CHECKING:
@@ -399,6 +399,7 @@ def predict(
     to: Literal["jsonl", "parquet", "trec", "npz", "csv"] | None = None,
     fields: Fields | Mapping[str, str] | None = None,
     text: Text | None = None,
+    encoding: Encoding | None = None,
     batch: Positive = 256,
     exact: bool = False,
     embedder: Place | None = None,
@@ -427,6 +428,7 @@ def predict(
         to: Format of OUT. Default: from its name.
         fields: Names of the fields in INPUT, e.g. key=id,text=query. Default: those of DATA, or the usual names.
         text: Fields that make up a text, if records have a title. Default: as in DATA.
+        encoding: Encoding of INPUT, e.g. cp1252. Default: utf-8, or from a utf-16 mark.
         batch: Number of queries that are processed at a time.
         exact: Score every label, even if the export has an index.
         embedder: Path or hub name of the model that computed DATA's dense vectors. Default: the name in the export.
@@ -461,17 +463,21 @@ def predict(
     from schemas.owners import require_output_file
     from scoring import predict as prediction
     from scoring import prediction_files
-    from scoring.containers import input_url
+    from scoring.containers import SPREADSHEET, STANDARD, input_url
     from scoring.decision import decision_of
     from scoring.export_versions import resolve_export
 
     data = None if data is None else fspath(data)
     asked = decision_of(options or DecisionOptions())
     held = inputs and not isinstance(inputs[0], str | PathLike)  # by Python, not in a file
-    with input_url({"texts": inputs[0]} if held else "".join(map(str, inputs))) as url:
-        texts = None if data else Texts(url, form, None if fields is None else parse_fields(str(fields)))
+    source = {"texts": inputs[0]} if held else "".join(map(str, inputs))
+    named = None if fields is None else parse_fields(str(fields))
+    copied = "/dev/stdin" if source == STANDARD else str(source) if str(source).endswith(SPREADSHEET) else None
+    export = resolve_export(fspath(export))
+    with input_url(source, form or "text") as url:
+        texts = None if data else Texts(url, form, named, encoding=encoding)
         if out != "-":
-            reads = [resolve_export(fspath(export)), data, *(() if texts is None else texts.places())]
+            reads = [export, data, copied, *(() if texts is None else texts.places())]
             require_output_file(
                 out, reads, f"Give {option('overwrite', True)} to replace it, or another OUT.", overwrite
             )
@@ -790,7 +796,7 @@ def embed(
         of_run = check(EmbedOptions, {**stated, "step": RunLayout(run).scored_step(step)})
         manifest = embedding.embed(model, run, out, of_run, beam_options, say, device)
     else:
-        with input_url(input) as url:
+        with input_url(input, "text") as url:
             manifest = embedding.embed_texts(model, url, out, options, beam_options, say, device)
     say(f"{out}: {manifest.rows:,} embeddings in {len(manifest.shards)} shards")
     say(f"next: extremis inspect {out}")

@@ -23,7 +23,7 @@ import pyarrow as pa
 from pipelines.flow import FileExchange, receive, to_record_batch
 from pipelines.formats import base
 from pipelines.formats.base import parse_fields
-from pipelines.formats.keyed import STANDARD, Texts
+from pipelines.formats.keyed import Texts
 from pipelines.job import REMEDY, Job, Summary, as_json, describe, make_table, written_schema
 from pipelines.models import load_texts_model, narrow, once_a_process
 from pipelines.options import EmbedOptions, EmbedTextsOptions
@@ -305,10 +305,6 @@ def embed_texts_shard(shard: int, plan: TextsPlan) -> Summary:
 def _open_input(source: str, options: EmbedTextsOptions) -> tuple[Texts | Table, str, str]:
     """Return the input to embed, its name among the parents, and its digest. Raises InputError, TableError."""
     if not (is_published(source) and Table.open(source).kind == "data"):
-        if source == STANDARD:
-            raise InputError(
-                "INPUT -: embed reads the texts more than once. Write standard input to a file, and give that file."
-            )
         texts = Texts(source, fields=parse_fields(options.fields or ""), encoding=options.encoding)
         digests = [base.identify(url)[1] for url in texts.places()]
         return texts, "input", storage.sha256("".join(digests).encode())

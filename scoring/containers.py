@@ -1,10 +1,12 @@
-"""Rows that are in no file of a format: Python's lists, Series, frames and tables, and spreadsheets; and HTML."""
+"""Rows in other places than files of a format: in Python, a spreadsheet or standard input; and tables as HTML."""
 
 import contextlib
 import datetime
 import html
 import io
 import re
+import shutil
+import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -12,7 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.errors import ExtremisError, InputError, missing_extra
+from schemas.errors import ExtremisError, InputError, missing_extra, option
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,7 +23,8 @@ _EXPECTED = (
     "a list, Series or array of texts, a data frame or table, or rows as dictionaries or as pairs of text and label"
 )
 _SPLITS = ("train", "val", "validation", "dev", "test", "labels")
-SPREADSHEET = ".xlsx"  # ending of a URL
+SPREADSHEET, STANDARD = ".xlsx", "-"  # the end of a URL; standard input
+_NAMES = {"text": "input.txt", "jsonl": "input.jsonl", "csv": "input.csv"}  # names of a copy of standard input
 _ROW = r"\b(\w+)(?:/data)?-\d+-of-\d+\.arrow, line ([\d,]+)"  # of a file that `input_url` writes
 
 
@@ -46,21 +49,24 @@ def require_texts(items: Iterable[Any], place: str) -> None:
 
 
 @contextlib.contextmanager
-def input_url(data: Any) -> Iterator[str]:
+def input_url(data: Any, standard: str | None = None) -> Iterator[str]:
     """Yield a URL to read `data` from: a path or URL unchanged, else a folder that exists until the block ends.
 
-    data: the URL of a spreadsheet (.xlsx), rows (dictionaries, or pairs of text and label), texts, an Arrow table, a
-    data frame, a Hugging Face data set, or one of these per split: {"train": …, "test": …, "labels": …}, or {"texts":
-    …}. Raises InputError for others.
+    standard: format of standard input, which "-" then means. data: the URL of a spreadsheet (.xlsx), rows
+    (dictionaries, or pairs of text and label), texts, an Arrow table, a data frame, a Hugging Face data set, or one of
+    these per split: {"train": …, "test": …, "labels": …}, or {"texts": …}. Raises InputError for others.
     """
-    if isinstance(data, str | PathLike) and not str(data).endswith(SPREADSHEET):
-        yield str(data)
+    place, numbers = str(data) if isinstance(data, str | PathLike) else "", list[int]()
+    is_sheet, is_standard = place.endswith(SPREADSHEET), place == STANDARD and standard is not None
+    if isinstance(data, str | PathLike) and not (is_sheet or is_standard):
+        yield place
         return
-    sheet, numbers = (str(data), list[int]()) if isinstance(data, str | PathLike) else ("", [])
-    if sheet:
-        data, numbers = _read_sheet(sheet)
+    if is_sheet:
+        data, numbers = _read_sheet(place)
     with tempfile.TemporaryDirectory(prefix="extremis-input-") as folder:
-        if hasattr(data, "save_to_disk"):
+        if is_standard:
+            _copy_standard_input(Path(folder), str(standard))
+        elif hasattr(data, "save_to_disk"):
             data.save_to_disk(folder)
         else:
             splits = data if isinstance(data, Mapping) else {"train": data}
@@ -72,14 +78,26 @@ def input_url(data: Any) -> Iterator[str]:
         try:
             yield folder
         except ExtremisError as error:  # names what the caller has: rows, not files
-            said = str(error).replace(f"{folder}/", "").replace(folder, sheet or "input")
+            said = str(error).replace(f"{folder}/", "").replace(folder, place or "input")
 
             def named(row: re.Match[str]) -> str:
-                place = int(row[2].replace(",", "")) - 1
-                return f"{sheet}, row {numbers[place]:,}" if sheet else f"{row[1]}[{place}]"
+                number = int(row[2].replace(",", "")) - 1
+                return f"{place}, row {numbers[number]:,}" if is_sheet else f"{row[1]}[{number}]"
 
             error.args = (re.sub(_ROW, named, said),)
             raise
+
+
+def _copy_standard_input(folder: Path, form: str) -> None:
+    """Copy standard input to a file in `folder`, named after its format. Raises InputError for a binary format."""
+    if form not in _NAMES:
+        raise InputError(
+            f"{option('form', form)}: standard input can have the format {' or '.join(_NAMES)}. Give a file instead."
+        )
+    if sys.stdin is None:
+        raise InputError("standard input is closed. Open it, or give a file.")
+    with (folder / _NAMES[form]).open("wb") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
 
 
 def _read_sheet(url: str) -> tuple["pa.Table", list[int]]:

@@ -1,13 +1,9 @@
 """Formats whose labels have keys: JSON lines, CSV, Parquet, data sets, BEIR, AttentionXML; and texts to predict on."""
 
 import re
-import shutil
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, zip_longest
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -34,13 +30,14 @@ _QRELS = {"train": ("train",), "val": ("dev", "val"), "test": ("test",)}
 class Keyed:
     """Reads parts that consist of one file each, according to the file extension. `fields`: names of the fields.
 
-    encoding: of files of text; None: by the byte order mark, or UTF-8.
+    encoding: of files of text; None: by the byte order mark, or UTF-8. whole: also read columns that are no fields.
     """
 
     fields: Fields = field(default_factory=Fields)
     label_fields: Fields | None = None  # names in the table of labels; None: the same names
     labels_needed: bool = True  # False: points may name labels that another source defines
     encoding: str | None = None
+    whole: bool = False
     name: str = ""
 
     def fields_of(self, part: Part) -> Fields:
@@ -63,7 +60,8 @@ class Keyed:
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
         """Yield blocks with one column `line` or, for columnar files, with the columns of the file."""
         (url,), fields = part.files.values(), self.fields_of(part)
-        names = [name for name in vars(fields).values() if part.contents.dense or name != fields.vector]
+        names = self.field_names(url) if self.whole else [*vars(fields).values()]
+        names = [name for name in names if self.whole or part.contents.dense or name != fields.vector]
         if is_csv(url) and not _is_tabbed(part):
             return from_columns.read_csv(url, block_rows, self.encoding)
         if url.endswith(f".{ARROW}"):
@@ -441,8 +439,7 @@ class AttentionXml:
         return labels_of(parsed) if part.contents.derived else parsed
 
 
-STANDARD = "-"  # standard input
-_NAMES = {"text": "input.txt", "jsonl": "input.jsonl", "csv": "input.csv"}  # names of a copy of standard input
+INPUT = "\x01input"  # column with the rows as they are in the file: records of its columns, or lines of JSON
 _ENDS = {
     "text": r"\.(?:txt|text)(?:\.gz|\.bz2|\.xz|\.zst)?$",
     "jsonl": rf"\.{JSONL}$",
@@ -457,7 +454,7 @@ class Texts:
     """Rows from files in format `form` (None: from the file name). `title_only`: like `extremis shard --text title`.
 
     `fields`: names of the fields; None: those of `made_with` if a file has such texts, else the usual names.
-    `encoding`: of files of text; None: by the byte order mark, or UTF-8.
+    `encoding`: of files of text; None: by the byte order mark, or UTF-8. `whole`: yield the column INPUT, too.
     """
 
     source: str
@@ -466,6 +463,7 @@ class Texts:
     title_only: bool = False
     made_with: Fields = field(default_factory=Fields)
     encoding: str | None = None
+    whole: bool = False
 
     def batches(self, rows: int, features: bool, dense: int = 0) -> Iterator[pa.RecordBatch]:
         """Yield up to `rows` rows at a time: `key`, `text` and, with `features`, `feature_ids` and `feature_values`.
@@ -473,11 +471,6 @@ class Texts:
         dense: length of the vectors in an additional column; 0: no vectors. Raises InputError at the first invalid row,
         if there are no rows, and if a file changes while it is read; StorageError.
         """
-        if self.source == STANDARD:
-            with tempfile.TemporaryDirectory(prefix="extremis-input-") as folder:
-                held = replace(self, source=_copy_of_standard_input(folder, self.form or "text"))
-                yield from held.batches(rows, features, dense)
-            return
         with base.unchanged(self.places()):
             yield from self._read(rows, features, dense)
 
@@ -489,7 +482,7 @@ class Texts:
                 raise InputError(
                     f"{url}: these are lines of text, but this encoder reads {read}. Give JSON lines or Parquet."
                 )
-            reader = Keyed(encoding=self.encoding)
+            reader = Keyed(encoding=self.encoding, whole=self.whole)
             names = () if form == "text" else reader.field_names(url)
             reader = replace(reader, fields=self.fields or self.made_with.within(names))
             if form != "text" and self.fields:
@@ -509,11 +502,11 @@ class Texts:
 
     def notes(self) -> Iterator[str]:
         """Yield lines to print about the files. Raises InputError like `files`."""
-        yield from () if self.source == STANDARD else base.notes_on(self.source, self.places())
+        yield from base.notes_on(self.source, self.places())
 
     def places(self) -> list[str]:
-        """List the URLs of all files; for standard input, its file descriptor. Raises InputError like `files`."""
-        return ["/dev/stdin"] if self.source == STANDARD else [url for url, _ in self.files()]
+        """List the URLs of all files. Raises InputError like `files`."""
+        return [url for url, _ in self.files()]
 
     def files(self) -> list[tuple[str, str]]:
         """List (URL, form) of all files by name. Raises InputError if there are no files or a format is unknown."""
@@ -547,7 +540,9 @@ class Texts:
 
         for block in base.LineBlocks(url, rows, encoding=self.encoding):
             text = base.decode_column(block["line"], refuse)
-            yield pa.record_batch({"key": pa.nulls(len(block), pa.string()), "text": text})
+            columns = {"key": pa.nulls(len(block), pa.string()), "text": text}
+            columns |= {INPUT: pa.StructArray.from_arrays([text], ["text"])} if self.whole else {}
+            yield pa.record_batch(columns)
             first += len(block)
 
     def _read_records(self, url: str, rows: int, contents: RowContents, reader: Keyed) -> Iterator[pa.RecordBatch]:
@@ -568,23 +563,15 @@ class Texts:
             if parsed.rejects:
                 reject = parsed.rejects[0]
                 raise InputError(f"{reject.file}, line {reject.line}: {reject.detail}. Fix the row, or leave it out.")
-            first += raw.num_rows
             kept = ("key", "text", "feature_ids", "feature_values", "dense")
-            yield parsed.batch.select([name for name in kept if name in parsed.batch.schema.names])
-
-
-def _copy_of_standard_input(folder: str, form: str) -> str:
-    """Copy standard input to a file in `folder`, named after its format. Raises InputError for Parquet."""
-    if form not in _NAMES:
-        raise InputError(
-            f"{option('form', form)}: standard input can have the format {' or '.join(_NAMES)}. Give a file instead."
-        )
-    if sys.stdin is None:
-        raise InputError("standard input is closed. Open it, or give a file.")
-    path = Path(folder) / _NAMES[form]
-    with path.open("wb") as file:
-        shutil.copyfileobj(sys.stdin.buffer, file)
-    return str(path)
+            batch = parsed.batch.select([name for name in kept if name in parsed.batch.schema.names])
+            if self.whole:
+                given = raw.take(pc.subtract(parsed.batch["row"], first))
+                names = [name for name in given.schema.names if name != from_columns.COUNT]
+                is_line = given.schema == base.SCHEMA
+                batch = batch.append_column(INPUT, given["line"] if is_line else given.select(names).to_struct_array())
+            first += raw.num_rows
+            yield batch
 
 
 BEIR = Beir()
