@@ -384,6 +384,8 @@ class PredictResult(Result):
     export: str
     queries: int
     predictions: int
+    without_labels: int
+    none_of_these: int
     decision: str
     seconds: float
 
@@ -404,7 +406,7 @@ def predict(
     exact: bool = False,
     embedder: Place | None = None,
     no_filter: bool = False,
-    safe_cells: bool = False,
+    wide: bool = False,
     threads: Positive | None = None,
     overwrite: bool = False,
     device: AnyDevice = "auto",
@@ -433,7 +435,7 @@ def predict(
         exact: Score every label, even if the export has an index.
         embedder: Path or hub name of the model that computed DATA's dense vectors. Default: the name in the export.
         no_filter: With {data}: do not remove pairs in the filter files from the predictions.
-        safe_cells: In CSV, put an apostrophe before cells that a spreadsheet would read as a formula.
+        wide: Write one row per text, with the columns of INPUT first. In CSV, labels are in label_1, label_2, ….
         threads: Number of threads. Default: all cores.
         overwrite: Replace existing predictions at OUT.
         allow: Scores from outside that EXPORT may import, as module:name.
@@ -452,6 +454,8 @@ def predict(
       extremis predict exported/ --data data/ --split test predictions.npz --max-labels 100
     """
     *inputs, out = places
+    if wide and data:
+        raise InputError(f"{option('wide', True)} writes the columns of INPUT, but {option('data')} has none of these.")
     if len(inputs) != (0 if data else 1) or not isinstance(out, str | PathLike):
         expected = f"OUT alone, with {option('data')}" if data else "INPUT and OUT"
         raise InputError(f"expected {expected} after EXPORT, got {' '.join(map(str, places))}.")
@@ -475,7 +479,7 @@ def predict(
     copied = "/dev/stdin" if source == STANDARD else str(source) if str(source).endswith(SPREADSHEET) else None
     export = resolve_export(fspath(export))
     with input_url(source, form or "text") as url:
-        texts = None if data else Texts(url, form, named, encoding=encoding)
+        texts = None if data else Texts(url, form, named, encoding=encoding, whole=wide)
         if out != "-":
             reads = [export, data, copied, *(() if texts is None else texts.places())]
             require_output_file(
@@ -483,6 +487,8 @@ def predict(
             )
         for line in texts.notes() if texts else ():
             say(line)
+        is_sheet = copied is not None and source != STANDARD
+        layout = prediction_files.Layout.of(texts, wide, is_sheet) if texts else prediction_files.Layout(wide)
         opened = prediction.open_export(fspath(export), exact, threads, device, allow)
         decision = opened.decision.narrowed(asked)
         opened.look_up(decision)  # before anything is read
@@ -493,14 +499,15 @@ def predict(
             texts = replace(texts, made_with=made_with, title_only=text == "title" if text else title_only)
             embedding = None if embedder is None else fspath(embedder)
             rows, total = prediction_files.rows_of_texts(opened, texts, batch, embedding), None
-        choices: dict[str, Any] = {"decision": decision, "to": to, "safe_cells": safe_cells}
+        choices: dict[str, Any] = {"decision": decision, "to": to, "layout": layout}
         with Bar("predict", total) as bar, _file(out, to) as path:
             report = prediction_files.write_predictions(
                 opened, rows, path, **choices, filter=not no_filter, on_rows=bar.update
             )
     milliseconds = 1000 * report["seconds"] / max(1, report["queries"])
     per = f"{report['queries']:,} queries ({decision.name}), {milliseconds:.2f} ms per query"
-    say(f"{out}: {report['predictions']:,} labels for {per}")
+    few = f"{report['without_labels']:,} without a label, {report['none_of_these']:,} probably none of these"
+    say(f"{out}: {report['predictions']:,} labels for {per}; {few}")
     return PredictResult(**{**report, "out": out})
 
 

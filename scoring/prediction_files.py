@@ -6,15 +6,18 @@ import functools
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.formats.from_columns import FORMULA
-from pipelines.formats.keyed import Texts
+from pipelines.formats.base import text_encoding
+from pipelines.formats.from_columns import FORMULA, NO_SEPARATOR, is_csv, open_csv
+from pipelines.formats.keyed import INPUT, Texts
 from schemas import PAD, arrow, storage
 from schemas.arrow import DENSE, TITLES
 from schemas.errors import InputError, missing_extra, option
@@ -27,14 +30,50 @@ from scoring.exported import Answer, Exported
 from scoring.predict import TextTokenizer, open_embedder
 from trainer.inputs import Inputs, open_queries, require_inputs, with_titles
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # first characters of cells that spreadsheets read as formulas
 KNOWN_TOKENS = "known_tokens"
+_SPREADSHEET = "utf-8-sig"  # encoding of a CSV that spreadsheets open as it is
 _LISTS = {"labels": pa.string(), "scores": pa.float32(), "label_ids": pa.int64(), "texts": pa.string()}
 _COLUMNS = {"key": pa.string(), **{name: pa.list_(kind) for name, kind in _LISTS.items()}}
-_EXTRA_COLUMNS = {"probabilities": pa.list_(pa.float32()), KNOWN_TOKENS: pa.int32()}  # if calibrated; if from texts
+# If calibrated, from texts, and by a decision.
+_EXTRA_COLUMNS = {"probabilities": pa.list_(pa.float32()), KNOWN_TOKENS: pa.int32()}
+_EXTRA_COLUMNS |= {"decision": pa.string(), "none_of_these": pa.bool_()}
 _SCHEMA = arrow.without_nulls(_COLUMNS)
 
 Write = Callable[[pa.Table], None]  # writes one batch of predictions, made by `prediction_table`
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How predictions are written. `separator`, `encoding`: of a CSV, as in the input.
+
+    wide: the columns of the input come first, instead of the key; a CSV then has one row a text, and columns for
+    `labels` labels (None: as many as a text has) with their `texts`, if these are not their keys.
+    """
+
+    wide: bool = False
+    labels: int | None = None
+    texts: bool = False
+    separator: str = ","
+    encoding: str = "utf-8"
+
+    @classmethod
+    def of(cls, texts: Texts, wide: bool, is_spreadsheet: bool) -> "Layout":
+        """Return the layout of predictions for `texts`: like that of the first CSV. Raises InputError, StorageError."""
+        for url in texts.places():
+            if is_csv(url):
+                mark = open_csv(url, texts.encoding).dialect.delimiter
+                separator = "," if mark == NO_SEPARATOR else mark
+                return cls(wide, separator=separator, encoding=text_encoding(url, texts.encoding))
+        return cls(wide, encoding=_SPREADSHEET if is_spreadsheet else cls.encoding)
+
+    @contextlib.contextmanager
+    def encodes(self) -> Iterator[None]:
+        """Raise InputError for a character that the encoding lacks."""
+        try:
+            yield
+        except UnicodeEncodeError as error:
+            lacking = f"{error.object[error.start]!r} cannot be written in {self.encoding}, the encoding of INPUT"
+            raise InputError(f"OUT: {lacking}. Give INPUT in UTF-8, or write .jsonl or .parquet.") from None
 
 
 def write_predictions(
@@ -44,34 +83,40 @@ def write_predictions(
     *,
     decision: Decision,
     to: str | None,
-    safe_cells: bool,
+    layout: Layout,
     filter: bool,
     on_rows: Callable[[int], None],
 ) -> dict[str, Any]:
     """Write the labels that `decision` gives to every row, except labels in the row's filter pairs.
 
-    `to`: format of the file; None: depends on the name. `safe_cells`: no CSV cell starts like a formula.
-    `on_rows` gets the number of rows that are done. Raises ExtremisError.
+    `to`: format of the file; None: depends on the name. `on_rows` gets the number of rows that are done. Raises
+    ExtremisError.
     """
     labels = exported.label_table(("key", "text"))
-    done = predictions = 0
+    keys, texts = (labels[name].to_pylist() for name in ("key", "text"))
+    named = any(text and text != key for key, text in zip(keys, texts, strict=True))
+    layout = replace(layout, labels=decision.max_labels, texts=named)
+    done = predictions = without = none = 0
     began = time.perf_counter()
     first = [*itertools.islice(rows, 1)]
-    extra = {"probabilities"} if exported.calibration is not None else set()
+    extra = {"decision", *({"probabilities", "none_of_these"} if exported.calibration is not None else ())}
     extra |= {name for table in first for name in table.column_names}
     more = {name: kind for name, kind in _EXTRA_COLUMNS.items() if name in extra}
     schema = arrow.without_nulls({**_COLUMNS, **more})
-    with open_writer(out, to, len(labels), safe_cells, schema) as write:
+    with open_writer(out, to, len(labels), layout, schema) as write:
         for table in itertools.chain(first, rows):
             known = table[KNOWN_TOKENS].to_numpy() if KNOWN_TOKENS in table.column_names else None
             inputs = Inputs.of(table, exported.serving.columns)
             answer = exported.decide(inputs, decision, filters_of(table) if filter else None, known=known)
-            write(prediction_table(table, answer, labels, schema))
+            write(prediction_table(table, answer, labels, schema, decision.name))
             done += table.num_rows
-            predictions += int((answer.ids != PAD).sum())
+            given = (answer.ids != PAD).sum(axis=1)
+            predictions, without = predictions + int(given.sum()), without + int((given == 0).sum())
+            none += 0 if answer.none_of_these is None else int(answer.none_of_these.sum())
             on_rows(done)
-    counts = {"queries": done, "predictions": predictions, "seconds": round(time.perf_counter() - began, 3)}
-    return {"out": out, "export": exported.table.url, "decision": decision.name, **counts}
+    counts = {"queries": done, "predictions": predictions, "without_labels": without, "none_of_these": none}
+    facts = {"out": out, "export": exported.table.url, "decision": decision.name}
+    return {**facts, **counts, "seconds": round(time.perf_counter() - began, 3)}
 
 
 def rows_of_texts(exported: Exported, texts: Texts, batch: int, embedder: str | None = None) -> Iterator[pa.Table]:
@@ -123,31 +168,33 @@ def rows_of_split(exported: Exported, data: str, split: str) -> tuple[Iterator[p
 
 @contextlib.contextmanager
 def open_writer(
-    out: str, form: str | None, labels: int, safe_cells: bool = False, schema: pa.Schema = _SCHEMA
+    out: str, form: str | None, labels: int, layout: Layout = Layout(), schema: pa.Schema = _SCHEMA
 ) -> Iterator[Write]:
     """Open a writer for predictions among `labels` labels; publish the file at `out` when the block ends without error.
 
-    `schema`: the schema of the predictions. `safe_cells`: no CSV cell starts like a formula. Raises StorageError, and
-    InputError if neither `form` nor the name specifies the format, or if the format does not fit `out` or `safe_cells`.
+    `schema`: the schema of the predictions. Raises StorageError, and InputError if neither `form` nor the name
+    specifies the format, or if it does not fit `out` or `layout`.
     """
     form = form or next((form for end, form in _FORMS_BY_ENDING.items() if out.endswith(end)), None)
     if form is None:
         raise InputError(
             f"{out}: unknown file ending (expected {', '.join(_FORMS_BY_ENDING)}). Give {option('to', 'FORM')}."
         )
-    if safe_cells and form != "csv":
+    if layout.wide and form not in _WIDE:
         raise InputError(
-            f"{option('safe_cells', True)} works only with CSV, but OUT is {form}. Give {option('to', 'csv')}."
+            f"{option('wide', True)} works only with {', '.join(_WIDE)}, but OUT is {form}. Give {option('to', 'csv')}."
         )
-    make = functools.partial(_write_csv, safe_cells=True) if safe_cells else _FORMS[form]
-    with storage.writing(out) as path, make(path, labels, schema) as write:
+    with storage.writing(out) as path, _FORMS[form](path, labels, schema, layout) as write:
         yield write
 
 
-def prediction_table(rows: pa.Table, answer: Answer, labels: pa.Table, schema: pa.Schema = _SCHEMA) -> pa.Table:
+def prediction_table(
+    rows: pa.Table, answer: Answer, labels: pa.Table, schema: pa.Schema = _SCHEMA, decision: str = ""
+) -> pa.Table:
     """Build a table with one row for each of `rows` [B]: key, label keys, scores, label ids and label texts.
 
-    Padding is removed. `labels` [L]: key, text. If `schema` has the columns, probabilities and known tokens are added.
+    Padding is removed. `labels` [L]: key, text. If `schema` has the columns, probabilities, known tokens, the name of
+    the decision and none_of_these are added, and always INPUT, if `rows` have it.
     """
     present = answer.ids != PAD
     offsets = pa.array(offsets_of(present.sum(axis=1)).astype(np.int32))
@@ -158,21 +205,82 @@ def prediction_table(rows: pa.Table, answer: Answer, labels: pa.Table, schema: p
     if answer.probabilities is not None:
         lists["probabilities"] = pa.array(answer.probabilities[present], pa.float32())
     arrays = {name: pa.ListArray.from_arrays(offsets, column) for name, column in lists.items()}
-    return pa.table([arrays[name] if name in arrays else rows[name] for name in schema.names], schema=schema)
+    arrays |= {"decision": pa.array([decision] * len(present), pa.string()), "none_of_these": answer.none_of_these}
+    table = pa.table([arrays[name] if name in arrays else rows[name] for name in schema.names], schema=schema)
+    return table.append_column(INPUT, rows[INPUT]) if INPUT in rows.column_names else table
+
+
+# The columns of the input.
+
+
+def _given(column: pa.ChunkedArray) -> list[dict[str, Any]]:
+    """Return the rows of the input."""
+    return column.to_pylist() if pa.types.is_struct(column.type) else [json.loads(line) for line in column.to_pylist()]
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    """Return the name of an added column: with predicted_ before it, if the input has a column of this name."""
+    return _free(f"predicted_{name}", taken) if name in taken else name
+
+
+class _Input:
+    """The columns of the input in each batch of predictions; later batches have no others than the first one."""
+
+    names: list[str] = []
+    kind: pa.DataType | None = None
+
+    def rows(self, table: pa.Table) -> list[dict[str, Any]]:
+        """Return the rows of the input. Raises InputError if they have other columns than those of the first batch."""
+        rows = _given(table[INPUT])
+        found = [*dict.fromkeys(name for row in rows for name in row)]
+        self.names = self.names or found
+        if more := {*found} - {*self.names}:
+            raise self._differ(f"{', '.join(sorted(more))} beside {', '.join(self.names)}")
+        return rows
+
+    def columns(self, table: pa.Table) -> list[pa.Array]:
+        """Return the columns of the input, of the types in the first batch. Raises InputError if other types come."""
+        rows, column = self.rows(table), table[INPUT].combine_chunks()
+        try:
+            known = column.type in (self.kind, None) or (self.kind is None and pa.types.is_struct(column.type))
+            given = column if known else pa.array(rows, self.kind)
+        except (pa.ArrowException, TypeError) as error:
+            raise self._differ(str(error)) from None
+        self.kind = given.type
+        return given.flatten()
+
+    def _differ(self, how: str) -> InputError:
+        return InputError(
+            f"INPUT: later rows have other columns than the first ones: {' '.join(how.split())[:200]}. Write .jsonl, "
+            "or give files with the same columns."
+        )
 
 
 @contextlib.contextmanager
 def _write_lines(
-    format_query: Callable[[dict[str, Any]], str], path: str, labels: int, schema: pa.Schema
+    format_query: Callable[[dict[str, Any]], str], path: str, labels: int, schema: pa.Schema, layout: Layout
 ) -> Iterator[Write]:
     with open(path, "w", encoding="utf-8") as file:
         yield lambda table: file.writelines(map(format_query, table.to_pylist()))
 
 
-def _json_line(query: dict[str, Any]) -> str:
-    for name in {"scores", "probabilities"} & query.keys():
-        query[name] = [float(f"{number:.7g}") for number in query[name]]
-    return json.dumps(query, ensure_ascii=False) + "\n"
+@contextlib.contextmanager
+def _write_json(path: str, labels: int, schema: pa.Schema, layout: Layout) -> Iterator[Write]:
+    taken = set[str]()
+
+    def write(table: pa.Table) -> None:
+        given = _given(table[INPUT]) if layout.wide else []
+        taken.update(() if taken else (name for row in given for name in row))
+        for place, query in enumerate(table.select(schema.names).to_pylist()):
+            for name in {"scores", "probabilities"} & query.keys():
+                query[name] = [float(f"{number:.7g}") for number in query[name]]
+            if layout.wide:
+                row, _ = given[place], query.pop("key")
+                query = row | {_free(name, taken | row.keys()): value for name, value in query.items()}
+            file.write(json.dumps(query, ensure_ascii=False, default=str) + "\n")
+
+    with open(path, "w", encoding="utf-8") as file:
+        yield write
 
 
 def _trec_lines(seen: set[str], query: dict[str, Any]) -> str:
@@ -194,35 +302,95 @@ def _trec_lines(seen: set[str], query: dict[str, Any]) -> str:
     return lines
 
 
+def plain_cell(value: Any) -> str:
+    """Return a value as a cell of a CSV; texts that a spreadsheet takes for formulas get an apostrophe before them.
+
+    `read_csv` takes the apostrophe away. Numbers and dates are as in JSON, and lists and records are JSON.
+    """
+    if isinstance(value, str):
+        return f"'{value}" if value[:1] in _FIRST and FORMULA.match(f"'{value}") else value
+    if value is None:
+        return ""
+    plain = json.dumps(value, ensure_ascii=False, default=str)
+    return plain.strip('"')
+
+
+_FIRST = "'=+-@\t\r\n"  # first characters of formulas, and of texts that look like formulas with an apostrophe
+
+
 @contextlib.contextmanager
-def _write_csv(path: str, labels: int, schema: pa.Schema, safe_cells: bool = False) -> Iterator[Write]:
-    """Write one row per label; with `safe_cells`, an apostrophe goes before cells that start like a formula."""
+def _write_csv(path: str, labels: int, schema: pa.Schema, layout: Layout) -> Iterator[Write]:
+    """Write one row per label, and one for a text without labels; or, `wide`, one per text."""
+    of_label = {"label": "labels", "text": "texts", "score": "scores", "probability": "probabilities"}
+    if layout.wide:  # a probability says more than a score
+        of_label = {"label": "labels", **({"label_text": "texts"} if layout.texts else {}), **dict([_measure(schema)])}
+    of_label = {name: column for name, column in of_label.items() if column in schema.names}
+    ends = [name for name in ("decision", "none_of_these") if name in schema.names]
+    given, held = _Input(), list[pa.Table]()
 
-    def safe(cell: str) -> str:
-        return f"'{cell}" if safe_cells and cell.startswith(_FORMULA) else cell
+    def cells_of(query: dict[str, Any]) -> list[list[str]]:
+        """Return the cells of each label of a text."""
+        values = zip(*(query[column] for column in of_label.values()), strict=True)
+        return [[plain_cell(each) if isinstance(each, str) else f"{each:.7g}" for each in row] for row in values]
 
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        more = [name for name in ("probabilities",) if name in schema.names]
-        writer.writerow(["key", "rank", "label", "text", "score", *(["probability"] if more else [])])
+    def write_long(table: pa.Table) -> None:
+        for query in table.to_pylist():
+            key, end = plain_cell(query["key"]), [plain_cell(query[name]) for name in ends]
+            found = cells_of(query)
+            writer.writerows([key, rank, *cells, *end] for rank, cells in enumerate(found, 1))
+            if not found:
+                writer.writerow([key, "", *[""] * len(of_label), *end])
+
+    def write_wide(table: pa.Table, most: int) -> None:
+        rows = given.rows(table)
+        if not file.tell():
+            added = [*(f"{name}_{rank}" for rank in range(1, most + 1) for name in of_label), *ends]
+            writer.writerow(map(plain_cell, [*given.names, *(_free(name, given.names) for name in added)]))
+        for row, query in zip(rows, table.select([*of_label.values(), *ends]).to_pylist(), strict=True):
+            cells = [cell for of in cells_of(query) for cell in of]
+            cells += [""] * (most * len(of_label) - len(cells))
+            kept = [plain_cell(row.get(name)) for name in given.names]
+            writer.writerow([*kept, *cells, *(plain_cell(query[name]) for name in ends)])
+
+    with layout.encodes(), open(path, "w", encoding=layout.encoding, newline="") as file:
+        writer = csv.writer(file, delimiter=layout.separator)
+        if not layout.wide:
+            writer.writerow(["key", "rank", *of_label, *ends])
+            yield write_long
+        elif layout.labels is not None:
+            yield functools.partial(write_wide, most=layout.labels)
+        else:  # the longest row says how many columns there are
+            yield held.append
+            most = max((pc.max(pc.list_value_length(table["labels"])).as_py() or 0 for table in held), default=0)
+            for table in held:
+                write_wide(table, most)
+
+
+def _measure(schema: pa.Schema) -> tuple[str, str]:
+    return ("probability", "probabilities") if "probabilities" in schema.names else ("score", "scores")
+
+
+@contextlib.contextmanager
+def _write_parquet(path: str, labels: int, schema: pa.Schema, layout: Layout) -> Iterator[Write]:
+    with contextlib.ExitStack() as stack:
+        given, writers = _Input(), list[pq.ParquetWriter]()
 
         def write(table: pa.Table) -> None:
-            for query in table.to_pylist():
-                columns = zip(*(query[name] for name in ("labels", "texts", "scores", *more)), strict=True)
-                for rank, (label, text, *of) in enumerate(columns, 1):
-                    writer.writerow([safe(query["key"]), rank, safe(label), safe(text), *(f"{n:.7g}" for n in of)])
+            if layout.wide:
+                own = [name for name in schema.names if name != "key"]
+                columns = [*given.columns(table), *table.select(own).columns]
+                table = pa.table(columns, [*given.names, *(_free(name, given.names) for name in own)])
+            if not writers:
+                writers.append(stack.enter_context(pq.ParquetWriter(path, table.schema, compression="zstd")))
+            writers[0].write_table(table)
 
         yield write
+        if not writers:
+            write(schema.empty_table())
 
 
 @contextlib.contextmanager
-def _write_parquet(path: str, labels: int, schema: pa.Schema) -> Iterator[Write]:
-    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        yield writer.write_table
-
-
-@contextlib.contextmanager
-def _write_matrix(path: str, labels: int, schema: pa.Schema) -> Iterator[Write]:
+def _write_matrix(path: str, labels: int, schema: pa.Schema, layout: Layout) -> Iterator[Write]:
     """Write a file for `scipy.sparse.load_npz`: CSR [N, L] float32, made in memory. Row n is the n-th query."""
     try:
         from scipy import sparse
@@ -245,16 +413,12 @@ def _write_matrix(path: str, labels: int, schema: pa.Schema) -> Iterator[Write]:
         sparse.save_npz(file, matrix, compressed=False)
 
 
-_FORMS: dict[str, Callable[[str, int, pa.Schema], contextlib.AbstractContextManager[Write]]] = {
-    "jsonl": functools.partial(_write_lines, _json_line),
+_FORMS: dict[str, Callable[[str, int, pa.Schema, Layout], contextlib.AbstractContextManager[Write]]] = {
+    "jsonl": _write_json,
     "trec": lambda *of_file: _write_lines(functools.partial(_trec_lines, set()), *of_file),
     "parquet": _write_parquet,
     "csv": _write_csv,
     "npz": _write_matrix,
 }
+_WIDE = ("csv", "jsonl", "parquet")
 _FORMS_BY_ENDING = {**{f".{form}": form for form in _FORMS}, ".ndjson": "jsonl", ".run": "trec"}
-
-
-def plain_cell(text: str) -> str:
-    """Return `text` as a cell of a CSV that a spreadsheet shows as text; `read_csv` takes the apostrophe away."""
-    return f"'{text}" if FORMULA.match(f"'{text}") else text

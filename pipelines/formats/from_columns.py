@@ -220,7 +220,7 @@ def _records(url: str, block_rows: int, encoding: str | None) -> Iterator[list[S
     """Yield some rows at a time. Empty rows follow a row of several lines, so that row numbers agree with lines."""
     line = 0
     try:
-        reader = _reader(url, encoding)
+        reader = open_csv(url, encoding)
         while rows := list(islice(reader, block_rows)):
             if reader.line_num - line > len(rows):
                 rows = [each for row in rows for each in (row, *[()] * _line_breaks(",".join(row)))]
@@ -228,7 +228,7 @@ def _records(url: str, block_rows: int, encoding: str | None) -> Iterator[list[S
             yield rows
     except csv.Error as error:
         with contextlib.suppress(csv.Error):  # find the row: read the file again
-            reader, line = _reader(url, encoding), 0
+            reader, line = open_csv(url, encoding), 0
             for _ in reader:
                 line = reader.line_num
         raise InputError(
@@ -236,7 +236,7 @@ def _records(url: str, block_rows: int, encoding: str | None) -> Iterator[list[S
         ) from None
 
 
-def _reader(url: str, encoding: str | None) -> Any:
+def open_csv(url: str, encoding: str | None) -> Any:
     lines = _text_lines(url, encoding)
     head = [*islice(lines, _HEAD)]
     if re.search(rf"\.tsv{base.CODEC}$", url):
