@@ -1,6 +1,5 @@
 """`extremis export` and `predict`: the metrics of `evaluate` come out of the files, whatever the way there."""
 
-import csv
 import json
 import re
 import subprocess
@@ -24,8 +23,7 @@ from schemas.shard_files.parquet import list_column
 from schemas.storage import join
 from schemas.table import Table
 from scoring import memory
-from scoring.exported import Answer, Exported
-from scoring.prediction_files import open_writer, prediction_table
+from scoring.exported import Exported
 from search.index import Factory
 from tests.bert import write_bert
 from tests.command import ROOT, TINY, call, environment, refused, sets
@@ -163,28 +161,6 @@ def test_a_split_gives_the_metrics_of_evaluate(data: Path, run: Path, exported: 
     again = tmp_path / "again.npz"
     call("predict", exported, again, "--data", data, "--max-labels", "20")
     assert again.read_bytes() == (tmp_path / "p.npz").read_bytes()
-
-
-def test_no_cell_of_a_safe_csv_begins_as_a_formula(data: Path, exported: Path, tmp_path: Path) -> None:
-    """Without the option cells are as the data has them, and rank and score are numbers with it too."""
-    cells = ["=1+1", "+1", "-1", "@x", "\ttab", "\rreturn", "\nline", "'a", "a=b", "", "1"]
-    labels = pa.table({"key": cells, "text": cells[::-1]})
-    ids, scores = np.arange(11)[None], np.linspace(1, -1, 11, dtype=np.float32)[None]
-    table = prediction_table(pa.table({"key": ["=key"]}), Answer(scores, ids, None, None, np.zeros(1, bool)), labels)
-    rows = {}
-    for safe in (False, True):
-        with open_writer(str(tmp_path / f"{safe}.csv"), None, 11, safe) as write:
-            write(table)
-        with (tmp_path / f"{safe}.csv").open(newline="") as file:
-            rows[safe] = list(csv.DictReader(file))
-    assert [row["label"] for row in rows[False]] == [row["text"] for row in reversed(rows[False])] == cells
-    assert [row["label"] for row in rows[True]] == [f"'{cell}" for cell in cells[:7]] + cells[7:]
-    assert [row["text"] for row in reversed(rows[True])] == [row["label"] for row in rows[True]]
-    assert {row["key"] for row in rows[True]} == {"'=key"}
-    assert [(row["rank"], row["score"]) for row in rows[True]] == [(row["rank"], row["score"]) for row in rows[False]]
-    done = call("predict", exported, tmp_path / "p.jsonl", "--data", data, "--safe-cells")
-    refused(done, "--safe-cells works only with CSV, but OUT is jsonl", "--to csv")
-    assert not (tmp_path / "p.jsonl").exists()
 
 
 class TestFused:
