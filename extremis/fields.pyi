@@ -57,6 +57,7 @@ class EmbedTextsFields(TypedDict, total=False):
     what: Literal["queries", "labels", "documents"] | None
     prompt: str | None
     fields: str | Mapping[str, str] | None
+    encoding: str | None
     split: str
     dtype: Literal["float16", "float32"]
     compute: Literal["auto", "float32", "bfloat16"]
@@ -83,6 +84,8 @@ class ShardFields(TypedDict, total=False):
     tokenizer_texts: int
     format: str | None
     fields: str | Mapping[str, str] | None
+    encoding: str | None
+    unlabelled: Literal["reject", "skip"]
     same_key: Literal["filter", "keep"] | None
     sink: str
     onto: str | PathLike[str] | None

@@ -1,6 +1,7 @@
 """Texts in every container that people hold: predictions are equal, and anything else is one error."""
 
 import csv
+import gzip
 import json
 import re
 import subprocess
@@ -12,19 +13,22 @@ from typing import Any
 import datasets
 import duckdb
 import numpy as np
+import openpyxl
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
 import extremis
+from pipelines.formats.from_columns import read_csv
 from pipelines.formats.keyed import Texts
 from scoring.exported import Exported
 from scoring.predict import text_fields
 from scoring.prediction_files import rows_of_split, rows_of_texts
-from tests.command import ROOT, call, environment, sets
+from tests.command import ROOT, call, environment, refused, sets
 
 WORDS = ["sea", "ship", "storm", "cat", "dog", "hill", "river", "moon", "tree", "stone"]
 FIELDS = "key=id,title=name,content=about,labels=of"
@@ -273,3 +277,133 @@ def test_no_library_of_frames_is_imported(folder: Path) -> None:
 def test_an_export_records_the_fields_of_its_data(folder: Path) -> None:
     parameters = Exported.open(str(folder / "exported")).table.parameters
     assert parameters["texts"] == {"fields": FIELDS, "text": "title+content"}
+
+
+# Predictions as rows: every row of the input, in order, with its columns.
+
+ROWS = [
+    {"sku": "=1+1", "text": "sea, a ship; “5 €” | more", "label_1": "x", "note": "'-quoted"},
+    {"sku": "A2", "text": "", "label_1": "", "note": "two\nlines"},
+    {"sku": "-5", "text": "dog — cat", "label_1": "@y", "note": "-10 % off"},
+    {"sku": "", "text": "unknown words alone", "label_1": "z", "note": '"quotes"'},
+]
+
+
+@pytest.fixture(scope="module")
+def exported(folder: Path) -> Path:
+    return folder / "exported"
+
+
+def write_csv(path: Path, encoding: str, separator: str) -> None:
+    with path.open("w", encoding=encoding, newline="") as file:
+        writer = csv.writer(file, delimiter=separator)
+        writer.writerows([[*ROWS[0]], *(row.values() for row in ROWS)])
+
+
+@pytest.mark.parametrize(
+    ("encoding", "separator"), [("cp1252", ";"), ("utf-16", "\t"), ("utf-8-sig", ","), ("utf-8", "|")]
+)
+def test_a_csv_comes_back_with_its_columns(exported: Path, tmp_path: Path, encoding: str, separator: str) -> None:
+    source, out = tmp_path / "in.csv", tmp_path / "out.csv"
+    write_csv(source, encoding, separator)
+    stated = ("--encoding", "cp1252") if encoding == "cp1252" else ()
+    done = call("predict", exported, source, out, "--wide", "--max-labels", "3", *stated)
+    assert done.status == 0, done.err
+    assert out.read_bytes()[:2] == source.read_bytes()[:2] or encoding == "cp1252"
+    table = pd.read_csv(out, sep=separator, encoding=encoding, dtype=str, keep_default_na=False)  # another reader
+    kept = ["sku", "text", "label_1", "note"]
+    assert [*table.columns[:8]] == [*kept, "predicted_label_1", "probability_1", "label_2", "probability_2"]
+    assert [*table.columns[8:]] == ["label_3", "probability_3", "decision", "none_of_these"]
+    shown = [{**row, "sku": {"=1+1": "'=1+1"}.get(row["sku"], row["sku"])} for row in ROWS]
+    shown[2]["note"], shown[2]["label_1"] = "'-10 % off", "'@y"
+    assert table[kept].to_dict("records") == shown
+    stated_encoding = "cp1252" if encoding == "cp1252" else None
+    read, given = (
+        [row for block in read_csv(str(path), 99, stated_encoding) for row in block.to_pylist() if row["\x01fields"]]
+        for path in (out, source)
+    )
+    assert [{name: row[name] for name in kept} for row in read] == [{name: row[name] for name in kept} for row in given]
+    model = extremis.load(exported)
+    predicted = model.predict([row["text"] for row in ROWS], max_labels=3)
+    expected = [[label.key for label in each.labels] for each in predicted]
+    assert [[row[f"{'predicted_' if n == 1 else ''}label_{n}"] for n in (1, 2, 3)] for row in read] == expected
+    again = call("predict", exported, out, tmp_path / "again.csv", "--wide", "--max-labels", "1", *stated)
+    assert again.status == 0, again.err
+    assert "predicted_predicted_label_1" in (tmp_path / "again.csv").read_text(encoding=encoding)
+
+
+def jsonl(path: Path) -> None:
+    rows = [{**row, "labels": ["old", None], "price": 1.5, "more": {"a": [1]}} for row in ROWS]
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
+
+
+def parquet(path: Path) -> None:
+    pq.write_table(
+        pa.table({"price": [1.5, None, -2, 0], "labels": [["old"]] * 4, "text": [r["text"] for r in ROWS]}), path
+    )
+
+
+def lines(path: Path) -> None:
+    path.write_bytes(gzip.compress("\n".join(row["text"] for row in ROWS).encode()))
+
+
+@pytest.mark.parametrize(("name", "write"), [("in.jsonl", jsonl), ("in.parquet", parquet), ("in.txt.gz", lines)])
+@pytest.mark.parametrize("to", ["jsonl", "parquet", "csv"])
+def test_rows_of_any_format_are_kept_in_any_format(
+    exported: Path, tmp_path: Path, name: str, write: Callable[[Path], None], to: str
+) -> None:
+    write(tmp_path / name)
+    given: list[dict[str, Any]] = [{"text": row["text"]} for row in ROWS]
+    if name == "in.jsonl":
+        given = [json.loads(line) for line in (tmp_path / name).read_text().splitlines() if line]
+    if name == "in.parquet":
+        given = pq.read_table(tmp_path / name).to_pylist()
+    out = tmp_path / f"out.{to}"
+    done = call("predict", exported, tmp_path / name, out, "--wide", "--max-labels", "2", "--batch", "2")
+    assert done.status == 0, done.err
+    added = ["predicted_labels" if "labels" in given[0] else "labels", "scores", "texts", "decision"]
+    if to == "csv":
+        with out.open(newline="") as file:
+            read = list(csv.DictReader(file))
+        assert [*read[0]][: len(given[0])] == [*given[0]]
+        assert [row["text"] for row in read] == [row["text"] for row in given]
+        assert {row["price"] for row in read if "price" in row} <= {"1.5", "", "-2.0", "0.0"}
+    else:
+        read = pq.read_table(out).to_pylist() if to == "parquet" else [*map(json.loads, out.open())]
+        assert [{field: row[field] for field in given[0]} for row in read] == given
+        assert {*added} <= {*read[0]}
+        assert [len(row[added[0]]) for row in read] == [2] * 4
+
+
+def test_a_spreadsheet_in_is_a_csv_that_it_opens(exported: Path, tmp_path: Path) -> None:
+    book = openpyxl.Workbook()
+    for row in [
+        ("text", "day", "n"),
+        ("sea and ship", pd.Timestamp("2024-03-01"), 3.0),
+        (None, None, None),
+        (None, None, 4),
+    ]:
+        book.active.append(row)
+    book.save(tmp_path / "in.xlsx")
+    done = call("predict", exported, tmp_path / "in.xlsx", tmp_path / "out.csv", "--wide", "--max-labels", "1")
+    assert done.status == 0, done.err
+    assert (tmp_path / "out.csv").read_bytes().startswith("\ufefftext,day,n,label_1".encode())
+    rows = pd.read_csv(tmp_path / "out.csv", dtype=str, keep_default_na=False)
+    assert rows[["text", "day", "n"]].values.tolist() == [["sea and ship", "2024-03-01", "3"], ["", "", "4"]]
+    refused(
+        call("predict", exported, tmp_path / "in.xlsx", tmp_path / "in.xlsx", "--to", "csv", "--overwrite"), "reads"
+    )
+
+
+def test_what_cannot_be_wide_is_refused(exported: Path, tmp_path: Path) -> None:
+    write_csv(tmp_path / "in.csv", "utf-8", ",")
+    done = call("predict", exported, tmp_path / "in.csv", tmp_path / "p.npz", "--wide")
+    refused(done, "--wide works only with csv, jsonl, parquet, but OUT is npz", "--to csv")
+    refused(
+        call("predict", exported, tmp_path / "p.csv", "--data", tmp_path, "--wide"),
+        "--wide writes the columns of INPUT",
+    )
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "n": 1}\n{"text": "b", "n": 2, "late": 3}\n')
+    done = call("predict", exported, tmp_path / "a.jsonl", tmp_path / "p.csv", "--wide", "--batch", "1")
+    refused(done, "later rows have other columns than the first ones: late beside text, n", "Write .jsonl")
+    assert not (tmp_path / "p.csv").exists()
