@@ -479,8 +479,9 @@ def not_utf8(data: bytes) -> str:
     text = data.decode("cp1252", "replace").strip()
     letters = sum(sign.isascii() and sign.isalpha() for sign in text)
     if "\ufffd" not in text and sum(not sign.isascii() for sign in text) <= letters:
-        return f"not UTF-8 text; if it is “{printable(text[:_SHOWN])}”, give {option('encoding', 'cp1252')}"
-    return f"not UTF-8 text; give its encoding with {option('encoding', 'NAME')}, or save the file as UTF-8"
+        likely = f"if it is “{printable(text[:_SHOWN])}”, give {option('encoding', 'cp1252')}"
+        return f"not UTF-8 text: {likely}, or save the file as UTF-8"
+    return f"not UTF-8 text: give its encoding with {option('encoding', 'NAME')}, or save the file as UTF-8"
 
 
 def read_chunks(url: str) -> Iterator[bytes]:

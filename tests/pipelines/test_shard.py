@@ -235,7 +235,8 @@ def test_bad_lines_fail_with_one_message_and_leave_nothing(tiny: Path) -> None:
         "(Expecting property name enclosed in double quotes: line 1 column 2 (char 1)): '{oops'",
         "  trn.json.gz, line 10: the point 'x' has no labels (target_ind is empty)",
         "  trn.json.gz, line 26: the field 'title' is missing; found ['target_ind', 'uid']",
-        "Fix these rows, or raise max_reject_share, which is 0.001 "
+        'Fix these rows, leave out rows without labels with unlabelled="skip", or raise max_reject_share, which is '
+        "0.001 "
         "(a label's line number is its id, so no label may be rejected).",
     ]
     message = fails(tiny, options=ShardOptions(tokenizer="train:300", max_reject_share=0.1))
