@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.formats.base import text_encoding
+from pipelines.formats.base import open_text
 from pipelines.formats.from_columns import FORMULA, NO_SEPARATOR, is_csv, open_csv
 from pipelines.formats.keyed import INPUT, Texts
 from schemas import PAD, arrow, storage
@@ -63,7 +63,7 @@ class Layout:
             if is_csv(url):
                 mark = open_csv(url, texts.encoding).dialect.delimiter
                 separator = "," if mark == NO_SEPARATOR else mark
-                return cls(wide, separator=separator, encoding=text_encoding(url, texts.encoding))
+                return cls(wide, separator=separator, encoding=open_text(url, texts.encoding)[0])
         return cls(wide, encoding=_SPREADSHEET if is_spreadsheet else cls.encoding)
 
     @contextlib.contextmanager

@@ -22,14 +22,13 @@ def choose(source: str, name: str | None = None, fields: str | None = None, enco
     Raises InputError, for example if `source` matches two formats.
     """
     form = by_name(name) if name is not None else _recognise(source)
-    for stated in (each for each, value in (("fields", fields), ("encoding", encoding)) if value is not None):
-        if not isinstance(form, Keyed):
-            raise InputError(
-                f"{option(stated)} works only with formats that have named fields; {source} is read as {form.name}, "
-                "which has fixed names."
-            )
     if not isinstance(form, Keyed):
-        return form
+        if fields is None and encoding is None:
+            return form
+        raise InputError(
+            f"{option('encoding' if fields is None else 'fields')} works only with formats that have named fields; "
+            f"{source} is read as {form.name}, which has fixed names."
+        )
     named, of_labels = parse_fields_by_table(fields or "", form.fields)
     return replace(form, fields=named, label_fields=of_labels, encoding=encoding)
 

@@ -436,8 +436,8 @@ def _split(url: str, encoding: str | None) -> Iterator[tuple[list[bytes], bool]]
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 
 
-def _open_text(url: str, encoding: str | None) -> tuple[str, bytes, Iterator[bytes]]:
-    """Return (encoding, first bytes, the other chunks) of a file of text."""
+def open_text(url: str, encoding: str | None) -> tuple[str, bytes, Iterator[bytes]]:
+    """Return (encoding, first bytes, other chunks) of a file of text; None: the encoding of the mark, or UTF-8."""
     chunks, head = read_chunks(url), b""
     while len(head) < len(codecs.BOM_UTF8) and (more := next(chunks, b"")):
         head += more
@@ -445,17 +445,12 @@ def _open_text(url: str, encoding: str | None) -> tuple[str, bytes, Iterator[byt
     return codecs.lookup(encoding or marked).name, head, chunks
 
 
-def text_encoding(url: str, encoding: str | None = None) -> str:
-    """Return the encoding of a file of text: `encoding`, or that of its byte order mark, or UTF-8."""
-    return _open_text(url, encoding)[0]
-
-
 def read_text(url: str, encoding: str | None = None) -> Iterator[bytes]:
     """Yield chunks of a file of text as UTF-8 without a byte order mark; None: in the encoding of the mark, or UTF-8.
 
     UTF-8 is not checked. Raises the errors of `LineBlocks`, and InputError if the file has another encoding.
     """
-    name, head, chunks = _open_text(url, encoding)
+    name, head, chunks = open_text(url, encoding)
     if name in ("utf-8", "utf-8-sig"):
         yield from filter(None, itertools.chain([head.removeprefix(codecs.BOM_UTF8)], chunks))
         return
