@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # for type checkers; the code below loads the same names on f
     from extremis.training import teach as teach
     from extremis.training import train as train
     from extremis.using import ablate as ablate
+    from extremis.using import crossval as crossval
     from extremis.using import demo as demo
     from extremis.using import embed as embed
     from extremis.using import evaluate as evaluate
@@ -75,7 +76,7 @@ COMMANDS = {
     **dict.fromkeys(
         ("run", "train", "mine", "merge", "teach", "cluster", "recipes", "plan"), ("Train", "extremis.training")
     ),
-    **dict.fromkeys(("evaluate", "report", "inspect", "ablate", "fuse"), ("Look", "extremis.using")),
+    **dict.fromkeys(("evaluate", "report", "inspect", "ablate", "crossval", "fuse"), ("Look", "extremis.using")),
     **dict.fromkeys(("export", "predict", "explain", "serve", "tuples", "embed"), ("Use", "extremis.using")),
     "demo": ("Try", "extremis.using"),
 }

@@ -139,7 +139,7 @@ class TextDecoder:
             tokenizer.decoder = WordPiece()  # joins the pieces of a word
         return tokenizer
 
-    def texts(self, rows: pa.Table, longest: int) -> list[str]:
+    def texts(self, rows: pa.Table, longest: int | None) -> list[str]:
         """Return the text of each row (query or label): the stored text if there is one, else the decoded tokens."""
         names = rows.column_names
         if "text" in names:

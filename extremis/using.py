@@ -255,6 +255,54 @@ def ablate(
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
+class CrossvalResult(Result):
+    """How many rows and given labels were scored, how many cannot be judged, and how many suspects are listed."""
+
+    data: str
+    out: str
+    rows: int
+    folds: int
+    group: str
+    given_labels: int
+    unjudged: int
+    unjudged_labels: int
+    suspects: Mapping[str, int]
+
+
+@function
+def crossval(
+    data: Place,
+    out: Place,
+    *,
+    folds: Annotated[int, Field(ge=2, le=100)] = 5,
+    group: Literal["equal", "near"] = "equal",
+    suspects: Positive = 1000,
+    progress: Progress = True,
+) -> CrossvalResult:
+    """Find labels of DATA that are likely wrong: the training rows of each fold are scored by the other folds.
+
+    A linear ranker gives probabilities, without a run. OUT has probabilities.parquet, one row for each training row;
+    suspects, given labels that other rows do not support and absent labels that are probable; and unjudged, labels with
+    fewer than five points in other folds. An interrupted call continues. Needs the extra trainer.
+
+    Options:
+        folds: Number of parts of the training rows.
+        group: Rows that are in the same fold: with the same text (equal), or the same set of words (near).
+        suspects: Number of given labels, and of absent labels, to list.
+
+    Examples:
+      extremis crossval data/ wrong/
+      extremis crossval data/ wrong/ --folds 10 --group near
+    """
+    from extremis import crossvalidation
+
+    body = crossvalidation.crossval(fspath(data), fspath(out), folds, group, suspects)
+    say(f"{body['unjudged']:,} of {body['given_labels']:,} given labels cannot be judged: {out}/unjudged.csv")
+    say(f"{out}/suspects.csv: {body['suspects']['given']:,} given and {body['suspects']['absent']:,} absent labels")
+    return CrossvalResult(**body)
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
 class FuseResult(Result):
     """The fusion of RUN: the split that it is learned on, and its parameters in `more`."""
 

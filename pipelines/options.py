@@ -69,6 +69,10 @@ class ShardOptions(Options):
     test_share: float = Field(
         0.0, ge=0, lt=1, alias="test", description="Fraction of train that becomes the split test."
     )
+    group: Literal["off", "equal", "near"] = Field(
+        "off",
+        description="Hold out rows together that have the same text (equal), or the same set of words (near).",
+    )
     max_reject_share: float = Field(
         0.001,
         ge=0,
@@ -136,6 +140,9 @@ class ShardOptions(Options):
         if self.validation_share + self.test_share >= 1:
             expected = f"less than 1 together with {option('test', self.test_share)}, so that rows are left in train"
             raise InputError(parameter="validation", got=f"{self.validation_share:g}", expected=expected)
+        if self.group != "off" and not self.validation_share + self.test_share:
+            expected = f"off, because no rows are held out without {option('validation')} or {option('test')}"
+            raise InputError(parameter="group", got=self.group, expected=expected)
         return self
 
     @model_validator(mode="after")

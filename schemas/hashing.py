@@ -4,7 +4,10 @@ Each value is read as 8-byte words, and the finaliser of SplitMix64 mixes in eve
 Collisions cost time but do no harm, because rows are ordered by (hash, key).
 """
 
+import functools
 import hashlib
+import re
+import unicodedata
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +29,12 @@ def hash_strings(column: pa.Array, seed: int) -> np.ndarray:
         content = column.values.to_numpy().view(np.uint8)
         return hash_bytes(content, column.offsets.to_numpy().astype(np.int64) * column.values.type.byte_width, seed)
     return hash_bytes(*string_bytes(column.cast(pa.large_binary())), seed) if len(column) else np.zeros(0, np.uint64)
+
+
+def hash_texts(texts: pa.Array, rule: str, seed: int) -> np.ndarray:
+    """Hash texts in the form that `rule` compares: equal (`normalized`) or near (`near`), with a salt: uint64 [B]."""
+    form = near if rule == "near" else normalized
+    return hash_strings(pa.array([form(text) for text in texts.to_pylist()], pa.string()), seed)
 
 
 def hash_bytes(content: np.ndarray, offsets: np.ndarray, seed: int) -> np.ndarray:
@@ -72,3 +81,26 @@ def _mix(z: np.ndarray) -> np.ndarray:
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return z ^ (z >> np.uint64(31))
+
+
+def normalized(text: str) -> str:
+    """Return a text in NFKC form, case-folded, with single spaces and without leading or trailing punctuation.
+
+    The characters # % & * @ are not removed, and a text that consists only of punctuation keeps its punctuation.
+    """
+    text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    words = " ".join(text.split())
+    return words.strip(_surrounding()) or words
+
+
+def near(text: str) -> str:
+    """Return the distinct words of a text, sorted; a word consists of letters and digits."""
+    text = normalized(text)
+    return " ".join(sorted({*re.findall(r"[^\W_]+", text)})) or text
+
+
+@functools.cache
+def _surrounding() -> str:
+    characters = (chr(code) for code in range(1 << 16))
+    # Some characters stay: C# is not C.
+    return " " + "".join(c for c in characters if unicodedata.category(c)[0] == "P" and c not in "#%&*@")

@@ -110,6 +110,8 @@ def hash_range(table: Table) -> tuple[float, float]:
     """Return the range [low, high) of hashes, scaled to [0, 1), that a split of a data set has. Raises TableError."""
     root, split = resolve(table.url, "../.."), table.url.rstrip("/").rpartition("/")[2]
     options, low = Table.open(root, "data").parameters.get("options", {}), 0.0
+    if options.get("group", "off") != "off":  # rows were held out by another hash
+        return 0.0, 1.0
     for cut, share in (("val", options.get("validation_share")), ("test", options.get("test_share"))):
         if share and split == cut:
             return low, low + share

@@ -1,8 +1,6 @@
 """What becomes a negative: rules about scores and ranks, labels with equal texts; and the files of candidates."""
 
 import functools
-import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ import pyarrow as pa
 from pipelines.options import MarginOptions, MineOptions
 from schemas import PAD, storage
 from schemas.errors import InputError, StorageError
-from schemas.hashing import combine, hash_strings
+from schemas.hashing import combine, hash_strings, hash_texts
 from schemas.ragged import Ragged, offsets_of
 from schemas.randomness import Purpose
 from schemas.shard_files.parquet import matrix_array
@@ -38,9 +36,7 @@ class Chunks:
 
 def pack_chunk(keys: np.ndarray, start: int) -> bytes:
     """Compress keys uint64 [R, n, F] for `unpack_chunk`; `start`: the group's first label."""
-    labels = (keys & np.uint64(0xFFFFFFFF)).astype("<u4") - np.uint32(
-        start
-    )  # modulo 2^32, like all the following arithmetic
+    labels = (keys & np.uint64(0xFFFFFFFF)).astype("<u4") - np.uint32(start)  # modulo 2^32, like all that follows
     scores = (keys >> np.uint64(32)).astype("<u4")
     scores[..., 1:] -= scores[..., :-1].copy()
     planes = [np.ascontiguousarray(half.reshape(-1, 1).view(np.uint8).T) for half in (labels, scores)]
@@ -272,11 +268,10 @@ def find_aliases(labels: Table | None, rule: str) -> Aliases | None:
 @functools.lru_cache(maxsize=1)
 def _find(url: str, digest: str, rule: str) -> Aliases | None:
     """Find the aliases once per process: a miner that runs alongside a trainer needs the aliases for each dump."""
-    table, normal = Table.open(url, "labels"), near if rule == "near" else normalized
+    table = Table.open(url, "labels")
     hashes = np.zeros(table.rows, np.uint64)
     for rows in table.batches(["label_id", "text"]):
-        texts = pa.array([normal(text) for text in rows.column("text").to_pylist()], pa.string())
-        hashes[rows.column("label_id").to_numpy()] = hash_strings(texts, 0)
+        hashes[rows.column("label_id").to_numpy()] = hash_texts(rows.column("text"), rule, 0)
     ordered = np.sort(hashes)
     twice = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
     twice = twice[twice != hash_strings(pa.array([""]), 0)[0]]  # except the empty text
@@ -292,28 +287,3 @@ def _find(url: str, digest: str, rule: str) -> Aliases | None:
     ids, groups = np.concatenate(found, axis=1)
     edges = offsets_of(np.bincount(groups, minlength=len(twice))).astype(np.uint32)
     return Aliases(ids, groups, ids[np.argsort(groups, kind="stable")], edges)
-
-
-def normalized(text: str) -> str:
-    """Return a text in NFKC form, case-folded, with single spaces and without leading or trailing punctuation.
-
-    The characters # % & * @ are not removed, and a text that consists only of punctuation keeps its punctuation.
-    """
-    if not text.isascii():
-        text = unicodedata.normalize("NFKC", text)
-    text = text.casefold() if text.isascii() else unicodedata.normalize("NFKC", text.casefold())
-    words = " ".join(text.split())
-    return words.strip(_surrounding()) or words
-
-
-def near(text: str) -> str:
-    """Return the distinct words of a text, sorted; a word consists of letters and digits."""
-    text = normalized(text)
-    return " ".join(sorted({*re.findall(r"[^\W_]+", text)})) or text
-
-
-@functools.cache
-def _surrounding() -> str:
-    characters = (chr(code) for code in range(1 << 16))
-    # Some characters stay: C# is not C.
-    return " " + "".join(c for c in characters if unicodedata.category(c)[0] == "P" and c not in "#%&*@")

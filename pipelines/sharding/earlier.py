@@ -23,7 +23,7 @@ from schemas.versions import Version, move_view, open_data, part_name
 
 # Options that determine the content of a row and its split: a version inherits these options.
 _INHERITED: tuple[str, ...] = ("tokenizer", "max_tokens", "text", "seed", "propensity_a", "propensity_b", "keep_text")
-_INHERITED += ("validation_share", "test_share", "same_key")
+_INHERITED += ("validation_share", "test_share", "group", "same_key")
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,9 @@ class QueriesPlan(TablePlan):
     filters: str | None  # URL of the split's filter pairs in staging
     same_key: bool  # a label with the key of a point is the point's filter pair, unless it is a positive
     keep_text: bool
-    hash_range: tuple[float, float] = (0.0, 1.0)  # [low, high) of the keys' hashes
+    group: str  # rows that are held out together
+    seed: int
+    hash_range: tuple[float, float] = (0.0, 1.0)  # [low, high) of the hashes of keys or groups
     older: tuple[OlderShards, ...] = ()  # earlier points, which new points with the same key replace
 
     @property
@@ -202,6 +204,8 @@ class PlanInputs(NamedTuple):
                 filters=_filter_url(attempt.build.url, split) if filter_pairs.get(split) else None,
                 same_key=options.same_key == "filter",
                 keep_text=options.keep_text,
+                group=options.group,
+                seed=options.seed,
                 **self._table_fields(split, PAIRS + split),
             )
         train, cuts, low = queries["train"], list[QueriesPlan](), 0.0
@@ -273,6 +277,9 @@ def check_inputs(inputs: Inputs, options: ShardOptions) -> None:
     for split, kind in (("val", "validation"), ("test", "test")):
         if cuts[split] and split in inputs.splits:
             raise InputError(f"{inputs.shown(split)} is already a {kind} split. Remove it, or do not split train.")
+    if options.group != "off" and (options.onto or any(part.table.startswith(PAIRS) for part in inputs.parts)):
+        expected = "off, because a row of a new version can replace one of another split, and pairs have no text"
+        raise InputError(parameter="group", got=options.group, expected=expected)
     if not inputs.keyed and len(inputs.parts_of(LABELS)) != 1:
         raise InputError(
             f"{inputs.shown(LABELS)}: a label's line number is its id, so all labels must be in a single file."

@@ -35,7 +35,7 @@ from pipelines.sharding.publish import files_of
 from pipelines.sharding.tokenizer import ColumnTokenizer, Encoded
 from schemas import storage
 from schemas.arrow import TITLES
-from schemas.hashing import combine, hash_strings
+from schemas.hashing import combine, hash_strings, hash_texts
 from schemas.ragged import offsets_of
 from schemas.shard_files import parquet
 
@@ -155,6 +155,14 @@ def with_hashes(batch: pa.RecordBatch, seed: int) -> pa.RecordBatch:
             content = combine(content, hash_strings(batch[name], seed))
     batch = batch.append_column("hash", pa.array(hash_strings(batch["key"], seed)))
     return batch.append_column("content", pa.array(content))
+
+
+def places_of(batch: pa.RecordBatch, group: str, seed: int) -> np.ndarray:
+    """Return the hashes by which rows are held out: of the keys, or of what groups share (`ShardOptions.group`)."""
+    if group == "off":
+        return batch["hash"].to_numpy()  # type: ignore[no-any-return]
+    texts = batch["text"]
+    return np.where(pc.equal(texts, "").to_numpy(False), batch["content"], hash_texts(texts, group, seed))
 
 
 def split_mentions(batch: pa.RecordBatch, own: bool = False) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:

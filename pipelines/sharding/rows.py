@@ -263,7 +263,8 @@ def assemble(groups: Iterable[tuple[BlockGroup, Packet | None]], plan: QueriesPl
             for block, named, label_ids in zip(blocks, mentions, ids, strict=True):
                 batch = block.read()
                 if plan.hash_range != (0.0, 1.0):
-                    batch = batch.filter(pa.array(in_hash_range(batch["hash"].to_numpy(), plan.hash_range)))
+                    places = read.places_of(batch, plan.group, plan.seed)
+                    batch = batch.filter(pa.array(in_hash_range(places, plan.hash_range)))
                 batch, rejects = attach_labels(batch, plan, label_ids, None if named is None else named["key"])
                 summaries.append(read.report_rejects(block.table, rejects, plan.files[plans.REJECTS]))
                 if table != plan.source:  # pairs

@@ -1,10 +1,11 @@
 import importlib
+import itertools
 import json
 import random
 import resource
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from tokenizers import Tokenizer
@@ -17,9 +18,11 @@ from pipelines.shard import ShardOptions, shard
 from pipelines.sharding import plans, read, rows
 from schemas import storage
 from schemas.errors import InputError, StorageError, TableError
+from schemas.hashing import near, normalized
 from schemas.manifest import open_manifest
 from schemas.options import check
 from schemas.owners import KIND_FILE
+from schemas.shares import RowShare
 from schemas.table import Table
 from tests.pipelines.raw import contents, point, read_lines, rows_of, write_lines, write_tate, write_tiny
 
@@ -329,6 +332,31 @@ def test_validation_is_cut_out_of_train_by_key(tmp_path: Path) -> None:
     labels = rows_of(f"{tmp_path}/cut/labels")
     assert [row["frequency"] for row in labels] == [counts[label] for label in range(len(labels))]
     assert manifest.parameters["rows"] == {"val": len(parts["val"]), "train": len(parts["train"]), "test": 50}
+
+
+@pytest.mark.parametrize("group", ["equal", "near"])
+def test_rows_of_a_group_are_held_out_together(tmp_path: Path, group: Literal["equal", "near"]) -> None:
+    draw, form = random.Random(0), near if group == "near" else normalized
+    words = ["sea", "ship", "storm", "harbour", "cloud"]
+    chosen = [draw.sample(words, draw.randint(1, 3)) for _ in range(500)]
+    texts = [" ".join(some) if draw.random() < 0.5 else " ".join(some).upper() for some in chosen]
+    lines = [{"key": f"k{n}", "text": text, "labels": ["l"]} for n, text in enumerate(texts)]
+    options = {"keep_text": True, "validation_share": 0.25, "test_share": 0.25, "shards": 3, "row_group_rows": 20}
+    write_lines(tmp_path / "train.jsonl.gz", lines)
+    cut = ShardOptions(tokenizer="train:300", group=group, **options)
+    shard(str(tmp_path / "train.jsonl.gz"), str(tmp_path / "data"), cut)
+    tables = {split: Table.open(f"{tmp_path}/data/queries/{split}", "queries") for split in ("train", "val", "test")}
+    texts_of = {split: [row["text"] for row in rows_of(table.url)] for split, table in tables.items()}
+    assert sorted(itertools.chain(*texts_of.values())) == sorted(texts)
+    groups = [{form(text) for text in some} for some in texts_of.values()]
+    assert all(groups)
+    assert sum(map(len, groups)) == len({form(text) for text in texts})
+    for table in tables.values():  # rows lie in the order of their keys' hashes, so shares of a split still work
+        assert 0 < RowShare(0.3, 0.8).rows(table) < table.rows
+    with pytest.raises(InputError, match="group: expected off, because a row of a new version"):
+        shard(str(tmp_path / "train.jsonl.gz"), str(tmp_path / "more"), ShardOptions(onto=f"{tmp_path}/data"))
+    with pytest.raises(InputError, match="group: expected off, because no rows are held out"):
+        ShardOptions(group=group)
 
 
 def test_validation_share_beside_a_validation_file_is_refused(tiny: Path) -> None:

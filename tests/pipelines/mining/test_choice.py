@@ -12,11 +12,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from pipelines.mine import MineOptions, mine
-from pipelines.mining.filters import find_aliases, is_bounded, near, normalized, read_aliases, select_negatives
+from pipelines.mining.filters import find_aliases, is_bounded, read_aliases, select_negatives
 from pipelines.mining.inputs import equal_ranges
 from pipelines.mining.search import DROPS
 from schemas import storage
 from schemas.errors import InputError
+from schemas.hashing import near, normalized
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest
 from schemas.options import check
