@@ -64,7 +64,7 @@ def train(
             record_command(RunLayout(run))
         interrupts = trainer.interrupts = Interrupts(stop_requested)
         state = RunMetrics(recipe.order.batch)
-        trainer.on_record(state.record)
+        trainer.context.tracker.watch(state.record)
         recipe, epochs, miner = trainer.recipe, list[dict[str, Any]](), None
         if group.first and beam_options is not None and recipe.table_epochs():
             verb = "cluster" if recipe.is_clustered else "mine"

@@ -12,7 +12,7 @@ import unicodedata
 import numpy as np
 import pyarrow as pa
 
-from schemas.shard_files.parquet import matrix_column, string_bytes
+from schemas.shard_files.parquet import list_column, string_bytes
 
 # A longer value is hashed with BLAKE2b, so that a long value does not add steps for the whole column.
 _LONG = 512
@@ -22,12 +22,9 @@ def hash_strings(column: pa.Array, seed: int) -> np.ndarray:
     """Hash each value of a string or binary column, or of a list column of numbers [B], with a salt: uint64 [B]."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
-    if pa.types.is_fixed_size_list(column.type):
-        rows = matrix_column(pa.table({"rows": column}), "rows")
-        return hash_bytes(rows.reshape(-1).view(np.uint8), np.arange(len(rows) + 1) * rows[:1].nbytes, seed)
-    if pa.types.is_list(column.type):
-        content = column.values.to_numpy().view(np.uint8)
-        return hash_bytes(content, column.offsets.to_numpy().astype(np.int64) * column.values.type.byte_width, seed)
+    if pa.types.is_nested(column.type):
+        numbers, offsets = list_column(pa.table({"rows": column}), "rows")
+        return hash_bytes(np.ascontiguousarray(numbers).view(np.uint8), offsets * numbers.itemsize, seed)
     return hash_bytes(*string_bytes(column.cast(pa.large_binary())), seed) if len(column) else np.zeros(0, np.uint64)
 
 

@@ -109,14 +109,12 @@ def _by_part(table: Table, groups: np.ndarray) -> list[np.ndarray]:
 def hash_range(table: Table) -> tuple[float, float]:
     """Return the range [low, high) of hashes, scaled to [0, 1), that a split of a data set has. Raises TableError."""
     root, split = resolve(table.url, "../.."), table.url.rstrip("/").rpartition("/")[2]
-    options, low = Table.open(root, "data").parameters.get("options", {}), 0.0
-    if options.get("group", "off") != "off":  # rows were held out by another hash
-        return 0.0, 1.0
-    for cut, share in (("val", options.get("validation_share")), ("test", options.get("test_share"))):
-        if share and split == cut:
-            return low, low + share
-        low += share or 0.0
-    return (low, 1.0) if split == "train" else (0.0, 1.0)
+    options = Table.open(root, "data").parameters.get("options", {})
+    val = options.get("validation_share", 0.0)
+    test = val + options.get("test_share", 0.0)
+    low, high = {"val": (0.0, val), "test": (val, test), "train": (test, 1.0)}.get(split, (0.0, 1.0))
+    by_key = options.get("group", "off") == "off"  # else, groups were held out by another hash
+    return (low, high) if by_key and low < high else (0.0, 1.0)
 
 
 def seed_of(table: Table) -> int:

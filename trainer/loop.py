@@ -39,7 +39,6 @@ from trainer.schedule import Budget, epochs_that_fit, rate_factor
 from trainer.setup import RunContext, initialise_model, require_room_for_run, require_same_recipe, set_up
 from trainer.step import StepResult, take_step
 from trainer.stream import Batch, Source
-from trainer.tracking import Listener
 
 NEGATIVES = "negatives"  # the part of a checkpoint with the state of sources of negatives
 _WINDOW = 100  # number of previous steps to compare a loss with
@@ -192,10 +191,6 @@ class Trainer:
                 context.say(f"the mix of sources changes from epoch {progress.epoch + bool(progress.step)} on")
         context.tracker.start(progress.global_step)
         return cls(context, progress, mix)
-
-    def on_record(self, listener: Listener) -> None:
-        """Also pass all later records to `listener`."""
-        self.context.tracker.watch(listener)
 
     def train(self, on_step: OnStep | None = None) -> Generator[EpochReport]:
         """Run the remaining epochs, and yield a report of each; call `on_step(global step, total, loss)` every step."""

@@ -275,15 +275,10 @@ def _find(url: str, digest: str, rule: str) -> Aliases | None:
     ordered = np.sort(hashes)
     twice = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
     twice = twice[twice != hash_strings(pa.array([""]), 0)[0]]  # except the empty text
-    del ordered
     if not len(twice):
         return None
-    found, at_once = [], 1 << 20
-    for first in range(0, len(hashes), at_once):
-        some = hashes[first : first + at_once]
-        at = np.minimum(np.searchsorted(twice, some), len(twice) - 1)
-        hits = np.flatnonzero(twice[at] == some)
-        found.append(np.stack([hits + first, at[hits]]).astype(np.uint32))
-    ids, groups = np.concatenate(found, axis=1)
+    at = np.minimum(np.searchsorted(twice, hashes), len(twice) - 1)
+    ids = np.flatnonzero(twice[at] == hashes).astype(np.uint32)
+    groups = at[ids].astype(np.uint32)
     edges = offsets_of(np.bincount(groups, minlength=len(twice))).astype(np.uint32)
     return Aliases(ids, groups, ids[np.argsort(groups, kind="stable")], edges)

@@ -34,7 +34,7 @@ from pipelines.sharding.plans import LabelsPlan, QueriesPlan
 from schemas import PAD, storage
 from schemas.arrow import TITLES
 from schemas.hashing import hash_strings, in_hash_range
-from schemas.ragged import offsets_of
+from schemas.ragged import Ragged, offsets_of
 from schemas.shard_files import parquet, shards
 from schemas.sizes import batch_by_size
 
@@ -552,11 +552,9 @@ def _ties(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
 
 def unite(owner: np.ndarray, ids: np.ndarray, rows: int, kind: pa.DataType) -> pa.ListArray:
     """Turn unordered pairs (owner[i], ids[i]) into a list column with the sorted, distinct ids of each row."""
-    by = np.lexsort((ids, owner))
-    owner, ids = owner[by], ids[by]
-    new = np.ones(len(ids), bool)
-    new[1:] = (owner[1:] != owner[:-1]) | (ids[1:] != ids[:-1])
-    return parquet.list_array(ids[new], offsets_of(np.bincount(owner[new], minlength=rows)), kind)
+    stride = 1 + int(ids.max(initial=0))
+    owner, ids = np.divmod(np.unique(owner * stride + ids.astype(np.int64)), stride)
+    return parquet.list_array(ids, offsets_of(np.bincount(owner, minlength=rows)), kind)
 
 
 def add_pairs(rows: pa.Table, keys: pa.Array, ids: np.ndarray) -> tuple[pa.Table, np.ndarray]:
@@ -565,19 +563,15 @@ def add_pairs(rows: pa.Table, keys: pa.Array, ids: np.ndarray) -> tuple[pa.Table
     places = pc.index_in(keys, value_set=column).fill_null(-1).to_numpy()
     values, offsets = parquet.list_column(rows, "label_ids")
     owner = np.concatenate([np.repeat(np.arange(rows.num_rows), np.diff(offsets)), places[places >= 0]])
-    kind = rows.schema.field("label_ids").type.value_type
-    united = unite(owner, np.concatenate([values, ids[places >= 0]]).astype(np.int64), rows.num_rows, kind)
-    number = rows.schema.get_field_index("label_ids")
-    return rows.set_column(number, rows.schema.field("label_ids"), united), places < 0
+    number, field = rows.schema.get_field_index("label_ids"), rows.schema.field("label_ids")
+    united = unite(owner, np.concatenate([values, ids[places >= 0]]), rows.num_rows, field.type.value_type)
+    return rows.set_column(number, field, united), places < 0
 
 
 def join_pairs(rows: np.ndarray, pairs: np.ndarray, type: pa.DataType) -> pa.ListArray:
     """Return the labels of `rows` [B] in the sorted `pairs` (row, label), int64 [F, 2], as a list column of `type`."""
-    first = np.searchsorted(pairs[:, 0], rows, "left")
-    counts = np.searchsorted(pairs[:, 0], rows, "right") - first
-    offsets = offsets_of(counts)
-    picked = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], counts)
-    return parquet.list_array(pairs[picked, 1], offsets, type)
+    of_rows = Ragged(pairs[:, 1], np.searchsorted(pairs[:, 0], np.arange(int(rows.max(initial=-1)) + 2)))
+    return parquet.list_array(*of_rows.take(rows), type)
 
 
 def drop_positive_filters(rows: pa.Table) -> pa.Table:

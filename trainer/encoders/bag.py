@@ -63,11 +63,6 @@ def count_ngrams(rows: Ragged, *, ngrams: int, vocabulary: int, buckets: int, da
     return SparseRows(features, weights, offsets_of(np.bincount(row, minlength=rows.rows)))
 
 
-def count_words(rows: Ragged, vocabulary: int, damped: bool = True) -> SparseRows:
-    """Count tokens, with ids [0, vocabulary), and pairs, with ids [vocabulary, vocabulary + PAIR_BUCKETS)."""
-    return count_ngrams(rows, ngrams=2, vocabulary=vocabulary, buckets=PAIR_BUCKETS, damped=damped)
-
-
 def inverse_document_frequency(document_frequency: np.ndarray, documents: int) -> np.ndarray:
     """Return ln((1 + documents) / (1 + df)) + 1 for every feature, float32."""
     return (np.log((1 + documents) / (1 + document_frequency)) + 1).astype(np.float32)

@@ -223,9 +223,8 @@ def psp(rankings: Rankings) -> Contributions | None:
 
 def psndcg(rankings: Rankings) -> Contributions | None:
     """Return the contributions to PSnDCG@k; None without propensities."""
-    if (gains := rankings.propensity_gains) is None:
-        return None
-    return Contributions(*(rankings.up_to_k(each * discounts(rankings.depth)) / rankings.ideal for each in gains))
+    gains, discount = rankings.propensity_gains, discounts(rankings.depth)
+    return gains and Contributions(*(rankings.up_to_k(each * discount) / rankings.ideal for each in gains))
 
 
 def refuse_unknown(top: np.ndarray, positives: np.ndarray, labels: int) -> None:
