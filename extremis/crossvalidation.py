@@ -13,7 +13,7 @@ from extremis.console import Bar
 from extremis.inspecting import LONGEST_QUERY, TextDecoder, clean_text
 from schemas import PAD, code_version, storage
 from schemas.errors import InputError
-from schemas.hashing import hash_strings, hash_texts
+from schemas.hashing import combine, hash_strings, hash_texts
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged, SparseRows, offsets_of
 from schemas.shard_files.parquet import filters_of, list_column, matrix_array, matrix_column
@@ -53,8 +53,8 @@ def read_training(data: DataLayout, folds: int, group: str) -> Training:
         inputs, whole = Inputs.of(batch), decoder.texts(batch, None)
         keys += batch["key"].to_pylist()
         texts += (clean_text(text, LONGEST_QUERY) for text in whole)
-        same = hash_texts(pa.array(whole), group, 0) if vocabulary else hash_strings(batch["feature_ids"], 0)
-        groups.append(same)
+        same = hash_texts(pa.array(whole), group, 0)
+        groups.append(combine(same, hash_strings(batch["feature_ids"], 0)) if "feature_ids" in columns else same)
         pairs.append(count_features(inputs, vocabulary))
         words.append(count_features(inputs, vocabulary, pairs=False))
         positives.append(list_column(batch, "label_ids"))
@@ -185,11 +185,12 @@ def _write(out: str, name: str, table: pa.Table) -> None:
 
 
 def _write_csv(path: str, table: pa.Table) -> None:
-    """Write lists with " | " between their values; no cell starts like a formula of a spreadsheet."""
+    """Write lists as JSON; no cell starts like a formula of a spreadsheet."""
 
     def cell(value: Any) -> Any:
-        text = " | ".join(value) if isinstance(value, list) else value
-        return f"'{text}" if isinstance(text, str) and text.startswith(FORMULA) else text
+        if isinstance(value, str):
+            return f"'{value}" if value.startswith(FORMULA) else value
+        return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
 
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)

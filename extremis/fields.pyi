@@ -80,6 +80,7 @@ class ShardFields(TypedDict, total=False):
     keep_text: bool
     validation: float
     test: float
+    group: Literal["off", "equal", "near"]
     max_reject_share: float
     tokenizer_texts: int
     format: str | None

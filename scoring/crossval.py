@@ -123,7 +123,7 @@ class Evidence:
         random = generator(seed, Purpose.LINEAR_RANKER, 1)
         drawn = given[random.integers(len(given), size=len(given))]
         mistaken = ~np.isin(rows * self.count + drawn, rows * self.count + given)
-        real, chance = self._features(rows, given, given), self._features(rows, drawn, given)
+        real, chance = self.features(rows, given, given), self.features(rows, drawn, given)
         found, order = np.zeros(len(given)), random.permutation(len(given))
         for number in np.unique(self.fold).tolist():
             learned = order[self.fold[rows[order]] != number][:_LEARNED_FROM]
@@ -138,7 +138,7 @@ class Evidence:
             found[own] = model.decision_function(real[own])
         return found
 
-    def _features(self, rows: np.ndarray, labels: np.ndarray, replaced: np.ndarray) -> np.ndarray:
+    def features(self, rows: np.ndarray, labels: np.ndarray, replaced: np.ndarray) -> np.ndarray:
         """Describe the evidence for pairs (row, label) [P], where `labels` stand in the place of `replaced`: [P, F]."""
         fold, counts = self.fold[rows], self.labels.counts[rows]
         score, rank = self.look_up(rows, labels)
