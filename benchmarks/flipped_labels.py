@@ -26,6 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="+", help="sharded data sets")
     parser.add_argument("--out", type=Path, required=True, help="folds are kept here, so that a killed call goes on")
+    parser.add_argument("--rows", type=int, default=1 << 62, help="the first rows only, which are as good as random")
     parser.add_argument("--share", type=float, default=0.05, help="of the given labels to flip")
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--group", choices=["equal", "near"], default="equal")
@@ -33,25 +34,30 @@ def main() -> None:
     options = parser.parse_args()
     figures, ratios = {}, {}
     for data in options.data:
-        rows = read_training(DataLayout(data), options.folds, options.group).rows
+        rows = first(read_training(DataLayout(data), options.folds, options.group).rows, options.rows)
         noisy, flipped = flip(rows, options.share, options.seed)
-        made = {name: getattr(options, name) for name in ("share", "folds", "group", "seed")}
+        made = {name: getattr(options, name) for name in ("rows", "share", "folds", "group", "seed")}
         made["data"] = Table.open(data, "data").digest
-        judged = judge(noisy, score_folds(noisy, str(options.out / made["data"][:12]), made))
+        judged = judge(noisy, score_folds(noisy, str(options.out / f"{made['data'][:12]}-{noisy.labels.rows}"), made))
         known, half = np.flatnonzero(judged.known), int(flipped.sum()) // 2
         orders = {"support": judged.support, "probability": judged.probability}
-        first = {name: known[np.argsort(by[known], kind="stable")[:half]] for name, by in orders.items()}
-        ratios[data] = float(flipped[first["support"]].mean())
+        suspects = {name: known[np.argsort(by[known], kind="stable")[:half]] for name, by in orders.items()}
+        ratios[data] = float(flipped[suspects["support"]].mean())
         figures[data] = {
             "rows": noisy.labels.rows,
             "given_labels": len(flipped),
             "not_judged": int((~judged.known).sum()),
             "flipped": int(flipped.sum()),
             "flipped_and_not_judged": int((flipped & ~judged.known).sum()),
-            "flipped_among_first_half": {name: float(flipped[some].mean()) for name, some in first.items()},
+            "flipped_among_first_half": {name: float(flipped[some].mean()) for name, some in suspects.items()},
         }
     bars = dict.fromkeys(options.data, BAR)
     report("flipped labels are the first suspects", figures, ratios, bars, settings={**vars(options), "out": None})
+
+
+def first(rows: Rows, count: int) -> Rows:
+    pairs, words, labels = (part.slice(0, min(count, part.rows)) for part in (rows.pairs, rows.words, rows.labels))
+    return replace(rows, pairs=pairs, words=words, labels=labels, fold=rows.fold[:count])
 
 
 def flip(rows: Rows, share: float, seed: int) -> tuple[Rows, np.ndarray]:

@@ -190,6 +190,8 @@ def _write_csv(path: str, table: pa.Table) -> None:
     def cell(value: Any) -> Any:
         if isinstance(value, str):
             return f"'{value}" if value.startswith(FORMULA) else value
+        if isinstance(value, float):
+            return f"{value:.7g}"
         return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
 
     with open(path, "w", encoding="utf-8", newline="") as file:
