@@ -56,8 +56,13 @@ def main() -> None:
 
 
 def first(rows: Rows, count: int) -> Rows:
-    pairs, words, labels = (part.slice(0, min(count, part.rows)) for part in (rows.pairs, rows.words, rows.labels))
-    return replace(rows, pairs=pairs, words=words, labels=labels, fold=rows.fold[:count])
+    fold = rows.fold[:count]
+    pairs, words, labels = (
+        rows.pairs.slice(0, len(fold)),
+        rows.words.slice(0, len(fold)),
+        rows.labels.slice(0, len(fold)),
+    )
+    return replace(rows, pairs=pairs, words=words, labels=labels, fold=fold)
 
 
 def flip(rows: Rows, share: float, seed: int) -> tuple[Rows, np.ndarray]:

@@ -68,9 +68,8 @@ def plain_lifts(rows: Rows, row: int, label: int, replaced: int) -> tuple[float,
 def test_evidence_is_what_a_plain_program_counts() -> None:
     rows, draw = some_rows(), np.random.default_rng(2)
     scores, ids = scored_at_random(rows)
-    votes = SparseRows(
-        *(np.zeros(0, kind) for kind in (np.int64, np.float32)), np.zeros(rows.labels.rows + 1, np.int64)
-    )
+    none = np.zeros(rows.labels.rows + 1, np.int64)
+    votes = SparseRows(np.zeros(0, np.int64), np.zeros(0, np.float32), none)
     evidence = Evidence(scores, ids, votes, rows.labels, rows.fold, LABELS)
     row, label = draw.integers(0, rows.labels.rows, 300), draw.integers(0, LABELS, 300)
     replaced = rows.labels.entries[rows.labels.offsets[row]]
