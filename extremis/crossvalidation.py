@@ -20,10 +20,10 @@ from schemas.shard_files.parquet import filters_of, list_column, matrix_array, m
 from schemas.storage import join
 from schemas.table import Table
 from scoring.crossval import DEPTH, FEWEST, Judged, Rows, Scored, folds_of, judge, points_elsewhere
+from scoring.prediction_files import plain_cell
 from scoring.words import Points, count_features, join_points, open_vocabulary
 from trainer.inputs import Inputs, open_queries, with_titles
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # first characters of cells that spreadsheets read as formulas
 TOP = 10  # best labels of a row in the table of probabilities, besides the given labels
 NEAREST = 3  # rows that are shown with a suspect
 
@@ -185,19 +185,10 @@ def _write(out: str, name: str, table: pa.Table) -> None:
 
 
 def _write_csv(path: str, table: pa.Table) -> None:
-    """Write lists as JSON; no cell starts like a formula of a spreadsheet."""
-
-    def cell(value: Any) -> Any:
-        if isinstance(value, str):
-            return f"'{value}" if value.startswith(FORMULA) else value
-        if isinstance(value, float):
-            return f"{value:.7g}"
-        return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
-
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(table.column_names)
-        writer.writerows(map(cell, row.values()) for row in table.to_pylist())
+        writer.writerows(map(plain_cell, row.values()) for row in table.to_pylist())
 
 
 def crossval(data: str, out: str, folds: int, group: str, suspects: int) -> dict[str, Any]:
