@@ -140,11 +140,13 @@ class LabelSets:
         """Return the average precision of each label, [L], NaN without positives; equal scores count together."""
         kept = (self.rankings.top != PAD) & (support[self.rankings.top] > 0)
         labels, scores, hits = (column[kept] for column in self.rankings[:3])
-        order = np.lexsort((-scores, labels))
-        labels, scores, right = labels[order], scores[order], np.append(0, np.cumsum(hits[order]))
-        differs = (labels[1:] != labels[:-1]) | (scores[1:] != scores[:-1])
-        last = np.flatnonzero(np.append(differs, True)[: len(labels)])  # ends of equal scores
-        of, ends = labels[last], right[last + 1]
+        # Label, score and hit form one number: to sort numbers takes a tenth of the time of np.lexsort.
+        bits = (scores + np.float32(0)).view(np.int32).astype(np.int64)  # 0 instead of -0
+        bits ^= np.where(bits < 0, 0x7FFFFFFF, 0)  # in the order of the scores
+        keys = np.sort((labels.astype(np.int64) << 33) + ((0x7FFFFFFF - bits) << 1) + hits)
+        right, pairs = np.append(0, np.cumsum(keys & 1)), keys >> 1
+        last = np.flatnonzero(np.append(pairs[1:] != pairs[:-1], True)[: len(keys)])  # ends of equal scores
+        of, ends = keys[last] >> 33, right[last + 1]
         start = offsets_of(np.bincount(labels, minlength=self._labels))[of]
         gains = np.diff(ends, prepend=0) * (ends - right[start]) / (last + 1 - start)
         sums = np.bincount(of, gains, self._labels)
