@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from schemas import PAD
-from schemas.ragged import Ragged, SparseRows, is_first_key, offsets_of
+from schemas.ragged import Ragged, is_first_key, offsets_of
 from trainer.evaluation.metrics import refuse_unknown
 from trainer.inputs import Inputs
 
@@ -144,19 +144,23 @@ class LabelSets:
         bits = (scores + np.float32(0)).view(np.int32).astype(np.int64)  # 0 instead of -0
         bits ^= np.where(bits < 0, 0x7FFFFFFF, 0)  # in the order of the scores
         keys = np.sort((labels.astype(np.int64) << 33) + ((0x7FFFFFFF - bits) << 1) + hits)
-        right, pairs = np.append(0, np.cumsum(keys & 1)), keys >> 1
-        last = np.flatnonzero(np.append(pairs[1:] != pairs[:-1], True)[: len(keys)])  # ends of equal scores
-        of, ends = keys[last] >> 33, right[last + 1]
-        start = offsets_of(np.bincount(labels, minlength=self._labels))[of]
-        gains = np.diff(ends, prepend=0) * (ends - right[start]) / (last + 1 - start)
-        sums = np.bincount(of, gains, self._labels)
+        found = np.flatnonzero(keys & 1)
+        of, end = keys[found] >> 33, np.searchsorted(keys, keys[found], side="right")  # after equal scores
+        start = np.searchsorted(keys, of << 33)
+        precision = (np.searchsorted(found, end) - np.searchsorted(found, start)) / (end - start)
+        sums = np.bincount(of, precision, self._labels)
         return np.divide(sums, support, out=np.full(self._labels, np.nan), where=support > 0)
 
     def _most(self, own: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the counts and ids, [L, CONFUSED], of the most frequent `others` [n] of each label in `own` [n]."""
         keys, counts = np.unique(own * self._labels + others, return_counts=True)
-        offsets = offsets_of(np.bincount(keys // self._labels, minlength=self._labels))
-        return SparseRows(keys % self._labels, counts.astype(np.float64), offsets).best(CONFUSED)
+        own = keys // self._labels
+        order = np.argsort(own * (1 + counts.max(initial=0)) - counts, kind="stable")  # keys are almost in this order
+        place = np.arange(len(own)) - offsets_of(np.bincount(own, minlength=self._labels))[own]
+        order, own, place = (column[place < CONFUSED] for column in (order, own, place))
+        most, queries = np.full((2, self._labels, CONFUSED), PAD)
+        most[own, place], queries[own, place] = keys[order] % self._labels, counts[order]
+        return queries, most
 
     def _first(self, ids: np.ndarray, order: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Return the row with the smallest `order` of each label, int64 [L], -1 without one; arguments [n]."""
