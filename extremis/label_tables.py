@@ -16,6 +16,7 @@ from schemas.layout import DataLayout
 from schemas.owners import require_output_file
 from schemas.table import Table
 from scoring.options import EvaluateOptions
+from scoring.prediction_files import plain_cell
 
 LONGEST_EXAMPLE = 160  # characters of an example
 WEAKEST = 20
@@ -78,7 +79,10 @@ def name_figures(
 
 
 def write_labels(table: pa.Table, out: str) -> None:
-    """Write a table of labels as CSV or Parquet. In CSV, lists are joined by " | ". Raises StorageError."""
+    """Write a table of labels as CSV or Parquet. Raises StorageError.
+
+    In CSV, lists are joined by " | ", and a text that a spreadsheet takes for a formula gets an apostrophe before it.
+    """
     with storage.writing(out) as path:
         if out.endswith(".parquet"):
             pq.write_table(table, path, compression="zstd")
@@ -89,6 +93,12 @@ def write_labels(table: pa.Table, out: str) -> None:
                 columns[name] = pc.binary_join(column.cast(pa.list_(pa.string())), " | ")
             elif pa.types.is_floating(column.type):
                 columns[name] = pc.round(column, 4)
+        for name, column in columns.items():
+            if (
+                pa.types.is_string(column.type)
+                and pc.any(pc.match_substring_regex(column, r"\A['=+\-@\t\r\n]")).as_py()
+            ):
+                columns[name] = pa.array([text and plain_cell(text) for text in column.to_pylist()], pa.string())
         pa.csv.write_csv(pa.table(columns), path)
 
 
