@@ -24,6 +24,7 @@ from scoring.prediction_files import plain_cell
 from scoring.words import Points, count_features, join_points, open_vocabulary
 from trainer.inputs import Inputs, open_queries, with_titles
 
+_SALT = 0xF01D  # `shard` holds rows out by the hash without it, so that a fold by the same hash would be empty
 TOP = 10  # best labels of a row in the table of probabilities, besides the given labels
 NEAREST = 3  # rows that are shown with a suspect
 
@@ -53,8 +54,8 @@ def read_training(data: DataLayout, folds: int, group: str) -> Training:
         inputs, whole = Inputs.of(batch), decoder.texts(batch, None)
         keys += batch["key"].to_pylist()
         texts += (clean_text(text, LONGEST_QUERY) for text in whole)
-        same = hash_texts(pa.array(whole), group, 0)
-        groups.append(combine(same, hash_strings(batch["feature_ids"], 0)) if "feature_ids" in columns else same)
+        same = hash_texts(pa.array(whole), group, _SALT)
+        groups.append(combine(same, hash_strings(batch["feature_ids"], _SALT)) if "feature_ids" in columns else same)
         pairs.append(count_features(inputs, vocabulary))
         words.append(count_features(inputs, vocabulary, pairs=False))
         positives.append(list_column(batch, "label_ids"))
