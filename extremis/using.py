@@ -578,24 +578,6 @@ def _file(out: str, form: str | None) -> Iterator[str]:
         print_file(path)
 
 
-@dataclass(frozen=True, repr=False, kw_only=True)
-class ExplainResult(Result):
-    """Fields of an `Explanation` of a label's score for a text, and of the decision about it."""
-
-    export: str
-    label: str
-    score: float
-    rank: int | None
-    is_given: bool
-    reason: str
-    distance: float | None
-    against: str | None
-    parts: Mapping[str, float]
-    gaps: Mapping[str, float]
-    words: Sequence[tuple[str, float]]
-    points: Sequence[tuple[str, float, float]]
-
-
 @function
 def explain(
     export: Place,
@@ -609,7 +591,7 @@ def explain(
     allow: Names = (),
     progress: Progress = True,
     **fields: "Unpack[DecisionFields]",
-) -> ExplainResult:
+) -> Result:
     """Say why an export gives a label to a text, or why it does not: rank, decision, and the parts of the score.
 
     LABEL is a key. For a label that is not given, the parts are compared with those of the last label that is given.
@@ -639,7 +621,7 @@ def explain(
     points = [[key, f"{cosine:.3f}", f"{added:+.3f}"] for key, cosine, added in found.points]
     shown += [Grid("words", ["word", "adds"], words)] if words else []
     shown += [Grid("training points with the label", ["key", "cosine", "adds"], points)] if points else []
-    return ExplainResult(export=model.url, label=label, **dataclasses.asdict(found), shown=shown)
+    return Result(more={"export": model.url, "label": label, **dataclasses.asdict(found)}, shown=shown)
 
 
 def load(

@@ -191,27 +191,27 @@ def test_it_is_not_fitted_yet() -> None:
 
 
 class OfNumbers(Classifier):
-    """Reads numbers as scikit-learn's checks give them: a word for each column and its rounded number."""
+    """Reads numbers as scikit-learn's checks give them, by its names: a word for each column and rounded number."""
 
     def _read(self, numbers: Any, **reset: bool) -> list[str]:
         rows = validate_data(self, numbers, **reset)
         return [" ".join(f"c{n}v{value}" for n, value in enumerate(row)) for row in np.floor(2 * rows).astype(int)]
 
-    def fit(self, numbers: Any, labels: Any) -> "OfNumbers":
-        _, checked = validate_data(self, numbers, labels, multi_output=True)
-        super().fit(self._read(numbers), checked)
+    def fit(self, X: Any, y: Any) -> "OfNumbers":
+        _, checked = validate_data(self, X, y, multi_output=True)
+        super().fit(self._read(X), checked)
         return self
 
-    def predict(self, numbers: Any) -> Any:
+    def predict(self, X: Any) -> Any:
         check_is_fitted(self)
-        return super().predict(self._read(numbers, reset=False))
+        return super().predict(self._read(X, reset=False))
 
-    def predict_proba(self, numbers: Any) -> Any:
+    def predict_proba(self, X: Any) -> Any:
         check_is_fitted(self)
-        return super().predict_proba(self._read(numbers, reset=False))
+        return super().predict_proba(self._read(X, reset=False))
 
-    def score(self, numbers: Any, labels: Any) -> float:
-        return super().score(self._read(numbers, reset=False), labels)
+    def score(self, X: Any, y: Any) -> float:
+        return super().score(self._read(X, reset=False), y)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -220,7 +220,7 @@ class OfNumbers(Classifier):
 
 
 NAMED = {
-    "check_fit_score_takes_y": "the arguments are called texts and labels",
+    "check_classifiers_regression_target": "any value may be a label, also a fraction",
     "check_supervised_y_2d": "a matrix with one column has one label, on or off, and is no list of classes",
 }
 WITHOUT_FIT = (
