@@ -19,8 +19,8 @@ from extremis.miner import start_miner
 from extremis.stopping import GRACE, stopping_on_signal
 from schemas import storage
 from schemas.errors import ExtremisError, InputError, StorageError, option, recognise, redact
-from schemas.layout import RunLayout
-from schemas.owners import Claim, Unclaimed, claimed, require_output_folder
+from schemas.layout import RunLayout, epoch_folder, list_numbers
+from schemas.owners import Claim, Unclaimed, claimed, clean_up, require_output_folder
 from schemas.storage import read_json, write_json
 from schemas.waits import Say
 from scoring.fitting import carry_fusion
@@ -28,7 +28,7 @@ from scoring.memory import FACTS, describe_memory
 from trainer.group import ALONE, Group
 from trainer.loop import EpochReport, Trainer
 from trainer.methods.recipe import Recipe
-from trainer.refresh.adoption import Interrupts, discard_unfinished_tables
+from trainer.refresh.adoption import Interrupts
 
 
 def train(
@@ -338,3 +338,14 @@ def logged(run: str) -> Iterator[RunLog]:
     finally:
         logger.removeHandler(log)
         log.end()
+
+
+def discard_unfinished_tables(run: RunLayout) -> None:
+    """Remove unfinished tables whose miners have ended. Raises StorageError."""
+    # The negative tables of one dump share one owner.
+    outputs = [(epoch_folder(run.negatives_root, epoch), "mined") for epoch in list_numbers(run.negatives_root)]
+    outputs += [(run.clusters(epoch, "queries"), "clustered") for epoch in list_numbers(run.clusters_root)]
+    for out, doing in outputs:
+        clean_up(out, doing)
+        if not storage.list_names(out):
+            storage.remove(out, recursive=True)

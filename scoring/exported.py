@@ -12,11 +12,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import ValidationError
 
 from pipelines.sharding.tokenizer import FILE
 from schemas import PAD, storage
 from schemas.arrow import DENSE, DenseModel
-from schemas.errors import ExtremisError, TableError, missing_extra, option
+from schemas.errors import ExtremisError, InputError, TableError, missing_extra, option
 from schemas.manifest import Shard, find_shard, read_patch, shard_url, verify_shard
 from schemas.mapped import MappedFile, file_stamp
 from schemas.ragged import Ragged, pad_columns, take_per_row
@@ -33,8 +34,8 @@ from scoring.vectors import IndexedRange, Vectors, map_vectors, open_indexes, pa
 from search.topk import CPU
 from trainer.input_kinds import InputKind
 from trainer.inputs import Inputs, columns_of
-from trainer.methods.keys import restore_encoder
-from trainer.methods.kinds import EncoderSection, import_name
+from trainer.methods.keys import explain
+from trainer.methods.kinds import ENCODERS, EncoderSection, import_name, options_of
 
 REMEDY = "Export the run again."
 _HASHED = 256 << 20  # only the length of a larger file is checked; `extremis inspect --verify` reads everything
@@ -557,3 +558,17 @@ def _naming_damage(url: str) -> Iterator[None]:
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(".")
         raise TableError(f"{url}: damaged, or not an export of this version: {reason}. Export the run again.") from None
+
+
+def restore_encoder(body: Mapping[str, Any], source: str) -> EncoderSection:
+    """Read only the `encoder` section of a run's or an export's recipe; reading other sections may load PyTorch."""
+    if not isinstance(section := body.get("encoder"), Mapping):
+        raise InputError(f"recipe {source}: encoder = {section!r:.80}: expected a section.")
+    try:
+        kind = options_of(ENCODERS, section.get("kind", next(iter(ENCODERS))), "encoder.kind")
+        return kind.model_validate(section)  # type: ignore[no-any-return]
+    except ValidationError as error:
+        faults = [{**fault, "loc": ("encoder", *fault["loc"])} for fault in error.errors()]
+        raise InputError(f"recipe {source}: {'; '.join(explain(fault, body) for fault in faults)}.") from None
+    except ValueError as error:
+        raise InputError(f"recipe {source}: {error}.") from None

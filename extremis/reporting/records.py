@@ -6,9 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import pyarrow as pa
-import torch
-from torch.nn.functional import normalize
 
 from extremis.auto import AUTO_REPORT
 from extremis.inspecting import LONGEST_LABEL, Example, TextDecoder, clean_text, read_examples, sharding_command
@@ -19,17 +16,16 @@ from schemas import storage
 from schemas.errors import ExtremisError, redact
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest
-from schemas.ragged import Ragged
-from schemas.shard_files.parquet import filters_of, list_column
+from schemas.shard_files.parquet import list_column
 from schemas.storage import join, read_json
 from schemas.table import RunTable, Table, run_tables
 from scoring.fitting import KIND, open_fused, scores_of
 from trainer.checkpoints import open_step
 from trainer.evaluation.evaluate import label_statistics
-from trainer.evaluation.ranking import LabelRows, Ranking, Rerank, filtered_top_k
-from trainer.inputs import Inputs, scored_columns
+from trainer.evaluation.ranking import nearest_labels, score_rows
+from trainer.inputs import scored_columns
 from trainer.methods.keys import flatten
-from trainer.model import Model, load_model, trained_digest, trained_labels
+from trainer.model import load_model, trained_digest, trained_labels
 from trainer.recipe_files import load_config
 from trainer.tracking import read_metrics
 
@@ -479,39 +475,3 @@ def _describe(examples: tuple[Example, ...], scores: list[Scores]) -> dict[str, 
             }
         )
     return {**{name: getattr(query, name) for name in ("split", "row", "key", "text", "positives")}, "runs": views}
-
-
-@torch.no_grad()
-def score_rows(
-    model: Model,
-    rows: pa.Table,
-    named: Sequence[Sequence[int]],
-    k: int,
-    candidates: np.ndarray | None = None,
-    rerank: Rerank | None = None,
-) -> tuple[np.ndarray, np.ndarray, list[list[float]]]:
-    """Return (scores [B, k], ids [B, k] best first, padded with -1, scores of `named[i]` for each row i).
-
-    `rows` contain the columns that the model reads, and filter pairs, if any. `candidates` [C]: labels that may be
-    predicted, ascending; None: all.
-    """
-    x, inputs, ranking = model.embed_table(rows), Inputs.of(rows), Ranking.of(model, rerank=rerank)
-    scores, ids = ranking.top_k(x, k, filters_of(rows), candidates, inputs)
-    counts = np.array([len(labels) for labels in named], np.int64)
-    listed = Ragged.from_counts(np.array([label for labels in named for label in labels], np.int64), counts).padded()
-    of_named = ranking.scores(x, listed, inputs)
-    return scores, ids, [row[:count].tolist() for row, count in zip(of_named, counts, strict=True)]
-
-
-NEIGHBOURS = 8
-MAX_NUMBERS = 1 << 28  # maximum number of numbers in all vectors, which are copied
-
-
-def nearest_labels(vectors: torch.Tensor, ids: Iterable[int]) -> dict[int, list[tuple[int, float]]]:
-    """Return the NEIGHBOURS labels nearest to each of `ids`, with cosines; empty above MAX_NUMBERS numbers."""
-    asked = np.asarray([label for label in ids if label < len(vectors) and vectors.numel() <= MAX_NUMBERS], np.int64)
-    unit = normalize(vectors.float()) if len(asked) else vectors
-    own = Ragged.from_counts(asked, np.ones(len(asked), np.int64))
-    scores, found = filtered_top_k(unit[torch.from_numpy(asked)], LabelRows(unit), NEIGHBOURS, own)
-    rows = zip(asked.tolist(), found.tolist(), scores.astype(float).round(3).tolist(), strict=True)
-    return {label: [pair for pair in zip(near, cosines, strict=True) if pair[0] >= 0] for label, near, cosines in rows}

@@ -1,17 +1,21 @@
 """Rank labels by their vectors, over ranks; the best k on a device."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal, Protocol
 
 import numpy as np
+import pyarrow as pa
 import torch
+from torch.nn.functional import normalize
 
 from schemas import PAD
 from schemas.errors import InputError, option
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged
+from schemas.shard_files.parquet import filters_of
 from search.topk import Block, configure_faiss, score, search_exactly, unpack
 from search.torch_topk import Rows, Scored, top_k, top_of_product
 from trainer.device import CPU
@@ -175,3 +179,39 @@ def embed_label_texts(model: Model, data: DataLayout) -> torch.Tensor:
     for first, rows in embed_texts(model, data, head.start, head.stop):
         texts[first - head.start :][: len(rows)] = rows
     return texts
+
+
+@torch.no_grad()
+def score_rows(
+    model: Model,
+    rows: pa.Table,
+    named: Sequence[Sequence[int]],
+    k: int,
+    candidates: np.ndarray | None = None,
+    rerank: Rerank | None = None,
+) -> tuple[np.ndarray, np.ndarray, list[list[float]]]:
+    """Return (scores [B, k], ids [B, k] best first, padded with -1, scores of `named[i]` for each row i).
+
+    `rows` contain the columns that the model reads, and filter pairs, if any. `candidates` [C]: labels that may be
+    predicted, ascending; None: all.
+    """
+    x, inputs, ranking = model.embed_table(rows), Inputs.of(rows), Ranking.of(model, rerank=rerank)
+    scores, ids = ranking.top_k(x, k, filters_of(rows), candidates, inputs)
+    counts = np.array([len(labels) for labels in named], np.int64)
+    listed = Ragged.from_counts(np.array([label for labels in named for label in labels], np.int64), counts).padded()
+    of_named = ranking.scores(x, listed, inputs)
+    return scores, ids, [row[:count].tolist() for row, count in zip(of_named, counts, strict=True)]
+
+
+NEIGHBOURS = 8
+MAX_NUMBERS = 1 << 28  # maximum number of numbers in all vectors, which are copied
+
+
+def nearest_labels(vectors: torch.Tensor, ids: Iterable[int]) -> dict[int, list[tuple[int, float]]]:
+    """Return the NEIGHBOURS labels nearest to each of `ids`, with cosines; empty above MAX_NUMBERS numbers."""
+    asked = np.asarray([label for label in ids if label < len(vectors) and vectors.numel() <= MAX_NUMBERS], np.int64)
+    unit = normalize(vectors.float()) if len(asked) else vectors
+    own = Ragged.from_counts(asked, np.ones(len(asked), np.int64))
+    scores, found = filtered_top_k(unit[torch.from_numpy(asked)], LabelRows(unit), NEIGHBOURS, own)
+    rows = zip(asked.tolist(), found.tolist(), scores.astype(float).round(3).tolist(), strict=True)
+    return {label: [pair for pair in zip(near, cosines, strict=True) if pair[0] >= 0] for label, near, cosines in rows}

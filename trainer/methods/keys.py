@@ -4,11 +4,8 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import ValidationError
-
-from schemas.errors import InputError
 from schemas.options import Options, as_input_error
-from trainer.methods.kinds import ENCODERS, EncoderSection, Entry, options_of
+from trainer.methods.kinds import Entry, options_of
 from trainer.modules import opened
 
 AUTO = ("auto", "prior")  # values in a recipe that mean a setting from the data
@@ -119,17 +116,3 @@ def explain(fault: Mapping[str, Any], body: Body) -> str:
     if near := difflib.get_close_matches(key, others, n=1, cutoff=0.7):
         return f"unknown key {where!r}, did you mean {near[0]!r} of {others[near[0]]}?"
     return f"unknown key {where!r}, known: {', '.join(known)}"
-
-
-def restore_encoder(body: Mapping[str, Any], source: str) -> EncoderSection:
-    """Read only the `encoder` section of a run's or an export's recipe; reading other sections may load PyTorch."""
-    if not isinstance(section := body.get("encoder"), Mapping):
-        raise InputError(f"recipe {source}: encoder = {section!r:.80}: expected a section.")
-    try:
-        kind = options_of(ENCODERS, section.get("kind", next(iter(ENCODERS))), "encoder.kind")
-        return kind.model_validate(section)  # type: ignore[no-any-return]
-    except ValidationError as error:
-        faults = [{**fault, "loc": ("encoder", *fault["loc"])} for fault in error.errors()]
-        raise InputError(f"recipe {source}: {'; '.join(explain(fault, body) for fault in faults)}.") from None
-    except ValueError as error:
-        raise InputError(f"recipe {source}: {error}.") from None

@@ -3,7 +3,7 @@
 For the table that epoch e uses, the trainer stores the query embeddings of epoch e - 2, which training computes anyway,
 and dumps the embeddings at the end of that epoch. For hard negatives, the dump also contains the classifier vectors.
 The miner works during epoch e - 1. At the start of epoch e, the trainer decides once which table to use. Unused files
-are removed: all files when a run starts over, and unfinished tables when a run has ended.
+are removed when a run starts over.
 """
 
 import contextlib
@@ -17,7 +17,6 @@ from schemas import storage
 from schemas.errors import ExtremisError, InputError, PeerError, TableError, option
 from schemas.layout import CLUSTERS, RunLayout, epoch_folder, list_numbers
 from schemas.manifest import Manifest, is_published, unpublish
-from schemas.owners import clean_up
 from schemas.storage import join, read_json, write_json
 from schemas.table import Table
 from schemas.waits import Say, waiting
@@ -241,14 +240,3 @@ def discard_refreshes(run: RunLayout) -> None:
                     storage.remove(join(folder, name), recursive=True)
     for place in (run.adoptions, run.dumps):
         storage.remove(place, recursive=True)
-
-
-def discard_unfinished_tables(run: RunLayout) -> None:
-    """Remove unfinished tables whose miners have ended. Raises StorageError."""
-    # The negative tables of one dump share one owner.
-    outputs = [(epoch_folder(run.negatives_root, epoch), "mined") for epoch in list_numbers(run.negatives_root)]
-    outputs += [(run.clusters(epoch, "queries"), "clustered") for epoch in list_numbers(run.clusters_root)]
-    for out, doing in outputs:
-        clean_up(out, doing)
-        if not storage.list_names(out):
-            storage.remove(out, recursive=True)

@@ -23,7 +23,6 @@ from extremis.reporting.page import (
     line,
 )
 from extremis.reporting.records import (
-    NEIGHBOURS,
     DataStatistics,
     RepresentativeScores,
     SplitStatistics,
@@ -33,7 +32,6 @@ from extremis.reporting.records import (
     histograms,
     name_labels,
     names_of,
-    nearest_labels,
     recipe_differences,
     sample_rows,
     tail_of,
@@ -42,6 +40,7 @@ from pipelines.mining.search import funnel
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest
 from tests.builders import build_data
+from trainer.evaluation.ranking import NEIGHBOURS, nearest_labels
 
 lengths = some.lists(some.integers(0, 500), max_size=200)
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from extremis.supervisor import discard_unfinished_tables
 from schemas import storage
 from schemas.layout import MANIFEST, RunLayout, epoch_folder, staging
 from schemas.manifest import Manifest, is_published, publish, write_file
 from schemas.owners import building
 from schemas.storage import join
 from tests.owners import held_elsewhere
-from trainer.refresh.adoption import discard_unfinished_tables
 
 
 def build_and_die(out: str, table: str | None) -> None:
