@@ -95,8 +95,7 @@ def score_folds(rows: Rows, out: str, made: Mapping[str, Any]) -> Scored:
                 columns = dict(zip(Scored._fields, rows.score(number), strict=True))
                 kinds = {name: pa.from_numpy_dtype(column.dtype) for name, column in columns.items()}
                 arrays = {name: matrix_array(column, kinds[name]) for name, column in columns.items()}
-                with storage.writing(place) as path:
-                    pq.write_table(pa.table(arrays).replace_schema_metadata(stated), path, compression="zstd")
+                _write(place, pa.table(arrays), stated)
             found = _open(place)
             parts.append(Scored(*(matrix_column(found, name) for name in Scored._fields)))
             bar.update(number + 1)
@@ -146,8 +145,8 @@ def list_suspects(training: Training, scored: Scored, judged: Judged, labels: pa
     given = np.arange(len(place)) < len(least)
     of_row = np.concatenate([rows.labels.row_of()[least], row])
     label = pa.array(np.concatenate([rows.labels.entries[least], ids[row, column]]).astype(np.int64))
-    near = scored.nearest[of_row, :NEAREST]
-    shown = [[number for number in some if number != PAD] for some in near.tolist()]
+    rank = np.concatenate([judged.rank[least], column + 1])
+    shown = [[number for number in some if number != PAD] for some in scored.nearest[of_row, :NEAREST].tolist()]
     columns = {
         "place": place,
         "given": given,
@@ -156,9 +155,7 @@ def list_suspects(training: Training, scored: Scored, judged: Judged, labels: pa
         "label": labels["key"].take(label),
         "label_text": labels["text"].take(label),
         "probability": np.concatenate([judged.probability[least], judged.probabilities[row, column]]),
-        "rank": pa.array(
-            np.concatenate([judged.rank[least], column + 1]), mask=np.concatenate([judged.rank[least], column + 1]) == 0
-        ),
+        "rank": pa.array(rank, mask=rank == 0),
         "support": pa.array(np.concatenate([judged.support[least], np.zeros(len(row))]), mask=~given),
         "nearest": [[training.keys[number] for number in some] for some in shown],
         "nearest_texts": [[training.texts[number] for number in some] for some in shown],
@@ -180,13 +177,13 @@ def list_unjudged(training: Training, judged: Judged, labels: pa.RecordBatch) ->
     return pa.table({"label": texts[0], "label_text": texts[1], "points": points, "rows": of_rows})
 
 
-def _write(out: str, name: str, table: pa.Table) -> None:
-    with storage.writing(join(out, f"{name}.parquet")) as path:
-        pq.write_table(table, path, compression="zstd")
+def _write(place: str, table: pa.Table, metadata: Mapping[bytes, bytes] | None = None) -> None:
+    with storage.writing(place) as path:
+        pq.write_table(table.replace_schema_metadata(metadata), path, compression="zstd")
 
 
-def _write_csv(path: str, table: pa.Table) -> None:
-    with open(path, "w", encoding="utf-8", newline="") as file:
+def _write_csv(place: str, table: pa.Table) -> None:
+    with storage.writing(place) as path, open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(table.column_names)
         writer.writerows(map(plain_cell, row.values()) for row in table.to_pylist())
@@ -204,11 +201,10 @@ def crossval(data: str, out: str, folds: int, group: str, suspects: int) -> dict
     named = pa.concat_tables(Table.open(DataLayout(data).labels, "labels").batches(["key", "text"]))
     (labels,) = named.combine_chunks().to_batches()
     listed, apart = list_suspects(training, scored, judged, labels, suspects), list_unjudged(training, judged, labels)
-    _write(out, "probabilities", join_probabilities(training, scored, judged, labels["key"]))
+    _write(join(out, "probabilities.parquet"), join_probabilities(training, scored, judged, labels["key"]))
     for name, table in (("suspects", listed), ("unjudged", apart)):
-        _write(out, name, table)
-        with storage.writing(join(out, f"{name}.csv")) as path:
-            _write_csv(path, table)
+        _write(join(out, f"{name}.parquet"), table)
+        _write_csv(join(out, f"{name}.csv"), table)
     given = int(np.count_nonzero(listed["given"]))
     return {
         "data": data,
