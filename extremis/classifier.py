@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from scoring.predict import Model
 
 _DENSE, _BEST = 1000, 100  # labels up to which all have a probability, and labels of a text that have one of more
-_FEW = 100  # texts from which some are held out to learn probabilities from; of fewer, a tenth may be none
+_FEW = 100  # different texts from which some are held out to learn probabilities from; of fewer, a tenth may be none
 _GIVEN = 0.5  # probability from which on a label is given
 _LEAST = 1e-6  # least probability, and least doubt, so that the logarithm of either is a number
 
@@ -171,8 +171,9 @@ class Classifier:
         if len(pairs) < len(listed):
             say(f"Classifier: {len(listed) - len(pairs):,} of {len(listed):,} texts have no label, and are left out")
         changes = dict(self.set or {})
-        if self.recipe != "auto" and len(pairs) >= _FEW:  # auto holds rows out itself
-            changes = {"data.holdout": holdout_share(len(pairs)), **changes}
+        points = len({text for text, _ in pairs})  # rows with the same text become one
+        if self.recipe != "auto" and points >= _FEW:  # auto holds rows out itself
+            changes = {"data.holdout": holdout_share(points), **changes}
         if self.folder is None:
             self._kept = tempfile.TemporaryDirectory(prefix="classifier-")
             place = self._kept.name

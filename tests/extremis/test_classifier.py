@@ -185,6 +185,12 @@ def test_rows_without_labels_are_counted(capsys: pytest.CaptureFixture[str]) -> 
     assert "Classifier: 1 of 31 texts have no label, and are left out" in capsys.readouterr().err
 
 
+def test_the_same_texts_many_times_are_few() -> None:
+    """None of two texts can be held out."""
+    fitted = Classifier("random", **SMALL).fit(TEXTS[:2] * 60, ["one", "two"] * 60)
+    assert fitted.predict(TEXTS[:2]).tolist() == ["one", "two"]
+
+
 def test_it_is_not_fitted_yet() -> None:
     with pytest.raises(NotFittedError, match="call fit first"):
         Classifier().predict(["a text"])
