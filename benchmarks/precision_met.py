@@ -5,6 +5,7 @@ python -m benchmarks.precision_met --export EXPORT --data DATA --precisions 0.5,
 
 import argparse
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,24 +20,30 @@ from scoring.words import hash_texts
 from trainer.inputs import Inputs
 
 
-def met(exported: Exported, data: str, split: str, precision: float) -> dict[str, float]:
-    """Return the precision of the labels of `split`, its standard error between texts, recall, and labels per text."""
-    decision, positives = Decision(precision=precision), 0
-    given, right, texts = (list[np.ndarray]() for _ in range(3))
+def met(exported: Exported, data: str, split: str, precisions: Sequence[float]) -> list[dict[str, float]]:
+    """Return for each of `precisions` that of the labels of `split`, its error between texts, recall, labels a text."""
+    assert exported.calibration is not None, "an export with probabilities"
+    lowest = [exported.calibration.precision.score_of(precision) for precision in precisions]
+    decision, positives = Decision(precision=min(precisions)), 0
+    rows_met, texts = list[np.ndarray](), list[np.ndarray]()
     labelled = Table.open(DataLayout(data).queries(split)).batches(["label_ids"])
     for rows, truth in zip(rows_of_split(exported, data, split)[0], labelled, strict=True):
         inputs, wanted = Inputs.of(rows, exported.serving.columns), list_column(truth, "label_ids")
-        ids = exported.decide(inputs, decision, filters_of(rows)).ids
-        given.append((ids >= 0).sum(1))
-        right.append(wanted.contains(ids).sum(1))
+        answer = exported.decide(inputs, decision, filters_of(rows))
+        given = [(answer.ids >= 0) & (answer.scores >= np.float32(score)) for score in lowest]
+        hits = wanted.contains(answer.ids)
+        rows_met.append(np.array([[some.sum(1), (some & hits).sum(1)] for some in given]))
         texts.append(hash_texts(inputs))
         positives += len(wanted.entries)
     text = np.unique(np.concatenate(texts), return_inverse=True)[1]
-    n, h = (np.bincount(text, np.concatenate(each)) for each in (given, right))
-    share = h.sum() / max(1, n.sum())
-    error = np.sqrt(((h - share * n) ** 2).sum()) / max(1, n.sum())
-    of = {"precision": share, "error": error, "recall": h.sum() / positives}
-    return {**of, "labels_per_text": n.sum() / len(np.concatenate(given))}
+    found = []
+    for given_right in np.concatenate(rows_met, axis=2):
+        n, h = (np.bincount(text, each) for each in given_right)
+        share = h.sum() / max(1, n.sum())
+        error = np.sqrt(((h - share * n) ** 2).sum()) / max(1, n.sum())
+        of = {"precision": share, "error": error, "recall": h.sum() / positives}
+        found.append({**of, "labels_per_text": n.sum() / len(text)})
+    return found
 
 
 def main() -> None:
@@ -49,16 +56,14 @@ def main() -> None:
     exported = Exported.open(arguments.export)
     assert exported.calibration is not None, "an export with probabilities"
     curve, measured = exported.calibration.precision, dict[str, Any]()
-    for precision in map(float, arguments.precisions.split(",")):
-        if precision > curve.bounds[-1]:
-            measured[f"{precision:g}"] = {"highest": float(curve.bounds[-1])}
-            continue
+    asked = [float(precision) for precision in arguments.precisions.split(",")]
+    asked = [precision for precision in asked if precision <= curve.bounds[-1]]
+    for precision, of in zip(asked, met(exported, arguments.data, arguments.split, asked), strict=True):
         place = int(np.searchsorted(curve.bounds, precision))
-        of = met(exported, arguments.data, arguments.split, precision)
         held_out = {"score": curve.scores[place], "bound": curve.bounds[place], "precision": curve.shares[place]}
         apart = (of["precision"] - precision) / of["error"]
         measured[f"{precision:g}"] = {"held_out": held_out, arguments.split: of, "errors_above": apart}
-    print(json.dumps({"texts": curve.texts, **measured}, indent=1))
+    print(json.dumps({"texts": curve.texts, "highest": curve.bounds[-1], **measured}, indent=1))
 
 
 if __name__ == "__main__":

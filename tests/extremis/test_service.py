@@ -171,6 +171,39 @@ def test_a_text_has_the_same_answer_alone_in_a_batch_from_the_command_line_and_o
             assert numbers == pytest.approx([label["score"], label["probability"]], rel=1e-6)
 
 
+def test_a_stored_decision_gives_what_one_gives_that_is_stated(data: Path, exports: Path, tmp_path: Path) -> None:
+    """To the digit: in Python, on the command line, over HTTP, and by an export that has the decision."""
+    best = [label.key for label in extremis.load(exports).predict(TEXTS[0], max_labels=3)[0].labels]
+    decision = Decision(min_probability=0.05, at_least=2, never=(best[1],), groups=((best[0], best[2]),), name="shop")
+    (tmp_path / "shop.toml").write_bytes(decision.to_toml())
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    stored, run = tmp_path / "stored", exports.parent / "run"
+    stated = ("--decision", tmp_path / "shop.toml")
+    assert call("export", data, run, stored, *stated).status == 0
+    asked = json.loads(decision.model_dump_json(exclude={"name", "max_labels", "precision", "allowed"}))
+    found: dict[Path, list[Any]] = {}
+    for place, words in ((exports, stated), (stored, ())):
+        out = tmp_path / f"{place.name}.jsonl"
+        assert call("predict", place, tmp_path / "in.jsonl", out, *words).status == 0
+        model = extremis.load(place, threads=1)
+        python = model.predict(TEXTS, decision if words else None)
+        assert {each.decision for each in python} == {"shop"}
+        found[place] = [[(of.key, of.score, of.probability) for of in each.labels] for each in python]
+        for line, labels in zip(out.read_text().splitlines(), found[place], strict=True):
+            row = json.loads(line)
+            assert row["labels"] == [key for key, *_ in labels]
+            assert row["scores"] == pytest.approx([score for _, score, _ in labels], rel=1e-6)
+        with serving(place, tmp_path / "log", "--threads", "1") as service:
+            status, answer = service.ask({"texts": TEXTS, **(asked if words else {})})
+        assert status == 200, answer
+        over_http = [
+            [(of["key"], of["score"], of["probability"]) for of in each["labels"]] for each in answer["predictions"]
+        ]
+        assert over_http == found[place]
+    assert found[exports] == found[stored]
+    assert any(len(labels) > 2 for labels in found[stored])
+
+
 BAD: dict[str, tuple[Any, int, str]] = {
     "no JSON": (b"{", 422, "Invalid JSON"),
     "no UTF-8": (b'{"texts": ["\xff\xfe"]}', 422, "Invalid JSON"),
@@ -197,7 +230,7 @@ BAD: dict[str, tuple[Any, int, str]] = {
         "unknown label key 'none' and 1 others",
     ),
     "sets for other texts": ({"texts": ["a"], "allowed": [["167"], ["133"]]}, 422, "for each of the 1 texts"),
-    "all labels": ({"texts": TEXTS[:1], "min_probability": 1e-9}, 422, "a text has more than 3 labels"),
+    "all labels": ({"texts": TEXTS, "min_probability": 1e-9}, 422, "a text has more than 3 labels"),
     "an unknown field": ({"texts": ["a"], "top": 3}, 422, "top: Extra inputs are not permitted"),
     "an unknown label": ({"texts": ["a"], "never": ["none such"]}, 422, "unknown label key 'none such'"),
 }
