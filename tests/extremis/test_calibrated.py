@@ -118,8 +118,8 @@ def test_probabilities_are_those_of_the_curve(model: extremis.Model, exports: Pa
     assert table["known_tokens"].to_pylist() == [line["known_tokens"] for line in lines]
     np.testing.assert_allclose(table["probabilities"][0].as_py(), lines[0]["probabilities"], rtol=1e-6)
     head, first, *_ = (tmp_path / "p.csv").read_text().splitlines()
-    assert head == "key,rank,label,text,score,probability"
-    assert float(first.rpartition(",")[2]) == pytest.approx(lines[0]["probabilities"][0], rel=1e-6)
+    assert head == "key,rank,label,text,score,probability,decision,none_of_these"
+    assert float(first.rsplit(",", 3)[1]) == pytest.approx(lines[0]["probabilities"][0], rel=1e-6)
 
 
 def share_of_fragments(exports: Path, text: str) -> float:
