@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from os import PathLike, fspath
-from typing import Annotated, Any, TypeVar, get_origin
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -54,7 +54,7 @@ class Options(BaseModel):
             raise PydanticCustomError("bits", f"input should be {_EXPECTED['int_parsing_size']}")
         kind = cls.model_fields[str(info.field_name)].annotation
         inner = value.values() if get_origin(kind) is dict and isinstance(value, Mapping) else [value]
-        if kind is not bool and any(isinstance(each, bool) for each in inner):
+        if bool not in (kind, *get_args(kind)) and any(isinstance(each, bool) for each in inner):
             raise PydanticCustomError("truth_value", "input should be a value other than true or false")
         return value
 

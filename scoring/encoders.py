@@ -69,9 +69,9 @@ def choose_form(stated: str, section: EncoderSection, earlier: Mapping[str, Any]
         )
     if form not in others:
         return None
-    for module, extra in {"onnxruntime": "onnx", "onnxscript": "trainer"}.items():
+    for module in ("onnxruntime", "onnxscript"):
         if find_spec(module) is None:
-            raise missing_extra(f"{option('form', form)} needs {module}", extra)
+            raise missing_extra(f"{option('form', form)} needs {module}", "onnx-export")
     return form
 
 

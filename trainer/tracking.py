@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +212,7 @@ def numbers_of(kind: str, values: Mapping[str, Any]) -> dict[str, float]:
 class TensorBoard(Watcher):
     """Writes numbers to RUN/tensorboard."""
 
-    def __init__(self, facts: RunFacts, _: bool = True) -> None:
+    def __init__(self, facts: RunFacts) -> None:
         self._events = facts.folder / FOLDER
         self._writer: Any = None
 
@@ -229,6 +230,16 @@ class TensorBoard(Watcher):
 
     def close(self, finished: bool) -> None:
         self._writer.close()
+
+
+def open_tensorboard(facts: RunFacts, wanted: bool | str) -> Watcher:
+    """Return TensorBoard's watcher; one that does nothing if `wanted` is "auto" and tensorboard is not installed."""
+    if find_spec("tensorboard") is not None:
+        return TensorBoard(facts)
+    if wanted != "auto":
+        raise missing_extra("logging.tensorboard = true needs tensorboard", "tensorboard")
+    facts.say(f"{facts.url}/{FOLDER} is not written: tensorboard is not installed (extra `tensorboard`)")
+    return Watcher()
 
 
 class WeightsAndBiases(Watcher):

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from schemas import storage
+from schemas.errors import InputError
 from schemas.layout import RunLayout
 from schemas.storage import join
+from trainer import tracking
 from trainer.methods.sections import Logging
 from trainer.tracking import Tracker, read_metrics
 
@@ -78,6 +80,22 @@ def test_tensorboard_holds_the_numbers(run: RunLayout, tmp_path: Path) -> None:
     events.Reload()
     assert [event.step for event in events.Scalars("train/loss")] == [1, 2, 3]
     assert [event.value for event in events.Scalars("train/loss")] == pytest.approx([1, 1 / 2, 1 / 3])
+
+
+def test_without_tensorboard_a_line_says_so_and_true_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
+    lines = []
+    tracker = Tracker(RunLayout(str(tmp_path)), Logging(), say=lines.append)
+    tracker.start(0)
+    tracker.record("train", 1, {"loss": 1.0})
+    tracker.close(finished=True)
+    assert lines == [f"{tmp_path}/tensorboard is not written: tensorboard is not installed (extra `tensorboard`)"]
+    assert [record["loss"] for record in read_metrics(RunLayout(str(tmp_path)))] == [1.0]
+    with pytest.raises(InputError, match=r"needs tensorboard\. Install the extra `tensorboard`"):
+        Tracker(RunLayout(str(tmp_path)), Logging(tensorboard=True))
+    assert not (tmp_path / "tensorboard").exists()
 
 
 def test_no_run_has_no_records() -> None:

@@ -31,7 +31,7 @@ METRICS = {
 
 # Receivers of a run's numbers during training, by option of section `logging`: "module:class" of a `Watcher`.
 WATCHERS = {
-    "tensorboard": "trainer.tracking:TensorBoard",
+    "tensorboard": "trainer.tracking:open_tensorboard",
     "wandb": "trainer.tracking:WeightsAndBiases",
     "mlflow": "trainer.tracking:MLflow",
 }
@@ -369,6 +369,6 @@ class Logging(Options):
     ranks_every: int = key(
         0, "number of steps between measurements that rank the hard negatives among all labels; 0: no measurement", ge=0
     )
-    tensorboard: bool = key(True, "also write RUN/tensorboard")
+    tensorboard: bool | Literal["auto"] = key("auto", "also write RUN/tensorboard; auto: if tensorboard is installed")
     wandb: str = key("", "project in Weights & Biases that gets the metrics; empty: none", max_length=128)
     mlflow: str = key("", "experiment in MLflow that gets the metrics; empty: none", max_length=256)
