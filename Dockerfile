@@ -3,9 +3,13 @@
 #   docker build --target trainer   -t extremis-trainer .       (training: no Beam)
 #   docker build --target serve     -t extremis-serve .         (an HTTP service of an export: no torch, no Beam)
 # With --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu the trainer gets torch without CUDA.
+# What is installed has the versions and SHA-256 of images/locked.txt; images/release.sh states the base by its digest.
 ARG PYTHON=3.11
+ARG BASE=python:${PYTHON}-slim
 
-FROM python:${PYTHON}-slim AS base
+FROM ${BASE} AS base
+ARG BASE
+LABEL org.opencontainers.image.base.name="${BASE}"
 ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 # The first process of a container gets no SIGTERM that it has no handler for: tini passes it on, and buries orphans.
 RUN apt-get update -qq && apt-get install -qq -y --no-install-recommends tini && rm -rf /var/lib/apt/lists/*
@@ -17,6 +21,8 @@ WORKDIR /opt/extremis
 HEALTHCHECK --start-period=60s CMD ["python", "/opt/extremis/health.py"]
 
 FROM base AS wheel
+COPY images/locked.txt images/requirements.py ./
+RUN python requirements.py build >build.txt && pip install --require-hashes -r build.txt
 COPY setup.cfg pyproject.toml README.md LICENSE ./
 COPY schemas schemas
 COPY search search
@@ -26,15 +32,16 @@ COPY scoring scoring
 COPY extremis extremis
 COPY recipes recipes
 COPY examples/tate examples/tate
-RUN pip wheel -q --no-deps -w /wheels .
+RUN pip wheel -q --no-deps --no-build-isolation -w /wheels .
 
 # A worker image for Beam's portable runners (Flink, Spark, Dataflow); docs/runners.md says how each is told of it.
 # `extremis embed` loads a model: build its workers with --build-arg EXTRAS=pipelines,trainer,s3
 FROM base AS pipelines
 ARG EXTRAS=pipelines,s3
 # Requirements have a layer of their own: code changes more often.
-COPY setup.cfg constraints.txt images/requirements.py ./
-RUN python requirements.py "${EXTRAS}" >requirements.txt && pip install -c constraints.txt -r requirements.txt
+COPY images/locked.txt images/requirements.py ./
+RUN python requirements.py "${EXTRAS}" >requirements.txt && \
+    pip install --require-hashes --only-binary :all: -r requirements.txt
 COPY images/health.py images/sbom.py ./
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     pip install --no-deps /wheels/*.whl && pip check && python sbom.py pipelines >sbom.cdx.json
@@ -51,10 +58,13 @@ ENTRYPOINT ["tini", "--", "extremis-worker"]
 FROM base AS trainer
 ARG EXTRAS=trainer,s3
 ARG TORCH_INDEX=
-COPY setup.cfg constraints.txt images/requirements.py ./
-RUN if [ -n "${TORCH_INDEX}" ]; then \
-      pip install --no-deps --index-url "${TORCH_INDEX}" "$(grep '^torch==' constraints.txt)"; fi && \
-    python requirements.py "${EXTRAS}" >requirements.txt && pip install -c constraints.txt -r requirements.txt
+COPY images/locked.txt images/requirements.py ./
+# torch of another index has other digests, and needs none of CUDA's packages.
+RUN python requirements.py "${EXTRAS}" >requirements.txt && \
+    if [ -n "${TORCH_INDEX}" ]; then \
+      pip install --no-deps --index-url "${TORCH_INDEX}" "$(grep -o '^torch==[^ ;]*' requirements.txt)" && \
+      python requirements.py "${EXTRAS}" --without 'torch|triton|cuda-.*|nvidia-.*' >requirements.txt; fi && \
+    pip install --require-hashes --only-binary :all: -r requirements.txt
 # Triton, which comes with torch for CUDA, compiles a launcher for each kernel at its first use.
 RUN if pip show -q triton 2>/dev/null; then apt-get update -qq && \
       apt-get install -qq -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; fi
@@ -73,8 +83,9 @@ CMD ["--help"]
 
 FROM base AS serve
 ARG EXTRAS=http,s3
-COPY setup.cfg constraints.txt images/requirements.py ./
-RUN python requirements.py "${EXTRAS}" >requirements.txt && pip install -c constraints.txt -r requirements.txt
+COPY images/locked.txt images/requirements.py ./
+RUN python requirements.py "${EXTRAS}" >requirements.txt && \
+    pip install --require-hashes --only-binary :all: -r requirements.txt
 COPY images/health.py images/sbom.py ./
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     pip install --no-deps /wheels/*.whl && pip check && python sbom.py serve >sbom.cdx.json

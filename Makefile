@@ -8,11 +8,11 @@ JOBS ?= 3
 S3_TESTS := tests/schemas tests/trainer/stream tests/hostile/test_names.py tests/loop/test_faults.py tests/loop/test_s3.py
 ENGINES ?= # more options of the engines' tests: make engines ENGINES='-m engine' for the slow ones, too
 DEMO ?= # more options: make demo DEMO='--set train.epochs=3'
-IMAGE_PARTS := Dockerfile .dockerignore constraints.txt $(sort $(wildcard images/*.py))
+IMAGE_PARTS := Dockerfile .dockerignore $(addprefix images/,health.py locked.txt requirements.py sbom.py)
 PINNED := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all engines s3server images images-digest lint types bench gpu-bundle docs audit clean
+.PHONY: help demo test test-all engines s3server images images-digest lock lint types bench gpu-bundle docs audit manifests clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/\t/' | expand -t 12
@@ -39,7 +39,10 @@ images: $(VENV)/.dev  ## the images, built without a daemon and run (root; apt-g
 
 # Of all that images are made of but the code.
 images-digest:
-	@{ cat $(IMAGE_PARTS); $(PYTHON) images/requirements.py pipelines,trainer,s3; } | sha256sum | cut -c1-64
+	@cat $(IMAGE_PARTS) | sha256sum | cut -c1-64
+
+lock: $(VENV)/.dev  ## images/locked.txt, after a change of setup.cfg or constraints.txt (asks the package index)
+	$(BIN)/python -m pip install -q uv && $(BIN)/python images/lock.py $(BIN)/uv
 
 lint: $(VENV)/.dev  ## ruff
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -75,6 +78,10 @@ audit: $(VENV)/.dev  ## known vulnerabilities and licences of what is pinned (as
 	$(BIN)/python -m pip install -q pip-audit pip-licenses
 	$(BIN)/pip-audit -r constraints.txt --no-deps --disable-pip
 	$(BIN)/pip-licenses --from=mixed --order=license
+
+manifests: $(VENV)/.dev  ## examples/kubernetes against the schemas of Kubernetes (a package of 110 MB)
+	$(BIN)/python -m pip install -q kubernetes-validate==1.37.0
+	for version in 1.29 1.37; do $(BIN)/kubernetes-validate --strict -k $$version examples/kubernetes/*.yaml || exit 1; done
 
 $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)

@@ -1,26 +1,15 @@
-"""Print what `pip install .[EXTRAS]` would need beside the code, one requirement a line: requirements.py EXTRA,EXTRA"""
+"""Print what an image with EXTRA,EXTRA installs, of locked.txt: requirements.py EXTRAS [--without PATTERN]"""
 
-import configparser
+import re
 import sys
-from collections.abc import Iterator
+from pathlib import Path
 
-setup = configparser.ConfigParser()
-setup.read("setup.cfg")
-
-
-def lines(text: str) -> Iterator[str]:
-    """Yield requirements; those of another extra of ours in the place of its name."""
-    for line in filter(None, text.split("\n")):
-        if line.startswith(f"{setup['metadata']['name']}["):
-            yield from of_extras(line.partition("[")[2].rstrip("]"))
-        else:
-            yield line
-
-
-def of_extras(names: str) -> Iterator[str]:
-    """Yield the requirements of `names`, which commas part."""
-    for name in names.split(","):
-        yield from lines(setup["options.extras_require"][name])
-
-
-print(*dict.fromkeys([*lines(setup["options"]["install_requires"]), *of_extras(sys.argv[1])]), sep="\n")
+wanted, without = set(sys.argv[1].split(",")), sys.argv[3] if sys.argv[2:] else ""
+entries = re.split(r"\n\n# ", (Path(__file__).parent / "locked.txt").read_text())[1:]
+known = set(" ".join(entry.partition("\n")[0] for entry in entries).split())
+if unknown := sorted(wanted - known):
+    sys.exit(f"no extra of locked.txt: {', '.join(unknown)}; expected some of {', '.join(sorted(known))}")
+for entry in entries:
+    extras, _, package = entry.partition("\n")
+    if wanted & set(extras.split()) and not re.fullmatch(without, package.partition("==")[0]):
+        print(package.rstrip("\n"))

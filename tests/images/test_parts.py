@@ -1,6 +1,7 @@
 """What the images are made of, as far as it can be tried without building one; and the example for Kubernetes."""
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -9,12 +10,17 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from extremis.cli import cli
+from images import lock
 from pipelines.runners.local import choose_runner
 from pipelines.runners.worker import POOL_PORT, parse
+from schemas import code_version
 from tests.command import ROOT
 
+LOCKED = (ROOT / "images" / "locked.txt").read_text()
 EXAMPLE = list(yaml.safe_load_all((ROOT / "examples" / "kubernetes" / "flink.yaml").read_text()))
 
 
@@ -24,10 +30,71 @@ def run(name: str, *words: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
 
 
-def test_requirements_are_those_of_the_extras() -> None:
-    lines = run("requirements.py", "report,s3").stdout.splitlines()
-    assert {"pyarrow>=17,<26", "jinja2>=3.1", "s3fs>=2024.6", "torch>=2.4"} < set(lines)
-    assert not [line for line in lines if "extremis" in line or "beam" in line]
+EXTRAS = sorted(set(re.findall(r"\S+", " ".join(re.findall(r"\n\n# (.*)", LOCKED)))))
+
+
+def pins(extra: str) -> dict[str, Requirement]:
+    """Return what an image with an extra installs on this Python, by name; each has a digest."""
+    text = run("requirements.py", extra).stdout
+    found = {}
+    for entry in re.split(r"\n(?=\S)", text.strip()):
+        first, *digests = entry.split(" \\\n")
+        pin = Requirement(first)
+        assert digests
+        assert all(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}", digest) for digest in digests)
+        if pin.marker is None or pin.marker.evaluate():
+            assert found.setdefault(canonicalize_name(pin.name), pin) is pin
+    return found
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_what_is_locked_is_what_an_extra_needs_in_the_versions_of_the_constraints(extra: str) -> None:
+    """Without `make lock` after a change of setup.cfg or constraints.txt, an image would have the old ones."""
+    found = pins(extra)
+    for line in lock.requirements(extra):
+        needed = Requirement(line)
+        if needed.marker is None or needed.marker.evaluate():
+            (version,) = found[canonicalize_name(needed.name)].specifier
+            assert needed.specifier.contains(version.version), line
+    for pin in map(Requirement, (ROOT / "constraints.txt").read_text().splitlines()):
+        if (name := canonicalize_name(pin.name)) in found and (pin.marker is None or pin.marker.evaluate()):
+            assert found[name].specifier == pin.specifier
+
+
+def test_an_image_has_the_packages_of_its_extras_alone() -> None:
+    both = pins("http,s3")
+    assert both.keys() == pins("http").keys() | pins("s3").keys()
+    assert not {"torch", "apache-beam", "onnx", "tensorboard"} & both.keys()
+    assert not {"onnxscript", "tensorboard", "apache-beam"} & pins("trainer").keys()
+    (left_out,) = re.findall("--without '(.*)'", (ROOT / "Dockerfile").read_text())  # where torch is of another index
+    named = re.findall(r"^(\S+)==", run("requirements.py", "trainer", "--without", left_out).stdout, re.MULTILINE)
+    assert "transformers" in named
+    assert not [name for name in named if re.match("torch|triton|cuda|nvidia", name)]
+    assert run("requirements.py", "http,nothing").stderr.startswith("no extra of locked.txt: nothing; expected some")
+
+
+def test_a_release_is_built_on_a_base_by_its_digest(tmp_path: Path) -> None:
+    """By Docker's buildx, of which this test has none: a program in its place writes down what it was asked."""
+    digest = f"sha256:{'a1' * 32}"
+    programs = {
+        "docker": f'printf "%s\\n" "$*" >>{tmp_path}/asked\n[ "$2" = build ] || echo {digest}',
+        "git": '[ "$1" = status ] || echo 0123abc',
+    }
+    for name, program in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{program}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = [str(ROOT / "images" / "release.sh"), "registry"]
+    assert subprocess.run(command, env=env, check=False).returncode == 0
+    first, *builds = (tmp_path / "asked").read_text().splitlines()
+    assert first.startswith("buildx imagetools inspect python:3.11-slim ")
+    for target, build in zip(("pipelines", "trainer", "serve"), builds, strict=True):
+        assert f"--build-arg BASE=python:3.11-slim@{digest} " in build
+        assert f"--target {target} --tag registry/extremis-{target}:{code_version()} " in build
+        assert "--build-arg REVISION=0123abc" in build
+    (tmp_path / "git").write_text("#!/bin/sh\necho ' M Dockerfile'\n")
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, "Commit them" in done.stderr) == (2, True)
 
 
 def test_the_list_of_parts_names_each_once() -> None:

@@ -175,7 +175,9 @@ def test_what_a_form_needs_is_said(data: Path, exports: Path, tmp_path: Path, mo
         with pytest.raises(extremis.InputError, match=r"the encoder needs onnxruntime\. Install the extra `onnx`"):
             extremis.load(exports / "onnx")
     monkeypatch.setattr(encoders, "find_spec", lambda name: None if name == "onnxscript" else "there")
-    refused(call("export", data, exports / "run", tmp_path / "out", "--form", "onnx"), "needs onnxscript", "[onnx-export]")
+    refused(
+        call("export", data, exports / "run", tmp_path / "out", "--form", "onnx"), "needs onnxscript", "[onnx-export]"
+    )
 
 
 def cut(place: Path) -> None:
