@@ -18,15 +18,17 @@ from pydantic.fields import FieldInfo
 from extremis.console import messages, output, print_json, show_spinner
 from extremis.function import Described, Spelled, facts_of, unwrap
 from extremis.result import show
-from schemas.errors import ExtremisError, flag_of
+from schemas.errors import ExtremisError, flag_of, option
 from schemas.logs import LOG_FORMAT, about
 from schemas.options import Shown
+from schemas.sizes import PATIENCE, parse_seconds
 
 _COMMON_OPTIONS = {
     ("as_json", "--json"): "Print one JSON object to standard output, and nothing else.",
     ("-q", "--quiet"): "Print results and errors only, no progress.",
     ("-v", "--verbose"): "Print the elapsed seconds before each line, and tracebacks with errors.",
 }
+_PATIENCE = "How long storage is tried again in an outage, such as 30m. Default: 5 attempts."
 _LOGS = "Format of the lines on standard error; json: one object a line, for collectors of logs."
 
 
@@ -93,8 +95,10 @@ class Command(click.Command):
         self.described = described
         params = [self._parameter(name, field) for name, field in described.fields.items() if name != "beam_options"]
         params += [click.Option(names, is_flag=True, help=help) for names, help in _COMMON_OPTIONS.items()]
-        environment: Any = {"envvar": LOG_FORMAT, "show_envvar": True, "show_default": True, "default": "text"}
-        params.append(click.Option(["--log-format"], type=click.Choice(["text", "json"]), help=_LOGS, **environment))
+        shown: Any = {"show_envvar": True, "show_default": True}
+        logs = click.Choice(["text", "json"])
+        params.append(click.Option(["--log-format"], type=logs, help=_LOGS, envvar=LOG_FORMAT, default="text", **shown))
+        params.append(click.Option(["--patience"], metavar="TIME", help=_PATIENCE, envvar=PATIENCE, **shown))
         if "beam_options" in described.fields:
             params.append(click.Argument(["beam_options"], nargs=-1, type=click.UNPROCESSED))
         text = re.sub(r"^(?=Examples?:$)", "\b\n", described.text, flags=re.MULTILINE)  # click prints these unchanged
@@ -144,7 +148,11 @@ class Command(click.Command):
 
 
 def _run(described: Described, values: dict[str, Any]) -> None:
-    as_json, quiet, verbose, _ = (values.pop(name) for name in ("as_json", "quiet", "verbose", "log_format"))
+    common = ("as_json", "quiet", "verbose", "log_format", "patience")
+    as_json, quiet, verbose, _, patience = (values.pop(name) for name in common)
+    if patience is not None:
+        parse_seconds(patience, option("patience", patience))
+        os.environ[PATIENCE] = patience  # of this process's workers, its miner and its ranks, too
     about["run"] = str(values.get("run") or "")
     given = {name: value for name, value in values.items() if value not in (None, ())}
     with output(quiet=quiet, verbose=verbose, results="stderr" if as_json else "stdout"):

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from extremis.console import Bar, current_output, logger, say, show_activity
@@ -234,8 +234,9 @@ class RunMetrics(Collector):
             parts.append("waiting for the first table")
         return "  ".join(parts)
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """Yield all metrics; Prometheus' client calls this."""
+        yield CounterMetricFamily("extremis_storage_retries", "Requests to storage, tried again.", storage.retries)
         with self._lock:
             values = sorted(self._values.items())
         for name, value in values:

@@ -132,6 +132,7 @@ class Claim:
             storage.remove(_beat_url(self.root, self.owner))
 
     def _beat(self) -> None:
+        storage.thread_state.patient = False  # the next beat comes soon, and who requires the claim waits for this one
         while not self._ended.wait(BEAT_SECONDS):
             with self._lock, contextlib.suppress(StorageError):  # the next beat may succeed
                 if self._lost is None:
@@ -213,6 +214,16 @@ def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
         if is_new:
             with contextlib.suppress(OSError):  # the folder is not empty
                 os.rmdir(storage.filesystem(root)[1])
+
+
+def _require_claim_on(url: str) -> None:
+    """Raise ClaimLostError if `url` is in an output whose claim this process has lost, other than the claim's files."""
+    for (_, root), claim in tuple(_HELD_CLAIMS.items()):
+        if url.startswith(f"{root.rstrip('/')}/") and not url.rpartition("/")[2].startswith(".claim"):
+            claim.require()
+
+
+storage.before_late_write.append(_require_claim_on)
 
 
 def describe_work(root: str) -> str:

@@ -1,4 +1,4 @@
-"""Sizes in bytes, parsed and in words; counts in words. Help needs them: they load little."""
+"""Sizes in bytes and times, parsed; sizes and counts in words. Help needs them: they load little."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from schemas.errors import InputError
 
+PATIENCE = "EXTREMIS_PATIENCE"  # environment variable: how long storage is tried again in an outage, such as 30m
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
@@ -18,6 +19,15 @@ def parse_bytes(text: str) -> int:
         expected = "a number with a unit, for example 8GiB or 500MB"
         raise InputError(f"{text!r}: expected {expected}.", expected=expected)
     return int(float(match[1]) * unit)
+
+
+def parse_seconds(text: str, name: str) -> float:
+    """Parse `90s`, `30m`, `1.5h`, `7d` or a plain number of seconds. Raises InputError, which names `name`."""
+    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([smhd]?)\s*", text)
+    if match is None:
+        expected = "a number with a unit, for example 90s, 30m or 7d"
+        raise InputError(f"{name}: expected {expected}.", expected=expected)
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
 def say_count(done: int, total: int | None) -> str:

@@ -5,7 +5,6 @@ no function takes `*`, `?`, `[` or `]` for a pattern. Places come first, then re
 then content with checksums and JSON; then the room on a disk; last, what the functions share.
 """
 
-import asyncio
 import base64
 import contextlib
 import errno
@@ -15,19 +14,20 @@ import io
 import json
 import os
 import posixpath
+import random
 import re
 import shutil
 import stat
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, Any, TypeVar
+from typing import IO, Any, NoReturn, TypeVar
 
 import fsspec
 import numpy as np
-import tenacity
 from fsspec.core import url_to_fs
 from fsspec.exceptions import FSTimeoutError
 from fsspec.implementations.local import LocalFileSystem
@@ -46,6 +46,7 @@ from schemas.errors import (
     missing_extra,
     redact_known,
 )
+from schemas.outages import answer_of, has_expired, is_outage, may_pass, patience
 from schemas.process import survive_forks
 from schemas.sizes import say_bytes
 from schemas.waits import Wait
@@ -56,7 +57,7 @@ except ImportError:  # for machines where the package cannot be installed
     from zlib import crc32 as crc32
 
 ATTEMPTS = 5
-DEADLINE_SECONDS = 300.0  # no further attempt starts after this time
+DEADLINE_SECONDS = 300.0  # no further attempt starts after this time, unless patience is longer
 CLEAN_UP_SECONDS = 3.0  # limit for a request while a thread cleans up
 REQUEST_SECONDS = 60.0  # limit for one look-up or one range, for servers that accept a connection and never answer
 FILE_SECONDS = 900.0  # limit for reading a whole file at once, or for removing a prefix
@@ -83,7 +84,9 @@ _CREDENTIALS = (
 )
 # Drivers cut a URL here, and read another version of the object.
 _VERSION = re.compile(r"(?i)\?(?:.*&)?(?:versionId|generation)=|^gc?s://.*#\d+$")
-_PERMANENT_ERRORS = FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError
+_WRITES = "write", "copy to", "remove"
+_JITTER = random.SystemRandom()
+_clock = time.monotonic
 
 
 T = TypeVar("T")
@@ -92,9 +95,12 @@ T = TypeVar("T")
 class _ThreadState(threading.local):
     # Whether this thread cleans up after a failure of storage: its requests are tried once. Others may still write.
     cleaning_up = False
+    patient = True  # whether this thread's requests are tried for as long as `patience` says
 
 
 thread_state = _ThreadState()
+before_late_write: list[Callable[[str], None]] = []  # called with the URL before a write is tried again; may raise
+retries = 0  # requests of this process that were tried again
 survive_forks()
 
 
@@ -264,9 +270,9 @@ def read_range(
     def read() -> bytes:
         data: bytes = _call_with_timeout(fs, "cat_file", path, start=start, end=stop)
         if len(data) != stop - start:
-            raise OSError(errno.EIO, f"got {len(data)} bytes, expected {stop - start}")
+            raise OSError(errno.EBADMSG, f"got {len(data)} bytes, expected {stop - start}")
         if checksum is not None and crc32(data) != checksum:
-            raise OSError(errno.EIO, f"bytes {start} to {stop} are damaged: the checksum differs")
+            raise OSError(errno.EBADMSG, f"bytes {start} to {stop} are damaged: the checksum differs")
         return data
 
     return _retry(read, "read", url, cancelled)
@@ -754,47 +760,87 @@ def _seconds_for(size: int) -> float:
 
 
 def _retry(action: Callable[[], T], verb: str, url: str, cancelled: threading.Event | None = None) -> T:
-    """Run `action`; retry after temporary errors (backoff, jitter). A final error names URL, attempts and cause."""
-    attempts = 0
+    """Run `action`, again after errors that may pass: ATTEMPTS times, in an outage for as long as `patience` says.
+
+    Pauses become longer. A final error names URL, attempts and cause.
+    """
+    global retries
     cancelled = cancelled or threading.Event()
-
-    def counted() -> T:
-        nonlocal attempts
-        attempts += 1
-        return action()
-
-    most = 1 if thread_state.cleaning_up else ATTEMPTS
-    enough = tenacity.stop_after_attempt(most) | tenacity.stop_after_delay(DEADLINE_SECONDS)
-    retrying = tenacity.Retrying(
-        stop=enough | tenacity.stop_when_event_set(cancelled),
-        wait=tenacity.wait_random_exponential(multiplier=0.25, max=SLOWEST_SECONDS),
-        sleep=tenacity.sleep_using_event(cancelled),
-        retry=tenacity.retry_if_exception(_is_temporary),
-        reraise=True,
-    )
-    wait = Wait(f"storage to {verb} {url}", until=f"{most} attempts have failed")
+    most, longest = 1 if thread_state.cleaning_up else ATTEMPTS, patience()
+    if thread_state.cleaning_up or not thread_state.patient:
+        longest = 0.0
+    until = "" if longest else f"{most} attempts have failed"
+    wait = Wait(f"storage to {verb} {url}", seconds=longest or None, until=until, group="storage")
     wait.due += _MORE_SILENT_SECONDS
-    try:
-        with wait if "://" in url else contextlib.nullcontext():
-            result = retrying(counted)
-        thread_state.cleaning_up = False
-        return result
-    except FileNotFoundError as error:
+    began, attempts, renewed = _clock(), 0, True
+    with wait if "://" in url else contextlib.nullcontext():
+        while True:
+            attempts += 1
+            try:
+                if not renewed:
+                    _read_credentials_anew(url)
+                result = action()
+                thread_state.cleaning_up = False
+                return result
+            except Exception as raised:  # clients of stores raise any kind of error
+                error = _explained(raised, url)
+            lasted, renewed = _clock() - began, not has_expired(error)
+            goes_on = attempts < most and lasted < DEADLINE_SECONDS and may_pass(error)
+            if goes_on or (lasted < longest and is_outage(error)):
+                wait.cause = _cause_of(error, url)
+                _pause(cancelled, _JITTER.uniform(0, min(SLOWEST_SECONDS, 2.0 ** (min(attempts, 9) - 3))))
+                goes_on = not cancelled.is_set()
+            if not goes_on:
+                _fail(error, verb, url, attempts)
+            retries += 1
+            for check in before_late_write if verb in _WRITES else ():
+                check(url)
+
+
+def _pause(cancelled: threading.Event, seconds: float) -> None:
+    cancelled.wait(seconds)
+
+
+def _fail(error: Exception, verb: str, url: str, attempts: int) -> NoReturn:
+    """Raise `error`, or what it means for the file at `url`."""
+    if isinstance(error, ExtremisError):
+        raise error
+    if isinstance(error, FileNotFoundError):
         if "bucket does not exist" in str(error) or (verb == "write" and not is_local(url)):  # a store has no folders
             raise InputError(
                 f"could not {verb} {url}: the bucket does not exist; create the bucket or fix the path."
             ) from error
-        raise
-    except ExtremisError:
-        raise
-    except (IsADirectoryError, NotADirectoryError) as error:
+        raise error
+    if isinstance(error, IsADirectoryError | NotADirectoryError):
         kind = "a directory" if isinstance(error, IsADirectoryError) else "a path below a file"
         raise InputError(f"could not {verb} {url}: expected a file, got {kind}. Fix the path.") from error
-    except Exception as error:  # clients of stores raise any kind of error
-        strerror = error.strerror if isinstance(error, OSError) else None
-        cause = redact_known(strerror or str(error) or type(error).__name__, url)
-        failure = failure_of(error)
-        raise failure(f"could not {verb} {url} after {attempts} attempt(s): {cause}; {_REMEDIES[failure]}.") from error
+    failure, cause = failure_of(error), _cause_of(error, url)
+    raise failure(f"could not {verb} {url} after {attempts} attempt(s): {cause}; {_REMEDIES[failure]}.") from error
+
+
+def _cause_of(error: Exception, url: str) -> str:
+    strerror = error.strerror if isinstance(error, OSError) else None
+    return redact_known(strerror or str(error) or type(error).__name__, url)
+
+
+def _explained(error: Exception, url: str) -> Exception:
+    """Return `error`; if it is S3's refusal of a HEAD, which says no reason, the error of a LIST of the same prefix."""
+    if answer_of(error)[1] in ("400", "403"):
+        fs, path = filesystem(url)
+        bucket, key, _ = fs.split_path(path)
+        try:
+            _call_with_timeout(fs, "call_s3", "list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
+        except Exception as reason:
+            return reason
+    return error
+
+
+def _read_credentials_anew(url: str) -> None:
+    """Replace S3's client, which keeps the credentials of its start."""
+    fs: Any = filesystem(url)[0]
+    if _clock() >= getattr(fs, "renewed_until", 0.0):  # of many threads, one
+        fs.session, fs.renewed_until = None, _clock() + 1.0
+        _call_with_timeout(fs, "connect", refresh=True)
 
 
 _REMEDIES: dict[type[StorageError], str] = {
@@ -802,21 +848,3 @@ _REMEDIES: dict[type[StorageError], str] = {
     AccessError: f"give this user permission; a store takes credentials from {_CREDENTIALS}",
     StorageError: "fix the cause and run again",
 }
-
-
-def _is_temporary(error: BaseException) -> bool:
-    """Return true for errors that may be temporary (network); false for a missing file, no access, a full disk."""
-    if isinstance(error, _PERMANENT_ERRORS) or failure_of(error) is not StorageError:
-        return False
-    if isinstance(error, RuntimeError) and "dictionary changed size" in str(error):
-        return True  # fsspec's memory:// lists its files while another thread writes a file
-    return isinstance(error, (OSError, *_client_errors()))
-
-
-def _client_errors() -> tuple[Any, ...]:
-    try:
-        from aiohttp import ClientError
-        from botocore.exceptions import BotoCoreError
-    except ImportError:  # without the extra `s3`
-        return ()
-    return BotoCoreError, ClientError, asyncio.TimeoutError

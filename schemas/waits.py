@@ -20,11 +20,15 @@ class Wait:
 
     `seconds`: maximum duration; `until` then names the setting that limits the wait to `seconds`. Without `seconds`,
     `until` names the event that ends the wait. If `say` is None, the listeners added with `add_listener` get the
-    reports. A wait with an empty `what` only watches for something, and is not reported.
+    reports. A wait with an empty `what` only watches for something, and is not reported. Of the waits of a `group`, one
+    is reported at a time. `cause`: why the wait goes on, if known.
     """
 
-    def __init__(self, what: str, say: Say | None = None, seconds: float | None = None, until: str = "") -> None:
-        self._what, self._say, self._seconds, self._until = what, say, seconds, until
+    def __init__(
+        self, what: str, say: Say | None = None, seconds: float | None = None, until: str = "", group: str = ""
+    ) -> None:
+        self._what, self._say, self._seconds, self._until, self._group = what, say, seconds, until, group
+        self.cause = ""
         self._since, self.due = time.time(), time.monotonic() + SILENT_SECONDS
 
     def change(self, what: str) -> None:
@@ -44,14 +48,16 @@ class Wait:
 
     def report(self) -> None:
         """Report that this wait continues, if a report is due."""
-        if time.monotonic() < self.due:
+        now = time.monotonic()
+        if now < self.due or (self._group and now < _due_of_groups.get(self._group, now)):
             return
-        self.due = time.monotonic() + SAY_SECONDS
+        self.due = _due_of_groups[self._group] = now + SAY_SECONDS
         until = self._until or "the process is stopped"
         if self._seconds is not None:
             until = f"{_time_of_day(self._since + self._seconds)} at the latest {self._until}".rstrip()
         for say in [self._say] if self._say else _listeners:
-            say(redact(f"waiting for {self._what} since {_time_of_day(self._since)}, until {until}"))
+            why = f" ({self.cause})" if self.cause else ""
+            say(redact(f"waiting for {self._what}{why} since {_time_of_day(self._since)}, until {until}"))
 
 
 def waiting(
@@ -71,6 +77,7 @@ def waiting(
 
 
 _active_waits: set[Wait] = set()
+_due_of_groups: dict[str, float] = {}  # when a wait of the group may be reported next
 os.register_at_fork(after_in_child=_active_waits.clear)
 
 

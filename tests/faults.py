@@ -23,6 +23,8 @@ KINDS = ("refused", "lost", "slow", "reset", "dropped")
 # stops early, as its length says; stale: a listing is that of an earlier request of the same prefix.
 LIES = ("flipped", "shortened", "stale")
 # Headers by which a client would notice.
+_EXPIRED = b'<?xml version="1.0"?><Error><Code>ExpiredToken</Code><Message>The token has expired.</Message></Error>'
+_DENIED = b'<?xml version="1.0"?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>'
 _TELLING = ("etag", "content-md5", "x-amz-checksum-")
 _ERROR = b'<?xml version="1.0"?><Error><Code>InternalError</Code><Message>An internal error.</Message></Error>'
 _HOP = ("connection", "transfer-encoding", "keep-alive")
@@ -34,6 +36,7 @@ class Faults:
 
     LIES befall a GET whose path matches `lies_about`, and not the first `lies_after` of those: a listing, or the body
     of an object of more than a byte. At most `lies` of them are told. `most_at_once`: requests under way at a time.
+    `token`: a request with another session token is answered as by S3 after the token's end; "": each is denied.
     """
 
     share: float = 0.0
@@ -45,6 +48,7 @@ class Faults:
     lies: int | None = None
     slow_seconds: float = 0.2
     delay_seconds: float = 0.0  # before every answer
+    token: str | None = None
     requests: int = 0
     most_at_once: int = 0
     done: Counter[str] = field(default_factory=Counter)
@@ -55,6 +59,7 @@ class Faults:
         self._now = 0
         self._listed: dict[str, bytes] = {}
         self.about: list[str] = []  # paths of the answers that were lies
+        self.refused: list[str] = []  # methods of the requests that had no right
 
     def lie(self, path: str, kind: str, content: bytes) -> bytes:
         """Return the answer to a GET of `path` as a lie of `kind`; the true one where that does not fit."""
@@ -169,6 +174,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._serve_as(faults.next(), body)
 
     def _serve_as(self, fault: str | None, body: bytes) -> None:
+        token = self.server.faults.token
+        if token is not None and (not token or self.headers.get("x-amz-security-token") != token):
+            self.server.faults.refused.append("LIST" if "list-type=" in self.path else self.command)
+            self._answer(400 if token else 403, [("Content-Type", "application/xml")], _EXPIRED if token else _DENIED)
+            return
         if fault == "refused":
             self._answer(500, [("Content-Type", "application/xml")], _ERROR)
             return

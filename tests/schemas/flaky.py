@@ -1,5 +1,8 @@
 """A bucket in memory that fails on request: a real fsspec filesystem, as an object store is one."""
 
+import threading
+from collections.abc import Callable
+
 import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
 
@@ -52,5 +55,66 @@ class LateFileSystem(MemoryFileSystem):
         return []
 
 
+class Clock:
+    """Seconds that pass only while somebody waits for storage: what `storage` and `owners` take for their clocks."""
+
+    def __init__(self) -> None:
+        self.now, self._lock = 1000.0, threading.Lock()
+
+    def __call__(self) -> float:
+        return self.now
+
+    def pause(self, cancelled: threading.Event, seconds: float) -> None:
+        """Wait, as `storage` does between two attempts."""
+        cancelled.wait(0.0005)
+        with self._lock:
+            self.now += seconds
+
+
+class AwayFileSystem(MemoryFileSystem):
+    """`memory://` under another name: each request first asks `error`, which may return the error to raise."""
+
+    protocol = "away"
+    store: dict = {}
+    pseudo_dirs = [""]
+    error: Callable[[], Exception | None] = staticmethod(lambda: None)
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return MemoryFileSystem._strip_protocol(path.removeprefix("away://"))
+
+    @classmethod
+    def _ask(cls) -> None:
+        if (error := cls.error()) is not None:
+            raise error
+
+
+def _asking(method: str):  # type: ignore[no-untyped-def]
+    def ask(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        self._ask()
+        return getattr(MemoryFileSystem, method)(self, *args, **kwargs)
+
+    return ask
+
+
+for method in ("info", "ls", "find", "cat_file", "pipe_file", "put_file", "cp_file", "rm_file"):
+    setattr(AwayFileSystem, method, _asking(method))
+
+
+class NearFileSystem(AwayFileSystem):
+    """The same store as AwayFileSystem's, as another machine reaches it."""
+
+    protocol = "near"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return MemoryFileSystem._strip_protocol(path.removeprefix("near://"))
+
+    @classmethod
+    def _ask(cls) -> None: ...
+
+
+fsspec.register_implementation("away", AwayFileSystem, clobber=True)
+fsspec.register_implementation("near", NearFileSystem, clobber=True)
 fsspec.register_implementation("late", LateFileSystem, clobber=True)
 fsspec.register_implementation("flaky", FlakyFileSystem, clobber=True)
