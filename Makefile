@@ -55,7 +55,7 @@ bench: $(VENV)/.bench .venvs/mosaicml/.done  ## every measured claim, one JSON o
 		echo "== $$module"; $(BIN)/python -m benchmarks.results --run $$module || exit 1; done
 
 # Carried along with a checkout to a machine without a network; `benchmarks.gpu` reads it.
-gpu-bundle: build/gpu/tate/_manifest.json  ## what benchmarks.gpu takes to a GPU, in build/gpu: six packages for CPython 3.12, sharded Tate
+gpu-bundle: build/gpu/tate/_manifest.json  ## what benchmarks.gpu takes to a GPU, in build/gpu: five packages for CPython 3.12, sharded Tate
 	$(BIN)/python -m pip install -q --no-deps --no-compile --upgrade --target build/gpu/packages -c constraints.txt \
 		--only-binary=:all: --implementation cp --python-version 3.12 --platform manylinux_2_28_x86_64 \
 		--platform manylinux_2_17_x86_64 -r benchmarks/gpu/bundle.txt

@@ -122,7 +122,7 @@ def _open_bundle(arguments: Namespace) -> None:
     """Allow imports of missing packages from the bundle."""
     packages = arguments.bundle / "packages"
     sys.path.append(str(packages.resolve()))
-    lacking = [name for name in ("pydantic", "tenacity", "tomli_w") if importlib.util.find_spec(name) is None]
+    lacking = [name for name in ("pydantic", "tomli_w") if importlib.util.find_spec(name) is None]
     if lacking:
         _refuse(
             f"{', '.join(lacking)}: neither installed here nor in {packages}. Run `make gpu-bundle` where there is a "

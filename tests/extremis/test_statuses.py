@@ -128,6 +128,6 @@ def test_a_job_is_tried_again_only_after_what_passes(job: dict[str, Any]) -> Non
         "FailJob": {"operator": "In", "values": sorted(LASTING_STATUSES)},
         "Count": {"operator": "In", "values": PASSES},
     }
-    assert {*LASTING_STATUSES, *PASSES} - statuses() == {137, 143}
+    assert {*LASTING_STATUSES, *PASSES} - statuses() <= {137, 143}  # of signals
     # A pod that its node gives up is no failure; but wrong input is, whatever ends the pod.
     assert rules[1] == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
