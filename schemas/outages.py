@@ -1,18 +1,15 @@
 """What an error of a store means: whether another attempt may succeed, and whether it is an outage, which ends."""
 
 import asyncio
-import errno
 import os
-import socket
 from collections.abc import Mapping
 from typing import Any
 
 from schemas.errors import StorageError, failure_of
 from schemas.sizes import PATIENCE, parse_seconds
 
+EXPIRED = "ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"  # codes of S3
 _PERMANENT = FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError
-_UNREACHABLE = errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH
-_EXPIRED = "ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"  # codes of S3
 
 
 def patience() -> float:
@@ -24,7 +21,7 @@ def patience() -> float:
 def may_pass(error: Exception) -> bool:
     """Return true for errors that may be temporary (network); false for a missing file, no access, a full disk."""
     if isinstance(error, _PERMANENT) or failure_of(error) is not StorageError:
-        return has_expired(error)
+        return answer_of(error)[1] in EXPIRED
     if isinstance(error, RuntimeError) and "dictionary changed size" in str(error):
         return True  # fsspec's memory:// lists its files while another thread writes a file
     return isinstance(error, (OSError, *_client_errors()))
@@ -33,17 +30,11 @@ def may_pass(error: Exception) -> bool:
 def is_outage(error: Exception) -> bool:
     """Return true if the store is away or throttles, or a token has expired; false if it has refused the request."""
     status, code = answer_of(error)
-    if status:
-        passes = (status >= 500 and status != 501) or status in (408, 425, 429)
-        return passes or has_expired(error) or code == "RequestTimeout" or "Throttl" in code
-    kinds = ConnectionError, TimeoutError, socket.gaierror, *_client_errors()
-    is_away = isinstance(error, kinds) or getattr(error, "errno", None) in _UNREACHABLE
-    return is_away and failure_of(error) is StorageError
-
-
-def has_expired(error: Exception) -> bool:
-    """Return true if a store refuses a token that was valid before."""
-    return answer_of(error)[1] in _EXPIRED
+    if not status:
+        is_away = isinstance(error, (ConnectionError, TimeoutError, *_client_errors()))
+        return is_away and failure_of(error) is StorageError
+    passes = status in (408, 425, 429) or (status >= 500 and status != 501)
+    return passes or code in (*EXPIRED, "RequestTimeout") or "Throttl" in code
 
 
 def answer_of(error: Exception) -> tuple[int, str]:

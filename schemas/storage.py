@@ -46,7 +46,7 @@ from schemas.errors import (
     missing_extra,
     redact_known,
 )
-from schemas.outages import answer_of, has_expired, is_outage, may_pass, patience
+from schemas.outages import EXPIRED, answer_of, is_outage, may_pass, patience
 from schemas.process import survive_forks
 from schemas.sizes import say_bytes
 from schemas.waits import Wait
@@ -765,32 +765,29 @@ def _retry(action: Callable[[], T], verb: str, url: str, cancelled: threading.Ev
     Pauses become longer. A final error names URL, attempts and cause.
     """
     global retries
-    cancelled = cancelled or threading.Event()
-    most, longest = 1 if thread_state.cleaning_up else ATTEMPTS, patience()
-    if thread_state.cleaning_up or not thread_state.patient:
-        longest = 0.0
+    cancelled, began, attempts, code = cancelled or threading.Event(), _clock(), 0, ""
+    most, longest = (1, 0.0) if thread_state.cleaning_up else (ATTEMPTS, patience() * thread_state.patient)
     until = "" if longest else f"{most} attempts have failed"
     wait = Wait(f"storage to {verb} {url}", seconds=longest or None, until=until, group="storage")
     wait.due += _MORE_SILENT_SECONDS
-    began, attempts, renewed = _clock(), 0, True
     with wait if "://" in url else contextlib.nullcontext():
         while True:
             attempts += 1
             try:
-                if not renewed:
+                if code in EXPIRED:
                     _read_credentials_anew(url)
                 result = action()
                 thread_state.cleaning_up = False
                 return result
             except Exception as raised:  # clients of stores raise any kind of error
                 error = _explained(raised, url)
-            lasted, renewed = _clock() - began, not has_expired(error)
-            goes_on = attempts < most and lasted < DEADLINE_SECONDS and may_pass(error)
-            if goes_on or (lasted < longest and is_outage(error)):
-                wait.cause = _cause_of(error, url)
-                _pause(cancelled, _JITTER.uniform(0, min(SLOWEST_SECONDS, 2.0 ** (min(attempts, 9) - 3))))
-                goes_on = not cancelled.is_set()
-            if not goes_on:
+            lasted, code = _clock() - began, answer_of(error)[1]
+            may_try = attempts < most and lasted < DEADLINE_SECONDS and may_pass(error)
+            if not may_try and (lasted >= longest or not is_outage(error)):
+                _fail(error, verb, url, attempts)
+            wait.cause = _cause_of(error, url)
+            _pause(cancelled, _JITTER.uniform(0, min(SLOWEST_SECONDS, 2.0 ** (min(attempts, 9) - 3))))
+            if cancelled.is_set():
                 _fail(error, verb, url, attempts)
             retries += 1
             for check in before_late_write if verb in _WRITES else ():

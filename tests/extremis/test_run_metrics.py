@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from extremis.supervisor import RunMetrics, serve_metrics
+from schemas import storage
 from schemas.errors import InputError
 from trainer.tracking import tag
 
@@ -35,6 +36,7 @@ def test_the_exposition_is_prometheus_text() -> None:
     assert values["extremis_step"] == "7.0"
     assert values["extremis_steps_total"] == "100.0"
     assert "# TYPE extremis_steps_total gauge" in lines
+    assert float(values["extremis_storage_retries_total"]) == storage.retries
     assert all(len(line.split()) > 3 for line in lines if line.startswith("# HELP"))
     assert values["extremis_validation_P_at_1"] == "12.5"
     assert values["extremis_train_loss"] == "NaN"

@@ -18,7 +18,7 @@ from tests.engines import clusters, pieces
 from tests.engines.clusters import free_ports, listens
 from tests.engines.conftest import files, install
 from tests.engines.worker import SECONDS, external
-from tests.images.builder import Builder, Image
+from tests.images.builder import BASE, Builder, Image
 from tests.images.container import ANYONE, USER, container
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(4000)]
@@ -59,6 +59,7 @@ def test_what_an_image_says_of_itself(request: pytest.FixtureRequest, target: st
     assert labels["title"] == f"extremis-{target}"
     assert labels["version"] == code_version()
     assert labels["revision"]
+    assert config["Labels"]["org.opencontainers.image.base.name"] == BASE
 
 
 def wait_for(get: Callable[[], Any], seconds: float = 120) -> Any:
@@ -80,7 +81,7 @@ def succeeds(done: subprocess.CompletedProcess) -> str:
     ("target", "others"),
     [
         ("pipelines", ("torch", "transformers")),
-        ("trainer", ("apache_beam",)),
+        ("trainer", ("apache_beam", "tensorboard", "onnxscript")),
         ("serve", ("torch", "transformers", "apache_beam", "sklearn")),
     ],
 )

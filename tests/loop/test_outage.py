@@ -71,7 +71,14 @@ def test_without_patience_training_ends_and_says_what_it_could_not_do(data: Path
     refused(done, "after 5 attempt(s): Connection refused; fix the cause and run again", status=3)
 
 
-def test_mining(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("text", ["soon", "30 minutes", "-1m", ""])
+def test_what_is_no_time_is_refused_before_anything_is_read(text: str, data: Path) -> None:
+    done = call("train", "random", data, "away://bucket/none", f"--patience={text}")
+    refused(done, "--patience", "expected a number with a unit, for example 90s, 30m or 7d")
+    assert stored("none") == {}
+
+
+def test_mining(tmp_path: Path, clock: Clock) -> None:
     world: World = random_world(str(tmp_path / "world"), 60, 80, 8, shards=2, row_group_rows=32, with_labels=True)
     world.write_dump()
     for root in ("calm", "storm"):

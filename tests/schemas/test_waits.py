@@ -1,5 +1,6 @@
 """Every wait says for what it waits, since when and until when: not at once, and not too often."""
 
+import contextlib
 import re
 import threading
 import time
@@ -61,3 +62,16 @@ def test_another_thing_is_waited_for_anew_and_a_signal_ends_it() -> None:
         "waiting for a run since NOW, until the process is stopped",
         "waiting for a dump since NOW, until the process is stopped",
     ]
+
+
+def test_of_the_waits_of_a_group_one_is_told_at_a_time_with_its_cause() -> None:
+    lines: list[str] = []
+    waiting_for = [Wait(f"file {number}", lines.append, group="store", until="it answers") for number in range(20)]
+    with contextlib.ExitStack() as stack:
+        for wait in waiting_for:
+            wait.cause = "Connection refused"
+            stack.enter_context(wait)
+        time.sleep(1.4)
+    assert 2 <= len(lines) <= 3, lines
+    said = rf"waiting for file \d+ \(Connection refused\) since {CLOCK}, until it answers"
+    assert all(re.fullmatch(said, line) for line in lines), lines
