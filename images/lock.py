@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-EXTRAS = "build", "pipelines", "trainer", "http", "s3", "gcs", "onnx", "onnx-export", "tensorboard", "wandb", "mlflow"
+EXTRAS = "build pipelines trainer http s3 gcs xlsx onnx onnx-export tensorboard wandb mlflow".split()
 HEAD = "# Written by `make lock` from setup.cfg and constraints.txt. Before each package: the extras that need it.\n"
 
 
