@@ -9,23 +9,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-EXTRAS = "build pipelines trainer http s3 gcs xlsx onnx onnx-export tensorboard wandb mlflow".split()
 HEAD = "# Written by `make lock` from setup.cfg and constraints.txt. Before each package: the extras that need it.\n"
+SETUP = configparser.ConfigParser()
+SETUP.read(FOLDER.parent / "setup.cfg")
+# "build" is what makes the wheel; the other extras are for those who work on the code.
+EXTRAS = ["build", *(name for name in SETUP["options.extras_require"] if name not in ("docs", "test", "bench", "dev"))]
 
 
 def requirements(extra: str) -> Iterator[str]:
-    """Yield what `pip install .[extra]` needs beside the code, with the requirements of other extras of ours.
-
-    Of "build": what makes the wheel.
-    """
-    setup = configparser.ConfigParser()
-    setup.read(FOLDER.parent / "setup.cfg")
+    """Yield what `pip install .[extra]` needs beside the code, with the requirements of other extras of ours."""
     if extra == "build":
         yield from re.findall(r'^requires = \["(.*)"\]', (FOLDER.parent / "pyproject.toml").read_text(), re.MULTILINE)
         return
-    texts = [setup["options"]["install_requires"], setup["options.extras_require"][extra]]
+    texts = [SETUP["options"]["install_requires"], SETUP["options.extras_require"][extra]]
     for line in filter(None, "\n".join(texts).split("\n")):
-        if line.startswith(f"{setup['metadata']['name']}["):
+        if line.startswith(f"{SETUP['metadata']['name']}["):
             for name in line.partition("[")[2].rstrip("]").split(","):
                 yield from requirements(name)
         else:

@@ -20,7 +20,6 @@ from pipelines.runners.worker import POOL_PORT, parse
 from schemas import code_version
 from tests.command import ROOT
 
-LOCKED = (ROOT / "images" / "locked.txt").read_text()
 EXAMPLE = list(yaml.safe_load_all((ROOT / "examples" / "kubernetes" / "flink.yaml").read_text()))
 
 
@@ -28,9 +27,6 @@ def run(name: str, *words: str) -> subprocess.CompletedProcess:
     """Run a program of the images."""
     command = [sys.executable, str(ROOT / "images" / name), *words]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
-
-
-EXTRAS = sorted(set(re.findall(r"\S+", " ".join(re.findall(r"\n\n# (.*)", LOCKED)))))
 
 
 def pins(extra: str) -> dict[str, Requirement]:
@@ -47,7 +43,7 @@ def pins(extra: str) -> dict[str, Requirement]:
     return found
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize("extra", lock.EXTRAS)
 def test_what_is_locked_is_what_an_extra_needs_in_the_versions_of_the_constraints(extra: str) -> None:
     """Without `make lock` after a change of setup.cfg or constraints.txt, an image would have the old ones."""
     found = pins(extra)
