@@ -1,7 +1,7 @@
 """Sizes in bytes and times, parsed; sizes and counts in words. Help needs them: they load little."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from schemas.errors import InputError
@@ -13,21 +13,20 @@ _UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 def parse_bytes(text: str) -> int:
     """Parse `8GiB`, `500MB`, `1.5 TiB` or a plain number of bytes. Raises InputError."""
-    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]*)\s*", text)
-    unit = _UNITS.get(match[2].upper()) if match else None
-    if match is None or unit is None:
-        expected = "a number with a unit, for example 8GiB or 500MB"
-        raise InputError(f"{text!r}: expected {expected}.", expected=expected)
-    return int(float(match[1]) * unit)
+    return int(_parse(text.upper(), _UNITS, repr(text), "8GiB or 500MB"))
 
 
 def parse_seconds(text: str, name: str) -> float:
-    """Parse `90s`, `30m`, `1.5h`, `7d` or a plain number of seconds. Raises InputError, which names `name`."""
-    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([smhd]?)\s*", text)
-    if match is None:
-        expected = "a number with a unit, for example 90s, 30m or 7d"
+    """Parse `90s`, `30m`, `1.5h`, `7d` or a plain number of seconds. Raises InputError, which begins with `name`."""
+    return _parse(text, {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}, name, "90s, 30m or 7d")
+
+
+def _parse(text: str, units: Mapping[str, int], name: str, examples: str) -> float:
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2] not in units:
+        expected = f"a number with a unit, for example {examples}"
         raise InputError(f"{name}: expected {expected}.", expected=expected)
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+    return float(match[1]) * units[match[2]]
 
 
 def say_count(done: int, total: int | None) -> str:
