@@ -59,7 +59,7 @@ def test_every_file_that_is_no_module_is_package_data(setup: configparser.Config
 def test_extras_keep_the_sides_apart(setup: configparser.ConfigParser) -> None:
     extras = setup["options.extras_require"]
     names = {extra: {re.split(r"[<>=\[;]", line)[0] for line in extras[extra].split("\n") if line} for extra in extras}
-    assert not names["trainer"] & {"apache-beam"}
+    assert not names["trainer"] & {"apache-beam", "onnxscript", "tensorboard"}
     assert not names["pipelines"] & {"torch", "transformers", "tensorboard"}
     assert {"jinja2", "plotly"} <= names["report"]
     assert names["serve"] <= names["trainer"] & (names["pipelines"] | {"safetensors"})
@@ -138,7 +138,7 @@ def test_the_wheel_holds_the_recipes_the_page_the_hints_and_the_example(wheel: P
         ("[s3,gcs]", ("apache_beam", "torch"), "s3fs, gcsfs"),
         ("[pipelines]", ("torch", "transformers"), "pipelines.shard, pipelines.mine"),
         ("[http]", ("torch", "apache_beam", "sklearn"), "scoring.predict, fastapi_offline, uvicorn, prometheus_client"),
-        ("[trainer]", ("apache_beam", "plotly"), "trainer.loop, trainer.stream"),
+        ("[trainer]", ("apache_beam", "plotly", "tensorboard", "onnxscript"), "trainer.loop, trainer.stream"),
         ("[serve]", ("apache_beam", "torch", "numba", "scipy"), "scoring.predict, scoring.predict"),
         ("[serve,onnx]", ("torch", "onnx", "scipy"), "scoring.predict, scoring.encoders"),
         ("[report]", ("apache_beam",), "extremis.reporting.page, jinja2, plotly"),
