@@ -17,7 +17,7 @@ WORKDIR /opt/extremis
 HEALTHCHECK --start-period=60s CMD ["python", "/opt/extremis/health.py"]
 
 FROM base AS wheel
-COPY setup.cfg pyproject.toml README.md LICENSE ./
+COPY setup.py setup.cfg pyproject.toml README.md LICENSE ./
 COPY schemas schemas
 COPY search search
 COPY pipelines pipelines
@@ -26,7 +26,8 @@ COPY scoring scoring
 COPY extremis extremis
 COPY recipes recipes
 COPY examples/tate examples/tate
-RUN pip wheel -q --no-deps -w /wheels .
+ARG REVISION=unknown
+RUN EXTREMIS_COMMIT="${REVISION}" pip wheel -q --no-deps -w /wheels .
 
 # A worker image for Beam's portable runners (Flink, Spark, Dataflow); docs/runners.md says how each is told of it.
 # `extremis embed` loads a model: build its workers with --build-arg EXTRAS=pipelines,trainer,s3

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from extremis.console import Bar, current_output, logger, say, show_activity
 from extremis.miner import start_miner
 from extremis.stopping import GRACE, stopping_on_signal
-from schemas import storage
+from schemas import code_version, commit, storage
 from schemas.errors import ExtremisError, InputError, StorageError, option, recognise, redact
 from schemas.layout import RunLayout, epoch_folder, list_numbers
 from schemas.owners import Claim, Unclaimed, claimed, clean_up, require_output_folder
@@ -170,14 +170,16 @@ def claimed_by_first_rank(run: str, group: Group, data: str) -> Iterator[Claim]:
 
 
 def record_command(run: RunLayout) -> None:
-    """Append the current command line, if any, to the command lines of RUN. Raises TableError, StorageError."""
+    """Append the current command line, if any, and its commit to those of RUN. Raises TableError, StorageError."""
     if line := redact(current_output().command):
-        write_json(run.commands, {"commands": [*read_commands(run), line]}, indent=1)
+        commands, commits = read_commands(run)
+        write_json(run.commands, {"commands": [*commands, line], "commits": [*commits, commit()]}, indent=1)
 
 
-def read_commands(run: RunLayout) -> list[str]:
-    """Return the command lines that created RUN, oldest first. Raises TableError if the file is damaged."""
-    return list(read_json(run.commands)["commands"]) if storage.exists(run.commands) else []
+def read_commands(run: RunLayout) -> tuple[list[str], list[str]]:
+    """Return the command lines that created RUN, oldest first, and their commits. Raises TableError for a bad file."""
+    body = read_json(run.commands) if storage.exists(run.commands) else {}
+    return list(body.get("commands", [])), list(body.get("commits", []))
 
 
 _HELP = {
@@ -299,7 +301,7 @@ class RunLog(logging.Handler):
     def add(self, line: str) -> None:
         """Add a line, from any thread."""
         with self._lines_lock:
-            self._lines += f"{datetime.now().isoformat(' ', 'seconds')}  {line}\n"
+            self._lines += f"{_now()}  {line}\n"
             self._append()
 
     def begin(self) -> None:
@@ -307,6 +309,7 @@ class RunLog(logging.Handler):
         with self._lines_lock, contextlib.suppress(ExtremisError):
             if not self._has_begun:
                 self._has_begun = True
+                self._lines = f"{_now()}  Extremis {code_version()}, commit {commit()}\n{self._lines}"
                 self._append()
                 if self._lines and storage.exists(self._url):
                     self._lines = storage.read_bytes(self._url).decode() + self._lines
@@ -322,6 +325,10 @@ class RunLog(logging.Handler):
         with self._lines_lock, contextlib.suppress(OSError, ExtremisError):
             if self._has_begun and self._lines:
                 storage.write_bytes(self._url, self._lines.encode())
+
+
+def _now() -> str:
+    return datetime.now().isoformat(" ", "seconds")
 
 
 @contextlib.contextmanager
